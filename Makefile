@@ -1,0 +1,87 @@
+# Everything a person runs. `make help` lists it. Each target does its own set-up.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+UV := $(shell command -v uv || echo build/uv/bin/uv)
+BENCHES := taint agent
+
+.PHONY: help
+help: ## This list
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# -- set-up ------------------------------------------------------------------
+build/uv/bin/uv:
+	@echo "uv is not on the path: installing it from PyPI into build/uv"
+	@$(PYTHON) -m venv build/uv && build/uv/bin/pip install --quiet uv
+
+# The stamp is named in the tree, so a changed lock brings a new sync and nothing else does.
+$(VENV)/.synced: requirements/dev.txt pyproject.toml | $(UV)
+	@test -x $(BIN)/python || $(UV) venv --quiet --python $(PYTHON) $(VENV)
+	@$(UV) pip sync --quiet --python $(BIN)/python --require-hashes requirements/dev.txt
+	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.PHONY: env
+env: $(VENV)/.synced ## The locked environment in .venv
+
+.PHONY: lock
+lock: | $(UV) ## Compile the hashed requirements anew from pyproject.toml
+	@for extra in agent aggregator; do \
+	  $(UV) pip compile --quiet pyproject.toml --extra $$extra --generate-hashes --universal \
+	    --python-version 3.11 --no-header --upgrade --output-file requirements/$$extra.txt; done
+	@$(UV) pip compile --quiet pyproject.toml --all-extras --generate-hashes --universal \
+	  --python-version 3.11 --no-header --upgrade --output-file requirements/dev.txt
+
+.PHONY: proto
+proto: env ## Generate sickbay.v1 from proto/
+	@cd proto && ../$(BIN)/python -m grpc_tools.protoc -I. \
+	  --plugin=protoc-gen-mypy=../$(BIN)/protoc-gen-mypy \
+	  --plugin=protoc-gen-mypy_grpc=../$(BIN)/protoc-gen-mypy_grpc \
+	  --python_out=. --grpc_python_out=. --mypy_out=. --mypy_grpc_out=. sickbay/v1/*.proto
+
+# -- the two commands ----------------------------------------------------------
+.PHONY: demo
+demo: env ## This machine's agent beside simulated nodes, a fault injected while you look
+	@exec $(BIN)/python -m tests.demo local
+
+.PHONY: demo-cluster
+demo-cluster: env ## The same on a real kube-apiserver: watch kubectl get nodes,quarantines
+	@exec $(BIN)/python -m tests.demo cluster
+
+.PHONY: test
+test: env ## Every check and every test (needs root for mounts, namespaces, the kernel log)
+	@tests/setup-debian.sh
+	@$(MAKE) --no-print-directory lint
+	@$(BIN)/python -m tests.controlplane build
+	@$(BIN)/pytest
+
+.PHONY: test-fast
+test-fast: env ## Unit tests alone: no root, no cluster, seconds
+	@$(BIN)/pytest tests/unit -q
+
+.PHONY: lint
+lint: env ## ruff, mypy --strict, the layers
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+
+.PHONY: format
+format: env ## Let ruff format and mend what it can
+	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+# -- figures -------------------------------------------------------------------
+.PHONY: bench
+bench: $(BENCHES:%=bench-%) ## Every benchmark; figures to build/bench/*.json
+
+.PHONY: bench-taint
+bench-taint: env ## Kernel line to taint on the real API server
+	@$(BIN)/python -m tests.bench.taint
+
+.PHONY: bench-agent
+bench-agent: env ## What the agent costs (BENCH_SECONDS=60 for a short look)
+	@$(BIN)/python -m tests.bench.agent
+
+.PHONY: clean
+clean: ## Remove what was built here
+	@rm -rf build dist $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
