@@ -1,0 +1,21 @@
+"""What reads the machine. Sources know files, devices and drivers; they give facts, not verdicts."""
+
+from dataclasses import dataclass
+
+from nodeagent.sources.diskprobe import DiskProbe
+from nodeagent.sources.gpus import GpuMap
+from nodeagent.sources.machine import Machine
+from nodeagent.sources.nvml import Nvml
+
+__all__ = ["Sources"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Everything that a check may read. ``expected_gpus`` is None when nothing is expected."""
+
+    machine: Machine
+    nvml: Nvml
+    disk: DiskProbe
+    gpus: GpuMap
+    expected_gpus: int | None = None

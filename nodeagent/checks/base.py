@@ -1,0 +1,84 @@
+"""What a check is. One file per check: a spec, a pure parse, a verdict.
+
+A check reads through sources, says what it saw and never judges: whether a full disk matters is
+the aggregator's policy. The scheduler runs it under its deadline and says for it when it is late
+(``unknown``, reason ``hung``), so a check needs no time-outs of its own beyond its source's.
+"""
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from nodeagent.model import Clearing, FaultSighting, Gone, Loss, Observation
+from nodeagent.sources import Sources
+from nodeagent.sources.kmsg import Record
+
+
+@dataclass(frozen=True, slots=True)
+class Off:
+    """The check has nothing to look at on this machine ("no GPU"). Not a failure, and shown."""
+
+    reason: str
+
+
+#: What one look gives. An empty sequence: nothing to say.
+Report = Sequence[Observation | FaultSighting | Clearing | Gone | Loss] | Off
+
+
+class Check(Protocol):
+    """A probe that is run at intervals."""
+
+    async def look(self) -> Report:
+        """Look once. Raises nothing for a sick machine: that is a verdict (``unknown`` at least)."""
+        ...
+
+
+class LogCheck(Protocol):
+    """A check that reads kernel log records as they come; it is pure."""
+
+    def read(self, record: Record) -> Sequence[FaultSighting]: ...
+
+
+class Kind(enum.Enum):
+    """What an option's value is in the configuration file, and what it becomes here."""
+
+    DURATION = 'a duration such as "30s" or "10m"'  # float, seconds
+    PERCENT = 'a percentage such as "95%"'  # float, 0 to 100
+    SIZE = 'a size such as "1GiB"'  # int, bytes
+    INTEGER = "a whole number"  # int
+    FLAG = "true or false"  # bool
+    TEXT = "a text"  # str
+    TEXTS = "a list of texts"  # tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A setting under ``[checks.NAME]``. ``parse`` may narrow it further; it raises ValueError."""
+
+    name: str
+    kind: Kind
+    default: Any
+    help: str
+    parse: Callable[[Any], Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckSpec:
+    """A check before it is built: its name, its documentation, its settings.
+
+    ``interval`` and ``deadline`` are defaults in seconds; interval 0 is "as the kernel log comes".
+    ``on`` is whether it runs when the configuration says nothing. ``sees``, ``source``, ``cost``
+    and ``blind_to`` are the row that ``sickbay-agent checks`` and the docs show.
+    """
+
+    name: str
+    sees: str
+    source: str
+    cost: str
+    blind_to: str
+    interval: float
+    deadline: float
+    build: Callable[[Sources, Mapping[str, Any]], Check | LogCheck]
+    options: tuple[Option, ...] = field(default=())
+    on: bool = True
