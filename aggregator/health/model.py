@@ -1,0 +1,130 @@
+"""One node's evidence, as the aggregator understands it.
+
+Times are seconds of the aggregator's monotonic clock: an age that came with a message, taken from
+the moment it came. No wall clock of any node is believed.
+"""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+class Status(enum.IntEnum):
+    """The values are those of the wire."""
+
+    OK = 1
+    DEGRADED = 2
+    FAILED = 3
+    UNKNOWN = 4
+
+
+class ClearedBy(enum.StrEnum):
+    """What ends a latched fault."""
+
+    REBOOT = "reboot"
+    GPU_RESET = "gpu_reset"
+    EXPIRY = "expiry"
+    OPERATOR = "operator"
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """Level evidence. ``recent`` are (time, status) transitions, oldest first."""
+
+    check: str
+    component: str
+    status: Status
+    reason: str
+    message: str
+    since: float
+    recent: tuple[tuple[float, Status], ...] = ()
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return (self.check, self.component)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A latched fault. Its identity is (boot_id, source, source_seq), of its first occurrence."""
+
+    code: str
+    check: str
+    component: str
+    message: str
+    boot_id: str
+    source: str
+    source_seq: int
+    first_at: float
+    last_at: float
+    count: int
+    cleared_by: ClearedBy
+    historical: bool = False
+    details: Mapping[str, str] = field(default_factory=dict)
+    occurrences: tuple[float, ...] = ()
+    #: In force although a later snapshot of the same boot did not have it: evidence was lost.
+    missing: bool = False
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return (self.code, self.component)
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """The positive sign that a fault is over; empty ``code`` is every code of the component."""
+
+    code: str
+    component: str
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    source: str
+    records: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckOff:
+    name: str
+    interval: float
+    off_because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Who speaks, authenticated by ingest: ``node`` is the name that the identity proves."""
+
+    node: str
+    boot_id: str
+    spool_epoch: str
+    agent_version: str
+    contract_version: int
+    instance: str
+    checks: tuple[CheckOff, ...] = ()
+    traits: Mapping[str, str] = field(default_factory=dict)
+    node_uid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that the agent knows."""
+
+    components: tuple[Component, ...]
+    faults: tuple[Fault, ...]
+    cleared: tuple[Cleared, ...] = ()
+    lost: tuple[Lost, ...] = ()
+    quiesced_for: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What has changed since the last message of this stream. ``gone`` are (check, component)."""
+
+    components: tuple[Component, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    cleared: tuple[Cleared, ...] = ()
+    lost: tuple[Lost, ...] = ()
+    gone: tuple[tuple[str, str], ...] = ()

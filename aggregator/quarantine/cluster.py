@@ -1,0 +1,349 @@
+"""What the actor needs of a cluster: Kubernetes, or the local one, behind one protocol.
+
+Every write that acts carries the version that it was decided on, so that a late writer fails with
+`Conflict`. Nothing here decides anything; the shapes are the cluster's facts.
+"""
+
+import enum
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class ClusterError(Exception):
+    """A request that failed. ``retry_after`` is in seconds when the cluster named it."""
+
+    def __init__(self, message: str, *, status: int = 0, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after = retry_after
+
+
+class Unreachable(ClusterError):
+    """The cluster did not answer, or answered that it can't now (5xx, 429). Try again later."""
+
+
+class Conflict(ClusterError):
+    """Somebody wrote in between (409), or another object has the name (422): read again, decide again."""
+
+
+class NotFound(ClusterError):
+    """The object is gone (404)."""
+
+
+class Refused(ClusterError):
+    """The cluster will not do this however often it is asked (401, 403, 400, 405, other 422)."""
+
+
+class Action(enum.StrEnum):
+    """What is done about an incident, weakest first."""
+
+    OBSERVE = "observe"
+    CORDON = "cordon"
+    DRAIN = "drain"
+
+    @property
+    def strength(self) -> int:
+        return ("observe", "cordon", "drain").index(self.value)
+
+
+class Phase(enum.StrEnum):
+    """How far a quarantine has come. Each change is a compare-and-set on the object."""
+
+    ADMITTED = "Admitted"  # intent is durable; the node is not touched yet
+    CORDONED = "Cordoned"  # taint and unschedulable are on the node
+    DRAINING = "Draining"  # evictions under way
+    DRAINED = "Drained"  # nothing left to evict
+    RELEASING = "Releasing"  # being undone
+    INVALID = "Invalid"  # a hand-made object that makes no sense; the message says why
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceItem:
+    """One reason of a quarantine, as durable as the quarantine.
+
+    ``code`` is a fault code ("xid:79") or "CHECK:REASON" for level evidence. ``cleared`` is set
+    when the positive sign came; it survives the aggregator's memory.
+    """
+
+    code: str
+    component: str
+    boot_id: str
+    cleared_by: str
+    rule: str
+    incident: str
+    message: str = ""
+    cleared: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineSpec:
+    """Intent. ``requester`` is "sickbay" or, for one made by hand, "" (or a name, as its maker likes).
+
+    ``kind`` is the taint's value: gpu, disk, network, node or manual.
+    """
+
+    action: Action
+    kind: str
+    reason: str
+    requester: str = ""
+    incident: str = ""
+    boot_id: str = ""
+    policy_hash: str = ""
+    evidence: tuple[EvidenceItem, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Blocker:
+    """A pod that can't be evicted now, why, and since when (wall clock seconds)."""
+
+    pod: str
+    reason: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineStatus:
+    """Progress. Times are wall clock seconds since the epoch (0: not yet)."""
+
+    phase: Phase = Phase.ADMITTED
+    message: str = ""
+    node_uid: str = ""
+    admitted_at: float = 0.0
+    cordoned_at: float = 0.0
+    drain_started_at: float = 0.0
+    drained_at: float = 0.0
+    released_because: str = ""
+    overruled: bool = False
+    pods_remaining: int | None = None
+    blockers: tuple[Blocker, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """A Quarantine as read. ``version`` and ``uid`` fence every write."""
+
+    node: str
+    uid: str
+    version: str
+    spec: QuarantineSpec
+    status: QuarantineStatus
+    created_at: float = 0.0
+    deleting: bool = False
+    has_finalizer: bool = True
+    #: Set when the object could not be understood (hand-made nonsense): what is wrong, for its status.
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Taint:
+    key: str
+    value: str
+    effect: str
+    time_added: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMeta:
+    """A node as the metadata list tells of it."""
+
+    name: str
+    uid: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node read in full, never from a cache: what a fenced patch is decided on."""
+
+    name: str
+    uid: str
+    version: str
+    unschedulable: bool
+    taints: tuple[Taint, ...]
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    boot_id: str = ""
+    ready: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChange:
+    """One patch of a node. None leaves a field alone; a None value removes a label or annotation."""
+
+    taints: tuple[Taint, ...] | None = None
+    unschedulable: bool | None = None
+    labels: Mapping[str, str | None] = field(default_factory=dict)
+    annotations: Mapping[str, str | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod on a node, with what decides whether and how it may go."""
+
+    namespace: str
+    name: str
+    uid: str
+    version: str
+    phase: str
+    deleting: bool
+    mirror: bool
+    owner_kind: str  # kind of the controlling owner, "" for a bare pod
+    owner_name: str
+    empty_dir: bool
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class Evicted(enum.StrEnum):
+    """What an eviction came to."""
+
+    ACCEPTED = "accepted"
+    GONE = "gone"  # 404, or 409: that pod is no longer this pod
+    BLOCKED = "blocked"  # 429 with cause DisruptionBudget: this pod's own state
+    MISCONFIGURED = "misconfigured"  # 500: two budgets cover it; never heals by itself
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionResult:
+    outcome: Evicted
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordText:
+    """The admission record as stored, with the version to write against.
+
+    ``stop`` is the fleet-wide stop switch in the same object: not empty means that nothing new may
+    start, and says why. It is a person's; the aggregator never writes it.
+    """
+
+    text: str
+    version: str
+    stop: str
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineSeen:
+    """A quarantine was made or changed."""
+
+    quarantine: Quarantine
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineGone:
+    """A quarantine is no longer there.
+
+    ``with_definition``: its definition (the CRD) is gone or going too, which releases nobody.
+    """
+
+    node: str
+    uid: str
+    with_definition: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUncordoned:
+    """The node is no longer unschedulable: our own release, a person, or its end."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSeen:
+    record: RecordText
+
+
+@dataclass(frozen=True, slots=True)
+class ViewLost:
+    """The cluster's news stopped: what follows is not known until `ViewRestored`."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ViewRestored:
+    """The view is whole again: everything that exists was told anew before this."""
+
+    quarantined_nodes: frozenset[str]
+
+
+News = QuarantineSeen | QuarantineGone | NodeUncordoned | RecordSeen | ViewLost | ViewRestored
+
+
+class Cluster(Protocol):
+    """A cluster. Every method may raise `ClusterError` of the kind that tells what to do."""
+
+    #: "kubernetes" or "local", for people.
+    kind: str
+
+    async def start(self) -> None:
+        """Connect and check rights; raises `Refused` with what is missing for a person to mend."""
+        ...
+
+    async def close(self) -> None: ...
+
+    def news(self) -> AsyncIterator[News]:
+        """Everything that exists, then `ViewRestored`, then changes as they come; for ever.
+
+        Reconnects by itself, with backoff, telling `ViewLost` and all of it anew.
+        """
+        ...
+
+    async def list_nodes(self) -> list[NodeMeta]:
+        """Every node's metadata; may be a little stale (from the cache)."""
+        ...
+
+    async def read_record(self) -> RecordText:
+        """The record, made empty if it is not there. Never from a cache."""
+        ...
+
+    async def write_record(self, text: str, version: str) -> RecordText: ...
+
+    async def create_quarantine(self, node: str, spec: QuarantineSpec) -> Quarantine:
+        """Make it, with our finalizer. `Conflict` when the node has one."""
+        ...
+
+    async def read_quarantine(self, node: str) -> Quarantine | None:
+        """Never from a cache."""
+        ...
+
+    async def write_quarantine_spec(self, quarantine: Quarantine, spec: QuarantineSpec) -> Quarantine: ...
+
+    async def write_quarantine_status(
+        self, quarantine: Quarantine, status: QuarantineStatus
+    ) -> Quarantine: ...
+
+    async def add_finalizer(self, quarantine: Quarantine) -> Quarantine: ...
+
+    async def drop_quarantine(self, quarantine: Quarantine) -> None:
+        """Remove our finalizer and the object, by uid. Gone already is success."""
+        ...
+
+    async def definition_is_going(self) -> bool:
+        """Whether the definition of quarantines is being deleted or is gone (an uninstall)."""
+        ...
+
+    async def read_node(self, name: str) -> Node | None:
+        """In full, never from a cache."""
+        ...
+
+    async def patch_node(self, node: Node, change: NodeChange) -> Node:
+        """One patch against the node's version and uid."""
+        ...
+
+    async def pods_on(self, node: str) -> list[Pod]: ...
+
+    async def evict(self, pod: Pod) -> EvictionResult:
+        """With the pod's uid and version as preconditions."""
+        ...
+
+    async def announce(
+        self, node: str, *, node_uid: str, quarantined: bool, reason: str, message: str
+    ) -> None:
+        """The node's condition (SickbayQuarantined) and an Event about it. May trail."""
+        ...

@@ -1,0 +1,86 @@
+"""The fleet in memory: what is known of each node now. Read by the page, written by the controller.
+
+It can be lost: snapshots, Quarantine objects and the record bring all of it back.
+"""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from aggregator.health.node import NodeHealth
+from aggregator.policy.incident import Incident
+from aggregator.quarantine.cluster import NodeMeta, Quarantine
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Why a proposal may not be carried out now. ``limit`` names it, ``value`` is what it is set to."""
+
+    limit: str
+    value: str
+    reason: str
+    since: float  # wall clock seconds
+
+
+class Standing(enum.StrEnum):
+    """How a node stands, worst last; the page's colours."""
+
+    OK = "ok"
+    UNKNOWN = "unknown"  # no evidence yet, or only unknowns
+    SILENT = "silent"  # its agent has gone quiet; what was failing stays in force
+    WARNING = "warning"  # degraded, or an incident that is only observed
+    HELD = "held"  # would be quarantined but for a hold or the mode
+    QUARANTINED = "quarantined"
+
+
+@dataclass(slots=True)
+class Patient:
+    """One node. ``incidents`` are open, by id; ``last_heard`` is monotonic seconds, None for never."""
+
+    node: str
+    meta: NodeMeta | None = None
+    health: NodeHealth | None = None
+    attached: bool = False
+    last_heard: float | None = None
+    conflict: str = ""
+    incidents: dict[str, Incident] = field(default_factory=dict)
+    hold: Hold | None = None
+    would: str = ""  # what the mode keeps us from doing
+    quarantine: Quarantine | None = None
+    in_record: bool = False
+    overruled: frozenset[str] = frozenset()
+    foreign: str = ""  # cordoned by somebody else, being maintained: shown, left alone
+    last_error: str = ""
+
+    def standing(self) -> Standing:
+        if self.quarantine is not None:
+            return Standing.QUARANTINED
+        if self.hold is not None or self.would:
+            return Standing.HELD
+        if self.health is None:
+            return Standing.UNKNOWN
+        if not self.attached:
+            return Standing.SILENT
+        if self.incidents or self.health.worst_is_degraded():
+            return Standing.WARNING
+        return Standing.UNKNOWN if self.health.only_unknown() else Standing.OK
+
+
+@dataclass(slots=True)
+class Fleet:
+    """All patients by node name, and the state of the whole."""
+
+    patients: dict[str, Patient] = field(default_factory=dict)
+    mode: str = "observe"
+    stop: str = ""  # the stop switch's reason; empty: not stopped
+    view_lost: str = ""  # why the cluster's news is not known; empty: it is
+    record_entries: int = 0
+    limits: Mapping[str, str] = field(default_factory=dict)
+    waiting_for_quorum: str = ""
+
+    def patient(self, node: str) -> Patient:
+        """The node's patient, made when there is none yet."""
+        found = self.patients.get(node)
+        if found is None:
+            found = self.patients[node] = Patient(node)
+        return found

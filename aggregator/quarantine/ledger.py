@@ -1,0 +1,49 @@
+"""What happened, for history, alerts and the page: transitions, never levels."""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class Kind(enum.StrEnum):
+    """What a transition is about. The values stand in the database and in webhooks."""
+
+    INCIDENT_OPENED = "incident.opened"
+    INCIDENT_CHANGED = "incident.changed"
+    INCIDENT_CLOSED = "incident.closed"
+    HELD = "quarantine.held"
+    WOULD_ACT = "quarantine.would"  # the mode caps it: what would have been done
+    ADMITTED = "quarantine.admitted"
+    CORDONED = "quarantine.cordoned"
+    DRAINING = "quarantine.draining"
+    EVICTED = "pod.evicted"
+    BLOCKED = "pod.blocked"
+    DRAINED = "quarantine.drained"
+    RELEASING = "quarantine.releasing"
+    RELEASED = "quarantine.released"
+    OVERRULED = "quarantine.overruled"
+    AGENT_SILENT = "agent.silent"
+    AGENT_BACK = "agent.back"
+    AGENT_CONFLICT = "agent.conflict"
+    EVIDENCE_LOST = "evidence.lost"
+    STOPPED = "fleet.stopped"
+    RESUMED = "fleet.resumed"
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One thing that happened. ``at`` is wall clock seconds since the epoch, for people."""
+
+    at: float
+    kind: Kind
+    node: str  # "" for the fleet
+    summary: str  # a sentence that says what happened and why
+    incident: str = ""
+    details: Mapping[str, str] = field(default_factory=dict)
+
+
+class Ledger(Protocol):
+    """Takes transitions. It must not block and must not raise: a lost history holds up nothing."""
+
+    def note(self, transition: Transition) -> None: ...
