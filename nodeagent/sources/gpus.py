@@ -1,0 +1,140 @@
+"""Which GPUs and NVSwitches the node has, by PCI address, and what UUID sits where.
+
+From sysfs, not from NVML: a GPU that has fallen off the bus is one that NVML cannot map any more,
+which is when its name is needed most. So the map from address to UUID is remembered.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from nodeagent.sources.machine import Machine
+
+_NVIDIA = "0x10de"
+_DISPLAY = "0x03"  # PCI base class: VGA and 3D controllers
+_BRIDGE_OTHER = "0x0680"  # PCI class of an NVSwitch
+
+#: Seconds between two looks at sysfs when an unknown address is asked for: a flood of lines about
+#: GPUs that are not there must stay cheap.
+_RESCAN_AFTER = 5.0
+
+#: Seconds for which a look at sysfs serves whoever lists the addresses.
+_FRESH_FOR = 60.0
+
+_ADDRESS = re.compile(r"(?:PCI:)?([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})(?:\.[0-7])?", re.I)
+
+
+def normalise(address: str) -> str | None:
+    """``0000:3b:00`` for every way in which an address is written; None when it is none.
+
+    NVML writes the domain with eight digits, the kernel log with four, sysfs with the function.
+    """
+    match = _ADDRESS.fullmatch(address)
+    if match is None:
+        return None
+    return f"{int(match[1], 16):04x}:{match[2]}:{match[3]}".lower()
+
+
+class GpuMap:
+    """The node's GPUs and NVSwitches.
+
+    ``remembered`` (address to UUID) is what an earlier agent knew; entries that are no addresses
+    are dropped. An address once seen stays: a GPU that left the bus is still the node's.
+    """
+
+    def __init__(self, machine: Machine, remembered: Mapping[str, str] | None = None) -> None:
+        self._machine = machine
+        self._uuids: dict[str, str] = {}
+        for address, uuid in (remembered or {}).items():
+            self.learn(address, uuid)
+        self._present: frozenset[str] = frozenset()
+        self._seen: frozenset[str] = frozenset()
+        self._switches: frozenset[str] = frozenset()
+        self._scanned_at: float | None = None
+
+    def addresses(self) -> frozenset[str]:
+        """Addresses of the node's GPUs: on the bus now, seen before, or remembered."""
+        self._scan(_FRESH_FOR)
+        return self._seen.union(self._uuids)
+
+    def present(self) -> frozenset[str]:
+        """Addresses of the GPUs that are on the bus now, at most a minute old."""
+        self._scan(_FRESH_FOR)
+        return self._present
+
+    def switches(self) -> frozenset[str]:
+        """Addresses of the node's NVSwitches, on the bus now or seen before."""
+        self._scan(_FRESH_FOR)
+        return self._switches
+
+    def has_gpu(self, address: str) -> bool:
+        """Whether the normalised ``address`` is a GPU of this node; looks again when it is new."""
+        if address in self._seen or address in self._uuids:
+            return True
+        self._scan(_RESCAN_AFTER)
+        return address in self._seen
+
+    def has_switch(self, address: str) -> bool:
+        """Whether the normalised ``address`` is an NVSwitch of this node; looks again when new."""
+        if address in self._switches:
+            return True
+        self._scan(_RESCAN_AFTER)
+        return address in self._switches
+
+    def component(self, address: str) -> str:
+        """The GPU's UUID if it is known, else ``pci:0000:3b:00``."""
+        known = normalise(address) or address
+        return self._uuids.get(known) or f"pci:{known}"
+
+    def learn(self, address: str, uuid: str) -> str | None:
+        """The GPU at ``address`` is ``uuid``. Gives the UUID that it replaces there, if another.
+
+        An address that is none, or an empty UUID, teaches nothing.
+        """
+        slot = normalise(address)
+        if slot is None or not uuid:
+            return None
+        before = self._uuids.get(slot)
+        if before == uuid:
+            return None
+        for other in [known for known, name in self._uuids.items() if name == uuid]:
+            del self._uuids[other]  # the bus was numbered anew
+        self._uuids[slot] = uuid
+        return before
+
+    def remembered(self) -> dict[str, str]:
+        """Address to UUID, to be kept across restarts and given to the next GpuMap."""
+        return dict(self._uuids)
+
+    def _scan(self, no_older_than: float) -> None:
+        now = self._machine.clock.boottime()
+        if self._scanned_at is not None and now - self._scanned_at < no_older_than:
+            return
+        self._scanned_at = now
+        gpus, switches = set(), set()
+        for device in _devices(self._machine.sys / "bus/pci/devices"):
+            address = normalise(device.name)
+            if address is None or _attribute(device, "vendor") != _NVIDIA:
+                continue
+            kind = _attribute(device, "class")
+            if kind.startswith(_DISPLAY):
+                gpus.add(address)
+            elif kind.startswith(_BRIDGE_OTHER):
+                switches.add(address)
+        self._present = frozenset(gpus)
+        self._seen |= self._present
+        self._switches |= frozenset(switches)
+
+
+def _devices(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []  # no PCI bus, as in many virtual machines: no GPU either
+
+
+def _attribute(device: Path, name: str) -> str:
+    try:
+        return (device / name).read_text(encoding="ascii", errors="replace").strip().lower()
+    except OSError:
+        return ""  # unplugged while we looked
