@@ -1,0 +1,34 @@
+#!/bin/bash
+# The Debian packages that the tests use. Installs what is missing and nothing else; where it
+# cannot, it says what is needed and goes on: the tests that need it skip with the reason.
+set -euo pipefail
+
+PACKAGES=(
+  e2fsprogs   # mkfs.ext4: real filesystems on loop devices
+  iproute2    # ip: network namespaces, veth
+  mount       # mount, losetup
+  util-linux  # fsfreeze: a probe that hangs
+)
+
+if ! command -v dpkg-query >/dev/null; then
+  echo "setup-debian: this is not Debian. The tests use: ${PACKAGES[*]}" >&2
+  exit 0
+fi
+
+missing=()
+for package in "${PACKAGES[@]}"; do
+  state=$(dpkg-query --show --showformat='${db:Status-Status}' "$package" 2>/dev/null || true)
+  [ "$state" = installed ] || missing+=("$package")
+done
+[ ${#missing[@]} -gt 0 ] || exit 0
+
+if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+  echo "setup-debian: missing, and only root can install them: apt-get install ${missing[*]}" >&2
+  exit 0
+fi
+export DEBIAN_FRONTEND=noninteractive
+echo "setup-debian: installing ${missing[*]}"
+if ! { apt-get -qq update && apt-get -qq install --yes --no-install-recommends "${missing[@]}"; } >/dev/null
+then
+  echo "setup-debian: apt-get could not install: ${missing[*]}. Tests that need them will skip." >&2
+fi
