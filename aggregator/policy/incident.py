@@ -8,39 +8,59 @@ from aggregator.health.model import ClearedBy
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What an incident rests on: a fault's code, or "CHECK:REASON" for level evidence."""
+    """What an incident rests on: a fault's code, or "CHECK:REASON" for level evidence.
+
+    ``cleared_by`` is None for level evidence, which is over when its component is ok again.
+    ``over`` says by which positive sign it is over; empty: it is in force. ``lost`` tells that the
+    agent no longer knows of it although nothing has cleared it.
+    """
 
     code: str
     component: str
+    boot_id: str
+    rule: str
+    action: str
     message: str
-    cleared_by: ClearedBy | None  # None: level evidence, over when it is ok again
-    in_force: bool  # False: recovering, within healthy_for
+    cleared_by: ClearedBy | None
+    since: float
+    over: str = ""
+    lost: bool = False
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return (self.code, self.component)
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
     """One cause on one node. ``since`` and ``recovering_since`` are monotonic seconds.
 
-    ``action`` is what the rule asks for ("observe", "cordon", "drain"), before mode and admission.
+    Everything of one kind (gpu, disk, network, node) on one node in one boot is one incident: two
+    reasons that alternate do not move its start, and many components may share it. ``action`` is
+    the strongest that its evidence asks for, before mode and admission.
     """
 
     id: str
     node: str
     boot_id: str
-    rule: str
-    kind: str  # gpu, disk, network, node
+    kind: str
     action: str
     summary: str
-    why: str  # the rule's reason, and its source
     since: float
     evidence: tuple[Evidence, ...]
+    healthy_for: float
     recovering_since: float | None = None
 
+    @property
+    def in_force(self) -> tuple[Evidence, ...]:
+        """The evidence that no positive sign has ended."""
+        return tuple(item for item in self.evidence if not item.over)
 
-def incident_id(node: str, boot_id: str, rule: str, component: str) -> str:
+
+def incident_id(node: str, boot_id: str, kind: str) -> str:
     """The same on every replica and after every restart: derived from the evidence alone.
 
     The node's UID is not in it: a node made anew with the same boot id is the same patient.
     """
-    text = "\x1f".join((node, boot_id, rule, component))
+    text = "\x1f".join((node, boot_id, kind))
     return blake2b(text.encode(), digest_size=8).hexdigest()

@@ -1,0 +1,191 @@
+"""One node's evidence, folded. Pure: messages and times go in, the node's health comes out.
+
+Invariants:
+- Absence clears nothing. A latched fault leaves only by a positive sign: `Cleared`, or another boot
+  id for what a boot clears. A snapshot of the same boot without the fault marks it ``missing``: it
+  stays in force, and people see that evidence was lost.
+- Applying a message twice changes nothing.
+- Boot ids have no order: another one is another boot, never "later".
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from hashlib import blake2b
+
+from aggregator.health.model import (
+    Cleared,
+    ClearedBy,
+    Component,
+    Delta,
+    Fault,
+    Hello,
+    Lost,
+    Snapshot,
+    Status,
+)
+
+#: Positive signs and losses that are remembered for a node; older ones have done their work.
+REMEMBERED = 256
+
+#: What each positive sign ends. "operator" and "replaced" end everything of the component.
+_ENDS: dict[str, frozenset[ClearedBy]] = {
+    "gpu-reset": frozenset({ClearedBy.GPU_RESET, ClearedBy.EXPIRY}),
+    "expiry": frozenset({ClearedBy.EXPIRY}),
+    "operator": frozenset(ClearedBy),
+    "replaced": frozenset(ClearedBy),
+}
+_ENDED_BY_BOOT = frozenset({ClearedBy.REBOOT, ClearedBy.GPU_RESET, ClearedBy.EXPIRY})
+
+
+def boot_ends(cleared_by: ClearedBy) -> bool:
+    """Whether another boot is the positive sign for such a fault."""
+    return cleared_by in _ENDED_BY_BOOT
+
+
+class NodeHealth:
+    """What one node's agent has told, of its present boot."""
+
+    __slots__ = (
+        "_digest",
+        "agent_version",
+        "boot_id",
+        "checks",
+        "cleared",
+        "components",
+        "faults",
+        "has_snapshot",
+        "lost",
+        "node",
+        "quiesced_for",
+        "traits",
+    )
+
+    def __init__(self, hello: Hello) -> None:
+        self.node = hello.node
+        self.boot_id = hello.boot_id
+        self.agent_version = hello.agent_version
+        self.checks = hello.checks
+        self.traits = hello.traits
+        self.components: dict[tuple[str, str], Component] = {}
+        self.faults: dict[tuple[str, str], Fault] = {}
+        #: (code, component) -> how; an empty code stands for every code of the component.
+        self.cleared: dict[tuple[str, str], str] = {}
+        self.lost: list[Lost] = []
+        self.quiesced_for = 0.0
+        self.has_snapshot = False
+        self._digest: int | None = None
+
+    def greet(self, hello: Hello) -> None:
+        """A new stream of the node. Another boot ends what a boot ends; the rest stays."""
+        if hello.boot_id != self.boot_id:
+            self.boot_id = hello.boot_id
+            self.components.clear()
+            self.faults = {
+                key: fault for key, fault in self.faults.items() if not boot_ends(fault.cleared_by)
+            }
+            self.cleared.clear()
+        self.agent_version = hello.agent_version
+        self.checks = hello.checks
+        self.traits = hello.traits
+        self.has_snapshot = False
+
+    def snapshot(self, told: Snapshot) -> None:
+        """All that the agent knows now. What it no longer knows is missing, not over."""
+        kept = self.faults
+        self.components = {component.key: component for component in told.components}
+        self.faults = {fault.key: fault for fault in told.faults}
+        self._clear(told.cleared, kept)
+        for key, fault in kept.items():
+            if key not in self.faults:
+                self.faults[key] = replace(fault, missing=True)
+        self._lose(told.lost)
+        self.quiesced_for = told.quiesced_for
+        self.has_snapshot = True
+        self._digest = None
+
+    def delta(self, told: Delta) -> None:
+        """What has changed within the stream that carried the snapshot."""
+        for component in told.components:
+            self.components[component.key] = component
+        self._clear(told.cleared, self.faults)
+        for fault in told.faults:
+            self.faults[fault.key] = fault
+            self.cleared.pop(fault.key, None)
+        for key in told.gone:
+            self.components.pop(key, None)
+            self._remember_cleared(key, "gone")
+        self._lose(told.lost)
+        self._digest = None
+
+    def _clear(self, signs: Iterable[Cleared], faults: dict[tuple[str, str], Fault]) -> None:
+        for sign in signs:
+            self._remember_cleared((sign.code, sign.component), sign.how)
+            for key, fault in list(faults.items()):
+                if fault.component == sign.component and sign.code in ("", fault.code):
+                    if ends(sign.how, fault.cleared_by, explicit=bool(sign.code)):
+                        del faults[key]
+
+    def _remember_cleared(self, key: tuple[str, str], how: str) -> None:
+        self.cleared.pop(key, None)
+        self.cleared[key] = how
+        while len(self.cleared) > REMEMBERED:
+            del self.cleared[next(iter(self.cleared))]
+
+    def _lose(self, lost: Iterable[Lost]) -> None:
+        self.lost.extend(lost)
+        del self.lost[:-REMEMBERED]
+
+    def how_cleared(self, code: str, component: str, cleared_by: ClearedBy) -> str:
+        """The positive sign that ended this fault in this boot; empty when there was none."""
+        explicit = self.cleared.get((code, component), "")
+        if explicit and ends(explicit, cleared_by, explicit=True):
+            return explicit
+        general = self.cleared.get(("", component), "")
+        return general if general and ends(general, cleared_by, explicit=False) else ""
+
+    def worst_is_degraded(self) -> bool:
+        """Whether anything is degraded or failed, or any fault of this boot is latched."""
+        return any(
+            component.status in (Status.DEGRADED, Status.FAILED)
+            for component in self.components.values()
+        ) or any(not fault.historical for fault in self.faults.values())
+
+    def only_unknown(self) -> bool:
+        """Whether nothing is known to be well or ill."""
+        return all(
+            component.status is Status.UNKNOWN for component in self.components.values()
+        )
+
+    def digest(self) -> int | None:
+        """Of what the agent has sent; None before the first snapshot. docs/contract.md has the bytes."""
+        if not self.has_snapshot:
+            return None
+        if self._digest is None:
+            self._digest = _digest(self.components.values(), self.faults.values())
+        return self._digest
+
+
+def ends(how: str, cleared_by: ClearedBy, *, explicit: bool) -> bool:
+    """Whether a sign ends a fault of this kind.
+
+    A sign that names the code is the agent's own conclusion and ends it; one that names only the
+    component ends what such a sign can end (a GPU reset does not undo an Xid 79).
+    """
+    return explicit or cleared_by in _ENDS.get(how, frozenset())
+
+
+def _digest(components: Iterable[Component], faults: Iterable[Fault]) -> int:
+    lines = [
+        f"c\x1f{c.check}\x1f{c.component}\x1f{int(c.status)}\x1f{c.reason}\n".encode()
+        for c in components
+    ]
+    lines += [
+        f"f\x1f{f.code}\x1f{f.component}\x1f{f.boot_id}\x1f{f.source}"
+        f"\x1f{f.source_seq}\x1f{f.count}\n".encode()
+        for f in faults
+        if not f.missing
+    ]
+    digest = blake2b(digest_size=8)
+    for line in sorted(lines):
+        digest.update(line)
+    return int.from_bytes(digest.digest(), "big")

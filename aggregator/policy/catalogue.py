@@ -1,0 +1,77 @@
+"""The fault catalogue: what a code means and what ends it. Facts as data; see catalogue.yaml."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aggregator.health.model import ClearedBy, Fault
+
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class FaultClass:
+    """A class of faults. ``clears`` is what ends its faults."""
+
+    name: str
+    means: str
+    clears: ClearedBy
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """``classes`` by name, ``codes`` ("xid:79") to class names, ``names`` to mnemonics."""
+
+    classes: Mapping[str, FaultClass]
+    codes: Mapping[str, str]
+    names: Mapping[str, str]
+
+    def classify(self, code: str) -> str:
+        """The class of a code; "unknown" for one that stands nowhere, which never acts.
+
+        An SXid's own word decides, but for those that are always fatal.
+        """
+        found = self.codes.get(code)
+        if found is not None:
+            return found
+        kind, _, rest = code.partition(":")
+        if kind == "sxid":
+            number, _, word = rest.partition(":")
+            known = self.codes.get(f"sxid:{number}")
+            if known is not None:
+                return known
+            return {"fatal": "switch-fatal", "non-fatal": "switch-non-fatal"}.get(word, UNKNOWN)
+        return UNKNOWN
+
+    def clears(self, fault: Fault) -> ClearedBy:
+        """What ends the fault: the catalogue's word, or the agent's for a code unknown to us."""
+        found = self.classes.get(self.classify(fault.code))
+        return found.clears if found is not None else fault.cleared_by
+
+    def describe(self, code: str) -> str:
+        """A code with its name, for people."""
+        name = self.names.get(code)
+        return f"{code} ({name})" if name else code
+
+
+def parse_catalogue(data: Mapping[str, Any]) -> Catalogue:
+    """Build the catalogue from the parsed YAML. The file is ours: a mistake in it is a bug."""
+    classes: dict[str, FaultClass] = {}
+    codes: dict[str, str] = {"gpu-off-bus": "off-bus"}
+    for name, entry in data["classes"].items():
+        classes[name] = FaultClass(name, entry["means"], ClearedBy(entry["clears"]))
+        for kind in ("xid", "sxid"):
+            for item in entry.get(f"{kind}s", ()):
+                for number in _numbers(item):
+                    code = f"{kind}:{number}"
+                    if code in codes:
+                        raise ValueError(f"{code} is in two classes: {codes[code]} and {name}")
+                    codes[code] = name
+    names = {f"xid:{number}": name for number, name in data["names"].items()}
+    return Catalogue(classes, codes, names)
+
+
+def _numbers(item: int | str) -> range:
+    """``79`` or ``"39-41"``, both ends in."""
+    first, _, last = str(item).partition("-")
+    return range(int(first), int(last or first) + 1)
