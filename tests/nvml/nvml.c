@@ -1,0 +1,263 @@
+/* A libnvidia-ml.so.1 for tests: NVML's C interface, driven by a text file.
+ *
+ * The file (path in SICKBAY_TEST_NVML_SCENARIO) is read again whenever it was replaced, at every
+ * call, so that a running agent sees a fault appear. tests/nvml/__init__.py writes it:
+ *
+ *   driver 580.65.06
+ *   gpu UUID PCI ECC*4 ROWS*4 ACTION NAME...     one line per GPU, in the order of their indices
+ *   rule CALL GPU error CODE                     CALL returns CODE ("field:230": one field's)
+ *   rule CALL GPU hang                           until the rule is gone
+ *   rule CALL GPU abort
+ *   rule CALL GPU open PATH                      waits in the kernel, in an open for writing
+ *
+ * A negative count is "not supported". GPU is an index, or -1 for any. With SICKBAY_TEST_NVML_CALLS
+ * set, each call is added to that file as "PID CALL GPU".
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum {
+  SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7,
+  MAX_GPUS = 64, MAX_RULES = 64, RECOVERY_ACTION_FIELD = 230, VALUE_UNSIGNED_INT = 1,
+};
+
+typedef void *device_t;
+
+typedef struct {
+  char bus_id_legacy[16];
+  unsigned domain, bus, device, pci_device_id, pci_subsystem_id;
+  char bus_id[32];
+} pci_info_t;
+
+typedef struct {
+  unsigned field_id, scope_id;
+  long long timestamp, latency_usec;
+  unsigned value_type;
+  int nvml_return;
+  union { double d; unsigned ui; unsigned long ul; unsigned long long ull; long long sll; } value;
+} field_value_t;
+
+struct gpu {
+  char uuid[96], pci[32], name[96];
+  long long ecc[4]; /* volatile corrected, volatile uncorrected, aggregate the same */
+  long long rows[4]; /* corrected, uncorrected, pending, failure */
+  long long action;
+};
+
+struct rule {
+  char call[64], what[16], arg[256];
+  int gpu;
+};
+
+static struct {
+  char driver[80];
+  struct gpu gpus[MAX_GPUS];
+  struct rule rules[MAX_RULES];
+  int gpu_count, rule_count;
+} scenario;
+
+static int initialised;
+
+static void read_line(const char *line) {
+  if (sscanf(line, "driver %79s", scenario.driver) == 1) return;
+  if (!strncmp(line, "gpu ", 4) && scenario.gpu_count < MAX_GPUS) {
+    struct gpu *g = &scenario.gpus[scenario.gpu_count++];
+    int fields = sscanf(line, "gpu %95s %31s %lld %lld %lld %lld %lld %lld %lld %lld %lld %95[^\n]",
+                        g->uuid, g->pci, &g->ecc[0], &g->ecc[1], &g->ecc[2], &g->ecc[3],
+                        &g->rows[0], &g->rows[1], &g->rows[2], &g->rows[3], &g->action, g->name);
+    if (fields == 12) return;
+  } else if (!strncmp(line, "rule ", 5) && scenario.rule_count < MAX_RULES) {
+    struct rule *r = &scenario.rules[scenario.rule_count++];
+    if (sscanf(line, "rule %63s %d %15s %255[^\n]", r->call, &r->gpu, r->what, r->arg) >= 3) return;
+  }
+  fprintf(stderr, "nvml.c: cannot read this line of the scenario: %s", line);
+  exit(70);
+}
+
+static void refresh(void) {
+  static struct stat seen;
+  struct stat now;
+  const char *path = getenv("SICKBAY_TEST_NVML_SCENARIO");
+  if (!path || stat(path, &now)) {
+    fprintf(stderr, "nvml.c: SICKBAY_TEST_NVML_SCENARIO names no file\n");
+    exit(70);
+  }
+  /* Two files of one inode number cannot be alive at once, and the writer renames: the time tells
+   * apart those that follow one another. */
+  if (now.st_ino == seen.st_ino && now.st_mtim.tv_sec == seen.st_mtim.tv_sec &&
+      now.st_mtim.tv_nsec == seen.st_mtim.tv_nsec)
+    return;
+  FILE *file = fopen(path, "r");
+  if (!file) return; /* replaced at this moment: the next call reads it */
+  memset(&scenario, 0, sizeof scenario);
+  char line[1024];
+  while (fgets(line, sizeof line, file)) read_line(line);
+  fclose(file);
+  seen = now;
+}
+
+static const struct rule *rule_for(const char *call, int gpu) {
+  refresh();
+  for (int i = 0; i < scenario.rule_count; i++) {
+    const struct rule *r = &scenario.rules[i];
+    if (!strcmp(r->call, call) && (r->gpu < 0 || r->gpu == gpu)) return r;
+  }
+  return NULL;
+}
+
+static void record(const char *call, int gpu) {
+  const char *path = getenv("SICKBAY_TEST_NVML_CALLS");
+  if (!path) return;
+  int fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
+  if (fd < 0) return;
+  dprintf(fd, "%d %s %d\n", (int)getpid(), call, gpu);
+  close(fd);
+}
+
+/* What every call does first: the return code that the scenario asks for. */
+static int enter(const char *call, int gpu) {
+  record(call, gpu);
+  const struct rule *r = rule_for(call, gpu);
+  if (r && !strcmp(r->what, "abort")) abort();
+  if (r && !strcmp(r->what, "open")) {
+    int fd = open(r->arg, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+    if (fd >= 0) close(fd);
+    return SUCCESS;
+  }
+  while (r && !strcmp(r->what, "hang")) {
+    usleep(20000);
+    r = rule_for(call, gpu);
+  }
+  return r && !strcmp(r->what, "error") ? atoi(r->arg) : SUCCESS;
+}
+
+static int index_of(device_t device) { return (int)(long)device - 1; }
+
+/* The same for a call about one GPU. */
+static int enter_gpu(const char *call, device_t device, struct gpu **gpu) {
+  if (!initialised) return UNINITIALIZED;
+  int code = enter(call, index_of(device));
+  if (code) return code;
+  if (index_of(device) < 0 || index_of(device) >= scenario.gpu_count) return INVALID_ARGUMENT;
+  *gpu = &scenario.gpus[index_of(device)];
+  return SUCCESS;
+}
+
+static int give(const char *text, char *out, unsigned length) {
+  if (strlen(text) + 1 > length) return INSUFFICIENT_SIZE;
+  strcpy(out, text);
+  return SUCCESS;
+}
+
+int nvmlInitWithFlags(unsigned flags) {
+  (void)flags;
+  int code = enter("nvmlInitWithFlags", -1);
+  if (!code) initialised = 1;
+  return code;
+}
+
+int nvmlShutdown(void) {
+  initialised = 0;
+  return enter("nvmlShutdown", -1);
+}
+
+const char *nvmlErrorString(int code) {
+  static char text[64];
+  snprintf(text, sizeof text, "error %d of the test library", code);
+  return text;
+}
+
+int nvmlSystemGetDriverVersion(char *out, unsigned length) {
+  int code = enter("nvmlSystemGetDriverVersion", -1);
+  return code ? code : give(scenario.driver, out, length);
+}
+
+int nvmlDeviceGetCount_v2(unsigned *count) {
+  if (!initialised) return UNINITIALIZED;
+  int code = enter("nvmlDeviceGetCount_v2", -1);
+  *count = scenario.gpu_count;
+  return code;
+}
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, device_t *device) {
+  struct gpu *gpu;
+  *device = (device_t)(long)(index + 1);
+  return enter_gpu("nvmlDeviceGetHandleByIndex_v2", *device, &gpu);
+}
+
+int nvmlDeviceGetUUID(device_t device, char *out, unsigned length) {
+  struct gpu *gpu;
+  int code = enter_gpu("nvmlDeviceGetUUID", device, &gpu);
+  return code ? code : give(gpu->uuid, out, length);
+}
+
+int nvmlDeviceGetName(device_t device, char *out, unsigned length) {
+  struct gpu *gpu;
+  int code = enter_gpu("nvmlDeviceGetName", device, &gpu);
+  return code ? code : give(gpu->name, out, length);
+}
+
+int nvmlDeviceGetPciInfo_v3(device_t device, pci_info_t *out) {
+  struct gpu *gpu;
+  int code = enter_gpu("nvmlDeviceGetPciInfo_v3", device, &gpu);
+  if (code) return code;
+  memset(out, 0, sizeof *out);
+  if (sscanf(gpu->pci, "%x:%x:%x", &out->domain, &out->bus, &out->device) != 3)
+    return INVALID_ARGUMENT;
+  snprintf(out->bus_id, sizeof out->bus_id, "%08X:%02X:%02X.0", out->domain, out->bus, out->device);
+  snprintf(out->bus_id_legacy, sizeof out->bus_id_legacy, "%04X:%02X:%02X.0", out->domain & 0xffff,
+           out->bus & 0xff, out->device & 0xff);
+  return SUCCESS;
+}
+
+int nvmlDeviceGetTotalEccErrors(device_t device, unsigned type, unsigned counter,
+                                unsigned long long *count) {
+  struct gpu *gpu;
+  int code = enter_gpu("nvmlDeviceGetTotalEccErrors", device, &gpu);
+  if (code) return code;
+  if (type > 1 || counter > 1) return INVALID_ARGUMENT;
+  long long value = gpu->ecc[counter * 2 + type];
+  if (value < 0) return NOT_SUPPORTED;
+  *count = value;
+  return SUCCESS;
+}
+
+int nvmlDeviceGetRemappedRows(device_t device, unsigned *corrected, unsigned *uncorrected,
+                              unsigned *pending, unsigned *failure) {
+  struct gpu *gpu;
+  int code = enter_gpu("nvmlDeviceGetRemappedRows", device, &gpu);
+  if (code) return code;
+  if (gpu->rows[0] < 0) return NOT_SUPPORTED;
+  *corrected = gpu->rows[0];
+  *uncorrected = gpu->rows[1];
+  *pending = gpu->rows[2];
+  *failure = gpu->rows[3];
+  return SUCCESS;
+}
+
+static void fill(const struct gpu *gpu, int index, field_value_t *field) {
+  char name[32];
+  snprintf(name, sizeof name, "field:%u", field->field_id);
+  const struct rule *r = rule_for(name, index);
+  if (r) {
+    field->nvml_return = atoi(r->arg);
+  } else if (field->field_id != RECOVERY_ACTION_FIELD || gpu->action < 0) {
+    field->nvml_return = NOT_SUPPORTED;
+  } else {
+    field->nvml_return = SUCCESS;
+    field->value_type = VALUE_UNSIGNED_INT;
+    field->value.ui = gpu->action;
+  }
+}
+
+int nvmlDeviceGetFieldValues(device_t device, int count, field_value_t *fields) {
+  struct gpu *gpu;
+  int code = enter_gpu("nvmlDeviceGetFieldValues", device, &gpu);
+  for (int i = 0; !code && i < count; i++) fill(gpu, index_of(device), &fields[i]);
+  return code;
+}
