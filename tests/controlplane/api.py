@@ -1,0 +1,129 @@
+"""A small blocking client of the API server: what tests ask with, and nothing that they test."""
+
+import http.client
+import json
+import select
+import ssl
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from tests.controlplane.pki import KeyPair
+
+JSON = "application/json"
+MERGE_PATCH = "application/merge-patch+json"
+STRATEGIC_PATCH = "application/strategic-merge-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
+
+
+class Answer(NamedTuple):
+    """An answer of the API server: the HTTP status and the body (parsed if it is JSON)."""
+
+    status: int
+    body: Any
+
+
+class ApiError(RuntimeError):
+    """The API server refused. `status` and `body` are its answer's."""
+
+    def __init__(self, request: str, answer: Answer) -> None:
+        message = answer.body.get("message") if isinstance(answer.body, dict) else answer.body
+        super().__init__(f"{request}: {answer.status} {message}")
+        self.status = answer.status
+        self.body = answer.body
+
+
+class ApiClient:
+    """Speaks for one identity: a client certificate, or a bearer token. Safe to share by threads.
+
+    Connections are kept and used again, and none is tried twice: a request that got no answer
+    raises OSError or http.client.HTTPException, as it may have been carried out.
+    """
+
+    def __init__(
+        self,
+        port: int,
+        ca_file: Path,
+        *,
+        certificate: KeyPair | None = None,
+        token: str | None = None,
+        timeout_s: float = 30.0,
+    ) -> None:
+        self._port = port
+        self._tls = ssl.create_default_context(cafile=str(ca_file))
+        if certificate is not None:
+            self._tls.load_cert_chain(certificate.certificate, certificate.key)
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._timeout_s = timeout_s
+        self._idle: list[http.client.HTTPSConnection] = []
+        self._lock = threading.Lock()
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        content_type: str = JSON,
+        *,
+        headers: dict[str, str] | None = None,
+    ) -> Answer:
+        """Send one request; any HTTP status is an answer. A body that isn't bytes becomes JSON."""
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        sent = {"Accept": JSON} | self._headers | (headers or {})
+        if data is not None:
+            sent["Content-Type"] = content_type
+        connection = self._take()
+        try:
+            connection.request(method, path, data, sent)
+            response = connection.getresponse()
+            raw = response.read()
+        except BaseException:
+            connection.close()
+            raise
+        self._give_back(connection)
+        is_json = JSON in response.headers.get("Content-Type", "")
+        return Answer(response.status, json.loads(raw) if is_json else raw.decode())
+
+    def call(self, method: str, path: str, body: Any = None, content_type: str = JSON) -> Any:
+        """As `request`, but returns the body alone. Raises ApiError unless the status is 2xx."""
+        answer = self.request(method, path, body, content_type)
+        if not 200 <= answer.status < 300:
+            raise ApiError(f"{method} {path}", answer)
+        return answer.body
+
+    def close(self) -> None:
+        """Close the idle connections; the client stays usable."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _take(self) -> http.client.HTTPSConnection:
+        while True:
+            with self._lock:
+                if not self._idle:
+                    break
+                connection = self._idle.pop()
+            # Something to read on an idle connection is its end: the server closed it.
+            if connection.sock is not None and not select.select([connection.sock], [], [], 0)[0]:
+                return connection
+            connection.close()
+        return http.client.HTTPSConnection(
+            "127.0.0.1", self._port, timeout=self._timeout_s, context=self._tls
+        )
+
+    def _give_back(self, connection: http.client.HTTPSConnection) -> None:
+        with self._lock:
+            self._idle.append(connection)

@@ -1,0 +1,30 @@
+"""Reads the API server's audit log: who asked what, and how often."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+POLICY_FILE = Path(__file__).with_name("audit-policy.yaml")
+
+
+def read_entries(log: Path, since: int = 0) -> list[dict[str, Any]]:
+    """The audit events (audit.k8s.io/v1 Event) behind byte `since`, one for each request.
+
+    A watch is there as soon as it has begun. A line that is still being written is left out.
+    """
+    entries: dict[str, dict[str, Any]] = {}
+    with log.open("rb") as file:
+        file.seek(since)
+        for line in file:
+            if line.endswith(b"\n"):
+                entry = json.loads(line)
+                # A long request has two stages, ResponseStarted and ResponseComplete.
+                entries[entry["auditID"]] = entry
+    return list(entries.values())
+
+
+def by_user_and_verb(entries: Iterable[dict[str, Any]]) -> Counter[tuple[str, str]]:
+    """How many requests each user made with each verb (get, list, watch, create, patch, ...)."""
+    return Counter((entry["user"]["username"], entry["verb"]) for entry in entries)

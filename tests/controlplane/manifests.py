@@ -1,0 +1,80 @@
+"""Creates or updates whatever a YAML text holds, as `kubectl apply --server-side` does."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.controlplane.api import APPLY_PATCH, Answer, ApiClient, ApiError
+from tests.controlplane.waiting import wait_until
+
+_FIELD_MANAGER = "sickbay-tests"
+
+
+def apply(client: ApiClient, source: str | Path, *, namespace: str = "default") -> list[Any]:
+    """Apply every document of a YAML text (str) or file or folder (Path), in order.
+
+    Objects without a namespace go into `namespace`. A CustomResourceDefinition is waited for
+    until its kind is served. Returns the objects as they are now. Raises ApiError.
+    """
+    return [_apply_one(client, document, namespace) for document in _documents(source)]
+
+
+def resource_path(client: ApiClient, api_version: str, kind: str, namespace: str) -> str:
+    """The path of a kind's collection, from the server's own discovery.
+
+    Raises LookupError where the server doesn't serve that kind.
+    """
+    root = f"/api/{api_version}" if "/" not in api_version else f"/apis/{api_version}"
+    answer = client.request("GET", root)
+    served = answer.body["resources"] if answer.status == 200 else []
+    for resource in served:
+        if resource["kind"] == kind and "/" not in resource["name"]:
+            inside = f"/namespaces/{namespace}" if resource["namespaced"] else ""
+            return f"{root}{inside}/{resource['name']}"
+    raise LookupError(f"the API server serves no {kind} in {api_version}")
+
+
+def _documents(source: str | Path) -> Iterator[dict[str, Any]]:
+    if isinstance(source, Path):
+        files = sorted(source.glob("*.y*ml")) if source.is_dir() else [source]
+        texts = [file.read_text(encoding="utf-8") for file in files]
+    else:
+        texts = [source]
+    for text in texts:
+        for document in yaml.safe_load_all(text):
+            if document is None:
+                continue
+            if document["kind"] == "List":
+                yield from document["items"]
+            else:
+                yield document
+
+
+def _apply_one(client: ApiClient, document: dict[str, Any], namespace: str) -> Any:
+    metadata = document["metadata"]
+    inside = metadata.get("namespace", namespace)
+    collection = resource_path(client, document["apiVersion"], document["kind"], inside)
+    path = f"{collection}/{metadata['name']}?fieldManager={_FIELD_MANAGER}&force=true"
+    answer = client.request("PATCH", path, json.dumps(document).encode(), APPLY_PATCH)
+    if answer.status not in {200, 201}:
+        raise ApiError(f"apply {document['kind']} {metadata['name']}", answer)
+    if document["kind"] == "CustomResourceDefinition":
+        _wait_served(client, document)
+    return answer.body
+
+
+def _wait_served(client: ApiClient, definition: dict[str, Any]) -> None:
+    spec = definition["spec"]
+    for version in spec["versions"]:
+        if not version["served"]:
+            continue
+        path = f"/apis/{spec['group']}/{version['name']}/{spec['names']['plural']}?limit=1"
+
+        def listed(path: str = path) -> Answer | None:
+            answer = client.request("GET", path)
+            return answer if answer.status == 200 else None
+
+        wait_until(listed, what=f"{path} to be served", timeout_s=20)

