@@ -1,0 +1,54 @@
+"""``[checks.NAME]``: a check's settings, read as its spec says."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nodeagent import values
+from nodeagent.checks import registry
+from nodeagent.checks.base import CheckSpec, Kind, Option
+from nodeagent.config import CheckSettings
+from nodeagent.toml_table import Table
+
+#: Below this, a mistyped unit ("10ms") would make the agent a load on its node.
+SHORTEST = 0.1
+
+_PARSERS: Mapping[Kind, Callable[[Any], Any]] = {
+    Kind.DURATION: values.duration(),
+    Kind.PERCENT: values.percent,
+    Kind.SIZE: values.size,
+    Kind.INTEGER: values.integer(0),
+    Kind.FLAG: values.flag,
+    Kind.TEXT: values.text,
+    Kind.TEXTS: values.texts,
+}
+
+
+def read_checks(table: Table) -> dict[str, CheckSettings]:
+    """Settings of every registered check, by name; what the file doesn't say is the spec's."""
+    return {spec.name: _settings(table.table(spec.name), spec) for spec in registry.SPECS}
+
+
+def _settings(table: Table, spec: CheckSpec) -> CheckSettings:
+    on = table.read("on", spec.on, values.flag, "true or false")
+    interval, deadline = spec.interval, spec.deadline
+    if spec.interval:
+        often = values.duration(SHORTEST)
+        interval = table.read("interval", interval, often, values.DURATION)
+        deadline = table.read("deadline", deadline, often, values.DURATION)
+    else:
+        for name in ("interval", "deadline"):
+            table.read(name, 0.0, _refuse_timing, "no such key here")
+    options = {option.name: _option(table, option) for option in spec.options}
+    return CheckSettings(on=on, interval=interval, deadline=deadline, options=options)
+
+
+def _refuse_timing(value: Any) -> float:
+    raise ValueError(f"is {value!r}, but this check runs as the kernel log comes")
+
+
+def _option(table: Table, option: Option) -> Any:
+    def parse(value: Any) -> Any:
+        known = _PARSERS[option.kind](value)
+        return option.parse(known) if option.parse else known
+
+    return table.read(option.name, option.default, parse, option.kind.value)
