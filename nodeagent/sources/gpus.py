@@ -21,7 +21,9 @@ _RESCAN_AFTER = 5.0
 #: Seconds for which a look at sysfs serves whoever lists the addresses.
 _FRESH_FOR = 60.0
 
-_ADDRESS = re.compile(r"(?:PCI:)?([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})(?:\.[0-7])?", re.I)
+_ADDRESS = re.compile(
+    r"(?:PCI:)?([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})(?:\.[0-7])?", re.IGNORECASE
+)
 
 
 def normalise(address: str) -> str | None:
@@ -81,10 +83,14 @@ class GpuMap:
         self._scan(_RESCAN_AFTER)
         return address in self._switches
 
+    def uuid(self, address: str) -> str | None:
+        """The UUID of the GPU at ``address``, as far as it is known."""
+        return self._uuids.get(normalise(address) or address)
+
     def component(self, address: str) -> str:
         """The GPU's UUID if it is known, else ``pci:0000:3b:00``."""
-        known = normalise(address) or address
-        return self._uuids.get(known) or f"pci:{known}"
+        slot = normalise(address) or address
+        return self._uuids.get(slot) or f"pci:{slot}"
 
     def learn(self, address: str, uuid: str) -> str | None:
         """The GPU at ``address`` is ``uuid``. Gives the UUID that it replaces there, if another.

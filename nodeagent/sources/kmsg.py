@@ -1,8 +1,8 @@
-"""The kernel log, as the kernel gives it: one reader for all checks.
+r"""The kernel log, as the kernel gives it: one reader for all checks.
 
-A record of ``/dev/kmsg`` is ``prio,seq,usec,flags[,more];text\\n`` with dictionary lines
+A record of ``/dev/kmsg`` is ``prio,seq,usec,flags[,more];text\n`` with dictionary lines
 (`` KEY=value``) after it (Documentation/ABI/testing/dev-kmsg). Bytes below 32, above 126 and the
-backslash stand in the text as ``\\xNN``. That is kept: whoever undoes it, or joins two records,
+backslash stand in the text as ``\xNN``. That is kept: whoever undoes it, or joins two records,
 lets a user who can make the kernel quote him forge a line of a driver's.
 
 What userspace writes to ``/dev/kmsg`` never has facility 0, so records of another facility are
@@ -32,6 +32,9 @@ _READS_PER_RESULT = 8
 
 _HEADER = re.compile(rb"(\d{1,9}),(\d{1,20}),(\d{1,20}),[^;\n]*;")
 _SEQUENCES = 1 << 64
+
+#: What the kernel itself writes after the prefix of a netfilter LOG rule.
+_PACKET = re.compile(rb"IN=\S{0,64} OUT=\S{0,64} ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,16 @@ def parse(raw: bytes) -> Record | None:
     )
 
 
+def is_packet_log(text: bytes) -> bool:
+    """Whether the record is a packet that a netfilter LOG rule has logged.
+
+    Such a rule puts a prefix of its author's choosing at the very start of a facility 0 record, and
+    where ``net.netfilter.nf_log_all_netns`` is 1 any user with a user namespace can write one. So a
+    check that has matched a driver's line asks here whether the kernel says it was a packet.
+    """
+    return b" OUT=" in text and _PACKET.search(text) is not None
+
+
 class KmsgReader:
     """Reads the kernel log from a saved cursor, or from the start of the ring.
 
@@ -132,6 +145,7 @@ class KmsgReader:
         self._last_empty: float | None = None
         self._skew = 0.0
         self._fd = -1
+        self._fifo = False
         self._lines: _Lines | None = None
 
     def open(self) -> None:
@@ -139,7 +153,8 @@ class KmsgReader:
         try:
             mode = self._path.stat().st_mode
             # A FIFO without a writer is at its end for ever, and poll says so for ever: hold one.
-            access = os.O_RDWR if stat.S_ISFIFO(mode) else os.O_RDONLY
+            self._fifo = stat.S_ISFIFO(mode)
+            access = os.O_RDWR if self._fifo else os.O_RDONLY
             self._fd = os.open(self._path, access | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             raise KernelLogUnavailable(_why_not_open(self._path, error)) from error
@@ -236,7 +251,7 @@ class KmsgReader:
     def _count_lost(self, seq: int, batch: list[Record | Loss]) -> None:
         """Say what is missing between the last record and ``seq``."""
         expected = None if self._last is None else self._last + 1
-        if expected is None and self._young_boot:
+        if expected is None and self._young_boot and self._lines is None:
             expected = 0  # a boot's own records, and the ring has lost its start
         missing = 0 if expected is None else seq - expected
         if missing or (self._overrun and expected is not None):
@@ -272,7 +287,7 @@ class KmsgReader:
         self._young_boot = False
         self._last_empty = None
         self._caught_up = False
-        if self._lines is None:
+        if not self._fifo:
             os.lseek(self.fileno(), 0, os.SEEK_SET)
 
     def _boottime(self, stamp: float, now: float) -> float:

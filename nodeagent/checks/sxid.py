@@ -1,0 +1,121 @@
+"""SXids: what the NVIDIA driver says in the kernel log about an NVSwitch.
+
+``nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 12028, Non-fatal, Link 32 egress ... error (First)``
+
+The driver's own word, Fatal or Non-fatal, is part of the code: the same number comes as both. Each
+SXid is followed by lines that repeat its number with "Severity" or "Data"; they are no SXids. A
+fatal one concerns all GPUs behind the switches, so the component is the node.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nodeagent.checks.base import CheckSpec
+from nodeagent.model import ClearedBy, FaultSighting
+from nodeagent.sources import Sources
+from nodeagent.sources.gpus import GpuMap, normalise
+from nodeagent.sources.kmsg import SOURCE, Record, is_packet_log
+
+NAME = "sxid"
+
+_PREFIX = b"nvidia-nvswitch"
+_SXID = re.compile(
+    rb"nvidia-nvswitch\d{1,4}: SXid \(PCI:([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})"
+    rb"(?:\.[0-7])?\): (\d{1,7})(?:, |$)"
+)
+_WORD = re.compile(rb"(Fatal|Non-fatal)(?:, |$)", re.IGNORECASE)
+_REPEAT = re.compile(rb"(?:Severity|Data|Engine instance)\b", re.IGNORECASE)
+_LINK = re.compile(rb"Link (\d{1,3})\b")
+
+#: Fatal by NVIDIA's Fabric Manager guide, whatever else happens.
+_ALWAYS_FATAL = frozenset({10003, 12020, 22003, 22011, *range(23001, 23018)})
+
+_LONGEST_MESSAGE = 512
+
+
+class SxidCheck:
+    """Reads records as they come. ``foreign`` and ``packets`` count what was refused, as for Xid."""
+
+    def __init__(self, gpus: GpuMap) -> None:
+        self.foreign = 0
+        self.packets = 0
+        self._gpus = gpus
+
+    def read(self, record: Record) -> Sequence[FaultSighting]:
+        """The SXid of this record, or nothing. Raises nothing, whatever the record."""
+        text = record.text
+        if not text.startswith(_PREFIX):
+            return ()
+        line = _SXID.match(text)
+        if line is None:
+            return ()
+        rest = text[line.end() :]
+        if _REPEAT.match(rest):
+            return ()
+        address = self._own(text, line[1])
+        if address is None:
+            return ()
+        number = int(line[2])  # printed with leading zeros
+        severity, rest = _severity(number, rest)
+        return (
+            FaultSighting(
+                code=f"sxid:{number}:{severity}",
+                check=NAME,
+                component="",
+                message=(
+                    f"SXid {number} ({severity}) on NVSwitch {address}: "
+                    f"{rest.decode('ascii', 'backslashreplace').strip()}"
+                )[:_LONGEST_MESSAGE],
+                source=SOURCE,
+                source_seq=record.seq,
+                at=record.at,
+                cleared_by=ClearedBy.REBOOT if severity == "fatal" else ClearedBy.EXPIRY,
+                historical=record.historical,
+                details=_details(number, severity, address, rest),
+            ),
+        )
+
+    def _own(self, text: bytes, raw_address: bytes) -> str | None:
+        if is_packet_log(text):
+            self.packets += 1
+            return None
+        address = normalise(raw_address.decode("ascii"))
+        if address is None or not self._gpus.has_switch(address):
+            self.foreign += 1
+            return None
+        return address
+
+
+def _severity(number: int, rest: bytes) -> tuple[str, bytes]:
+    """The driver's word and what follows it; without a word, fatal if the code always is."""
+    word = _WORD.match(rest)
+    if word is not None:
+        return word[1].decode("ascii").lower(), rest[word.end() :]
+    return ("fatal" if number in _ALWAYS_FATAL else "unstated"), rest
+
+
+def _details(number: int, severity: str, address: str, rest: bytes) -> dict[str, str]:
+    details = {"switch": address}
+    link = _LINK.match(rest)
+    if link is not None:
+        details["link"] = str(int(link[1]))
+    if number in _ALWAYS_FATAL and severity != "fatal":
+        details["disagrees"] = "the Fabric Manager guide calls this code always fatal"
+    return details
+
+
+def _build(sources: Sources, _options: Mapping[str, Any]) -> SxidCheck:
+    return SxidCheck(sources.gpus)
+
+
+SPEC = CheckSpec(
+    name=NAME,
+    sees="every SXid of an NVSwitch, by the driver's own word Fatal or Non-fatal",
+    source="kernel log, lines of the NVSwitch driver",
+    cost="a comparison of 15 bytes for each kernel record",
+    blind_to="switches that are not on this node's PCI bus (NVLink switch trays)",
+    interval=0,
+    deadline=0,
+    build=_build,
+)

@@ -1,0 +1,227 @@
+r"""Xids: what the NVIDIA driver says in the kernel log about a GPU.
+
+``NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.``
+
+A line counts when it matches from the first byte of the raw record and names a GPU that the node
+has. Nothing is unescaped and no two records are joined: a user who mounts a tmpfs with a made-up
+option gets a facility 0 record with his text in it, but only behind the kernel's own words.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nodeagent.checks import xid_codes
+from nodeagent.checks.base import CheckSpec
+from nodeagent.model import ClearedBy, FaultSighting
+from nodeagent.sources import Sources
+from nodeagent.sources.gpus import GpuMap, normalise
+from nodeagent.sources.kmsg import SOURCE, Record, is_packet_log
+
+NAME = "xid"
+OFF_BUS = "gpu-off-bus"
+
+_PREFIX = b"NVRM: "
+_ADDRESS = rb"(?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?"
+
+_XID = re.compile(
+    rb"NVRM: Xid \(" + _ADDRESS + rb"((?: GPU-[IC]{1,2}:[0-9a-fA-F]{1,4}){0,2})\): "
+    rb"(\d{1,5})(?:, |$)"
+)
+
+# The kernel gives a printk of several lines as one record, its newlines escaped.
+_OFF_BUS = re.compile(
+    rb"NVRM: (?:GPU (?:at )?" + _ADDRESS + rb": GPU has fallen off the bus"
+    rb"|The NVIDIA GPU " + _ADDRESS + rb"\\x0aNVRM: \(PCI ID: [0-9a-fA-F:]{1,24}\) installed in "
+    rb"this system has\\x0aNVRM: +fallen off the bus)"
+)
+
+# Printed before a GPU's first Xid since the driver was loaded.
+_GPU_AT = re.compile(
+    rb"NVRM: GPU at " + _ADDRESS + rb": (GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})$"
+)
+
+# A process name is at most 15 bytes of the user's choosing, commas included: the first ", " may
+# cut it short, which costs nothing but a detail.
+_PID = re.compile(rb"pid[= ](?:'([^']{0,32})'|([^,\s]{1,32}))(?:, |$)")
+_PROCESS_NAME = re.compile(rb"name=(?:'([^']{0,64})'|([^,]{0,64}))(?:, |$)")
+
+# From the end: whatever a process is called, the driver's words come last.
+_VERDICT = re.compile(
+    rb"GPU recovery action changed from 0x[0-9a-fA-F]{1,8} \([^()]{0,64}\) "
+    rb"to 0x([0-9a-fA-F]{1,8}) \(([^()]{0,64})\)\.?\s*$"
+)
+
+_NVLINK5 = re.compile(
+    rb"([A-Z][A-Z0-9_]{2,40})\s+(Fatal|Non-?fatal)\s+(?:XC\d+\s+)?(?:i(\d+)\s+)?"
+    rb"Link (-?\d{1,3}) \(((?:0x[0-9a-fA-F]{1,8}[, ]*){1,12})\)"
+)
+
+_NVLINK = re.compile(
+    rb"NVLink: fatal error detected on link (\d{1,3})\(((?:0x[0-9a-fA-F]{1,8}[, ]*){1,12})\)"
+)
+
+_LONGEST_MESSAGE = 512
+
+
+class XidCheck:
+    """Reads records as they come. ``foreign`` counts lines about GPUs that the node does not have.
+
+    ``packets`` counts driver lines that were a logged packet's prefix: somebody tried.
+    """
+
+    def __init__(self, gpus: GpuMap) -> None:
+        self.foreign = 0
+        self.packets = 0
+        self._gpus = gpus
+
+    def read(self, record: Record) -> Sequence[FaultSighting]:
+        """The Xid of this record, or nothing. Raises nothing, whatever the record."""
+        text = record.text
+        if not text.startswith(_PREFIX):
+            return ()
+        line = _XID.match(text)
+        if line is not None:
+            return self._xid(record, line)
+        lost = _OFF_BUS.match(text)
+        if lost is not None:
+            return self._off_bus(record, lost[1] or lost[2])
+        named = _GPU_AT.match(text)
+        if named is not None:
+            self._learn(named[1], named[2])
+        return ()
+
+    def _xid(self, record: Record, line: re.Match[bytes]) -> Sequence[FaultSighting]:
+        address = self._own(record.text, line[1])
+        if address is None:
+            return ()
+        code = int(line[3])
+        rest = record.text[line.end() :]
+        details, cleared_by = _details(code, rest)
+        if line[2]:
+            details["mig"] = _text(line[2])
+        return (
+            FaultSighting(
+                code=f"xid:{code}",
+                check=NAME,
+                component=self._gpus.component(address),
+                message=f"Xid {code} on {address}: {_text(rest)}"[:_LONGEST_MESSAGE],
+                source=SOURCE,
+                source_seq=record.seq,
+                at=record.at,
+                cleared_by=cleared_by,
+                historical=record.historical,
+                details={"pci": address, **details},
+            ),
+        )
+
+    def _off_bus(self, record: Record, raw_address: bytes) -> Sequence[FaultSighting]:
+        address = self._own(record.text, raw_address)
+        if address is None:
+            return ()
+        return (
+            FaultSighting(
+                code=OFF_BUS,
+                check=NAME,
+                component=self._gpus.component(address),
+                message=f"GPU {address} has fallen off the bus, says the driver without an Xid",
+                source=SOURCE,
+                source_seq=record.seq,
+                at=record.at,
+                cleared_by=ClearedBy.REBOOT,
+                historical=record.historical,
+                details={"pci": address, "text": _text(record.text)[:_LONGEST_MESSAGE]},
+            ),
+        )
+
+    def _own(self, text: bytes, raw_address: bytes) -> str | None:
+        """The address, if it is a GPU of this node and the line is no logged packet."""
+        if is_packet_log(text):
+            self.packets += 1
+            return None
+        address = normalise(raw_address.decode("ascii"))
+        if address is None or not self._gpus.has_gpu(address):
+            self.foreign += 1
+            return None
+        return address
+
+    def _learn(self, raw_address: bytes, uuid: bytes) -> None:
+        """Keep the UUID where NVML has not told us one: it may be too late to ask it."""
+        address = normalise(raw_address.decode("ascii"))
+        if address and self._gpus.has_gpu(address) and self._gpus.uuid(address) is None:
+            self._gpus.learn(address, uuid.decode("ascii"))
+
+
+def _details(code: int, rest: bytes) -> tuple[dict[str, str], ClearedBy]:
+    """What the rest of the line says, and what ends the fault."""
+    details = _process(rest)
+    if code == xid_codes.RECOVERY_ACTION:
+        changed = _VERDICT.search(rest)
+        word = xid_codes.verdict(int(changed[1], 16), _text(changed[2])) if changed else "unknown"
+        details["verdict"] = word
+        return details, xid_codes.cleared_by_verdict(word)
+    if code in xid_codes.NVLINK5:
+        details |= _nvlink5(rest)
+        return details, xid_codes.cleared_by_nvlink5(details.get("severity", ""))
+    if code == 74:
+        link = _NVLINK.search(rest)
+        if link is not None:
+            details |= {"link": str(int(link[1])), "registers": _registers(link[2])}
+    return details, xid_codes.cleared_by(code)
+
+
+def _process(rest: bytes) -> dict[str, str]:
+    details = {}
+    pid = _PID.match(rest)
+    if pid is not None:
+        details["pid"] = _text(pid[1] or pid[2] or b"")
+        rest = rest[pid.end() :]
+    name = _PROCESS_NAME.match(rest)
+    if name is not None:
+        details["name"] = _text(name[1] or name[2] or b"")
+    return {key: value for key, value in details.items() if value and value != "<unknown>"}
+
+
+def _nvlink5(rest: bytes) -> dict[str, str]:
+    """Unit, severity, link and registers: intrInfo is the first register, errorStatus the second.
+
+    Their decode table depends on the driver's branch and is the aggregator's.
+    """
+    line = _NVLINK5.search(rest)
+    if line is None:
+        return {}
+    details = {
+        "unit": _text(line[1]),
+        "severity": "fatal" if line[2] == b"Fatal" else "non-fatal",
+        "link": str(int(line[4])),
+        "registers": _registers(line[5]),
+    }
+    if line[3] not in (None, b"0"):
+        details["injected"] = "yes"
+    return details
+
+
+def _registers(raw: bytes) -> str:
+    return " ".join(_text(raw).replace(",", " ").split())
+
+
+def _text(raw: bytes) -> str:
+    """For people, escapes and all: what the kernel gave is what is shown."""
+    return raw.decode("ascii", "backslashreplace").strip()
+
+
+def _build(sources: Sources, _options: Mapping[str, Any]) -> XidCheck:
+    return XidCheck(sources.gpus)
+
+
+SPEC = CheckSpec(
+    name=NAME,
+    sees="every Xid, MIG instances and Xid 154's verdict included; a GPU that has fallen off the "
+    "bus without an Xid",
+    source="kernel log, lines of the NVIDIA driver",
+    cost="a comparison of 6 bytes for each kernel record",
+    blind_to="what the driver does not log; lines that the kernel dropped (told as lost)",
+    interval=0,
+    deadline=0,
+    build=_build,
+)

@@ -1,0 +1,79 @@
+"""What ends an Xid, as far as the node can know.
+
+From NVIDIA's Xid catalogue ("Analyzing Xid errors with the Xid catalog", immediate actions). What a
+code *means* for the node is the aggregator's policy, and its catalogue outranks this table. A code
+that is not here is one that we can't name, or one that asks for nothing: it expires.
+"""
+
+from nodeagent.model import ClearedBy
+
+#: RESTART_BM, RESTART_VM: the whole node starts anew.
+_REBOOT = frozenset({79, 151})
+
+#: RESET_GPU, and 74 (NVLink before Blackwell), whose workflow ends in a reset.
+_GPU_RESET = frozenset(
+    {46, 48, 62, 64, 74, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158},
+)
+
+#: CONTACT_SUPPORT, CHECK_MECHANICALS, UPDATE_SWFW, CHECK_UVM: a person has to look.
+_OPERATOR = frozenset(
+    {54, 61, 65, 73, 78, 81, 87, 90, 91, *range(111, 119), *range(122, 126), 138, 142, 159}
+)
+
+#: NVLink 5: the line's own word decides, see ``cleared_by_nvlink5``.
+NVLINK5 = frozenset(range(144, 151))
+
+#: GPU_RECOVERY_ACTION_CHANGED (driver R565 and later).
+RECOVERY_ACTION = 154
+
+#: The verdicts of Xid 154, in the driver's words and ours.
+_VERDICTS = {
+    "none": "none",
+    "drain p2p": "drain-p2p",
+    "drain and reset": "drain-and-reset",
+    "gpu reset required": "gpu-reset",
+    "node reboot required": "node-reboot",
+}
+
+#: The same by the number before the words, which is NVML's field 230; it speaks where the words
+#: are new ("PF FLR" is 1, a bus reset 6, a system reboot 7). 5 (IMEX) is none of ours.
+_VERDICT_NUMBERS = {
+    0: "none",
+    1: "gpu-reset",
+    2: "node-reboot",
+    3: "drain-p2p",
+    4: "drain-and-reset",
+    6: "gpu-reset",
+    7: "node-reboot",
+}
+
+_AFTER_VERDICT = {
+    "node-reboot": ClearedBy.REBOOT,
+    "none": ClearedBy.EXPIRY,
+}
+
+
+def cleared_by(code: int) -> ClearedBy:
+    """What ends the Xid ``code`` when nothing in its line says more."""
+    if code in _REBOOT:
+        return ClearedBy.REBOOT
+    if code in _GPU_RESET:
+        return ClearedBy.GPU_RESET
+    if code in _OPERATOR:
+        return ClearedBy.OPERATOR
+    return ClearedBy.EXPIRY
+
+
+def verdict(number: int, words: str) -> str:
+    """Xid 154's new recovery action as one word; ``unknown`` for what no driver had said yet."""
+    return _VERDICTS.get(words.strip().lower()) or _VERDICT_NUMBERS.get(number, "unknown")
+
+
+def cleared_by_verdict(word: str) -> ClearedBy:
+    """What ends an Xid 154 with this verdict."""
+    return _AFTER_VERDICT.get(word, ClearedBy.GPU_RESET)
+
+
+def cleared_by_nvlink5(severity: str) -> ClearedBy:
+    """What ends a 144-150 by the driver's own Fatal or Nonfatal."""
+    return ClearedBy.GPU_RESET if severity == "fatal" else ClearedBy.EXPIRY
