@@ -1,16 +1,217 @@
-"""Disk probes in a child process: what may hang with a device hangs there and not in the agent."""
+"""Disk probes in a child process: what may hang with a device hangs there and not in the agent.
 
+One look at any number of paths is one exec'd child with a thread for each path. A path that has
+not answered at its deadline is *hung*: its child is killed, which in state D has no effect until
+the device answers, and as long as it lives no further probe of that path is begun.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nodeagent.sources.child import Child, python, where
 from nodeagent.sources.machine import Machine
 
-__all__ = ["DiskProbe"]
+__all__ = ["Differs", "DiskProbe", "Hung", "NotProbed", "Refused", "Result", "Space", "Written"]
+
+_SCRIPT = "disk_child.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """A filesystem's fullness as df counts it, in bytes and in inodes.
+
+    ``free`` is without what is reserved for root; ``inodes`` 0 is "has no fixed number".
+    """
+
+    size: int
+    used: int
+    free: int
+    inodes: int
+    inodes_free: int
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """4 KiB were written, synced, read back and removed, in ``seconds``."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Differs:
+    """What was read back is not what was written and synced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A system call failed at ``step`` (statvfs, open, lock, write, fsync, read, unlink)."""
+
+    errno: int
+    step: str
+
+    def __str__(self) -> str:
+        return f"{self.step}: {os.strerror(self.errno)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Hung:
+    """No answer for ``seconds``, counted from the first probe that got none.
+
+    ``where`` is the probe's state and kernel function ("D in percpu_rwsem_wait"), or says that
+    another process's probe holds the file.
+    """
+
+    seconds: float
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotProbed:
+    """The probe itself failed (its child did not start, or crashed): ``message`` says how."""
+
+    message: str
+
+
+Result = Space | Written | Differs | Refused | Hung | NotProbed
+
+_Job = tuple[str, str]  # what (space, write), path
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """A probe under way. It lands with its answer, or when its child ends without one."""
+
+    job: _Job
+    child: Child
+    began: float
+    answer: "asyncio.Future[Result]"
+    thread: int | None = None
+    killed: bool = False
+    spot: str = ""
 
 
 class DiskProbe:
-    """Runs statvfs and write probes in short-lived, exec'd children."""
+    """Runs statvfs and write probes. Safe to ask from several tasks at once.
+
+    ``deadline`` is in seconds. A path that somebody else is asking about is not asked twice.
+    """
 
     def __init__(self, *, machine: Machine, deadline: float = 10.0) -> None:
-        self._machine = machine
+        self._clock = machine.clock
         self._deadline = deadline
+        self._flights: dict[_Job, _Flight] = {}
+        self._children: set[Child] = set()
+        self._silent_since: dict[_Job, float] = {}
+
+    async def space(self, paths: Sequence[str]) -> dict[str, Result]:
+        """Space, Refused, Hung or NotProbed for each path, in one child."""
+        return await self._probe("space", paths)
+
+    async def write(self, paths: Sequence[str]) -> dict[str, Result]:
+        """Written, Differs, Refused, Hung or NotProbed for each directory, in one child.
+
+        The probe is a locked file in the directory (disk_child.NAME), gone afterwards.
+        """
+        return await self._probe("write", paths)
+
+    def outstanding(self) -> dict[str, int]:
+        """The paths without an answer, each with the process that waits for it."""
+        return {path: flight.child.pid for (_, path), flight in self._flights.items()}
 
     async def close(self) -> None:
-        """Leave no child behind."""
+        """Kill what is under way. What hangs in the kernel ends when the kernel lets it."""
+        await asyncio.gather(*(child.close() for child in self._children))
+        self._flights.clear()
+
+    async def _probe(self, what: str, paths: Sequence[str]) -> dict[str, Result]:
+        jobs: list[_Job] = [(what, path) for path in dict.fromkeys(paths)]
+        try:
+            self._take_off([job for job in jobs if job not in self._flights])
+        except OSError as error:
+            failed = NotProbed(f"cannot start {sys.executable}: {error.strerror}")
+            return {path: failed for _, path in jobs}
+        landings = (self._landing(self._flights[job]) for job in jobs)
+        return dict(zip((path for _, path in jobs), await asyncio.gather(*landings), strict=True))
+
+    def _take_off(self, jobs: Sequence[_Job]) -> None:
+        """One child for all of ``jobs``, which are of one kind."""
+        if not jobs:
+            return
+        flights: list[_Flight] = []
+
+        def heard(line: str) -> None:
+            number, _, text = line.partition(" ")
+            if number.isdecimal() and int(number) < len(flights):
+                self._hear(flights[int(number)], text)
+
+        child = Child(python(_SCRIPT, jobs[0][0], *(path for _, path in jobs)), heard)
+        self._children.add(child)
+        began = self._clock.boottime()
+        for job in jobs:
+            flight = _Flight(job, child, began, asyncio.get_running_loop().create_future())
+            flights.append(flight)
+            self._flights[job] = flight
+
+        def ended(code: "asyncio.Future[int]") -> None:
+            self._children.discard(child)
+            words = f"the probe ended with {code.result()}: {child.last_words}"
+            for flight in flights:
+                self._land(flight, NotProbed(words))
+
+        child.ended.add_done_callback(ended)
+
+    def _hear(self, flight: _Flight, text: str) -> None:
+        word, *values = text.split(" ")
+        if word == "at":
+            flight.thread = int(values[0])
+        else:
+            self._land(flight, _read(word, values))
+
+    def _land(self, flight: _Flight, result: Result) -> None:
+        if not flight.answer.done():
+            flight.answer.set_result(result)
+            # Now and not when the child ends: another path may hold it up for ever.
+            del self._flights[flight.job]
+
+    async def _landing(self, flight: _Flight) -> Result:
+        left = flight.began + self._deadline - self._clock.boottime()
+        await asyncio.wait([flight.answer], timeout=max(0.0, left))
+        if not flight.answer.done() or flight.killed:
+            return self._hung(flight)
+        result = flight.answer.result()
+        if isinstance(result, Hung):  # another process's probe is the one that hangs
+            return Hung(self._silence(flight), result.where)
+        if not isinstance(result, NotProbed):
+            self._silent_since.pop(flight.job, None)
+        return result
+
+    def _hung(self, flight: _Flight) -> Hung:
+        # Looked up before the kill: a sleep that can be killed is over at once.
+        flight.spot = where(flight.child.pid, flight.thread) or flight.spot
+        if not flight.killed:
+            flight.killed = True
+            flight.child.kill()
+        return Hung(self._silence(flight), flight.spot)
+
+    def _silence(self, flight: _Flight) -> float:
+        return self._clock.boottime() - self._silent_since.setdefault(flight.job, flight.began)
+
+
+def _read(word: str, values: Sequence[str]) -> Result:
+    """The child's answer (disk_child has its format)."""
+    match word, values:
+        case "space", [size, used, free, inodes, inodes_free]:
+            return Space(int(size), int(used), int(free), int(inodes), int(inodes_free))
+        case "written", [microseconds]:
+            return Written(int(microseconds) / 1e6)
+        case "refused", [errno, step]:
+            return Refused(int(errno), step)
+        case "differs", []:
+            return Differs()
+        case "busy", []:
+            return Hung(0.0, "behind an earlier probe that still holds the file")
+        case _:
+            return NotProbed(f"the probe said {' '.join([word, *values])!r}")

@@ -1,0 +1,168 @@
+"""The program that touches the disks: ``python -I -S -E disk_child.py (space|write) PATH...``
+
+Started anew for each look and read line by line, so it imports nothing beyond the interpreter's
+own built-in modules: 8 ms of CPU in all. Each path has a thread, so that one that hangs holds up
+no other; a process with a hung thread cannot end, and that is its parent's to report.
+
+Output, a line each, N the path's place in the arguments:
+``N at TID`` when begun; then ``N space SIZE USED FREE INODES INODES_FREE`` (bytes; FREE without
+what is reserved for root), ``N written MICROSECONDS``, ``N differs`` (read back other bytes),
+``N busy`` (another probe holds the file), or ``N refused ERRNO STEP``.
+"""
+
+import _thread
+import posix
+import sys
+import time
+
+NAME = b".sickbay-write-probe"
+_SIZE = 4096
+_BUSY = (11, 13)  # EAGAIN, EACCES: somebody holds the lock
+_ENOSPC = 28
+_EEXIST = 17
+_REGULAR = 0o100000
+
+
+class _RefusedError(Exception):
+    """A system call failed: its errno and the step of the probe."""
+
+
+class _Step:
+    """Names the step of the probe that a failing system call belongs to."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError):
+            raise _RefusedError(error.errno, self._name) from error
+
+
+def _say(line: str) -> None:
+    posix.write(1, line.encode("ascii") + b"\n")  # one write below PIPE_BUF is never torn
+
+
+def space(path: bytes) -> str:
+    """Space and inodes, as df counts them."""
+    try:
+        fs = posix.statvfs(path)
+    except OSError as error:
+        return f"refused {error.errno} statvfs"
+    unit = fs.f_frsize or fs.f_bsize
+    used = (fs.f_blocks - fs.f_bfree) * unit
+    return f"space {fs.f_blocks * unit} {used} {fs.f_bavail * unit} {fs.f_files} {fs.f_favail}"
+
+
+def write(directory: bytes) -> str:
+    """Write 4 KiB, fsync, read back, unlink."""
+    path = directory.rstrip(b"/") + b"/" + NAME
+    began = time.monotonic()
+    try:
+        with _Step("open"):
+            file = _open(path)
+        try:
+            verdict = _write_and_read(file, path)
+        finally:
+            posix.close(file)
+    except _RefusedError as error:
+        return "refused {} {}".format(*error.args)
+    return verdict or f"written {int((time.monotonic() - began) * 1e6)}"
+
+
+def _open(path: bytes) -> int:
+    # Without O_CREAT first: on a frozen filesystem creating hangs, and what an earlier hung probe
+    # left can still be opened and found locked. So a new agent adds no second hung process.
+    flags = posix.O_RDWR | posix.O_NOFOLLOW | posix.O_CLOEXEC | posix.O_NONBLOCK
+    try:
+        return posix.open(path, flags)
+    except FileNotFoundError:
+        return posix.open(path, flags | posix.O_CREAT, 0o600)
+
+
+def _write_and_read(file: int, path: bytes) -> str:
+    found = posix.fstat(file)
+    regular = found.st_mode & 0o170000 == _REGULAR
+    if not regular or found.st_nlink > 1 or found.st_uid != posix.geteuid():
+        raise _RefusedError(_EEXIST, "open")  # never write into a file that is not ours
+    with _Step("lock"):
+        if not _lock(file):
+            return "busy"
+    sent = posix.urandom(_SIZE)
+    try:
+        with _Step("write"):
+            _write_all(file, sent)
+        with _Step("fsync"):
+            posix.fsync(file)
+        # Out of the page cache, or the read would prove nothing about the device.
+        with _Step("read"):
+            posix.posix_fadvise(file, 0, 0, posix.POSIX_FADV_DONTNEED)
+            back = posix.pread(file, _SIZE, 0)
+    except _RefusedError:
+        _unlink(path)
+        raise
+    refused = _unlink(path)
+    if back != sent:
+        return "differs"
+    if refused is not None:
+        raise _RefusedError(refused, "unlink")
+    return ""
+
+
+def _lock(file: int) -> bool:
+    """Whether it could be had within a second: a healthy probe holds it for milliseconds."""
+    for _ in range(20):
+        try:
+            posix.lockf(file, posix.F_TLOCK, 0)
+        except OSError as error:
+            if error.errno not in _BUSY:
+                raise
+            time.sleep(0.05)
+        else:
+            return True
+    return False
+
+
+def _write_all(file: int, sent: bytes) -> None:
+    if posix.pwrite(file, sent, 0) != len(sent):
+        raise OSError(_ENOSPC, "a short write: those were the last free bytes")
+
+
+def _unlink(path: bytes) -> int | None:
+    try:
+        posix.unlink(path)
+    except FileNotFoundError:  # another probe, waiting for the same file, was quicker
+        return None
+    except OSError as error:
+        return error.errno
+    return None
+
+
+def _job(number: int, what: str, path: bytes, done: _thread.LockType) -> None:
+    try:
+        _say(f"{number} at {_thread.get_native_id()}")
+        _say(f"{number} {space(path) if what == 'space' else write(path)}")
+    except BrokenPipeError:
+        pass  # nobody waits for the answer any more
+    finally:
+        done.release()
+
+
+def main(arguments: list[str]) -> None:
+    what = arguments[0]
+    pending = []
+    for number, path in enumerate(arguments[1:]):
+        done = _thread.allocate_lock()
+        done.acquire()
+        pending.append(done)
+        encoded = path.encode(sys.getfilesystemencoding(), "surrogateescape")
+        _thread.start_new_thread(_job, (number, what, encoded, done))
+    for done in pending:
+        done.acquire()
+    posix._exit(0)  # noqa: SLF001 - all is said; an orderly shutdown costs 2 ms more
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,241 @@
+"""The mount table: what is mounted where, and which of it is a disk worth watching.
+
+Format: proc_pid_mountinfo(5). Two sets of flags matter and differ: a mount's own ("rw" before the
+hyphen) and its superblock's (after it). A bind mount may be read-only over a healthy disk; only
+the superblock's flag tells that the filesystem itself stopped writing.
+"""
+
+import fnmatch
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from nodeagent.sources.machine import Machine
+
+__all__ = ["Mount", "MountTable", "find", "parse", "under", "watched", "worth_parsing"]
+
+#: Filesystems of a network server: they hang with it, and their fullness is not this node's fault.
+REMOTE = frozenset(
+    (
+        *("9p", "afs", "beegfs", "ceph", "cifs", "coda", "glusterfs", "gpfs", "lustre", "mmfs"),
+        *("ncpfs", "nfs", "nfs4", "orangefs", "panfs", "pvfs2", "smb3", "smbfs", "wekafs"),
+        *("fuse.beegfs", "fuse.ceph", "fuse.ceph-fuse", "fuse.gcsfuse", "fuse.glusterfs"),
+        *("fuse.goofys", "fuse.juicefs", "fuse.mount-s3", "fuse.s3fs", "fuse.sshfs"),
+    )
+)
+#: Local filesystems on devices without a number of their own (major 0).
+_LOCAL_WITHOUT_DEVICE = frozenset({"bcachefs", "btrfs", "virtiofs", "zfs"})
+#: Images: always full and always read-only, by design.
+_IMAGES = frozenset({"cramfs", "erofs", "iso9660", "romfs", "squashfs", "udf"})
+#: Looking at it is what mounts it.
+_NEVER = frozenset({"autofs"})
+_LOOP_MAJOR = "7:"
+#: Volumes of pods come and go with them and are their tenants' business.
+_POD_VOLUME = re.compile(rb"/kubelet/(pods|plugins)/|/volumes/kubernetes\.io~|/volume-subpaths/")
+_ESCAPE = re.compile(rb"\\([0-7]{3})")
+#: Filesystems that hold no files of their own. Told before a line is parsed in full, because a
+#: node with hundreds of pods has thousands of such lines.
+_DULL = frozenset(
+    (
+        *(b"autofs", b"bpf", b"cgroup", b"cgroup2", b"configfs", b"debugfs", b"devpts"),
+        *(b"devtmpfs", b"efivarfs", b"fusectl", b"hugetlbfs", b"mqueue", b"nsfs", b"overlay"),
+        *(b"proc", b"pstore", b"ramfs", b"rpc_pipefs", b"securityfs", b"selinuxfs", b"sysfs"),
+        b"tracefs",
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """One line of the table. ``device`` is "major:minor"; ``point`` opens it (os.fsencode)."""
+
+    ident: int
+    parent: int
+    device: str
+    root: str
+    point: str
+    options: frozenset[str]
+    fstype: str
+    source: str
+    super_options: frozenset[str]
+
+    @property
+    def name(self) -> str:
+        """The mount point as a component's name: printable text, whatever the path's bytes."""
+        if self.point.isprintable():
+            return self.point
+        text = os.fsencode(self.point).decode("utf-8", "backslashreplace")
+        return "".join(c if c.isprintable() else f"\\{ord(c):03o}" for c in text)
+
+    @property
+    def remote(self) -> bool:
+        """Whether it may hang with something outside this machine's kernel and disks."""
+        return self.fstype in REMOTE or self.fstype.startswith("fuse")
+
+    @property
+    def superblock_read_only(self) -> bool:
+        return "ro" in self.super_options
+
+
+def parse(table: bytes) -> tuple[Mount, ...]:
+    """The table's mounts in its order. Lines that are not of the format are skipped."""
+    mounts = (_parse_line(line) for line in table.split(b"\n"))
+    return tuple(mount for mount in mounts if mount is not None)
+
+
+def _parse_line(line: bytes) -> Mount | None:
+    before, hyphen, after = line.partition(b" - ")
+    fields, rest = before.split(b" "), after.split(b" ")
+    if not hyphen or len(fields) < 6 or len(rest) < 3:
+        return None
+    if not (fields[0].isdigit() and fields[1].isdigit()):
+        return None
+    return Mount(
+        ident=int(fields[0]),
+        parent=int(fields[1]),
+        device=_text(fields[2]),
+        root=_text(fields[3]),
+        point=_text(fields[4]),
+        options=frozenset(_text(fields[5]).split(",")),
+        fstype=_text(rest[0]),
+        source=_text(rest[1]),
+        super_options=frozenset(_text(rest[2]).split(",")),
+    )
+
+
+def _text(raw: bytes) -> str:
+    if b"\\" in raw:
+        raw = _ESCAPE.sub(lambda match: bytes([int(match[1], 8) & 0xFF]), raw)
+    return os.fsdecode(raw)
+
+
+def worth_parsing(table: bytes) -> tuple[Mount, ...]:
+    """The mounts that may hold files and that a path still leads to, in the table's order.
+
+    What lies under a later mount cannot be looked at: a look-up crosses from a mount to the one
+    attached to it at that path, so that is replayed. Cheap on thousands of lines: only those that
+    may hold files are parsed in full.
+    """
+    attached: dict[tuple[bytes, bytes], bytes] = {}
+    heads: list[tuple[bytes, bytes, bytes]] = []
+    kept: list[bytes] = []
+    for line in table.split(b"\n"):
+        head = line.split(b" ", 5)
+        if len(head) < 6:
+            continue
+        ident, parent, point = head[0], head[1], head[4]
+        attached[parent, point] = ident
+        heads.append((ident, parent, point))
+        fstype = line.partition(b" - ")[2].partition(b" ")[0]
+        if fstype not in _DULL and not _POD_VOLUME.search(point):
+            kept.append(line)
+    idents = {ident for ident, _, _ in heads}
+    roots = [(i, point) for i, parent, point in heads if parent not in idents or parent == i]
+    mounts = (_parse_line(line) for line in kept if _reachable(line, roots, attached))
+    return tuple(mount for mount in mounts if mount is not None)
+
+
+def _reachable(
+    line: bytes,
+    roots: Sequence[tuple[bytes, bytes]],
+    attached: dict[tuple[bytes, bytes], bytes],
+) -> bool:
+    target, _, _, _, point, _ = line.split(b" ", 5)
+    return any(_look_up(point, root, top, attached) == target for root, top in roots)
+
+
+def _look_up(
+    point: bytes, root: bytes, top: bytes, attached: dict[tuple[bytes, bytes], bytes]
+) -> bytes:
+    """The mount in which a look-up of ``point`` ends that starts in mount ``root`` at ``top``."""
+
+    def topmost(mount: bytes, path: bytes) -> bytes:
+        above = attached.get((mount, path))
+        while above is not None and above != mount:  # mounts may be stacked on one point
+            mount, above = above, attached.get((above, path))
+        return mount
+
+    mount, path = topmost(root, top), top.rstrip(b"/")
+    if point != top and not point.startswith(path + b"/"):
+        return b""
+    for part in filter(None, point[len(path) :].split(b"/")):
+        path += b"/" + part
+        mount = topmost(mount, path)
+    return mount
+
+
+def under(mounts: Sequence[Mount], root: str) -> tuple[Mount, ...]:
+    """The host's mounts, as a process sees them that has the host's root mounted at ``root``.
+
+    Its own table is right where the host's is not: it holds exactly what this process can reach,
+    and needs no host PID namespace.
+    """
+    if root == "/":
+        return tuple(mounts)
+    inside = root + "/"
+    return tuple(
+        replace(mount, point=mount.point[len(root) :] or "/")
+        for mount in mounts
+        if mount.point == root or mount.point.startswith(inside)
+    )
+
+
+def watched(
+    mounts: Sequence[Mount], *, named: Sequence[str] = (), exclude: Sequence[str] = ()
+) -> tuple[Mount, ...]:
+    """The mounts to look at: each disk once, remote filesystems, and whatever is named.
+
+    ``named`` adds mount points that would be skipped (a tmpfs, a loop device). ``exclude`` drops
+    mount points by shell pattern and does not drop named ones.
+    """
+    by_name = set(named)
+    kept = [m for m in mounts if m.point in by_name]
+    devices = {m.device for m in kept}
+    candidates = [m for m in mounts if m.point not in by_name and _holds_files(m)]
+    # The whole filesystem before a bind of its part, the shortest path before longer ones.
+    for mount in sorted(candidates, key=lambda m: (m.root != "/", len(m.point), m.point)):
+        skip = any(fnmatch.fnmatchcase(mount.point, pattern) for pattern in exclude)
+        if not skip and mount.device not in devices:
+            devices.add(mount.device)
+            kept.append(mount)
+    return tuple(sorted(kept, key=lambda m: m.point))
+
+
+def _holds_files(mount: Mount) -> bool:
+    if mount.fstype in _NEVER or mount.fstype in _IMAGES:
+        return False
+    if mount.fstype in REMOTE or mount.fstype in _LOCAL_WITHOUT_DEVICE:
+        return True
+    on_device = not mount.device.startswith("0:") and not mount.device.startswith(_LOOP_MAJOR)
+    return on_device and not mount.fstype.startswith("fuse")
+
+
+def find(mounts: Iterable[Mount], path: str) -> Mount | None:
+    """The mount that ``path`` lies on: the longest mount point above it."""
+    best: Mount | None = None
+    for mount in mounts:
+        above = mount.point in ("/", path) or path.startswith(mount.point + "/")
+        if above and (best is None or len(mount.point) >= len(best.point)):
+            best = mount
+    return best
+
+
+class MountTable:
+    """The table of this process, seen as the host's. Parsed again only when its text differs.
+
+    Reading it touches no device. Raises OSError when ``/proc`` is not there.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self._path = machine.proc / "self/mountinfo"
+        self._root = str(machine.root)
+        self._raw = b""
+        self._mounts: tuple[Mount, ...] = ()
+
+    def read(self) -> tuple[Mount, ...]:
+        raw = self._path.read_bytes()
+        if raw != self._raw:
+            self._mounts = under(worth_parsing(raw), self._root)
+            self._raw = raw
+        return self._mounts
