@@ -1,0 +1,282 @@
+"""The aggregator's settings: one YAML file, read once, checked whole, frozen.
+
+`load` refuses a bad file with every problem in it, each with its line. Durations are seconds,
+percentages 0 to 100, here; in the file "30s" and "5%". docs/aggregator.md is the reference for
+people, deploy/aggregator.yaml an example.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from aggregator.config_values import (
+    Address,
+    Duration,
+    HttpUrl,
+    MaybePath,
+    OrdinaryPath,
+    Percent,
+    is_loopback,
+)
+from aggregator.quarantine.cluster import Action
+from aggregator.quarantine.ledger import Kind
+from aggregator.yaml_lines import ConfigError, Document, Key, read, validate
+
+__all__ = ["Config", "ConfigError", "load"]
+
+Strings = Annotated[tuple[str, ...], Field(strict=False)]
+Kinds = Annotated[tuple[Annotated[Kind, Field(strict=False)], ...], Field(strict=False)]
+Whole = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """Unknown keys are refused, and nothing is guessed: the text "5" is no number."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_is_the_default(cls, data: Any) -> Any:
+        """A key with nothing after it (its lines commented out, say) is as if it were not there."""
+        if not isinstance(data, dict):
+            return data
+        known = cls.model_fields
+        return {k: v for k, v in data.items() if v is not None or k not in known}
+
+
+class LocalCommands(Section):
+    """What the local cluster runs for each step, as argument lists; empty: nothing is run."""
+
+    cordon: Strings = ()
+    drain: Strings = ()
+    release: Strings = ()
+
+
+class Local(Section):
+    """The cluster without Kubernetes."""
+
+    database: OrdinaryPath = Path("/var/lib/sickbay-aggregator/cluster.db")
+    commands: LocalCommands = LocalCommands()
+    command_timeout: Duration = 30.0
+
+
+class Cluster(Section):
+    """Where nodes are quarantined."""
+
+    kind: Literal["kubernetes", "local"] = "kubernetes"
+    kubeconfig: MaybePath = None
+    """None: in-cluster, else the usual places."""
+    namespace: Annotated[str, Field(min_length=1)] = "sickbay"
+    requests_per_second: Positive = 100
+    burst: Positive = 200
+    local: Local = Local()
+
+
+class Tls(Section):
+    """Serves both listeners; read again when it rotates."""
+
+    cert_file: OrdinaryPath
+    key_file: OrdinaryPath
+    client_ca_file: MaybePath = None
+    """Who signs the nodes' certificates; needed by ``identity.kind: certificate``."""
+
+
+class Listen(Section):
+    """Addresses: ``host:port``, ``[v6]:port`` or ``unix:/path``."""
+
+    grpc: Address = "0.0.0.0:8443"
+    web: Address = "0.0.0.0:8080"
+    tls: Tls | None = None
+    insecure_plaintext: bool = False
+
+
+class Identity(Section):
+    """How an agent proves which node it speaks for."""
+
+    kind: Literal["token", "certificate", "insecure-trust-hello"] = "token"
+    audience: Annotated[str, Field(min_length=1)] = "sickbay"
+    service_account: Annotated[str, Field(pattern=r"^[a-z0-9.-]+:[a-z0-9.-]+$")] = (
+        "sickbay:sickbay-agent"
+    )
+    """``namespace:name``."""
+    issuer: str = ""
+    """Empty: asked of the API server's discovery document."""
+    keys_cache: OrdinaryPath = Path("/var/lib/sickbay-aggregator/jwks.json")
+
+
+class Agents(Section):
+    heartbeat: Annotated[Duration, Field(ge=1)] = 10.0
+    silent_after: Annotated[Duration, Field(ge=1)] = 60.0
+
+
+class Limits(Section):
+    """Admission. Counts and percentages both hold; the smaller one decides."""
+
+    concurrent: Whole = 20
+    concurrent_percent: Percent = 5.0
+    pool_label: str = ""
+    """The node label whose value names a node's pool; empty: no pools."""
+    pool_percent: Percent = 20.0
+    evictions_at_once: Positive = 50
+    quorum_percent: Percent = 50.0
+    silent_drain_after: Duration = 300.0
+
+
+class Drain(Section):
+    deadline: Duration = 7 * 86400.0
+    delete_empty_dir_data: bool = False
+    evict_unmanaged: bool = False
+    protected_selector: str = ""
+
+
+class Policy(Section):
+    file: MaybePath = None
+    """None: the shipped rules."""
+
+
+class History(Section):
+    database: Annotated[str, Field(pattern=r"^[a-z0-9+_]+://")] = (
+        "sqlite:////var/lib/sickbay-aggregator/history.db"
+    )
+    """An SQLAlchemy URL."""
+    keep: Duration = 28 * 86400.0
+
+
+class Webhook(Section):
+    url: HttpUrl
+    secret_file: OrdinaryPath
+    """Its content, stripped of whitespace at the end, signs every request."""
+    kinds: Kinds | None = None
+    """The transitions that it hears of; None: all that are alerts."""
+    timeout: Duration = 10.0
+
+
+class Alerts(Section):
+    webhooks: Annotated[tuple[Webhook, ...], Field(strict=False)] = ()
+
+
+class Config(Section):
+    """Everything that the aggregator was told."""
+
+    mode: Annotated[Action, Field(strict=False)] = Action.OBSERVE
+    """A cap on every action; ships as observe."""
+    cluster: Cluster = Cluster()
+    listen: Listen = Listen()
+    identity: Identity = Identity()
+    agents: Agents = Agents()
+    limits: Limits = Limits()
+    drain: Drain = Drain()
+    policy: Policy = Policy()
+    history: History = History()
+    alerts: Alerts = Alerts()
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+def load(path: Path, *, root: Path = Path("/")) -> Config:
+    """The settings in the file at ``path``, or `ConfigError` with all that is wrong with them.
+
+    Relative paths are seen from the file's folder. The files that it names must exist below
+    ``root``.
+    """
+    document = read(path)
+    config, problems = validate(document, Config)
+    spoilt = frozenset(problem.section for problem in problems)
+    if config is None:
+        # What is wrong in one section must not hide what is wrong in another: the rest is looked
+        # at with this section at its defaults, and nothing is said that would rest on them.
+        data = {name: value for name, value in document.data.items() if name not in spoilt}
+        config, _ = validate(Document(document.name, data, document.lines), Config)
+        assert config is not None
+    for finding in (*_contradictions(config), *_missing_files(config, root)):
+        if spoilt.isdisjoint(finding.rests_on):
+            problems.append(document.problem(finding.key, finding.text))
+    if problems:
+        raise ConfigError(str(path), problems)
+    return config
+
+
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    key: Key
+    text: str
+    rests_on: frozenset[str]
+
+
+def _finding(key: Key, text: str, *also: str) -> _Finding:
+    return _Finding(key, text, frozenset((str(key[0]), *also)))
+
+
+def _contradictions(config: Config) -> Iterator[_Finding]:
+    """What is sound by itself and not together."""
+    yield from _exposed(config.listen)
+    yield from _unprovable(config)
+    if config.agents.silent_after < 2 * config.agents.heartbeat:
+        text = (
+            f"{config.agents.silent_after:g}s is less than two heartbeats, so that one late "
+            f'heartbeat is silence; expected at least "{2 * config.agents.heartbeat:g}s"'
+        )
+        yield _finding(("agents", "silent_after"), text)
+
+
+def _exposed(listen: Listen) -> Iterator[_Finding]:
+    if listen.tls is None and not listen.insecure_plaintext:
+        for name, address in (("grpc", listen.grpc), ("web", listen.web)):
+            if not is_loopback(address):
+                text = (
+                    f'"{address}" can be reached from other machines, in plaintext; expected '
+                    "listen.tls, an address on loopback, or listen.insecure_plaintext: true"
+                )
+                yield _finding(("listen", name), text)
+    if listen.grpc == listen.web and not listen.grpc.endswith(":0"):
+        yield _finding(("listen", "web"), "the same as listen.grpc; expected another port")
+
+
+def _unprovable(config: Config) -> Iterator[_Finding]:
+    """Identities that could not be proven, or that anybody could claim."""
+    kind, listen, key = config.identity.kind, config.listen, ("identity", "kind")
+    if kind == "token" and config.cluster.kind != "kubernetes":
+        text = (
+            '"token" needs the keys of a Kubernetes API server, and cluster.kind is "local"; '
+            'expected "certificate" (or "insecure-trust-hello" for a trial on loopback)'
+        )
+        yield _finding(key, text, "cluster")
+    if kind == "certificate" and (listen.tls is None or listen.tls.client_ca_file is None):
+        text = '"certificate" needs to know who signs; expected listen.tls.client_ca_file'
+        yield _finding(key, text, "listen")
+    if kind == "insecure-trust-hello" and not (
+        is_loopback(listen.grpc) or listen.insecure_plaintext
+    ):
+        text = (
+            f'"{kind}" lets whoever reaches "{listen.grpc}" speak for any node; expected "token" '
+            'or "certificate", listen.grpc on loopback, or listen.insecure_plaintext: true'
+        )
+        yield _finding(key, text, "listen")
+
+
+def _missing_files(config: Config, root: Path) -> Iterator[_Finding]:
+    for key, file in _files(config):
+        if file is None:
+            continue
+        try:
+            with (root / file.relative_to("/")).open("rb"):
+                pass
+        except OSError as error:
+            text = f"{file} can't be read: {error.strerror}; expected a readable file"
+            yield _finding(key, text)
+
+
+def _files(config: Config) -> Iterator[tuple[Key, Path | None]]:
+    """Every file that must be there before anything starts."""
+    yield ("cluster", "kubeconfig"), config.cluster.kubeconfig
+    tls = config.listen.tls
+    if tls is not None:
+        yield ("listen", "tls", "cert_file"), tls.cert_file
+        yield ("listen", "tls", "key_file"), tls.key_file
+        yield ("listen", "tls", "client_ca_file"), tls.client_ca_file
+    yield ("policy", "file"), config.policy.file
+    for number, webhook in enumerate(config.alerts.webhooks):
+        yield ("alerts", "webhooks", number, "secret_file"), webhook.secret_file

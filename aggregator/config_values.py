@@ -1,0 +1,129 @@
+"""The kinds of value that a configuration file holds, each with what to write instead.
+
+A refusal is a `PydanticCustomError` whose message is "what; expected ...": `yaml_lines` puts the
+file, the line and the key before it. What a file holds is echoed only where it can't be a secret.
+"""
+
+import ipaddress
+import re
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator, ValidationInfo
+from pydantic_core import PydanticCustomError
+
+UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
+
+
+def _refuse(what: str, expected: str) -> PydanticCustomError:
+    return PydanticCustomError(
+        "value", "{what}; expected {expected}", {"what": what, "expected": expected}
+    )
+
+
+def show(value: object) -> str:
+    """A value as the file's reader knows it, or its kind where it is long or may be secret."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if value is None:
+        return "nothing"
+    if isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, str) and len(value) <= 60 and "://" not in value:
+        return f'"{value}"'
+    names: dict[type, str] = {str: "this text", list: "a list", dict: "a section"}
+    return names.get(type(value), type(value).__name__)
+
+
+def duration(value: object) -> float:
+    """Seconds of "30s", "1.5h" or "7d"."""
+    expected = 'a number with its unit (ms, s, m, h, d), such as "30s" or "7d"'
+    if not isinstance(value, str):
+        raise _refuse(f"{show(value)} is no duration", expected)
+    match = _DURATION.fullmatch(value.strip())
+    if match is None:
+        raise _refuse(f"{show(value)} is no duration", expected)
+    return float(match[1]) * UNITS[match[2]]
+
+
+def percent(value: object) -> float:
+    """0 to 100, of "5%"."""
+    expected = 'a percentage from 0% to 100%, such as "5%"'
+    match = _PERCENT.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None or float(match[1]) > 100:
+        raise _refuse(f"{show(value)} is no percentage", expected)
+    return float(match[1])
+
+
+def address(value: object) -> str:
+    """``host:port``, ``[v6]:port`` or ``unix:/path``."""
+    expected = '"HOST:PORT", "[IPV6]:PORT" or "unix:/PATH"'
+    if not isinstance(value, str):
+        raise _refuse(f"{show(value)} is no address", expected)
+    if value.startswith("unix:"):
+        if not value.startswith("unix:/"):
+            raise _refuse(f"{show(value)} has no absolute path", expected)
+        return value
+    host, colon, port = value.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not colon or not host or (":" in host and not bracketed):
+        raise _refuse(f"{show(value)} is no address", expected)
+    if not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise _refuse(f'"{port}" is no port', "a number from 0 to 65535 (0: the system chooses)")
+    if bracketed:
+        try:
+            ipaddress.IPv6Address(host[1:-1])
+        except ValueError:
+            raise _refuse(f"{host} is no IPv6 address", expected) from None
+    return value
+
+
+def is_loopback(value: str) -> bool:
+    """Whether nothing off this machine can reach the address."""
+    if value.startswith("unix:"):
+        return True
+    host = value.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def http_url(value: object) -> str:
+    """An http or https URL with a host. Never echoed: a webhook's URL is often its secret."""
+    expected = '"https://HOST/..." (or http)'
+    if not isinstance(value, str):
+        raise _refuse(f"{show(value)} is no URL", expected)
+    try:
+        parts = urlsplit(value)
+        port_is_sound = parts.port is None or parts.port > 0
+    except ValueError:
+        raise _refuse("this is no URL", expected) from None
+    if parts.scheme not in {"http", "https"} or not parts.hostname or not port_is_sound:
+        raise _refuse("this is no URL that can be posted to", expected)
+    return value
+
+
+def ordinary_path(value: object, info: ValidationInfo) -> Path:
+    """An absolute path; a relative one is seen from the configuration file's folder."""
+    if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
+        raise _refuse(f"{show(value)} is no path", "the path of a file")
+    return Path((info.context or {}).get("folder", "/")) / value
+
+
+def maybe_path(value: object, info: ValidationInfo) -> Path | None:
+    """A path, or None for empty text."""
+    return None if value == "" or value is None else ordinary_path(value, info)
+
+
+Duration = Annotated[float, BeforeValidator(duration)]
+Percent = Annotated[float, BeforeValidator(percent)]
+Address = Annotated[str, BeforeValidator(address)]
+HttpUrl = Annotated[str, BeforeValidator(http_url)]
+OrdinaryPath = Annotated[Path, BeforeValidator(ordinary_path)]
+MaybePath = Annotated[Path | None, BeforeValidator(maybe_path)]
