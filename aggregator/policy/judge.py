@@ -1,0 +1,161 @@
+"""From a node's health to its incidents. Pure: health, open incidents and a time go in.
+
+Invariants:
+- An incident opens when evidence has lasted for its rule's time, and its start never moves.
+- Evidence of an incident stays in force until a positive sign: a component seen ok, a fault cleared
+  in this boot, or another boot for what a boot ends. Absent, unknown or silent is not a sign.
+- It closes when none is in force and ``healthy_for`` has passed since, with the agent speaking.
+- What was lost (missing from a snapshot of the same boot) keeps an incident open and opens none.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from aggregator.health.model import Status
+from aggregator.health.node import NodeHealth, boot_ends
+from aggregator.policy.incident import Evidence, Incident, incident_id
+from aggregator.policy.rules import ACTIONS, KINDS, Match, Policy, matches
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """``incidents`` are open, by id. ``look_again`` is when time alone may change it (monotonic)."""
+
+    incidents: Mapping[str, Incident]
+    closed: tuple[Incident, ...]
+    look_again: float | None
+
+
+def judge(
+    policy: Policy,
+    health: NodeHealth,
+    before: Mapping[str, Incident],
+    now: float,
+    *,
+    speaking: bool = True,
+) -> Judgement:
+    """Fold the node's health into its incidents.
+
+    ``speaking`` is whether the agent is attached and has given its snapshot: while it has not, no
+    time counts towards recovery.
+    """
+    found = list(matches(policy, health))
+    after: dict[str, Incident] = {}
+    closed: list[Incident] = []
+    again: list[float] = [match.due for match in found if match.due > now]
+    for kind in KINDS:
+        ident, earlier = _open_of(kind, health, before)
+        due = [match for match in found if match.rule.kind == kind and match.due <= now]
+        evidence = _fold(earlier, due, health)
+        if not evidence:
+            continue
+        incident = _incident(ident, kind, health, earlier, evidence, now, policy)
+        if incident.in_force:
+            after[ident] = replace(incident, recovering_since=None)
+            continue
+        since = incident.recovering_since if speaking else None
+        since = now if since is None else since
+        if speaking and now >= since + incident.healthy_for:
+            closed.append(incident)
+            continue
+        after[ident] = replace(incident, recovering_since=since)
+        again.append(since + incident.healthy_for)
+    return Judgement(after, tuple(closed), min(again, default=None))
+
+
+def _open_of(
+    kind: str, health: NodeHealth, before: Mapping[str, Incident]
+) -> tuple[str, Incident | None]:
+    """The node's open incident of a kind, whatever boot it began in, and its id."""
+    for incident in before.values():
+        if incident.kind == kind:
+            return incident.id, incident
+    return incident_id(health.node, health.boot_id, kind), None
+
+
+def _fold(
+    earlier: Incident | None, due: Sequence[Match], health: NodeHealth
+) -> tuple[Evidence, ...]:
+    """The earlier evidence, in force or over, and what has come to it."""
+    held: dict[tuple[str, str], Evidence] = {}
+    for item in earlier.evidence if earlier is not None else ():
+        held[item.key] = replace(item, over=item.over or _over(item, health), lost=_lost(item, health))
+    for match in due:
+        key = (match.code, match.component)
+        known = held.get(key)
+        if known is None and match.lost:
+            continue
+        if known is not None and ACTIONS.index(known.action) > ACTIONS.index(match.rule.action):
+            held[key] = replace(known, over="", message=match.message, lost=match.lost)
+            continue
+        held[key] = Evidence(
+            match.code,
+            match.component,
+            match.boot_id,
+            match.rule.name,
+            match.rule.action,
+            match.message,
+            match.cleared_by,
+            known.since if known is not None else match.since,
+            lost=match.lost,
+        )
+    return tuple(held.values())
+
+
+def _over(item: Evidence, health: NodeHealth) -> str:
+    """The positive sign that ends this evidence; empty while there is none."""
+    if item.cleared_by is None:
+        check = item.code.partition(":")[0]
+        if health.cleared.get((check, item.component)) == "gone":
+            return "gone"
+        component = health.components.get((check, item.component))
+        if component is None or component.status is Status.UNKNOWN:
+            return ""
+        if component.status is Status.FAILED:
+            same = item.code == f"{check}:{component.reason or 'failed'}"
+            return "" if same else "changed"
+        return "ok"
+    if item.boot_id != health.boot_id and boot_ends(item.cleared_by):
+        return "reboot"
+    return health.how_cleared(item.code, item.component, item.cleared_by)
+
+
+def _lost(item: Evidence, health: NodeHealth) -> bool:
+    """Whether a latched fault is no longer known to its agent though nothing has cleared it."""
+    if item.cleared_by is None:
+        return False
+    fault = health.faults.get(item.key)
+    return fault is None or fault.missing
+
+
+def _incident(
+    ident: str,
+    kind: str,
+    health: NodeHealth,
+    earlier: Incident | None,
+    evidence: tuple[Evidence, ...],
+    now: float,
+    policy: Policy,
+) -> Incident:
+    healthy_for = {rule.name: rule.healthy_for for rule in policy.rules}
+    weighty = [item for item in evidence if not item.over] or list(evidence)
+    action = max((item.action for item in weighty), key=ACTIONS.index)
+    lead = next(item for item in weighty if item.action == action)
+    return Incident(
+        id=ident,
+        node=health.node,
+        boot_id=earlier.boot_id if earlier is not None else health.boot_id,
+        kind=kind,
+        action=action,
+        summary=_summary(lead, evidence, policy),
+        since=earlier.since if earlier is not None else now,
+        evidence=evidence,
+        healthy_for=max(healthy_for.get(item.rule, 0.0) for item in evidence),
+        recovering_since=earlier.recovering_since if earlier is not None else None,
+    )
+
+
+def _summary(lead: Evidence, evidence: tuple[Evidence, ...], policy: Policy) -> str:
+    where = f" on {lead.component}" if lead.component else ""
+    more = f", and {len(evidence) - 1} more" if len(evidence) > 1 else ""
+    return f"{policy.catalogue.describe(lead.code)}{where}{more}"

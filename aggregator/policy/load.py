@@ -1,0 +1,213 @@
+"""Reading policy: the shipped rules, and a site's file on top. Pure: texts go in."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+import yaml
+
+from aggregator.policy.catalogue import UNKNOWN, Catalogue, parse_catalogue
+from aggregator.policy.rules import ACTIONS, KINDS, Policy, Rule
+from aggregator.yaml_lines import Lines, suggest
+
+_KEYS = {
+    "name": "name",
+    "kind": "kind",
+    "action": "action",
+    "why": "why",
+    "faults": "faults",
+    "classes": "classes",
+    "details": "details",
+    "minCount": "min_count",
+    "confirmedBy": "confirmed_by",
+    "check": "check",
+    "reasons": "reasons",
+    "components": "components",
+    "for": "hold",
+    "healthyFor": "healthy_for",
+}
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+
+
+class PolicyError(Exception):
+    """A policy that can't be used. ``problems`` are lines "FILE:LINE: KEY: what; expected ..."."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+def load_policy(catalogue: str, shipped: str, site: str = "", site_name: str = "") -> Policy:
+    """The shipped rules, with the site's replacing those of the same name and adding the rest.
+
+    Raises `PolicyError` with every problem of the site's file.
+    """
+    facts = parse_catalogue(yaml.safe_load(catalogue))
+    rules = {rule.name: rule for rule in _parse(shipped, "rules.yaml", facts, {})}
+    if site:
+        for rule in _parse(site, site_name or "policy", facts, rules):
+            rules[rule.name] = rule
+    ordered = tuple(rules.values())
+    text = json.dumps([_plain(rule) for rule in ordered], sort_keys=True)
+    digest = hashlib.blake2b((catalogue + text).encode(), digest_size=6).hexdigest()
+    return Policy(ordered, facts, digest)
+
+
+def _plain(rule: Rule) -> dict[str, Any]:
+    return {
+        field.name: dict(value) if isinstance(value, Mapping) else value
+        for field in fields(rule)
+        for value in (getattr(rule, field.name),)
+    }
+
+
+def _parse(
+    text: str, name: str, catalogue: Catalogue, known: Mapping[str, Rule]
+) -> list[Rule]:
+    lines = Lines(text, name)
+    problems: list[str] = []
+    data = lines.data
+    if not isinstance(data, dict) or not isinstance(data.get("rules"), list):
+        raise PolicyError([lines.say((), "no list of rules; expected 'rules:' and a list below it")])
+    for key in data:
+        if key != "rules":
+            problems.append(lines.say((key,), f"unknown key{suggest(key, ['rules'])}; expected 'rules'"))
+    rules: list[Rule] = []
+    seen: set[str] = set()
+    for index, entry in enumerate(data["rules"]):
+        reader = _Reader(lines, ("rules", index), entry, catalogue, known, problems)
+        rule = reader.rule()
+        if rule is None:
+            continue
+        if rule.name in seen:
+            problems.append(lines.say(("rules", index, "name"), f"rule {rule.name!r} stands here twice"))
+        seen.add(rule.name)
+        rules.append(rule)
+    if problems:
+        raise PolicyError(problems)
+    return rules
+
+
+class _Reader:
+    """Reads one rule, collecting problems instead of stopping at the first."""
+
+    def __init__(
+        self,
+        lines: Lines,
+        path: tuple[str | int, ...],
+        entry: Any,
+        catalogue: Catalogue,
+        known: Mapping[str, Rule],
+        problems: list[str],
+    ) -> None:
+        self._lines = lines
+        self._path = path
+        self._entry = entry
+        self._catalogue = catalogue
+        self._known = known
+        self._problems = problems
+
+    def rule(self) -> Rule | None:
+        entry = self._entry
+        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+            self._problem((), "not a rule; expected a mapping with a name")
+            return None
+        before = len(self._problems)
+        values: dict[str, Any] = {}
+        for key, value in entry.items():
+            field = _KEYS.get(str(key))
+            if field is None:
+                self._problem((key,), f"unknown key{suggest(str(key), _KEYS)}; expected one of "
+                              f"{', '.join(_KEYS)}")
+            else:
+                values[field] = self._value(str(key), value)
+        base = self._known.get(entry["name"])
+        if len(self._problems) > before:
+            return None
+        if base is None:
+            for key in ("kind", "action"):
+                if key not in values:
+                    self._problem((), f"rule {entry['name']!r} has no {key}; expected one of "
+                                  f"{', '.join(KINDS if key == 'kind' else ACTIONS)}")
+            if len(self._problems) > before:
+                return None
+            values.setdefault("why", "the site's policy")
+            rule = Rule(**values)
+        else:
+            rule = replace(base, **values)
+        self._judge(rule)
+        return rule if len(self._problems) == before else None
+
+    def _value(self, key: str, value: Any) -> Any:
+        match key:
+            case "kind":
+                return self._one_of(key, value, KINDS)
+            case "action":
+                return self._one_of(key, value, ACTIONS)
+            case "for" | "healthyFor":
+                found = _DURATION.fullmatch(str(value))
+                if found is None:
+                    self._problem((key,), f"{value!r} is not a duration; expected one such as 30s or 10m")
+                    return 0.0
+                return float(found[1]) * _UNITS[found[2]]
+            case "minCount":
+                if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                    self._problem((key,), f"{value!r}; expected a whole number of 1 or more")
+                    return 1
+                return value
+            case "faults" | "classes" | "reasons" | "components":
+                if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+                    self._problem((key,), f"{value!r}; expected a list of texts")
+                    return ()
+                return tuple(value)
+            case "details":
+                if not isinstance(value, dict) or not all(isinstance(v, list) for v in value.values()):
+                    self._problem((key,), f"{value!r}; expected texts, each with a list of texts")
+                    return {}
+                return {str(k): tuple(str(item) for item in v) for k, v in value.items()}
+            case _:
+                if not isinstance(value, str):
+                    self._problem((key,), f"{value!r}; expected a text")
+                    return ""
+                return value
+
+    def _one_of(self, key: str, value: Any, allowed: tuple[str, ...]) -> str:
+        if value not in allowed:
+            hint = suggest(str(value), allowed)
+            self._problem((key,), f"{value!r}{hint}; expected one of {', '.join(allowed)}")
+            return allowed[0]
+        return str(value)
+
+    def _judge(self, rule: Rule) -> None:
+        """What no policy may ask for, and what could never match."""
+        acts = rule.action != "observe"
+        by_fault = bool(rule.faults or rule.classes)
+        if by_fault == bool(rule.check):
+            self._problem((), "can't match: expected either faults or classes, or a check")
+            return
+        for name in rule.classes:
+            if name != UNKNOWN and name not in self._catalogue.classes:
+                known = (*self._catalogue.classes, UNKNOWN)
+                self._problem(("classes",), f"no class {name!r}{suggest(name, known)}; "
+                              f"expected some of {', '.join(known)}")
+        if not acts:
+            return
+        if UNKNOWN in rule.classes:
+            self._problem(("classes",), "would act on unknown codes; expected action: observe")
+        for code in rule.faults:
+            wild = any(sign in code for sign in "*?[")
+            if wild or self._catalogue.classify(code) == UNKNOWN:
+                self._problem(("faults",), f"{code!r} would act on a code that the catalogue doesn't "
+                              "know; expected known codes, or action: observe")
+        named = {self._catalogue.classify(code) for code in rule.faults} | set(rule.classes)
+        alone = named & {"application", "ignore", "follow-on", "no-action"}
+        if alone and rule.min_count < 2:
+            self._problem((), f"would act on one fault of class {', '.join(sorted(alone))}, which an "
+                          "application can cause; expected minCount of 2 or more, or action: observe")
+
+    def _problem(self, below: tuple[str | int, ...], text: str) -> None:
+        self._problems.append(self._lines.say((*self._path, *below), text))

@@ -1,0 +1,146 @@
+"""Admission: whether a quarantine may be made now, or what holds it. Pure.
+
+Invariant: `admit` never returns a record with more entries than a limit allows, but for those that
+stood before (a limit that was lowered evicts nobody) and those made by hand (entered and counted,
+never refused).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from aggregator.quarantine.decide.record import Entry, Record
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How many nodes may be in quarantine at once. Percentages are of all nodes, or of a pool.
+
+    ``pool_label`` names the node label whose value is the pool; empty: no pools.
+    ``quorum_percent`` is the share of nodes that must have reported before anything is admitted.
+    """
+
+    concurrent: int = 20
+    concurrent_percent: float = 5.0
+    pool_label: str = ""
+    pool_percent: float = 20.0
+    quorum_percent: float = 50.0
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How large the fleet is, and how much of it has reported since this process started."""
+
+    nodes: int
+    reported: int
+    pools: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A node that policy wants in quarantine. Idempotent by incident."""
+
+    node: str
+    incident: str
+    pool: str
+    action: str
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Why not now: the limit by its name in the configuration, its value, and a sentence."""
+
+    limit: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The record to write (the same object when nothing was admitted) and what came of each node."""
+
+    record: Record
+    admitted: frozenset[str]
+    held: Mapping[str, Held]
+
+
+def allowance(total: int, percent: float) -> int:
+    """How many of ``total`` are ``percent``, such that a pool of three can lose one."""
+    return max(1, int(total * percent / 100)) if total > 0 else 0
+
+
+def admit(
+    record: Record,
+    proposals: Sequence[Proposal],
+    limits: Limits,
+    size: Size,
+    *,
+    now: float,
+    policy_hash: str,
+    stop: str = "",
+) -> Outcome:
+    """Decide on all that waits, in the order given, against one record."""
+    entered: list[Entry] = []
+    held: dict[str, Held] = {}
+    admitted: set[str] = set()
+    standing = len(record.entries)
+    pools: dict[str, int] = {}
+    fleetwide = _fleetwide(limits, size, stop)
+    for proposal in proposals:
+        if proposal.node in record.entries or proposal.node in admitted:
+            admitted.add(proposal.node)
+            continue
+        in_pool = pools.get(proposal.pool, record.in_pool(proposal.pool))
+        hold = fleetwide or _full(limits, size, proposal.pool, standing, in_pool)
+        if hold is not None:
+            held[proposal.node] = hold
+            continue
+        standing += 1
+        pools[proposal.pool] = in_pool + 1
+        admitted.add(proposal.node)
+        entered.append(
+            Entry(proposal.node, proposal.incident, proposal.pool, proposal.action, now)
+        )
+    after = record.enter(entered, policy_hash) if entered else record
+    return Outcome(after, frozenset(admitted), held)
+
+
+def _fleetwide(limits: Limits, size: Size, stop: str) -> Held | None:
+    if stop:
+        return Held("stop", stop, f"the fleet-wide stop switch is set: {stop}")
+    needed = size.nodes * limits.quorum_percent / 100
+    if size.reported < needed:
+        return Held(
+            "limits.quorum_percent",
+            f"{limits.quorum_percent:g}%",
+            f"{size.reported} of {size.nodes} nodes have reported since the start; "
+            f"{limits.quorum_percent:g} % must have",
+        )
+    return None
+
+
+def _full(limits: Limits, size: Size, pool: str, standing: int, in_pool: int) -> Held | None:
+    if standing >= limits.concurrent:
+        return Held(
+            "limits.concurrent",
+            str(limits.concurrent),
+            f"{standing} nodes are in quarantine; the limit is {limits.concurrent}",
+        )
+    most = allowance(size.nodes, limits.concurrent_percent)
+    if standing >= most:
+        return Held(
+            "limits.concurrent_percent",
+            f"{limits.concurrent_percent:g}%",
+            f"{standing} of {size.nodes} nodes are in quarantine; "
+            f"{limits.concurrent_percent:g} % allow {most}",
+        )
+    if limits.pool_label:
+        total = size.pools.get(pool, 0)
+        most = allowance(total, limits.pool_percent)
+        if in_pool >= most:
+            return Held(
+                "limits.pool_percent",
+                f"{limits.pool_percent:g}%",
+                f"{in_pool} of {total} nodes of pool {pool or '(none)'} are in quarantine; "
+                f"{limits.pool_percent:g} % allow {most}",
+            )
+    return None
