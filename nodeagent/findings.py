@@ -1,0 +1,130 @@
+"""What is known about this node now, for the command line: the running agent's word or one look.
+
+The JSON of ``sickbay-agent check -o json`` is ``Findings.as_json``; docs/agent.md describes it.
+Keys are only added. Ages are seconds.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nodeagent.model import CheckInfo, ClearedBy, Status
+
+#: From nothing to worst. An unknown is no sickness, so it ranks below a component that is degraded.
+SEVERITY: Mapping[Status, int] = {
+    Status.OK: 0,
+    Status.UNKNOWN: 1,
+    Status.DEGRADED: 2,
+    Status.FAILED: 3,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One component by one check. ``age`` None: seen just now, and not since when."""
+
+    check: str
+    component: str
+    status: Status
+    reason: str = ""
+    message: str = ""
+    age: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Latched:
+    """A fault that happened and that nothing has ended yet."""
+
+    code: str
+    check: str
+    component: str
+    message: str
+    count: int
+    first_age: float
+    last_age: float
+    cleared_by: ClearedBy
+    historical: bool = False
+    details: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def status(self) -> Status:
+        """What it means for ``check``'s exit code alone; policy is the aggregator's.
+
+        What only time has to pass over (an application's fault, a contained error) is degraded,
+        and what an earlier agent may have dealt with is nobody's fault of today.
+        """
+        if self.historical:
+            return Status.OK
+        return Status.DEGRADED if self.cleared_by is ClearedBy.EXPIRY else Status.FAILED
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """``source`` is "agent" (its latch: faults count) or "probe" (one look, here and now)."""
+
+    node: str
+    source: str
+    results: Sequence[Result]
+    faults: Sequence[Latched] = ()
+    checks: Sequence[CheckInfo] = ()
+    notes: Sequence[str] = ()
+
+    @property
+    def worst(self) -> Status:
+        """The worst of results and faults; ok when there is nothing."""
+        return max((item.status for item in self.ranked()), key=rank, default=Status.OK)
+
+    def ranked(self) -> list[Result | Latched]:
+        """Faults and results, worst first; faults first among equals."""
+        everything: list[Result | Latched] = [*self.faults, *self.results]
+        return sorted(everything, key=lambda item: -rank(item.status))
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "node": self.node,
+            "source": self.source,
+            "status": self.worst.name.lower(),
+            "results": [_result_json(r) for r in self.ranked() if isinstance(r, Result)],
+            "faults": [_fault_json(f) for f in self.ranked() if isinstance(f, Latched)],
+            "checks": [_check_json(check) for check in self.checks],
+            "notes": list(self.notes),
+        }
+
+
+def rank(status: Status) -> int:
+    return SEVERITY[status]
+
+
+def _result_json(result: Result) -> dict[str, Any]:
+    return {
+        "check": result.check,
+        "component": result.component,
+        "status": result.status.name.lower(),
+        "reason": result.reason,
+        "message": result.message,
+        "age_seconds": None if result.age is None else round(result.age, 3),
+    }
+
+
+def _fault_json(fault: Latched) -> dict[str, Any]:
+    return {
+        "code": fault.code,
+        "check": fault.check,
+        "component": fault.component,
+        "status": fault.status.name.lower(),
+        "message": fault.message,
+        "count": fault.count,
+        "first_age_seconds": round(fault.first_age, 3),
+        "last_age_seconds": round(fault.last_age, 3),
+        "cleared_by": fault.cleared_by.name.lower(),
+        "historical": fault.historical,
+        "details": dict(fault.details),
+    }
+
+
+def _check_json(check: CheckInfo) -> dict[str, Any]:
+    return {
+        "name": check.name,
+        "interval_seconds": check.interval,
+        "off_because": check.off_because,
+    }

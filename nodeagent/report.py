@@ -1,0 +1,110 @@
+"""Findings and checks as people read them: an aligned table, JSON, one line for Slurm."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from nodeagent.findings import Findings, Latched, Result, rank
+from nodeagent.model import Status
+
+WIDTH = 100
+_COLOURS = {
+    Status.FAILED: "\033[31m",
+    Status.DEGRADED: "\033[33m",
+    Status.UNKNOWN: "\033[36m",
+    Status.OK: "\033[32m",
+}
+_PLAIN = "\033[0m"
+_GAP = "  "
+
+
+def findings_table(findings: Findings, *, colour: bool = False) -> str:
+    """The findings, worst first, then the checks that are off, then notes."""
+    ranked = findings.ranked()
+    rows = [("STATUS", "CHECK", "COMPONENT", "AGE", "WHAT"), *(_row(item) for item in ranked)]
+    lines = [_headline(findings, colour=colour)]
+    if ranked:
+        table = aligned(rows)
+        lines += ["", table[0]]
+        for item, line in zip(ranked, table[1:], strict=True):
+            lines.append(_coloured(line, item.status, colour=colour))
+    off = [check for check in findings.checks if check.off_because]
+    if off:
+        lines.append("")
+        lines += [f"off: {check.name}: {check.off_because}" for check in off]
+    lines += [f"note: {note}" for note in findings.notes]
+    return "\n".join(lines)
+
+
+def as_json(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def slurm_line(findings: Findings) -> str:
+    """One line, for a node's reason in Slurm: the first failure, and how many more there are."""
+    failed = [item for item in findings.ranked() if rank(item.status) == rank(Status.FAILED)]
+    if not failed:
+        return f"sickbay: {findings.worst.name.lower()}"
+    more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+    _, _, component, _, what = _row(failed[0])
+    name = failed[0].code if isinstance(failed[0], Latched) else failed[0].check
+    where = f" {component}" if component != "-" else ""
+    return one_line(f"sickbay: {name}{where}: {what}", 180 - len(more)) + more
+
+
+def aligned(rows: Sequence[Sequence[str]], width: int = WIDTH) -> list[str]:
+    """Columns padded to their widest cell. The last one is cut so that a line fits ``width``.
+
+    It keeps at least 30 characters: a line that is too long beats one that says nothing.
+    """
+    columns = len(rows[0])
+    widths = [max(len(row[i]) for row in rows) for i in range(columns - 1)]
+    room = max(30, width - sum(widths) - len(_GAP) * (columns - 1))
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(size) for cell, size in zip(row, widths, strict=False)]
+        lines.append(_GAP.join([*cells, one_line(row[-1], room)]).rstrip())
+    return lines
+
+
+def one_line(text: str, room: int) -> str:
+    """``text`` without line breaks or terminal controls, cut to ``room`` with "..." ."""
+    flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return flat if len(flat) <= room else flat[: room - 3].rstrip() + "..."
+
+
+def age(seconds: float | None) -> str:
+    """Short: "12s", "5m", "3h", "2d"; "-" when it isn't known."""
+    if seconds is None:
+        return "-"
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{int(seconds // size)}{unit}"
+    return f"{int(max(seconds, 0))}s"
+
+
+def _row(item: Result | Latched) -> tuple[str, str, str, str, str]:
+    status = item.status.name.lower()
+    component = one_line(item.component, 44) or "-"
+    if isinstance(item, Result):
+        what = item.message or item.reason
+        return status, item.check, component, age(item.age), what
+    times = f" x{item.count}" if item.count > 1 else ""
+    past = "history: " if item.historical else ""
+    return (
+        status,
+        item.check,
+        component,
+        age(item.last_age),
+        f"{past}{item.code}{times}: {item.message}",
+    )
+
+
+def _headline(findings: Findings, *, colour: bool) -> str:
+    by = "by its agent" if findings.source == "agent" else "by one look, no agent asked"
+    worst = _coloured(findings.worst.name.lower(), findings.worst, colour=colour)
+    return f"{findings.node}: {worst} ({by})"
+
+
+def _coloured(text: str, status: Status, *, colour: bool) -> str:
+    return f"{_COLOURS[status]}{text}{_PLAIN}" if colour else text
