@@ -174,7 +174,7 @@ class DiskProbe:
         if not flight.answer.done():
             flight.answer.set_result(result)
             # Now and not when the child ends: another path may hold it up for ever.
-            del self._flights[flight.job]
+            self._flights.pop(flight.job, None)
 
     async def _landing(self, flight: _Flight) -> Result:
         left = flight.began + self._deadline - self._clock.boottime()

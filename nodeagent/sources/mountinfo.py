@@ -77,6 +77,11 @@ class Mount:
     def superblock_read_only(self) -> bool:
         return "ro" in self.super_options
 
+    @property
+    def stopped_writing(self) -> bool:
+        """Read-only by flag, or by an error that ext4 shows beside a flag that stays "rw"."""
+        return not self.super_options.isdisjoint(("ro", "emergency_ro", "shutdown"))
+
 
 def parse(table: bytes) -> tuple[Mount, ...]:
     """The table's mounts in its order. Lines that are not of the format are skipped."""

@@ -1,0 +1,147 @@
+"""A filesystem that stopped writing: the kernel makes it read-only after an error.
+
+Told by the superblock, never by the mount's own flag (a read-only bind mount over a healthy disk
+is somebody's wish). Signs, strongest first, because what was seen before is lost when the agent
+restarts:
+
+1. ``emergency_ro`` or ``shutdown`` among the superblock's options: ext4 (since Linux 6.15) says
+   so itself, and its flag stays "rw" (tried on 6.18).
+2. The superblock was writable when this agent looked before, or ``writable`` names the mount.
+3. The mount is "rw" over a superblock that is "ro": ``mount -o ro`` and ``-o remount,ro`` set
+   both, an error only the superblock's.
+4. ``/etc/fstab`` (as it was at the first look) has it without "ro".
+5. ext4 counts errors and is mounted with ``errors=remount-ro``.
+
+Without any of them it was mounted read-only, and that is ok. A filesystem that somebody remounts
+read-only on purpose counts as failed until he excludes it. Reasons: ``read-only``, ``shut-down``,
+``not-mounted``, ``no-mount-table``. The component is the mount point.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
+from nodeagent.checks.disks import MOUNT_OPTIONS, Watch, absolute_paths, no_mount_table
+from nodeagent.model import Observation, Status
+from nodeagent.sources import Sources
+from nodeagent.sources.machine import Machine
+from nodeagent.sources.mountinfo import Mount
+
+NAME = "disk-readonly"
+
+
+def judge(
+    mount: Mount, *, seen_writable: bool, must_write: bool, fstab_writable: bool, errors: int
+) -> Observation:
+    """The signs of the module's list, in its order. Pure. ``errors`` is ext4's count."""
+    if "shutdown" in mount.super_options:
+        message = f"{mount.fstype} on {mount.source} has shut itself down after an error"
+        return Observation(NAME, mount.name, Status.FAILED, "shut-down", message)
+    if not mount.stopped_writing:
+        return Observation(NAME, mount.name, Status.OK, "", "writable")
+    if "emergency_ro" in mount.super_options:
+        why = "the kernel stopped writing after an error (emergency_ro)"
+    elif seen_writable:
+        why = "it was writable before"
+    elif must_write:
+        why = "the configuration says that it is writable"
+    elif "rw" in mount.options:
+        why = "mounted writable, and the kernel made the filesystem read-only"
+    elif fstab_writable:
+        why = "/etc/fstab mounts it writable"
+    elif errors > 0 and "errors=remount-ro" in mount.super_options:
+        why = f"{errors} filesystem errors, and errors=remount-ro"
+    else:
+        return Observation(NAME, mount.name, Status.OK, "", "read-only since it was first seen")
+    message = f"{mount.fstype} on {mount.source} is read-only: {why}"
+    return Observation(NAME, mount.name, Status.FAILED, "read-only", message)
+
+
+def writable_in_fstab(text: str) -> frozenset[str]:
+    """The mount points that fstab(5) mounts at boot without "ro"."""
+    points = set()
+    for line in text.splitlines():
+        fields = line.split()
+        if len(fields) >= 4 and not fields[0].startswith("#"):
+            options = fields[3].split(",")
+            if "ro" not in options and "noauto" not in options:
+                points.add(fields[1])
+    return frozenset(points)
+
+
+class DiskReadonly:
+    """Reads the mount table in this process: that touches no device."""
+
+    def __init__(self, machine: Machine, watch: Watch, writable: Sequence[str]) -> None:
+        self._machine = machine
+        self._watch = watch
+        self._writable = frozenset(writable)
+        self._seen_writable: set[tuple[str, str]] = set()
+        self._fstab: frozenset[str] | None = None
+
+    async def look(self) -> Report:
+        try:
+            mounts = self._watch.mounts()
+        except OSError as error:
+            return [no_mount_table(NAME, error)]
+        report = [self._verdict(mount) for mount in mounts]
+        report += self._watch.missing(NAME, mounts)
+        gone = self._watch.gone(NAME, report)
+        return [*report, *gone] if report or gone else Off("no disk is mounted")
+
+    def _verdict(self, mount: Mount) -> Observation:
+        key = (mount.device, mount.point)
+        if not mount.stopped_writing:
+            self._seen_writable.add(key)
+        return judge(
+            mount,
+            seen_writable=key in self._seen_writable,
+            must_write=mount.point in self._writable,
+            fstab_writable=mount.point in self._fstab_writable(),
+            errors=self._ext4_errors(mount) if mount.stopped_writing else 0,
+        )
+
+    def _fstab_writable(self) -> frozenset[str]:
+        # Once: the file is on a disk, and later that disk may be what hangs.
+        if self._fstab is None:
+            try:
+                text = self._machine.host("/etc/fstab").read_text(errors="replace")
+            except OSError:
+                text = ""
+            self._fstab = writable_in_fstab(text)
+        return self._fstab
+
+    def _ext4_errors(self, mount: Mount) -> int:
+        try:
+            device = (self._machine.sys / "dev/block" / mount.device).resolve().name
+            return int((self._machine.sys / "fs/ext4" / device / "errors_count").read_text())
+        except (OSError, ValueError):
+            return 0  # not ext4, or no such count in this kernel: the other signs remain
+
+
+def build(sources: Sources, options: Mapping[str, Any]) -> DiskReadonly:
+    watch = Watch(sources.machine, options)
+    return DiskReadonly(sources.machine, watch, options["writable"])
+
+
+SPEC = CheckSpec(
+    name=NAME,
+    sees="a filesystem that became read-only (after an error, as ext4 does)",
+    source="/proc/self/mountinfo, /etc/fstab once, /sys/fs/ext4",
+    cost="0.2 ms of CPU every 15 s",
+    blind_to="a disk that was read-only before the agent started, by somebody's wish or not, "
+    "unless one of the other signs tells",
+    interval=15.0,
+    deadline=5.0,
+    build=build,
+    options=(
+        *MOUNT_OPTIONS,
+        Option(
+            "writable",
+            Kind.TEXTS,
+            (),
+            "mount points that must be writable, even when first seen read-only",
+            absolute_paths,
+        ),
+    ),
+)

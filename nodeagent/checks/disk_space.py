@@ -1,0 +1,168 @@
+"""Space and inodes of every disk, and whether it answers at all.
+
+Reasons: ``full`` (space), ``inodes``, ``hung`` (statvfs does not return), ``io-error`` and
+``shut-down`` (the filesystem refuses), ``stale`` (a remote server forgot the mount),
+``not-mounted`` (a mount that the configuration names), ``probe-failed`` and ``no-mount-table``
+(this check could not look: unknown). The component is the mount point; without one it is this
+check itself.
+
+Defaults: 90 % is where the kubelet begins to evict for its own disk (nodefs.available below
+10 %), so it is worth a look. 97 % is well past what the kubelet can hold, and a checkpoint or a log
+burst takes the rest in minutes: failed. 97 % of a 30 TB scratch disk leaves 900 GB, so a disk
+with more than ``plenty`` free is never called full. A full *remote* filesystem is degraded at
+most: it is as full on every other node.
+"""
+
+import asyncio
+import errno
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
+from nodeagent.checks.disks import MOUNT_OPTIONS, Watch, hung, no_mount_table, not_probed
+from nodeagent.model import Observation, Status
+from nodeagent.sources import Sources
+from nodeagent.sources.diskprobe import DiskProbe, Hung, NotProbed, Refused, Result, Space
+from nodeagent.sources.mountinfo import Mount
+
+NAME = "disk-space"
+_GIB = 1 << 30
+_REFUSALS = {
+    errno.EIO: (Status.FAILED, "io-error"),
+    errno.ESHUTDOWN: (Status.FAILED, "shut-down"),
+    errno.ENOTCONN: (Status.FAILED, "shut-down"),  # a FUSE filesystem whose server has died
+    errno.ESTALE: (Status.FAILED, "stale"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Per cent used, and bytes free: ``plenty`` is never full, below ``min_free`` always."""
+
+    degrade_above: float
+    fail_above: float
+    inodes_degrade_above: float
+    inodes_fail_above: float
+    min_free: int
+    plenty: int
+
+
+def judge(mount: Mount, space: Space, limits: Limits) -> Observation:
+    """Worst first: space, then inodes. Pure."""
+    used = _percent(space.used, space.used + space.free)
+    message = f"{used:.0f} % used, {_size(space.free)} free"
+    if mount.superblock_read_only:  # an image is full for ever; disk-readonly watches the rest
+        return Observation(NAME, mount.name, Status.OK, "", message + ", read-only")
+    status = _space_status(space, used, limits)
+    reason = "full"
+    if space.inodes > 0:
+        inodes = _percent(space.inodes - space.inodes_free, space.inodes)
+        by_inodes = _level(inodes, limits.inodes_degrade_above, limits.inodes_fail_above)
+        if by_inodes > status:
+            status, reason = by_inodes, "inodes"
+            message = f"{inodes:.0f} % of inodes used, {space.inodes_free} free"
+    if status is Status.OK:
+        return Observation(NAME, mount.name, Status.OK, "", message)
+    if mount.remote:
+        status = Status.DEGRADED
+    return Observation(NAME, mount.name, status, reason, message)
+
+
+def _space_status(space: Space, used: float, limits: Limits) -> Status:
+    if space.free < limits.min_free:
+        return Status.FAILED
+    if space.free >= limits.plenty or space.size == 0:
+        return Status.OK
+    return _level(used, limits.degrade_above, limits.fail_above)
+
+
+def _level(percent: float, degrade_above: float, fail_above: float) -> Status:
+    if percent >= fail_above:
+        return Status.FAILED
+    return Status.DEGRADED if percent >= degrade_above else Status.OK
+
+
+def _percent(part: int, whole: int) -> float:
+    return 100.0 * part / whole if whole > 0 else 0.0
+
+
+def _size(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def refused(mount: Mount, result: Refused) -> Observation:
+    """What a failing statvfs says. Unknown for what is no sign of a sick disk (no permission)."""
+    status, reason = _REFUSALS.get(result.errno, (Status.UNKNOWN, "probe-failed"))
+    return Observation(NAME, mount.name, status, reason, str(result))
+
+
+class DiskSpace:
+    """One child for all local filesystems, another for the remote ones."""
+
+    def __init__(self, probe: DiskProbe, watch: Watch, root: str, limits: Limits) -> None:
+        self._probe = probe
+        self._watch = watch
+        self._root = root.rstrip("/")
+        self._limits = limits
+
+    async def look(self) -> Report:
+        try:
+            mounts = self._watch.mounts()
+        except OSError as error:
+            return [no_mount_table(NAME, error)]
+        paths = {mount: self._root + mount.point for mount in mounts}
+        local, remote = await asyncio.gather(
+            self._probe.space([path for mount, path in paths.items() if not mount.remote]),
+            self._probe.space([path for mount, path in paths.items() if mount.remote]),
+        )
+        results = local | remote
+        report = [self._verdict(mount, results[path]) for mount, path in paths.items()]
+        report += self._watch.missing(NAME, mounts)
+        gone = self._watch.gone(NAME, report)
+        return [*report, *gone] if report or gone else Off("no disk is mounted")
+
+    def _verdict(self, mount: Mount, result: Result) -> Observation:
+        match result:
+            case Space():
+                return judge(mount, result, self._limits)
+            case Hung():
+                return hung(NAME, mount.name, result)
+            case Refused():
+                return refused(mount, result)
+            case NotProbed():
+                return not_probed(NAME, mount.name, result)
+            case _:
+                raise TypeError(f"no answer to a question about space: {result!r}")
+
+
+def build(sources: Sources, options: Mapping[str, Any]) -> DiskSpace:
+    limits = Limits(**{name: options[name] for name in Limits.__slots__})
+    watch = Watch(sources.machine, options)
+    return DiskSpace(sources.disk, watch, str(sources.machine.root), limits)
+
+
+SPEC = CheckSpec(
+    name=NAME,
+    sees="a filesystem that is full or out of inodes, or that no longer answers",
+    source="/proc/self/mountinfo; statvfs in a child process, remote ones in a second",
+    cost="11 ms of CPU a minute",
+    blind_to="quotas; pod volumes; a tmpfs or a loop device unless named in mounts",
+    interval=60.0,
+    deadline=20.0,
+    build=build,
+    options=(
+        Option("degrade_above", Kind.PERCENT, 90.0, "space used: degraded from here on"),
+        Option("fail_above", Kind.PERCENT, 97.0, "space used: failed from here on"),
+        Option("inodes_degrade_above", Kind.PERCENT, 90.0, "inodes used: degraded from here on"),
+        Option("inodes_fail_above", Kind.PERCENT, 97.0, "inodes used: failed from here on"),
+        Option("min_free", Kind.SIZE, 0, "failed with less than this free, whatever the per cent"),
+        Option("plenty", Kind.SIZE, 50 * _GIB, "never called full with this much free"),
+        *MOUNT_OPTIONS,
+    ),
+)

@@ -1,0 +1,125 @@
+"""Whether the disk takes a write: 4 KiB written, synced, read back from the device, removed.
+
+Reasons: ``io-error`` and ``read-only`` (failed), ``corrupt`` (other bytes came back: failed),
+``hung`` (degraded, failed after a minute in the same wait), ``no-space`` (degraded: capacity, and
+disk-space's to judge), ``no-directory``, ``not-permitted``, ``read-only-mount`` (only this
+process's view is read-only) and ``probe-failed``: unknown. The component is the directory.
+"""
+
+import errno
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
+from nodeagent.checks.disks import absolute_paths, hung, not_probed
+from nodeagent.model import Observation, Status
+from nodeagent.sources import Sources
+from nodeagent.sources.diskprobe import (
+    Differs,
+    DiskProbe,
+    Hung,
+    NotProbed,
+    Refused,
+    Result,
+    Written,
+)
+from nodeagent.sources.machine import Machine
+from nodeagent.sources.mountinfo import find, parse
+
+NAME = "disk-write"
+
+_REFUSALS = {
+    errno.EIO: (Status.FAILED, "io-error"),
+    errno.ENODEV: (Status.FAILED, "io-error"),
+    errno.ENXIO: (Status.FAILED, "io-error"),
+    errno.EUCLEAN: (Status.FAILED, "io-error"),  # the filesystem found its own structure damaged
+    errno.EBADMSG: (Status.FAILED, "io-error"),
+    errno.ESHUTDOWN: (Status.FAILED, "io-error"),
+    errno.EROFS: (Status.FAILED, "read-only"),
+    errno.ENOSPC: (Status.DEGRADED, "no-space"),
+    errno.EDQUOT: (Status.DEGRADED, "no-space"),
+    errno.ENOENT: (Status.UNKNOWN, "no-directory"),
+    errno.ENOTDIR: (Status.UNKNOWN, "no-directory"),
+    errno.EACCES: (Status.UNKNOWN, "not-permitted"),
+    errno.EPERM: (Status.UNKNOWN, "not-permitted"),
+}
+
+
+def judge(path: str, result: Result, *, only_this_mount: bool = False) -> Observation:
+    """What the probe's answer says of ``path``. Pure.
+
+    ``only_this_mount``: the refusal "read-only" comes from how this process sees a filesystem
+    that itself takes writes (a pod's read-only volume), which says nothing about the disk.
+    """
+    match result:
+        case Written():
+            return Observation(NAME, path, Status.OK, "", f"took {result.seconds * 1000:.0f} ms")
+        case Differs():
+            message = "read back other bytes than were written and synced"
+            return Observation(NAME, path, Status.FAILED, "corrupt", message)
+        case Hung():
+            return hung(NAME, path, result)
+        case NotProbed():
+            return not_probed(NAME, path, result)
+        case Refused(errno=errno.EROFS) if only_this_mount:
+            message = "mounted read-only for this process; mount it writable or drop it from paths"
+            return Observation(NAME, path, Status.UNKNOWN, "read-only-mount", message)
+        case Refused():
+            status, reason = _REFUSALS.get(result.errno, (Status.UNKNOWN, "probe-failed"))
+            return Observation(NAME, path, status, reason, str(result))
+        case _:
+            raise TypeError(f"no answer to a write probe: {result!r}")
+
+
+class DiskWrite:
+    """Probes its directories in one child. Paths are those that this process sees."""
+
+    def __init__(self, probe: DiskProbe, machine: Machine, paths: Sequence[str]) -> None:
+        self._probe = probe
+        self._table = machine.proc / "self/mountinfo"
+        self._paths = paths
+
+    async def look(self) -> Report:
+        if not self._paths:
+            return Off("no paths are configured")
+        results = await self._probe.write(self._paths)
+        return [self._verdict(path, result) for path, result in results.items()]
+
+    def _verdict(self, path: str, result: Result) -> Observation:
+        read_only = isinstance(result, Refused) and result.errno == errno.EROFS
+        return judge(path, result, only_this_mount=read_only and self._only_this_mount(path))
+
+    def _only_this_mount(self, path: str) -> bool:
+        """Whether the superblock is writable and only the mount's flag forbids it."""
+        try:
+            mount = find(parse(self._table.read_bytes()), path)
+        except OSError:
+            return False
+        if mount is None or mount.stopped_writing:
+            return False
+        return "ro" in mount.options
+
+
+def build(sources: Sources, options: Mapping[str, Any]) -> DiskWrite:
+    return DiskWrite(sources.disk, sources.machine, options["paths"])
+
+
+SPEC = CheckSpec(
+    name=NAME,
+    sees="a disk that refuses writes, hangs on them or gives back other bytes",
+    source="4 KiB written, synced, read back and removed by a child process",
+    cost="12 ms of CPU and one small sync a minute",
+    blind_to="disks without a directory in paths; damage to data that is already there",
+    interval=60.0,
+    deadline=20.0,
+    build=build,
+    options=(
+        Option(
+            "paths",
+            Kind.TEXTS,
+            ("/var/lib/sickbay",),
+            "directories to write to, one on each disk that matters",
+            absolute_paths,
+        ),
+    ),
+)
