@@ -1,0 +1,133 @@
+"""The latch as a JSON document and back.
+
+The document holds everything that must survive the agent: the evidence, the marks that make a
+replay harmless, the kernel log cursor (they move together or not at all), and the GPU map.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nodeagent.evidence.entries import ComponentEntry, FaultEntry
+from nodeagent.evidence.latch import Latch
+from nodeagent.model import ClearedBy, Clearing, Loss, Status
+
+VERSION = 1
+
+
+class StateError(ValueError):
+    """A state document that cannot be used; the text says what is wrong with it."""
+
+
+@dataclass(slots=True)
+class State:
+    """What the state file holds. ``kernel_seq`` is the last kernel log record consumed."""
+
+    latch: Latch
+    kernel_seq: int | None = None
+    gpus: Mapping[str, str] | None = None
+
+
+def dump(state: State, now: float) -> dict[str, Any]:
+    """The document; ``now`` is in boottime seconds, like every time in it."""
+    latch = state.latch
+    return {
+        "version": VERSION,
+        "boot_id": latch.boot_id,
+        "epoch": latch.epoch,
+        "saved_at": now,
+        "last_seq": latch.last_seq,
+        "last_acked": latch.last_acked,
+        "applied": latch.applied,
+        "kernel_seq": state.kernel_seq,
+        "components": [_component(entry) for entry in latch.components.values()],
+        "faults": [_fault(entry) for entry in latch.faults.values()],
+        "clearings": [[c.component, c.how, c.code] for c in latch.owed.clearings],
+        "losses": [[loss.source, loss.records, loss.message] for loss in latch.owed.losses],
+        "gpus": dict(state.gpus or {}),
+    }
+
+
+def restore(document: object, *, boot_id: str, new_epoch: Callable[[], str] | None) -> State:
+    """The state that a document holds, as far as it counts in this boot.
+
+    ``new_epoch`` given means that the document may be behind what was sent, so that its sequence
+    numbers are not used again. Of another boot stay the GPU map, what is still owed, and faults
+    that only a person ends; their times become "at least that long ago". Raises StateError.
+    """
+    try:
+        return _restore(document, boot_id, new_epoch)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StateError(f"{type(error).__name__}: {error}") from error
+
+
+def _restore(document: Any, boot_id: str, new_epoch: Callable[[], str] | None) -> State:
+    if document["version"] != VERSION:
+        raise ValueError(f"version is {document['version']!r}, expected {VERSION}")
+    same_boot = document["boot_id"] == boot_id
+    latch = Latch(boot_id=boot_id, epoch=new_epoch() if new_epoch else str(document["epoch"]))
+    latch.last_seq = int(document["last_seq"])
+    latch.last_acked = int(document["last_acked"])
+    for component, how, code in document["clearings"]:
+        latch.owed.clear(Clearing(str(component), str(how), str(code)))
+    for source, records, message in document["losses"]:
+        latch.owed.lose(Loss(str(source), int(records), str(message)))
+    gpus = {str(address): str(uuid) for address, uuid in document["gpus"].items()}
+    faults = [_restore_fault(fault) for fault in document["faults"]]
+    if not same_boot:
+        for fault in faults:
+            if fault.cleared_by is ClearedBy.OPERATOR:
+                _shift(fault, -float(document["saved_at"]))
+                latch.faults[fault.key] = fault
+        return State(latch, None, gpus)
+    latch.faults = {fault.key: fault for fault in faults}
+    components = [_restore_component(entry) for entry in document["components"]]
+    latch.components = {entry.key: entry for entry in components}
+    latch.applied = {str(source): int(seq) for source, seq in document["applied"].items()}
+    kernel_seq = document["kernel_seq"]
+    return State(latch, None if kernel_seq is None else int(kernel_seq), gpus)
+
+
+def _component(entry: ComponentEntry) -> list[Any]:
+    names = [entry.check, entry.component, int(entry.status), entry.reason, entry.message]
+    return [*names, entry.since, entry.absent, [[int(s), at] for s, at in entry.recent]]
+
+
+def _restore_component(fields: list[Any]) -> ComponentEntry:
+    check, component, status, reason, message, since, absent, recent = fields
+    return ComponentEntry(
+        str(check),
+        str(component),
+        Status(status),
+        str(reason),
+        str(message),
+        float(since),
+        [(Status(of), float(at)) for of, at in recent],
+        int(absent),
+    )
+
+
+def _fault(entry: FaultEntry) -> dict[str, Any]:
+    return {name: getattr(entry, name) for name in FaultEntry.__slots__}
+
+
+def _restore_fault(fields: Mapping[str, Any]) -> FaultEntry:
+    texts = ("code", "check", "component", "message", "boot_id", "source")
+    return FaultEntry(
+        **{name: str(fields[name]) for name in texts},
+        source_seq=int(fields["source_seq"]),
+        first=float(fields["first"]),
+        last=float(fields["last"]),
+        last_seq=int(fields["last_seq"]),
+        cleared_by=ClearedBy(fields["cleared_by"]),
+        historical=bool(fields["historical"]),
+        details={str(key): str(value) for key, value in fields["details"].items()},
+        count=int(fields["count"]),
+        occurrences=[float(at) for at in fields["occurrences"]],
+    )
+
+
+def _shift(fault: FaultEntry, by: float) -> None:
+    fault.first += by
+    fault.last += by
+    fault.occurrences = [at + by for at in fault.occurrences]
