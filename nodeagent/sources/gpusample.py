@@ -21,13 +21,28 @@ class Code(enum.IntEnum):
     UNKNOWN = 999
 
 
+#: What an NVML call is called in ``Gpu.errors``, in the worker's process name and in messages.
+CALLS = {
+    "init": "nvmlInit",
+    "driver": "nvmlSystemGetDriverVersion",
+    "count": "nvmlDeviceGetCount",
+    "handle": "nvmlDeviceGetHandleByIndex",
+    "uuid": "nvmlDeviceGetUUID",
+    "pci": "nvmlDeviceGetPciInfo",
+    "name": "nvmlDeviceGetName",
+    "recovery": "nvmlDeviceGetFieldValues",
+    "rows": "nvmlDeviceGetRemappedRows",
+    "ecc": "nvmlDeviceGetTotalEccErrors",
+}
+
+
 class TroubleKind(enum.Enum):
     """Why NVML as a whole gives no answer. The value is the reason in an observation."""
 
     NO_LIBRARY = "no-library"
     DRIVER_NOT_LOADED = "driver-not-loaded"
     LIBRARY_MISMATCH = "library-mismatch"
-    INIT_FAILED = "init-failed"
+    FAILED = "nvml-failed"
     STARTING = "starting"
     HUNG = "hung"
     CRASHED = "crashed"
@@ -93,12 +108,14 @@ class GpuSample:
     """One look through NVML, taken ``at`` boottime seconds.
 
     With ``trouble`` set, ``gpus`` holds those that had answered before it (none, usually).
+    ``stuck`` says, for people, where an abandoned worker hangs; the sample is its replacement's.
     """
 
     at: float
     driver: str = ""
     gpus: tuple[Gpu, ...] = ()
     trouble: NvmlTrouble | None = None
+    stuck: str = ""
 
 
 def gpu_from_wire(message: Mapping[str, Any]) -> Gpu:

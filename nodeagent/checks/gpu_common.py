@@ -1,0 +1,103 @@
+"""What the GPU checks share: when there is no GPU to look at, and who is unknown and why."""
+
+from collections.abc import Callable
+
+from nodeagent.checks.base import Off
+from nodeagent.model import Gone, Observation, Status
+from nodeagent.sources import Sources
+from nodeagent.sources.gpusample import CALLS, Code, Gpu, GpuSample, TroubleKind
+
+INTERVAL = 60.0
+
+#: Above the sample's own deadline, which says more about a hang than the scheduler can.
+DEADLINE = 15.0
+
+COST = "one round trip to the NVML worker, shared by the GPU checks"
+
+_NO_GPU = Off("no GPU")
+
+_REASONS: dict[int, str] = {
+    Code.NOT_SUPPORTED: "unsupported",
+    Code.FUNCTION_NOT_FOUND: "unsupported",
+    Code.NO_PERMISSION: "no-permission",
+    Code.GPU_IS_LOST: "lost",
+    Code.RESET_REQUIRED: "reset-required",
+}
+
+#: One GPU's verdict: status, reason, message.
+Verdict = tuple[Status, str, str]
+
+
+async def take_sample(sources: Sources) -> GpuSample | Off:
+    """The sample to judge, or Off on a machine that has no GPU and is to have none.
+
+    A library without a GPU is common (a container image that brings one): it is no GPU either.
+    """
+    if sources.expected_gpus or sources.gpus.addresses():
+        return await sources.nvml.sample()
+    if not sources.nvml.has_library():
+        return _NO_GPU
+    sample = await sources.nvml.sample()
+    absent = (TroubleKind.NO_LIBRARY, TroubleKind.DRIVER_NOT_LOADED)
+    if not sample.gpus and (sample.trouble is None or sample.trouble.kind in absent):
+        return _NO_GPU
+    return sample
+
+
+def component_of(gpu: Gpu, sources: Sources) -> str:
+    """The GPU's UUID, or what is known of it otherwise; empty when it never said who it is."""
+    if gpu.uuid:
+        return gpu.uuid
+    return sources.gpus.component(gpu.pci) if gpu.pci else ""
+
+
+def unreadable(gpu: Gpu, call: str) -> Verdict:
+    """The verdict where ``call`` gave nothing: unknown, since an unread value is no fault."""
+    lost = [name for name, code in gpu.errors.items() if code == Code.GPU_IS_LOST]
+    # A call that was not made, since one before it had failed, is explained by that one.
+    name = next(iter(lost or ([call] if call in gpu.errors else gpu.errors)), call)
+    code = gpu.errors.get(name, int(Code.UNKNOWN))
+    return Status.UNKNOWN, reason_of(code), f"{CALLS[name]} gave error {code}"
+
+
+def reason_of(code: int) -> str:
+    """An NVML return code in one word."""
+    return _REASONS.get(code, f"nvml-error-{code}")
+
+
+class PerGpu:
+    """Turns a sample into one observation per GPU of the node, those not heard of included."""
+
+    def __init__(self, check: str, sources: Sources) -> None:
+        self._check = check
+        self._sources = sources
+        self._reported: frozenset[str] = frozenset()
+
+    def observe(
+        self, sample: GpuSample, verdict: Callable[[Gpu], Verdict]
+    ) -> list[Observation | Gone]:
+        """``verdict`` of each GPU that answered; unknown for every other; gone for the replaced."""
+        known = {
+            component: verdict(gpu)
+            for gpu in sample.gpus
+            if (component := component_of(gpu, self._sources))
+        }
+        for uuid in self._sources.gpus.remembered().values():
+            known.setdefault(uuid, _silent(sample))
+        return self.report(known)
+
+    def report(self, verdicts: dict[str, Verdict]) -> list[Observation | Gone]:
+        """``verdicts`` by component, and Gone for what was reported before and has none now."""
+        evidence: list[Observation | Gone] = [
+            Observation(self._check, component, status, reason, message)
+            for component, (status, reason, message) in verdicts.items()
+        ]
+        evidence += [Gone(self._check, name) for name in sorted(self._reported - verdicts.keys())]
+        self._reported = frozenset(verdicts)
+        return evidence
+
+
+def _silent(sample: GpuSample) -> Verdict:
+    if sample.trouble is not None:
+        return Status.UNKNOWN, sample.trouble.kind.value, sample.trouble.message
+    return Status.UNKNOWN, "missing", "NVML does not list this GPU"

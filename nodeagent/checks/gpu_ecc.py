@@ -1,0 +1,105 @@
+"""Memory errors that a GPU has counted since its driver loaded or it was reset."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from nodeagent.checks import gpu_common
+from nodeagent.checks.base import CheckSpec, Off, Report
+from nodeagent.checks.gpu_common import PerGpu, Verdict
+from nodeagent.model import ClearedBy, Clearing, FaultSighting, Status
+from nodeagent.sources import Sources
+from nodeagent.sources.gpusample import EccCounts, Gpu, GpuSample
+
+FAULT = "ecc-uncorrectable"
+
+
+class GpuEcc:
+    """ECC counters of each GPU.
+
+    While the volatile count of uncorrectable errors is not zero the GPU is degraded. A rise is a
+    fault besides, dated to this look. A fall of a volatile count can only come from a reset of the
+    GPU or a reload of the driver, and clears what a reset clears.
+    """
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._per_gpu = PerGpu(SPEC.name, sources)
+        self._before: dict[str, EccCounts] = {}
+
+    async def look(self) -> Report:
+        sample = await gpu_common.take_sample(self._sources)
+        if isinstance(sample, Off):
+            return sample
+        changes = [change for gpu in sample.gpus for change in self._changes(gpu, sample)]
+        return [*changes, *self._per_gpu.observe(sample, judge)]
+
+    def _changes(self, gpu: Gpu, sample: GpuSample) -> list[FaultSighting | Clearing]:
+        if not gpu.uuid or gpu.ecc is None:
+            return []
+        before = self._before.get(gpu.uuid)
+        self._before[gpu.uuid] = gpu.ecc
+        if before is None:
+            return []  # of a count that we did not see grow, the time is not known
+        found: list[FaultSighting | Clearing] = []
+        base = before.uncorrected
+        if _fell(before.corrected, gpu.ecc.corrected) or _fell(base, gpu.ecc.uncorrected):
+            found.append(Clearing(component=gpu.uuid, how="gpu-reset"))
+            base = 0
+        if base is not None and (gpu.ecc.uncorrected or 0) > base:
+            found.append(_sighting(gpu, (gpu.ecc.uncorrected or 0) - base, sample))
+        return found
+
+
+def judge(gpu: Gpu) -> Verdict:
+    """The verdict on one GPU."""
+    ecc = gpu.ecc
+    if ecc is None or ecc.uncorrected is None:
+        return gpu_common.unreadable(gpu, "ecc")
+    message = (
+        f"{ecc.uncorrected} uncorrectable and {_or_unknown(ecc.corrected)} corrected errors since "
+        f"the last reset; in its life {_or_unknown(ecc.uncorrected_in_life)} and "
+        f"{_or_unknown(ecc.corrected_in_life)}"
+    )
+    if ecc.uncorrected > 0:
+        return Status.DEGRADED, "uncorrectable", message
+    return Status.OK, "", message
+
+
+def _sighting(gpu: Gpu, more: int, sample: GpuSample) -> FaultSighting:
+    return FaultSighting(
+        code=FAULT,
+        check=SPEC.name,
+        component=gpu.uuid,
+        message=f"{more} new uncorrectable memory errors",
+        source=f"nvml-ecc:{gpu.uuid}",
+        # The counter itself would do until a reset makes it count the same numbers again.
+        source_seq=int(sample.at * 1000),
+        at=sample.at,
+        cleared_by=ClearedBy.GPU_RESET,
+        details={"new": str(more), "pci": gpu.pci},
+    )
+
+
+def _fell(before: int | None, now: int | None) -> bool:
+    return before is not None and now is not None and now < before
+
+
+def _or_unknown(count: int | None) -> str:
+    return "an unknown number of" if count is None else str(count)
+
+
+def _build(sources: Sources, _options: Mapping[str, Any]) -> GpuEcc:
+    return GpuEcc(sources)
+
+
+SPEC = CheckSpec(
+    name="gpu_ecc",
+    sees="uncorrectable memory errors, and counters that fall because the GPU was reset",
+    source="NVML, nvmlDeviceGetTotalEccErrors",
+    cost=gpu_common.COST,
+    blind_to="GPUs without ECC; which job it hit; errors counted before the agent's first look "
+    "are shown but not dated",
+    interval=gpu_common.INTERVAL,
+    deadline=gpu_common.DEADLINE,
+    build=_build,
+)

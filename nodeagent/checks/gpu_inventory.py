@@ -1,0 +1,199 @@
+"""Whether every GPU of the node is there: by NVML, by the PCI bus, by memory, by expectation.
+
+A GPU that is gone without a word in any log is seen here and nowhere else. What the bus shows is
+evidence by itself; an NVML that does not answer is none, and leaves its GPUs unknown.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from nodeagent.checks import gpu_common
+from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
+from nodeagent.checks.gpu_common import PerGpu, Verdict
+from nodeagent.model import Clearing, Gone, Status
+from nodeagent.sources import Sources, nvidia_driver
+from nodeagent.sources.gpusample import CALLS, Code, Gpu, GpuSample, NvmlTrouble, TroubleKind
+
+#: What a driver that is still being built or loaded after a boot looks like.
+_LIKE_STARTING = frozenset(
+    {
+        TroubleKind.NO_LIBRARY,
+        TroubleKind.DRIVER_NOT_LOADED,
+        TroubleKind.LIBRARY_MISMATCH,
+        TroubleKind.FAILED,
+    }
+)
+
+
+class GpuInventory:
+    """One observation per GPU, and one of the node (component "") about NVML and the number."""
+
+    def __init__(self, sources: Sources, boot_grace: float) -> None:
+        self._sources = sources
+        self._boot_grace = boot_grace
+        self._per_gpu = PerGpu(SPEC.name, sources)
+        self._has_been_ok = False
+
+    async def look(self) -> Report:
+        sample = await gpu_common.take_sample(self._sources)
+        if isinstance(sample, Off):
+            return sample
+        self._has_been_ok |= sample.trouble is None
+        replaced = self._learn(sample)
+        verdicts = {"": self._node(sample)} | self._gpus(sample)
+        observed = self._per_gpu.report(verdicts)
+        gone = {each.component for each in observed if isinstance(each, Gone)}
+        missed = [Gone(SPEC.name, uuid) for uuid in replaced if uuid not in gone]
+        return [*(Clearing(uuid, how="replaced") for uuid in replaced), *missed, *observed]
+
+    def _learn(self, sample: GpuSample) -> list[str]:
+        """Teach the map which GPU sits where. Gives the UUIDs whose slot another has taken."""
+        gpus = self._sources.gpus
+        alive = [gpu for gpu in sample.gpus if gpu.uuid and gpu.pci and not _is_lost(gpu)]
+        before = [gpus.learn(gpu.pci, gpu.uuid) for gpu in alive]
+        here = {gpu.uuid for gpu in sample.gpus}
+        return [uuid for uuid in before if uuid is not None and uuid not in here]
+
+    # ---- the GPUs -------------------------------------------------------------------------------
+
+    def _gpus(self, sample: GpuSample) -> dict[str, Verdict]:
+        gpus = self._sources.gpus
+        heard = {gpu_common.component_of(gpu, self._sources): gpu for gpu in sample.gpus}
+        verdicts = {component: judge(gpu) for component, gpu in heard.items() if component}
+        seen = {gpu.pci for gpu in sample.gpus}
+        unheard = {
+            gpus.component(address): verdict
+            for address in sorted(gpus.addresses() - seen)
+            if (verdict := self._unheard(address, sample)) is not None
+        }
+        nameless = [gpu for gpu in sample.gpus if not gpu.uuid and not gpu.pci]
+        if not unheard:  # no address is left over to name them by
+            verdicts |= {f"index:{gpu.index}": judge(gpu) for gpu in nameless}
+        return unheard | verdicts
+
+    def _unheard(self, address: str, sample: GpuSample) -> Verdict | None:
+        """The verdict on a GPU of the node that NVML did not name; None when it is none of ours."""
+        machine, gpus = self._sources.machine, self._sources.gpus
+        is_remembered = address in gpus.remembered()
+        is_on_bus = address in gpus.present()
+        trouble = sample.trouble
+        if is_on_bus:
+            if not is_remembered and nvidia_driver.bound_driver(machine, address) not in (
+                "",
+                "nvidia",
+            ):
+                return None  # passed through to a virtual machine, or a display's
+            if trouble is not None:
+                return self._unknown(trouble)
+            return _missing_from_nvml(address, sample)
+        if trouble is not None and (
+            trouble.kind is TroubleKind.QUIESCED or not nvidia_driver.bus_is_visible(machine)
+        ):
+            return self._unknown(trouble)
+        if trouble is None and self._is_complete(sample):
+            return None  # taken out on purpose: the number is what was asked for
+        return Status.FAILED, "missing", f"the GPU at {address} is no longer on the PCI bus"
+
+    # ---- the node -------------------------------------------------------------------------------
+
+    def _node(self, sample: GpuSample) -> Verdict:
+        expected, trouble = self._sources.expected_gpus or 0, sample.trouble
+        is_visible = nvidia_driver.bus_is_visible(self._sources.machine)
+        if trouble is not None:
+            present = len(self._sources.gpus.present())
+            if present < expected and is_visible and trouble.kind is not TroubleKind.QUIESCED:
+                text = f"{present} of {expected} expected GPUs are on the PCI bus"
+                return Status.FAILED, "missing", f"{text}; {trouble.message}"
+            return self._node_in_trouble(trouble)
+        usable = _usable(sample)
+        if usable < expected:
+            return Status.FAILED, "missing", f"NVML has {usable} of {expected} expected GPUs"
+        message = f"{usable} GPUs, driver {sample.driver or 'of unknown version'}"
+        if sample.stuck:
+            return Status.DEGRADED, "stuck-worker", f"{message}; a process is stuck: {sample.stuck}"
+        return Status.OK, "", message
+
+    def _node_in_trouble(self, trouble: NvmlTrouble) -> Verdict:
+        status, reason, message = self._unknown(trouble)
+        if trouble.kind is not TroubleKind.DRIVER_NOT_LOADED or reason == "starting":
+            return status, reason, message
+        if nvidia_driver.is_loaded(self._sources.machine):
+            hint = "sysfs shows it loaded: may the agent open /dev/nvidiactl?"
+            return status, "driver-unreachable", f"{message}; {hint}"
+        # A node that has GPUs, by configuration or because they have been seen, cannot use them.
+        if self._sources.expected_gpus or self._sources.gpus.remembered():
+            return Status.FAILED, reason, message
+        return status, reason, message
+
+    def _unknown(self, trouble: NvmlTrouble) -> Verdict:
+        """A driver container compiles for minutes: after a boot its absence is a start."""
+        is_young = self._sources.machine.clock.boottime() < self._boot_grace
+        is_starting = is_young and not self._has_been_ok and trouble.kind in _LIKE_STARTING
+        reason = TroubleKind.STARTING if is_starting else trouble.kind
+        return Status.UNKNOWN, reason.value, trouble.message
+
+    def _is_complete(self, sample: GpuSample) -> bool:
+        expected = self._sources.expected_gpus
+        return expected is not None and _usable(sample) >= expected
+
+
+def judge(gpu: Gpu) -> Verdict:
+    """The verdict on one GPU that NVML lists: what any of its calls says about the whole GPU."""
+    codes = set(gpu.errors.values())
+    where = f"GPU {gpu.index}" + (f" at {gpu.pci}" if gpu.pci else "")
+    if Code.GPU_IS_LOST in codes:
+        return Status.FAILED, "lost", f"NVML says that {where} is lost (error 15)"
+    if Code.RESET_REQUIRED in codes:
+        return Status.FAILED, "reset-required", f"NVML says that {where} needs a reset (error 16)"
+    if Code.CORRUPTED_INFOROM in codes:
+        return Status.DEGRADED, "corrupted-inforom", f"{where} has a corrupted InfoROM (error 14)"
+    for call in ("handle", "uuid", "pci"):
+        if call in gpu.errors:
+            code = gpu.errors[call]
+            return Status.UNKNOWN, gpu_common.reason_of(code), f"{CALLS[call]} gave error {code}"
+    return Status.OK, "", f"{gpu.name or 'a GPU without a name'} at {gpu.pci}"
+
+
+def _missing_from_nvml(address: str, sample: GpuSample) -> Verdict:
+    nameless = {code for gpu in sample.gpus if not gpu.pci for code in gpu.errors.values()}
+    reason = "lost" if Code.GPU_IS_LOST in nameless else "missing"
+    text = f"the GPU at {address} is on the PCI bus and NVML does not offer it"
+    codes = ", ".join(str(code) for code in sorted(nameless))
+    return (
+        Status.FAILED,
+        reason,
+        text + (f" (error {codes} for a GPU without a name)" * bool(codes)),
+    )
+
+
+def _is_lost(gpu: Gpu) -> bool:
+    return Code.GPU_IS_LOST in gpu.errors.values()
+
+
+def _usable(sample: GpuSample) -> int:
+    return sum(not _is_lost(gpu) and "handle" not in gpu.errors for gpu in sample.gpus)
+
+
+def _build(sources: Sources, options: Mapping[str, Any]) -> GpuInventory:
+    return GpuInventory(sources, options["boot_grace"])
+
+
+SPEC = CheckSpec(
+    name="gpu_inventory",
+    sees="a GPU that is missing, lost or not offered by the driver; an NVML that hangs, crashes, "
+    "mismatches or has no driver",
+    source="NVML, sysfs (PCI), what was there before, expect.gpus",
+    cost=gpu_common.COST,
+    blind_to="without expect.gpus: a GPU that was gone before the agent first looked",
+    interval=gpu_common.INTERVAL,
+    deadline=gpu_common.DEADLINE,
+    build=_build,
+    options=(
+        Option(
+            name="boot_grace",
+            kind=Kind.DURATION,
+            default=1200.0,
+            help="How long after a boot an absent driver counts as starting.",
+        ),
+    ),
+)

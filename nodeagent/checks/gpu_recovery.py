@@ -1,0 +1,79 @@
+"""What the driver itself says must be done to a GPU before it is used again."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from nodeagent.checks import gpu_common
+from nodeagent.checks.base import CheckSpec, Off, Report
+from nodeagent.checks.gpu_common import PerGpu, Verdict
+from nodeagent.model import Clearing, Status
+from nodeagent.sources import Sources
+from nodeagent.sources.gpusample import Gpu
+
+#: nvmlDeviceGpuRecoveryAction_t. Two are degraded: peer traffic or the IMEX domain is what must
+#: be mended there, and the GPU need not be reset for it.
+_ACTIONS: dict[int, Verdict] = {
+    0: (Status.OK, "", "the driver asks for nothing"),
+    1: (Status.FAILED, "reset", "the driver asks for a GPU reset"),
+    2: (Status.FAILED, "reboot", "the driver asks for a reboot of the node"),
+    3: (Status.DEGRADED, "drain-p2p", "the driver asks to end peer-to-peer work"),
+    4: (Status.FAILED, "drain-and-reset", "the driver asks to end all work, then a GPU reset"),
+    5: (Status.DEGRADED, "recover-imex", "the driver asks to recover the IMEX domain"),
+    6: (Status.FAILED, "bus-reset", "the driver asks for a reset of the GPU's bus"),
+    7: (Status.FAILED, "system-reboot", "the driver asks for a reboot of the system"),
+}
+
+#: Actions whose end means that the GPU has been reset in some way.
+_RESETTING = frozenset({1, 2, 4, 6, 7})
+
+
+class GpuRecovery:
+    """The recovery action of each GPU, and its end as the sign that a reset has happened."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._per_gpu = PerGpu(SPEC.name, sources)
+        #: UUIDs for which a reset was asked and that have not been at "none" since.
+        self._wanted: set[str] = set()
+
+    async def look(self) -> Report:
+        sample = await gpu_common.take_sample(self._sources)
+        if isinstance(sample, Off):
+            return sample
+        clearings = [gone for gpu in sample.gpus for gone in self._clearing(gpu)]
+        return [*clearings, *self._per_gpu.observe(sample, judge)]
+
+    def _clearing(self, gpu: Gpu) -> list[Clearing]:
+        if not gpu.uuid:
+            return []
+        if gpu.recovery_action in _RESETTING:
+            self._wanted.add(gpu.uuid)
+        elif gpu.recovery_action == 0 and gpu.uuid in self._wanted:
+            self._wanted.remove(gpu.uuid)
+            return [Clearing(component=gpu.uuid, how="gpu-reset")]
+        return []
+
+
+def judge(gpu: Gpu) -> Verdict:
+    """The verdict on one GPU."""
+    action = gpu.recovery_action
+    if action is None:
+        return gpu_common.unreadable(gpu, "recovery")
+    unheard_of = f"the driver asks for recovery action {action}, which sickbay does not know"
+    return _ACTIONS.get(action, (Status.UNKNOWN, "unknown-action", unheard_of))
+
+
+def _build(sources: Sources, _options: Mapping[str, Any]) -> GpuRecovery:
+    return GpuRecovery(sources)
+
+
+SPEC = CheckSpec(
+    name="gpu_recovery",
+    sees="the driver's own verdict on a GPU: reset, reboot, drain and reset; and when it is over",
+    source="NVML field 230 (GPU recovery action)",
+    cost=gpu_common.COST,
+    blind_to="drivers before R565, which do not say it; a reset done while no agent ran",
+    interval=gpu_common.INTERVAL,
+    deadline=gpu_common.DEADLINE,
+    build=_build,
+)

@@ -1,0 +1,186 @@
+"""One NVML worker process, and the conversation with it. ``nvml_worker`` is the other end."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NoReturn
+
+from nodeagent.clock import Clock
+from nodeagent.sources.gpusample import Gpu, gpu_from_wire
+from nodeagent.sources.procstate import ProcessState, read_state
+
+_WORKER = Path(__file__).with_name("nvml_worker.py")
+
+#: Seconds that a process gets to go after SIGKILL. One that takes longer waits in the kernel.
+_DEATH = 2.0
+
+
+class NvmlStartError(Exception):
+    """The worker runs and NVML does not: ``code`` is NVML's return code."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class WorkerEndedError(Exception):
+    """The worker ended, or said what no worker says, before it had answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole sample as the worker gave it. ``error`` is the code of the count itself."""
+
+    driver: str
+    gpus: tuple[Gpu, ...]
+    error: int
+
+
+def worker_command(libraries: Sequence[str]) -> list[str] | None:
+    """How a worker is started; None when nvidia-ml-py is not installed.
+
+    ``-I -S`` leaves site-packages out: the worker is told where pynvml is, and needs no more.
+    """
+    spec = find_spec("pynvml")
+    if spec is None or spec.origin is None:
+        return None
+    folder = str(Path(spec.origin).parent)
+    return [sys.executable, "-I", "-S", str(_WORKER), folder, *libraries]
+
+
+class NvmlProcess:
+    """A worker from its start to its end.
+
+    There is one question at a time. ``asking`` is the task that waits for the answer, and it lives
+    on when nobody waits for it any more: a call that stalls for a minute and then returns is
+    heard. ``asked_at`` is when it was asked, in boottime seconds; ``heard`` are the GPUs that have
+    answered since.
+    """
+
+    def __init__(self, process: Process, clock: Clock) -> None:
+        self._process = process
+        self._clock = clock
+        self._ready = False
+        self._driver = ""
+        self.asked_at = 0.0
+        self.heard: list[Gpu] = []
+        self.asking: asyncio.Task[Answer] | None = None
+
+    @classmethod
+    async def start(
+        cls, command: Sequence[str], clock: Clock, extra_env: Mapping[str, str]
+    ) -> "NvmlProcess":
+        """Exec a worker. A session of its own keeps a terminal's Ctrl-C from it."""
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=DEVNULL,
+            env={**os.environ, **extra_env},
+            start_new_session=True,
+        )
+        return cls(process, clock)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether NVML has been initialised."""
+        return self._ready
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.returncode is not None
+
+    def ask(self) -> asyncio.Task[Answer]:
+        """The task of the question under way, or of a new one.
+
+        It raises NvmlStartError or WorkerEndedError.
+        """
+        if self.asking is None or self.asking.done():
+            self.asked_at = self._clock.boottime()
+            self.heard = []
+            self.asking = asyncio.create_task(self._converse())
+            self.asking.add_done_callback(_retrieve)
+        return self.asking
+
+    def state(self) -> ProcessState:
+        """Where the process waits. Its name says which call is under way ("nvml 3 rows")."""
+        return read_state(self.pid)
+
+    def end_description(self) -> str:
+        """How the process ended, for people."""
+        code = self._process.returncode
+        if code is not None and code < 0:
+            return f"was killed by {_signal_name(-code)}"
+        return f"ended with status {code}"
+
+    async def kill(self) -> bool:
+        """End the process. False when it does not go: it waits in the kernel, its end pending."""
+        if self.asking is not None:
+            self.asking.cancel()
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+                self._process.kill()
+        try:
+            async with asyncio.timeout(_DEATH):
+                await self._process.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _converse(self) -> Answer:
+        if not self._ready:
+            await self._begin()
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(b'{"op": "sample"}\n')
+            await self._process.stdin.drain()
+        except ConnectionError:
+            await self._ended()
+        error = (await self._line())["error"]
+        while not (message := await self._line()).get("end"):
+            self.heard.append(gpu_from_wire(message))
+        return Answer(self._driver, tuple(self.heard), error)
+
+    async def _begin(self) -> None:
+        first = await self._line()
+        if "failed" in first:
+            await self._process.wait()
+            raise NvmlStartError(first["failed"], first["message"])
+        self._ready, self._driver = True, first["driver"]
+
+    async def _line(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = await self._process.stdout.readline()
+        if not line.endswith(b"\n"):
+            await self._ended()
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    async def _ended(self) -> NoReturn:
+        await self._process.wait()
+        raise WorkerEndedError(self.end_description())
+
+
+def _retrieve(task: asyncio.Task[Answer]) -> None:
+    # Whoever still waits sees the exception; asyncio shall not log it when nobody does.
+    if not task.cancelled():
+        task.exception()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,178 @@
+"""GPUs for tests: the real pynvml on a C library of our own, and a PCI bus to go with it.
+
+    gpus = FakeGpus(tmp_path)
+    gpus.write([gpu(0), gpu(1)])
+    nvml = Nvml(machine=gpus.machine(), worker_env=gpus.env)
+    gpus.fail("nvmlDeviceGetRemappedRows", gpu=1, hang=True)
+
+The library is compiled with gcc once per content and kept outside the tree.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nodeagent.clock import Clock, SystemClock
+from nodeagent.sources.machine import Machine
+
+_SOURCE = Path(__file__).with_name("nvml.c")
+_FLAGS = ("-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-Wl,-soname,libnvidia-ml.so.1")
+
+#: "Does not have it", for any count of a GPU.
+UNSUPPORTED = -1
+
+
+@dataclass(frozen=True)
+class FakeGpu:
+    """``ecc``: volatile corrected, volatile uncorrected, the same two in the GPU's life.
+    ``rows``: corrected, uncorrected, pending, failure."""
+
+    uuid: str
+    pci: str
+    name: str = "NVIDIA H100 80GB HBM3"
+    ecc: tuple[int, int, int, int] = (0, 0, 0, 0)
+    rows: tuple[int, int, int, int] = (0, 0, 0, 0)
+    recovery_action: int = 0
+
+
+def uuid_of(index: int) -> str:
+    return f"GPU-{index:08x}-5ec7-4a11-9d00-{index:012x}"
+
+
+def pci_of(index: int) -> str:
+    return f"0000:{0x1B + 0x10 * index:02x}:00"
+
+
+def gpu(index: int, **values: Any) -> FakeGpu:
+    """The GPU at ``index`` of a usual machine, but for ``values``."""
+    return FakeGpu(**{"uuid": uuid_of(index), "pci": pci_of(index), **values})
+
+
+def library() -> Path:
+    """The compiled library, built if its source has changed."""
+    content = hashlib.sha256(_SOURCE.read_bytes() + " ".join(_FLAGS).encode()).hexdigest()[:16]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache / "sickbay/nvml" / content
+    target = folder / "libnvidia-ml.so.1"
+    if not target.exists():
+        compiler = shutil.which("gcc") or shutil.which("cc")
+        if compiler is None:
+            raise RuntimeError("these tests need a C compiler: apt-get install gcc libc6-dev")
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            built = Path(scratch) / target.name
+            subprocess.run([compiler, *_FLAGS, "-o", built, _SOURCE], check=True)
+            built.rename(target)  # two test runs may build at once
+    return target
+
+
+def fake_pci(root: Path, addresses: Iterable[str], driver: str = "nvidia") -> Path:
+    """A sysfs under ``root`` with an NVIDIA GPU at each address; those at no address are gone."""
+    devices = root / "bus/pci/devices"
+    drivers = root / "bus/pci/drivers"
+    devices.mkdir(parents=True, exist_ok=True)
+    (root / "module/nvidia").mkdir(parents=True, exist_ok=True)
+    wanted = {f"{address}.0" for address in addresses}
+    for device in devices.iterdir():
+        if device.name not in wanted:
+            shutil.rmtree(device)
+    for name in wanted:
+        device = devices / name
+        device.mkdir(exist_ok=True)
+        (device / "vendor").write_text("0x10de\n")
+        (device / "class").write_text("0x030200\n")
+        (device / "driver").unlink(missing_ok=True)
+        if driver:
+            (drivers / driver).mkdir(parents=True, exist_ok=True)
+            (device / "driver").symlink_to(f"../../drivers/{driver}")
+    return root
+
+
+class FakeGpus:
+    """A machine's GPUs, changed while an agent looks at them. Lives in ``folder``."""
+
+    def __init__(self, folder: Path, gpus: Sequence[FakeGpu] = ()) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._scenario = folder / "scenario"
+        self._calls = folder / "calls"
+        self._gpus: tuple[FakeGpu, ...] = tuple(gpus)
+        self._rules: dict[tuple[str, int], str] = {}
+        self.sys = folder / "sys"
+        self.write(gpus)
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """What a worker (or a whole agent) needs in its environment to find these GPUs."""
+        return {
+            "LD_LIBRARY_PATH": str(library().parent),
+            "SICKBAY_TEST_NVML_SCENARIO": str(self._scenario),
+            "SICKBAY_TEST_NVML_CALLS": str(self._calls),
+        }
+
+    def machine(self, clock: Clock | None = None, root: Path | None = None) -> Machine:
+        """A machine with this PCI bus and, unless ``root`` says so, nothing of the real host."""
+        empty = self.folder / "root"
+        empty.mkdir(exist_ok=True)
+        return Machine(clock=clock or SystemClock(), root=root or empty, sys=self.sys)
+
+    def write(self, gpus: Sequence[FakeGpu], *, pci: Iterable[str] | None = None) -> None:
+        """Let NVML list ``gpus``, and the bus the same ones or those at ``pci``."""
+        self._gpus = tuple(gpus)
+        fake_pci(self.sys, [gpu.pci for gpu in gpus] if pci is None else pci)
+        self._save()
+
+    def fail(
+        self,
+        call: str,
+        gpu: int = -1,
+        *,
+        code: int | None = None,
+        hang: bool = False,
+        abort: bool = False,
+        open_path: Path | None = None,
+    ) -> None:
+        """Let ``call`` (an NVML function's name, or "field:230") on ``gpu`` (-1: any) fail.
+
+        ``code`` is returned; ``hang`` lasts until ``heal``; ``open_path`` waits in the kernel for
+        as long as an open for writing of that file does.
+        """
+        if code is not None:
+            what = f"error {code}"
+        elif hang:
+            what = "hang"
+        elif abort:
+            what = "abort"
+        elif open_path is not None:
+            what = f"open {open_path}"
+        else:
+            raise ValueError("say how it fails: code, hang, abort or open_path")
+        self._rules[call, gpu] = what
+        self._save()
+
+    def heal(self) -> None:
+        """Let every call work again, and those that hang return."""
+        self._rules.clear()
+        self._save()
+
+    def calls(self, call: str) -> int:
+        """How often ``call`` has been made, by all processes together."""
+        if not self._calls.exists():
+            return 0
+        return sum(line.split()[1] == call for line in self._calls.read_text().splitlines())
+
+    def _save(self) -> None:
+        lines = ["driver 580.65.06"]
+        for each in self._gpus:
+            numbers = " ".join(map(str, (*each.ecc, *each.rows, each.recovery_action)))
+            lines.append(f"gpu {each.uuid} {each.pci} {numbers} {each.name}")
+        lines += [f"rule {call} {gpu} {what}" for (call, gpu), what in self._rules.items()]
+        fresh = self._scenario.with_suffix(".new")
+        fresh.write_text("\n".join(lines) + "\n")
+        fresh.rename(self._scenario)
