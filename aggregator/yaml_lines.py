@@ -171,9 +171,10 @@ def validate(document: Document, model: type[M]) -> tuple[M | None, list[Problem
     try:
         return model.model_validate(document.data, context={"folder": folder}), problems
     except ValidationError as error:
-        for details in error.errors(include_url=False):
-            problems.append(document.problem(tuple(details["loc"]), _words(model, details)))
-        return None, problems
+        return None, problems + [
+            document.problem(tuple(details["loc"]), _words(model, details))
+            for details in error.errors(include_url=False)
+        ]
 
 
 def _words(model: type[BaseModel], error: ErrorDetails) -> str:

@@ -1,0 +1,173 @@
+"""Who speaks: how a stream proves which node it may report about.
+
+An agent can report only about the node that its identity names. Three kinds: a service account
+token that the cluster signed (`aggregator.ingest.tokens`), a certificate per node (mTLS), and for
+trials on loopback the agent's own word.
+"""
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from cryptography import x509
+
+from aggregator.config_values import is_loopback
+
+#: Seconds since the epoch.
+Now = Callable[[], float]
+
+#: Where the agent's token travels when the stream opens, as "Bearer TOKEN".
+AUTHORIZATION = "authorization"
+
+
+class Refusal(enum.StrEnum):
+    """Why a stream was refused or ended; what is counted."""
+
+    NO_CREDENTIALS = "no_credentials"
+    BAD_TOKEN = "bad_token"  # noqa: S105  # a reason, not a secret
+    EXPIRED = "expired"
+    OTHER_ACCOUNT = "other_account"
+    NO_NODE = "no_node"
+    ANOTHER_NODE = "another_node"
+    BAD_CERTIFICATE = "bad_certificate"
+    NOT_LOOPBACK = "not_loopback"
+    KEYS_UNAVAILABLE = "keys_unavailable"
+
+
+class IdentityError(Exception):
+    """The stream may not speak. The text says why, for the agent's log too; it has no secret."""
+
+    def __init__(self, refusal: Refusal, text: str) -> None:
+        super().__init__(text)
+        self.refusal = refusal
+
+    @property
+    def passing(self) -> bool:
+        """Whether the caller may be right and should try again: we lack the means to tell."""
+        return self.refusal is Refusal.KEYS_UNAVAILABLE
+
+    @property
+    def proven(self) -> bool:
+        """Whether we know who calls, and it is somebody who may not do this."""
+        return self.refusal in {Refusal.OTHER_ACCOUNT, Refusal.NO_NODE, Refusal.ANOTHER_NODE}
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What is proven of a caller. ``expires`` is in seconds since the epoch, None for never."""
+
+    node: str
+    node_uid: str = ""
+    pod_uid: str = ""
+    expires: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """What a new stream shows: ``claims`` is the node of its Hello.
+
+    ``peer`` is grpc's ("ipv4:10.0.0.1:4711"), ``certificate`` grpc's auth context.
+    """
+
+    claims: str
+    peer: str
+    metadata: Mapping[str, str] = field(default_factory=dict, repr=False)
+    certificate: Mapping[str, Sequence[bytes]] = field(default_factory=dict, repr=False)
+
+    def bearer(self) -> str:
+        """The token that the stream was opened with; `IdentityError` when there is none."""
+        scheme, _, token = self.metadata.get(AUTHORIZATION, "").partition(" ")
+        if scheme.lower() != "bearer" or not token:
+            raise IdentityError(
+                Refusal.NO_CREDENTIALS, f'no "{AUTHORIZATION}: Bearer TOKEN" in the metadata'
+            )
+        return token.strip()
+
+
+class Authenticator(Protocol):
+    """Proves who calls, or raises `IdentityError`."""
+
+    async def identify(self, caller: Caller) -> Identity:
+        """The identity of a new stream: that of the node which it claims."""
+        ...
+
+    async def renew(self, identity: Identity, token: str) -> Identity:
+        """The same identity, for longer, by credentials that came within its stream."""
+        ...
+
+
+def must_be_claimed(identity: Identity, claims: str) -> Identity:
+    """``identity``, when it is of the node that the stream claims."""
+    if identity.node != claims:
+        text = f"Hello claims node {claims!r}, and the credentials are of node {identity.node!r}"
+        raise IdentityError(Refusal.ANOTHER_NODE, text)
+    return identity
+
+
+class CertificateAuthenticator:
+    """mTLS: the node's name stands in its certificate, as a DNS name or, without any, as CN.
+
+    grpc has verified the chain against ``listen.tls.client_ca_file`` in the handshake. Names are
+    compared letter by letter: a wildcard is nobody's name.
+    """
+
+    async def identify(self, caller: Caller) -> Identity:
+        pem = caller.certificate.get("x509_pem_cert")
+        if not pem:
+            raise IdentityError(Refusal.NO_CREDENTIALS, "no client certificate")
+        try:
+            certificate = x509.load_pem_x509_certificate(pem[0])
+            names = _names(certificate)
+        except ValueError as error:
+            text = f"the client certificate can't be read: {error}"
+            raise IdentityError(Refusal.BAD_CERTIFICATE, text) from None
+        if not names:
+            text = "the client certificate names no node (no DNS name, no CN)"
+            raise IdentityError(Refusal.NO_NODE, text)
+        node = caller.claims if caller.claims in names else names[0]
+        expires = certificate.not_valid_after_utc.timestamp()
+        return must_be_claimed(Identity(node, expires=expires), caller.claims)
+
+    async def renew(self, identity: Identity, token: str) -> Identity:  # noqa: ARG002
+        """A certificate can't be renewed within its connection."""
+        text = f"a token, where certificates prove who node {identity.node!r} is"
+        raise IdentityError(Refusal.BAD_TOKEN, text)
+
+
+def _names(certificate: x509.Certificate) -> list[str]:
+    try:
+        san = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except x509.ExtensionNotFound:
+        pass
+    else:
+        names = san.value.get_values_for_type(x509.DNSName)
+        if names:
+            return names
+    common = certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
+    return [str(name.value) for name in common]
+
+
+class TrustingAuthenticator:
+    """``insecure-trust-hello``: the agent's word. Only from this machine unless ``anywhere``."""
+
+    def __init__(self, *, anywhere: bool = False) -> None:
+        self._anywhere = anywhere
+
+    async def identify(self, caller: Caller) -> Identity:
+        if not self._anywhere and not peer_is_local(caller.peer):
+            text = "insecure-trust-hello believes only callers on its own machine"
+            raise IdentityError(Refusal.NOT_LOOPBACK, text)
+        return Identity(caller.claims)
+
+    async def renew(self, identity: Identity, token: str) -> Identity:  # noqa: ARG002
+        """Nothing to renew: the agent may send its token all the same."""
+        return identity
+
+
+def peer_is_local(peer: str) -> bool:
+    """Whether grpc's ``peer`` is on this machine: "unix:", "ipv4:127.0.0.1:1", "ipv6:[::1]:1"."""
+    kind, _, address = peer.partition(":")
+    if kind == "unix":
+        return True
+    return is_loopback(address.replace("%5B", "[").replace("%5D", "]"))

@@ -1,0 +1,128 @@
+"""What goes out on one stream: bounded, in order, acknowledgements coalesced."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+import grpc
+
+from aggregator.ingest import wire
+from sickbay.v1 import sickbay_pb2 as pb
+
+#: Messages that may wait for an agent that does not read. Acknowledgements are not among them: of
+#: those only the latest waits.
+LIMIT = 64
+#: Evidence that may wait until it is safe. Beyond it a snapshot says the same in one message.
+MAX_UNSAFE = 1_000
+
+
+class Outbox:
+    """A queue with a writer that runs only while there is something to write.
+
+    An idle stream costs no task. ``overflowed`` is called when the agent reads too slowly.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[pb.AggregatorMessage], Awaitable[None]],
+        overflowed: Callable[[], None],
+    ) -> None:
+        self._write = write
+        self._overflowed = overflowed
+        self._waiting: deque[pb.AggregatorMessage] = deque()
+        self._ack: int | None = None
+        self._writer: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def put(self, message: pb.AggregatorMessage) -> None:
+        if self._closed:
+            return
+        if len(self._waiting) >= LIMIT:
+            self._overflowed()
+            return
+        self._waiting.append(message)
+        self._wake()
+
+    def ack(self, seq: int) -> None:
+        """Up to ``seq``; what waited to be acknowledged is covered by it."""
+        if not self._closed:
+            self._ack = seq
+            self._wake()
+
+    def close(self) -> None:
+        """Nothing more is sent."""
+        self._closed = True
+        self._waiting.clear()
+        if self._writer is not None:
+            self._writer.cancel()
+
+    def _wake(self) -> None:
+        if self._writer is None:
+            self._writer = asyncio.get_running_loop().create_task(self._drain())
+
+    async def _drain(self) -> None:
+        try:
+            while not self._closed:
+                if self._waiting:
+                    message = self._waiting.popleft()
+                elif self._ack is not None:
+                    message, self._ack = wire.ack(self._ack), None
+                else:
+                    return
+                await self._write(message)
+        except (grpc.aio.BaseError, asyncio.InvalidStateError):
+            # The stream ended under the write; its reader knows why.
+            self._closed = True
+        finally:
+            self._writer = None
+
+
+class Acks:
+    """Acknowledges in the order of the stream, each when it is safe.
+
+    ``safe`` gets the highest sequence number up to which everything is; ``failed`` what went wrong
+    with one, after which nothing more is acknowledged.
+    """
+
+    def __init__(
+        self, safe: Callable[[int], None], failed: Callable[[BaseException], None]
+    ) -> None:
+        self._safe = safe
+        self._failed = failed
+        self._pending: deque[tuple[int, asyncio.Future[None] | None]] = deque()
+
+    @property
+    def full(self) -> bool:
+        return len(self._pending) >= MAX_UNSAFE
+
+    def add(self, seq: int, done: Awaitable[None] | None) -> None:
+        """``done`` None: safe now, when all before it is."""
+        future = None if done is None else asyncio.ensure_future(done)
+        self._pending.append((seq, future))
+        if future is None or future.done():
+            self._advance()
+        else:
+            future.add_done_callback(self._advance)
+
+    def close(self) -> None:
+        """Acknowledge nothing more. What is under way belongs to the controller and goes on."""
+        self._pending.clear()
+
+    def _advance(self, _: object = None) -> None:
+        reached: int | None = None
+        while self._pending:
+            seq, future = self._pending[0]
+            if future is not None:
+                if not future.done():
+                    break
+                error = (
+                    asyncio.CancelledError("given up") if future.cancelled() else future.exception()
+                )
+                if error is not None:
+                    self._pending.clear()
+                    self._failed(error)
+                    break
+            self._pending.popleft()
+            reached = seq
+        if reached is not None:
+            self._safe(reached)

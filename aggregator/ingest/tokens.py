@@ -1,0 +1,129 @@
+"""Projected service account tokens, verified offline against the cluster's published keys.
+
+Any pod of any tenant can get a token with our audience, and it names that pod's node. So the
+account is what counts: only *our* service account's token speaks for the node that it names. A
+token stays good until it expires, also when its pod is gone; that is what verifying offline costs,
+and why tokens live for a day at most.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jwt
+
+from aggregator.ingest.identity import (
+    Caller,
+    Identity,
+    IdentityError,
+    Now,
+    Refusal,
+    must_be_claimed,
+)
+from aggregator.ingest.keys import ALGORITHMS, KeyStore
+
+#: Seconds that the clocks of the API server and of this machine may differ.
+LEEWAY = 10.0
+MAX_TOKEN = 16_384
+
+
+class TokenAuthenticator:
+    """Bearer tokens of one service account.
+
+    ``service_account`` is "namespace:name"; ``issuer`` empty is the one that the API server
+    publishes with its keys; ``now`` is seconds since the epoch.
+    """
+
+    def __init__(
+        self, keys: KeyStore, *, audience: str, service_account: str, issuer: str, now: Now
+    ) -> None:
+        self._keys = keys
+        self._audience = audience
+        self._subject = f"system:serviceaccount:{service_account}"
+        self._issuer = issuer
+        self._now = now
+
+    async def identify(self, caller: Caller) -> Identity:
+        return must_be_claimed(await self.verify(caller.bearer()), caller.claims)
+
+    async def renew(self, identity: Identity, token: str) -> Identity:
+        """A newer token of the same node; of the same Node object, if the cluster says which."""
+        renewed = must_be_claimed(await self.verify(token), identity.node)
+        if renewed.node_uid != identity.node_uid:
+            text = f"the renewed token is of another Node named {identity.node!r}"
+            raise IdentityError(Refusal.ANOTHER_NODE, text)
+        return renewed
+
+    async def verify(self, token: str) -> Identity:
+        """Whom the token is of, or `IdentityError`."""
+        claims = await self._signed(token)
+        self._check_times(claims)
+        if claims.get("sub") != self._subject:
+            text = (
+                f"the token is of {_shown(claims.get('sub'))}; only {self._subject} may report"
+                " (identity.service_account)"
+            )
+            raise IdentityError(Refusal.OTHER_ACCOUNT, text)
+        return _identity(claims)
+
+    async def _signed(self, token: str) -> Mapping[str, Any]:
+        if len(token) > MAX_TOKEN:
+            raise IdentityError(Refusal.BAD_TOKEN, f"longer than {MAX_TOKEN} characters")
+        try:
+            header = jwt.get_unverified_header(token)
+        except jwt.PyJWTError as error:
+            raise IdentityError(Refusal.BAD_TOKEN, f"no signed token: {error}") from None
+        kid = header.get("kid")
+        if not isinstance(kid, str) or not kid:
+            raise IdentityError(Refusal.BAD_TOKEN, "the token does not say which key signed it")
+        key = await self._keys.key(kid)
+        try:
+            claims: dict[str, Any] = jwt.decode(
+                token,
+                key,
+                algorithms=ALGORITHMS,
+                audience=self._audience,
+                issuer=self._issuer or self._keys.issuer,
+                # Times are held against our own clock, which is an argument.
+                options={
+                    "require": ["exp", "iss", "aud", "sub"],
+                    "verify_exp": False,
+                    "verify_nbf": False,
+                    "verify_iat": False,
+                },
+            )
+        except jwt.PyJWTError as error:
+            raise IdentityError(Refusal.BAD_TOKEN, str(error)) from None
+        return claims
+
+    def _check_times(self, claims: Mapping[str, Any]) -> None:
+        now, exp, nbf = self._now(), claims["exp"], claims.get("nbf", 0)
+        if not _is_time(exp) or not _is_time(nbf):
+            raise IdentityError(Refusal.BAD_TOKEN, "exp or nbf is no time")
+        if now >= exp + LEEWAY:
+            raise IdentityError(Refusal.EXPIRED, f"expired {now - exp:.0f} s ago")
+        if now < nbf - LEEWAY:
+            text = f"not valid for another {nbf - now:.0f} s: is a clock wrong?"
+            raise IdentityError(Refusal.BAD_TOKEN, text)
+
+
+def _identity(claims: Mapping[str, Any]) -> Identity:
+    """From the claims that the API server adds to a token bound to a pod."""
+    bound = claims.get("kubernetes.io")
+    bound = bound if isinstance(bound, dict) else {}
+    node, pod = bound.get("node"), bound.get("pod")
+    if not isinstance(node, dict) or not isinstance(pod, dict):
+        text = "the token is not bound to a pod on a node (Kubernetes 1.32 and later say which)"
+        raise IdentityError(Refusal.NO_NODE, text)
+    values = (node.get("name"), node.get("uid"), pod.get("uid"))
+    if not all(isinstance(value, str) and value for value in values):
+        raise IdentityError(Refusal.NO_NODE, "the token names no node")
+    name, node_uid, pod_uid = (str(value) for value in values)
+    return Identity(name, node_uid, pod_uid, float(claims["exp"]))
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _shown(value: object) -> str:
+    return str(value)[:200] if isinstance(value, str) else "nobody"

@@ -1,0 +1,273 @@
+"""The contract's messages as evidence: checked, bounded, ages turned into this machine's seconds.
+
+What can't be evidence is refused with the field that is wrong, never repaired: a guess about a
+sick node is worth nothing. Two things are mended because they carry no judgement: text for people
+that is too long is cut, and a fault that claims to have been seen last before it was first seen
+(clocks of two cores differ) counts from the earlier age.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from aggregator.health.model import (
+    CheckOff,
+    Cleared,
+    ClearedBy,
+    Component,
+    Delta,
+    Fault,
+    Hello,
+    Lost,
+    Snapshot,
+    Status,
+)
+from sickbay.v1 import sickbay_pb2 as pb
+
+#: Far above what a node has, far below what would hold up the others: a full message is folded in
+#: a tenth of a second.
+MAX_COMPONENTS = 2_000
+MAX_FAULTS = 1_000
+MAX_SIGNS = 1_000  # clearings and losses in one message
+MAX_RECENT = 256  # transitions of a component, occurrences of a fault
+MAX_CHECKS = 200
+MAX_ENTRIES = 32  # details of a fault, traits of a node
+#: Characters. A path on Linux, the longest component, has at most 4,096.
+MAX_COMPONENT = 4_096
+MAX_NAME = 128
+MAX_TEXT = 2_000
+#: Ten years: no machine has been up for longer, and a float still holds it exactly.
+MAX_AGE_MS = 10 * 365 * 86_400_000
+
+_STATUS = {int(status): status for status in Status}
+_CLEARED_BY: Mapping[int, ClearedBy] = {
+    pb.CLEARED_BY_REBOOT: ClearedBy.REBOOT,
+    pb.CLEARED_BY_GPU_RESET: ClearedBy.GPU_RESET,
+    pb.CLEARED_BY_EXPIRY: ClearedBy.EXPIRY,
+    pb.CLEARED_BY_OPERATOR: ClearedBy.OPERATOR,
+}
+
+
+class WireError(ValueError):
+    """A message that is no evidence. ``field`` is its path in the message ("faults[3].code")."""
+
+    def __init__(self, field: str, what: str) -> None:
+        super().__init__(f"{field}: {what}")
+        self.field = field
+
+
+def hello(message: pb.Hello, *, node_uid: str) -> Hello:
+    """Who speaks. ``node_uid`` is the identity's, which the agent can't choose."""
+    _bounded("checks", message.checks, MAX_CHECKS)
+    return Hello(
+        node=_name("node", message.node, 253),
+        boot_id=_name("boot_id", message.boot_id),
+        spool_epoch=_name("spool_epoch", message.spool_epoch),
+        agent_version=_name("agent_version", message.agent_version),
+        contract_version=message.contract_version,
+        instance=_name("instance", message.instance),
+        checks=tuple(
+            CheckOff(
+                _name(f"checks[{i}].name", check.name),
+                _age(f"checks[{i}].interval_ms", check.interval_ms),
+                _text(check.off_because),
+            )
+            for i, check in enumerate(message.checks)
+        ),
+        traits=_entries("traits", message.traits),
+        node_uid=node_uid,
+    )
+
+
+def snapshot(message: pb.Snapshot, *, at: float) -> Snapshot:
+    """All that the agent knows, ``at`` monotonic seconds being when it came."""
+    return Snapshot(
+        components=_components(message.components, at),
+        faults=_faults(message.faults, at),
+        cleared=_cleared(message.cleared),
+        lost=_lost(message.lost),
+        quiesced_for=_age("quiesced_for_ms", message.quiesced_for_ms),
+    )
+
+
+def delta(message: pb.Delta, *, at: float) -> Delta:
+    """What has changed, ``at`` monotonic seconds being when it came."""
+    _bounded("gone", message.gone, MAX_COMPONENTS)
+    return Delta(
+        components=_components(message.components, at),
+        faults=_faults(message.faults, at),
+        cleared=_cleared(message.cleared),
+        lost=_lost(message.lost),
+        gone=tuple(
+            (
+                _name(f"gone[{i}].check", state.check),
+                _text_of(f"gone[{i}].component", state.component, MAX_COMPONENT),
+            )
+            for i, state in enumerate(message.gone)
+        ),
+    )
+
+
+def _components(states: Sequence[pb.ComponentState], at: float) -> tuple[Component, ...]:
+    _bounded("components", states, MAX_COMPONENTS)
+    return tuple(_component(f"components[{i}]", s, at) for i, s in enumerate(states))
+
+
+def _component(field: str, state: pb.ComponentState, at: float) -> Component:
+    _bounded(f"{field}.recent", state.recent, MAX_RECENT)
+    return Component(
+        check=_name(f"{field}.check", state.check),
+        component=_text_of(f"{field}.component", state.component, MAX_COMPONENT),
+        status=_status(f"{field}.status", state.status),
+        reason=_text_of(f"{field}.reason", state.reason, MAX_NAME),
+        message=_text(state.message),
+        since=at - _age(f"{field}.age_ms", state.age_ms),
+        recent=tuple(
+            (
+                at - _age(f"{field}.recent[{i}].age_ms", change.age_ms),
+                _status(f"{field}.recent[{i}].status", change.status),
+            )
+            for i, change in enumerate(state.recent)
+        ),
+    )
+
+
+def _faults(faults: Sequence[pb.Fault], at: float) -> tuple[Fault, ...]:
+    _bounded("faults", faults, MAX_FAULTS)
+    return tuple(_fault(f"faults[{i}]", fault, at) for i, fault in enumerate(faults))
+
+
+def _fault(field: str, fault: pb.Fault, at: float) -> Fault:
+    if fault.count == 0:
+        raise WireError(f"{field}.count", "0; expected at least 1")
+    cleared_by = _CLEARED_BY.get(fault.cleared_by)
+    if cleared_by is None:
+        raise WireError(f"{field}.cleared_by", f"{fault.cleared_by} is not known")
+    _bounded(f"{field}.occurrence_ages_ms", fault.occurrence_ages_ms, MAX_RECENT)
+    first = at - _age(f"{field}.first_age_ms", fault.first_age_ms)
+    last = at - _age(f"{field}.last_age_ms", fault.last_age_ms)
+    return Fault(
+        code=_name(f"{field}.code", fault.code),
+        check=_name(f"{field}.check", fault.check),
+        component=_text_of(f"{field}.component", fault.component, MAX_COMPONENT),
+        message=_text(fault.message),
+        boot_id=_name(f"{field}.boot_id", fault.boot_id),
+        source=_name(f"{field}.source", fault.source),
+        source_seq=fault.source_seq,
+        first_at=min(first, last),
+        last_at=max(first, last),
+        count=fault.count,
+        cleared_by=cleared_by,
+        historical=fault.historical,
+        details=_entries(f"{field}.details", fault.details),
+        occurrences=tuple(
+            at - _age(f"{field}.occurrence_ages_ms[{i}]", age)
+            for i, age in enumerate(fault.occurrence_ages_ms)
+        ),
+    )
+
+
+def _cleared(signs: Sequence[pb.Cleared]) -> tuple[Cleared, ...]:
+    _bounded("cleared", signs, MAX_SIGNS)
+    return tuple(
+        Cleared(
+            code=_text_of(f"cleared[{i}].code", sign.code, MAX_NAME),
+            component=_text_of(f"cleared[{i}].component", sign.component, MAX_COMPONENT),
+            how=_name(f"cleared[{i}].how", sign.how),
+        )
+        for i, sign in enumerate(signs)
+    )
+
+
+def _lost(losses: Sequence[pb.EvidenceLost]) -> tuple[Lost, ...]:
+    _bounded("lost", losses, MAX_SIGNS)
+    return tuple(
+        Lost(_name(f"lost[{i}].source", loss.source), loss.records, _text(loss.message))
+        for i, loss in enumerate(losses)
+    )
+
+
+def _bounded(field: str, items: Sequence[object], most: int) -> None:
+    if len(items) > most:
+        raise WireError(field, f"{len(items)} entries; expected at most {most}")
+
+
+def _entries(field: str, entries: Mapping[str, str]) -> dict[str, str]:
+    if len(entries) > MAX_ENTRIES:
+        raise WireError(field, f"{len(entries)} entries; expected at most {MAX_ENTRIES}")
+    # A map has no order on the wire; ours is the same for the same entries.
+    return {_name(field, name): _text(entries[name]) for name in sorted(entries)}
+
+
+def _status(field: str, value: int) -> Status:
+    status = _STATUS.get(value)
+    if status is None:
+        raise WireError(field, f"{value} is no status")
+    return status
+
+
+def _age(field: str, milliseconds: int) -> float:
+    """Seconds."""
+    if milliseconds > MAX_AGE_MS:
+        raise WireError(field, f"{milliseconds} ms; expected at most ten years")
+    return milliseconds / 1000
+
+
+def _name(field: str, text: str, most: int = MAX_NAME) -> str:
+    """What things are told apart by: there, not too long, printable."""
+    if not text:
+        raise WireError(field, "empty")
+    if not text.isprintable():
+        raise WireError(field, "has characters that can't be printed")
+    return _text_of(field, text, most)
+
+
+def _text_of(field: str, text: str, most: int) -> str:
+    """What is compared but may be empty, or anything that a path may be."""
+    if len(text) > most:
+        raise WireError(field, f"{len(text)} characters; expected at most {most}")
+    return text
+
+
+def _text(text: str) -> str:
+    """What only people read: cut where it is too long."""
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
+
+
+def welcome(*, name: str, version: str, heartbeat: float) -> pb.AggregatorMessage:
+    """``heartbeat`` is in seconds."""
+    return pb.AggregatorMessage(
+        welcome=pb.Welcome(
+            aggregator=name,
+            aggregator_version=version,
+            heartbeat_interval_ms=round(heartbeat * 1000),
+        )
+    )
+
+
+def ack(seq: int) -> pb.AggregatorMessage:
+    return pb.AggregatorMessage(ack=pb.Ack(seq=seq))
+
+
+def resync(reason: str) -> pb.AggregatorMessage:
+    return pb.AggregatorMessage(resync=pb.Resync(reason=reason))
+
+
+def redirect(address: str, reason: str) -> pb.AggregatorMessage:
+    return pb.AggregatorMessage(redirect=pb.Redirect(address=address, reason=reason))
+
+
+def clear_faults(command_id: str, component: str, code: str, reason: str) -> pb.AggregatorMessage:
+    return pb.AggregatorMessage(
+        clear_faults=pb.ClearFaults(
+            command_id=command_id, component=component, code=code, reason=reason
+        )
+    )
+
+
+def quiesce(command_id: str, seconds: float, reason: str) -> pb.AggregatorMessage:
+    return pb.AggregatorMessage(
+        quiesce=pb.Quiesce(command_id=command_id, for_ms=round(seconds * 1000), reason=reason)
+    )
+
+
+def run_checks(command_id: str, names: Sequence[str]) -> pb.AggregatorMessage:
+    return pb.AggregatorMessage(run_checks=pb.RunChecks(command_id=command_id, checks=names))
