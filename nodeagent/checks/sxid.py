@@ -35,7 +35,7 @@ _LONGEST_MESSAGE = 512
 
 
 class SxidCheck:
-    """Reads records as they come. ``foreign`` and ``packets`` count what was refused, as for Xid."""
+    """Reads records as they come. ``foreign`` and ``packets`` count the refused, as for Xid."""
 
     def __init__(self, gpus: GpuMap) -> None:
         self.foreign = 0

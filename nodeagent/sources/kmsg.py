@@ -13,6 +13,7 @@ import errno
 import os
 import re
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,10 @@ _LONGEST_LINE = 64 * 1024
 
 #: Reads in one batch for each result asked for: passing over records must not hold the agent up.
 _READS_PER_RESULT = 8
+
+_DEVICE = os.makedev(1, 11)
+
+_WITHOUT = "To go without the kernel log, set kernel_log.enabled = false."
 
 _HEADER = re.compile(rb"(\d{1,9}),(\d{1,20}),(\d{1,20}),[^;\n]*;")
 _SEQUENCES = 1 << 64
@@ -113,8 +118,8 @@ class KmsgReader:
     is younger than the moment at which the ring was last seen empty and older than the moment at
     which it is read; the reader moves its idea of the difference just enough to keep that true.
 
-    ``path`` may be a regular file or a FIFO that holds records one a line, for tests. Not safe for
-    use from two threads.
+    ``path`` may be a regular file or a FIFO that holds records one a line, for tests; ``read`` is
+    os.read. Not safe for use from two threads.
     """
 
     def __init__(
@@ -127,10 +132,12 @@ class KmsgReader:
         started_at: float,
         boot_grace: float = 1200.0,
         accept_user_records: bool = False,
+        read: Callable[[int, int], bytes] = os.read,
     ) -> None:
         self.pollable = False
         self.malformed = 0
         self._path = path
+        self._read_fd = read
         self._clock = clock
         self._boot_id = boot_id
         self._facilities = (0, 1) if accept_user_records else (0,)
@@ -151,7 +158,12 @@ class KmsgReader:
     def open(self) -> None:
         """Open the log. Raises KernelLogUnavailable. ``pollable`` then says whether poll works."""
         try:
-            mode = self._path.stat().st_mode
+            found = self._path.stat()
+            mode = found.st_mode
+            if stat.S_ISCHR(mode) and found.st_rdev != _DEVICE:
+                raise KernelLogUnavailable(
+                    f"{self._path} is a device, but not the kernel log (c 1:11). {_WITHOUT}"
+                )
             # A FIFO without a writer is at its end for ever, and poll says so for ever: hold one.
             self._fifo = stat.S_ISFIFO(mode)
             access = os.O_RDWR if self._fifo else os.O_RDONLY
@@ -209,7 +221,7 @@ class KmsgReader:
         try:
             if self._lines is not None:
                 return self._lines.read()
-            return os.read(self.fileno(), _READ_SIZE)
+            return self._read_fd(self.fileno(), _READ_SIZE)
         except BlockingIOError:
             return None
         except OSError as error:
@@ -335,13 +347,12 @@ class _Lines:
 
 
 def _why_not_open(path: Path, error: OSError) -> str:
-    without = "To go without the kernel log, set kernel_log.enabled = false."
     if error.errno == errno.ENOENT:
-        return f"{path} does not exist; give the agent the host's /dev. {without}"
+        return f"{path} does not exist; give the agent the host's /dev. {_WITHOUT}"
     if error.errno in (errno.EPERM, errno.EACCES):
         return (
             f"{path} may not be opened ({error.strerror}): that takes CAP_SYSLOG where "
             "kernel.dmesg_restrict is 1, and a device cgroup that allows c 1:11; in a pod, "
-            f"privileged. {without}"
+            f"privileged. {_WITHOUT}"
         )
-    return f"{path} cannot be opened: {error.strerror}. {without}"
+    return f"{path} cannot be opened: {error.strerror}. {_WITHOUT}"

@@ -1,0 +1,102 @@
+"""Which GPUs the node has, and what they are called once they no longer answer."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from nodeagent.sources.gpus import GpuMap, normalise
+from tests.agent.kernel_log import GPU, OTHER_GPU, UUID, HandClock, gpu_machine, pci_device
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["0000:3b:00", "0000:3B:00.0", "00000000:3B:00.0", "PCI:0000:3b:00", "pci:0000:3b:00.0"],
+)
+def test_an_address_is_one_however_it_is_written(written: str) -> None:
+    assert normalise(written) == "0000:3b:00"
+
+
+@pytest.mark.parametrize("written", ["", "3b:00", "0000:3b:00.9", "0000:3b:00 ", "zzzz:3b:00"])
+def test_what_is_no_address_is_none(written: str) -> None:
+    assert normalise(written) is None
+
+
+def test_a_wide_domain_is_kept() -> None:
+    assert normalise("00010000:3b:00.0") == "10000:3b:00"
+
+
+def test_gpus_and_switches_are_told_from_all_else(tmp_path: Path) -> None:
+    gpus = GpuMap(gpu_machine(tmp_path))
+    assert gpus.addresses() == {GPU, OTHER_GPU}
+    assert gpus.present() == {GPU, OTHER_GPU}
+    assert gpus.switches() == {"0000:c1:00", "0000:c2:00"}
+
+
+def test_a_machine_without_a_pci_bus_has_no_gpu(tmp_path: Path) -> None:
+    gpus = GpuMap(gpu_machine(tmp_path / "a"))
+    shutil.rmtree(tmp_path / "a")
+    assert gpus.addresses() == frozenset()
+    assert not gpus.has_gpu(GPU)
+
+
+def test_a_device_that_goes_while_we_look_is_none(tmp_path: Path) -> None:
+    device = pci_device(tmp_path, "0000:01:00.0", "0x030200")
+    (device / "class").unlink()
+    assert GpuMap(gpu_machine(tmp_path)).present() == {GPU, OTHER_GPU}
+
+
+def test_a_new_gpu_is_found_when_it_is_asked_for_but_not_at_every_question(
+    tmp_path: Path,
+) -> None:
+    clock = HandClock()
+    gpus = GpuMap(gpu_machine(tmp_path, clock))
+    assert not gpus.has_gpu("0000:5e:00")
+    pci_device(tmp_path, "0000:5e:00.0", "0x030200")
+    assert not gpus.has_gpu("0000:5e:00"), "looked a moment ago"
+    clock.now += 6.0
+    assert gpus.has_gpu("0000:5e:00")
+
+
+def test_a_gpu_that_left_the_bus_is_still_the_nodes(tmp_path: Path) -> None:
+    clock = HandClock()
+    gpus = GpuMap(gpu_machine(tmp_path, clock))
+    assert gpus.has_gpu(GPU)
+    shutil.rmtree(tmp_path / f"bus/pci/devices/{GPU}.0")
+    clock.now += 100.0
+    assert gpus.present() == {OTHER_GPU}
+    assert gpus.addresses() == {GPU, OTHER_GPU}
+    assert gpus.has_gpu(GPU)
+
+
+def test_what_an_earlier_agent_knew_is_known(tmp_path: Path) -> None:
+    before = GpuMap(gpu_machine(tmp_path))
+    before.learn("00000000:3B:00.0", UUID)
+    after = GpuMap(gpu_machine(tmp_path / "empty"), before.remembered())
+    shutil.rmtree(tmp_path / "empty")
+    assert after.component("0000:3b:00.0") == UUID
+    assert after.has_gpu(GPU)
+
+
+def test_a_broken_memory_is_dropped_entry_by_entry(tmp_path: Path) -> None:
+    gpus = GpuMap(gpu_machine(tmp_path), {"nonsense": "GPU-1", GPU: "", OTHER_GPU: "GPU-2"})
+    assert gpus.remembered() == {OTHER_GPU: "GPU-2"}
+
+
+def test_a_gpu_without_a_known_uuid_is_named_by_its_address(tmp_path: Path) -> None:
+    assert GpuMap(gpu_machine(tmp_path)).component("0000:3B:00.0") == "pci:0000:3b:00"
+
+
+def test_a_replaced_gpu_is_told_once(tmp_path: Path) -> None:
+    gpus = GpuMap(gpu_machine(tmp_path))
+    assert gpus.learn(GPU, "GPU-old") is None
+    assert gpus.learn(GPU, "GPU-old") is None
+    assert gpus.learn(GPU, "GPU-new") == "GPU-old"
+    assert gpus.component(GPU) == "GPU-new"
+
+
+def test_a_gpu_that_moved_is_in_one_slot(tmp_path: Path) -> None:
+    gpus = GpuMap(gpu_machine(tmp_path))
+    gpus.learn(GPU, UUID)
+    gpus.learn(OTHER_GPU, UUID)
+    assert gpus.remembered() == {OTHER_GPU: UUID}

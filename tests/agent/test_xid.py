@@ -1,0 +1,248 @@
+"""Xids, in every variant of the line that drivers print; and lines that only look like them."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.checks.xid import SPEC, XidCheck
+from nodeagent.checks.xid_codes import cleared_by, verdict
+from nodeagent.model import ClearedBy, FaultSighting
+from nodeagent.sources.gpus import GpuMap
+from nodeagent.sources.machine import Machine
+from tests.agent.kernel_log import (
+    FIXTURES,
+    GPU,
+    OTHER_GPU,
+    UUID,
+    HandClock,
+    fixture_records,
+    gpu_map,
+    open_log,
+    record,
+)
+
+Sightings = list[FaultSighting]
+
+
+@pytest.fixture
+def gpus(tmp_path: Path) -> GpuMap:
+    return gpu_map(tmp_path / "sys")
+
+
+@pytest.fixture
+def check(gpus: GpuMap) -> XidCheck:
+    return XidCheck(gpus)
+
+
+@pytest.fixture
+def variants(check: XidCheck) -> Sightings:
+    """What the fixture of line variants gives."""
+    return [fault for found in fixture_records("xid-variants.log") for fault in check.read(found)]
+
+
+def see(check: XidCheck, text: str) -> FaultSighting:
+    [fault] = check.read(record(text.encode()))
+    return fault
+
+
+def test_every_line_variant_is_seen_with_its_code_and_what_ends_it(variants: Sightings) -> None:
+    assert [(fault.source_seq, fault.code, fault.cleared_by.name) for fault in variants] == [
+        (1002, "xid:79", "REBOOT"),
+        (1003, "xid:79", "REBOOT"),
+        (1004, "xid:48", "GPU_RESET"),
+        (1005, "xid:94", "EXPIRY"),
+        (1006, "xid:43", "EXPIRY"),
+        (1007, "xid:31", "EXPIRY"),
+        (1008, "xid:13", "EXPIRY"),
+        (1009, "xid:63", "EXPIRY"),
+        (1010, "xid:119", "GPU_RESET"),
+        (1011, "xid:45", "EXPIRY"),
+        (1012, "xid:74", "GPU_RESET"),
+        (1013, "xid:149", "GPU_RESET"),
+        (1014, "xid:145", "EXPIRY"),
+        (1015, "xid:154", "GPU_RESET"),
+        (1016, "xid:154", "REBOOT"),
+        (1017, "xid:154", "GPU_RESET"),
+        (1018, "xid:154", "GPU_RESET"),
+        (1019, "xid:154", "EXPIRY"),
+        (1020, "xid:154", "GPU_RESET"),
+        (1021, "xid:154", "REBOOT"),
+        (1022, "xid:999", "EXPIRY"),
+        (1023, "xid:62", "GPU_RESET"),
+        (1024, "xid:95", "GPU_RESET"),
+        (1025, "gpu-off-bus", "REBOOT"),
+        (1026, "gpu-off-bus", "REBOOT"),
+    ]
+
+
+def test_every_line_names_its_gpu(variants: Sightings) -> None:
+    assert {fault.component for fault in variants if fault.source_seq != 1024} == {UUID}
+    [other] = [fault for fault in variants if fault.source_seq == 1024]
+    assert other.component == f"pci:{OTHER_GPU}", "no UUID is known, and the case is the map's"
+
+
+def test_the_drivers_verdict_is_one_word(variants: Sightings) -> None:
+    assert [fault.details["verdict"] for fault in variants if fault.code == "xid:154"] == [
+        "gpu-reset",
+        "node-reboot",
+        "drain-p2p",
+        "drain-and-reset",
+        "none",
+        "gpu-reset",  # "PF FLR", in newer drivers' words
+        "node-reboot",  # although the process was called "to 0x0 (None)"
+    ]
+
+
+def test_a_mig_instance_is_a_detail_of_its_gpu(variants: Sightings) -> None:
+    assert [fault.details["mig"] for fault in variants if "mig" in fault.details] == [
+        "GPU-I:05",
+        "GPU-I:05 GPU-CI:0",
+    ]
+
+
+def test_the_process_is_named_where_the_line_names_one(variants: Sightings) -> None:
+    processes = {
+        fault.source_seq: (fault.details.get("pid"), fault.details.get("name"))
+        for fault in variants
+    }
+    assert processes[1002] == (None, None), "<unknown> is nobody"
+    assert processes[1003] == (None, None)
+    assert processes[1004] == ("1122", None)
+    assert processes[1007] == ("79749", "tmux: server")
+    assert processes[1008] == ("4242", "my trainer")
+    assert processes[1010] == ("3366", "nvc:[driver]")
+
+
+def test_nvlink_lines_name_link_and_registers(variants: Sightings) -> None:
+    details = {fault.source_seq: fault.details for fault in variants}
+    assert details[1012]["link"] == "6"
+    assert details[1012]["registers"] == "0x10000 0x0 0x0 0x0 0x0 0x0 0x0"
+    assert dict(details[1013]) == {
+        "pci": GPU,
+        "unit": "NETIR_LINK_EVT",
+        "severity": "fatal",
+        "link": "1",
+        "registers": "0x021425c6 0x00000000 0x00000000 0x00000000 0x00000000 0x00000000",
+    }
+    assert details[1014]["severity"] == "non-fatal"
+    assert details[1014]["link"] == "-1"
+    assert details[1014]["injected"] == "yes"
+
+
+def test_an_xid_without_an_application_is_said_in_the_drivers_words(check: XidCheck) -> None:
+    fault = see(check, "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.")
+    assert fault.message == "Xid 79 on 0000:3b:00: GPU has fallen off the bus."
+    assert (fault.check, fault.source, fault.at) == ("xid", "kmsg", 4000.0)
+
+
+def test_no_forged_line_is_believed(check: XidCheck) -> None:
+    """The fixture has the raw bytes of the tmpfs attack and of a netfilter prefix, as tried."""
+    raws = (FIXTURES / "forged.log").read_bytes()
+    assert rb"tmpfs: Unknown parameter 'x\x0aNVRM: GPU 0000:3b:00.0: GPU has fallen" in raws
+    found = fixture_records("forged.log")
+    assert len(found) >= 10, "those of facility 0 do reach the check"
+    assert [fault for each in found for fault in check.read(each)] == []
+    assert check.packets == 2
+    assert check.foreign == 1
+
+
+def test_user_records_are_believed_only_in_the_test_mode(check: XidCheck) -> None:
+    reader = open_log(FIXTURES / "forged.log", accept_user_records=True)
+    faults = [fault for found in reader.read_batch() for fault in check.read(found)]  # type: ignore[arg-type]  # the fixture has no gaps, so no Loss
+    reader.close()
+    assert [(fault.source_seq, fault.code) for fault in faults] == [(1002, "xid:79")]
+
+
+def test_a_gpu_of_another_machine_is_ignored_and_counted(check: XidCheck) -> None:
+    assert check.read(record(b"NVRM: Xid (PCI:0000:99:00): 79, GPU has fallen off the bus.")) == ()
+    assert check.foreign == 1
+
+
+def test_a_gpu_that_left_the_bus_is_still_known_by_its_uuid(tmp_path: Path) -> None:
+    """After Xid 79 neither NVML nor sysfs may know it: the map that an earlier agent left does."""
+    empty = Machine(clock=HandClock(), sys=tmp_path)
+    check = XidCheck(GpuMap(empty, {"00000000:3B:00.0": UUID}))
+    fault = see(check, "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.")
+    assert fault.component == UUID
+
+
+def test_the_driver_names_the_gpu_before_its_first_xid(check: XidCheck, gpus: GpuMap) -> None:
+    line = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
+    assert see(check, line).component == f"pci:{GPU}"
+    assert check.read(record(f"NVRM: GPU at PCI:{GPU}: {UUID}".encode())) == ()
+    assert see(check, line).component == UUID
+    assert gpus.remembered() == {GPU: UUID}
+
+
+def test_what_nvml_said_outranks_the_log(check: XidCheck, gpus: GpuMap) -> None:
+    gpus.learn(GPU, "GPU-of-nvml")
+    check.read(record(f"NVRM: GPU at PCI:{GPU}: {UUID}".encode()))
+    assert gpus.component(GPU) == "GPU-of-nvml"
+
+
+def test_a_historical_record_is_a_historical_fault(check: XidCheck) -> None:
+    line = b"NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
+    assert [fault.historical for fault in check.read(record(line, historical=True))] == [True]
+
+
+def test_no_two_records_are_joined(check: XidCheck) -> None:
+    for text in (
+        b"NVRM: The NVIDIA GPU 0000:3b:00.0",
+        b"NVRM: (PCI ID: 10de:20b5) installed in this system has",
+        b"NVRM: fallen off the bus and is not responding to commands.",
+    ):
+        assert check.read(record(text)) == ()
+
+
+def test_the_words_of_a_new_driver_are_told_by_their_number_or_not_at_all() -> None:
+    assert verdict(2, "Reboot It") == "node-reboot"
+    assert verdict(2, "GPU Reset Required") == "gpu-reset", "the words outrank the number"
+    assert verdict(5, "IMEX") == "unknown"
+    assert verdict(99, "") == "unknown"
+
+
+def test_xid_154_without_a_verdict_says_so(check: XidCheck) -> None:
+    fault = see(check, "NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed")
+    assert fault.details["verdict"] == "unknown"
+
+
+def test_a_code_that_nobody_has_published_expires() -> None:
+    assert cleared_by(4711) is ClearedBy.EXPIRY
+
+
+@pytest.mark.parametrize("code", [54, 78, 142, 159])
+def test_what_needs_a_person_waits_for_one(code: int) -> None:
+    assert cleared_by(code) is ClearedBy.OPERATOR
+
+
+@given(
+    start=st.sampled_from(
+        [
+            b"NVRM: ",
+            b"NVRM: Xid (PCI:0000:3b:00",
+            b"NVRM: Xid (PCI:0000:3b:00): 79, ",
+            b"NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from 0x0 (",
+            b"NVRM: Xid (PCI:0000:3b:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 01 (",
+            b"NVRM: GPU 0000:3b:00.0: ",
+            b"NVRM: The NVIDIA GPU 0000:3b:00.0\\x0aNVRM: (PCI ID: ",
+        ]
+    ),
+    rest=st.binary(max_size=200),
+    repeat=st.sampled_from([1, 500]),
+)
+def test_no_text_raises_and_no_message_is_endless(
+    tmp_path_factory: pytest.TempPathFactory, start: bytes, rest: bytes, repeat: int
+) -> None:
+    check = XidCheck(gpu_map(tmp_path_factory.mktemp("bus")))
+    for fault in check.read(record(start + rest * repeat)):
+        assert len(fault.message) <= 512
+        assert all(len(value) <= 512 for value in fault.details.values())
+        (fault.message + "".join(fault.details.values())).encode()
+
+
+def test_the_check_is_in_the_shape_that_the_registry_takes() -> None:
+    assert (SPEC.name, SPEC.interval, SPEC.on) == ("xid", 0, True)
+    assert SPEC.sees
+    assert SPEC.blind_to
