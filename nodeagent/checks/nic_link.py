@@ -1,0 +1,100 @@
+"""The carrier of every physical network port that is, or was, in use.
+
+Reasons: ``link-down`` (enabled, was up since the boot, has no carrier: failed), ``missing`` (an
+interface that the configuration names does not exist: failed), ``disabled`` (switched off by
+somebody after it was up: unknown), ``no-sysfs`` (this check could not look: unknown). A port that
+never had a carrier since the boot is ok: most servers have some. The kernel's own count of
+carriers tells, so a restart of the agent forgets nothing. The component is the interface.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
+from nodeagent.checks.disks import SpokenOf
+from nodeagent.model import Observation, Status
+from nodeagent.sources import Sources
+from nodeagent.sources.machine import Machine
+from nodeagent.sources.network import Link, physical_links, read_link
+
+NAME = "nic-link"
+
+
+def judge(link: Link, *, seen_up: bool, named: bool) -> Observation:
+    """Pure. ``named`` interfaces are in use because somebody says so, even if never up."""
+    used = seen_up or named or bool(link.times_up)
+    if not link.enabled:
+        status = Status.UNKNOWN if used else Status.OK
+        return Observation(NAME, link.name, status, "disabled" if used else "", "switched off")
+    if link.carrier:
+        speed = f" at {link.speed} Mbit/s" if link.speed else ""
+        return Observation(NAME, link.name, Status.OK, "", f"up{speed}")
+    if used:
+        message = f"no carrier (state {link.operstate}): cable, transceiver or switch port"
+        return Observation(NAME, link.name, Status.FAILED, "link-down", message)
+    return Observation(NAME, link.name, Status.OK, "", "never up since the boot: not in use")
+
+
+class NicLink:
+    def __init__(self, machine: Machine, interfaces: Sequence[str], exclude: Sequence[str]) -> None:
+        self._machine = machine
+        self._interfaces = interfaces
+        self._exclude = frozenset(exclude)
+        self._seen_up: set[str] = set()
+        self._spoken_of = SpokenOf()
+
+    async def look(self) -> Report:
+        try:
+            report = self._named() if self._interfaces else self._physical()
+        except OSError as error:
+            return [Observation(NAME, "", Status.UNKNOWN, "no-sysfs", str(error))]
+        gone = self._spoken_of.gone(NAME, report)
+        return [*report, *gone] if report or gone else Off("no physical network interface")
+
+    def _named(self) -> list[Observation]:
+        return [self._look_at(name) for name in self._interfaces]
+
+    def _look_at(self, name: str) -> Observation:
+        link = read_link(self._machine, name)
+        if link is None:
+            message = "named in the configuration, and no such interface"
+            return Observation(NAME, name, Status.FAILED, "missing", message)
+        return self._verdict(link, named=True)
+
+    def _physical(self) -> list[Observation]:
+        links = physical_links(self._machine)
+        return [
+            self._verdict(link, named=False) for link in links if link.name not in self._exclude
+        ]
+
+    def _verdict(self, link: Link, *, named: bool) -> Observation:
+        if link.carrier:
+            self._seen_up.add(link.name)
+        return judge(link, seen_up=link.name in self._seen_up, named=named)
+
+
+def build(sources: Sources, options: Mapping[str, Any]) -> NicLink:
+    return NicLink(sources.machine, options["interfaces"], options["exclude"])
+
+
+SPEC = CheckSpec(
+    name=NAME,
+    sees="a network port that lost its link",
+    source="/sys/class/net",
+    cost="0.2 ms of CPU every 10 s",
+    blind_to="a link that went and came back between two looks; virtual functions; "
+    "physical ports that moved into a pod",
+    interval=10.0,
+    deadline=5.0,
+    build=build,
+    options=(
+        Option(
+            "interfaces",
+            Kind.TEXTS,
+            (),
+            "the interfaces to watch, which must exist and be up; "
+            "empty: every physical one that was up",
+        ),
+        Option("exclude", Kind.TEXTS, (), "physical interfaces to leave out"),
+    ),
+)

@@ -1,0 +1,162 @@
+"""Links and default routes, read from ``/sys/class/net`` and ``/proc/net``: no packet is sent."""
+
+import ipaddress
+import os
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nodeagent.sources.machine import Machine
+
+__all__ = [
+    "Link",
+    "Route",
+    "default_routes",
+    "parse_ipv4",
+    "parse_ipv6",
+    "physical_links",
+    "read_link",
+]
+
+_IFF_UP = 0x1
+_RTF_UP, _RTF_GATEWAY, _RTF_REJECT = 0x1, 0x2, 0x200
+_ENOUGH = 65536
+# Interface, destination 0, gateway, flags, reference count, use, metric, mask 0.
+_IPV4_DEFAULT = re.compile(
+    r"^(\S+)\t0{8}\t([0-9A-F]{8})\t([0-9A-F]{4})\t\d+\t\d+\t(\d+)\t0{8}\t", re.MULTILINE
+)
+# Destination ::/0, source ::/0, gateway, metric, reference count, use, flags, interface.
+_IPV6_DEFAULT = re.compile(
+    r"^0{32} 00 0{32} 00 ([0-9a-f]{32}) ([0-9a-f]{8}) (?:[0-9a-f]{8} ){2}([0-9a-f]{8}) +(\S+)$",
+    re.MULTILINE,
+)
+_ETHERNET, _INFINIBAND = 1, 32  # ARPHRD_*
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A network interface. ``carrier`` and ``times_up`` are None where the kernel does not tell.
+
+    ``times_up`` counts how often the carrier came since the interface exists, so it says of a
+    dead port whether it was ever in use since the boot. ``speed`` is in Mbit/s, None if unknown.
+    """
+
+    name: str
+    enabled: bool
+    carrier: bool | None
+    times_up: int | None
+    operstate: str
+    speed: int | None
+
+
+def physical_links(machine: Machine) -> list[Link]:
+    """The interfaces on a device of their own, by name. Raises OSError without ``/sys``.
+
+    Not virtual functions: those move into pods and back. A node has hundreds of virtual
+    interfaces, so each costs one look for its device and nothing more.
+    """
+    folder = str(machine.sys / "class/net")
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if os.path.lexists(f"{entry.path}/device")]
+    links = (read_link(machine, name) for name in sorted(names) if _is_port(f"{folder}/{name}"))
+    return [link for link in links if link is not None]
+
+
+def _is_port(folder: str) -> bool:
+    if os.path.lexists(f"{folder}/device/physfn"):
+        return False
+    return _number(Path(folder, "type")) in (_ETHERNET, _INFINIBAND)
+
+
+def read_link(machine: Machine, name: str) -> Link | None:
+    """One interface, or None when there is none of that name."""
+    folder = machine.sys / "class/net" / name
+    flags = _number(folder / "flags", base=16)
+    if flags is None:
+        return None
+    enabled = bool(flags & _IFF_UP)
+    # Carrier and speed of an interface that is down answer EINVAL.
+    carrier = _number(folder / "carrier") if enabled else None
+    speed = _number(folder / "speed") if enabled and carrier else None
+    return Link(
+        name=name,
+        enabled=enabled,
+        carrier=None if carrier is None else bool(carrier),
+        times_up=_number(folder / "carrier_up_count"),
+        operstate=_word(folder / "operstate") or "unknown",
+        speed=speed if speed is not None and speed > 0 else None,
+    )
+
+
+def _word(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return None
+
+
+def _number(path: Path, base: int = 10) -> int | None:
+    word = _word(path)
+    try:
+        return None if word is None else int(word, base)
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A default route. ``gateway`` is None for one that needs none (a point-to-point link)."""
+
+    interface: str
+    gateway: str | None
+    metric: int
+
+
+def default_routes(machine: Machine) -> list[Route]:
+    """The best default route of each family, IPv4 first. A family without one is left out.
+
+    Raises OSError when ``/proc/net`` is not there; a kernel without IPv6 just has no such route.
+    """
+    # The kernel lists by address, so the default routes come first; a node may have 10,000 more.
+    with (machine.proc / "net/route").open(encoding="ascii", errors="replace") as table:
+        found = [_best(parse_ipv4(table.read(_ENOUGH)))]
+    ipv6 = _word(machine.proc / "net/ipv6_route")
+    if ipv6:
+        found.append(_best(parse_ipv6(ipv6)))
+    return [route for route in found if route is not None]
+
+
+def _best(routes: Sequence[Route]) -> Route | None:
+    return min(routes, key=lambda route: route.metric, default=None)
+
+
+def parse_ipv4(table: str) -> list[Route]:
+    """The default routes of ``/proc/net/route``: addresses are hexadecimal in host byte order."""
+    routes = []
+    for match in _IPV4_DEFAULT.finditer(table):
+        interface, gateway, flags, metric = match.groups()
+        if _usable(flags):
+            address = str(ipaddress.IPv4Address(struct.pack("=I", int(gateway, 16))))
+            routes.append(Route(interface, _if_gateway(flags, address), int(metric)))
+    return routes
+
+
+def parse_ipv6(table: str) -> list[Route]:
+    """The default routes of ``/proc/net/ipv6_route``; the kernel's "unreachable" is none."""
+    routes = []
+    for match in _IPV6_DEFAULT.finditer(table):
+        gateway, metric, flags, interface = match.groups()
+        if _usable(flags) and interface != "lo":
+            address = str(ipaddress.IPv6Address(bytes.fromhex(gateway)))
+            routes.append(Route(interface, _if_gateway(flags, address), int(metric, 16)))
+    return routes
+
+
+def _usable(flags: str) -> bool:
+    return bool(int(flags, 16) & _RTF_UP) and not int(flags, 16) & _RTF_REJECT
+
+
+def _if_gateway(flags: str, address: str) -> str | None:
+    return address if int(flags, 16) & _RTF_GATEWAY else None
