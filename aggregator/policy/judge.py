@@ -8,7 +8,7 @@ Invariants:
 - What was lost (missing from a snapshot of the same boot) keeps an incident open and opens none.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from aggregator.health.model import Status
@@ -40,63 +40,92 @@ def judge(
     time counts towards recovery.
     """
     found = list(matches(policy, health))
+    due = _strongest(match for match in found if match.due <= now)
     after: dict[str, Incident] = {}
     closed: list[Incident] = []
     again: list[float] = [match.due for match in found if match.due > now]
     for kind in KINDS:
-        ident, earlier = _open_of(kind, health, before)
-        due = [match for match in found if match.rule.kind == kind and match.due <= now]
-        evidence = _fold(earlier, due, health)
-        if not evidence:
-            continue
-        incident = _incident(ident, kind, health, earlier, evidence, now, policy)
-        if incident.in_force:
-            after[ident] = replace(incident, recovering_since=None)
-            continue
-        since = incident.recovering_since if speaking else None
-        since = now if since is None else since
-        if speaking and now >= since + incident.healthy_for:
-            closed.append(incident)
-            continue
-        after[ident] = replace(incident, recovering_since=since)
-        again.append(since + incident.healthy_for)
+        for acting in (True, False):
+            ident, earlier = _open_of(kind, acting, health, before)
+            evidence = _fold(earlier, due, health, kind=kind, acting=acting)
+            if not evidence:
+                continue
+            incident = _incident(ident, kind, health, earlier, evidence, now, policy)
+            if incident.in_force:
+                after[ident] = replace(incident, recovering_since=None)
+                continue
+            since = incident.recovering_since if speaking else None
+            since = now if since is None else since
+            if speaking and now >= since + incident.healthy_for:
+                closed.append(incident)
+                continue
+            after[ident] = replace(incident, recovering_since=since)
+            again.append(since + incident.healthy_for)
     return Judgement(after, tuple(closed), min(again, default=None))
 
 
+def _strongest(found: Iterable[Match]) -> dict[tuple[str, str], Match]:
+    """Of the rules that meet one piece of evidence, the one that asks for most; the first of equals."""
+    best: dict[tuple[str, str], Match] = {}
+    for match in found:
+        key = (match.code, match.component)
+        known = best.get(key)
+        if known is None or _strength(match.rule.action) > _strength(known.rule.action):
+            best[key] = match
+    return best
+
+
+def _strength(action: str) -> int:
+    return ACTIONS.index(action)
+
+
 def _open_of(
-    kind: str, health: NodeHealth, before: Mapping[str, Incident]
+    kind: str, acting: bool, health: NodeHealth, before: Mapping[str, Incident]
 ) -> tuple[str, Incident | None]:
-    """The node's open incident of a kind, whatever boot it began in, and its id."""
+    """The node's open incident of a kind, whatever boot it began in, and its id.
+
+    What is only observed is an incident of its own: an application's Xid of this morning must not
+    keep a repaired GPU in quarantine.
+    """
     for incident in before.values():
-        if incident.kind == kind:
+        if incident.kind == kind and (incident.action != "observe") == acting:
             return incident.id, incident
-    return incident_id(health.node, health.boot_id, kind), None
+    name = kind if acting else f"{kind}:observed"
+    return incident_id(health.node, health.boot_id, name), None
 
 
 def _fold(
-    earlier: Incident | None, due: Sequence[Match], health: NodeHealth
+    earlier: Incident | None,
+    due: Mapping[tuple[str, str], Match],
+    health: NodeHealth,
+    *,
+    kind: str,
+    acting: bool,
 ) -> tuple[Evidence, ...]:
     """The earlier evidence, in force or over, and what has come to it."""
     held: dict[tuple[str, str], Evidence] = {}
     for item in earlier.evidence if earlier is not None else ():
-        held[item.key] = replace(item, over=item.over or _over(item, health), lost=_lost(item, health))
-    for match in due:
-        key = (match.code, match.component)
+        if not acting and item.key in due and due[item.key].rule.action != "observe":
+            continue
+        held[item.key] = replace(
+            item, over=item.over or _over(item, health), lost=_lost(item, health)
+        )
+    for key, match in due.items():
+        if match.rule.kind != kind:
+            continue
         known = held.get(key)
-        if known is None and match.lost:
+        if known is None and (match.lost or (match.rule.action != "observe") != acting):
             continue
-        if known is not None and ACTIONS.index(known.action) > ACTIONS.index(match.rule.action):
-            held[key] = replace(known, over="", message=match.message, lost=match.lost)
-            continue
+        weaker = known is not None and _strength(known.action) > _strength(match.rule.action)
         held[key] = Evidence(
-            match.code,
-            match.component,
-            match.boot_id,
-            match.rule.name,
-            match.rule.action,
-            match.message,
-            match.cleared_by,
-            known.since if known is not None else match.since,
+            code=match.code,
+            component=match.component,
+            boot_id=match.boot_id,
+            rule=known.rule if known is not None and weaker else match.rule.name,
+            action=known.action if known is not None and weaker else match.rule.action,
+            message=match.message,
+            cleared_by=match.cleared_by,
+            since=known.since if known is not None else match.since,
             lost=match.lost,
         )
     return tuple(held.values())

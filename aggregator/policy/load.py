@@ -1,5 +1,6 @@
 """Reading policy: the shipped rules, and a site's file on top. Pure: texts go in."""
 
+import difflib
 import hashlib
 import json
 import re
@@ -11,7 +12,7 @@ import yaml
 
 from aggregator.policy.catalogue import UNKNOWN, Catalogue, parse_catalogue
 from aggregator.policy.rules import ACTIONS, KINDS, Policy, Rule
-from aggregator.yaml_lines import Lines, suggest
+from aggregator.yaml_lines import ConfigError, Document, Key, Problem, parse
 
 _KEYS = {
     "name": "name",
@@ -33,18 +34,10 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 
 
-class PolicyError(Exception):
-    """A policy that can't be used. ``problems`` are lines "FILE:LINE: KEY: what; expected ..."."""
-
-    def __init__(self, problems: Iterable[str]) -> None:
-        self.problems = tuple(problems)
-        super().__init__("\n".join(self.problems))
-
-
 def load_policy(catalogue: str, shipped: str, site: str = "", site_name: str = "") -> Policy:
     """The shipped rules, with the site's replacing those of the same name and adding the rest.
 
-    Raises `PolicyError` with every problem of the site's file.
+    Raises `ConfigError` with every problem of the site's file.
     """
     facts = parse_catalogue(yaml.safe_load(catalogue))
     rules = {rule.name: rule for rule in _parse(shipped, "rules.yaml", facts, {})}
@@ -65,31 +58,35 @@ def _plain(rule: Rule) -> dict[str, Any]:
     }
 
 
-def _parse(
-    text: str, name: str, catalogue: Catalogue, known: Mapping[str, Rule]
-) -> list[Rule]:
-    lines = Lines(text, name)
-    problems: list[str] = []
-    data = lines.data
-    if not isinstance(data, dict) or not isinstance(data.get("rules"), list):
-        raise PolicyError([lines.say((), "no list of rules; expected 'rules:' and a list below it")])
-    for key in data:
-        if key != "rules":
-            problems.append(lines.say((key,), f"unknown key{suggest(key, ['rules'])}; expected 'rules'"))
-    rules: list[Rule] = []
-    seen: set[str] = set()
-    for index, entry in enumerate(data["rules"]):
-        reader = _Reader(lines, ("rules", index), entry, catalogue, known, problems)
-        rule = reader.rule()
+def _parse(text: str, name: str, catalogue: Catalogue, known: Mapping[str, Rule]) -> list[Rule]:
+    document = parse(text, name)
+    problems = list(document.problems)
+    entries = document.data.get("rules")
+    if not isinstance(entries, list):
+        problems.append(document.problem((), "no list of rules; expected 'rules:' and a list"))
+        raise ConfigError(name, problems)
+    problems += [
+        document.problem((key,), f"unknown key{_hint(key, ['rules'])}; expected only 'rules'")
+        for key in document.data
+        if key != "rules"
+    ]
+    rules: dict[str, Rule] = {}
+    for index, entry in enumerate(entries):
+        rule = _Reader(document, ("rules", index), entry, catalogue, known, problems).rule()
         if rule is None:
             continue
-        if rule.name in seen:
-            problems.append(lines.say(("rules", index, "name"), f"rule {rule.name!r} stands here twice"))
-        seen.add(rule.name)
-        rules.append(rule)
+        if rule.name in rules:
+            text = f"rule {rule.name!r} stands here twice; expected each name once"
+            problems.append(document.problem(("rules", index, "name"), text))
+        rules[rule.name] = rule
     if problems:
-        raise PolicyError(problems)
-    return rules
+        raise ConfigError(name, problems)
+    return list(rules.values())
+
+
+def _hint(word: str, known: Iterable[str]) -> str:
+    guess = difflib.get_close_matches(word, list(known), 1)
+    return f" (did you mean {guess[0]!r}?)" if guess else ""
 
 
 class _Reader:
@@ -97,14 +94,14 @@ class _Reader:
 
     def __init__(
         self,
-        lines: Lines,
-        path: tuple[str | int, ...],
+        document: Document,
+        path: Key,
         entry: Any,
         catalogue: Catalogue,
         known: Mapping[str, Rule],
-        problems: list[str],
+        problems: list[Problem],
     ) -> None:
-        self._lines = lines
+        self._document = document
         self._path = path
         self._entry = entry
         self._catalogue = catalogue
@@ -121,8 +118,10 @@ class _Reader:
         for key, value in entry.items():
             field = _KEYS.get(str(key))
             if field is None:
-                self._problem((key,), f"unknown key{suggest(str(key), _KEYS)}; expected one of "
-                              f"{', '.join(_KEYS)}")
+                self._problem(
+                    (key,),
+                    f"unknown key{_hint(str(key), _KEYS)}; expected one of {', '.join(_KEYS)}",
+                )
             else:
                 values[field] = self._value(str(key), value)
         base = self._known.get(entry["name"])
@@ -131,8 +130,11 @@ class _Reader:
         if base is None:
             for key in ("kind", "action"):
                 if key not in values:
-                    self._problem((), f"rule {entry['name']!r} has no {key}; expected one of "
-                                  f"{', '.join(KINDS if key == 'kind' else ACTIONS)}")
+                    self._problem(
+                        (),
+                        f"rule {entry['name']!r} has no {key}; expected one of "
+                        f"{', '.join(KINDS if key == 'kind' else ACTIONS)}",
+                    )
             if len(self._problems) > before:
                 return None
             values.setdefault("why", "the site's policy")
@@ -151,7 +153,9 @@ class _Reader:
             case "for" | "healthyFor":
                 found = _DURATION.fullmatch(str(value))
                 if found is None:
-                    self._problem((key,), f"{value!r} is not a duration; expected one such as 30s or 10m")
+                    self._problem(
+                        (key,), f"{value!r} is not a duration; expected one such as 30s or 10m"
+                    )
                     return 0.0
                 return float(found[1]) * _UNITS[found[2]]
             case "minCount":
@@ -165,7 +169,9 @@ class _Reader:
                     return ()
                 return tuple(value)
             case "details":
-                if not isinstance(value, dict) or not all(isinstance(v, list) for v in value.values()):
+                if not isinstance(value, dict) or not all(
+                    isinstance(v, list) for v in value.values()
+                ):
                     self._problem((key,), f"{value!r}; expected texts, each with a list of texts")
                     return {}
                 return {str(k): tuple(str(item) for item in v) for k, v in value.items()}
@@ -177,7 +183,7 @@ class _Reader:
 
     def _one_of(self, key: str, value: Any, allowed: tuple[str, ...]) -> str:
         if value not in allowed:
-            hint = suggest(str(value), allowed)
+            hint = _hint(str(value), allowed)
             self._problem((key,), f"{value!r}{hint}; expected one of {', '.join(allowed)}")
             return allowed[0]
         return str(value)
@@ -192,8 +198,10 @@ class _Reader:
         for name in rule.classes:
             if name != UNKNOWN and name not in self._catalogue.classes:
                 known = (*self._catalogue.classes, UNKNOWN)
-                self._problem(("classes",), f"no class {name!r}{suggest(name, known)}; "
-                              f"expected some of {', '.join(known)}")
+                self._problem(
+                    ("classes",),
+                    f"no class {name!r}{_hint(name, known)}; expected some of {', '.join(known)}",
+                )
         if not acts:
             return
         if UNKNOWN in rule.classes:
@@ -201,13 +209,19 @@ class _Reader:
         for code in rule.faults:
             wild = any(sign in code for sign in "*?[")
             if wild or self._catalogue.classify(code) == UNKNOWN:
-                self._problem(("faults",), f"{code!r} would act on a code that the catalogue doesn't "
-                              "know; expected known codes, or action: observe")
+                self._problem(
+                    ("faults",),
+                    f"{code!r} would act on a code that the catalogue doesn't "
+                    "know; expected known codes, or action: observe",
+                )
         named = {self._catalogue.classify(code) for code in rule.faults} | set(rule.classes)
         alone = named & {"application", "ignore", "follow-on", "no-action"}
         if alone and rule.min_count < 2:
-            self._problem((), f"would act on one fault of class {', '.join(sorted(alone))}, which an "
-                          "application can cause; expected minCount of 2 or more, or action: observe")
+            self._problem(
+                (),
+                f"would act on one fault of class {', '.join(sorted(alone))}, which an "
+                "application can cause; expected minCount of 2 or more, or action: observe",
+            )
 
-    def _problem(self, below: tuple[str | int, ...], text: str) -> None:
-        self._problems.append(self._lines.say((*self._path, *below), text))
+    def _problem(self, below: Key, text: str) -> None:
+        self._problems.append(self._document.problem((*self._path, *below), text))

@@ -312,7 +312,9 @@ class Cluster(Protocol):
         """Never from a cache."""
         ...
 
-    async def write_quarantine_spec(self, quarantine: Quarantine, spec: QuarantineSpec) -> Quarantine: ...
+    async def write_quarantine_spec(
+        self, quarantine: Quarantine, spec: QuarantineSpec
+    ) -> Quarantine: ...
 
     async def write_quarantine_status(
         self, quarantine: Quarantine, status: QuarantineStatus

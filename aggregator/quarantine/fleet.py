@@ -14,7 +14,7 @@ from aggregator.quarantine.cluster import NodeMeta, Quarantine
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Why a proposal may not be carried out now. ``limit`` names it, ``value`` is what it is set to."""
+    """Why a proposal may not be carried out now: the limit by name, and what it is set to."""
 
     limit: str
     value: str
@@ -35,7 +35,7 @@ class Standing(enum.StrEnum):
 
 @dataclass(slots=True)
 class Patient:
-    """One node. ``incidents`` are open, by id; ``last_heard`` is monotonic seconds, None for never."""
+    """One node. ``incidents`` are open, by id; ``last_heard`` is monotonic, None for never."""
 
     node: str
     meta: NodeMeta | None = None
@@ -48,7 +48,7 @@ class Patient:
     would: str = ""  # what the mode keeps us from doing
     quarantine: Quarantine | None = None
     in_record: bool = False
-    overruled: frozenset[str] = frozenset()
+    overruled: frozenset[tuple[str, str]] = frozenset()  # (code, component) that a person overruled
     foreign: str = ""  # cordoned by somebody else, being maintained: shown, left alone
     last_error: str = ""
 

@@ -97,9 +97,7 @@ def admit(
         standing += 1
         pools[proposal.pool] = in_pool + 1
         admitted.add(proposal.node)
-        entered.append(
-            Entry(proposal.node, proposal.incident, proposal.pool, proposal.action, now)
-        )
+        entered.append(Entry(proposal.node, proposal.incident, proposal.pool, proposal.action, now))
     after = record.enter(entered, policy_hash) if entered else record
     return Outcome(after, frozenset(admitted), held)
 

@@ -1,0 +1,359 @@
+"""The steps of a quarantine, carried out. Each is idempotent and fenced; see docs/fences.md.
+
+The fence: the node is read in full before the Quarantine is seen to stand (read again, or just
+created), and patched with the version and uid of that read. An undo always changes the node. So
+whoever acts on an older picture fails with `Conflict`, reads again, and decides again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from aggregator.policy.rules import Policy
+from aggregator.quarantine.case import Case
+from aggregator.quarantine.cluster import (
+    Action,
+    Cluster,
+    ClusterError,
+    Conflict,
+    Node,
+    Phase,
+    Quarantine,
+    QuarantineStatus,
+    Unreachable,
+)
+from aggregator.quarantine.decide.admission import Held, Proposal
+from aggregator.quarantine.decide.marks import (
+    cordon_change,
+    forgive_change,
+    is_marked,
+    read_overruled,
+    undo_change,
+)
+from aggregator.quarantine.decide.record import Entry
+from aggregator.quarantine.decide.steps import OURS, Step, Wanted, changed_intent
+from aggregator.quarantine.fleet import Hold
+from aggregator.quarantine.ledger import Kind, Ledger, Transition
+from aggregator.quarantine.registrar import Registrar
+
+log = logging.getLogger("sickbay.quarantine")
+
+#: An announcement trails; after so many tries the next transition tells the truth again.
+_ANNOUNCE_TRIES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Monotonic seconds for judging, wall clock seconds for people and for what is durable."""
+
+    now: Callable[[], float]
+    wall: Callable[[], float]
+
+
+class Acts:
+    """Carries out steps for one node at a time; the controller runs many nodes beside each other."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        registrar: Registrar,
+        ledger: Ledger,
+        clocks: Clocks,
+        policy: Policy,
+        pool_of: Callable[[str], str],
+    ) -> None:
+        self._cluster = cluster
+        self._registrar = registrar
+        self._ledger = ledger
+        self._clocks = clocks
+        self._policy = policy
+        self._pool_of = pool_of
+
+    async def propose(self, case: Case, wanted: Wanted) -> bool:
+        """Ask for admission and, when admitted, make the object and mark the node.
+
+        The node is read while the record is written: both come before the object is made, whose
+        making proves that no other stands.
+        """
+        reading = asyncio.create_task(self._cluster.read_node(case.node))
+        try:
+            held = await self._registrar.propose(self._proposal(case, wanted))
+        except BaseException:
+            reading.cancel()
+            raise
+        if held is not None:
+            reading.cancel()
+            self._hold(case, held, wanted)
+            return False
+        case.patient.hold = None
+        node = await reading
+        case.take_node(node)
+        if node is None:
+            await self._registrar.forget(case.node)
+            case.patient.last_error = "the cluster has no node of this name"
+            return False
+        if all(
+            (item.code, item.component) in case.patient.overruled for item in wanted.spec.evidence
+        ):
+            await self._registrar.forget(case.node)
+            return True
+        self.note(case, Kind.ADMITTED, f"{wanted.spec.action} admitted: {wanted.spec.reason}")
+        await self._create_and_mark(case, wanted, node)
+        return True
+
+    async def create(self, case: Case, wanted: Wanted) -> None:
+        """The record allows it already: finish what was begun."""
+        node = await self._cluster.read_node(case.node)
+        case.take_node(node)
+        if node is None:
+            await self._registrar.forget(case.node)
+            case.patient.last_error = "the cluster has no node of this name"
+            return
+        await self._create_and_mark(case, wanted, node)
+
+    async def _create_and_mark(self, case: Case, wanted: Wanted, node: Node) -> None:
+        quarantine = await self._cluster.create_quarantine(case.node, wanted.spec)
+        case.restored = quarantine.uid  # what it stands on is in memory: it was made from there
+        case.patient.quarantine = quarantine
+        await self._mark(case, quarantine, node)
+
+    async def cordon(self, case: Case) -> None:
+        """Mark the node of a quarantine that stands: node first, then the object again."""
+        node = await self._cluster.read_node(case.node)
+        quarantine = await self.reread(case)
+        case.take_node(node)
+        if quarantine is None or quarantine.deleting or quarantine.status.phase is Phase.RELEASING:
+            return
+        if node is None:
+            await self._say(case, quarantine, "the cluster has no node of this name")
+            return
+        if not quarantine.has_finalizer:
+            case.patient.quarantine = quarantine = await self._cluster.add_finalizer(quarantine)
+        await self._mark(case, quarantine, node)
+
+    async def _mark(self, case: Case, quarantine: Quarantine, node: Node) -> None:
+        patched = await self._cluster.patch_node(node, cordon_change(node, quarantine))
+        now = self._clocks.wall()
+        status = replace(
+            quarantine.status,
+            phase=Phase.CORDONED,
+            message=f"{patched.name} is tainted and unschedulable",
+            node_uid=patched.uid,
+            admitted_at=quarantine.status.admitted_at or now,
+            cordoned_at=now,
+        )
+        case.node_replaced = False
+        self.note(case, Kind.CORDONED, f"cordoned: {quarantine.spec.reason or 'by hand'}")
+        self._announce(case, patched.uid, quarantined=True, message=quarantine.spec.reason)
+        case.patient.quarantine = await self._cluster.write_quarantine_status(quarantine, status)
+
+    async def enter(self, case: Case, quarantine: Quarantine) -> None:
+        """Count a quarantine that the record does not have, such as one made by hand."""
+        spec = quarantine.spec
+        await self._registrar.enter(
+            Entry(
+                node=case.node,
+                incident=spec.incident,
+                pool=self._pool_of(case.node),
+                action=spec.action.value,
+                at=self._clocks.wall(),
+            )
+        )
+        who = "by sickbay" if spec.requester == OURS else "by hand"
+        self.note(case, Kind.ADMITTED, f"{spec.action} entered, made {who}: {spec.reason}")
+
+    async def update(self, case: Case, quarantine: Quarantine, wanted: Wanted) -> None:
+        """Make durable what has changed in the intent."""
+        spec = changed_intent(quarantine.spec, wanted.spec)
+        if spec is None:
+            return
+        written = await self._cluster.write_quarantine_spec(quarantine, spec)
+        if spec.action is not Action.DRAIN and written.status.phase is Phase.DRAINING:
+            status = replace(written.status, phase=Phase.CORDONED, blockers=())
+            written = await self._cluster.write_quarantine_status(written, status)
+        case.patient.quarantine = written
+        if spec.action is not quarantine.spec.action:
+            text = f"{quarantine.spec.action} becomes {spec.action}: {wanted.spec.reason}"
+            self.note(case, Kind.INCIDENT_CHANGED, text)
+
+    async def release(self, case: Case, quarantine: Quarantine, step: Step) -> None:
+        """Change the phase; what undoes it comes next, whoever does it."""
+        status = replace(
+            quarantine.status,
+            phase=Phase.RELEASING,
+            message=f"being released: {step.because}",
+            released_because=step.because,
+            overruled=step.overruled,
+        )
+        kind = Kind.OVERRULED if step.overruled else Kind.RELEASING
+        case.patient.quarantine = await self._cluster.write_quarantine_status(quarantine, status)
+        self.note(case, kind, f"{step.because}: being released")
+
+    async def undo(self, case: Case) -> None:
+        """Undo the node, tell, take the entry out, let the object go. In this order."""
+        node = await self._cluster.read_node(case.node)
+        quarantine = await self.reread(case)
+        if quarantine is None:
+            await self._registrar.forget(case.node)
+            return
+        if quarantine.status.phase is not Phase.RELEASING:
+            return
+        if node is not None:
+            overruled = case.overrule() if quarantine.status.overruled else None
+            await self._cluster.patch_node(node, undo_change(node, quarantine.uid, overruled))
+            if overruled is not None:
+                case.take_overruled(overruled)
+            await self._settle_announcement(case)
+            await self._tell(case, node.uid, quarantined=False, message=_because(quarantine))
+        await self._registrar.forget(case.node)
+        await self._cluster.drop_quarantine(quarantine)
+        self._end(case, quarantine.uid)
+        self.note(case, Kind.RELEASED, f"released: {_because(quarantine)}")
+
+    async def let_go(self, case: Case, quarantine: Quarantine) -> None:
+        """The definition is being deleted: the finalizer goes, and nothing is undone."""
+        await self._cluster.drop_quarantine(quarantine)
+        self._end(case, quarantine.uid)
+
+    async def forget(self, case: Case, because: str) -> None:
+        """An entry without object and cause; the node may carry marks from before an uninstall."""
+        await self._unmark(case, case.orphan, overruled=False)
+        await self._registrar.forget(case.node)
+        case.patient.hold = None
+        log.info("forgotten", extra={"node": case.node, "because": because})
+
+    async def sweep(self, case: Case) -> None:
+        """Our marks without a quarantine: it was taken away past its finalizer, by a person."""
+        await self._unmark(case, case.orphan, overruled=True)
+        await self._registrar.forget(case.node)
+        self.note(case, Kind.OVERRULED, "its quarantine was taken away by a person: released")
+        case.orphan = ""
+
+    async def _unmark(self, case: Case, uid: str, *, overruled: bool) -> None:
+        node = await self._cluster.read_node(case.node)
+        if await self._cluster.read_quarantine(case.node) is not None:
+            raise Conflict("a quarantine stands there again")
+        if node is None or not is_marked(node):
+            return
+        word = case.overrule() if overruled else None
+        await self._cluster.patch_node(node, undo_change(node, uid or "swept", word))
+        if word is not None:
+            case.take_overruled(word)
+        await self._tell(case, node.uid, quarantined=False, message="released")
+
+    async def forgive(self, case: Case) -> None:
+        """Bring the node's memory of a person's word up to date."""
+        node = await self._cluster.read_node(case.node)
+        if node is not None:
+            earlier = read_overruled(node.annotations)
+            still = replace(earlier, evidence=earlier.evidence & case.patient.overruled)
+            if still != earlier:
+                await self._cluster.patch_node(node, forgive_change(still))
+        case.forgive = False
+
+    async def look_at_node(self, case: Case) -> None:
+        """Find out what the news only hinted at."""
+        case.take_node(await self._cluster.read_node(case.node))
+
+    async def reread(self, case: Case) -> Quarantine | None:
+        """The object as it is now, and not as the news last told of it."""
+        quarantine = await self._cluster.read_quarantine(case.node)
+        if quarantine is None:
+            case.patient.quarantine = None
+        else:
+            case.take_quarantine(quarantine, self._policy, self._clocks.now())
+        return quarantine
+
+    async def write_status(
+        self, case: Case, quarantine: Quarantine, status: QuarantineStatus
+    ) -> Quarantine:
+        written = await self._cluster.write_quarantine_status(quarantine, status)
+        case.patient.quarantine = written
+        return written
+
+    async def refuse(self, case: Case, quarantine: Quarantine) -> None:
+        """Tell the maker of a hand-made quarantine what is wrong with it."""
+        status = replace(quarantine.status, phase=Phase.INVALID, message=quarantine.problem)
+        await self.write_status(case, quarantine, status)
+
+    async def _say(self, case: Case, quarantine: Quarantine, message: str) -> None:
+        case.patient.last_error = message
+        if quarantine.status.message != message:
+            await self.write_status(case, quarantine, replace(quarantine.status, message=message))
+
+    def note(
+        self, case: Case, kind: Kind, summary: str, details: Mapping[str, str] | None = None
+    ) -> None:
+        """Tell the ledger about the node."""
+        quarantine = case.patient.quarantine
+        incident = quarantine.spec.incident if quarantine is not None else ""
+        if not incident and case.wanted is not None:
+            incident = case.wanted.spec.incident
+        self._ledger.note(
+            Transition(
+                at=self._clocks.wall(),
+                kind=kind,
+                node=case.node,
+                summary=f"{case.node}: {summary}",
+                incident=incident,
+                details=dict(details or {}),
+            )
+        )
+
+    def _proposal(self, case: Case, wanted: Wanted) -> Proposal:
+        spec = wanted.spec
+        return Proposal(case.node, spec.incident, self._pool_of(case.node), spec.action.value)
+
+    def _hold(self, case: Case, held: Held, wanted: Wanted) -> None:
+        before = case.patient.hold
+        since = before.since if before is not None else self._clocks.wall()
+        case.patient.hold = Hold(held.limit, held.value, held.reason, since)
+        if before is None or before.limit != held.limit:
+            text = f"{wanted.spec.action} held by {held.limit} = {held.value}: {held.reason}"
+            self.note(case, Kind.HELD, text, {"limit": held.limit, "value": held.value})
+
+    def _end(self, case: Case, uid: str) -> None:
+        case.patient.quarantine = None
+        case.ended = uid
+        case.uncordoned = case.node_replaced = case.definition_going = False
+
+    def _announce(self, case: Case, node_uid: str, *, quarantined: bool, message: str) -> None:
+        """In the background: nothing that acts waits for it. A newer one waits for the older."""
+        earlier = case.trail
+
+        async def tell() -> None:
+            if earlier is not None and not earlier.done():
+                await asyncio.wait([earlier])
+            await self._tell(case, node_uid, quarantined=quarantined, message=message)
+
+        case.trail = asyncio.create_task(tell(), name=f"announce {case.node}")
+
+    async def _settle_announcement(self, case: Case) -> None:
+        if case.trail is not None and not case.trail.done():
+            await asyncio.wait([case.trail])
+
+    async def _tell(self, case: Case, node_uid: str, *, quarantined: bool, message: str) -> None:
+        reason = "Quarantined" if quarantined else "Released"
+        for attempt in range(_ANNOUNCE_TRIES):
+            try:
+                await self._cluster.announce(
+                    case.node,
+                    node_uid=node_uid,
+                    quarantined=quarantined,
+                    reason=reason,
+                    message=message or reason,
+                )
+            except Unreachable as error:
+                log.warning("announcement late", extra={"node": case.node, "error": str(error)})
+                await asyncio.sleep(error.retry_after or 0.5 * 2**attempt)
+            except ClusterError as error:
+                log.warning("not announced", extra={"node": case.node, "error": str(error)})
+                return
+            else:
+                return
+
+
+def _because(quarantine: Quarantine) -> str:
+    return quarantine.status.released_because or "released"

@@ -1,0 +1,273 @@
+"""The next step for one node, from what is durable and what is wanted. Pure.
+
+Every step is idempotent, so whoever comes next, after a crash between any two of them, decides the
+same and finishes. Order: record, object, node, evictions; and back: phase, node, record, object.
+"""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from aggregator.health.model import ClearedBy
+from aggregator.policy.incident import Evidence, Incident
+from aggregator.policy.rules import ACTIONS, Policy
+from aggregator.quarantine.cluster import (
+    Action,
+    EvidenceItem,
+    Phase,
+    Quarantine,
+    QuarantineSpec,
+)
+
+OURS = "sickbay"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the open incidents of a node ask for, after the mode's cap and people's word."""
+
+    spec: QuarantineSpec
+    uncapped: Action
+
+
+class Do(enum.StrEnum):
+    """What to do next for a node."""
+
+    NOTHING = "nothing"
+    PROPOSE = "propose"  # ask for admission
+    CREATE = "create"  # make the object that the record already allows
+    ENTER = "enter"  # count a hand-made one
+    CORDON = "cordon"
+    REFUSE = "refuse"  # a hand-made one that makes no sense: say so in its status
+    UPDATE = "update"  # write what has changed in the intent
+    DRAIN = "drain"
+    RELEASE = "release"  # change the phase; from then on UNDO
+    UNDO = "undo"
+    FORGET = "forget"  # an entry without object and without cause
+    LET_GO = "let-go"  # the definition is being deleted: finalizer off, nothing undone
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    do: Do
+    because: str = ""
+    overruled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """All that the next step depends on.
+
+    ``knows``: a snapshot has come since this process started, or the node has been silent for so
+    long that an admitted drain goes on with the recorded evidence. ``fresh``: the agent is attached
+    and has spoken since. ``recovered``: every incident is closed by positive signs. ``uncordoned``:
+    the node that we cordoned was read and is schedulable again.
+    """
+
+    quarantine: Quarantine | None
+    in_record: bool
+    wanted: Wanted | None
+    mode: Action
+    knows: bool
+    fresh: bool
+    recovered: bool
+    uncordoned: bool = False
+    node_replaced: bool = False
+    node_gone: bool = False
+    stopped: bool = False
+    conflict: bool = False
+    definition_going: bool = False
+
+
+def next_step(now: Situation) -> Step:
+    """What to do next; the caller does it, looks again, and asks again."""
+    quarantine = now.quarantine
+    if quarantine is None:
+        return _without_object(now)
+    ending = _ending(now, quarantine)
+    if ending is not None:
+        return ending
+    if quarantine.problem:
+        refused = quarantine.status.phase is Phase.INVALID
+        return Step(Do.NOTHING if refused else Do.REFUSE)
+    if now.conflict:
+        return Step(Do.NOTHING)
+    if not now.in_record:
+        return Step(Do.ENTER)
+    if now.stopped:
+        return Step(Do.NOTHING)
+    if quarantine.status.phase is Phase.ADMITTED or now.node_replaced:
+        return Step(Do.NOTHING) if now.node_gone else Step(Do.CORDON)
+    if (
+        quarantine.spec.requester == OURS
+        and now.wanted is not None
+        and changed_intent(quarantine.spec, now.wanted.spec) is not None
+    ):
+        return Step(Do.UPDATE)
+    if _may_evict(now, quarantine):
+        return Step(Do.DRAIN)
+    return Step(Do.NOTHING)
+
+
+def _without_object(now: Situation) -> Step:
+    if now.conflict or now.definition_going:
+        return Step(Do.NOTHING)
+    if now.wanted is not None and now.wanted.spec.action is not Action.OBSERVE:
+        if now.stopped:
+            return Step(Do.PROPOSE)  # held, with the stop as its reason
+        return Step(Do.CREATE if now.in_record else Do.PROPOSE)
+    if now.in_record and now.fresh:
+        return Step(Do.FORGET, "its cause has gone before it was acted on")
+    return Step(Do.NOTHING)
+
+
+def _ending(now: Situation, quarantine: Quarantine) -> Step | None:
+    """The ways out, most urgent first. None is held by a limit, a stop or a mode."""
+    if now.definition_going:
+        return Step(Do.LET_GO) if quarantine.deleting else Step(Do.NOTHING)
+    if quarantine.status.phase is Phase.RELEASING:
+        return Step(Do.UNDO)
+    if quarantine.deleting:
+        return Step(Do.RELEASE, "deleted by a person", overruled=True)
+    if quarantine.problem:
+        return None
+    if now.uncordoned:
+        return Step(Do.RELEASE, "uncordoned by a person", overruled=True)
+    if quarantine.spec.requester == OURS and now.recovered:
+        return Step(Do.RELEASE, "recovered")
+    return None
+
+
+def _may_evict(now: Situation, quarantine: Quarantine) -> bool:
+    """Evictions need intent, the mode's leave, and evidence that is known to stand."""
+    if quarantine.spec.action is not Action.DRAIN or quarantine.status.phase is Phase.DRAINED:
+        return False
+    if now.mode is not Action.DRAIN or now.node_gone:
+        return False
+    if quarantine.spec.requester != OURS:
+        return True
+    return now.knows and (now.wanted is not None or not now.fresh)
+
+
+def changed_intent(spec: QuarantineSpec, wanted: QuarantineSpec) -> QuarantineSpec | None:
+    """The spec to write, or None when what is durable says it already.
+
+    Written are a changed action, evidence that has come to it, and a fault's positive sign.
+    Level evidence that comes and goes is not: that can be seen again.
+    """
+    known = {(item.code, item.component): item for item in spec.evidence}
+    merged = dict(known)
+    for item in wanted.evidence:
+        key = (item.code, item.component)
+        before = known.get(key)
+        if before is None:
+            merged[key] = item
+        elif item.cleared_by and item.cleared != before.cleared:
+            merged[key] = replace(before, cleared=item.cleared)
+    evidence = tuple(merged.values())
+    if evidence == spec.evidence and wanted.action is spec.action:
+        return None
+    return replace(spec, evidence=evidence, action=wanted.action)
+
+
+def wanted_of(
+    incidents: Mapping[str, Incident],
+    overruled: frozenset[tuple[str, str]],
+    mode: Action,
+    policy_hash: str,
+) -> Wanted | None:
+    """What the open incidents ask for together; None when none of them asks for anything.
+
+    An incident that is recovering still asks: it ends by closing. One whose evidence in force a
+    person has overruled asks for nothing.
+    """
+    asking = [
+        incident
+        for incident in incidents.values()
+        if incident.action != "observe"
+        and any(
+            item.key not in overruled and item.action != "observe"
+            for item in (incident.in_force or incident.evidence)
+        )
+    ]
+    if not asking:
+        return None
+    lead = max(asking, key=lambda incident: (ACTIONS.index(incident.action), -incident.since))
+    uncapped = Action(lead.action)
+    action = min(uncapped, mode, key=lambda a: a.strength)
+    return Wanted(
+        spec=QuarantineSpec(
+            action=action,
+            kind=lead.kind,
+            reason=lead.summary,
+            requester=OURS,
+            incident=lead.id,
+            boot_id=lead.boot_id,
+            policy_hash=policy_hash,
+            evidence=tuple(
+                _item(incident, evidence)
+                for incident in asking
+                for evidence in incident.evidence
+                if evidence.action != "observe"
+            ),
+        ),
+        uncapped=uncapped,
+    )
+
+
+def _item(incident: Incident, evidence: Evidence) -> EvidenceItem:
+    return EvidenceItem(
+        code=evidence.code,
+        component=evidence.component,
+        boot_id=evidence.boot_id,
+        cleared_by=evidence.cleared_by.value if evidence.cleared_by is not None else "",
+        rule=evidence.rule,
+        incident=incident.id,
+        message=evidence.message[:500],
+        cleared=evidence.over if evidence.cleared_by is not None else "",
+    )
+
+
+def incidents_of(quarantine: Quarantine, policy: Policy, now: float) -> dict[str, Incident]:
+    """The incidents that a quarantine of ours was made for, as far as it remembers them.
+
+    What the aggregator starts from after it lost its memory: evidence in force until a positive
+    sign, with ``healthy_for`` beginning again.
+    """
+    if quarantine.spec.requester != OURS:
+        return {}
+    rules = {rule.name: rule for rule in policy.rules}
+    grouped: dict[str, list[EvidenceItem]] = {}
+    for item in quarantine.spec.evidence:
+        grouped.setdefault(item.incident, []).append(item)
+    restored = {}
+    for ident, items in grouped.items():
+        known = [rules[item.rule] for item in items if item.rule in rules]
+        evidence = tuple(
+            Evidence(
+                code=item.code,
+                component=item.component,
+                boot_id=item.boot_id,
+                rule=item.rule,
+                action=rules[item.rule].action
+                if item.rule in rules
+                else quarantine.spec.action.value,
+                message=item.message,
+                cleared_by=ClearedBy(item.cleared_by) if item.cleared_by else None,
+                since=now,
+                over=item.cleared,
+            )
+            for item in items
+        )
+        restored[ident] = Incident(
+            id=ident,
+            node=quarantine.node,
+            boot_id=quarantine.spec.boot_id,
+            kind=known[0].kind if known else quarantine.spec.kind,
+            action=max((item.action for item in evidence), key=ACTIONS.index),
+            summary=quarantine.spec.reason,
+            since=now,
+            evidence=evidence,
+            healthy_for=max((rule.healthy_for for rule in known), default=600.0),
+        )
+    return restored

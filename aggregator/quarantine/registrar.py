@@ -1,0 +1,155 @@
+"""The one writer of the admission record: batches whatever waits, by compare-and-set.
+
+Being the only one is an economy, not a safety: two registrars that write at once conflict, read
+again and decide again, so no interleaving passes a limit.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aggregator.quarantine.cluster import Cluster, ClusterError, Conflict, RecordText
+from aggregator.quarantine.decide.admission import Held, Limits, Proposal, Size, admit
+from aggregator.quarantine.decide.record import (
+    Entry,
+    Record,
+    RecordUnreadable,
+    dump_record,
+    parse_record,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """One of the three things that may be asked of the record, and who waits for it."""
+
+    done: "asyncio.Future[Held | None]"
+    propose: Proposal | None = None
+    enter: Entry | None = None
+    forget: str = ""
+
+
+class Registrar:
+    """Reads and writes the record.
+
+    ``size`` tells the fleet's size now, ``wall`` the wall clock. All methods raise `ClusterError`
+    when the record can't be read or written; nothing is half done then, for whoever asks again
+    finds the entry standing or not.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        limits: Limits,
+        policy_hash: str,
+        size: Callable[[], Size],
+        wall: Callable[[], float],
+    ) -> None:
+        self._cluster = cluster
+        self._limits = limits
+        self._policy_hash = policy_hash
+        self._size = size
+        self._wall = wall
+        self._stored: RecordText | None = None
+        self._record = Record()
+        self._waiting: list[_Request] = []
+        self._worker: asyncio.Task[None] | None = None
+        #: Why the record can't be used; empty when it can.
+        self.problem = ""
+
+    @property
+    def record(self) -> Record:
+        """The record as last read or written here."""
+        return self._record
+
+    @property
+    def stop(self) -> str:
+        """The stop switch's reason; empty when it is not set."""
+        return self._stored.stop if self._stored is not None else ""
+
+    def seen(self, stored: RecordText) -> None:
+        """The record as the cluster's news tell of it: a person's stop, another replica's write."""
+        self._take(stored)
+
+    async def propose(self, proposal: Proposal) -> Held | None:
+        """None when the node's entry stands now; else what holds it."""
+        return await self._ask(propose=proposal)
+
+    async def enter(self, entry: Entry) -> None:
+        """Count a quarantine made by hand. Never refused."""
+        await self._ask(enter=entry)
+
+    async def forget(self, node: str) -> None:
+        """Take the node's entry out, after the node is undone."""
+        await self._ask(forget=node)
+
+    async def _ask(
+        self, *, propose: Proposal | None = None, enter: Entry | None = None, forget: str = ""
+    ) -> Held | None:
+        done: asyncio.Future[Held | None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Request(done, propose, enter, forget))
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._work(), name="registrar")
+        return await done
+
+    async def _work(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            try:
+                held = await self._settle(batch)
+            except ClusterError as error:
+                self._stored = None
+                for request in batch:
+                    if not request.done.done():
+                        request.done.set_exception(error)
+                continue
+            for request in batch:
+                if not request.done.done():
+                    node = request.propose.node if request.propose is not None else ""
+                    request.done.set_result(held.get(node))
+
+    async def _settle(self, batch: list[_Request]) -> dict[str, Held]:
+        """Write until it goes through; the batch is decided anew on each record that is read."""
+        fresh = False
+        while True:
+            if self._stored is None:
+                self._take(await self._cluster.read_record())
+                fresh = True
+            stored = self._stored
+            if stored is None or self.problem:
+                raise ClusterError(self.problem or "the admission record was not read")
+            before = self._record
+            after = before.enter(
+                [request.enter for request in batch if request.enter is not None],
+                self._policy_hash,
+            ).forget(request.forget for request in batch if request.forget)
+            outcome = admit(
+                after,
+                [request.propose for request in batch if request.propose is not None],
+                self._limits,
+                self._size(),
+                now=self._wall(),
+                policy_hash=self._policy_hash,
+                stop=stored.stop,
+            )
+            if outcome.record.entries == before.entries:
+                if fresh or not outcome.admitted:
+                    return dict(outcome.held)
+                self._stored = None  # "it stands already" must not be taken from memory
+                continue
+            try:
+                text = dump_record(outcome.record)
+                self._take(await self._cluster.write_record(text, stored.version))
+            except Conflict:
+                self._stored = None
+                continue
+            return dict(outcome.held)
+
+    def _take(self, stored: RecordText) -> None:
+        try:
+            self._record = parse_record(stored.text)
+            self.problem = ""
+        except RecordUnreadable as error:
+            self.problem = str(error)
+        self._stored = stored
