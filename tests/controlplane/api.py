@@ -70,7 +70,8 @@ class ApiClient:
     ) -> Answer:
         """Send one request; any HTTP status is an answer. A body that isn't bytes becomes JSON."""
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        sent = {"Accept": JSON} | self._headers | (headers or {})
+        # The published keys are application/jwk-set+json, and that alone.
+        sent = {"Accept": f"{JSON}, */*;q=0.5"} | self._headers | (headers or {})
         if data is not None:
             sent["Content-Type"] = content_type
         connection = self._take()
@@ -82,7 +83,7 @@ class ApiClient:
             connection.close()
             raise
         self._give_back(connection)
-        is_json = JSON in response.headers.get("Content-Type", "")
+        is_json = "json" in response.headers.get("Content-Type", "")
         return Answer(response.status, json.loads(raw) if is_json else raw.decode())
 
     def call(self, method: str, path: str, body: Any = None, content_type: str = JSON) -> Any:

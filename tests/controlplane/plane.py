@@ -136,7 +136,7 @@ class ControlPlane(ClusterObjects):
         self.apiserver.wait_ready(self._apiserver_ready, 90)
 
     def stop_etcd(self) -> None:
-        """SIGKILL etcd: the API server lives and can neither read nor write."""
+        """SIGKILL etcd: the API server lives; writes hang, for 30 s or more, or fail (5xx)."""
         self.servers["etcd"].kill()
 
     def start_etcd(self) -> None:
@@ -163,14 +163,17 @@ class ControlPlane(ClusterObjects):
         token = self.token_for(namespace, name, None, pod=pod, expiration_s=expiration_s)
         return self._write_kubeconfig(token=token)
 
-    def client_for(self, user: str, groups: Sequence[str] = ()) -> ApiClient:
+    def client_for(
+        self, user: str, groups: Sequence[str] = (), *, timeout_s: float = 30.0
+    ) -> ApiClient:
         """A client that is this user by certificate. Closed when the plane stops."""
-        certificate = self._issue(user, groups)
-        return self._closing(ApiClient(self.port, self.ca_file, certificate=certificate))
+        pair = self._issue(user, groups)
+        client = ApiClient(self.port, self.ca_file, certificate=pair, timeout_s=timeout_s)
+        return self._closing(client)
 
-    def client_with_token(self, token: str) -> ApiClient:
+    def client_with_token(self, token: str, *, timeout_s: float = 30.0) -> ApiClient:
         """A client that bears this token. Closed when the plane stops."""
-        return self._closing(ApiClient(self.port, self.ca_file, token=token))
+        return self._closing(ApiClient(self.port, self.ca_file, token=token, timeout_s=timeout_s))
 
     @property
     def makes_service_accounts(self) -> bool:

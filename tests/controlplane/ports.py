@@ -10,8 +10,7 @@ class ReservedPort:
 
     The socket is bound and never listens. On Linux a server with SO_REUSEADDR (every Go server)
     can listen beside it, while the system gives the port neither to another bind(0) nor to an
-    outgoing connection. So a server that was killed gets its port back, and a client that dials
-    a dead server's port can't happen to connect to itself.
+    outgoing connection. So a server that was killed gets its own port back.
     """
 
     def __init__(self) -> None:

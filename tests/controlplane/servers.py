@@ -101,7 +101,11 @@ class Server:
 
     def pause(self) -> None:
         """SIGSTOP: it holds its connections and answers nothing."""
-        os.kill(self._alive().pid, signal.SIGSTOP)
+        pid = self._alive().pid
+        os.kill(pid, signal.SIGSTOP)
+        # The signal is only on its way: a thread that runs on another core may answer one more
+        # request.
+        wait_until(lambda: _stopped(pid), what=f"{self.name} to stop", every_s=0.001)
         self.paused = True
 
     def resume(self) -> None:
@@ -135,3 +139,9 @@ class Server:
         if self._process is None or self._process.poll() is not None:
             raise PlaneError(f"{self.name} is not running")
         return self._process
+
+
+def _stopped(pid: int) -> bool:
+    """Whether every thread of the process is stopped (proc(5): state T)."""
+    stats = [file.read_text(encoding="utf-8") for file in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)

@@ -1,0 +1,358 @@
+"""The control plane that the other tests rely on is a real one: it refuses, blocks and counts."""
+
+import base64
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+
+from tests.controlplane.api import MERGE_PATCH, ApiClient
+from tests.controlplane.objects import LINGER, PENDING
+from tests.controlplane.plane import ADMIN, ControlPlane
+from tests.controlplane.ports import ReservedPort
+from tests.controlplane.pytest_plugin import Space, StartControlPlane
+from tests.controlplane.waiting import wait_until
+
+
+def _deployment(name: str, replicas: int) -> dict[str, Any]:
+    pod = {"containers": [{"name": "main", "image": "example.test/main:1"}]}
+    template = {"metadata": {"labels": {"app": name}}, "spec": pod}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": {"app": name}},
+            "template": template,
+        },
+    }
+
+
+def _daemon_set(name: str, node_prefix: str) -> dict[str, Any]:
+    affine = {"key": "sickbay.test/space", "operator": "In", "values": [node_prefix]}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [affine]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    document = _deployment(name, 1) | {"kind": "DaemonSet"}
+    del document["spec"]["replicas"]
+    document["spec"]["template"]["spec"]["affinity"] = affinity
+    return document
+
+
+def _disruption_budget(name: str, app: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": name},
+        "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"app": app}}},
+    }
+
+
+def _running(space: Space, app: str) -> list[Any]:
+    pods = space.plane.call("GET", f"{space.path('pods')}?labelSelector=app%3D{app}")["items"]
+    return [pod for pod in pods if pod["status"]["phase"] == "Running"]
+
+
+def test_a_deployment_is_scheduled_and_its_pods_run(cluster_space: Space) -> None:
+    cluster_space.create_nodes(2)
+    cluster_space.plane.apply(json.dumps(_deployment("web", 3)), namespace=cluster_space.namespace)
+    wait_until(lambda: len(_running(cluster_space, "web")) == 3, what="3 pods to run")
+
+
+def test_a_daemon_set_runs_on_each_of_its_nodes(cluster_space: Space) -> None:
+    mine = {"sickbay.test/space": cluster_space.node_prefix}
+    names = cluster_space.create_nodes(4, labels=mine)
+    document = json.dumps(_daemon_set("agent", cluster_space.node_prefix))
+    cluster_space.plane.apply(document, namespace=cluster_space.namespace)
+
+    def nodes_with_a_pod() -> list[str]:
+        return sorted(pod["spec"]["nodeName"] for pod in _running(cluster_space, "agent"))
+
+    wait_until(lambda: nodes_with_a_pod() == names, what=f"a pod on each of {names}")
+
+
+def test_a_disruption_budget_blocks_an_eviction_and_says_so(cluster_space: Space) -> None:
+    plane, namespace = cluster_space.plane, cluster_space.namespace
+    [node] = cluster_space.create_nodes(1)
+    # The budget reckons with controllers: it protects the pods of a Deployment, say.
+    plane.apply(json.dumps(_deployment("rank", 1)), namespace=namespace)
+    plane.apply(json.dumps(_disruption_budget("keep", "rank")), namespace=namespace)
+    wait_until(lambda: len(_running(cluster_space, "rank")) == 1, what=f"a pod on {node}")
+    budget = f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets/keep"
+    wait_until(
+        lambda: plane.call("GET", budget)["status"].get("currentHealthy") == 1,
+        what="the disruption controller to count the pod",
+    )
+    [pod] = _running(cluster_space, "rank")
+
+    refused = plane.evict(namespace, pod["metadata"]["name"])
+
+    assert refused.status == 429
+    assert [cause["reason"] for cause in refused.body["details"]["causes"]] == ["DisruptionBudget"]
+
+
+def test_an_unprotected_pod_is_evicted_and_vanishes(cluster_space: Space) -> None:
+    [node] = cluster_space.create_nodes(1)
+    cluster_space.plane.create_pod(cluster_space.namespace, "free", node=node)
+    cluster_space.plane.wait_pod_running(cluster_space.namespace, "free")
+    assert cluster_space.plane.evict(cluster_space.namespace, "free").status == 201
+    cluster_space.plane.wait_gone(cluster_space.path("pods", "free"))
+
+
+def test_a_lingering_pod_stays_terminating_and_a_pending_one_never_starts(
+    cluster_space: Space,
+) -> None:
+    plane, namespace = cluster_space.plane, cluster_space.namespace
+    [node] = cluster_space.create_nodes(1)
+    plane.create_pod(namespace, "lingers", node=node, annotations={LINGER: "true"})
+    plane.create_pod(namespace, "pends", node=node, annotations={PENDING: "true"})
+    plane.wait_pod_running(namespace, "lingers")
+    plane.call("DELETE", cluster_space.path("pods", "lingers"))
+    # A pod that came later has come and gone: kwok has looked at the other two.
+    plane.create_pod(namespace, "witness", node=node)
+    plane.wait_pod_running(namespace, "witness")
+    plane.call("DELETE", cluster_space.path("pods", "witness"))
+    plane.wait_gone(cluster_space.path("pods", "witness"))
+
+    lingering = plane.call("GET", cluster_space.path("pods", "lingers"))
+    assert "deletionTimestamp" in lingering["metadata"]
+    assert plane.call("GET", cluster_space.path("pods", "pends"))["status"]["phase"] == "Pending"
+
+
+def test_a_node_without_kubelet_ends_no_pod_until_it_is_back(cluster_space: Space) -> None:
+    plane, namespace = cluster_space.plane, cluster_space.namespace
+    hung, witness = cluster_space.create_nodes(2)
+    plane.create_pod(namespace, "stuck", node=hung)
+    plane.wait_pod_running(namespace, "stuck")
+    plane.lose_kubelet(hung)
+
+    def hung_pod_outlives_a_witness() -> bool:
+        # kwok hears of the label a moment later than we; a new pod there tells when it has.
+        name = f"probe-{time.monotonic_ns()}"
+        plane.create_pod(namespace, name, node=hung)
+        plane.create_pod(namespace, f"{name}-witness", node=witness)
+        plane.wait_pod_running(namespace, f"{name}-witness")
+        pod = plane.call("GET", cluster_space.path("pods", name))
+        return bool(pod["status"]["phase"] == "Pending")
+
+    wait_until(hung_pod_outlives_a_witness, what="kwok to leave the node")
+    plane.call("DELETE", cluster_space.path("pods", "stuck"))
+    plane.create_pod(namespace, "gone", node=witness)
+    plane.call("DELETE", cluster_space.path("pods", "gone"))
+    plane.wait_gone(cluster_space.path("pods", "gone"))
+    stuck = plane.call("GET", cluster_space.path("pods", "stuck"))
+    assert "deletionTimestamp" in stuck["metadata"]
+    ready = [c for c in plane.node(hung)["status"]["conditions"] if c["type"] == "Ready"]
+    assert ready[0]["status"] == "Unknown"
+
+    plane.return_kubelet(hung)
+    plane.wait_gone(cluster_space.path("pods", "stuck"))
+
+
+def test_a_node_bound_token_names_its_node_and_verifies_offline(cluster_space: Space) -> None:
+    plane, namespace = cluster_space.plane, cluster_space.namespace
+    [node] = cluster_space.create_nodes(1)
+    plane.create_service_account(namespace, "agent")
+    pod = plane.create_pod(namespace, "agent-0", node=node, service_account="agent")
+
+    token = plane.token_for(namespace, "agent", pod="agent-0")
+
+    keys = jwt.PyJWKSet.from_dict(plane.call("GET", "/openid/v1/jwks"))
+    key = keys[jwt.get_unverified_header(token)["kid"]]
+    claims = jwt.decode(token, key, algorithms=["RS256"], audience="sickbay", issuer=plane.issuer)
+    assert claims["sub"] == f"system:serviceaccount:{namespace}:agent"
+    kubernetes = claims["kubernetes.io"]
+    assert kubernetes["node"] == {"name": node, "uid": plane.node(node)["metadata"]["uid"]}
+    assert kubernetes["pod"] == {"name": "agent-0", "uid": pod["metadata"]["uid"]}
+
+
+def test_rbac_refuses_what_nobody_granted_and_allows_what_somebody_did(
+    cluster_space: Space,
+) -> None:
+    plane, namespace = cluster_space.plane, cluster_space.namespace
+    plane.create_service_account(namespace, "reader")
+    kubeconfig = json.loads(plane.kubeconfig_for_service_account(namespace, "reader").read_text())
+    reader = plane.client_with_token(kubeconfig["users"][0]["user"]["token"])
+    assert reader.request("GET", cluster_space.path("pods")).status == 403
+
+    rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}]
+    subject = {"kind": "ServiceAccount", "name": "reader", "namespace": namespace}
+    rbac, meta = "rbac.authorization.k8s.io", {"name": "reader"}
+    role = {"apiVersion": f"{rbac}/v1", "kind": "Role", "metadata": meta, "rules": rules}
+    binding = {
+        "apiVersion": f"{rbac}/v1",
+        "kind": "RoleBinding",
+        "metadata": meta,
+        "roleRef": {"apiGroup": rbac, "kind": "Role", "name": "reader"},
+        "subjects": [subject],
+    }
+    plane.apply(f"{json.dumps(role)}\n---\n{json.dumps(binding)}", namespace=namespace)
+
+    wait_until(
+        lambda: reader.request("GET", cluster_space.path("pods")).status == 200,
+        what="the authorizer to hear of the binding",
+    )
+    assert reader.request("GET", "/api/v1/nodes").status == 403
+
+
+def test_a_kubelet_may_not_change_its_own_taints(cluster_space: Space) -> None:
+    [node] = cluster_space.create_nodes(1)
+    kubelet = cluster_space.plane.client_for(f"system:node:{node}", ["system:nodes"])
+    taints = [{"key": "sickbay.test/mine", "effect": "NoSchedule"}]
+    answer = kubelet.request(
+        "PATCH", f"/api/v1/nodes/{node}", {"spec": {"taints": taints}}, MERGE_PATCH
+    )
+    assert answer.status == 403
+    assert "not allowed to modify taints" in answer.body["message"]
+
+
+def test_the_audit_log_counts_requests_by_user_and_verb(cluster_space: Space) -> None:
+    plane = cluster_space.plane
+    nobody = plane.client_for("nobody-special")
+    mark = plane.audit_mark()
+    for _ in range(3):
+        nobody.request("GET", "/api/v1/nodes/no-such-node")
+    nobody.request("GET", cluster_space.path("pods"))
+
+    counts = plane.requests_by_user_and_verb(mark)
+
+    assert counts["nobody-special", "get"] == 3
+    assert counts["nobody-special", "list"] == 1
+    assert counts[ADMIN, "get"] == 0
+    assert plane.requests_by_user_and_verb(plane.audit_mark())["nobody-special", "get"] == 0
+
+
+def test_a_definition_is_served_once_applied_and_applying_again_updates(
+    cluster_space: Space,
+) -> None:
+    definition = """
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: beds.control-plane.sickbay.test}
+spec:
+  group: control-plane.sickbay.test
+  scope: Namespaced
+  names: {plural: beds, singular: bed, kind: Bed}
+  versions:
+    - name: v1
+      served: true
+      storage: true
+      schema:
+        openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}
+---
+apiVersion: control-plane.sickbay.test/v1
+kind: Bed
+metadata: {name: one}
+spec: {size: 1}
+"""
+    plane, namespace = cluster_space.plane, cluster_space.namespace
+    [_, bed] = plane.apply(definition, namespace=namespace)
+    assert bed["metadata"]["namespace"] == namespace
+    [_, bed] = plane.apply(definition.replace("size: 1", "size: 2"), namespace=namespace)
+    assert bed["spec"] == {"size": 2}
+    assert bed["metadata"]["generation"] == 2
+
+
+def _outcome(client: ApiClient, method: str, path: str, body: Any = None) -> int | str:
+    try:
+        return client.request(method, path, body).status
+    except (TimeoutError, ConnectionError) as error:
+        return type(error).__name__
+
+
+def test_servers_break_and_come_back_as_told(start_control_plane: StartControlPlane) -> None:
+    plane = start_control_plane(controller_manager=False, scheduler=False, kwok=False)
+    [node] = plane.create_nodes(1, "kept")
+    impatient = plane.client_for(ADMIN, ["system:masters"], timeout_s=1)
+    kept = f"/api/v1/nodes/{node}"
+    assert _outcome(impatient, "GET", kept) == 200
+
+    plane.pause_apiserver()
+    assert _outcome(impatient, "GET", kept) == "TimeoutError"
+    plane.resume_apiserver()
+    assert _outcome(impatient, "GET", kept) == 200
+
+    port = plane.port
+    plane.kill_apiserver()
+    impatient.close()
+    assert _outcome(impatient, "GET", kept) == "ConnectionRefusedError"
+    plane.restart_apiserver()
+    assert plane.port == port
+    assert _outcome(impatient, "GET", kept) == 200
+
+    plane.stop_etcd()
+    namespace = {"metadata": {"name": "while-etcd-is-away"}}
+    written = _outcome(impatient, "POST", "/api/v1/namespaces", namespace)
+    assert written in {"TimeoutError", 500, 503, 504}
+    plane.start_etcd()
+    plane.create_namespace("after-it-came-back")
+
+
+def test_a_reserved_port_is_for_its_server_alone_before_between_and_after() -> None:
+    with ReservedPort() as port:
+        address = ("127.0.0.1", port.number)
+        for _ in range(2):
+            with socket.socket() as client, pytest.raises(ConnectionRefusedError):
+                client.connect(address)
+            with socket.socket() as other, pytest.raises(OSError, match="already in use"):
+                other.bind(address)
+            with socket.socket() as server:
+                server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                server.bind(address)
+                server.listen()
+                with socket.create_connection(address), server.accept()[0]:
+                    pass
+
+
+_STARTER = """
+import os, sys, time
+from tests.controlplane.plane import ControlPlane
+plane = ControlPlane(controller_manager=False, scheduler=False, kwok=False).start()
+print(plane.folder, *(server.pid for server in plane.servers.values()), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_nothing_is_left_behind_however_its_starter_ends(
+    control_plane_programs: dict[str, Path], end: signal.Signals
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _STARTER],
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as starter:
+        assert starter.stdout is not None
+        folder, *pids = starter.stdout.readline().split()
+        assert len(pids) == 2
+        starter.send_signal(end)
+        starter.wait(30)
+    wait_until(lambda: not Path(folder).exists(), what=f"{folder} to be removed")
+    wait_until(lambda: not any(_alive(int(pid)) for pid in pids), what=f"{pids} to end")
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # Where nobody reaps orphans at once, a zombie is as good as gone.
+    state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    return state != "Z"
+
+
+def test_kubeconfigs_stand_alone(control_plane: ControlPlane) -> None:
+    config = json.loads(control_plane.kubeconfig_for("someone", ["a-group"]).read_text())
+    user = config["users"][0]["user"]
+    assert base64.b64decode(user["client-key-data"]).startswith(b"-----BEGIN PRIVATE KEY-----")
+    assert config["clusters"][0]["cluster"]["server"] == control_plane.url
