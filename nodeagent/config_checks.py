@@ -6,7 +6,7 @@ from typing import Any
 from nodeagent import values
 from nodeagent.checks import registry
 from nodeagent.checks.base import CheckSpec, Kind, Option
-from nodeagent.config import CheckSettings
+from nodeagent.config import CheckSettings, Config
 from nodeagent.toml_table import Table
 
 #: Below this, a mistyped unit ("10ms") would make the agent a load on its node.
@@ -26,6 +26,17 @@ _PARSERS: Mapping[Kind, Callable[[Any], Any]] = {
 def read_checks(table: Table) -> dict[str, CheckSettings]:
     """Settings of every registered check, by name; what the file doesn't say is the spec's."""
     return {spec.name: _settings(table.table(spec.name), spec) for spec in registry.SPECS}
+
+
+def off_by_config(spec: CheckSpec, config: Config) -> str:
+    """Why the configuration keeps ``spec`` from running; empty when it doesn't."""
+    if not config.checks[spec.name].on:
+        return f"off by configuration (checks.{spec.name}.on)" if spec.on else "off by default"
+    if not spec.interval and not config.kernel_log.enabled:
+        return "off by configuration (kernel_log.enabled)"
+    if spec.name.startswith("gpu") and not config.nvml.enabled:
+        return "off by configuration (nvml.enabled)"
+    return ""
 
 
 def _settings(table: Table, spec: CheckSpec) -> CheckSettings:

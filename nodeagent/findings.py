@@ -91,6 +91,21 @@ class Findings:
         }
 
 
+def from_agent(answer: Any) -> Findings:
+    """The agent's answer to GET /v1/results. Raises ValueError when it makes no sense."""
+    try:
+        return Findings(
+            node=str(answer["node"]),
+            source="agent",
+            results=[_result(entry) for entry in answer["results"]],
+            faults=[_fault(entry) for entry in answer["faults"]],
+            checks=[_check(entry) for entry in answer["checks"]],
+            notes=[str(note) for note in answer["notes"]],
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"the agent's answer can't be read: {error!r}") from None
+
+
 def rank(status: Status) -> int:
     return SEVERITY[status]
 
@@ -128,3 +143,35 @@ def _check_json(check: CheckInfo) -> dict[str, Any]:
         "interval_seconds": check.interval,
         "off_because": check.off_because,
     }
+
+
+def _result(entry: Any) -> Result:
+    return Result(
+        check=str(entry["check"]),
+        component=str(entry["component"]),
+        status=Status[entry["status"].upper()],
+        reason=str(entry["reason"]),
+        message=str(entry["message"]),
+        age=None if entry["age_seconds"] is None else float(entry["age_seconds"]),
+    )
+
+
+def _fault(entry: Any) -> Latched:
+    return Latched(
+        code=str(entry["code"]),
+        check=str(entry["check"]),
+        component=str(entry["component"]),
+        message=str(entry["message"]),
+        count=int(entry["count"]),
+        first_age=float(entry["first_age_seconds"]),
+        last_age=float(entry["last_age_seconds"]),
+        cleared_by=ClearedBy[entry["cleared_by"].upper()],
+        historical=bool(entry["historical"]),
+        details={str(key): str(value) for key, value in entry["details"].items()},
+    )
+
+
+def _check(entry: Any) -> CheckInfo:
+    return CheckInfo(
+        str(entry["name"]), float(entry["interval_seconds"]), str(entry["off_because"])
+    )

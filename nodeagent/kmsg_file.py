@@ -1,0 +1,93 @@
+"""``sickbay-agent parse-kmsg``: the GPU faults in a kernel log that somebody sent.
+
+It takes raw ``/dev/kmsg`` records, the output of ``dmesg`` (with or without stamps, ``-T`` and
+``-x`` too) and of ``journalctl -k`` or a syslog file. Which GPUs the machine had is not known here,
+so every address counts, and a text file can be forged: this decodes, it proves nothing.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from nodeagent.checks.sxid import SxidCheck
+from nodeagent.checks.xid import XidCheck
+from nodeagent.clock import SystemClock
+from nodeagent.model import FaultSighting
+from nodeagent.report import aligned, one_line
+from nodeagent.sources.gpus import GpuMap
+from nodeagent.sources.kmsg import Record, parse
+from nodeagent.sources.machine import Machine
+
+_RAW = re.compile(rb"\d{1,9},\d{1,20},\d{1,20},[^;]*;")
+_FACILITY = re.compile(rb"^(?:<\d{1,3}>|[a-z]+ *:[a-z]+ *: )")
+_STAMP = re.compile(rb"^\[ *(?:(\d+\.\d+)|[^\]]{1,40})\] ")
+# A date in any format and a host: "Nov 21 11:22:33 host kernel: [  12.3] ".
+_SYSLOG = re.compile(rb"^\S.{5,60}? kernel: ")
+
+
+class _AnyGpu(GpuMap):
+    """Of a machine that is not here: every address may have been one of its GPUs."""
+
+    def has_gpu(self, address: str) -> bool:
+        del address
+        return True
+
+    def has_switch(self, address: str) -> bool:
+        del address
+        return True
+
+
+def decode_file(path: Path) -> list[dict[str, Any]]:
+    """An object per line that is a fault, in the file's order. Raises OSError."""
+    gpus = _AnyGpu(Machine(SystemClock()))
+    checks = (XidCheck(gpus), SxidCheck(gpus))
+    found: list[dict[str, Any]] = []
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            record = _record(line.rstrip(b"\r\n"))
+            found += [_entry(number, s) for check in checks for s in check.read(record)]
+    return found
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    """The faults, a line each; says so when there is none."""
+    if not found:
+        return "no line of this file is a GPU fault that is known here"
+    rows = [("LINE", "TIME", "CODE", "COMPONENT", "ENDED BY", "WHAT")]
+    rows += [
+        (
+            str(entry["line"]),
+            "-" if entry["time_seconds"] is None else f"{entry['time_seconds']:.3f}",
+            entry["code"],
+            one_line(entry["component"], 44) or "-",
+            entry["cleared_by"],
+            entry["message"],
+        )
+        for entry in found
+    ]
+    return "\n".join(aligned(rows))
+
+
+def _record(line: bytes) -> Record:
+    """``at`` is the line's stamp, seconds since the boot of that machine; -1 where it has none."""
+    raw = parse(line) if _RAW.match(line) else None
+    if raw is not None:
+        return raw
+    text = _FACILITY.sub(b"", line, count=1)
+    text = _SYSLOG.sub(b"", text, count=1)
+    stamp = _STAMP.match(text)
+    at = float(stamp[1]) if stamp and stamp[1] else -1.0
+    return Record(0, 0, 0, at, text[stamp.end() :] if stamp else text)
+
+
+def _entry(number: int, seen: FaultSighting) -> dict[str, Any]:
+    return {
+        "line": number,
+        "time_seconds": seen.at if seen.at >= 0 else None,
+        "code": seen.code,
+        "check": seen.check,
+        "component": seen.component,
+        "cleared_by": seen.cleared_by.name.lower(),
+        "message": seen.message,
+        "details": dict(seen.details),
+    }

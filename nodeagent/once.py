@@ -1,0 +1,205 @@
+"""One look at the machine where no agent runs: every check once, nothing kept, nothing touched.
+
+What an agent of this boot left in its state file is read and left as it is: faults that it latched
+still count, and the kernel log is new from where it stopped. Where there is no such file the log is
+read from the start of its ring, and what it says from before this moment is *historical* (shown,
+and no failure) unless the machine came up within ``kernel_log.boot_grace``: nobody remembers
+whether a fault of last week was dealt with. The level checks see what is still wrong.
+"""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nodeagent.checks import registry
+from nodeagent.checks.base import CheckSpec, LogCheck, Off
+from nodeagent.clock import Clock
+from nodeagent.config import CheckSettings, Config
+from nodeagent.config_checks import off_by_config
+from nodeagent.evidence.latch import Latch
+from nodeagent.evidence.state import State, StateError, restore
+from nodeagent.evidence.store import NAME as STATE_FILE
+from nodeagent.findings import Findings, Latched, Result
+from nodeagent.model import Batch, CheckInfo, Loss, Observation, Status
+from nodeagent.sources import Sources
+from nodeagent.sources.diskprobe import DiskProbe
+from nodeagent.sources.gpus import GpuMap
+from nodeagent.sources.kmsg import Cursor, KernelLogUnavailable, KmsgReader, Record
+from nodeagent.sources.machine import Machine
+from nodeagent.sources.nvml import Nvml
+
+#: Left over for whoever prints: the checks get the rest of the time.
+_MARGIN = 0.5
+#: How long children may take to end; one in state D takes longer, and is left behind.
+_FAREWELL = 0.2
+
+
+async def look_once(config: Config, clock: Clock, *, within: float) -> Findings:
+    """Every check's word ``within`` so many seconds; a late one is ``unknown``, reason ``hung``.
+
+    A probe that hangs in the kernel outlives this call as a child process: leave by os._exit.
+    """
+    look = _Look(config, clock, until=clock.boottime() + max(within - _MARGIN, within / 2))
+    try:
+        return await look.findings()
+    finally:
+        await look.close()
+
+
+class _Look:
+    def __init__(self, config: Config, clock: Clock, *, until: float) -> None:
+        self._config = config
+        self._clock = clock
+        self._until = until
+        self._off: dict[str, str] = {}
+        self._notes: list[str] = []
+        machine = _machine(config, clock)
+        left = self._left_behind(machine.boot_id())
+        self._latch, self._kernel_seq = left.latch, left.kernel_seq
+        self._sources = Sources(
+            machine=machine,
+            nvml=Nvml(
+                machine=machine,
+                library=config.nvml.library or None,
+                deadline=config.nvml.deadline,
+            ),
+            disk=DiskProbe(machine=machine),
+            gpus=GpuMap(machine, left.gpus),
+            expected_gpus=config.expected_gpus,
+        )
+
+    def _left_behind(self, boot_id: str) -> State:
+        """What an agent left in run_dir, read only; its results are old, so its faults alone."""
+        path = self._config.run_dir / STATE_FILE
+        try:
+            document = json.loads(path.read_bytes())
+            state = restore(document, boot_id=boot_id, new_epoch=None)
+        except FileNotFoundError:
+            pass  # no agent ran since the boot: nothing is latched
+        except (OSError, ValueError, StateError) as error:
+            self._notes.append(f"{path} can't be used, so latched faults are not known: {error}")
+        else:
+            state.latch.components.clear()
+            return state
+        return State(Latch(boot_id=boot_id, epoch=""))
+
+    async def findings(self) -> Findings:
+        on = []
+        for spec in registry.SPECS:
+            off = off_by_config(spec, self._config)
+            if off:
+                self._off[spec.name] = off
+            else:
+                on.append(spec)
+        await asyncio.gather(*(self._look(spec) for spec in on if spec.interval))
+        # After the probes: only NVML knows the UUIDs of the GPUs that the log names by address.
+        await self._read_kernel_log([spec for spec in on if not spec.interval])
+        now = self._clock.boottime()
+        return Findings(
+            node=self._config.node,
+            source="probe",
+            results=[
+                Result(entry.check, entry.component, entry.status, entry.reason, entry.message)
+                for entry in self._latch.components.values()
+            ],
+            faults=_latched(self._latch, now),
+            checks=[
+                CheckInfo(spec.name, self._settings(spec).interval, self._off.get(spec.name, ""))
+                for spec in registry.SPECS
+            ],
+            notes=[*self._notes, *(loss.message for loss in self._latch.owed.losses)],
+        )
+
+    async def close(self) -> None:
+        farewell = asyncio.gather(self._sources.nvml.close(), self._sources.disk.close())
+        try:
+            await asyncio.wait_for(farewell, _FAREWELL)
+        except TimeoutError:
+            return  # it hangs in the kernel; the findings say so
+
+    def _settings(self, spec: CheckSpec) -> CheckSettings:
+        return self._config.checks[spec.name]
+
+    async def _look(self, spec: CheckSpec) -> None:
+        settings = self._settings(spec)
+        check: Any = spec.build(self._sources, settings.options)
+        allowed = min(settings.deadline, self._until - self._clock.boottime())
+        try:
+            report = await asyncio.wait_for(check.look(), max(allowed, 0))
+        except TimeoutError:
+            self._unknown(spec.name, "hung", f"gave no result in {allowed:.3g} s")
+        except Exception as error:  # noqa: BLE001  # outermost edge: one check's bug, not the others'
+            self._unknown(spec.name, "crashed", f"{type(error).__name__}: {error}")
+        else:
+            if isinstance(report, Off):
+                self._off[spec.name] = report.reason
+            else:
+                self._latch.apply(report, self._clock.boottime())
+
+    def _unknown(self, check: str, reason: str, message: str) -> None:
+        seen = Observation(check, "", Status.UNKNOWN, reason, message)
+        self._latch.apply([seen], self._clock.boottime())
+
+    async def _read_kernel_log(self, specs: Sequence[CheckSpec]) -> None:
+        if not specs:
+            return
+        log = self._config.kernel_log
+        boot_id = self._latch.boot_id
+        cursor = None if self._kernel_seq is None else Cursor(boot_id, self._kernel_seq)
+        reader = KmsgReader(
+            log.path,
+            clock=self._clock,
+            boot_id=boot_id,
+            cursor=cursor,
+            started_at=self._clock.boottime(),
+            boot_grace=log.boot_grace,
+            accept_user_records=log.insecure_accept_user_records,
+        )
+        checks: list[Any] = [
+            spec.build(self._sources, self._settings(spec).options) for spec in specs
+        ]
+        try:
+            reader.open()
+            while not reader.caught_up and self._clock.boottime() < self._until:
+                for item in reader.read_batch():
+                    found: Batch = [item] if isinstance(item, Loss) else _seen(checks, item)
+                    self._latch.apply(found, self._clock.boottime())
+                await asyncio.sleep(0)
+        except KernelLogUnavailable as error:
+            for spec in specs:
+                self._unknown(spec.name, "unreadable", str(error))
+        finally:
+            reader.close()
+
+
+def _machine(config: Config, clock: Clock) -> Machine:
+    return Machine(
+        clock=clock,
+        root=config.host_root,
+        proc=config.proc or Path("/proc"),
+        sys=config.sys or Path("/sys"),
+    )
+
+
+def _seen(checks: Sequence[LogCheck], record: Record) -> Batch:
+    return [sighting for check in checks for sighting in check.read(record)]
+
+
+def _latched(latch: Latch, now: float) -> list[Latched]:
+    return [
+        Latched(
+            code=entry.code,
+            check=entry.check,
+            component=entry.component,
+            message=entry.message,
+            count=entry.count,
+            first_age=max(now - entry.first, 0),
+            last_age=max(now - entry.last, 0),
+            cleared_by=entry.cleared_by,
+            historical=entry.historical,
+            details=entry.details,
+        )
+        for entry in latch.faults.values()
+    ]
