@@ -20,7 +20,6 @@ class _History:
     last: str
     heard: dict[str, float] = field(default_factory=dict)  # instance: when it was last heard
     returns: list[float] = field(default_factory=list)
-    conflict: bool = False
 
 
 class Conflicts:
@@ -49,7 +48,6 @@ class Conflicts:
         history.returns = [at for at in history.returns if now - at <= CALM] + [now]
         if len(history.returns) < RETURNS:
             return False
-        history.conflict = True
         self._in_conflict.add(node)
         return True
 
@@ -64,7 +62,6 @@ class Conflicts:
         ended = [node for node in self._in_conflict if now - self._nodes[node].returns[-1] > CALM]
         for node in ended:
             self._in_conflict.discard(node)
-            self._nodes[node].conflict = False
             self._nodes[node].returns.clear()
         return ended
 

@@ -17,6 +17,9 @@ from aggregator.config_values import is_loopback
 #: Seconds since the epoch.
 Now = Callable[[], float]
 
+#: Seconds that the clock of who signed and that of this machine may differ.
+LEEWAY = 10.0
+
 #: Where the agent's token travels when the stream opens, as "Bearer TOKEN".
 AUTHORIZATION = "authorization"
 

@@ -12,6 +12,7 @@ from typing import Any
 import jwt
 
 from aggregator.ingest.identity import (
+    LEEWAY,
     Caller,
     Identity,
     IdentityError,
@@ -21,8 +22,6 @@ from aggregator.ingest.identity import (
 )
 from aggregator.ingest.keys import ALGORITHMS, KeyStore
 
-#: Seconds that the clocks of the API server and of this machine may differ.
-LEEWAY = 10.0
 MAX_TOKEN = 16_384
 
 

@@ -106,6 +106,11 @@ def delta(message: pb.Delta, *, at: float) -> Delta:
     )
 
 
+def answer(message: pb.CommandResult) -> tuple[str, bool, str]:
+    """(command id, whether it worked, what the agent says about it)."""
+    return _name("command_id", message.command_id), message.ok, _text(message.message)
+
+
 def _components(states: Sequence[pb.ComponentState], at: float) -> tuple[Component, ...]:
     _bounded("components", states, MAX_COMPONENTS)
     return tuple(_component(f"components[{i}]", s, at) for i, s in enumerate(states))

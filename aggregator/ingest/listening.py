@@ -1,0 +1,67 @@
+"""What the machine must allow before 10,000 agents can be served: an address, descriptors."""
+
+import errno
+import resource
+import socket
+
+#: Beside the streams: the API server, the database, web clients, the rest.
+SPARE_DESCRIPTORS = 512
+
+
+class ListenError(Exception):
+    """The address can't be listened on; says why and what to do."""
+
+    def __init__(self, address: str) -> None:
+        reason = why_not(address)
+        super().__init__(f'can\'t listen on "{address}" (listen.grpc): {reason}')
+
+
+def why_not(address: str) -> str:
+    """Why binding to ``address`` fails, tried with a plain socket."""
+    try:
+        if address.startswith("unix:"):
+            # Not bound for a trial: that would take the place of a living socket.
+            return "the folder of the socket must exist and be writable"
+        host, _, port = address.rpartition(":")
+        family, kind, protocol, _, where = socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(where)
+            trial.listen(1)
+    except socket.gaierror as error:
+        return f"no such host here: {error.strerror}"
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return f"something else listens there already (see: ss -ltnp 'sport = :{port}')"
+        if error.errno == errno.EADDRNOTAVAIL:
+            return "this machine does not have that address"
+        return error.strerror or str(error)
+    return "it was taken a moment ago and is free now: start again"
+
+
+def descriptor_warning(
+    streams: int,
+    *,
+    limits: tuple[int, int] | None = None,
+) -> str:
+    """Raise this process's soft limit to what ``streams`` need; what is amiss, or "".
+
+    A stream takes a file descriptor. ``limits`` (soft, hard) are the process's own unless given,
+    and then nothing is changed.
+    """
+    needed = streams + SPARE_DESCRIPTORS
+    soft, hard = limits or resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return ""
+    reachable = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if limits is None and reachable > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (reachable, hard))
+    if reachable >= needed:
+        return ""
+    return (
+        f"this process may open {reachable} files, enough for about "
+        f"{max(0, reachable - SPARE_DESCRIPTORS)} agents; for {streams} raise its limit to "
+        f"{needed} (LimitNOFILE= in a systemd unit, nofile in the container runtime)"
+    )

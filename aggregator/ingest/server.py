@@ -1,0 +1,232 @@
+"""The gRPC server that agents connect to.
+
+grpc's C core rejects calls beyond `max_pending_requests` (1,000 by default) and its hard limit
+(3,000) while they wait to be taken up: 5,000 agents that came at once gave 25,000 rejections. Those
+two arguments are not public, so a test guards them.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from importlib.metadata import version
+
+import grpc
+
+from aggregator.config import Config
+from aggregator.ingest.identity import (
+    Authenticator,
+    Caller,
+    CertificateAuthenticator,
+    TrustingAuthenticator,
+)
+from aggregator.ingest.intake import Intake
+from aggregator.ingest.keys import Fetch, KeyStore
+from aggregator.ingest.listening import ListenError, descriptor_warning
+from aggregator.ingest.stats import IngestStats, Sparingly
+from aggregator.ingest.stream import Rules, Stream
+from aggregator.ingest.streams import StreamTable
+from aggregator.ingest.tls import CertificateFiles
+from aggregator.ingest.tokens import TokenAuthenticator
+from sickbay.v1 import sickbay_pb2 as pb
+from sickbay.v1 import sickbay_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+#: A whole snapshot of the largest node that `wire` takes; grpc answers anything larger with
+#: RESOURCE_EXHAUSTED before it is read.
+MAX_MESSAGE = 4 * 1024 * 1024
+EXPECTED_STREAMS = 10_000
+#: Seconds between looks at what time brings (silence, expiry).
+TICK = 1.0
+STOP_WITHIN = 5.0
+
+OPTIONS: list[tuple[str, int]] = [
+    ("grpc.server.max_pending_requests", 20_000),
+    ("grpc.server.max_pending_requests_hard_limit", 40_000),
+    ("grpc.max_receive_message_length", MAX_MESSAGE),
+    # Two aggregators on one port would share its agents by chance; the second must fail instead.
+    ("grpc.so_reuseport", 0),
+    # Finds agents whose machine vanished. Every 60 s costs 1.7 % of a core at 10,000 streams.
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Agents may ping as often as they like; the rate of their messages is bounded elsewhere.
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
+]
+
+
+class IngestServer:
+    """Takes in the agents' streams. ``tls`` None is plaintext."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        tls: CertificateFiles | None,
+        require_client_certificate: bool,
+        authenticator: Authenticator,
+        intake: Intake,
+        rules: Rules,
+        stats: IngestStats,
+    ) -> None:
+        self._address = address
+        self._tls = tls
+        self._require_client_certificate = require_client_certificate
+        self._rules = rules
+        self.stats = stats
+        self.table = StreamTable(intake, stats, rules)
+        self._ward = _Ward(self.table, authenticator, intake, rules, stats)
+        self._server: grpc.aio.Server | None = None
+        self._ticking: asyncio.Task[None] | None = None
+        #: The port that is listened on, once started (the system's choice for port 0).
+        self.port = 0
+
+    async def start(self) -> None:
+        """Listen. Raises `ListenError` or `aggregator.ingest.tls.TlsError`, both for people."""
+        warning = descriptor_warning(EXPECTED_STREAMS)
+        if warning:
+            log.warning("the limit of open files is low", extra={"detail": warning})
+        server = grpc.aio.server(options=OPTIONS)
+        sickbay_pb2_grpc.add_WardServicer_to_server(self._ward, server)
+        try:
+            if self._tls is None:
+                self.port = server.add_insecure_port(self._address)
+            else:
+                credentials = self._tls.credentials(
+                    require_client_certificate=self._require_client_certificate
+                )
+                self.port = server.add_secure_port(self._address, credentials)
+        except RuntimeError:
+            raise ListenError(self._address) from None
+        await server.start()
+        self._server = server
+        self._ticking = asyncio.get_running_loop().create_task(self._tick())
+        log.info("listening for agents", extra={"address": self._address, "port": self.port})
+
+    async def stop(self) -> None:
+        """Close every stream, so that its agent goes elsewhere at once; then the listener."""
+        if self._server is None or self._ticking is None:
+            return
+        self._ticking.cancel()
+        self.table.close_all("the aggregator stops; come back with backoff")
+        await self._server.stop(STOP_WITHIN)
+        self._server = None
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK)
+            self.table.tick()
+
+
+class _Ward(sickbay_pb2_grpc.WardServicer):
+    """The service: each call is a `Stream`."""
+
+    def __init__(
+        self,
+        table: StreamTable,
+        authenticator: Authenticator,
+        intake: Intake,
+        rules: Rules,
+        stats: IngestStats,
+    ) -> None:
+        self._table = table
+        self._authenticator = authenticator
+        self._intake = intake
+        self._rules = rules
+        self._stats = stats
+        self._sparingly = Sparingly()
+
+    async def Attend(  # type: ignore[override]  # noqa: N802  # the read and write calls of grpc.aio
+        self,
+        _: object,
+        context: grpc.aio.ServicerContext[pb.AgentMessage, pb.AggregatorMessage],
+    ) -> None:
+        self._stats.opened += 1
+        stream = Stream(
+            context,
+            caller=lambda node: _caller(node, context),
+            rules=self._rules,
+            authenticator=self._authenticator,
+            intake=self._intake,
+            streams=self._table,
+            stats=self._stats,
+            sparingly=self._sparingly,
+        )
+        ending = await stream.serve()
+        if ending.code is not grpc.StatusCode.OK:
+            await context.abort(ending.code, str(ending))
+
+
+def _caller(
+    node: str, context: grpc.aio.ServicerContext[pb.AgentMessage, pb.AggregatorMessage]
+) -> Caller:
+    pairs = context.invocation_metadata() or ()
+    metadata = {str(key): value for key, value in pairs if isinstance(value, str)}
+    certificate = {str(key): list(values) for key, values in context.auth_context().items()}
+    return Caller(node, context.peer(), metadata, certificate)
+
+
+def build(
+    config: Config,
+    intake: Intake,
+    *,
+    name: str,
+    fetch_keys: Fetch | None,
+    cluster_away: Callable[[], bool],
+    now: Callable[[], float],
+    wall: Callable[[], float],
+) -> IngestServer:
+    """The server that ``config`` asks for.
+
+    ``name`` is this aggregator's, told to agents. ``fetch_keys`` asks the API server for (issuer,
+    JWKS) and is needed for ``identity.kind: token``. ``cluster_away`` says whether the API server
+    can't be reached now. ``now`` is monotonic seconds, ``wall`` seconds since the epoch.
+    """
+    stats = IngestStats()
+    tls, files = config.listen.tls, None
+    if tls is not None:
+        files = CertificateFiles(
+            tls.cert_file, tls.key_file, tls.client_ca_file, stats=stats, now=now
+        )
+    return IngestServer(
+        config.listen.grpc,
+        tls=files,
+        require_client_certificate=config.identity.kind == "certificate",
+        authenticator=_authenticator(config, fetch_keys, now, wall),
+        intake=intake,
+        rules=Rules(
+            name=name,
+            version=version("sickbay"),
+            heartbeat=config.agents.heartbeat,
+            silent_after=config.agents.silent_after,
+            now=now,
+            wall=wall,
+            cluster_away=cluster_away,
+        ),
+        stats=stats,
+    )
+
+
+def _authenticator(
+    config: Config,
+    fetch_keys: Fetch | None,
+    now: Callable[[], float],
+    wall: Callable[[], float],
+) -> Authenticator:
+    identity = config.identity
+    if identity.kind == "certificate":
+        return CertificateAuthenticator()
+    if identity.kind == "insecure-trust-hello":
+        return TrustingAuthenticator(anywhere=config.listen.insecure_plaintext)
+    if fetch_keys is None:
+        raise ValueError("identity.kind token needs fetch_keys")
+    keys = KeyStore(fetch_keys, identity.keys_cache, now=now)
+    keys.load()
+    return TokenAuthenticator(
+        keys,
+        audience=identity.audience,
+        service_account=identity.service_account,
+        issuer=identity.issuer,
+        now=wall,
+    )

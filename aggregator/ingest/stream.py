@@ -1,0 +1,426 @@
+"""One agent's stream: Hello, Snapshot, then deltas and heartbeats, until it ends.
+
+It is also the way back (`Line`). A message that can't be understood, or that claims another node,
+ends this stream with a status that says why, and touches no other.
+"""
+
+import asyncio
+import contextlib
+import enum
+import logging
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from aggregator.ingest import wire
+from aggregator.ingest.allowance import Allowance
+from aggregator.ingest.identity import (
+    LEEWAY,
+    Authenticator,
+    Caller,
+    Identity,
+    IdentityError,
+    Refusal,
+)
+from aggregator.ingest.intake import Intake
+from aggregator.ingest.outbox import Acks, Outbox
+from aggregator.ingest.stats import IngestStats, Sparingly
+from sickbay.v1 import sickbay_pb2 as pb
+
+log = logging.getLogger(__name__)
+Code = grpc.StatusCode
+
+#: Seconds.
+HELLO_WITHIN = 10.0
+SNAPSHOT_WITHIN = 30.0
+REDIRECT_WITHIN = 10.0
+#: Between two requests for a snapshot; doubled while a snapshot doesn't make the digests agree.
+RESYNC_EVERY = 5.0
+RESYNC_AT_MOST_EVERY = 600.0
+
+
+class Why(enum.StrEnum):
+    """Why a stream ended, beside the refusals of identity; what is counted."""
+
+    LEFT = "left"  # the agent closed it
+    BROKEN = "broken"  # the connection went away
+    MALFORMED = "malformed"
+    NO_HELLO = "no_hello"
+    NO_SNAPSHOT = "no_snapshot"
+    SILENT = "silent"
+    SUPERSEDED = "superseded"
+    SLOW_READER = "slow_reader"
+    UNSAFE = "unsafe"  # what it brought could not be made durable
+    REDIRECTED = "redirected"
+    CLOSED = "closed"  # the controller asked for it, or the aggregator stops
+    INTERNAL = "internal"
+
+
+class Ending(Exception):  # not an error: how a stream's talk ends
+    """``code`` and ``text`` go to the agent, ``why`` is counted."""
+
+    def __init__(self, why: str, code: grpc.StatusCode, text: str) -> None:
+        super().__init__(text)
+        self.why = why
+        self.code = code
+
+
+class Context(Protocol):
+    """What a stream needs of `grpc.aio.ServicerContext`."""
+
+    async def read(self) -> object:
+        """An AgentMessage, or `grpc.aio.EOF`."""
+        ...
+
+    async def write(self, message: pb.AggregatorMessage) -> None: ...
+    def peer(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What every stream of this aggregator goes by. Durations are seconds.
+
+    ``now`` is monotonic, ``wall`` since the epoch. ``cluster_away`` says whether the API server
+    can't be reached, so that nobody's token can be renewed.
+    """
+
+    name: str
+    version: str
+    heartbeat: float
+    silent_after: float
+    now: Callable[[], float]
+    wall: Callable[[], float]
+    cluster_away: Callable[[], bool]
+
+
+class Streams(Protocol):
+    """The streams of all nodes, as one stream knows them."""
+
+    def attach(self, stream: "Stream") -> None: ...
+
+    def detach(self, stream: "Stream") -> None: ...
+
+
+class Stream:
+    """One call of Attend, from its opening to its end."""
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        caller: Callable[[str], Caller],
+        rules: Rules,
+        authenticator: Authenticator,
+        intake: Intake,
+        streams: Streams,
+        stats: IngestStats,
+        sparingly: Sparingly,
+    ) -> None:
+        self._context = context
+        self._caller = caller
+        self._rules = rules
+        self._authenticator = authenticator
+        self._intake = intake
+        self._streams = streams
+        self._stats = stats
+        self._sparingly = sparingly
+        self._task: asyncio.Task[None] | None = None
+        self._ending: Ending | None = None
+        self._attached = False
+        self._stopping = False
+        self._outbox = Outbox(context.write, self._overflowed)
+        self._acks = Acks(self._safe, self._unsafe)
+        self._seq = 0
+        self._resync_reason = ""
+        self._resync_from = 0.0
+        self._resync_wait = RESYNC_EVERY
+        self._leave_by = float("inf")
+        self.node = ""
+        self.instance = ""
+        self.peer = context.peer()
+        self.identity = Identity("")
+        self.last_heard = rules.now()
+        #: Its credentials have expired, and it stays because nobody's can be renewed.
+        self.overdue = False
+
+    # -- the talk ---------------------------------------------------------------
+
+    async def serve(self) -> Ending:
+        """Until it ends; how. Cancelled from outside (the connection broke) it raises that."""
+        self._task = asyncio.current_task()
+        assert self._task is not None
+        allowance = Allowance(self._rules.now())
+        try:
+            await self._greet(allowance)
+            await self._listen(allowance)
+            ending = Ending(Why.LEFT, Code.OK, "the agent closed the stream")
+        except Ending as reached:
+            ending = reached
+        except asyncio.CancelledError:
+            if self._ending is None:
+                self._end(Ending(Why.BROKEN, Code.CANCELLED, "the connection broke"))
+                raise
+            self._stopping = False
+            ending = self._ending
+        except Exception:
+            # The outermost edge of one stream: whatever this is, the others go on.
+            log.exception("a stream failed", extra={"node": self.node, "peer": self.peer})
+            ending = Ending(Why.INTERNAL, Code.INTERNAL, "the aggregator failed; see its log")
+        if self._stopping:
+            # Stopped in the very step in which it ended by itself: take the cancellation that is
+            # still to come, or it would hit whoever awaits next.
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+        while self._task.cancelling():
+            self._task.uncancel()
+        self._end(ending)
+        return self._ending or ending
+
+    async def _greet(self, allowance: Allowance) -> None:
+        message = await self._first(allowance, "hello", HELLO_WITHIN, Why.NO_HELLO)
+        try:
+            claimed = wire.hello(message.hello, node_uid="")
+            self.identity = await self._authenticator.identify(self._caller(claimed.node))
+        except IdentityError as error:
+            raise _refused(error) from None
+        hello = wire.hello(message.hello, node_uid=self.identity.node_uid)
+        self.node, self.instance = hello.node, hello.instance
+        self.last_heard = self._rules.now()
+        self._attached = True
+        self._streams.attach(self)
+        self._intake.attached(hello, self)
+        self._outbox.put(
+            wire.welcome(
+                name=self._rules.name,
+                version=self._rules.version,
+                heartbeat=self._rules.heartbeat,
+            )
+        )
+
+    async def _listen(self, allowance: Allowance) -> None:
+        message: pb.AgentMessage | None
+        message = await self._first(allowance, "snapshot", SNAPSHOT_WITHIN, Why.NO_SNAPSHOT)
+        while message is not None:
+            self.last_heard = self._rules.now()
+            await self._take(message)
+            message = await self._read(allowance)
+
+    async def _first(
+        self, allowance: Allowance, kind: str, within: float, why: Why
+    ) -> pb.AgentMessage:
+        """The message that the contract wants now."""
+        try:
+            async with asyncio.timeout(within):
+                message = await self._read(allowance)
+        except TimeoutError:
+            text = f"no {kind.capitalize()} within {within:g} s"
+            raise Ending(why, Code.DEADLINE_EXCEEDED, text) from None
+        if message is None:
+            raise Ending(why, Code.FAILED_PRECONDITION, f"closed before its {kind.capitalize()}")
+        got = message.WhichOneof("body")
+        if got != kind:
+            text = f"{got or 'an empty message'} came where {kind.capitalize()} must come"
+            raise Ending(Why.MALFORMED, Code.INVALID_ARGUMENT, text)
+        return message
+
+    async def _read(self, allowance: Allowance) -> pb.AgentMessage | None:
+        """The next message; None when the agent has closed its side."""
+        try:
+            message = await self._context.read()
+        except DecodeError:
+            text = "a message that is no sickbay.v1.AgentMessage"
+            raise Ending(Why.MALFORMED, Code.INVALID_ARGUMENT, text) from None
+        if not isinstance(message, pb.AgentMessage):  # grpc.aio.EOF
+            return None
+        wait = allowance.spend(message.ByteSize(), self._rules.now())
+        if wait > 0:
+            self._stats.throttled += 1
+            await asyncio.sleep(wait)
+        return message
+
+    async def _take(self, message: pb.AgentMessage) -> None:
+        kind = message.WhichOneof("body")
+        self._stats.messages[kind or "empty"] += 1
+        try:
+            match kind:
+                case "delta" | "snapshot":
+                    self._evidence(message.snapshot if kind == "snapshot" else message.delta)
+                case "heartbeat":
+                    self._beat(message.heartbeat)
+                case "credentials":
+                    await self._renew(message.credentials.token)
+                case "command_result":
+                    command, ok, text = wire.answer(message.command_result)
+                    self._intake.answered(self.node, command, ok=ok, message=text)
+                case "hello":
+                    self._second_hello(message.hello)
+                case _:
+                    # A newer agent's message of a kind that we don't know yet: not ours to refuse.
+                    pass
+        except wire.WireError as error:
+            raise Ending(Why.MALFORMED, Code.INVALID_ARGUMENT, f"{kind}.{error}") from None
+
+    def _evidence(self, message: pb.Snapshot | pb.Delta) -> None:
+        if message.seq < self._seq:
+            raise wire.WireError("seq", f"{message.seq} after {self._seq}")
+        at = self.last_heard
+        evidence = (
+            wire.snapshot(message, at=at)
+            if isinstance(message, pb.Snapshot)
+            else wire.delta(message, at=at)
+        )
+        if self._acks.full:
+            text = "too much of it waits to be made durable; say it again in one snapshot"
+            raise Ending(Why.UNSAFE, Code.UNAVAILABLE, text)
+        self._seq = message.seq
+        if isinstance(message, pb.Snapshot):
+            self._resync_reason = ""
+        self._acks.add(message.seq, self._intake.heard(self.node, evidence, at))
+
+    def _beat(self, heartbeat: pb.Heartbeat) -> None:
+        self._intake.beat(self.node, self.last_heard)
+        if self._intake.digest(self.node) == heartbeat.digest:
+            self._resync_wait = RESYNC_EVERY
+        else:
+            self.resync("the digest of your state differs from ours")
+
+    async def _renew(self, token: str) -> None:
+        try:
+            self.identity = await self._authenticator.renew(self.identity, token)
+        except IdentityError as error:
+            if error.passing:
+                return  # the agent's renewed token may be good; what it has holds until it expires
+            raise _refused(error) from None
+        self.overdue = False
+        self._stats.renewed += 1
+
+    def _second_hello(self, hello: pb.Hello) -> None:
+        if hello.node != self.node:
+            text = f"the stream of node {self.node!r} claims node {hello.node!r}"
+            raise Ending(Refusal.ANOTHER_NODE, Code.PERMISSION_DENIED, text)
+        raise Ending(Why.MALFORMED, Code.INVALID_ARGUMENT, "a second Hello in one stream")
+
+    # -- the way back -----------------------------------------------------------
+
+    def resync(self, reason: str) -> None:
+        """Ask for a snapshot, now or as soon as one may be asked for again."""
+        self._resync_reason = reason
+        self._resync_if_due(self._rules.now())
+
+    def _resync_if_due(self, now: float) -> None:
+        if self._resync_reason and now >= self._resync_from:
+            self._outbox.put(wire.resync(self._resync_reason))
+            self._resync_reason = ""
+            self._resync_from = now + self._resync_wait
+            self._resync_wait = min(self._resync_wait * 2, RESYNC_AT_MOST_EVERY)
+            self._stats.resyncs += 1
+
+    def redirect(self, address: str, reason: str) -> None:
+        self._outbox.put(wire.redirect(address, reason))
+        self._leave_by = self._rules.now() + REDIRECT_WITHIN
+
+    def clear_faults(self, component: str, code: str, reason: str) -> str:
+        command = uuid.uuid4().hex
+        self._outbox.put(wire.clear_faults(command, component, code, reason))
+        return command
+
+    def quiesce(self, seconds: float, reason: str) -> str:
+        command = uuid.uuid4().hex
+        self._outbox.put(wire.quiesce(command, seconds, reason))
+        return command
+
+    def run_checks(self, names: Sequence[str]) -> str:
+        command = uuid.uuid4().hex
+        self._outbox.put(wire.run_checks(command, names))
+        return command
+
+    def close(self, reason: str) -> None:
+        self._stop(Ending(Why.CLOSED, Code.UNAVAILABLE, reason))
+
+    def supersede(self, by: str) -> None:
+        """A newer stream of the node speaks for it now."""
+        text = f"a newer stream of node {self.node!r} has taken over, from {by}"
+        self._stop(Ending(Why.SUPERSEDED, Code.ABORTED, text))
+
+    # -- its end ----------------------------------------------------------------
+
+    def tick(self, now: float, wall: float, *, renewals_may_fail: bool) -> None:
+        """Look after what time brings: silence, expiry, a redirect that was not followed."""
+        self._resync_if_due(now)
+        if now > self._leave_by:
+            self._stop(Ending(Why.REDIRECTED, Code.UNAVAILABLE, "redirected, and stayed"))
+        elif now - self.last_heard > self._rules.silent_after:
+            text = f"nothing heard for {self._rules.silent_after:g} s"
+            self._stop(Ending(Why.SILENT, Code.DEADLINE_EXCEEDED, text))
+        elif self.identity.expires is not None and wall >= self.identity.expires + LEEWAY:
+            self.overdue = renewals_may_fail
+            if not renewals_may_fail:
+                text = "the credentials expired and were not renewed within the stream"
+                self._stop(Ending(Refusal.EXPIRED, Code.UNAUTHENTICATED, text))
+
+    def _overflowed(self) -> None:
+        text = "the agent does not read what it is sent"
+        self._stop(Ending(Why.SLOW_READER, Code.RESOURCE_EXHAUSTED, text))
+
+    def _safe(self, seq: int) -> None:
+        self._stats.acks += 1
+        self._outbox.ack(seq)
+
+    def _unsafe(self, error: BaseException) -> None:
+        log.error(
+            "evidence could not be made safe; its agent will send all of it again",
+            extra={"node": self.node, "error": f"{type(error).__name__}: {error}"},
+        )
+        text = "the evidence could not be made durable; send it again"
+        self._stop(Ending(Why.UNSAFE, Code.UNAVAILABLE, text))
+
+    def _stop(self, ending: Ending) -> None:
+        """End it from outside its own talk. The intake hears so at once, and nothing after it."""
+        if self._ending is None and self._task is not None:
+            self._end(ending)
+            self._stopping = True
+            self._task.cancel()
+
+    def _end(self, ending: Ending) -> None:
+        if self._ending is not None:
+            return
+        self._ending = ending
+        self._outbox.close()
+        self._acks.close()
+        if self._attached:
+            self._stats.ended[ending.why] += 1
+            self._streams.detach(self)
+            self._intake.detached(self.node, self, str(ending))
+        else:
+            self._stats.refused[ending.why] += 1
+        self._say(ending)
+
+    def _say(self, ending: Ending) -> None:
+        ordinary = ending.code is Code.OK or ending.why in {Why.BROKEN, Why.CLOSED}
+        unsaid = {} if ordinary else self._sparingly(ending.why, self._rules.now())
+        if unsaid is not None:
+            log.log(
+                logging.DEBUG if ordinary else logging.WARNING,
+                "stream ended" if self._attached else "stream refused",
+                extra={
+                    "node": self.node,
+                    "peer": self.peer,
+                    "why": ending.why,
+                    "detail": str(ending),
+                    **unsaid,
+                },
+            )
+
+
+def _refused(error: IdentityError) -> Ending:
+    if error.passing:
+        code = Code.UNAVAILABLE
+    elif error.proven:
+        code = Code.PERMISSION_DENIED
+    else:
+        code = Code.UNAUTHENTICATED
+    return Ending(error.refusal, code, str(error))

@@ -1,0 +1,73 @@
+"""The streams of all nodes: one at most for each, the newest."""
+
+import logging
+
+from aggregator.ingest.conflicts import Conflicts
+from aggregator.ingest.intake import Intake
+from aggregator.ingest.stats import IngestStats
+from aggregator.ingest.stream import Rules, Stream
+
+log = logging.getLogger(__name__)
+
+#: Seconds after the API server is back in which tokens may stay expired: kubelets renew them when
+#: they next look, which takes them minutes.
+GRACE = 600.0
+
+
+class StreamTable:
+    """Who speaks for which node now."""
+
+    def __init__(self, intake: Intake, stats: IngestStats, rules: Rules) -> None:
+        self._intake = intake
+        self._stats = stats
+        self._rules = rules
+        self._by_node: dict[str, Stream] = {}
+        self._conflicts = Conflicts()
+        self._excused_until = float("-inf")
+
+    def attach(self, stream: Stream) -> None:
+        """``stream`` speaks for its node from now on; an older one is closed first."""
+        older = self._by_node.get(stream.node)
+        if older is not None:
+            self._stats.superseded += 1
+            older.supersede(stream.peer)
+        self._by_node[stream.node] = stream
+        self._stats.attached = len(self._by_node)
+        if self._conflicts.attached(stream.node, stream.instance, self._rules.now()):
+            self._stats.conflicts += 1
+            other = f"{older.instance} at {older.peer}" if older else "another"
+            detail = (
+                f"two live agents claim this node: {other}, and {stream.instance} at {stream.peer}"
+            )
+            log.error("two live agents claim one node", extra={"node": stream.node, "who": detail})
+            self._intake.conflict(stream.node, detail)
+
+    def detach(self, stream: Stream) -> None:
+        """It speaks no more."""
+        self._conflicts.heard(stream.node, stream.instance, stream.last_heard)
+        if self._by_node.get(stream.node) is stream:
+            del self._by_node[stream.node]
+            self._stats.attached = len(self._by_node)
+
+    def tick(self) -> None:
+        """Once a second: what time brings to each stream."""
+        now, wall = self._rules.now(), self._rules.wall()
+        if self._rules.cluster_away():
+            self._excused_until = now + GRACE
+        renewals_may_fail = now <= self._excused_until
+        overdue = 0
+        for stream in list(self._by_node.values()):
+            stream.tick(now, wall, renewals_may_fail=renewals_may_fail)
+            overdue += stream.overdue
+        self._stats.overdue = overdue
+        for node in self._conflicts.over(now):
+            self._intake.conflict(node, "")
+
+    def close_all(self, reason: str) -> None:
+        """End every stream: the aggregator stops."""
+        for stream in list(self._by_node.values()):
+            stream.close(reason)
+
+    def overdue_nodes(self) -> list[str]:
+        """The nodes that speak on expired credentials while nobody's can be renewed."""
+        return sorted(node for node, stream in self._by_node.items() if stream.overdue)

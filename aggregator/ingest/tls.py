@@ -1,0 +1,117 @@
+"""The listener's certificate, read again when it rotates.
+
+Each handshake asks for the current one; the files are looked at once a second at most. A half
+written pair (the certificate is there, its key not yet) is not used: the old pair serves on.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+
+from aggregator.ingest.stats import IngestStats
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY = 1.0
+
+
+class TlsError(Exception):
+    """The certificate files can't be used; says which and why."""
+
+
+class CertificateFiles:
+    """A pair of PEM files, and whose client certificates count. ``now`` is monotonic seconds."""
+
+    def __init__(
+        self,
+        cert_file: Path,
+        key_file: Path,
+        client_ca_file: Path | None,
+        *,
+        stats: IngestStats,
+        now: Callable[[], float],
+    ) -> None:
+        self._files = [cert_file, key_file] + ([client_ca_file] if client_ca_file else [])
+        self._stats = stats
+        self._now = now
+        self._lock = threading.Lock()  # handshakes ask from grpc's threads
+        self._looked_at = float("-inf")
+        self._seen: tuple[tuple[int, int, int], ...] = ()
+        self._trouble = ""
+
+    def credentials(self, *, require_client_certificate: bool) -> grpc.ServerCredentials:
+        """For the server; `TlsError` when the files can't be used."""
+        self._seen = self._signature()
+        return grpc.dynamic_ssl_server_credentials(
+            self._load(),
+            self._renewed,  # type: ignore[arg-type]  # the stubs forget None, "nothing new"
+            require_client_certificate,
+        )
+
+    def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
+        """What has changed since it was last asked; None: nothing, or nothing usable."""
+        with self._lock:
+            now = self._now()
+            if now - self._looked_at < LOOK_EVERY:
+                return None
+            self._looked_at = now
+            try:
+                signature = self._signature()
+                if signature == self._seen:
+                    return None
+                renewed = self._load()
+            except TlsError as error:
+                self._complain(str(error))
+                return None
+            self._seen = signature
+            self._trouble = ""
+            log.info("the TLS certificate was renewed", extra={"file": str(self._files[0])})
+            return renewed
+
+    def _complain(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            self._trouble = trouble
+            self._stats.certificate_troubles += 1
+            log.error(
+                "the renewed TLS certificate can't be used; the old one serves on",
+                extra={"error": trouble},
+            )
+
+    def _signature(self) -> tuple[tuple[int, int, int], ...]:
+        try:
+            stats = [file.stat() for file in self._files]
+        except OSError as error:
+            raise TlsError(f"{error.filename} can't be read: {error.strerror}") from None
+        return tuple((stat.st_mtime_ns, stat.st_ino, stat.st_size) for stat in stats)
+
+    def _load(self) -> grpc.ServerCertificateConfiguration:
+        try:
+            texts = [file.read_bytes() for file in self._files]
+        except OSError as error:
+            raise TlsError(f"{error.filename} can't be read: {error.strerror}") from None
+        self._must_belong_together(texts[0], texts[1])
+        authority = texts[2] if len(texts) > 2 else None
+        if authority is not None:
+            self._must_be_certificates(self._files[2], authority)
+        return grpc.ssl_server_certificate_configuration([(texts[1], texts[0])], authority)
+
+    def _must_belong_together(self, certificate: bytes, key: bytes) -> None:
+        chain = self._must_be_certificates(self._files[0], certificate)
+        try:
+            private = serialization.load_pem_private_key(key, password=None)
+        except (ValueError, TypeError) as error:
+            raise TlsError(f"{self._files[1]} is no private key in PEM: {error}") from None
+        if private.public_key() != chain[0].public_key():
+            raise TlsError(f"{self._files[1]} is not the key of {self._files[0]}")
+
+    @staticmethod
+    def _must_be_certificates(file: Path, text: bytes) -> list[x509.Certificate]:
+        try:
+            return x509.load_pem_x509_certificates(text)
+        except ValueError as error:
+            raise TlsError(f"{file} is no certificate in PEM: {error}") from None
