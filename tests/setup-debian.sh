@@ -5,7 +5,9 @@ set -euo pipefail
 
 PACKAGES=(
   e2fsprogs   # mkfs.ext4: real filesystems on loop devices
+  gcc         # the NVML library that stands in for a driver (tests/nvml)
   iproute2    # ip: network namespaces, veth
+  libc6-dev   # the same
   mount       # mount, losetup
   util-linux  # fsfreeze: a probe that hangs
 )

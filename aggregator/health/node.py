@@ -121,9 +121,12 @@ class NodeHealth:
         for sign in signs:
             self._remember_cleared((sign.code, sign.component), sign.how)
             for key, fault in list(faults.items()):
-                if fault.component == sign.component and sign.code in ("", fault.code):
-                    if ends(sign.how, fault.cleared_by, explicit=bool(sign.code)):
-                        del faults[key]
+                if (
+                    fault.component == sign.component
+                    and sign.code in ("", fault.code)
+                    and ends(sign.how, fault.cleared_by, explicit=bool(sign.code))
+                ):
+                    del faults[key]
 
     def _remember_cleared(self, key: tuple[str, str], how: str) -> None:
         self.cleared.pop(key, None)
@@ -152,12 +155,10 @@ class NodeHealth:
 
     def only_unknown(self) -> bool:
         """Whether nothing is known to be well or ill."""
-        return all(
-            component.status is Status.UNKNOWN for component in self.components.values()
-        )
+        return all(component.status is Status.UNKNOWN for component in self.components.values())
 
     def digest(self) -> int | None:
-        """Of what the agent has sent; None before the first snapshot. docs/contract.md has the bytes."""
+        """Of what the agent has sent; None before a snapshot. docs/contract.md has the bytes."""
         if not self.has_snapshot:
             return None
         if self._digest is None:

@@ -62,5 +62,4 @@ def incident_id(node: str, boot_id: str, kind: str) -> str:
 
     The node's UID is not in it: a node made anew with the same boot id is the same patient.
     """
-    text = "\x1f".join((node, boot_id, kind))
-    return blake2b(text.encode(), digest_size=8).hexdigest()
+    return blake2b(f"{node}\x1f{boot_id}\x1f{kind}".encode(), digest_size=8).hexdigest()

@@ -19,7 +19,7 @@ from aggregator.policy.rules import ACTIONS, KINDS, Match, Policy, matches
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """``incidents`` are open, by id. ``look_again`` is when time alone may change it (monotonic)."""
+    """``incidents`` are open, by id. ``look_again``: when time alone may change it (monotonic)."""
 
     incidents: Mapping[str, Incident]
     closed: tuple[Incident, ...]
@@ -46,7 +46,7 @@ def judge(
     again: list[float] = [match.due for match in found if match.due > now]
     for kind in KINDS:
         for acting in (True, False):
-            ident, earlier = _open_of(kind, acting, health, before)
+            ident, earlier = _open_of(kind, health, before, acting=acting)
             evidence = _fold(earlier, due, health, kind=kind, acting=acting)
             if not evidence:
                 continue
@@ -65,7 +65,7 @@ def judge(
 
 
 def _strongest(found: Iterable[Match]) -> dict[tuple[str, str], Match]:
-    """Of the rules that meet one piece of evidence, the one that asks for most; the first of equals."""
+    """Of the rules that meet one piece of evidence, the one that asks for most."""
     best: dict[tuple[str, str], Match] = {}
     for match in found:
         key = (match.code, match.component)
@@ -80,7 +80,7 @@ def _strength(action: str) -> int:
 
 
 def _open_of(
-    kind: str, acting: bool, health: NodeHealth, before: Mapping[str, Incident]
+    kind: str, health: NodeHealth, before: Mapping[str, Incident], *, acting: bool
 ) -> tuple[str, Incident | None]:
     """The node's open incident of a kind, whatever boot it began in, and its id.
 

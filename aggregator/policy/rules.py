@@ -42,7 +42,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The rules in order, the catalogue they stand on, and the hash that says which policy this is."""
+    """The rules in order, the catalogue they stand on, and the hash that names them both."""
 
     rules: tuple[Rule, ...]
     catalogue: Catalogue

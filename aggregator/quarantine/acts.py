@@ -52,7 +52,7 @@ class Clocks:
 
 
 class Acts:
-    """Carries out steps for one node at a time; the controller runs many nodes beside each other."""
+    """Carries out steps for one node at a time; the controller runs many nodes at once."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ class Unreachable(ClusterError):
 
 
 class Conflict(ClusterError):
-    """Somebody wrote in between (409), or another object has the name (422): read again, decide again."""
+    """Somebody wrote in between (409), or another has the name (422): read and decide again."""
 
 
 class NotFound(ClusterError):
@@ -78,7 +78,7 @@ class EvidenceItem:
 
 @dataclass(frozen=True, slots=True)
 class QuarantineSpec:
-    """Intent. ``requester`` is "sickbay" or, for one made by hand, "" (or a name, as its maker likes).
+    """Intent. ``requester`` is "sickbay", or what its maker likes for one made by hand.
 
     ``kind`` is the taint's value: gpu, disk, network, node or manual.
     """
@@ -131,7 +131,7 @@ class Quarantine:
     created_at: float = 0.0
     deleting: bool = False
     has_finalizer: bool = True
-    #: Set when the object could not be understood (hand-made nonsense): what is wrong, for its status.
+    #: What is wrong with an object that could not be understood (made by hand); for its status.
     problem: str = ""
 
 
@@ -170,7 +170,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class NodeChange:
-    """One patch of a node. None leaves a field alone; a None value removes a label or annotation."""
+    """One patch of a node. None leaves a field alone; a None value removes its key."""
 
     taints: tuple[Taint, ...] | None = None
     unschedulable: bool | None = None

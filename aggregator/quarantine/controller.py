@@ -420,7 +420,7 @@ class Controller:
             except NotFound as error:
                 failures = await self._after_failure(case, failures, str(error), reread=True)
             except Refused as error:
-                log.error("refused", extra={"node": case.node, "error": str(error)})
+                log.warning("refused", extra={"node": case.node, "error": str(error)})
                 failures = await self._after_failure(case, failures + 5, str(error))
             except ClusterError as error:
                 failures = await self._after_failure(

@@ -56,7 +56,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The record to write (the same object when nothing was admitted) and what came of each node."""
+    """The record to write (the same one when nothing was admitted), and what came of each node."""
 
     record: Record
     admitted: frozenset[str]

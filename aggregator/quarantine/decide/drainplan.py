@@ -10,7 +10,7 @@ _FINISHED = ("Succeeded", "Failed")
 
 @dataclass(frozen=True, slots=True)
 class DrainRules:
-    """What a drain may take with it. ``protected`` are labels; a pod that has all is never evicted."""
+    """What a drain may take with it. A pod that has all labels of ``protected`` never goes."""
 
     delete_empty_dir_data: bool = False
     evict_unmanaged: bool = False

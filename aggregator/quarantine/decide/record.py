@@ -35,7 +35,7 @@ class Record:
     policy_hash: str = ""
 
     def enter(self, entries: Iterable[Entry], policy_hash: str) -> "Record":
-        """With these entries; an entry that stands already keeps its time and is no new admission."""
+        """With these entries; one that stands already keeps its time and is no new admission."""
         standing = dict(self.entries)
         fresh = []
         for entry in entries:
