@@ -8,7 +8,7 @@ from nodeagent.checks.base import CheckSpec, Off, Report
 from nodeagent.checks.gpu_common import PerGpu, Verdict
 from nodeagent.model import ClearedBy, Clearing, FaultSighting, Status
 from nodeagent.sources import Sources
-from nodeagent.sources.gpusample import EccCounts, Gpu, GpuSample
+from nodeagent.sources.gpusample import Gpu, GpuSample
 
 FAULT = "ecc-uncorrectable"
 
@@ -24,7 +24,8 @@ class GpuEcc:
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._per_gpu = PerGpu(SPEC.name, sources)
-        self._before: dict[str, EccCounts] = {}
+        #: Volatile counts, corrected and uncorrected, by UUID.
+        self._before: dict[str, tuple[int | None, int | None]] = {}
 
     async def look(self) -> Report:
         sample = await gpu_common.take_sample(self._sources)
@@ -36,17 +37,19 @@ class GpuEcc:
     def _changes(self, gpu: Gpu, sample: GpuSample) -> list[FaultSighting | Clearing]:
         if not gpu.uuid or gpu.ecc is None:
             return []
-        before = self._before.get(gpu.uuid)
-        self._before[gpu.uuid] = gpu.ecc
-        if before is None:
-            return []  # of a count that we did not see grow, the time is not known
+        corrected, uncorrected = self._before.get(gpu.uuid, (None, None))
+        now = gpu.ecc
+        # A count that could not be read this time is compared with when it next can be.
+        self._before[gpu.uuid] = (
+            corrected if now.corrected is None else now.corrected,
+            uncorrected if now.uncorrected is None else now.uncorrected,
+        )
         found: list[FaultSighting | Clearing] = []
-        base = before.uncorrected
-        if _fell(before.corrected, gpu.ecc.corrected) or _fell(base, gpu.ecc.uncorrected):
+        if _rise(corrected, now.corrected) < 0 or _rise(uncorrected, now.uncorrected) < 0:
             found.append(Clearing(component=gpu.uuid, how="gpu-reset"))
-            base = 0
-        if base is not None and (gpu.ecc.uncorrected or 0) > base:
-            found.append(_sighting(gpu, (gpu.ecc.uncorrected or 0) - base, sample))
+            uncorrected = 0
+        if (more := _rise(uncorrected, now.uncorrected)) > 0:
+            found.append(_sighting(gpu, more, sample))
         return found
 
 
@@ -80,8 +83,9 @@ def _sighting(gpu: Gpu, more: int, sample: GpuSample) -> FaultSighting:
     )
 
 
-def _fell(before: int | None, now: int | None) -> bool:
-    return before is not None and now is not None and now < before
+def _rise(before: int | None, now: int | None) -> int:
+    """How far a count has risen; 0 where one is not known: a rise that was not seen has no time."""
+    return 0 if before is None or now is None else now - before
 
 
 def _or_unknown(count: int | None) -> str:

@@ -1,0 +1,117 @@
+"""What the tests of the GPU checks share: a clock to wind forward, and sources around FakeGpus."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, cast
+
+from nodeagent.checks.base import Check, CheckSpec, Off, Report
+from nodeagent.clock import SystemClock
+from nodeagent.model import Clearing, FaultSighting, Gone, Observation
+from nodeagent.sources import Sources
+from nodeagent.sources.diskprobe import DiskProbe
+from nodeagent.sources.gpus import GpuMap
+from nodeagent.sources.gpusample import GpuSample
+from nodeagent.sources.nvml import Nvml
+from tests.nvml import FakeGpu, FakeGpus
+
+#: An hour after the boot: no grace applies any more.
+LONG_AFTER_BOOT = 3600.0
+
+
+class WoundClock:
+    """Real seconds since the test began, on top of a start that can be wound forward."""
+
+    def __init__(self, start: float = LONG_AFTER_BOOT) -> None:
+        self._offset = start - SystemClock().boottime()
+
+    def boottime(self) -> float:
+        return SystemClock().boottime() + self._offset
+
+    def wind(self, seconds: float) -> None:
+        self._offset += seconds
+
+
+class Bench:
+    """A machine with FakeGpus, and the agent's eyes on it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        gpus: Sequence[FakeGpu] = (),
+        *,
+        expected: int | None = None,
+        remembered: Mapping[str, str] | None = None,
+        boottime: float = LONG_AFTER_BOOT,
+        library: str | None = None,
+        **nvml: Any,
+    ) -> None:
+        self.clock = WoundClock(boottime)
+        self.gpus = FakeGpus(folder, gpus)
+        self.machine = self.gpus.machine(self.clock)
+        self.nvml = Nvml(machine=self.machine, worker_env=self.gpus.env, library=library, **nvml)
+        self.sources = Sources(
+            machine=self.machine,
+            nvml=self.nvml,
+            disk=DiskProbe(machine=self.machine),
+            gpus=GpuMap(self.machine, remembered or {}),
+            expected_gpus=expected,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        self.gpus.heal()
+        await self.nvml.close()
+
+    def build(self, spec: CheckSpec) -> Check:
+        built = spec.build(self.sources, {each.name: each.default for each in spec.options})
+        return cast("Check", built)  # the GPU checks read no log
+
+    def later(self, seconds: float = 61.0) -> None:
+        """Let the next look be a fresh one: past the shared sample and the cached bus."""
+        self.clock.wind(seconds)
+
+    async def sample(self) -> GpuSample:
+        """A fresh sample."""
+        self.later()
+        return await self.nvml.sample()
+
+    async def answered(self) -> None:
+        """Wait for the answer that came too late for its sample."""
+        worker = self.nvml._worker
+        assert worker is not None
+        assert worker.asking is not None
+        await until(worker.asking.done, "the late answer")
+
+
+class Seen:
+    """What one look of a check gave, sorted by kind."""
+
+    def __init__(self, report: Report) -> None:
+        assert not isinstance(report, Off), report
+        self.kinds = [type(each).__name__ for each in report]
+        self.by_component = {
+            each.component: each for each in report if isinstance(each, Observation)
+        }
+        self.faults = [each for each in report if isinstance(each, FaultSighting)]
+        self.clearings = [each for each in report if isinstance(each, Clearing)]
+        self.gone = [each.component for each in report if isinstance(each, Gone)]
+
+    def status(self, component: str) -> tuple[str, str]:
+        """("FAILED", "missing") of a component."""
+        observation = self.by_component[component]
+        return observation.status.name, observation.reason
+
+
+async def look(check: Check) -> Seen:
+    return Seen(await check.look())
+
+
+async def until(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
+    """Wait until ``condition``; fail with ``what`` after ``seconds``."""
+    deadline = SystemClock().boottime() + seconds
+    while not condition():
+        assert SystemClock().boottime() < deadline, f"not within {seconds} s: {what}"
+        await asyncio.sleep(0.01)
