@@ -179,7 +179,7 @@ def _build(sources: Sources, options: Mapping[str, Any]) -> GpuInventory:
 
 
 SPEC = CheckSpec(
-    name="gpu_inventory",
+    name="gpu-inventory",
     sees="a GPU that is missing, lost or not offered by the driver; an NVML that hangs, crashes, "
     "mismatches or has no driver",
     source="NVML, sysfs (PCI), what was there before, expect.gpus",

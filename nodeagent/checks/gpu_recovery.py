@@ -68,7 +68,7 @@ def _build(sources: Sources, _options: Mapping[str, Any]) -> GpuRecovery:
 
 
 SPEC = CheckSpec(
-    name="gpu_recovery",
+    name="gpu-recovery",
     sees="the driver's own verdict on a GPU: reset, reboot, drain and reset; and when it is over",
     source="NVML field 230 (GPU recovery action)",
     cost=gpu_common.COST,

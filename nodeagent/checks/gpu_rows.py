@@ -43,7 +43,7 @@ def _build(sources: Sources, _options: Mapping[str, Any]) -> GpuRows:
 
 
 SPEC = CheckSpec(
-    name="gpu_rows",
+    name="gpu-rows",
     sees="row remapping that failed (replace the GPU) or waits for a reset",
     source="NVML, nvmlDeviceGetRemappedRows",
     cost=gpu_common.COST,
