@@ -53,7 +53,10 @@ def _look(config: Config, timeout: float) -> Findings:
     from nodeagent.clock import SystemClock
     from nodeagent.once import look_once
 
-    return asyncio.run(look_once(config, SystemClock(), within=timeout))
+    # Not asyncio.run: it ends by waiting for every task, and one may hang. The process ends anyway.
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    return loop.run_until_complete(look_once(config, SystemClock(), within=timeout))
 
 
 def _nothing(timeout: float) -> Findings:

@@ -53,14 +53,13 @@ def table(found: list[dict[str, Any]]) -> str:
     """The faults, a line each; says so when there is none."""
     if not found:
         return "no line of this file is a GPU fault that is known here"
-    rows = [("LINE", "TIME", "CODE", "COMPONENT", "ENDED BY", "WHAT")]
+    rows = [("LINE", "TIME", "CODE", "COMPONENT", "WHAT")]
     rows += [
         (
             str(entry["line"]),
             "-" if entry["time_seconds"] is None else f"{entry['time_seconds']:.3f}",
             entry["code"],
             one_line(entry["component"], 44) or "-",
-            entry["cleared_by"],
             entry["message"],
         )
         for entry in found

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.checks import registry
-from nodeagent.checks.base import CheckSpec, LogCheck, Off
+from nodeagent.checks.base import CheckSpec, LogCheck, Off, Report
 from nodeagent.clock import Clock
 from nodeagent.config import CheckSettings, Config
 from nodeagent.config_checks import off_by_config
@@ -22,6 +22,7 @@ from nodeagent.evidence.latch import Latch
 from nodeagent.evidence.state import State, StateError, restore
 from nodeagent.evidence.store import NAME as STATE_FILE
 from nodeagent.findings import Findings, Latched, Result
+from nodeagent.kernel_feed import CHECK as KERNEL_LOG
 from nodeagent.model import Batch, CheckInfo, Loss, Observation, Status
 from nodeagent.sources import Sources
 from nodeagent.sources.diskprobe import DiskProbe
@@ -82,6 +83,7 @@ class _Look:
             self._notes.append(f"{path} can't be used, so latched faults are not known: {error}")
         else:
             state.latch.components.clear()
+            state.latch.expire(self._clock.boottime())
             return state
         return State(Latch(boot_id=boot_id, epoch=""))
 
@@ -109,15 +111,15 @@ class _Look:
                 CheckInfo(spec.name, self._settings(spec).interval, self._off.get(spec.name, ""))
                 for spec in registry.SPECS
             ],
-            notes=[*self._notes, *(loss.message for loss in self._latch.owed.losses)],
+            notes=[
+                *self._notes,
+                *(f"evidence lost: {loss.message}" for loss in self._latch.owed.losses),
+            ],
         )
 
     async def close(self) -> None:
-        farewell = asyncio.gather(self._sources.nvml.close(), self._sources.disk.close())
-        try:
-            await asyncio.wait_for(farewell, _FAREWELL)
-        except TimeoutError:
-            return  # it hangs in the kernel; the findings say so
+        closing = (self._sources.nvml.close(), self._sources.disk.close())
+        await asyncio.wait([asyncio.ensure_future(end) for end in closing], timeout=_FAREWELL)
 
     def _settings(self, spec: CheckSpec) -> CheckSettings:
         return self._config.checks[spec.name]
@@ -126,17 +128,21 @@ class _Look:
         settings = self._settings(spec)
         check: Any = spec.build(self._sources, settings.options)
         allowed = min(settings.deadline, self._until - self._clock.boottime())
-        try:
-            report = await asyncio.wait_for(check.look(), max(allowed, 0))
-        except TimeoutError:
-            self._unknown(spec.name, "hung", f"gave no result in {allowed:.3g} s")
-        except Exception as error:  # noqa: BLE001  # outermost edge: one check's bug, not the others'
-            self._unknown(spec.name, "crashed", f"{type(error).__name__}: {error}")
+        # Not wait_for: it waits for the end of what it cancels, and that may hang too.
+        look: asyncio.Task[Report] = asyncio.ensure_future(check.look())
+        await asyncio.wait({look}, timeout=max(allowed, 0))
+        if not look.done():
+            self._unknown(spec.name, "hung", f"no result in {allowed:.3g} s")
+            return
+        error = look.exception()
+        if error is not None:  # one check's defect must not cost the others' word
+            self._unknown(spec.name, "check-error", f"{type(error).__name__}: {error}")
+            return
+        report = look.result()
+        if isinstance(report, Off):
+            self._off[spec.name] = report.reason
         else:
-            if isinstance(report, Off):
-                self._off[spec.name] = report.reason
-            else:
-                self._latch.apply(report, self._clock.boottime())
+            self._latch.apply(report, self._clock.boottime())
 
     def _unknown(self, check: str, reason: str, message: str) -> None:
         seen = Observation(check, "", Status.UNKNOWN, reason, message)
@@ -167,9 +173,10 @@ class _Look:
                     found: Batch = [item] if isinstance(item, Loss) else _seen(checks, item)
                     self._latch.apply(found, self._clock.boottime())
                 await asyncio.sleep(0)
+            seen = Observation(KERNEL_LOG, "", Status.OK)
+            self._latch.apply([seen], self._clock.boottime())
         except KernelLogUnavailable as error:
-            for spec in specs:
-                self._unknown(spec.name, "unreadable", str(error))
+            self._unknown(KERNEL_LOG, "unavailable", str(error))
         finally:
             reader.close()
 

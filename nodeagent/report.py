@@ -1,6 +1,7 @@
 """Findings and checks as people read them: an aligned table, JSON, one line for Slurm."""
 
 import json
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,9 +54,9 @@ def slurm_line(findings: Findings) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], width: int = WIDTH) -> list[str]:
-    """Columns padded to their widest cell. The last one is cut so that a line fits ``width``.
+    """A text per row: columns padded to their widest cell, the last one wrapped to ``width``.
 
-    It keeps at least 30 characters: a line that is too long beats one that says nothing.
+    It keeps at least 30 characters: a line that is too long beats a column of single words.
     """
     columns = len(rows[0])
     widths = [max(len(row[i]) for row in rows) for i in range(columns - 1)]
@@ -63,14 +64,20 @@ def aligned(rows: Sequence[Sequence[str]], width: int = WIDTH) -> list[str]:
     lines = []
     for row in rows:
         cells = [cell.ljust(size) for cell, size in zip(row, widths, strict=False)]
-        lines.append(_GAP.join([*cells, one_line(row[-1], room)]).rstrip())
+        indent = "\n" + " " * (sum(widths) + len(_GAP) * len(widths))
+        wrapped = textwrap.wrap(_flat(row[-1]), room) or [""]
+        lines.append(_GAP.join([*cells, indent.join(wrapped)]).rstrip())
     return lines
 
 
 def one_line(text: str, room: int) -> str:
     """``text`` without line breaks or terminal controls, cut to ``room`` with "..." ."""
-    flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    flat = _flat(text)
     return flat if len(flat) <= room else flat[: room - 3].rstrip() + "..."
+
+
+def _flat(text: str) -> str:
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def age(seconds: float | None) -> str:
