@@ -1,0 +1,175 @@
+"""Where the API server is and how we prove who we are: kubeconfig, exec plugin, or in a pod.
+
+kubernetes_asyncio knows the forms that credentials come in. It is imported when it is first
+needed: the import takes more than a second, and a site without Kubernetes never needs it.
+"""
+
+import asyncio
+import binascii
+import logging
+import ssl
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import yaml
+
+from aggregator.quarantine.cluster import Refused, Unreachable
+
+_LOG = logging.getLogger(__name__)
+
+#: A plugin's token is looked at so often; it is renewed 5 minutes before it expires.
+_RENEWAL_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where credentials are looked for.
+
+    An empty ``kubeconfig`` means: the pod's own service account, else $KUBECONFIG, else
+    ~/.kube/config. An empty ``context`` is the file's current one.
+    """
+
+    kubeconfig: str
+    context: str
+    environ: Mapping[str, str]
+    service_account: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+    @property
+    def in_cluster(self) -> bool:
+        """Whether the pod's service account is what counts."""
+        if self.kubeconfig or not self.environ.get("KUBERNETES_SERVICE_HOST"):
+            return False
+        return (self.service_account / "token").exists()
+
+    @property
+    def path(self) -> str:
+        """The kubeconfig, or several with ':' between them."""
+        home = Path(self.environ.get("HOME", "~")).expanduser()
+        return (
+            self.kubeconfig or self.environ.get("KUBECONFIG") or (home / ".kube/config").as_posix()
+        )
+
+    @property
+    def has_file(self) -> bool:
+        """Whether any of the kubeconfigs is there."""
+        return any(Path(part).expanduser().is_file() for part in self.path.split(":") if part)
+
+
+class Access:
+    """One reading of the credentials. Read anew (`load`) when the server no longer takes them."""
+
+    def __init__(self, configuration: Any, loader: Any | None) -> None:
+        self._configuration = configuration
+        self._loader = loader
+        self.url: str = configuration.host.rstrip("/")
+        self.server_hostname: str | None = configuration.tls_server_name
+        self.proxy: str | None = configuration.proxy or _proxy_of_environment(self.url)
+        self.tls = _tls(configuration) if self.url.startswith("https") else None
+
+    async def authorization(self) -> str | None:
+        """The Authorization header, None where a client certificate speaks for us.
+
+        In a pod the token's file is read again every minute. Raises Unreachable if it can't be.
+        """
+        try:
+            value: str | None = await self._configuration.get_api_key_with_prefix("BearerToken")
+        except _config_errors() as error:
+            raise Unreachable(f"our token can't be read: {error}") from error
+        return value
+
+    @property
+    def expires(self) -> bool:
+        """Whether an exec plugin gave a token that `keep_fresh` has to renew."""
+        return self._loader is not None and hasattr(self._loader, "exec_plugin_expiry")
+
+    async def keep_fresh(self) -> None:
+        """Run the exec plugin again ahead of expiry, so that no request waits for it. For ever."""
+        assert self._loader is not None
+        while True:
+            await asyncio.sleep(_RENEWAL_S)
+            try:
+                await self._loader.load_from_exec_plugin()
+            except _config_errors() as error:
+                _LOG.warning("the kubeconfig's exec plugin failed; trying again: %s", error)
+            else:
+                self._configuration.api_key["BearerToken"] = self._loader.token
+
+
+async def load(sources: Sources) -> Access:
+    """Read the credentials. Raises Refused that says which file is wrong, and how."""
+    from kubernetes_asyncio.client import Configuration
+    from kubernetes_asyncio.config import load_incluster_config, load_kube_config
+
+    configuration = Configuration()
+    if sources.in_cluster:
+        folder = sources.service_account
+        try:
+            load_incluster_config(  # type: ignore[no-untyped-call]  # it has no annotations
+                configuration,
+                environ=sources.environ,
+                token_filename=str(folder / "token"),
+                cert_filename=str(folder / "ca.crt"),
+            )
+            return Access(configuration, None)
+        except _config_errors() as error:
+            raise Refused(f"the service account in {folder} can't be used: {error}") from error
+    if not sources.has_file:
+        raise Refused(
+            f"there is no kubeconfig at {sources.path}, and this is no pod with a service account:"
+            " set cluster.kubeconfig, or cluster.kind to local"
+        )
+    try:
+        loader = await load_kube_config(
+            config_file=sources.path,
+            context=sources.context or None,
+            client_configuration=configuration,
+            persist_config=False,  # the file is its owner's
+        )
+        return Access(configuration, loader)
+    except _config_errors() as error:
+        raise Refused(f"the kubeconfig {sources.path} can't be used: {error}") from error
+
+
+def _config_errors() -> tuple[type[Exception], ...]:
+    """What a wrong kubeconfig or plugin ends in.
+
+    The last three stand for shapes that the library doesn't check (a context without a user).
+    """
+    from kubernetes_asyncio.config import ConfigException
+
+    return (
+        ConfigException,
+        OSError,
+        ValueError,
+        binascii.Error,
+        yaml.YAMLError,
+        aiohttp.ClientError,
+        AssertionError,
+        KeyError,
+        TypeError,
+    )
+
+
+def _tls(configuration: Any) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
+    # As Go's clients do: older clusters' own authorities lack extensions that strictness wants.
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    if configuration.cert_file:
+        context.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)
+    if not configuration.verify_ssl:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _proxy_of_environment(url: str) -> str | None:
+    """The proxy that HTTPS_PROXY and NO_PROXY ask for. Read once, as it costs 50 us a request."""
+    parts = urlsplit(url)
+    if urllib.request.proxy_bypass(parts.hostname or ""):
+        return None
+    return urllib.request.getproxies().get(parts.scheme)

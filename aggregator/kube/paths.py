@@ -1,0 +1,40 @@
+"""Where things are in the API."""
+
+from urllib.parse import quote
+
+from aggregator.kube.objects import RECORD_NAME
+from aggregator.kube.quarantines import DEFINITION, GROUP, PLURAL, VERSION
+
+NODES = "/api/v1/nodes"
+PODS = "/api/v1/pods"
+QUARANTINES = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
+THE_DEFINITION = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{DEFINITION}"
+ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+#: Nodes live in no namespace; Events about such objects live in this one.
+EVENTS_NAMESPACE = "default"
+EVENTS = f"/apis/events.k8s.io/v1/namespaces/{EVENTS_NAMESPACE}/events"
+
+
+def quoted(name: str) -> str:
+    """A name as one part of a path: one from outside must not reach another path."""
+    return quote(name, safe="")
+
+
+def node(name: str) -> str:
+    return f"{NODES}/{quoted(name)}"
+
+
+def quarantine(name: str) -> str:
+    return f"{QUARANTINES}/{quoted(name)}"
+
+
+def eviction(namespace: str, pod: str) -> str:
+    return f"/api/v1/namespaces/{quoted(namespace)}/pods/{quoted(pod)}/eviction"
+
+
+def config_maps(namespace: str) -> str:
+    return f"/api/v1/namespaces/{quoted(namespace)}/configmaps"
+
+
+def record(namespace: str) -> str:
+    return f"{config_maps(namespace)}/{RECORD_NAME}"

@@ -1,0 +1,169 @@
+"""Quarantines in the API: made, read, changed and dropped, each write with its fence."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from aggregator.kube import paths
+from aggregator.kube.errors import Failure
+from aggregator.kube.limiter import Lane
+from aggregator.kube.objects import Bare, Meta, decode
+from aggregator.kube.quarantines import (
+    FINALIZER,
+    GROUP,
+    VERSION,
+    Spec,
+    decode_quarantine,
+    encode_spec,
+    encode_status,
+)
+from aggregator.kube.transport import MERGE_PATCH, Transport, encode
+from aggregator.quarantine.cluster import (
+    Conflict,
+    NotFound,
+    Phase,
+    Quarantine,
+    QuarantineSpec,
+    QuarantineStatus,
+)
+
+#: Somebody else's finalizer or status may come in between; five times running it does not.
+_TRIES = 5
+
+
+class QuarantineStore:
+    """All quarantines of one cluster."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    async def create(self, node: str, spec: QuarantineSpec) -> Quarantine:
+        """Make it, with our finalizer. Raises Conflict when the node has one."""
+        body = {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": "Quarantine",
+            "metadata": {"name": node, "finalizers": [FINALIZER]},
+            "spec": _without_nulls(encode_spec(spec)),
+        }
+        made = await self._transport.request(
+            "POST", paths.QUARANTINES, kind="quarantines", lane=Lane.TAINT, body=encode(body)
+        )
+        return decode_quarantine(made)
+
+    async def read(self, node: str) -> Quarantine | None:
+        """From etcd; None where the node has none."""
+        try:
+            return decode_quarantine(await self._get(node))
+        except NotFound:
+            return None
+
+    async def write_spec(self, quarantine: Quarantine, spec: QuarantineSpec) -> Quarantine:
+        return await self._patch(
+            paths.quarantine(quarantine.node),
+            {"metadata": _fence(quarantine), "spec": encode_spec(spec)},
+            Lane.TAINT,
+        )
+
+    async def write_status(self, quarantine: Quarantine, status: QuarantineStatus) -> Quarantine:
+        return await self._patch(
+            f"{paths.quarantine(quarantine.node)}/status",
+            {"metadata": _fence(quarantine), "status": encode_status(status)},
+            _lane(quarantine.status, status),
+        )
+
+    async def add_finalizer(self, quarantine: Quarantine) -> Quarantine:
+        """Raises Conflict where it has changed, or is being deleted already."""
+        meta = decode(await self._get(quarantine.node), Bare).metadata
+        if (meta.uid, meta.resource_version) != (quarantine.uid, quarantine.version):
+            raise Conflict(f"quarantine {quarantine.node} has changed since it was read")
+        if meta.deletion_timestamp is not None:
+            raise Conflict(f"quarantine {quarantine.node} is being deleted: too late to hold it")
+        finalizers = [*(meta.finalizers or ()), FINALIZER]
+        return await self._patch(
+            paths.quarantine(quarantine.node),
+            {"metadata": {**_fence(quarantine), "finalizers": finalizers}},
+            Lane.TAINT,
+        )
+
+    async def drop(self, quarantine: Quarantine) -> None:
+        """Delete it, then take our finalizer off; by uid, whatever its version.
+
+        A crash in between leaves a deletion to finish. The other way round it would leave a
+        quarantine that nobody holds. Raises Conflict if it changes faster than it can be dropped.
+        """
+        for _ in range(_TRIES):
+            left = await self._delete(quarantine)
+            if left is None or FINALIZER not in (left.finalizers or ()):
+                return
+            kept = [one for one in left.finalizers or () if one != FINALIZER]
+            fence = {"uid": left.uid, "resourceVersion": left.resource_version}
+            try:
+                await self._patch(
+                    paths.quarantine(quarantine.node),
+                    {"metadata": {**fence, "finalizers": kept}},
+                    Lane.RELEASE,
+                )
+            except NotFound:
+                return
+            except Conflict:
+                continue
+            return
+        raise Conflict(f"quarantine {quarantine.node} changes faster than it can be dropped")
+
+    async def _delete(self, quarantine: Quarantine) -> Meta | None:
+        """Ask for its deletion; what is left of it, None when it is gone (or is another now)."""
+        options = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": quarantine.uid},
+        }
+        answer = await self._transport.ask(
+            "DELETE",
+            paths.quarantine(quarantine.node),
+            kind="quarantines",
+            lane=Lane.RELEASE,
+            body=encode(options),
+        )
+        if isinstance(answer, Failure):
+            if answer.code in {404, 409}:
+                return None
+            raise answer.error()
+        # A finalizer holds it: the object comes back. Else a Status, whose metadata is empty.
+        meta = decode(answer, Bare).metadata
+        return meta if meta.uid == quarantine.uid else None
+
+    async def _get(self, node: str) -> bytes:
+        return await self._transport.request(
+            "GET", paths.quarantine(node), kind="quarantines", lane=Lane.RECORD
+        )
+
+    async def _patch(self, path: str, patch: Mapping[str, object], lane: Lane) -> Quarantine:
+        body = await self._transport.request(
+            "PATCH",
+            path,
+            kind="quarantines",
+            lane=lane,
+            body=encode(patch),
+            content_type=MERGE_PATCH,
+        )
+        return decode_quarantine(body)
+
+
+def _fence(quarantine: Quarantine) -> dict[str, object]:
+    """What makes a late write fail: another version answers 409, another object 409 or 422."""
+    return {"resourceVersion": quarantine.version, "uid": quarantine.uid}
+
+
+def _lane(before: QuarantineStatus, after: QuarantineStatus) -> Lane:
+    """A phase change is what the next step waits for; other progress may trail."""
+    if after.phase is Phase.RELEASING:
+        return Lane.RELEASE
+    if after.phase is not before.phase or not before.admitted_at:
+        return Lane.TAINT
+    return Lane.STATUS
+
+
+def _without_nulls(spec: Spec) -> dict[str, object]:
+    """For a new object: the schema takes no null, which in a patch means "remove"."""
+    values = msgspec.to_builtins(spec)
+    return {key: value for key, value in values.items() if value is not None}

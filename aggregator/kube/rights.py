@@ -1,0 +1,108 @@
+"""What we need of the cluster before we begin, and what a person must do where it is missing."""
+
+import asyncio
+from dataclasses import dataclass
+
+from aggregator.kube import paths
+from aggregator.kube.limiter import Lane
+from aggregator.kube.objects import RECORD_NAME, Definition, Review, decode
+from aggregator.kube.quarantines import DEFINITION, GROUP, PLURAL, VERSION
+from aggregator.kube.transport import Transport, encode
+from aggregator.quarantine.cluster import NotFound, Refused
+
+_DEFINITION_FILE = "deploy/kubernetes/crd.yaml"
+_RIGHTS_FILE = "deploy/kubernetes/aggregator-rbac.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """One thing that we must be allowed. An empty ``namespace`` is all of the cluster."""
+
+    verb: str
+    group: str
+    resource: str  # with its subresource: pods/eviction
+    namespace: str = ""
+    name: str = ""
+
+    def __str__(self) -> str:
+        where = f" in namespace {self.namespace}" if self.namespace else ""
+        group = f".{self.group}" if self.group else ""
+        return f"{self.verb} {self.resource}{group}{f' {self.name}' if self.name else ''}{where}"
+
+    def attributes(self) -> dict[str, str]:
+        """As a SelfSubjectAccessReview asks for it."""
+        resource, _, subresource = self.resource.partition("/")
+        return {
+            "verb": self.verb,
+            "group": self.group,
+            "resource": resource,
+            "subresource": subresource,
+            "namespace": self.namespace,
+            "name": self.name,
+        }
+
+
+def needed(namespace: str) -> list[Right]:
+    """Every right that KubeCluster uses; aggregator-rbac.yaml grants these and no other."""
+    return [
+        *(
+            Right(verb, GROUP, PLURAL)
+            for verb in ("get", "list", "watch", "create", "patch", "delete")
+        ),
+        Right("patch", GROUP, f"{PLURAL}/status"),
+        Right("get", "apiextensions.k8s.io", "customresourcedefinitions", name=DEFINITION),
+        *(Right(verb, "", "nodes") for verb in ("get", "list", "watch", "patch")),
+        Right("patch", "", "nodes/status"),
+        Right("list", "", "pods"),
+        Right("create", "", "pods/eviction"),
+        *(
+            Right(verb, "", "configmaps", namespace, RECORD_NAME)
+            for verb in ("get", "list", "watch", "patch")
+        ),
+        Right("create", "", "configmaps", namespace),
+        Right("create", "events.k8s.io", "events", paths.EVENTS_NAMESPACE),
+    ]
+
+
+async def check_rights(transport: Transport, namespace: str) -> None:
+    """Raises Refused that lists all that is missing, and the file to apply."""
+    rights = needed(namespace)
+    allowed = await asyncio.gather(*(_allowed(transport, right) for right in rights))
+    missing = [str(right) for right, yes in zip(rights, allowed, strict=True) if not yes]
+    if missing:
+        raise Refused(
+            f"this identity lacks rights in the cluster: {', '.join(missing)}."
+            f" Apply {_RIGHTS_FILE}, or grant them to the identity that the aggregator runs as"
+        )
+
+
+async def check_definition(transport: Transport) -> None:
+    """Raises Refused where the cluster has no Quarantines of our version."""
+    try:
+        body = await transport.request(
+            "GET", paths.THE_DEFINITION, kind="customresourcedefinitions", lane=Lane.RECORD
+        )
+    except NotFound as error:
+        raise Refused(
+            f"the cluster has no definition of quarantines: apply {_DEFINITION_FILE}"
+        ) from error
+    if not decode(body, Definition).serves(VERSION):
+        raise Refused(
+            f"the cluster's {DEFINITION} does not serve {VERSION}: apply {_DEFINITION_FILE}"
+        )
+
+
+async def _allowed(transport: Transport, right: Right) -> bool:
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": right.attributes()},
+    }
+    body = await transport.request(
+        "POST",
+        paths.ACCESS_REVIEWS,
+        kind="selfsubjectaccessreviews",
+        lane=Lane.RECORD,
+        body=encode(review),
+    )
+    return decode(body, Review).status.allowed

@@ -1,0 +1,253 @@
+"""Requests to the API server: raw bodies in and out, a deadline, counted, errors typed.
+
+Nothing is retried here but a request whose credentials had been rotated: whether to try again is
+a decision, and a late write must fail.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import NamedTuple
+from urllib.parse import urlencode, urlsplit
+
+import aiohttp
+import msgspec
+
+from aggregator.kube import access
+from aggregator.kube.errors import Failure, parse_failure
+from aggregator.kube.limiter import Lane, Limiter
+from aggregator.kube.wire import CONNECT_S, Wire
+from aggregator.quarantine.cluster import ClusterError, Refused, Unreachable
+
+_LOG = logging.getLogger(__name__)
+
+JSON = "application/json"
+MERGE_PATCH = "application/merge-patch+json"
+STRATEGIC_PATCH = "application/strategic-merge-patch+json"
+#: Metadata without spec and status.
+METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+
+#: A server that asks for more than this gets this; the error still says what it asked for.
+_LONGEST_PAUSE_S = 60.0
+#: Credentials that the server refused are read again at most so often.
+_RELOAD_EVERY_S = 10.0
+#: What ran on the old credentials may end; watches are asked for anew after it.
+_RETIRED_AFTER_S = 30.0
+
+
+class Counters:
+    """What was asked and how it ended, for metrics. Read by others, written by `Transport`."""
+
+    def __init__(self) -> None:
+        #: By (method or "WATCH", kind of object, HTTP status); status 0: no answer came.
+        self.answers: Counter[tuple[str, str, int]] = Counter()
+        #: 429 because the server is busy; and 429 of a pod's disruption budget, which is not that.
+        self.throttled = 0
+        self.blocked = 0
+
+
+class _Ask(NamedTuple):
+    """One request as it is sent; ``target`` is path and query."""
+
+    method: str
+    target: str
+    kind: str
+    headers: Mapping[str, str]
+    body: bytes | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.method} {self.target.partition('?')[0]}"
+
+
+class Transport:
+    """Speaks to one API server. ``deadline`` is in seconds, for a request's answer as a whole."""
+
+    def __init__(
+        self,
+        sources: access.Sources,
+        limiter: Limiter,
+        *,
+        clock: Callable[[], float],
+        rng: random.Random,
+        deadline: float,
+    ) -> None:
+        self.counters = Counters()
+        self._sources = sources
+        self._limiter = limiter
+        self._clock = clock
+        self._rng = rng
+        self._deadline = deadline
+        self._timeout = aiohttp.ClientTimeout(total=deadline, connect=CONNECT_S)
+        self._wire: Wire | None = None
+        self._reload = asyncio.Lock()
+        self._reloaded_at = float("-inf")
+        self._retired: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        """Read the credentials. Raises Refused where they can't be read."""
+        if self._wire is None:
+            self._wire = Wire(await access.load(self._sources))
+
+    async def close(self) -> None:
+        """End every request. The transport can't be opened again."""
+        self._limiter.close()
+        for task in self._retired:
+            task.cancel()
+        await asyncio.gather(*self._retired, return_exceptions=True)
+        if self._wire is not None:
+            await self._wire.close()
+            self._wire = None
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        kind: str,
+        lane: Lane,
+        query: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        content_type: str = JSON,
+        accept: str = JSON,
+    ) -> bytes:
+        """The body of a 2xx answer; any other raises its typed error.
+
+        ``path`` begins with "/"; see paths.py. ``kind`` is what is counted by.
+        """
+        answer = await self.ask(
+            method,
+            path,
+            kind=kind,
+            lane=lane,
+            query=query,
+            body=body,
+            content_type=content_type,
+            accept=accept,
+        )
+        if isinstance(answer, Failure):
+            raise answer.error()
+        return answer
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        kind: str,
+        lane: Lane,
+        query: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        content_type: str = JSON,
+        accept: str = JSON,
+    ) -> bytes | Failure:
+        """As `request`, but a refusal is returned. Raises Unreachable where no answer came."""
+        await self._limiter.acquire(lane)
+        headers = {"Accept": accept}
+        if body is not None:
+            headers["Content-Type"] = content_type
+        target = f"{path}?{urlencode(query)}" if query else path
+        ask = _Ask(method, target, kind, headers, body)
+        wire = self._current()
+        answer = await self._once(wire, ask)
+        if isinstance(answer, Failure) and answer.code == 401 and await self._renewed(wire):
+            answer = await self._once(self._current(), ask)
+        return answer
+
+    @contextlib.asynccontextmanager
+    async def stream(
+        self, path: str, *, kind: str, query: Mapping[str, str], accept: str
+    ) -> AsyncIterator[aiohttp.StreamReader]:
+        """A watch's bytes as they come. Raises as `request` while it is opened."""
+        await self._limiter.acquire(Lane.RECORD)
+        ask = _Ask("WATCH", f"{path}?{urlencode(query)}", kind, {"Accept": accept})
+        response = await self._open_stream(self._current(), ask)
+        try:
+            yield response.content
+        finally:
+            response.close()  # a watch never ends in order; its connection is of no more use
+
+    async def _open_stream(self, wire: Wire, ask: _Ask) -> aiohttp.ClientResponse:
+        endless = aiohttp.ClientTimeout(total=None, connect=CONNECT_S)
+        try:
+            # The server sends a watch's head at once, whatever the watch then has to say.
+            async with asyncio.timeout(self._deadline):
+                response = await wire.send("GET", ask.target, ask.headers, None, endless)
+                if response.status != 200:
+                    async with response:
+                        refusal = await response.read()
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise await self._no_answer(wire, ask, error) from error
+        self.counters.answers[ask.method, ask.kind, response.status] += 1
+        if response.status == 200:
+            return response
+        failure = self._failure(ask, response, refusal)
+        if failure.code == 401 and await self._renewed(wire):
+            raise Unreachable("the credentials had been rotated, and were read again", status=401)
+        raise failure.error()
+
+    async def _once(self, wire: Wire, ask: _Ask) -> bytes | Failure:
+        method, target, _, headers, body = ask
+        try:
+            async with await wire.send(method, target, headers, body, self._timeout) as response:
+                answer = await response.read()
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise await self._no_answer(wire, ask, error) from error
+        self.counters.answers[method, ask.kind, response.status] += 1
+        if 200 <= response.status < 300:
+            return answer
+        return self._failure(ask, response, answer)
+
+    def _failure(self, ask: _Ask, response: aiohttp.ClientResponse, body: bytes) -> Failure:
+        failure = parse_failure(ask.name, response.status, response.headers, body)
+        if failure.of_a_budget:
+            self.counters.blocked += 1
+            return failure  # that pod's own state: it slows nobody
+        if failure.code == 429:
+            self.counters.throttled += 1
+        if failure.retry_after is not None and failure.code in {429, 503}:
+            # Jitter, as every client that was refused was told the same.
+            pause = min(failure.retry_after, _LONGEST_PAUSE_S) * self._rng.uniform(1.0, 1.25)
+            self._limiter.pause(pause)
+            _LOG.warning("the API server is busy, pausing %.1f s: %s", pause, failure.message)
+        return failure
+
+    async def _no_answer(self, wire: Wire, ask: _Ask, error: Exception) -> Unreachable:
+        self.counters.answers[ask.method, ask.kind, 0] += 1
+        if isinstance(error, aiohttp.ClientConnectorCertificateError):
+            await self._renewed(wire)  # the cluster's authority may be a new one
+        why = f"no answer in {self._deadline:g} s" if isinstance(error, TimeoutError) else error
+        host = urlsplit(wire.url).netloc
+        return Unreachable(f"{ask.name}: the API server at {host} is out of reach: {why}")
+
+    async def _renewed(self, refused: Wire) -> bool:
+        """Read the credentials again, as they may have been rotated; whether they were read."""
+        async with self._reload:
+            if self._wire is not refused:
+                return True  # done for another request while we waited
+            if self._clock() - self._reloaded_at < _RELOAD_EVERY_S:
+                return False
+            self._reloaded_at = self._clock()
+            try:
+                self._wire = Wire(await access.load(self._sources))
+            except Refused as error:
+                _LOG.warning("the credentials were refused and can't be read again: %s", error)
+                return False
+            task = asyncio.create_task(refused.close(after_s=_RETIRED_AFTER_S))
+            self._retired.add(task)
+            task.add_done_callback(self._retired.discard)
+            return True
+
+    def _current(self) -> Wire:
+        if self._wire is None:
+            raise ClusterError("the connection is not open: start() comes first")
+        return self._wire
+
+
+def encode(value: object) -> bytes:
+    """JSON of plain values."""
+    return msgspec.json.encode(value)
