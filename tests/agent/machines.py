@@ -1,0 +1,60 @@
+"""Machines for the tests of checks: this one, and made-up ones from files."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nodeagent.checks.base import CheckSpec, Off, Report
+from nodeagent.clock import Clock, SystemClock
+from nodeagent.model import Gone, Observation, Status
+from nodeagent.sources import Sources
+from nodeagent.sources.diskprobe import DiskProbe
+from nodeagent.sources.gpus import GpuMap
+from nodeagent.sources.machine import Machine
+from nodeagent.sources.nvml import Nvml
+
+
+def this_machine() -> Machine:
+    return Machine(clock=SystemClock())
+
+
+def made_up(root: Path, clock: Clock | None = None) -> Machine:
+    """A machine whose /proc and /sys are folders of ``root``."""
+    for name in ("proc/self", "proc/net", "sys", "etc"):
+        (root / name).mkdir(parents=True, exist_ok=True)
+    return Machine(clock=clock or SystemClock(), root=root, proc=root / "proc", sys=root / "sys")
+
+
+def sources(machine: Machine, deadline: float = 10.0) -> Sources:
+    return Sources(
+        machine=machine,
+        nvml=Nvml(machine=machine),
+        disk=DiskProbe(machine=machine, deadline=deadline),
+        gpus=GpuMap(machine),
+    )
+
+
+def options(spec: CheckSpec, **settings: Any) -> Mapping[str, Any]:
+    """A check's options as the configuration gives them: parsed, defaults where not set."""
+    unknown = settings.keys() - {option.name for option in spec.options}
+    assert not unknown, f"{spec.name} has no option {unknown}"
+    values = {option.name: settings.get(option.name, option.default) for option in spec.options}
+    return {o.name: o.parse(values[o.name]) if o.parse else values[o.name] for o in spec.options}
+
+
+def observations(report: Report) -> dict[str, Observation]:
+    """The report's observations by component."""
+    assert not isinstance(report, Off), report
+    found = [entry for entry in report if isinstance(entry, Observation)]
+    by_component = {observation.component: observation for observation in found}
+    assert len(by_component) == len(found), "a component is reported once"
+    return by_component
+
+
+def verdicts(report: Report) -> dict[str, tuple[Status, str]]:
+    return {name: (o.status, o.reason) for name, o in observations(report).items()}
+
+
+def gone(report: Report) -> Sequence[str]:
+    assert not isinstance(report, Off), report
+    return [entry.component for entry in report if isinstance(entry, Gone)]

@@ -1,0 +1,262 @@
+"""What the disk checks say of what they saw: no disk is touched here."""
+
+import errno
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.checks import disk_readonly, disk_space, disk_write
+from nodeagent.checks.disks import absolute_paths
+from nodeagent.model import Status
+from nodeagent.sources.diskprobe import (
+    Differs,
+    DiskProbe,
+    Hung,
+    NotProbed,
+    Refused,
+    Result,
+    Space,
+    Written,
+)
+from nodeagent.sources.mountinfo import Mount, parse
+from tests.agent.machines import gone, made_up, options, sources, verdicts
+
+GIB = 1 << 30
+LIMITS = disk_space.Limits(
+    degrade_above=90,
+    fail_above=97,
+    inodes_degrade_above=90,
+    inodes_fail_above=97,
+    min_free=0,
+    plenty=50 * GIB,
+)
+
+
+def mount(line: str) -> Mount:
+    return parse(line.encode())[0]
+
+
+DISK = mount("1 0 8:1 / /data rw - ext4 /dev/sda1 rw")
+HOME = mount("2 1 0:9 / /home rw - nfs4 filer:/home rw")
+
+
+def space(percent: float, size: int = 100 * GIB, inodes: int = 1000, left: int = 1000) -> Space:
+    used = int(size * percent / 100)
+    return Space(size, used, size - used, inodes, left)
+
+
+@pytest.mark.parametrize(
+    ("found", "status", "reason"),
+    [
+        (space(50), Status.OK, ""),
+        (space(89.9), Status.OK, ""),
+        (space(90.5), Status.DEGRADED, "full"),
+        (space(97.5), Status.FAILED, "full"),
+        (space(100), Status.FAILED, "full"),
+        (space(99, size=30_000 * GIB), Status.OK, ""),  # 300 GiB are left
+        (space(50, inodes=1000, left=50), Status.DEGRADED, "inodes"),
+        (space(50, inodes=1000, left=0), Status.FAILED, "inodes"),
+        (space(50, inodes=0, left=0), Status.OK, ""),  # btrfs, vfat: no fixed number
+        (space(98, inodes=1000, left=0), Status.FAILED, "full"),
+        (space(0, size=0), Status.OK, ""),
+    ],
+)
+def test_space_and_inodes(found: Space, status: Status, reason: str) -> None:
+    observation = disk_space.judge(DISK, found, LIMITS)
+    assert (observation.status, observation.reason) == (status, reason)
+    assert observation.component == "/data"
+
+
+def test_reserved_blocks_count_as_df_counts_them() -> None:
+    # 100 of 105 used, 0 left to others than root: full, though 5 are free.
+    assert disk_space.judge(DISK, Space(105, 100, 0, 0, 0), LIMITS).message.startswith("100 %")
+
+
+def test_min_free_fails_whatever_the_per_cent() -> None:
+    limits = disk_space.Limits(90, 97, 90, 97, min_free=60 * GIB, plenty=50 * GIB)
+    observation = disk_space.judge(DISK, space(45), limits)
+    assert (observation.status, observation.reason) == (Status.FAILED, "full")
+
+
+def test_a_full_remote_filesystem_is_not_this_nodes_failure() -> None:
+    observation = disk_space.judge(HOME, space(100), LIMITS)
+    assert (observation.status, observation.reason) == (Status.DEGRADED, "full")
+
+
+def test_a_full_read_only_filesystem_is_ok() -> None:
+    image = mount("1 0 8:1 / /usr ro - ext4 /dev/dm-0 ro")
+    assert disk_space.judge(image, space(100), LIMITS).status is Status.OK
+
+
+@given(st.floats(0, 100), st.integers(0, 10**16), st.integers(0, 10**12))
+def test_more_free_never_makes_it_worse(percent: float, size: int, more: int) -> None:
+    tight = space(percent, size)
+    roomy = Space(tight.size + more, tight.used, tight.free + more, 0, 0)
+    before = disk_space.judge(DISK, tight, LIMITS).status
+    if tight.size:
+        assert disk_space.judge(DISK, roomy, LIMITS).status <= before
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "reason"),
+    [
+        (errno.EIO, Status.FAILED, "io-error"),
+        (errno.ESTALE, Status.FAILED, "stale"),
+        (errno.ENOTCONN, Status.FAILED, "shut-down"),
+        (errno.EACCES, Status.UNKNOWN, "probe-failed"),
+        (errno.ENOENT, Status.UNKNOWN, "probe-failed"),
+    ],
+)
+def test_a_statvfs_that_fails(number: int, status: Status, reason: str) -> None:
+    observation = disk_space.refused(DISK, Refused(number, "statvfs"))
+    assert (observation.status, observation.reason) == (status, reason)
+
+
+@pytest.mark.parametrize(
+    ("result", "status", "reason"),
+    [
+        (Written(0.002), Status.OK, ""),
+        (Differs(), Status.FAILED, "corrupt"),
+        (Hung(10.0, "D in percpu_rwsem_wait"), Status.DEGRADED, "hung"),
+        (Hung(61.0, "D in percpu_rwsem_wait"), Status.FAILED, "hung"),
+        (Refused(errno.EIO, "fsync"), Status.FAILED, "io-error"),
+        (Refused(errno.EROFS, "open"), Status.FAILED, "read-only"),
+        (Refused(errno.ENOSPC, "write"), Status.DEGRADED, "no-space"),
+        (Refused(errno.EDQUOT, "write"), Status.DEGRADED, "no-space"),
+        (Refused(errno.ENOENT, "open"), Status.UNKNOWN, "no-directory"),
+        (Refused(errno.EACCES, "open"), Status.UNKNOWN, "not-permitted"),
+        (Refused(errno.EEXIST, "open"), Status.UNKNOWN, "probe-failed"),
+        (NotProbed("no such interpreter"), Status.UNKNOWN, "probe-failed"),
+    ],
+)
+def test_a_write_probe(result: Result, status: Status, reason: str) -> None:
+    observation = disk_write.judge("/data", result)
+    assert (observation.status, observation.reason) == (status, reason)
+
+
+def test_a_hung_probe_says_where_it_waits() -> None:
+    assert "D in io_schedule" in disk_write.judge("/d", Hung(12.0, "D in io_schedule")).message
+
+
+def test_a_pods_read_only_volume_is_not_a_sick_disk() -> None:
+    found = disk_write.judge("/data", Refused(errno.EROFS, "open"), only_this_mount=True)
+    assert (found.status, found.reason) == (Status.UNKNOWN, "read-only-mount")
+
+
+RW = "1 0 8:1 / /d rw - ext4 /dev/sda1 rw,errors=remount-ro"
+BOTH_RO = "1 0 8:1 / /d ro - ext4 /dev/sda1 ro,errors=remount-ro"
+ONLY_SUPERBLOCK = "1 0 8:1 / /d rw - ext4 /dev/sda1 ro"
+EMERGENCY = "1 0 8:1 / /d rw - ext4 /dev/sda1 rw,emergency_ro"
+BIND = "1 0 8:1 /x /d ro - ext4 /dev/sda1 rw"
+
+
+@pytest.mark.parametrize(
+    ("line", "signs", "status"),
+    [
+        (RW, {}, Status.OK),
+        (BIND, {"seen_writable": True, "must_write": True}, Status.OK),
+        (BOTH_RO, {}, Status.OK),  # mounted read-only: somebody's wish
+        (BOTH_RO, {"seen_writable": True}, Status.FAILED),
+        (BOTH_RO, {"must_write": True}, Status.FAILED),
+        (BOTH_RO, {"fstab_writable": True}, Status.FAILED),
+        (BOTH_RO, {"errors": 3}, Status.FAILED),
+        (ONLY_SUPERBLOCK, {}, Status.FAILED),
+        (EMERGENCY, {}, Status.FAILED),
+    ],
+)
+def test_read_only_by_each_sign(line: str, signs: dict[str, object], status: Status) -> None:
+    none = {"seen_writable": False, "must_write": False, "fstab_writable": False, "errors": 0}
+    found = disk_readonly.judge(mount(line), **(none | signs))  # type: ignore[arg-type]  # by name
+    assert found.status is status
+    assert found.reason == ("read-only" if status is Status.FAILED else "")
+
+
+def test_fstab_names_what_boots_writable() -> None:
+    text = (
+        "# <what> <where> <type> <options> <dump> <pass>\n"
+        "UUID=1 / ext4 errors=remount-ro 0 1\n"
+        "UUID=2 /ro xfs defaults,ro 0 2\n"
+        "UUID=3 /later ext4 noauto 0 0\n"
+        "/dev/md0 /scratch xfs defaults 0 2\n"
+        "garbage\n"
+    )
+    assert disk_readonly.writable_in_fstab(text) == {"/", "/scratch"}
+
+
+def write_table(root: Path, *lines: str) -> None:
+    """A mount table whose mount points lie below ``root``, where a pod sees the host."""
+    text = "".join(line.replace("@", str(root)) + "\n" for line in lines)
+    (root / "proc/self/mountinfo").write_text(text)
+
+
+async def test_a_remount_is_a_failure_until_it_is_writable_again(tmp_path: Path) -> None:
+    machine = made_up(tmp_path)
+    check = disk_readonly.build(sources(machine), options(disk_readonly.SPEC))
+    write_table(tmp_path, "1 0 8:1 / @ rw - ext4 /dev/sda rw")
+    assert verdicts(await check.look()) == {"/": (Status.OK, "")}
+    write_table(tmp_path, "1 0 8:1 / @ ro - ext4 /dev/sda ro")
+    assert verdicts(await check.look()) == {"/": (Status.FAILED, "read-only")}
+    write_table(tmp_path, "1 0 8:1 / @ rw - ext4 /dev/sda rw")
+    assert verdicts(await check.look()) == {"/": (Status.OK, "")}
+
+
+async def test_after_a_restart_fstab_and_the_error_count_still_tell(tmp_path: Path) -> None:
+    machine = made_up(tmp_path)
+    (tmp_path / "etc/fstab").write_text("/dev/sda / ext4 defaults 0 1\n")
+    (machine.sys / "fs/ext4/sdb").mkdir(parents=True)
+    (machine.sys / "fs/ext4/sdb/errors_count").write_text("2\n")
+    (machine.sys / "dev/block").mkdir(parents=True)
+    (machine.sys / "devices/sdb").mkdir(parents=True)
+    (machine.sys / "dev/block/8:16").symlink_to("../../devices/sdb")
+    write_table(
+        tmp_path,
+        "1 0 8:1 / @ ro - ext4 /dev/sda ro",
+        "2 1 8:16 / @/b ro - ext4 /dev/sdb ro,errors=remount-ro",
+        "3 1 8:32 / @/c ro - ext4 /dev/sdc ro,errors=remount-ro",
+    )
+    check = disk_readonly.build(sources(machine), options(disk_readonly.SPEC))
+    assert verdicts(await check.look()) == {
+        "/": (Status.FAILED, "read-only"),
+        "/b": (Status.FAILED, "read-only"),
+        "/c": (Status.OK, ""),
+    }
+
+
+async def test_an_unmounted_disk_is_gone_and_a_named_one_is_missed(tmp_path: Path) -> None:
+    machine = made_up(tmp_path)
+    settings = options(disk_readonly.SPEC, mounts=("/scratch/",))
+    check = disk_readonly.build(sources(machine), settings)
+    root = "1 0 8:1 / @ rw - ext4 /dev/sda rw"
+    data = "2 1 8:2 / @/data rw - ext4 /dev/sdb rw"
+    scratch = "3 1 0:9 / @/scratch rw - tmpfs tmpfs rw"
+    write_table(tmp_path, root, data, scratch)
+    assert set(verdicts(await check.look())) == {"/", "/data", "/scratch"}
+    write_table(tmp_path, root)
+    report = await check.look()
+    assert verdicts(report)["/scratch"] == (Status.FAILED, "not-mounted")
+    assert gone(report) == ["/data"]
+
+
+@pytest.mark.parametrize("spec", [disk_readonly.SPEC, disk_space.SPEC])
+async def test_no_mount_table_is_unknown_and_not_a_crash(tmp_path: Path, spec: object) -> None:
+    module = disk_readonly if spec is disk_readonly.SPEC else disk_space
+    check = module.build(sources(made_up(tmp_path)), options(module.SPEC))
+    assert verdicts(await check.look()) == {"": (Status.UNKNOWN, "no-mount-table")}
+
+
+def test_relative_paths_are_refused_when_configured() -> None:
+    with pytest.raises(ValueError, match="'data' is not an absolute path"):
+        absolute_paths(["/ok", "data"])
+    assert absolute_paths(["/data/", "/"]) == ("/data", "/")
+
+
+async def test_a_probe_that_cannot_start_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", str(tmp_path / "nothing"))
+    probe = DiskProbe(machine=made_up(tmp_path))
+    result = (await probe.write(["/tmp"]))["/tmp"]
+    assert isinstance(result, NotProbed)
+    assert "cannot start" in result.message
