@@ -317,7 +317,7 @@ class Acts:
     def _end(self, case: Case, uid: str) -> None:
         case.patient.quarantine = None
         case.ended = uid
-        case.uncordoned = case.node_replaced = case.definition_going = False
+        case.uncordoned = case.node_replaced = False
 
     def _announce(self, case: Case, node_uid: str, *, quarantined: bool, message: str) -> None:
         """In the background: nothing that acts waits for it. A newer one waits for the older."""

@@ -374,6 +374,7 @@ class Controller:
         if known is None or known.uid != uid:
             return
         case.patient.quarantine = None
+        case.definition_going = with_definition
         if not with_definition and uid != case.ended:
             case.orphan = uid
         self._kick(case)
@@ -388,6 +389,7 @@ class Controller:
         self._view = True
         self._fleet.view_lost = ""
         for case in self._cases.values():
+            case.definition_going = False
             quarantine = case.patient.quarantine
             if (
                 quarantine is not None

@@ -1,0 +1,320 @@
+"""Every interruption of a quarantine, replayed.
+
+The aggregator dies before or after any of its calls; another takes over with an empty memory; the
+end is the same.
+"""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from aggregator.health.model import Cleared
+from aggregator.quarantine.cluster import Action, Phase, QuarantineSpec, Taint
+from aggregator.quarantine.decide.admission import Limits
+from aggregator.quarantine.decide.marks import OVERRULED, TAINT, is_marked
+from aggregator.quarantine.decide.record import parse_record
+from tests.support.memorycluster import World, phase_of
+from tests.support.replica import SETTINGS, Replica, Turned, fault, snapshot, until
+
+FOREIGN = Taint("example.com/theirs", "1", "NoSchedule")
+ILL = snapshot(fault())
+WELL = snapshot(cleared=(Cleared("xid:79", "GPU-1", "operator"),))
+
+
+def world_with_jobs() -> World:
+    world = World()
+    world.add_node("n1", taints=(FOREIGN,))
+    for name in ("a", "b", "c"):
+        world.add_pod("n1", name)
+    world.add_pod("n1", "daemon", owner_kind="DaemonSet")
+    world.add_pod("n1", "mirror", mirror=True)
+    return world
+
+
+def kubelet_finishes(world: World) -> None:
+    for key, pod in list(world.pods.items()):
+        if pod.deleting:
+            del world.pods[key]
+
+
+def entries(world: World) -> set[str]:
+    return set(parse_record(world.record.text).entries)
+
+
+async def drained(world: World) -> None:
+    def settled() -> bool:
+        kubelet_finishes(world)
+        return phase_of(world, "n1") is Phase.DRAINED
+
+    await until(settled)
+
+
+def check_quarantined(world: World) -> None:
+    node = world.nodes["n1"]
+    assert is_marked(node)
+    assert FOREIGN in node.taints
+    assert node.unschedulable
+    assert entries(world) == {"n1"}
+    assert sorted(world.evicted) == ["uid-a", "uid-b", "uid-c"]
+    assert set(world.pods) == {"n1/daemon", "n1/mirror"}
+
+
+def check_released(world: World) -> None:
+    node = world.nodes["n1"]
+    assert not is_marked(node)
+    assert node.taints == (FOREIGN,)
+    assert not node.unschedulable
+    assert entries(world) == set()
+    assert world.quarantines == {}
+    assert not [key for key in node.annotations if key == "sickbay.dev/did"]
+
+
+async def quarantined(world: World, clock: Turned) -> None:
+    """Bring the world to a drained node, with an undisturbed replica."""
+    replica = Replica(world, clock=clock)
+    replica.agent("n1", ILL)
+    await drained(world)
+    await replica.stop()
+
+
+Act = Callable[[Replica, World], None]
+
+
+def falls_ill(replica: Replica, world: World) -> None:
+    replica.agent("n1", ILL)
+
+
+def recovers(replica: Replica, world: World) -> None:
+    replica.agent("n1", WELL)
+    replica.clock.time += 700
+    replica.agent("n1", WELL)
+
+
+def is_deleted(replica: Replica, world: World) -> None:
+    replica.agent("n1", ILL)
+    if "n1" in world.quarantines and not world.quarantines["n1"].deleting:
+        world.person_deletes("n1")
+
+
+def is_uncordoned(replica: Replica, world: World) -> None:
+    replica.agent("n1", ILL)
+    if "n1" in world.quarantines and world.nodes["n1"].unschedulable:
+        world.person_uncordons("n1")
+
+
+async def reaches_released(world: World) -> None:
+    await until(lambda: not world.quarantines and not entries(world))
+
+
+CASES = [
+    pytest.param(False, falls_ill, drained, check_quarantined, id="quarantine"),
+    pytest.param(True, recovers, reaches_released, check_released, id="recovery"),
+    pytest.param(True, is_deleted, reaches_released, check_released, id="deletion"),
+    pytest.param(True, is_uncordoned, reaches_released, check_released, id="uncordon"),
+]
+
+
+@pytest.mark.parametrize(("begin_drained", "act", "reaches", "check"), CASES)
+async def test_death_at_any_call_is_finished_by_the_next(
+    *,
+    begin_drained: bool,
+    act: Act,
+    reaches: Callable[[World], Awaitable[None]],
+    check: Callable[[World], None],
+) -> None:
+    async def whole() -> int:
+        """An undisturbed run: how many calls there are to die at."""
+        world, clock = world_with_jobs(), Turned()
+        if begin_drained:
+            await quarantined(world, clock)
+        replica = Replica(world, clock=clock)
+        await until(lambda: not replica.fleet.view_lost)
+        act(replica, world)
+        await reaches(world)
+        check(world)
+        await replica.stop()
+        return replica.cluster.calls
+
+    async def interrupted(at: int, *, after: bool) -> None:
+        world, clock = world_with_jobs(), Turned()
+        if begin_drained:
+            await quarantined(world, clock)
+        first = Replica(world, clock=clock, crash_at=at, after=after)
+        act_when_seen = asyncio.create_task(_act(first, world, act))
+        finished = asyncio.create_task(_ends(world, reaches))
+        died = asyncio.create_task(first.cluster.crashed.wait())
+        await asyncio.wait({finished, died}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (act_when_seen, finished, died):
+            task.cancel()
+        await first.stop()
+        second = Replica(world, clock=clock)
+        await until(lambda: not second.fleet.view_lost)
+        act(second, world)
+        await reaches(world)
+        # What came late must not have come twice.
+        await asyncio.sleep(0.01)
+        check(world)
+        await second.stop()
+
+    calls = await whole()
+    assert calls >= 5
+    async with asyncio.timeout(120):
+        await asyncio.gather(
+            *(interrupted(at, after=after) for at in range(1, calls + 1) for after in (False, True))
+        )
+
+
+async def _act(replica: Replica, world: World, act: Act) -> None:
+    await until(lambda: not replica.fleet.view_lost)
+    act(replica, world)
+
+
+async def _ends(world: World, reaches: Callable[[World], Awaitable[None]]) -> None:
+    await reaches(world)
+
+
+async def test_a_persons_release_of_a_latched_fault_is_not_undone_by_the_next_snapshot() -> None:
+    world, clock = world_with_jobs(), Turned()
+    await quarantined(world, clock)
+    replica = Replica(world, clock=clock)
+    await until(lambda: not replica.fleet.view_lost)
+    replica.agent("n1", ILL)
+    world.person_deletes("n1")
+    await reaches_released(world)
+    written = len(world.writes)
+    for _ in range(3):
+        replica.agent("n1", ILL)
+        await asyncio.sleep(0.02)
+    assert "xid:79" in json.dumps(dict(world.nodes["n1"].annotations))
+    await replica.stop()
+    # Nor by an aggregator that remembers nothing.
+    another = Replica(world, clock=clock)
+    await until(lambda: not another.fleet.view_lost)
+    another.agent("n1", ILL)
+    await asyncio.sleep(0.05)
+    assert world.quarantines == {}
+    assert world.writes[written:] == []
+    # A fault that was not overruled is another matter.
+    another.agent("n1", snapshot(fault(), fault("xid:48", "GPU-2")))
+    await until(lambda: "n1" in world.quarantines)
+    await another.stop()
+
+
+async def test_the_persons_word_ends_with_the_fault_that_it_was_about() -> None:
+    world, clock = world_with_jobs(), Turned()
+    await quarantined(world, clock)
+    replica = Replica(world, clock=clock)
+    await until(lambda: not replica.fleet.view_lost)
+    replica.agent("n1", ILL)
+    world.person_deletes("n1")
+    await reaches_released(world)
+    replica.agent("n1", WELL)
+    await until(lambda: OVERRULED not in world.nodes["n1"].annotations)
+    clock.time += 700
+    replica.agent("n1", WELL)
+    replica.agent("n1", snapshot(fault(source_seq=99)))
+    await until(lambda: "n1" in world.quarantines)
+    await replica.stop()
+
+
+async def test_somebody_elses_cordon_and_taint_survive_a_release() -> None:
+    world, clock = World(), Turned()
+    world.add_node("n1", unschedulable=True, taints=(FOREIGN,))
+    replica = Replica(world, clock=clock)
+    replica.agent("n1", ILL)
+    await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    recovers(replica, world)
+    await reaches_released(world)
+    assert world.nodes["n1"].unschedulable
+    assert world.nodes["n1"].taints == (FOREIGN,)
+    await replica.stop()
+
+
+async def test_deleting_the_definition_releases_nobody() -> None:
+    world, clock = world_with_jobs(), Turned()
+    await quarantined(world, clock)
+    replica = Replica(world, clock=clock)
+    await until(lambda: not replica.fleet.view_lost)
+    replica.agent("n1", ILL)
+    world.definition_going = True
+    world.person_deletes("n1")
+    await until(lambda: not world.quarantines)
+    await asyncio.sleep(0.05)
+    assert is_marked(world.nodes["n1"])
+    assert world.nodes["n1"].unschedulable
+    await replica.stop()
+
+
+async def test_a_hand_made_quarantine_is_entered_and_drained_whatever_the_limits() -> None:
+    world, clock = world_with_jobs(), Turned()
+    world.add_node("n2")
+    settings = replace(SETTINGS, limits=Limits(concurrent=0, quorum_percent=100))
+    replica = Replica(world, clock=clock, settings=settings)
+    await until(lambda: not replica.fleet.view_lost)
+    world.person_creates("n1", QuarantineSpec(Action.DRAIN, "manual", "smells of smoke"))
+    await drained(world)
+    check_quarantined(world)
+    assert world.nodes["n1"].taints[-1] == Taint(TAINT, "manual", "NoSchedule")
+    world.person_deletes("n1")
+    await reaches_released(world)
+    check_released(world)
+    await replica.stop()
+
+
+async def test_the_stop_switch_holds_admission_and_evictions_and_never_a_release() -> None:
+    world, clock = world_with_jobs(), Turned()
+    await quarantined(world, clock)
+    world.add_node("n2")
+    replica = Replica(world, clock=clock)
+    await until(lambda: not replica.fleet.view_lost)
+    world.person_stops("drill")
+    await until(lambda: replica.fleet.stop)
+    replica.agent("n2", ILL)
+    await until(lambda: replica.fleet.patients["n2"].hold is not None)
+    assert replica.fleet.patients["n2"].hold.limit == "stop"  # type: ignore[union-attr]
+    recovers(replica, world)
+    await until(lambda: "n1" not in world.quarantines)
+    assert world.nodes["n2"].unschedulable is False
+    world.person_stops("")
+    await until(lambda: phase_of(world, "n2") is Phase.DRAINED)
+    await replica.stop()
+
+
+async def test_observe_mode_writes_nothing_at_all() -> None:
+    world, clock = world_with_jobs(), Turned()
+    replica = Replica(
+        world,
+        clock=clock,
+        settings=replace(SETTINGS, mode=Action.OBSERVE),
+    )
+    await until(lambda: not replica.fleet.view_lost)
+    replica.agent("n1", ILL)
+    await until(lambda: replica.fleet.patients["n1"].would)
+    await asyncio.sleep(0.05)
+    assert world.writes == []
+    assert world.announced == []
+    assert "drain: xid:79" in replica.fleet.patients["n1"].would
+    await replica.stop()
+
+
+async def test_nothing_is_released_for_an_agent_that_has_not_spoken_since_the_start() -> None:
+    world, clock = world_with_jobs(), Turned()
+    await quarantined(world, clock)
+    replica = Replica(world, clock=clock)
+    await until(lambda: not replica.fleet.view_lost)
+    clock.time += 10_000
+    await asyncio.sleep(0.05)
+    assert is_marked(world.nodes["n1"])
+    replica.agent("n1", snapshot())  # the fault is missing, and nothing has cleared it
+    clock.time += 10_000
+    replica.agent("n1", snapshot())
+    await asyncio.sleep(0.05)
+    assert is_marked(world.nodes["n1"])
+    replica.agent("n1", snapshot(), boot_id="boot-2")
+    clock.time += 700
+    replica.agent("n1", snapshot(), boot_id="boot-2")
+    await reaches_released(world)
+    await replica.stop()

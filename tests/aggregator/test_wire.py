@@ -1,0 +1,260 @@
+"""Messages become evidence exactly, or are refused by the name of the field that is wrong."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aggregator.health.model import (
+    CheckOff,
+    Cleared,
+    ClearedBy,
+    Component,
+    Delta,
+    Fault,
+    Hello,
+    Lost,
+    Snapshot,
+    Status,
+)
+from aggregator.ingest import wire
+from sickbay.v1 import sickbay_pb2 as pb
+from tests.support import evidence as said
+
+AT = 1_000_000.0
+
+names = st.text(st.characters(codec="utf-8", categories=["L", "N", "P"]), min_size=1, max_size=40)
+texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=80)
+#: Whole milliseconds, as the wire has them.
+times = st.integers(0, 90_000_000).map(lambda ms: AT - ms / 1000)
+entries = st.dictionaries(names, texts, max_size=4)
+
+components = st.builds(
+    Component,
+    check=names,
+    component=texts,
+    status=st.sampled_from(Status),
+    reason=texts,
+    message=texts,
+    since=times,
+    recent=st.lists(st.tuples(times, st.sampled_from(Status)), max_size=3).map(tuple),
+)
+
+
+@st.composite
+def faults(draw: st.DrawFn) -> Fault:
+    first, last = sorted((draw(times), draw(times)))
+    return Fault(
+        code=draw(names),
+        check=draw(names),
+        component=draw(texts),
+        message=draw(texts),
+        boot_id=draw(names),
+        source=draw(names),
+        source_seq=draw(st.integers(0, 2**64 - 1)),
+        first_at=first,
+        last_at=last,
+        count=draw(st.integers(1, 2**64 - 1)),
+        cleared_by=draw(st.sampled_from(ClearedBy)),
+        historical=draw(st.booleans()),
+        details=draw(entries),
+        occurrences=tuple(draw(st.lists(times, max_size=3))),
+    )
+
+
+cleared = st.builds(Cleared, code=texts, component=texts, how=names)
+lost = st.builds(Lost, source=names, records=st.integers(0, 2**64 - 1), message=texts)
+
+
+def many(of: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.lists(of, max_size=3).map(tuple)
+
+
+@given(
+    st.builds(
+        Snapshot,
+        components=many(components),
+        faults=many(faults()),
+        cleared=many(cleared),
+        lost=many(lost),
+        quiesced_for=st.integers(0, 10**7).map(lambda ms: ms / 1000),
+    )
+)
+def test_a_snapshot_arrives_as_it_was_meant(evidence: Snapshot) -> None:
+    message = said.snapshot(evidence, at=AT)
+    again = pb.AgentMessage.FromString(message.SerializeToString())
+    assert _rounded(wire.snapshot(again.snapshot, at=AT)) == _rounded(evidence)
+
+
+@given(
+    st.builds(
+        Delta,
+        components=many(components),
+        faults=many(faults()),
+        cleared=many(cleared),
+        lost=many(lost),
+        gone=many(st.tuples(names, texts)),
+    )
+)
+def test_a_delta_arrives_as_it_was_meant(evidence: Delta) -> None:
+    message = said.delta(evidence, seq=2, at=AT)
+    again = pb.AgentMessage.FromString(message.SerializeToString())
+    assert _rounded(wire.delta(again.delta, at=AT)) == _rounded(evidence)
+
+
+def _rounded(value: Any) -> Any:
+    """Times to the millisecond: the wire has whole ones, and floats add up as they do."""
+    if isinstance(value, float):
+        return round(value, 3)
+    if isinstance(value, tuple):
+        return tuple(_rounded(item) for item in value)
+    if isinstance(value, Component | Fault | Snapshot | Delta):
+        return tuple(_rounded(getattr(value, name)) for name in type(value).__slots__)
+    return value
+
+
+@given(
+    st.builds(
+        Hello,
+        node=names,
+        boot_id=names,
+        spool_epoch=names,
+        agent_version=names,
+        contract_version=st.integers(0, 100),
+        instance=names,
+        checks=many(
+            st.builds(
+                CheckOff,
+                name=names,
+                interval=st.integers(0, 10**6).map(float),
+                off_because=texts,
+            )
+        ),
+        traits=entries,
+    )
+)
+def test_a_hello_arrives_as_it_was_meant_with_the_identitys_node_uid(told: Hello) -> None:
+    heard = wire.hello(said.hello(told).hello, node_uid="uid-1")
+    assert heard.node_uid == "uid-1"
+    assert [getattr(heard, n) for n in Hello.__slots__ if n != "node_uid"] == [
+        getattr(told, n) for n in Hello.__slots__ if n != "node_uid"
+    ]
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=200))
+def test_whatever_bytes_parse_are_evidence_or_a_wire_error(data: bytes) -> None:
+    for message, read in ((pb.Snapshot(), wire.snapshot), (pb.Delta(), wire.delta)):
+        try:
+            message.ParseFromString(data)
+        except Exception:  # noqa: S112  # not a message at all: the server's business
+            continue
+        try:
+            evidence = read(message, at=AT)  # type: ignore[operator]  # pairs, above
+        except wire.WireError:
+            continue
+        assert all(math.isfinite(c.since) for c in evidence.components)
+
+
+def state(**fields: Any) -> pb.ComponentState:
+    return pb.ComponentState(**{"check": "c", "status": pb.STATUS_OK, **fields})
+
+
+def latched(**fields: Any) -> pb.Fault:
+    return pb.Fault(
+        **{
+            "code": "xid:79",
+            "check": "xid",
+            "boot_id": "b",
+            "source": "kmsg",
+            "count": 1,
+            "cleared_by": pb.CLEARED_BY_REBOOT,
+            **fields,
+        }
+    )
+
+
+ages = [pb.Transition(status=pb.STATUS_OK)] * (wire.MAX_RECENT + 1)
+
+MALFORMED: list[tuple[pb.Snapshot, str]] = [
+    (pb.Snapshot(components=[state(check="")]), "components[0].check"),
+    (pb.Snapshot(components=[state(), state(check="a\nb")]), "components[1].check"),
+    (pb.Snapshot(components=[state(check="c" * 129)]), "components[0].check"),
+    (pb.Snapshot(components=[state(component="c" * 4097)]), "components[0].component"),
+    (pb.Snapshot(components=[state(reason="r" * 129)]), "components[0].reason"),
+    (pb.Snapshot(components=[state(status=0)]), "components[0].status"),
+    (pb.Snapshot(components=[state(status=17)]), "components[0].status"),
+    (pb.Snapshot(components=[state(age_ms=2**64 - 1)]), "components[0].age_ms"),
+    (pb.Snapshot(components=[state(recent=ages)]), "components[0].recent"),
+    (
+        pb.Snapshot(components=[state(recent=[pb.Transition()])]),
+        "components[0].recent[0].status",
+    ),
+    (pb.Snapshot(components=[state()] * 2001), "components"),
+    (pb.Snapshot(faults=[latched(code="")]), "faults[0].code"),
+    (pb.Snapshot(faults=[latched(boot_id="")]), "faults[0].boot_id"),
+    (pb.Snapshot(faults=[latched(source="")]), "faults[0].source"),
+    (pb.Snapshot(faults=[latched(count=0)]), "faults[0].count"),
+    (pb.Snapshot(faults=[latched(cleared_by=0)]), "faults[0].cleared_by"),
+    (pb.Snapshot(faults=[latched(cleared_by=99)]), "faults[0].cleared_by"),
+    (pb.Snapshot(faults=[latched(first_age_ms=2**63)]), "faults[0].first_age_ms"),
+    (pb.Snapshot(faults=[latched(details={str(n): "" for n in range(33)})]), "faults[0].details"),
+    (
+        pb.Snapshot(faults=[latched(occurrence_ages_ms=[0] * 257)]),
+        "faults[0].occurrence_ages_ms",
+    ),
+    (pb.Snapshot(faults=[latched()] * 1001), "faults"),
+    (pb.Snapshot(cleared=[pb.Cleared(code="xid:79")]), "cleared[0].how"),
+    (pb.Snapshot(lost=[pb.EvidenceLost()]), "lost[0].source"),
+    (pb.Snapshot(quiesced_for_ms=2**63), "quiesced_for_ms"),
+]
+
+
+@pytest.mark.parametrize(("message", "field"), MALFORMED, ids=[f for _, f in MALFORMED])
+def test_what_is_no_evidence_is_refused_by_field(message: pb.Snapshot, field: str) -> None:
+    with pytest.raises(wire.WireError) as refused:
+        wire.snapshot(message, at=AT)
+    assert refused.value.field == field
+    assert str(refused.value).startswith(f"{field}: ")
+
+
+@pytest.mark.parametrize("field", ["node", "boot_id", "spool_epoch", "agent_version", "instance"])
+def test_a_hello_without_one_of_its_names_is_refused(field: str) -> None:
+    fields: dict[str, Any] = {
+        "node": "n",
+        "boot_id": "b",
+        "spool_epoch": "e",
+        "agent_version": "1",
+        "instance": "i",
+    }
+    wire.hello(pb.Hello(**fields), node_uid="")
+    with pytest.raises(wire.WireError) as refused:
+        wire.hello(pb.Hello(**{**fields, field: ""}), node_uid="")
+    assert refused.value.field == field
+
+
+def test_text_for_people_is_cut_where_it_is_too_long() -> None:
+    long = pb.Snapshot(components=[state(message="m" * 5000)])
+    [component] = wire.snapshot(long, at=AT).components
+    assert component.message == "m" * (wire.MAX_TEXT - 1) + "…"
+
+
+def test_clocks_of_two_cores_that_differ_leave_first_before_last() -> None:
+    [fault] = wire.snapshot(
+        pb.Snapshot(faults=[latched(first_age_ms=5, last_age_ms=9)]), at=AT
+    ).faults
+    assert (fault.first_at, fault.last_at) == (AT - 0.009, AT - 0.005)
+
+
+def test_a_full_message_is_read_within_a_second() -> None:
+    import time
+
+    full = pb.Snapshot(
+        components=[state(component=f"c{n}", recent=ages[:64]) for n in range(wire.MAX_COMPONENTS)],
+        faults=[latched(component=f"c{n}") for n in range(wire.MAX_FAULTS)],
+    )
+    started = time.process_time()
+    wire.snapshot(full, at=AT)
+    assert time.process_time() - started < 1.0

@@ -1,0 +1,309 @@
+"""A cluster in memory with the API server's own semantics, and a crash wherever a test wants one.
+
+Versions count up at every change that changes something; a write with another version is a
+`Conflict`; a patch that changes nothing leaves the version alone. Death may strike before or after
+the n-th call: what a killed process leaves behind is exactly what was written until then.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+from typing import TypeVar, cast
+
+from aggregator.quarantine.cluster import (
+    Conflict,
+    Evicted,
+    EvictionResult,
+    News,
+    Node,
+    NodeChange,
+    NodeMeta,
+    NodeUncordoned,
+    NotFound,
+    Phase,
+    Pod,
+    Quarantine,
+    QuarantineGone,
+    QuarantineSeen,
+    QuarantineSpec,
+    QuarantineStatus,
+    RecordSeen,
+    RecordText,
+    ViewRestored,
+)
+
+T = TypeVar("T")
+
+
+@dataclass
+class World:
+    """What outlives the aggregator: the cluster's objects, and every write in order."""
+
+    nodes: dict[str, Node] = field(default_factory=dict)
+    pods: dict[str, Pod] = field(default_factory=dict)
+    quarantines: dict[str, Quarantine] = field(default_factory=dict)
+    record: RecordText = field(default_factory=lambda: RecordText("", "1", ""))
+    budget_blocks: set[str] = field(default_factory=set)  # pod uids
+    evicted: list[str] = field(default_factory=list)  # pod uids, each 2xx
+    writes: list[str] = field(default_factory=list)
+    announced: list[tuple[str, bool]] = field(default_factory=list)
+    definition_going: bool = False
+    clock: int = 1
+    listeners: list["asyncio.Queue[News]"] = field(default_factory=list)
+
+    def tick(self) -> str:
+        self.clock += 1
+        return str(self.clock)
+
+    def add_node(self, name: str, **changes: object) -> None:
+        node = Node(name, f"uid-{name}", self.tick(), False, (), {}, {}, "boot-1", True)
+        self.nodes[name] = replace(node, **changes)  # type: ignore[arg-type]  # a test's words
+
+    def add_pod(self, node: str, name: str, **changes: object) -> Pod:
+        pod = Pod(
+            "jobs", name, f"uid-{name}", self.tick(), "Running", False, False, "Job", "j", False
+        )
+        pod = replace(pod, **changes)  # type: ignore[arg-type]  # a test's words
+        self.pods[f"{node}/{name}"] = pod
+        return pod
+
+    def tell(self, news: News) -> None:
+        for listener in self.listeners:
+            listener.put_nowait(news)
+
+    def set_node(self, node: Node) -> None:
+        before = self.nodes.get(node.name)
+        self.nodes[node.name] = replace(node, version=self.tick())
+        if before is not None and before.unschedulable and not node.unschedulable:
+            self.tell(NodeUncordoned(node.name))
+
+    def put_quarantine(self, quarantine: Quarantine) -> Quarantine:
+        written = replace(quarantine, version=self.tick())
+        self.quarantines[quarantine.node] = written
+        self.tell(QuarantineSeen(written))
+        return written
+
+    # -- what people do ------------------------------------------------------------
+
+    def person_uncordons(self, name: str) -> None:
+        self.set_node(replace(self.nodes[name], unschedulable=False))
+
+    def person_deletes(self, name: str) -> None:
+        quarantine = self.quarantines[name]
+        if quarantine.has_finalizer:
+            self.put_quarantine(replace(quarantine, deleting=True))
+        else:
+            del self.quarantines[name]
+            self.tell(QuarantineGone(name, quarantine.uid))
+
+    def person_creates(self, name: str, spec: QuarantineSpec) -> None:
+        uid = f"q-{self.tick()}"
+        self.put_quarantine(
+            Quarantine(name, uid, "0", spec, QuarantineStatus(), has_finalizer=False)
+        )
+
+    def person_stops(self, reason: str) -> None:
+        self.record = replace(self.record, stop=reason, version=self.tick())
+        self.tell(RecordSeen(self.record))
+
+
+class MemoryCluster:
+    """One process's connection to a `World`. ``crash_at`` counts its calls; None: never."""
+
+    kind = "memory"
+
+    def __init__(self, world: World, *, crash_at: int | None = None, after: bool = False) -> None:
+        self.world = world
+        self.calls = 0
+        self.crashed = asyncio.Event()
+        self._crash_at = crash_at
+        self._after = after
+
+    async def _call(self, name: str, effect: Callable[[], T]) -> T:
+        """Yield to others, as the network does; then do it, unless the process is dead."""
+        await asyncio.sleep(0)
+        if not self.crashed.is_set():
+            self.calls += 1
+            strikes = self._crash_at == self.calls
+            result = effect() if self._after or not strikes else None
+            if not strikes:
+                return cast("T", result)
+            self.crashed.set()
+        await asyncio.Event().wait()  # a dead process does nothing more, and no handler runs
+        raise AssertionError(name)
+
+    # -- the protocol -----------------------------------------------------------------
+
+    async def start(self) -> None:
+        return
+
+    async def close(self) -> None:
+        return
+
+    async def news(self) -> AsyncIterator[News]:
+        queue: asyncio.Queue[News] = asyncio.Queue()
+        self.world.listeners.append(queue)
+        yield RecordSeen(self.world.record)
+        for quarantine in list(self.world.quarantines.values()):
+            yield QuarantineSeen(quarantine)
+        yield ViewRestored(
+            frozenset(node.name for node in self.world.nodes.values() if node.unschedulable)
+        )
+        while True:
+            news = await queue.get()
+            if self.crashed.is_set():
+                await asyncio.Event().wait()
+            yield news
+
+    async def list_nodes(self) -> list[NodeMeta]:
+        return [
+            NodeMeta(node.name, node.uid, node.labels, node.annotations)
+            for node in self.world.nodes.values()
+        ]
+
+    async def read_record(self) -> RecordText:
+        return await self._call("read_record", lambda: self.world.record)
+
+    async def write_record(self, text: str, version: str) -> RecordText:
+        def effect() -> RecordText:
+            if self.world.record.version != version:
+                raise Conflict("record")
+            self.world.record = replace(self.world.record, text=text, version=self.world.tick())
+            self.world.writes.append("record")
+            self.world.tell(RecordSeen(self.world.record))
+            return self.world.record
+
+        return await self._call("write_record", effect)
+
+    async def create_quarantine(self, node: str, spec: QuarantineSpec) -> Quarantine:
+        def effect() -> Quarantine:
+            if node in self.world.quarantines:
+                raise Conflict("exists")
+            self.world.writes.append(f"create {node}")
+            uid = f"q-{self.world.tick()}"
+            return self.world.put_quarantine(Quarantine(node, uid, "0", spec, QuarantineStatus()))
+
+        return await self._call("create_quarantine", effect)
+
+    async def read_quarantine(self, node: str) -> Quarantine | None:
+        return await self._call("read_quarantine", lambda: self.world.quarantines.get(node))
+
+    def _standing(self, quarantine: Quarantine) -> Quarantine:
+        now = self.world.quarantines.get(quarantine.node)
+        if now is None or now.uid != quarantine.uid:
+            raise NotFound("quarantine")
+        if now.version != quarantine.version:
+            raise Conflict("quarantine")
+        return now
+
+    async def write_quarantine_spec(
+        self, quarantine: Quarantine, spec: QuarantineSpec
+    ) -> Quarantine:
+        def effect() -> Quarantine:
+            now = self._standing(quarantine)
+            self.world.writes.append(f"spec {now.node}")
+            return self.world.put_quarantine(replace(now, spec=spec))
+
+        return await self._call("write_quarantine_spec", effect)
+
+    async def write_quarantine_status(
+        self, quarantine: Quarantine, status: QuarantineStatus
+    ) -> Quarantine:
+        def effect() -> Quarantine:
+            now = self._standing(quarantine)
+            self.world.writes.append(f"status {now.node} {status.phase}")
+            return self.world.put_quarantine(replace(now, status=status))
+
+        return await self._call("write_quarantine_status", effect)
+
+    async def add_finalizer(self, quarantine: Quarantine) -> Quarantine:
+        def effect() -> Quarantine:
+            now = self._standing(quarantine)
+            self.world.writes.append(f"finalizer {now.node}")
+            return self.world.put_quarantine(replace(now, has_finalizer=True))
+
+        return await self._call("add_finalizer", effect)
+
+    async def drop_quarantine(self, quarantine: Quarantine) -> None:
+        def effect() -> None:
+            now = self.world.quarantines.get(quarantine.node)
+            if now is None or now.uid != quarantine.uid:
+                return
+            del self.world.quarantines[quarantine.node]
+            self.world.writes.append(f"drop {quarantine.node}")
+            self.world.tell(
+                QuarantineGone(quarantine.node, quarantine.uid, self.world.definition_going)
+            )
+
+        await self._call("drop_quarantine", effect)
+
+    async def definition_is_going(self) -> bool:
+        return await self._call("definition_is_going", lambda: self.world.definition_going)
+
+    async def read_node(self, name: str) -> Node | None:
+        return await self._call("read_node", lambda: self.world.nodes.get(name))
+
+    async def patch_node(self, node: Node, change: NodeChange) -> Node:
+        def effect() -> Node:
+            now = self.world.nodes.get(node.name)
+            if now is None:
+                raise NotFound("node")
+            if now.version != node.version or now.uid != node.uid:
+                raise Conflict("node")
+            after = replace(
+                now,
+                taints=now.taints if change.taints is None else change.taints,
+                unschedulable=(
+                    now.unschedulable if change.unschedulable is None else change.unschedulable
+                ),
+                labels=_merged(now.labels, change.labels),
+                annotations=_merged(now.annotations, change.annotations),
+            )
+            self.world.writes.append(f"patch {node.name}")
+            if after != now:
+                self.world.set_node(after)
+            return self.world.nodes[node.name]
+
+        return await self._call("patch_node", effect)
+
+    async def pods_on(self, node: str) -> list[Pod]:
+        def effect() -> list[Pod]:
+            prefix = f"{node}/"
+            return [pod for key, pod in self.world.pods.items() if key.startswith(prefix)]
+
+        return await self._call("pods_on", effect)
+
+    async def evict(self, pod: Pod) -> EvictionResult:
+        def effect() -> EvictionResult:
+            key = next((k for k, p in self.world.pods.items() if p.uid == pod.uid), None)
+            if key is None or self.world.pods[key].version != pod.version:
+                return EvictionResult(Evicted.GONE)
+            if pod.uid in self.world.budget_blocks:
+                return EvictionResult(Evicted.BLOCKED, "the budget of jobs/j needs it")
+            self.world.evicted.append(pod.uid)
+            self.world.writes.append(f"evict {pod.uid}")
+            self.world.pods[key] = replace(pod, deleting=True, version=self.world.tick())
+            return EvictionResult(Evicted.ACCEPTED)
+
+        return await self._call("evict", effect)
+
+    async def announce(
+        self, node: str, *, node_uid: str, quarantined: bool, reason: str, message: str
+    ) -> None:
+        def effect() -> None:
+            self.world.announced.append((node, quarantined))
+
+        await self._call("announce", effect)
+
+
+def _merged(before: object, change: object) -> dict[str, str]:
+    assert isinstance(before, dict)
+    assert isinstance(change, dict)
+    merged = {**before, **change}
+    return {key: value for key, value in merged.items() if value is not None}
+
+
+def phase_of(world: World, node: str) -> Phase | None:
+    """The phase of the node's quarantine; None when it has none."""
+    quarantine = world.quarantines.get(node)
+    return quarantine.status.phase if quarantine is not None else None

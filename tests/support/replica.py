@@ -1,0 +1,158 @@
+"""One aggregator over a `World`: the real controller, a clock that the test turns."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
+
+from aggregator.health.model import (
+    Cleared,
+    ClearedBy,
+    Component,
+    Delta,
+    Fault,
+    Hello,
+    Snapshot,
+    Status,
+)
+from aggregator.policy.load import load_policy
+from aggregator.policy.rules import Policy
+from aggregator.quarantine.acts import Clocks
+from aggregator.quarantine.cluster import Action
+from aggregator.quarantine.controller import Controller, Settings
+from aggregator.quarantine.decide.admission import Limits
+from aggregator.quarantine.decide.drainplan import DrainRules
+from aggregator.quarantine.fleet import Fleet
+from aggregator.quarantine.ledger import Transition
+from tests.support.memorycluster import MemoryCluster, World
+
+
+def shipped_policy(site: str = "") -> Policy:
+    """The shipped catalogue and rules, with a site's on top."""
+    data = files("aggregator.policy")
+    return load_policy(
+        (data / "catalogue.yaml").read_text(), (data / "rules.yaml").read_text(), site, "site.yaml"
+    )
+
+
+POLICY = shipped_policy()
+
+SETTINGS = Settings(
+    mode=Action.DRAIN,
+    limits=Limits(concurrent=100, concurrent_percent=100, quorum_percent=0),
+    drain=DrainRules(),
+    drain_deadline=7 * 86400,
+    evictions_at_once=50,
+    silent_after=60,
+    silent_drain_after=300,
+)
+
+
+@dataclass
+class Turned:
+    """A clock that stands still until it is turned."""
+
+    time: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+@dataclass
+class Notes:
+    """A ledger that remembers."""
+
+    transitions: list[Transition] = field(default_factory=list)
+
+    def note(self, transition: Transition) -> None:
+        self.transitions.append(transition)
+
+    def kinds(self, node: str) -> list[str]:
+        return [t.kind.value for t in self.transitions if t.node == node]
+
+
+def hello(node: str, boot_id: str = "boot-1") -> Hello:
+    return Hello(node, boot_id, "epoch", "0.1.0", 1, "instance")
+
+
+def fault(
+    code: str = "xid:79", component: str = "GPU-1", *, boot_id: str = "boot-1", **changes: object
+) -> Fault:
+    """A latched fault as an agent would tell of it."""
+    base = Fault(
+        code=code,
+        check="xid",
+        component=component,
+        message=f"NVRM: {code}",
+        boot_id=boot_id,
+        source="kmsg",
+        source_seq=7,
+        first_at=990.0,
+        last_at=990.0,
+        count=1,
+        cleared_by=ClearedBy.REBOOT,
+    )
+    return replace(base, **changes)  # type: ignore[arg-type]  # a test's words
+
+
+def component(
+    check: str, name: str, status: Status, reason: str = "", *, since: float = 0.0
+) -> Component:
+    return Component(check, name, status, reason, "", since)
+
+
+def snapshot(*evidence: Fault | Component, cleared: tuple[Cleared, ...] = ()) -> Snapshot:
+    return Snapshot(
+        tuple(item for item in evidence if isinstance(item, Component)),
+        tuple(item for item in evidence if isinstance(item, Fault)),
+        cleared,
+    )
+
+
+class Replica:
+    """A running controller. `stop` is its orderly end, `die` what kill -9 is."""
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        clock: Turned,
+        settings: Settings = SETTINGS,
+        policy: Policy = POLICY,
+        crash_at: int | None = None,
+        after: bool = False,
+    ) -> None:
+        self.cluster = MemoryCluster(world, crash_at=crash_at, after=after)
+        self.fleet = Fleet()
+        self.notes = Notes()
+        self.clock = clock
+        self.controller = Controller(
+            cluster=self.cluster,
+            policy=policy,
+            settings=settings,
+            fleet=self.fleet,
+            ledger=self.notes,
+            clocks=Clocks(clock, clock),
+            rng=random.Random(7),
+        )
+        self._task = asyncio.create_task(self.controller.run())
+
+    def agent(self, node: str, evidence: Snapshot | Delta, *, boot_id: str = "boot-1") -> None:
+        """The node's agent attaches, and says this; later words come on the same stream."""
+        patient = self.fleet.patients.get(node)
+        if patient is None or not patient.attached or isinstance(evidence, Snapshot):
+            self.controller.attached(hello(node, boot_id), object())
+        self.controller.heard(node, evidence, self.clock())
+
+    async def stop(self) -> None:
+        self.cluster.crashed.set()
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+
+async def until(what: Callable[[], object], *, within: float = 20.0) -> None:
+    """Wait for the thing; fail when it does not come."""
+    async with asyncio.timeout(within):
+        while not what():  # noqa: ASYNC110 - what a test waits for has no event of its own
+            await asyncio.sleep(0.002)
