@@ -38,7 +38,7 @@ _WORDS = 4096
 _PYTHON = (sys.executable, "-I", "-S", "-c")
 
 
-class CopyUnreadable(Exception):  # noqa: N818 - a state of the disk, said to people
+class CopyUnreadable(Exception):
     """The copy is there, perhaps, but cannot be read; the text says why."""
 
 

@@ -1,0 +1,334 @@
+"""The agent, put together: sources, checks, latch, uplink and the local socket, in one process."""
+
+import asyncio
+import logging
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nodeagent import keeper, kernel_feed, logs
+from nodeagent.answers import Answers
+from nodeagent.checks import registry
+from nodeagent.checks.base import LogCheck, Off, Report
+from nodeagent.clock import Clock, SystemClock
+from nodeagent.commands import Commands
+from nodeagent.config import Config
+from nodeagent.config_checks import off_by_config
+from nodeagent.evidence.diskcopy import DiskCopy
+from nodeagent.evidence.store import NAME, Store
+from nodeagent.keeper import Keeper
+from nodeagent.kernel_feed import KernelFeed
+from nodeagent.local import AlreadyRunning, LocalServer
+from nodeagent.model import CheckInfo, Gone
+from nodeagent.scheduler import Scheduled, Scheduler
+from nodeagent.sources import Sources
+from nodeagent.sources.diskprobe import DiskProbe
+from nodeagent.sources.gpus import GpuMap
+from nodeagent.sources.kmsg import Cursor, KmsgReader
+from nodeagent.sources.machine import Machine
+from nodeagent.sources.nvml import Nvml
+from nodeagent.version import VERSION
+
+if TYPE_CHECKING:
+    from nodeagent.uplink import Uplink
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two looks at what ends by time alone.
+HOUSEKEEPING = 60.0
+#: Seconds for a last word to the aggregator, and for children to end.
+FAREWELL = 3.0
+
+
+class CannotStart(Exception):
+    """The agent cannot run as it was told to; the text says why and what to do."""
+
+
+def run(config: Config) -> int:
+    """Run the agent until SIGTERM or SIGINT; the process's exit code."""
+    # gRPC's C core would write to stderr what the uplink says as JSON.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    logs.start(config.log_level)
+    if sys.version_info < (3, 12):
+        # The default there keeps a thread for each child.
+        asyncio.set_child_watcher(asyncio.PidfdChildWatcher())
+    try:
+        asyncio.run(Agent(config).run())
+    except CannotStart as error:
+        log.critical("%s", error)
+        return 2
+    return 0
+
+
+class Agent:
+    """One node's agent. ``random`` gives numbers from [0, 1); ``new_id`` short unique names."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        clock: Clock | None = None,
+        random: Callable[[], float] = random.random,
+        new_id: Callable[[], str] = lambda: os.urandom(8).hex(),
+    ) -> None:
+        self._config = config
+        self._clock = clock or SystemClock()
+        self._random = random
+        self._new_id = new_id
+        self._instance = new_id()
+        self._started_at = self._clock.boottime()
+        self._machine = Machine(
+            clock=self._clock,
+            root=config.host_root,
+            proc=config.proc or Path("/proc"),
+            sys=config.sys or Path("/sys"),
+        )
+        self._uplink: Uplink | None = None
+        #: Checks that do not run, and why.
+        self._off: dict[str, str] = {}
+
+    async def run(self) -> None:
+        """Run until told to stop. Raises CannotStart before anything is touched."""
+        self._check_config()
+        self._local = LocalServer()
+        claimed = self._claim()
+        self._build()
+        await self._serve(claimed=claimed)
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        log.info("started", extra={"node": self._config.node, "version": VERSION})
+        self._keeper.persist()
+        self._feed.start()
+        parts = [
+            asyncio.create_task(stop.wait(), name="stop"),
+            asyncio.create_task(self._scheduler.run(), name="scheduler"),
+            asyncio.create_task(self._housekeeping(), name="housekeeping"),
+        ]
+        if self._uplink is not None:
+            parts.append(asyncio.create_task(self._uplink.run(), name="uplink"))
+        try:
+            # What ends by itself, but for the order to stop, is a bug: better to be started anew.
+            done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+            for part in done:
+                part.result()
+        finally:
+            await self._end(parts)
+
+    # -- putting together ------------------------------------------------------------------------
+
+    def _check_config(self) -> None:
+        try:
+            self._boot_id = self._machine.boot_id()
+        except OSError as error:
+            raise CannotStart(f"the boot id cannot be read: {error}; is proc mounted?") from error
+        if self._config.uplink.address:
+            # Here, so that an agent without an aggregator does not carry gRPC.
+            from nodeagent.dial import Dialer, DialError
+
+            self._dialer = Dialer(self._config.uplink)
+            try:
+                self._dialer.check(self._config.uplink.address)
+            except DialError as error:
+                raise CannotStart(str(error)) from error
+
+    def _claim(self) -> bool:
+        """Make sure that this is the node's only agent; whether the socket can be served."""
+        try:
+            self._local.claim(self._config.socket)
+        except AlreadyRunning as error:
+            raise CannotStart(str(error)) from error
+        except OSError as error:
+            log.warning("the socket cannot be served: %s; the agent runs on without it", error)
+            return False
+        return True
+
+    def _build(self) -> None:
+        config = self._config
+        store = Store(run_dir=config.run_dir, state_dir=config.state_dir, clock=self._clock)
+        state = store.load(boot_id=self._boot_id, new_epoch=self._new_id)
+        self._sources = Sources(
+            machine=self._machine,
+            nvml=Nvml(
+                machine=self._machine,
+                library=config.nvml.library or None,
+                deadline=config.nvml.deadline,
+            ),
+            disk=DiskProbe(machine=self._machine),
+            gpus=GpuMap(self._machine, state.gpus),
+            expected_gpus=config.expected_gpus,
+        )
+        self._keeper = Keeper(
+            state,
+            store=store,
+            copy=DiskCopy(config.run_dir / NAME, config.state_dir),
+            gpus=self._sources.gpus,
+            clock=self._clock,
+            wake=self._wake,
+        )
+        checks, log_checks = self._build_checks()
+        own = (kernel_feed.CHECK, keeper.CHECK)
+        state.latch.keep_checks({*own, *(check.name for check in checks), *log_checks})
+        self._scheduler = Scheduler(
+            checks,
+            clock=self._clock,
+            random=self._random,
+            deliver=self._reported,
+            known=state.latch.known,
+        )
+        self._feed = KernelFeed(
+            self._make_reader,
+            log_checks,
+            cursor=None if state.kernel_seq is None else Cursor(self._boot_id, state.kernel_seq),
+            deliver=self._keeper.take_log,
+        )
+        self._commands = Commands(
+            keeper=self._keeper, scheduler=self._scheduler, nvml=self._sources.nvml
+        )
+        if config.uplink.address:
+            self._build_uplink()
+
+    def _build_checks(self) -> tuple[list[Scheduled], dict[str, LogCheck]]:
+        scheduled: list[Scheduled] = []
+        log_checks: dict[str, LogCheck] = {}
+        for spec in registry.SPECS:
+            settings = self._config.checks[spec.name]
+            off = off_by_config(spec, self._config)
+            if off:
+                self._off[spec.name] = off
+                continue
+            check: Any = spec.build(self._sources, settings.options)
+            if spec.interval:
+                timing = (settings.interval, settings.deadline)
+                scheduled.append(Scheduled(spec.name, check, *timing))
+            else:
+                log_checks[spec.name] = check
+        return scheduled, log_checks
+
+    def _build_uplink(self) -> None:
+        from nodeagent import wire
+        from nodeagent.uplink import Uplink
+
+        def hello() -> Any:
+            latch = self._keeper.latch
+            return wire.hello(
+                node=self._config.node,
+                boot_id=latch.boot_id,
+                epoch=latch.epoch,
+                last_acked=latch.last_acked,
+                version=VERSION,
+                checks=self._infos(),
+                traits=self._traits(),
+                instance=self._instance,
+            )
+
+        self._uplink = Uplink(
+            address=self._config.uplink.address,
+            dialer=self._dialer,
+            host=self._commands,
+            hello=hello,
+            clock=self._clock,
+            random=self._random,
+        )
+
+    def _make_reader(self, cursor: Cursor | None) -> KmsgReader:
+        kernel_log = self._config.kernel_log
+        return KmsgReader(
+            kernel_log.path,
+            clock=self._clock,
+            boot_id=self._boot_id,
+            cursor=cursor,
+            started_at=self._started_at,
+            boot_grace=kernel_log.boot_grace,
+            accept_user_records=kernel_log.insecure_accept_user_records,
+        )
+
+    async def _serve(self, *, claimed: bool) -> None:
+        """Answer on this node. Where that cannot be, say so and go on: evidence matters more."""
+        answers = Answers(
+            node=self._config.node,
+            keeper=self._keeper,
+            commands=self._commands,
+            scheduler=self._scheduler,
+            feed=self._feed,
+            infos=self._infos,
+            uplink=self._uplink_state,
+            clock=self._clock,
+        )
+        self._local.routes = answers.routes()
+        try:
+            if claimed:
+                await self._local.serve_socket()
+        except OSError as error:
+            log.warning("the socket cannot be served: %s; the agent runs on without it", error)
+        if self._config.metrics_listen:
+            try:
+                await self._local.serve_port(self._config.metrics_listen)
+            except (OSError, ValueError) as error:
+                log.warning("metrics_listen %s: %s", self._config.metrics_listen, error)
+
+    # -- running -------------------------------------------------------------------------------
+
+    def _wake(self) -> bool:
+        if self._uplink is None:
+            return False
+        self._uplink.wake()
+        return self._uplink.streaming
+
+    def _reported(self, name: str, report: Report, whole: bool) -> None:  # noqa: FBT001 - Deliver
+        if isinstance(report, Off):
+            gone = [Gone(name, component) for component in self._keeper.latch.known(name)]
+            self._keeper.take(gone)
+        else:
+            self._keeper.take(report, look_of=name if whole else "")
+
+    async def _housekeeping(self) -> None:
+        while True:
+            await asyncio.sleep(HOUSEKEEPING)
+            if self._keeper.latch.expire(self._clock.boottime()):
+                self._keeper.changed_by_hand()
+
+    async def _end(self, parts: "list[asyncio.Task[Any]]") -> None:
+        log.info("stopping")
+        self._feed.stop()
+        if self._uplink is not None:
+            self._uplink.stop()
+            await asyncio.wait(
+                [part for part in parts if part.get_name() == "uplink"], timeout=FAREWELL
+            )
+        for part in parts:
+            part.cancel()
+        self._scheduler.cancel()
+        closing = asyncio.gather(self._sources.nvml.close(), self._sources.disk.close())
+        await asyncio.wait({closing}, timeout=FAREWELL)
+        self._keeper.close()
+        await self._local.close()
+
+    # -- who this is ---------------------------------------------------------------------------
+
+    def _infos(self) -> list[CheckInfo]:
+        own = [CheckInfo(name, 0.0) for name in (kernel_feed.CHECK, keeper.CHECK)]
+        logs_read = [CheckInfo(name, 0.0) for name in self._feed.checks]
+        off = [
+            CheckInfo(name, self._config.checks[name].interval, why)
+            for name, why in self._off.items()
+        ]
+        return [*self._scheduler.infos(), *logs_read, *off, *own]
+
+    def _traits(self) -> dict[str, str]:
+        """What a common cause is sought by."""
+        system = os.uname()
+        traits = {"kernel": system.release, "arch": system.machine}
+        try:
+            driver = (self._machine.sys / "module/nvidia/version").read_text(encoding="ascii")
+        except OSError:
+            return traits  # no NVIDIA driver is loaded
+        return {**traits, "driver": driver.strip()}
+
+    def _uplink_state(self) -> dict[str, Any]:
+        return {"state": "off"} if self._uplink is None else self._uplink.as_json()

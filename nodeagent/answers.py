@@ -1,0 +1,85 @@
+"""What the agent answers on its own node."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from nodeagent import results
+from nodeagent.clock import Clock
+from nodeagent.commands import CommandRefused, Commands
+from nodeagent.keeper import Keeper
+from nodeagent.kernel_feed import KernelFeed
+from nodeagent.local import Answer, Routes, json_answer
+from nodeagent.model import CheckInfo
+from nodeagent.scheduler import Scheduler
+from nodeagent.version import VERSION
+
+
+class Answers:
+    """The routes of the local server. ``uplink`` gives the stream's state as JSON."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        keeper: Keeper,
+        commands: Commands,
+        scheduler: Scheduler,
+        feed: KernelFeed,
+        infos: Callable[[], Sequence[CheckInfo]],
+        uplink: Callable[[], Mapping[str, Any]],
+        clock: Clock,
+    ) -> None:
+        self._node = node
+        self._keeper = keeper
+        self._commands = commands
+        self._scheduler = scheduler
+        self._feed = feed
+        self._infos = infos
+        self._uplink = uplink
+        self._clock = clock
+        self._started_at = clock.boottime()
+
+    def routes(self) -> Routes:
+        return {
+            ("GET", "/healthz"): self._healthz,
+            ("GET", "/v1/results"): self._results,
+            ("GET", "/metrics"): self._metrics,
+            ("POST", "/v1/run-checks"): self._run_checks,
+        }
+
+    async def _healthz(self, _: bytes) -> Answer:
+        """The event loop turns: no driver, disk or aggregator is asked."""
+        return json_answer({"status": "ok"})
+
+    async def _results(self, _: bytes) -> Answer:
+        now = self._clock.boottime()
+        latch = self._keeper.latch
+        return json_answer(results.as_json(latch, self._infos(), self._about(now), now))
+
+    async def _metrics(self, _: bytes) -> Answer:
+        now = self._clock.boottime()
+        checks = self._scheduler.checks.values()
+        text = results.metrics(self._keeper.latch, checks, self._about(now), now)
+        return Answer(text, content_type="text/plain; version=0.0.4")
+
+    async def _run_checks(self, body: bytes) -> Answer:
+        try:
+            names = json.loads(body or b"{}")["checks"] if body else []
+            ", ".join(names)  # a list of texts, or TypeError
+        except (ValueError, KeyError, TypeError):
+            return json_answer({"error": 'expected {"checks": ["NAME", ...]} or nothing'}, 400)
+        try:
+            return json_answer({"result": await self._commands.run_checks(names)})
+        except CommandRefused as error:
+            return json_answer({"error": str(error)}, 400)
+
+    def _about(self, now: float) -> results.About:
+        return results.About(
+            node=self._node,
+            version=VERSION,
+            uptime=now - self._started_at,
+            uplink=self._uplink(),
+            state_problem=self._keeper.problem,
+            kernel_records=self._feed.records,
+        )

@@ -1,0 +1,130 @@
+"""How an aggregator is reached: TLS with the site's CA, a token, or plaintext on this machine.
+
+Everything is read from its file at each connection, so that what was rotated is used.
+"""
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from nodeagent.config import UplinkConfig
+
+_HOST_PORT = re.compile(r"(?P<host>\[[0-9a-fA-F:.%]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
+
+#: Heartbeats are unacknowledged bytes when the other end is gone, and then TCP gives up after
+#: keepalive_timeout_ms. Pings are for what stands between: rarely, since 10,000 agents send them.
+_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 15_000),
+    ("grpc.keepalive_permit_without_calls", 0),
+    # We reconnect ourselves, with jitter; a retry or a pooled connection would be a second opinion.
+    ("grpc.enable_retries", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    # The cluster's own traffic goes through no proxy that the environment happens to name.
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_receive_message_length", 1024 * 1024),
+)
+
+
+class DialError(Exception):
+    """There is no way to connect as configured; the text says what is wrong and what to do."""
+
+
+@dataclass(slots=True)
+class TokenFile:
+    """The bearer token, read again when its file changes. Without a path there is none."""
+
+    path: Path | None
+    _stamp: tuple[int, int] = (0, 0)
+
+    def read(self) -> str:
+        """The token as it is now; empty without a path. Raises DialError."""
+        if self.path is None:
+            return ""
+        try:
+            self._stamp = self._look()
+            token = self.path.read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise DialError(f"the token {self.path} cannot be read: {error}") from error
+        if not token or not token.isprintable():
+            raise DialError(f"the token {self.path} is empty or holds more than a token")
+        return token
+
+    def renewed(self) -> str:
+        """The token if its file has changed since it was read; else empty. Raises DialError."""
+        if self.path is None:
+            return ""
+        try:
+            changed = self._look() != self._stamp
+        except OSError as error:
+            raise DialError(f"the token {self.path} cannot be read: {error}") from error
+        return self.read() if changed else ""
+
+    def _look(self) -> tuple[int, int]:
+        assert self.path is not None
+        found = self.path.stat()
+        return found.st_mtime_ns, found.st_ino
+
+
+class Dialer:
+    """Opens channels as ``[aggregator]`` says."""
+
+    def __init__(self, config: UplinkConfig) -> None:
+        self.token = TokenFile(config.token_file)
+        self._config = config
+
+    def check(self, address: str) -> None:
+        """Raise DialError when ``address`` is none, or may not be spoken to as configured."""
+        if address.startswith("unix:"):
+            return
+        match = _HOST_PORT.fullmatch(address)
+        if match is None:
+            raise DialError(f"{address!r} is no address: expected host:port or unix:/path")
+        if self._config.ca_file or self._config.insecure_plaintext or _is_loopback(match["host"]):
+            return
+        raise DialError(
+            f"{address} would be spoken to in plaintext: set aggregator.ca_file for TLS "
+            "(or, on a network that you trust, aggregator.insecure_plaintext = true)"
+        )
+
+    def open(self, address: str) -> grpc.aio.Channel:
+        """A channel to ``address``; it connects with its first call. Raises DialError."""
+        self.check(address)
+        options: list[tuple[str, str | int]] = list(_OPTIONS)
+        if self._config.ca_file is None:
+            return grpc.aio.insecure_channel(address, options=options)
+        if self._config.server_name:
+            options.append(("grpc.ssl_target_name_override", self._config.server_name))
+        credentials = grpc.ssl_channel_credentials(
+            _content(self._config.ca_file),
+            _content(self._config.key_file) if self._config.key_file else None,
+            _content(self._config.cert_file) if self._config.cert_file else None,
+        )
+        return grpc.aio.secure_channel(address, credentials, options=options)
+
+    def metadata(self) -> grpc.aio.Metadata:
+        """What each call carries. Raises DialError when the token cannot be read."""
+        token = self.token.read()
+        if not token:
+            return grpc.aio.Metadata()
+        return grpc.aio.Metadata(("authorization", f"Bearer {token}"))
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DialError(f"{path} cannot be read: {error.strerror}") from error

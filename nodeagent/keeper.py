@@ -1,0 +1,139 @@
+"""Takes evidence into the latch, and sees to it that it is saved before it is sent.
+
+One write per message: while an aggregator listens, the stream saves just before it sends, so
+evidence is on its way within a millisecond. Otherwise what is urgent is saved at once. What is
+neither sent nor saved for a moment (a count, the kernel log cursor) a timer saves; until then a
+restart reads it again from the kernel log, since evidence and cursor are one file.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from nodeagent.clock import Clock
+from nodeagent.evidence.diskcopy import DiskCopy
+from nodeagent.evidence.latch import Latch
+from nodeagent.evidence.state import State
+from nodeagent.evidence.store import Store
+from nodeagent.model import Batch, Evidence, Observation, Status
+from nodeagent.sources.gpus import GpuMap
+from nodeagent.sources.kmsg import Cursor
+
+log = logging.getLogger(__name__)
+
+#: The name under which the agent reports on itself.
+CHECK = "agent_state"
+#: Seconds within which what has changed is saved, sent or not; and within which the cursor is.
+SAVE_WITHIN = 0.25
+SAVE_CURSOR_WITHIN = 5.0
+
+
+class Keeper:
+    """The latch with its file. ``wake`` tells the uplink; it says whether somebody listens."""
+
+    def __init__(
+        self,
+        state: State,
+        *,
+        store: Store,
+        copy: DiskCopy,
+        gpus: GpuMap,
+        clock: Clock,
+        wake: Callable[[], bool],
+    ) -> None:
+        self._state = state
+        self._store = store
+        self._copy = copy
+        self._gpus = gpus
+        self._clock = clock
+        self._wake = wake
+        self._timer: asyncio.TimerHandle | None = None
+        self._worth_a_copy = False
+        self._said_problem: str | None = None
+        self._copy_problem = ""
+
+    @property
+    def latch(self) -> Latch:
+        return self._state.latch
+
+    @property
+    def problem(self) -> str:
+        """Why the state could not be saved; empty when it was."""
+        return self._store.problem
+
+    def take(self, batch: Batch, *, look_of: str = "") -> None:
+        """Evidence from a check; ``look_of`` names it when this is all that it has to say."""
+        changed = self.latch.apply(batch, self._clock.boottime(), look_of=look_of)
+        self._changed(changed=changed)
+
+    def take_log(self, evidence: Sequence[Evidence], cursor: Cursor | None) -> None:
+        """Evidence from the kernel log, and how far it has been read."""
+        changed = self.latch.apply(evidence, self._clock.boottime())
+        self._state.kernel_seq = None if cursor is None else cursor.seq
+        self._save_within(SAVE_CURSOR_WITHIN)
+        self._changed(changed=changed)
+
+    def changed_by_hand(self) -> None:
+        """The latch was changed directly (cleared, expired): save and send it."""
+        self._changed(changed=True)
+
+    def persist(self) -> None:
+        """Save now. A state that cannot be saved is kept in memory, said, and sent all the same."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        gpus = self._gpus.remembered()
+        self._worth_a_copy |= gpus != self._state.gpus
+        self._state.gpus = gpus
+        saved = self._store.save(self._state)
+        if saved and self._worth_a_copy:
+            self._worth_a_copy = False
+            self._copy.changed()
+        self._report()
+
+    def close(self) -> None:
+        """The last save."""
+        self._worth_a_copy = True
+        self.persist()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._copy.close()
+
+    def _changed(self, *, changed: bool) -> None:
+        if self.latch.urgent:
+            self._worth_a_copy = True
+            if self._wake():
+                self._save_within(SAVE_WITHIN)
+            else:
+                self.persist()
+        elif changed:
+            self._wake()
+            self._save_within(SAVE_WITHIN)
+
+    def _save_within(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        if self._timer is not None:
+            if self._timer.when() <= loop.time() + seconds:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_later(seconds, self._save_is_due)
+
+    def _save_is_due(self) -> None:
+        self._timer = None
+        self.persist()
+
+    def _report(self) -> None:
+        """Say when saving starts to fail and when it goes again; not at each attempt."""
+        if self._copy.problem != self._copy_problem:
+            self._copy_problem = self._copy.problem
+            if self._copy_problem:
+                log.warning("%s", self._copy_problem)
+        problem = self._store.problem
+        if problem == self._said_problem:
+            return
+        if problem:
+            log.error("%s; evidence is kept in memory and would not survive a restart", problem)
+        self._said_problem = problem
+        status, reason = (Status.DEGRADED, "not-saved") if problem else (Status.OK, "")
+        self.latch.apply([Observation(CHECK, "", status, reason, problem)], self._clock.boottime())
+        self._wake()

@@ -1,0 +1,111 @@
+"""From the kernel log to evidence: each readable moment one batch, through every log check."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from nodeagent.checks.base import LogCheck
+from nodeagent.model import Evidence, Loss, Observation, Status
+from nodeagent.sources.kmsg import Cursor, KernelLogUnavailable, KmsgReader, Record
+
+log = logging.getLogger(__name__)
+
+#: The name under which the log itself is reported.
+CHECK = "kernel_log"
+#: Records at a turn of the event loop: a flood must not hold up the stream or a command.
+BATCH = 512
+#: Seconds until the next try when the log cannot be opened, or (in tests) a file has no more.
+RETRY = 60.0
+POLL_FILE = 0.2
+
+
+class KernelFeed:
+    """Reads the kernel log as it comes.
+
+    ``reader`` makes one that goes on after the given cursor (None: as a first look).
+    ``deliver(evidence, cursor)`` takes what a batch says together with how far it reached: the two
+    are saved together or not at all.
+    """
+
+    def __init__(
+        self,
+        reader: Callable[[Cursor | None], KmsgReader],
+        checks: Mapping[str, LogCheck],
+        *,
+        cursor: Cursor | None,
+        deliver: Callable[[Sequence[Evidence], Cursor | None], None],
+    ) -> None:
+        self.records = 0
+        self.cursor = cursor
+        self._make_reader = reader
+        self.checks = checks
+        self._deliver = deliver
+        self._reader: KmsgReader | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._complaint = ""
+
+    def start(self) -> None:
+        """Open the log and read on; where it cannot be, say so and try again later."""
+        reader = self._make_reader(self.cursor)
+        try:
+            reader.open()
+        except KernelLogUnavailable as error:
+            self._unavailable(error)
+            return
+        self._complaint = ""
+        self._reader = reader
+        self._deliver([Observation(CHECK, "", Status.OK)], self.cursor)
+        if reader.pollable:
+            asyncio.get_running_loop().add_reader(reader.fileno(), self._readable, reader)
+        self._readable(reader)
+
+    def stop(self) -> None:
+        """Read no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._reader is not None:
+            if self._reader.pollable:
+                asyncio.get_running_loop().remove_reader(self._reader.fileno())
+            self._reader.close()
+            self._reader = None
+
+    def _readable(self, reader: KmsgReader) -> None:
+        """One batch. While there is more the descriptor stays readable: this is called again."""
+        try:
+            batch = reader.read_batch(BATCH)
+        except KernelLogUnavailable as error:
+            self.stop()
+            self._unavailable(error)
+            return
+        self.records += len(batch)
+        evidence: list[Evidence] = []
+        for item in batch:
+            if isinstance(item, Loss):
+                evidence.append(item)
+            else:
+                evidence += self._read(item)
+        if evidence or reader.cursor != self.cursor:
+            self.cursor = reader.cursor
+            self._deliver(evidence, self.cursor)
+        if not reader.pollable:
+            wait = POLL_FILE if reader.caught_up else 0
+            self._timer = asyncio.get_running_loop().call_later(wait, self._readable, reader)
+
+    def _read(self, record: Record) -> list[Evidence]:
+        evidence: list[Evidence] = []
+        for name, check in self.checks.items():
+            try:
+                evidence += check.read(record)
+            except Exception:  # outermost edge of a check: its bug must not cost the other records
+                log.exception("check %s failed on kernel log record %d", name, record.seq)
+                what = f"check {name} failed on record {record.seq}; the agent's log has the reason"
+                evidence.append(Loss("kmsg", 1, what))
+        return evidence
+
+    def _unavailable(self, error: KernelLogUnavailable) -> None:
+        if str(error) != self._complaint:
+            log.warning("%s", error)
+        self._complaint = str(error)
+        seen = Observation(CHECK, "", Status.UNKNOWN, "unavailable", str(error))
+        self._deliver([seen], self.cursor)
+        self._timer = asyncio.get_running_loop().call_later(RETRY, self.start)

@@ -1,0 +1,198 @@
+"""HTTP for this node alone: a unix socket, and a port for scrapers if one is configured.
+
+Small on purpose: an HTTP library would cost the agent as much memory as gRPC does. One request a
+connection, answered at once; whoever is slow is cut off.
+
+The socket is 0600: who may ask is who may become root on the node.
+"""
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+LARGEST_HEAD = 8 * 1024
+LARGEST_BODY = 64 * 1024
+PATIENCE = 5.0
+CONNECTIONS = 32
+
+_REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    408: "Request Timeout",
+    413: "Content Too Large",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+}
+
+
+class AlreadyRunning(Exception):
+    """Another live agent serves this node; the text says how it was seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a route gives back."""
+
+    body: str
+    status: int = 200
+    content_type: str = "application/json"
+
+
+def json_answer(content: object, status: int = 200) -> Answer:
+    return Answer(json.dumps(content) + "\n", status)
+
+
+#: By method and path; the argument is the request's body.
+Routes = Mapping[tuple[str, str], Callable[[bytes], Awaitable[Answer]]]
+
+
+class LocalServer:
+    """Serves ``routes``. ``claim`` first: it is what keeps a second agent off this node."""
+
+    def __init__(self) -> None:
+        self.routes: Routes = {}
+        self._servers: list[asyncio.Server] = []
+        self._lock = -1
+        self._path: Path | None = None
+        self._connections = 0
+
+    def claim(self, path: Path) -> None:
+        """Take the socket's name for this process. Raises AlreadyRunning, or OSError.
+
+        The lock decides between two agents that start at once; a socket that answers although the
+        lock is free belongs to an agent that sees another lock file (another mount namespace).
+        """
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise AlreadyRunning(
+                f"another agent runs on this node: it holds {path}.lock. Stop it first, or give "
+                "this one its own socket, run_dir and state_dir"
+            ) from None
+        self._lock = lock
+        if _answers(path):
+            raise AlreadyRunning(
+                f"another agent runs on this node: it answers on {path}. Stop it first"
+            )
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        self._path = path
+
+    async def serve_socket(self) -> None:
+        """Listen on the claimed socket. Raises OSError."""
+        assert self._path is not None
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o177)
+        try:
+            listener.bind(str(self._path))
+        finally:
+            os.umask(before)
+        self._servers.append(
+            await asyncio.start_unix_server(self._serve, sock=listener, limit=LARGEST_HEAD)
+        )
+
+    async def serve_port(self, address: str) -> None:
+        """Listen on ``host:port`` too. Raises OSError."""
+        host, _, port = address.rpartition(":")
+        self._servers.append(
+            await asyncio.start_server(
+                self._serve, host.strip("[]") or None, int(port), limit=LARGEST_HEAD
+            )
+        )
+
+    async def close(self) -> None:
+        """Stop listening and give the name back."""
+        for server in self._servers:
+            server.close()
+        if self._path is not None and self._servers:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections += 1
+        try:
+            answer = await self._answer(reader)
+            body = answer.body.encode()
+            head = (
+                f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}\r\n"
+                f"Content-Type: {answer.content_type}\r\n"
+                f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+            )
+            async with asyncio.timeout(PATIENCE):
+                writer.write(head.encode() + body)
+                await writer.drain()
+        except (OSError, TimeoutError):
+            return  # who asked has gone
+        finally:
+            self._connections -= 1
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader) -> Answer:
+        if self._connections > CONNECTIONS:
+            return json_answer({"error": "too many connections"}, 503)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                method, path, body = await _request(reader)
+        except TimeoutError:
+            return json_answer({"error": "the request took too long"}, 408)
+        except asyncio.LimitOverrunError:
+            return json_answer({"error": "the request's head is too large"}, 413)
+        except (ValueError, asyncio.IncompleteReadError) as error:
+            return json_answer({"error": f"no HTTP request: {error}"}, 400)
+        route = self.routes.get((method, path))
+        if route is None:
+            known = sorted(" ".join(each) for each in self.routes)
+            status = 405 if any(path == each for _, each in self.routes) else 404
+            return json_answer({"error": f"no {method} {path}", "routes": known}, status)
+        try:
+            return await route(body)
+        except Exception as error:  # outermost edge: the asker hears of it, the agent lives on
+            log.exception("%s %s failed", method, path)
+            return json_answer({"error": f"{type(error).__name__}: {error}"}, 500)
+
+
+async def _request(reader: asyncio.StreamReader) -> tuple[str, str, bytes]:
+    head = await reader.readuntil(b"\r\n\r\n")
+    first, *lines = head.decode("latin-1").split("\r\n")
+    method, target, version = first.split(" ")
+    if not version.startswith("HTTP/1."):
+        raise ValueError(f"{version} is not spoken here")
+    length = 0
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip().lower() == "content-length":
+            length = int(value)
+    if not 0 <= length <= LARGEST_BODY:
+        raise ValueError(f"a body of {length} bytes")
+    body = await reader.readexactly(length)
+    return method, target.partition("?")[0], body
+
+
+def _answers(path: Path) -> bool:
+    """Whether somebody accepts connections on the socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except OSError as error:
+            # A full backlog belongs to somebody who lives.
+            return isinstance(error, TimeoutError) or error.errno == errno.EAGAIN
+    return True

@@ -1,0 +1,68 @@
+"""Logs: JSON lines on stdout, for whatever collects them.
+
+A log line must never hold the agent up: behind stdout there is a pipe, behind the pipe a collector,
+and behind that perhaps the disk that is sick. So a pipe that is full loses lines, and the next line
+that gets through says how many.
+"""
+
+import json
+import logging
+import os
+import stat
+import time
+from collections.abc import Callable
+from typing import Any
+
+#: What a pipe takes whole or not at all (PIPE_BUF), newline included.
+_LONGEST = 4096
+_OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class JsonLines(logging.Handler):
+    """Writes each record to ``fd`` as one JSON object: time (UTC), level, logger, message, extras.
+
+    Extras are what the caller gave as ``extra=``. Secrets are never given to a logger.
+    """
+
+    def __init__(self, fd: int, wall_clock: Callable[[], float]) -> None:
+        super().__init__()
+        self._fd = fd
+        self._wall_clock = wall_clock
+        self._dropped = 0
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+            os.set_blocking(fd, False)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = self._line(record)
+        try:
+            os.write(self._fd, line)
+        except OSError:  # full, or nobody reads any more: nowhere left to say so but the next line
+            self._dropped += 1
+        else:
+            self._dropped = 0
+
+    def _line(self, record: logging.LogRecord) -> bytes:
+        now = self._wall_clock()
+        day = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
+        fields: dict[str, Any] = {
+            "time": f"{day}.{int(now % 1 * 1000):03}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        fields |= {key: value for key, value in vars(record).items() if key not in _OWN}
+        if record.exc_info:
+            fields["traceback"] = logging.Formatter().formatException(record.exc_info)
+        if self._dropped:
+            fields["lines_dropped_before"] = self._dropped
+        line = json.dumps(fields, default=str).encode()
+        if len(line) >= _LONGEST:
+            kept = {key: str(value)[: _LONGEST // 8] for key, value in list(fields.items())[:6]}
+            line = json.dumps({**kept, "cut": True}).encode()[: _LONGEST - 1]
+        return line + b"\n"
+
+
+def start(level: str, *, fd: int = 1) -> None:
+    """Send this process's logs to ``fd`` from ``level`` ("debug", "info", ...) up."""
+    logging.basicConfig(level=level.upper(), handlers=[JsonLines(fd, time.time)], force=True)

@@ -1,0 +1,130 @@
+"""What the agent tells on its own node: the results as JSON, the metrics as text. Pure."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nodeagent.evidence.latch import Latch
+from nodeagent.findings import Findings, Latched, Result
+from nodeagent.model import CheckInfo
+from nodeagent.scheduler import Scheduled
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """The agent itself. ``uplink`` is JSON for people: state, address, error."""
+
+    node: str
+    version: str
+    uptime: float
+    uplink: Mapping[str, Any]
+    state_problem: str
+    kernel_records: int
+
+
+def as_json(latch: Latch, checks: Sequence[CheckInfo], about: About, now: float) -> dict[str, Any]:
+    """The answer of ``GET /v1/results``: ``sickbay-agent check -o json``, and the agent itself."""
+    findings = Findings(
+        node=about.node,
+        source="agent",
+        results=[
+            Result(e.check, e.component, e.status, e.reason, e.message, max(now - e.since, 0))
+            for e in latch.components.values()
+        ],
+        faults=[
+            Latched(
+                code=entry.code,
+                check=entry.check,
+                component=entry.component,
+                message=entry.message,
+                count=entry.count,
+                first_age=max(now - entry.first, 0),
+                last_age=max(now - entry.last, 0),
+                cleared_by=entry.cleared_by,
+                historical=entry.historical,
+                details=entry.details,
+            )
+            for entry in latch.faults.values()
+        ],
+        checks=checks,
+        notes=[f"evidence lost: {loss.message}" for loss in latch.owed.losses],
+    )
+    agent = {
+        "version": about.version,
+        "boot_id": latch.boot_id,
+        "uptime_seconds": round(about.uptime, 3),
+        "uplink": about.uplink,
+        "last_seq": latch.last_seq,
+        "last_acked": latch.last_acked,
+        "state_problem": about.state_problem,
+    }
+    return findings.as_json() | {"agent": agent}
+
+
+def metrics(latch: Latch, checks: Iterable[Scheduled], about: About, now: float) -> str:
+    """The text of ``GET /metrics``: the agent's own health, and counts of what it sees."""
+    page = _Page()
+    page.family("sickbay_agent_info", "gauge", "The agent.", [({"version": about.version}, 1)])
+    page.one("sickbay_agent_uptime_seconds", "gauge", "Since the agent's start.", about.uptime)
+    connected = int(about.uplink.get("state") == "streaming")
+    page.one("sickbay_agent_streaming", "gauge", "An aggregator takes the evidence.", connected)
+    unacked = latch.last_seq - latch.last_acked
+    page.one("sickbay_agent_unacknowledged_messages", "gauge", "Sent, not yet safe.", unacked)
+    saved = int(not about.state_problem)
+    page.one("sickbay_agent_state_saved", "gauge", "The latest save of the state went.", saved)
+    records = about.kernel_records
+    page.one("sickbay_agent_kernel_records_total", "counter", "Kernel log records.", records)
+    statuses = Counter((e.check, e.status.name.lower()) for e in latch.components.values())
+    page.family(
+        "sickbay_agent_components",
+        "gauge",
+        "Components by check and status.",
+        [({"check": c, "status": s}, n) for (c, s), n in sorted(statuses.items())],
+    )
+    codes = Counter(f.code for f in latch.faults.values())
+    page.family(
+        "sickbay_agent_faults",
+        "gauge",
+        "Latched faults by code.",
+        [({"code": code}, n) for code, n in sorted(codes.items())],
+    )
+    _check_metrics(page, list(checks), now)
+    return page.text()
+
+
+def _check_metrics(page: "_Page", checks: Sequence[Scheduled], now: float) -> None:
+    def each(name: str, kind: str, text: str, value: str) -> None:
+        samples = [({"check": c.name}, getattr(c, value)) for c in checks]
+        page.family(f"sickbay_agent_check_{name}", kind, text, samples)
+
+    each("looks_total", "counter", "Looks that ended.", "looks")
+    each("errors_total", "counter", "Looks that ended with the check's own error.", "errors")
+    each("hangs_total", "counter", "Looks that outlived their deadline.", "hangs")
+    each("duration_seconds", "gauge", "How long the latest look took.", "last_duration")
+    ages = [({"check": c.name}, now - c.last_success) for c in checks if c.last_success is not None]
+    about = "Since the check last ended well."
+    page.family("sickbay_agent_check_success_age_seconds", "gauge", about, ages)
+
+
+class _Page:
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+
+    def one(self, name: str, kind: str, about: str, value: float) -> None:
+        self.family(name, kind, about, [({}, value)])
+
+    def family(
+        self, name: str, kind: str, about: str, samples: Iterable[tuple[Mapping[str, str], float]]
+    ) -> None:
+        self._lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
+        for labels, value in samples:
+            pairs = ",".join(f'{key}="{_escape(text)}"' for key, text in labels.items())
+            self._lines.append(f"{name}{{{pairs}}} {value:g}" if pairs else f"{name} {value:g}")
+
+    def text(self) -> str:
+        return "\n".join(self._lines) + "\n"
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,0 +1,158 @@
+"""Runs checks at jittered intervals, each under its deadline, at most one look of each at a time.
+
+Checks of one interval run in the same beat: four GPU checks then share one sample, and an idle
+agent wakes up rarely. A look that outlives its deadline is said for (``unknown``, ``hung``) and
+left alone: it may share a worker with others, and what waits in the kernel cannot be cancelled. It
+is not started again until it ends, and what it brings then still counts.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from nodeagent.checks.base import Check, Off, Report
+from nodeagent.clock import Clock
+from nodeagent.model import CheckInfo, Observation, Status
+
+log = logging.getLogger(__name__)
+
+#: An interval is drawn anew each time from this share of it, up or down: 10,000 agents that were
+#: rolled out together must drift apart.
+JITTER = 0.1
+#: The first look comes within so many seconds of the start.
+FIRST_LOOK = 3.0
+
+
+@dataclass(slots=True)
+class Scheduled:
+    """A check that runs, and how its looks went. Durations and times are seconds (boottime)."""
+
+    name: str
+    check: Check
+    interval: float
+    deadline: float
+    off_because: str = ""
+    looks: int = 0
+    errors: int = 0
+    hangs: int = 0
+    last_duration: float = 0.0
+    last_success: float | None = None
+    #: Why the latest look failed; empty when it went well.
+    error: str = ""
+    #: Since when a look is under way that has outlived its deadline.
+    hung_since: float | None = None
+    running: "asyncio.Task[None] | None" = field(default=None, repr=False)
+
+
+#: ``deliver(name, report, whole)``: ``whole`` when the report is all that the check has to say.
+Deliver = Callable[[str, Report, bool], None]
+
+
+class Scheduler:
+    """Gives what checks report to ``deliver``.
+
+    ``known`` names the components that a check has reported, for which a hung look says "unknown".
+    ``random`` gives numbers from [0, 1).
+    """
+
+    def __init__(
+        self,
+        checks: Sequence[Scheduled],
+        *,
+        clock: Clock,
+        random: Callable[[], float],
+        deliver: Deliver,
+        known: Callable[[str], Sequence[str]],
+    ) -> None:
+        self.checks: Mapping[str, Scheduled] = {check.name: check for check in checks}
+        self._clock = clock
+        self._random = random
+        self._deliver = deliver
+        self._known = known
+        self._looks: set[asyncio.Task[None]] = set()
+
+    def infos(self) -> list[CheckInfo]:
+        """Each check as Hello tells of it."""
+        return [CheckInfo(c.name, c.interval, c.off_because) for c in self.checks.values()]
+
+    async def run(self) -> None:
+        """Run checks until cancelled. Looks under way are then left to the loop's end."""
+        beats: dict[float, list[Scheduled]] = {}
+        for check in self.checks.values():
+            beats.setdefault(check.interval, []).append(check)
+        if not beats:
+            await asyncio.get_running_loop().create_future()
+        async with asyncio.TaskGroup() as group:
+            for interval, checks in beats.items():
+                group.create_task(self._beat(interval, checks))
+
+    async def run_now(self, names: Collection[str] = ()) -> list[str]:
+        """Run these checks (all when empty) out of turn, and wait for them.
+
+        Gives the names of those that had not ended by their deadline. Raises KeyError for a name
+        that no running check has.
+        """
+        chosen = [self.checks[name] for name in names] if names else list(self.checks.values())
+        await asyncio.gather(*(self._look_once(check) for check in chosen))
+        return [check.name for check in chosen if check.hung_since is not None]
+
+    def cancel(self) -> None:
+        """Let go of looks that are still under way: the agent ends."""
+        for task in self._looks:
+            task.cancel()
+
+    async def _beat(self, interval: float, checks: Sequence[Scheduled]) -> None:
+        await asyncio.sleep(self._random() * min(interval, FIRST_LOOK))
+        while True:
+            for check in checks:
+                if check.running is None:
+                    self._keep(asyncio.create_task(self._look_once(check)))
+            await asyncio.sleep(interval * (1 - JITTER + 2 * JITTER * self._random()))
+
+    async def _look_once(self, check: Scheduled) -> None:
+        """One look, or the rest of the one under way; returns at its end or its deadline."""
+        if check.running is None:
+            check.running = asyncio.create_task(self._look(check), name=f"check {check.name}")
+            self._keep(check.running)
+        task = check.running
+        await asyncio.wait({task}, timeout=check.deadline)
+        if not task.done() and check.hung_since is None:
+            check.hung_since = self._clock.boottime()
+            check.hangs += 1
+            log.warning("check %s gave no result in %g s", check.name, check.deadline)
+            message = f"no result in {check.deadline:g} s"
+            self._deliver(check.name, self._unknown(check, "hung", message), False)
+
+    async def _look(self, check: Scheduled) -> None:
+        started = self._clock.boottime()
+        try:
+            report: Report = await check.check.look()
+        except Exception as error:  # outermost edge of a check: its bug must not end the others
+            check.errors += 1
+            message = f"{type(error).__name__}: {error}"
+            if check.error != message:
+                log.exception("check %s failed", check.name)
+            check.error = message
+            self._deliver(check.name, self._unknown(check, "check-error", message), False)
+        else:
+            check.off_because = report.reason if isinstance(report, Off) else ""
+            check.error = ""
+            check.last_success = self._clock.boottime()
+            self._deliver(check.name, report, True)
+        finally:
+            check.looks += 1
+            check.last_duration = self._clock.boottime() - started
+            check.hung_since = None
+            check.running = None
+
+    def _unknown(self, check: Scheduled, reason: str, message: str) -> Report:
+        components = self._known(check.name) or [""]
+        return [
+            Observation(check.name, component, Status.UNKNOWN, reason, message)
+            for component in components
+        ]
+
+    def _keep(self, task: "asyncio.Task[None]") -> None:
+        self._looks.add(task)
+        task.add_done_callback(self._looks.discard)
