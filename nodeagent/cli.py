@@ -81,12 +81,9 @@ def _load(options: argparse.Namespace, environ: Mapping[str, str], **how: bool) 
 
 def _command_run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     config = _load(options, environ)
-    import asyncio
+    from nodeagent import agent
 
-    from nodeagent.agent import Agent
-
-    asyncio.run(Agent(config).run())
-    return OK
+    return agent.run(config)
 
 
 def _command_check(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
@@ -157,9 +154,10 @@ def _parser() -> argparse.ArgumentParser:
         prog="sickbay-agent",
         description="Health of this node: its evidence, to the aggregator or to you.",
         allow_abbrev=False,
+        formatter_class=_formatter,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(prog="sickbay-agent", required=True, metavar="COMMAND")
 
     run = _command(commands, "run", _command_run, "run the agent until it is told to stop")
     _add_config(run)
@@ -196,9 +194,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    # argparse makes one for every argument, and one without a width imports shutil: 10 ms.
+    return argparse.HelpFormatter(prog, width=100)
+
+
 def _command(commands: Any, name: str, command: Any, purpose: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
-        name, help=purpose, description=purpose[0].upper() + purpose[1:] + ".", allow_abbrev=False
+        name,
+        help=purpose,
+        description=purpose[0].upper() + purpose[1:] + ".",
+        allow_abbrev=False,
+        formatter_class=_formatter,
     )
     parser.set_defaults(command=command)
     return parser
@@ -237,12 +244,12 @@ def _timeout(text: str) -> float:
 
 
 class _Version(argparse.Action):
-    """Looks the version up when it is asked for: importlib.metadata takes longer than a check."""
+    """As argparse's own, which wants its text made at every start."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> NoReturn:
-        from importlib.metadata import version
+        from nodeagent.version import VERSION
 
-        print(f"sickbay-agent {version('sickbay')}")
+        print(f"sickbay-agent {VERSION}")
         parser.exit()
 
 

@@ -134,7 +134,7 @@ def load(path: Path, environ: Mapping[str, str], *, with_checks: bool = True) ->
 
 def default(environ: Mapping[str, str], *, with_checks: bool = True) -> Config:
     """The configuration of a machine without a file. Raises ConfigError (a bad NODE_NAME)."""
-    document = Document("(no configuration file)", {}, {})
+    document = Document("(no configuration file)", {}, "")
     checks = _checks(document.top.table("checks"), read=with_checks)
     config = Config(node=_node(document, environ), checks=checks)
     document.finish()

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nodeagent import toml_lines
-
 T = TypeVar("T")
+
+#: A key as a path from the top; a whole number is a position in an array.
+Key = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +45,26 @@ class ConfigError(Exception):
 class Document:
     """A file's content, and what was found wrong with it so far."""
 
-    def __init__(
-        self, file: str, content: dict[str, Any], lines: dict[toml_lines.Path, int]
-    ) -> None:
+    def __init__(self, file: str, content: dict[str, Any], text: str) -> None:
         self.file = file
-        self._lines = lines
+        self._text = text
+        self._lines: dict[Key, int] | None = None  # made when the first mistake needs them
         self._problems: list[Problem] = []
         self._tables: list[Table] = []
         self.top = self._table((), content)
 
-    def problem(self, path: toml_lines.Path, what: str, expected: str = "") -> None:
+    def problem(self, path: Key, what: str, expected: str = "") -> None:
+        from nodeagent import toml_lines
+
+        if self._lines is None:
+            self._lines = toml_lines.key_lines(self._text)
         line = toml_lines.line_of(self._lines, path)
         self.add(Problem(self.file, line, dotted(path), what, expected))
 
     def add(self, problem: Problem) -> None:
         self._problems.append(problem)
 
-    def _table(self, path: toml_lines.Path, content: dict[str, Any]) -> "Table":
+    def _table(self, path: Key, content: dict[str, Any]) -> "Table":
         table = Table(self, path, content)
         self._tables.append(table)
         return table
@@ -87,7 +91,7 @@ class Document:
 class Table:
     """One table of the document. Every question about a key marks it as known."""
 
-    def __init__(self, document: Document, path: toml_lines.Path, content: dict[str, Any]) -> None:
+    def __init__(self, document: Document, path: Key, content: dict[str, Any]) -> None:
         self._document = document
         self._path = path
         self._content = content
@@ -99,7 +103,7 @@ class Table:
     def names(self) -> list[str]:
         return list(self._content)
 
-    def path_of(self, name: str) -> toml_lines.Path:
+    def path_of(self, name: str) -> Key:
         return (*self._path, name)
 
     def problem(self, name: str, what: str, expected: str = "") -> None:
@@ -134,7 +138,7 @@ class Table:
     def unknown(self) -> list[str]:
         return [name for name in self._content if name not in self._known]
 
-    def known(self) -> list[toml_lines.Path]:
+    def known(self) -> list[Key]:
         return [(*self._path, name) for name in sorted(self._known)]
 
 
@@ -160,7 +164,7 @@ def read_document(path: Path) -> Document:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError([_syntax_problem(file, text, str(error))]) from None
-    return Document(file, content, toml_lines.key_lines(text))
+    return Document(file, content, text)
 
 
 def _syntax_problem(file: str, text: str, message: str) -> Problem:
@@ -172,7 +176,7 @@ def _syntax_problem(file: str, text: str, message: str) -> Problem:
     return Problem(file, line, "", f"not valid TOML: {message[: place.start()]}", "TOML 1.0")
 
 
-def dotted(path: toml_lines.Path) -> str:
+def dotted(path: Key) -> str:
     """The path as it would be written in TOML: ``checks."a b".paths[1]``."""
     out = ""
     for part in path:
