@@ -22,7 +22,7 @@ from nodeagent.sources.kmsg import Cursor
 log = logging.getLogger(__name__)
 
 #: The name under which the agent reports on itself.
-CHECK = "agent_state"
+CHECK = "agent-state"
 #: Seconds within which what has changed is saved, sent or not; and within which the cursor is.
 SAVE_WITHIN = 0.25
 SAVE_CURSOR_WITHIN = 5.0

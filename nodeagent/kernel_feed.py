@@ -11,7 +11,7 @@ from nodeagent.sources.kmsg import Cursor, KernelLogUnavailable, KmsgReader, Rec
 log = logging.getLogger(__name__)
 
 #: The name under which the log itself is reported.
-CHECK = "kernel_log"
+CHECK = "kernel-log"
 #: Records at a turn of the event loop: a flood must not hold up the stream or a command.
 BATCH = 512
 #: Seconds until the next try when the log cannot be opened, or (in tests) a file has no more.

@@ -1,0 +1,144 @@
+"""A real agent process whose kernel log is a FIFO and whose PCI bus is files."""
+
+import asyncio
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.agent.kernel_log import GPU, pci_device, raw
+from tests.support.ward import until
+
+#: Checks that look at the machine of the test run are off: what it has is no test's business.
+QUIET = """
+[checks.disk-space]
+on = false
+[checks.disk-readonly]
+on = false
+[checks.disk-write]
+on = false
+[checks.nic-link]
+on = false
+[checks.reach]
+on = false
+"""
+
+
+class AgentProcess:
+    """One node's files under ``folder``, and the agent that is started on them, again and again."""
+
+    def __init__(self, folder: Path, *, aggregator: str = "", more: str = QUIET) -> None:
+        self.folder = folder
+        self.run_dir = folder / "run"
+        self.state_dir = folder / "state"
+        self.socket = self.run_dir / "agent.sock"
+        self.log_path = folder / "agent.log"
+        self.config = folder / "agent.toml"
+        self.aggregator = aggregator
+        self.uplink = ""
+        self.more = more
+        self.kmsg = folder / "kmsg"
+        self.process: subprocess.Popen[bytes] | None = None
+        self._seq = 0
+        pci_device(folder / "sys", f"{GPU}.0", "0x030200")
+        os.mkfifo(self.kmsg)
+        # Held open, so that lines written while no agent runs wait there as in the kernel's ring.
+        self._fifo = os.open(self.kmsg, os.O_RDWR)
+
+    def write_config(self) -> None:
+        uplink = f'[aggregator]\naddress = "{self.aggregator}"\n{self.uplink}'
+        self.config.write_text(
+            f"""
+node = "node-a"
+sys = "{self.folder / "sys"}"
+run_dir = "{self.run_dir}"
+state_dir = "{self.state_dir}"
+socket = "{self.socket}"
+{uplink if self.aggregator else ""}
+[kernel_log]
+path = "{self.kmsg}"
+boot_grace = "10000d"
+{self.more}
+"""
+        )
+
+    def start(self) -> "AgentProcess":
+        self.write_config()
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "nodeagent.cli", "run", "--config", str(self.config)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=Path(__file__).parents[2],
+            )
+        return self
+
+    def kill(self) -> None:
+        """As the kernel's out-of-memory killer would."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    async def terminate(self) -> int:
+        assert self.process is not None
+        process = self.process
+        process.send_signal(signal.SIGTERM)
+        await until(lambda: process.poll() is not None, within=15, what=self.log())
+        return process.wait()
+
+    def close(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.kill()
+        os.close(self._fifo)
+
+    def xid(self, code: int = 79, *, address: str = GPU, pid: int = 1234) -> int:
+        """One Xid line; its sequence number."""
+        text = f"NVRM: Xid (PCI:{address}): {code}, pid={pid}, name=python3, and so on"
+        return self.line(text)
+
+    def line(self, text: str) -> int:
+        self._seq += 1
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        os.write(self._fifo, raw(self._seq, text, at=now))
+        return self._seq
+
+    def log(self) -> str:
+        return self.log_path.read_text() if self.log_path.exists() else ""
+
+    def state(self) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads((self.run_dir / "state.json").read_bytes())
+        return document
+
+    async def ask(self, path: str, method: str = "GET", body: str = "") -> tuple[int, str]:
+        """Ask the local socket, off the loop: the fake aggregator lives on it."""
+        return await asyncio.to_thread(self._ask, path, method, body)
+
+    def _ask(self, path: str, method: str, body: str) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("localhost", timeout=10)
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.connect(str(self.socket))
+        try:
+            connection.request(method, path, body)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+    async def up(self) -> "AgentProcess":
+        """Wait until it answers on its socket."""
+        await until(self._answers, within=20, what="the agent's socket")
+        return self
+
+    def _answers(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, self.log()
+        try:
+            return self._ask("/healthz", "GET", "")[0] == 200
+        except OSError:
+            return False
