@@ -97,7 +97,7 @@ def _build(sources: Sources, _options: Mapping[str, Any]) -> GpuEcc:
 
 
 SPEC = CheckSpec(
-    name="gpu_ecc",
+    name="gpu-ecc",
     sees="uncorrectable memory errors, and counters that fall because the GPU was reset",
     source="NVML, nvmlDeviceGetTotalEccErrors",
     cost=gpu_common.COST,
