@@ -1,0 +1,243 @@
+"""A cluster without Kubernetes: state in SQLite, an optional command for each step.
+
+The same protocol, the same fences: the actor does not know the difference. A quarantine's taint and
+"unschedulable" are rows here, and what they mean is the site's command (`scontrol update ...`).
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from aggregator.local.commands import CommandFailed, run_command
+from aggregator.local.store import Store
+from aggregator.quarantine.cluster import (
+    Evicted,
+    EvictionResult,
+    News,
+    Node,
+    NodeChange,
+    NodeMeta,
+    NodeUncordoned,
+    Pod,
+    Quarantine,
+    QuarantineGone,
+    QuarantineSeen,
+    QuarantineSpec,
+    QuarantineStatus,
+    RecordSeen,
+    RecordText,
+    ViewRestored,
+)
+
+#: How soon what another process wrote (a person's `sickbay --local stop`) is noticed, in seconds.
+POLL = 0.25
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """Argument lists; an empty one is no command. ``limit`` is in seconds, for each run."""
+
+    cordon: Sequence[str] = ()
+    drain: Sequence[str] = ()
+    release: Sequence[str] = ()
+    limit: float = 30.0
+
+
+@dataclass(slots=True)
+class _Told:
+    """What the news have told, to tell only what differs."""
+
+    quarantines: dict[str, Quarantine]
+    unschedulable: frozenset[str]
+    record: RecordText
+
+
+class LocalCluster:
+    """The `Cluster` protocol on a SQLite file."""
+
+    kind = "local"
+
+    def __init__(self, path: Path, *, commands: Commands, wall: Callable[[], float]) -> None:
+        self._path = path
+        self._commands = commands
+        self._wall = wall
+        self._store: Store | None = None
+        # One thread: SQLite has one writer, and a stuck disk must not stop the event loop.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="local-cluster")
+        self._changed = asyncio.Event()
+
+    async def start(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._store = await self._in_thread(Store, self._path, wall=self._wall)
+
+    async def close(self) -> None:
+        if self._store is not None:
+            await self._in_thread(self._store.close)
+        self._thread.shutdown(wait=False)
+
+    @property
+    def _open(self) -> Store:
+        assert self._store is not None, "start() comes first"
+        return self._store
+
+    async def _in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, lambda: function(*args, **kwargs))
+
+    async def _write(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await self._in_thread(function, *args, **kwargs)
+        finally:
+            self._changed.set()
+
+    # -- news -------------------------------------------------------------------------
+
+    async def news(self) -> AsyncIterator[News]:
+        told = _Told({}, frozenset(), RecordText("", "", ""))
+        seen = -1
+        first = True
+        while True:
+            elsewhere = await self._in_thread(self._open.changed_elsewhere)
+            if elsewhere != seen or self._changed.is_set():
+                seen = elsewhere
+                self._changed.clear()
+                for item in await self._in_thread(self._differences, told):
+                    yield item
+            if first:
+                first = False
+                yield ViewRestored(told.unschedulable)
+            try:
+                async with asyncio.timeout(POLL):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    def _differences(self, told: _Told) -> list[News]:
+        news: list[News] = []
+        record = self._open.record()
+        if record != told.record:
+            news.append(RecordSeen(record))
+        now = {quarantine.node: quarantine for quarantine in self._open.quarantines()}
+        for node, before in told.quarantines.items():
+            if node not in now or now[node].uid != before.uid:
+                news.append(QuarantineGone(node, before.uid))
+        news += [QuarantineSeen(q) for node, q in now.items() if told.quarantines.get(node) != q]
+        nodes = frozenset(node.name for node in self._open.nodes() if node.unschedulable)
+        news += [NodeUncordoned(name) for name in told.unschedulable - nodes]
+        told.record, told.quarantines, told.unschedulable = record, now, nodes
+        return news
+
+    # -- the record and the quarantines ---------------------------------------------------
+
+    async def read_record(self) -> RecordText:
+        return await self._in_thread(self._open.record)
+
+    async def write_record(self, text: str, version: str) -> RecordText:
+        return await self._write(self._open.write_record, text, version)
+
+    async def create_quarantine(self, node: str, spec: QuarantineSpec) -> Quarantine:
+        return await self._write(self._open.create_quarantine, node, spec, finalizer=True)
+
+    async def read_quarantine(self, node: str) -> Quarantine | None:
+        return await self._in_thread(self._open.quarantine, node)
+
+    async def write_quarantine_spec(
+        self, quarantine: Quarantine, spec: QuarantineSpec
+    ) -> Quarantine:
+        return await self._write(self._open.write_quarantine, replace(quarantine, spec=spec))
+
+    async def write_quarantine_status(
+        self, quarantine: Quarantine, status: QuarantineStatus
+    ) -> Quarantine:
+        return await self._write(self._open.write_quarantine, replace(quarantine, status=status))
+
+    async def add_finalizer(self, quarantine: Quarantine) -> Quarantine:
+        return await self._write(
+            self._open.write_quarantine, replace(quarantine, has_finalizer=True)
+        )
+
+    async def drop_quarantine(self, quarantine: Quarantine) -> None:
+        await self._write(self._open.drop_quarantine, quarantine)
+
+    async def definition_is_going(self) -> bool:
+        return False
+
+    # -- nodes ------------------------------------------------------------------------------
+
+    async def list_nodes(self) -> list[NodeMeta]:
+        nodes = await self._in_thread(self._open.nodes)
+        return [NodeMeta(node.name, node.uid, node.labels, node.annotations) for node in nodes]
+
+    async def read_node(self, name: str) -> Node | None:
+        return await self._in_thread(self._open.node, name)
+
+    async def patch_node(self, node: Node, change: NodeChange) -> Node:
+        """The site's command first, then the row: a crash between them runs the command again."""
+        after = replace(
+            node,
+            taints=node.taints if change.taints is None else change.taints,
+            unschedulable=(
+                node.unschedulable if change.unschedulable is None else change.unschedulable
+            ),
+            labels=_merged(node.labels, change.labels),
+            annotations=_merged(node.annotations, change.annotations),
+        )
+        if len(after.taints) > len(node.taints):
+            await self._run(self._commands.cordon, node.name, "cordon")
+        elif len(after.taints) < len(node.taints):
+            await self._run(self._commands.release, node.name, "release")
+        return await self._write(self._open.write_node, after)
+
+    async def pods_on(self, node: str) -> list[Pod]:
+        """The drain command stands in for the pods: one, until it has succeeded."""
+        quarantine = await self.read_quarantine(node)
+        if quarantine is None or not self._commands.drain:
+            return []
+        if await self._in_thread(self._open.drained_for, node) == quarantine.uid:
+            return []
+        return [
+            Pod(
+                namespace="local",
+                name=f"drain-{node}",
+                uid=quarantine.uid,
+                version=quarantine.version,
+                phase="Running",
+                deleting=False,
+                mirror=False,
+                owner_kind="Command",
+                owner_name=node,
+                empty_dir=False,
+            )
+        ]
+
+    async def evict(self, pod: Pod) -> EvictionResult:
+        try:
+            await self._run(self._commands.drain, pod.owner_name, "drain")
+        except CommandFailed as error:
+            return EvictionResult(Evicted.BLOCKED, str(error))
+        await self._write(self._open.set_drained_for, pod.owner_name, pod.uid)
+        return EvictionResult(Evicted.ACCEPTED)
+
+    async def announce(
+        self, node: str, *, node_uid: str, quarantined: bool, reason: str, message: str
+    ) -> None:
+        """Nobody but the ledger, the page and the webhooks is there to be told."""
+
+    async def _run(self, argv: Sequence[str], node: str, action: str) -> None:
+        if not argv:
+            return
+        quarantine = await self.read_quarantine(node)
+        reason = quarantine.spec.reason if quarantine is not None else ""
+        values = {"node": node, "action": action, "reason": reason}
+        await run_command(argv, values=values, limit=self._commands.limit)
+
+
+def _merged(before: Mapping[str, str], change: Mapping[str, str | None]) -> dict[str, str]:
+    merged = {**before, **change}
+    return {key: value for key, value in merged.items() if value is not None}

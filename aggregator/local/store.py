@@ -1,0 +1,280 @@
+"""The local cluster's state: one SQLite file, written by compare-and-set.
+
+Used by the aggregator and by `sickbay --local`, which may both have it open: every change is one
+transaction, and versions tell who came second.
+"""
+
+import json
+import sqlite3
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from aggregator.quarantine.cluster import (
+    Action,
+    Blocker,
+    Conflict,
+    EvidenceItem,
+    Node,
+    NotFound,
+    Phase,
+    Quarantine,
+    QuarantineSpec,
+    QuarantineStatus,
+    RecordText,
+    Refused,
+    Taint,
+    Unreachable,
+)
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS record (
+  id INTEGER PRIMARY KEY CHECK (id = 1), text TEXT NOT NULL, stop TEXT NOT NULL,
+  version INTEGER NOT NULL
+) STRICT;
+INSERT OR IGNORE INTO record VALUES (1, '', '', 1);
+CREATE TABLE IF NOT EXISTS nodes (
+  name TEXT PRIMARY KEY, uid TEXT NOT NULL, version INTEGER NOT NULL,
+  unschedulable INTEGER NOT NULL, taints TEXT NOT NULL, labels TEXT NOT NULL,
+  annotations TEXT NOT NULL, drained_for TEXT NOT NULL DEFAULT ''
+) STRICT;
+CREATE TABLE IF NOT EXISTS quarantines (
+  node TEXT PRIMARY KEY, uid TEXT NOT NULL, version INTEGER NOT NULL, spec TEXT NOT NULL,
+  status TEXT NOT NULL, created_at REAL NOT NULL, deleting INTEGER NOT NULL,
+  finalizer INTEGER NOT NULL
+) STRICT;
+"""
+
+
+class Store:
+    """The file at ``path``. All methods block; the aggregator calls them in a thread of its own.
+
+    Raises `Conflict` where a version is not the present one, `Unreachable` when the file is busy or
+    its disk is full, `Refused` when it can't be opened at all.
+    """
+
+    def __init__(self, path: Path, *, wall: Any) -> None:
+        self._path = path
+        self._wall = wall
+        try:
+            self._db = sqlite3.connect(
+                path, timeout=5, isolation_level=None, check_same_thread=False
+            )
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db.executescript(_SCHEMA)
+        except sqlite3.Error as error:
+            text = f"{path} can't be opened as the local cluster's database: {error}"
+            raise Refused(text) from error
+
+    def close(self) -> None:
+        self._db.close()
+
+    @contextmanager
+    def _change(self) -> Iterator[sqlite3.Connection]:
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise Unreachable(f"{self._path}: {error}") from error
+
+    def changed_elsewhere(self) -> int:
+        """A number that differs after another process's commit."""
+        (version,) = self._db.execute("PRAGMA data_version").fetchone()
+        return int(version)
+
+    # -- the record -------------------------------------------------------------------
+
+    def record(self) -> RecordText:
+        text, stop, version = self._db.execute("SELECT text, stop, version FROM record").fetchone()
+        return RecordText(text, str(version), stop)
+
+    def write_record(self, text: str, version: str) -> RecordText:
+        with self._change() as db:
+            done = db.execute(
+                "UPDATE record SET text = ?, version = version + 1 WHERE version = ?",
+                (text, int(version)),
+            )
+            if done.rowcount == 0:
+                raise Conflict("the record was written in between")
+        return self.record()
+
+    def set_stop(self, reason: str) -> None:
+        """The stop switch, by a person; an empty reason turns it off."""
+        with self._change() as db:
+            db.execute("UPDATE record SET stop = ?, version = version + 1", (reason,))
+
+    # -- quarantines --------------------------------------------------------------------
+
+    def quarantines(self) -> list[Quarantine]:
+        return [_quarantine(row) for row in self._db.execute(f"SELECT {_COLUMNS} FROM quarantines")]  # noqa: S608
+
+    def quarantine(self, node: str) -> Quarantine | None:
+        row = self._db.execute(
+            f"SELECT {_COLUMNS} FROM quarantines WHERE node = ?",  # noqa: S608 - a constant
+            (node,),
+        ).fetchone()
+        return _quarantine(row) if row is not None else None
+
+    def create_quarantine(self, node: str, spec: QuarantineSpec, *, finalizer: bool) -> Quarantine:
+        with self._change() as db:
+            done = db.execute(
+                "INSERT OR IGNORE INTO quarantines VALUES (?, ?, 1, ?, ?, ?, 0, ?)",
+                (
+                    node,
+                    str(uuid.uuid4()),
+                    json.dumps(asdict(spec)),
+                    json.dumps(asdict(QuarantineStatus())),
+                    self._wall(),
+                    finalizer,
+                ),
+            )
+            if done.rowcount == 0:
+                raise Conflict(f"{node} has a quarantine already")
+        return self._must(node)
+
+    def write_quarantine(self, quarantine: Quarantine) -> Quarantine:
+        """Write spec, status and finalizer against the version that was read."""
+        with self._change() as db:
+            done = db.execute(
+                "UPDATE quarantines SET spec = ?, status = ?, finalizer = ?, version = version + 1"
+                " WHERE node = ? AND uid = ? AND version = ?",
+                (
+                    json.dumps(asdict(quarantine.spec)),
+                    json.dumps(asdict(quarantine.status)),
+                    quarantine.has_finalizer,
+                    quarantine.node,
+                    quarantine.uid,
+                    int(quarantine.version),
+                ),
+            )
+            if done.rowcount == 0:
+                raise Conflict(f"the quarantine of {quarantine.node} was written in between")
+        return self._must(quarantine.node)
+
+    def delete_quarantine(self, node: str) -> None:
+        """What a person's deletion is: with a finalizer it is only marked."""
+        with self._change() as db:
+            db.execute("DELETE FROM quarantines WHERE node = ? AND finalizer = 0", (node,))
+            db.execute(
+                "UPDATE quarantines SET deleting = 1, version = version + 1 WHERE node = ?", (node,)
+            )
+
+    def drop_quarantine(self, quarantine: Quarantine) -> None:
+        with self._change() as db:
+            db.execute(
+                "DELETE FROM quarantines WHERE node = ? AND uid = ?",
+                (quarantine.node, quarantine.uid),
+            )
+
+    def _must(self, node: str) -> Quarantine:
+        found = self.quarantine(node)
+        if found is None:
+            raise NotFound(f"{node} has no quarantine")
+        return found
+
+    # -- nodes --------------------------------------------------------------------------
+
+    def nodes(self) -> list[Node]:
+        return [_node(row) for row in self._db.execute(f"SELECT {_NODE} FROM nodes")]  # noqa: S608
+
+    def node(self, name: str) -> Node:
+        """The node; the local cluster learns of a node by being asked about it."""
+        row = self._db.execute(
+            f"SELECT {_NODE} FROM nodes WHERE name = ?",  # noqa: S608 - a constant
+            (name,),
+        ).fetchone()
+        if row is not None:
+            return _node(row)
+        with self._change() as db:
+            db.execute(
+                "INSERT OR IGNORE INTO nodes (name, uid, version, unschedulable, taints, labels,"
+                " annotations) VALUES (?, ?, 1, 0, '[]', '{}', '{}')",
+                (name, str(uuid.uuid4())),
+            )
+        return self.node(name)
+
+    def write_node(self, node: Node) -> Node:
+        """Against the version that was read. The same content leaves the version as it is."""
+        with self._change() as db:
+            now = self.node_now(node.name)
+            if now is None or now.uid != node.uid or now.version != node.version:
+                raise Conflict(f"{node.name} was written in between")
+            if replace(node, boot_id=now.boot_id, ready=now.ready) != now:
+                db.execute(
+                    "UPDATE nodes SET version = version + 1, unschedulable = ?, taints = ?,"
+                    " labels = ?, annotations = ? WHERE name = ?",
+                    (
+                        node.unschedulable,
+                        json.dumps([asdict(taint) for taint in node.taints]),
+                        json.dumps(dict(node.labels)),
+                        json.dumps(dict(node.annotations)),
+                        node.name,
+                    ),
+                )
+        return self.node(node.name)
+
+    def node_now(self, name: str) -> Node | None:
+        row = self._db.execute(
+            f"SELECT {_NODE} FROM nodes WHERE name = ?",  # noqa: S608 - a constant
+            (name,),
+        ).fetchone()
+        return _node(row) if row is not None else None
+
+    def drained_for(self, name: str) -> str:
+        """The uid of the quarantine for which the drain command has succeeded."""
+        row = self._db.execute("SELECT drained_for FROM nodes WHERE name = ?", (name,)).fetchone()
+        return str(row[0]) if row is not None else ""
+
+    def set_drained_for(self, name: str, uid: str) -> None:
+        with self._change() as db:
+            db.execute("UPDATE nodes SET drained_for = ? WHERE name = ?", (uid, name))
+
+
+_COLUMNS = "node, uid, version, spec, status, created_at, deleting, finalizer"
+_NODE = "name, uid, version, unschedulable, taints, labels, annotations"
+
+
+def _node(row: tuple[Any, ...]) -> Node:
+    name, uid, version, unschedulable, taints, labels, annotations = row
+    return Node(
+        name,
+        uid,
+        str(version),
+        bool(unschedulable),
+        tuple(Taint(**taint) for taint in json.loads(taints)),
+        json.loads(labels),
+        json.loads(annotations),
+    )
+
+
+def _quarantine(row: tuple[Any, ...]) -> Quarantine:
+    node, uid, version, spec, status, created_at, deleting, finalizer = row
+    return Quarantine(
+        node,
+        uid,
+        str(version),
+        _spec(json.loads(spec)),
+        _status(json.loads(status)),
+        created_at,
+        bool(deleting),
+        bool(finalizer),
+    )
+
+
+def _spec(data: Mapping[str, Any]) -> QuarantineSpec:
+    evidence = tuple(EvidenceItem(**item) for item in data["evidence"])
+    return QuarantineSpec(**{**data, "action": Action(data["action"]), "evidence": evidence})
+
+
+def _status(data: Mapping[str, Any]) -> QuarantineStatus:
+    blockers = tuple(Blocker(**item) for item in data["blockers"])
+    return QuarantineStatus(**{**data, "phase": Phase(data["phase"]), "blockers": blockers})
