@@ -1,0 +1,280 @@
+"""The disk checks on real filesystems: filled, remounted, broken by an error, frozen."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from nodeagent.checks import disk_readonly, disk_space, disk_write
+from nodeagent.model import Status
+from nodeagent.sources import Sources
+from nodeagent.sources.child import Child, python
+from nodeagent.sources.disk_child import NAME
+from nodeagent.sources.diskprobe import Hung, NotProbed, Refused, Space, Written
+from tests.agent.machines import observations, options, sources, this_machine, verdicts
+from tests.agent.real_disks import (
+    MARKS,
+    alive,
+    collect,
+    ext4,
+    frozen,
+    hold,
+    names_in,
+    probe_children,
+    provoke_error,
+    run,
+    tmpfs,
+    write_now,
+)
+
+pytestmark = MARKS
+
+OK = (Status.OK, "")
+DEADLINE = 1.5  # of healthy probes too: they take 10 ms, and much longer on a busy machine
+PROBE_FILE = NAME.decode()
+
+
+@pytest.fixture
+async def disks() -> AsyncIterator[Sources]:
+    found = sources(this_machine(), deadline=DEADLINE)
+    yield found
+    await found.disk.close()
+
+
+async def until_gone(pid: int) -> None:
+    """Bounded: the kernel ends it as soon as it can."""
+    for _ in range(200):
+        if not alive(pid):
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"process {pid} is still there")
+
+
+async def test_a_tmpfs_fills_up_and_empties(tmp_path: Path, disks: Sources) -> None:
+    with tmpfs(tmp_path / "t", "size=4m", "nr_inodes=100") as point:
+        check = disk_space.build(disks, options(disk_space.SPEC, mounts=(str(point),)))
+        assert verdicts(await check.look())[str(point)] == OK
+        (point / "log").write_bytes(b"x" * (4 << 20))
+        assert verdicts(await check.look())[str(point)] == (Status.FAILED, "full")
+        (point / "log").write_bytes(b"x" * int(3.75 * (1 << 20)))
+        assert verdicts(await check.look())[str(point)] == (Status.DEGRADED, "full")
+        (point / "log").unlink()
+        assert verdicts(await check.look())[str(point)] == OK
+        for number in range(98):
+            (point / str(number)).touch()
+        assert verdicts(await check.look())[str(point)] == (Status.FAILED, "inodes")
+    assert verdicts(await check.look())[str(point)] == (Status.FAILED, "not-mounted")
+
+
+async def test_a_tmpfs_or_a_loop_device_is_watched_only_by_name(
+    tmp_path: Path, disks: Sources
+) -> None:
+    with tmpfs(tmp_path / "t", "size=1m") as memory, ext4(tmp_path / "e") as loop:
+        check = disk_space.build(disks, options(disk_space.SPEC))
+        seen = verdicts(await check.look())
+        assert "/" in seen
+        assert seen.keys().isdisjoint((str(memory), str(loop)))
+
+
+async def test_space_is_what_df_says(tmp_path: Path, disks: Sources) -> None:
+    with ext4(tmp_path / "e") as point:
+        (point / "data").write_bytes(os.urandom(5 << 20))
+        df = run("df", "-B1", "--output=size,used,avail,itotal,iavail", point)
+        expected = Space(*map(int, df.splitlines()[1].split()))
+        assert (await disks.disk.space([str(point)]))[str(point)] == expected
+
+
+async def test_a_remount_is_seen_at_the_next_look(tmp_path: Path, disks: Sources) -> None:
+    with ext4(tmp_path / "e") as point:
+        name = str(point)
+        check = disk_readonly.build(disks, options(disk_readonly.SPEC, mounts=(name,)))
+        write = disk_write.build(disks, options(disk_write.SPEC, paths=(name,)))
+        assert verdicts(await check.look())[name] == OK
+        assert verdicts(await write.look())[name] == OK
+        run("mount", "-o", "remount,ro", point)
+        assert verdicts(await check.look())[name] == (Status.FAILED, "read-only")
+        assert verdicts(await write.look())[name] == (Status.FAILED, "read-only")
+        run("mount", "-o", "remount,rw", point)
+        assert verdicts(await check.look())[name] == OK
+        assert verdicts(await write.look())[name] == OK
+
+
+async def test_a_filesystem_error_is_seen_without_a_baseline(
+    tmp_path: Path, disks: Sources
+) -> None:
+    with ext4(tmp_path / "e", "errors=remount-ro") as point:
+        provoke_error(point)
+        name = str(point)
+        # Both built after the error, as by an agent that was restarted.
+        check = disk_readonly.build(disks, options(disk_readonly.SPEC, mounts=(name,)))
+        write = disk_write.build(disks, options(disk_write.SPEC, paths=(name,)))
+        assert verdicts(await check.look())[name] == (Status.FAILED, "read-only")
+        assert verdicts(await write.look())[name] == (Status.FAILED, "read-only")
+
+
+async def test_a_read_only_bind_mount_is_nobodys_failure(tmp_path: Path, disks: Sources) -> None:
+    with ext4(tmp_path / "e") as point:
+        bind = tmp_path / "bind"
+        bind.mkdir()
+        run("mount", "--bind", point, bind)
+        try:
+            run("mount", "-o", "remount,bind,ro", bind)
+            named = options(disk_readonly.SPEC, mounts=(str(bind),), writable=(str(bind),))
+            check = disk_readonly.build(disks, named)
+            write = disk_write.build(disks, options(disk_write.SPEC, paths=(str(bind),)))
+            assert verdicts(await check.look())[str(bind)] == OK
+            assert verdicts(await write.look())[str(bind)] == (Status.UNKNOWN, "read-only-mount")
+        finally:
+            run("umount", bind)
+
+
+async def test_a_full_disk_is_capacity_and_no_fault(tmp_path: Path, disks: Sources) -> None:
+    with tmpfs(tmp_path / "t", "size=1m") as point:
+        check = disk_write.build(disks, options(disk_write.SPEC, paths=(str(point),)))
+        assert verdicts(await check.look())[str(point)] == OK
+        (point / "data").write_bytes(b"x" * (1 << 20))
+        assert verdicts(await check.look())[str(point)] == (Status.DEGRADED, "no-space")
+        assert names_in(point) == ["data"]
+
+
+async def test_the_probe_leaves_nothing_and_tells_a_missing_directory(
+    tmp_path: Path, disks: Sources
+) -> None:
+    paths = (str(tmp_path), str(tmp_path / "nothing"))
+    check = disk_write.build(disks, options(disk_write.SPEC, paths=paths))
+    found = verdicts(await check.look())
+    assert found == {paths[0]: OK, paths[1]: (Status.UNKNOWN, "no-directory")}
+    assert names_in(tmp_path) == []
+
+
+async def test_the_probe_never_writes_into_somebody_elses_file(
+    tmp_path: Path, disks: Sources
+) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    for plant in (Path.symlink_to, Path.hardlink_to):
+        folder = tmp_path / "shared"
+        folder.mkdir()
+        plant(folder / PROBE_FILE, precious)
+        result = (await disks.disk.write([str(folder)]))[str(folder)]
+        assert isinstance(result, Refused)
+        assert precious.read_text() == "mine"
+        (folder / PROBE_FILE).unlink()
+        folder.rmdir()
+
+
+async def test_a_frozen_disk_hangs_its_own_probe_and_nothing_else(
+    tmp_path: Path, disks: Sources
+) -> None:
+    with ext4(tmp_path / "e") as point:
+        paths = (str(point), str(tmp_path))
+        check = disk_write.build(disks, options(disk_write.SPEC, paths=paths))
+        with frozen(point):
+            found = observations(await check.look())
+            assert (found[paths[0]].status, found[paths[0]].reason) == (Status.DEGRADED, "hung")
+            assert "D in " in found[paths[0]].message
+            assert found[paths[1]].status is Status.OK
+
+            outstanding = disks.disk.outstanding()
+            assert list(outstanding) == [paths[0]]
+            pid = outstanding[paths[0]]
+
+            # Looked at again: no second process, no second wait, and the others go on.
+            began = time.monotonic()
+            results = [await disks.disk.write(paths) for _ in range(5)]
+            assert time.monotonic() - began < DEADLINE, "each look waited for its deadline again"
+            assert disks.disk.outstanding() == {paths[0]: pid}
+            assert all(isinstance(result[paths[1]], Written) for result in results)
+            ages = [result[paths[0]] for result in results]
+            assert all(isinstance(age, Hung) and age.seconds >= DEADLINE for age in ages)
+            # statvfs does not write: space is still told.
+            assert isinstance((await disks.disk.space([paths[0]]))[paths[0]], Space)
+
+        await until_gone(pid)
+        assert disks.disk.outstanding() == {}
+        assert verdicts(await check.look()) == {paths[0]: OK, paths[1]: OK}
+        assert PROBE_FILE not in names_in(point)
+
+
+async def test_two_hung_disks_are_told_apart(tmp_path: Path, disks: Sources) -> None:
+    with ext4(tmp_path / "a") as a, ext4(tmp_path / "b") as b:
+        paths = [str(a), str(b), str(tmp_path)]
+        with frozen(a), frozen(b):
+            began = time.monotonic()
+            found = await disks.disk.write(paths)
+            assert time.monotonic() - began < 2 * DEADLINE, "one deadline for both"
+            assert [type(found[path]) for path in paths] == [Hung, Hung, Written]
+            pids = set(disks.disk.outstanding().values())
+            assert len(pids) == 1
+        for pid in pids:
+            await until_gone(pid)
+        assert all(isinstance(r, Written) for r in (await disks.disk.write(paths)).values())
+
+
+async def test_a_new_agent_adds_no_second_process_to_a_hung_disk(
+    tmp_path: Path, disks: Sources
+) -> None:
+    """The first agent's probe holds the file; the next finds it locked and says so."""
+    with ext4(tmp_path / "e") as point:
+        path = str(point)
+        holder = hold(point / PROBE_FILE)
+        try:
+            with frozen(point):
+                write_now(holder)
+                patient = sources(this_machine(), deadline=3.0).disk
+                found = (await patient.write([path]))[path]
+                assert isinstance(found, Hung)
+                assert "earlier probe" in found.where
+                assert patient.outstanding() == {}
+                assert alive(holder.pid)
+        finally:
+            holder.communicate()
+        assert isinstance((await disks.disk.write([path]))[path], Written)
+
+
+async def test_closing_with_a_hung_probe_does_not_wait_for_the_disk(tmp_path: Path) -> None:
+    probe = sources(this_machine(), deadline=0.3).disk
+    with ext4(tmp_path / "e") as point:
+        with frozen(point):
+            await probe.write([str(point)])
+            pid = probe.outstanding()[str(point)]
+            began = time.monotonic()
+            await probe.close()
+            assert time.monotonic() - began < 2
+        # Killed before the thaw, it ends with it (and is this process's zombie, not collected).
+        for _ in range(200):
+            if collect(pid):
+                return
+            await asyncio.sleep(0.02)
+        raise AssertionError("the probe outlived the thaw")
+
+
+async def test_callers_at_the_same_time_share_one_probe(tmp_path: Path, disks: Sources) -> None:
+    with ext4(tmp_path / "e") as point, frozen(point):
+        asked = asyncio.gather(*(disks.disk.write([str(point)]) for _ in range(4)))
+        await asyncio.sleep(0)  # they have begun
+        assert len(probe_children()) == 1
+        results = await asked
+    assert all(isinstance(result[str(point)], Hung) for result in results)
+
+
+async def test_a_probe_that_is_killed_is_not_a_sick_disk(tmp_path: Path, disks: Sources) -> None:
+    with ext4(tmp_path / "e") as point, frozen(point):
+        asked = asyncio.create_task(disks.disk.write([str(point)]))
+        await asyncio.sleep(0)  # they have begun
+        pid = disks.disk.outstanding()[str(point)]
+        os.kill(pid, 9)
+        run("fsfreeze", "--unfreeze", point)
+        result = (await asked)[str(point)]
+        run("fsfreeze", "--freeze", point)
+    assert isinstance(result, NotProbed)
+
+
+async def test_what_a_child_says_last_is_kept(tmp_path: Path) -> None:
+    lines: list[str] = []
+    child = Child(python("disk_child.py"), lines.append)
+    assert await child.ended == 1
+    assert "IndexError" in child.last_words
