@@ -59,9 +59,8 @@ def judge(gpu: Gpu) -> Verdict:
     if ecc is None or ecc.uncorrected is None:
         return gpu_common.unreadable(gpu, "ecc")
     message = (
-        f"{ecc.uncorrected} uncorrectable and {_or_unknown(ecc.corrected)} corrected errors since "
-        f"the last reset; in its life {_or_unknown(ecc.uncorrected_in_life)} and "
-        f"{_or_unknown(ecc.corrected_in_life)}"
+        f"{ecc.uncorrected} uncorrectable, {_text(ecc.corrected)} corrected since the last reset "
+        f"(in its life {_text(ecc.uncorrected_in_life)} and {_text(ecc.corrected_in_life)})"
     )
     if ecc.uncorrected > 0:
         return Status.DEGRADED, "uncorrectable", message
@@ -88,8 +87,8 @@ def _rise(before: int | None, now: int | None) -> int:
     return 0 if before is None or now is None else now - before
 
 
-def _or_unknown(count: int | None) -> str:
-    return "an unknown number of" if count is None else str(count)
+def _text(count: int | None) -> str:
+    return "?" if count is None else str(count)
 
 
 def _build(sources: Sources, _options: Mapping[str, Any]) -> GpuEcc:

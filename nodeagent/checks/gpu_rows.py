@@ -30,7 +30,7 @@ def judge(gpu: Gpu) -> Verdict:
     rows = gpu.rows
     if rows is None:
         return gpu_common.unreadable(gpu, "rows")
-    counts = f"{rows.uncorrected} rows remapped for uncorrectable errors, {rows.corrected} others"
+    counts = f"rows remapped: {rows.uncorrected} uncorrectable, {rows.corrected} corrected"
     if rows.failure:
         return Status.FAILED, "failure", f"a row could not be remapped: replace the GPU; {counts}"
     if rows.pending:

@@ -32,8 +32,8 @@ async def test_each_state_of_the_rows_has_its_verdict(
 async def test_the_message_has_the_counts(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0, rows=(9, 3, 0, 0))]) as bench:
         seen = await look(bench.build(gpu_rows.SPEC))
-    assert "3 rows" in seen.by_component[uuid_of(0)].message
-    assert "9 others" in seen.by_component[uuid_of(0)].message
+    assert "3 uncorrectable" in seen.by_component[uuid_of(0)].message
+    assert "9 corrected" in seen.by_component[uuid_of(0)].message
 
 
 async def test_a_lost_gpu_s_rows_are_unknown_since_the_inventory_speaks_of_it(
