@@ -48,9 +48,15 @@ async def announce(
     await transport.request(
         "POST", paths.EVENTS, kind="events", lane=Lane.EVENT, body=encode(event)
     )
-    condition = {"type": CONDITION, "status": status, "reason": reason, "message": message}
+    condition = {
+        "type": CONDITION,
+        "status": status,
+        "reason": reason,
+        "message": message,
+        "lastHeartbeatTime": now,
+    }
     if before is None or before.status != status:
-        condition["lastTransitionTime"] = now or ""  # kept as it is where the status is the same
+        condition["lastTransitionTime"] = now  # kept as it is where the status is the same
     patch = {"metadata": {"uid": node_uid}, "status": {"conditions": [condition]}}
     await transport.request(
         "PATCH",
@@ -68,7 +74,7 @@ def _event(
     return {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
-        "metadata": {"generateName": f"{node[:200]}.", "namespace": paths.EVENTS_NAMESPACE},
+        "metadata": {"generateName": f"{node[:200]}-", "namespace": paths.EVENTS_NAMESPACE},
         "eventTime": now,
         "reason": reason[:_REASON],
         "note": message.encode()[:_NOTE_BYTES].decode(errors="ignore"),

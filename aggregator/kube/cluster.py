@@ -12,6 +12,7 @@ from aggregator.kube.access import Sources
 from aggregator.kube.definition import read_definition
 from aggregator.kube.errors import Failure
 from aggregator.kube.evictions import eviction_of, read_refusal
+from aggregator.kube.keys import signing_keys
 from aggregator.kube.limiter import Lane, Limiter
 from aggregator.kube.news import Newsroom
 from aggregator.kube.objects import (
@@ -87,11 +88,14 @@ class KubeCluster:
     async def start(self) -> None:
         """Connect, look for our rights and the definition. Raises Refused with what is missing."""
         await self._transport.open()
-        await rights.check_rights(self._transport, self._namespace)
-        await rights.check_definition(self._transport)
+        await rights.check(self._transport, self._namespace)
 
     async def close(self) -> None:
         await self._transport.close()
+
+    async def signing_keys(self) -> tuple[str, str]:
+        """The issuer of service account tokens, and its keys as JWKS text."""
+        return await signing_keys(self._transport)
 
     async def news(self) -> AsyncIterator[News]:
         """See the protocol. Each caller has a view of its own; closing the iterator ends it."""

@@ -40,7 +40,10 @@ class TokenBucket:
     def wait(self, now: float) -> float:
         """Seconds until a token is there; 0 when one is."""
         self._refill(now)
-        return 0.0 if self._tokens >= 1.0 else (1.0 - self._tokens) / self._rate
+        if self._tokens >= 1.0:
+            return 0.0
+        # A microsecond more, as the clock's rounding must not leave a sleeper just short of it.
+        return (1.0 - self._tokens) / self._rate + 1e-6
 
     def take(self, now: float) -> bool:
         """Take a token if one is there."""
@@ -52,9 +55,7 @@ class TokenBucket:
 
     def _refill(self, now: float) -> None:
         if now > self._at:  # a clock that steps back gives nothing and takes nothing
-            # A hair more than nothing is lost to rounding, so that wait() always ends.
-            gained = (now - self._at) * self._rate
-            self._tokens = min(self._burst, self._tokens + gained + 1e-9)
+            self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
             self._at = now
 
 

@@ -11,7 +11,7 @@ quarantine of the first list is in the second, unless somebody uncordoned it.
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from aggregator.kube import paths
 from aggregator.kube.definition import DefinitionState, read_definition
@@ -68,7 +68,9 @@ class Newsroom:
         self._record = self._watch(
             Kind("configmaps", paths.config_maps(namespace), {"fieldSelector": record})
         )
-        self._quarantines = self._watch(Kind("quarantines", paths.QUARANTINES))
+        self._quarantines = self._watch(
+            Kind("quarantines", paths.QUARANTINES), before_open=self._check_definition
+        )
         self._nodes = self._watch(
             Kind(
                 "nodes",
@@ -106,10 +108,7 @@ class Newsroom:
         before = await read_definition(self._transport)
         if not before.uid:
             self._tell_all_gone(tell)
-            raise Unreachable(
-                "the definition of quarantines is gone: apply deploy/kubernetes/crd.yaml",
-                status=404,
-            )
+            raise _no_definition()
         quarantines = [decode_quarantine(raw) for raw in await self._quarantines.read_all()]
         await self._tell_missing({one.node: one.uid for one in quarantines}, before, tell)
         for one in quarantines:
@@ -167,6 +166,18 @@ class Newsroom:
                 now = await read_definition(self._transport) if deleted else self._definition
                 for change in batch:
                     self._tell_change(change, now, tell)
+                self._expect(now)
+
+    async def _check_definition(self) -> None:
+        """A watch that ended may have ended with its definition: then a new one starts afresh."""
+        self._expect(await read_definition(self._transport))
+
+    def _expect(self, now: DefinitionState) -> None:
+        """Raises where the definition is no longer the one that we listed under."""
+        if not now.uid:
+            raise _no_definition()
+        if now.replaces(self._definition):
+            raise Unreachable("the definition of quarantines was replaced: listing anew")
 
     def _tell_change(self, change: Change, definition: DefinitionState, tell: Tell) -> None:
         quarantine = decode_quarantine(change.object)
@@ -197,8 +208,21 @@ class Newsroom:
         most = min(_BACKOFF_MOST_S, _BACKOFF_FIRST_S * 2.0 ** min(tries, 10))
         return (error.retry_after or 0.0) + self._rng.uniform(0.0, most)
 
-    def _watch(self, kind: Kind) -> Watch:
-        return Watch(self._transport, kind, clock=self._clock, rng=self._rng, silence=self._silence)
+    def _watch(self, kind: Kind, before_open: Callable[[], Awaitable[None]] | None = None) -> Watch:
+        return Watch(
+            self._transport,
+            kind,
+            clock=self._clock,
+            rng=self._rng,
+            silence=self._silence,
+            before_open=before_open,
+        )
+
+
+def _no_definition() -> Unreachable:
+    return Unreachable(
+        "the definition of quarantines is gone: apply deploy/kubernetes/crd.yaml", status=404
+    )
 
 
 def _first(group: BaseExceptionGroup[ClusterError]) -> ClusterError:

@@ -4,11 +4,12 @@ import asyncio
 from dataclasses import dataclass
 
 from aggregator.kube import paths
+from aggregator.kube.errors import Failure
 from aggregator.kube.limiter import Lane
 from aggregator.kube.objects import RECORD_NAME, Definition, Review, decode
 from aggregator.kube.quarantines import DEFINITION, GROUP, PLURAL, VERSION
 from aggregator.kube.transport import Transport, encode
-from aggregator.quarantine.cluster import NotFound, Refused
+from aggregator.quarantine.cluster import Refused
 
 _DEFINITION_FILE = "deploy/kubernetes/crd.yaml"
 _RIGHTS_FILE = "deploy/kubernetes/aggregator-rbac.yaml"
@@ -64,32 +65,39 @@ def needed(namespace: str) -> list[Right]:
     ]
 
 
-async def check_rights(transport: Transport, namespace: str) -> None:
-    """Raises Refused that lists all that is missing, and the file to apply."""
+async def check(transport: Transport, namespace: str) -> None:
+    """Raises Refused that lists all that is missing, and which file to apply."""
+    problems = [await _missing_rights(transport, namespace), await _missing_definition(transport)]
+    found = [problem for problem in problems if problem]
+    if found:
+        raise Refused("; ".join(found))
+
+
+async def _missing_rights(transport: Transport, namespace: str) -> str:
     rights = needed(namespace)
     allowed = await asyncio.gather(*(_allowed(transport, right) for right in rights))
     missing = [str(right) for right, yes in zip(rights, allowed, strict=True) if not yes]
-    if missing:
-        raise Refused(
-            f"this identity lacks rights in the cluster: {', '.join(missing)}."
-            f" Apply {_RIGHTS_FILE}, or grant them to the identity that the aggregator runs as"
-        )
+    if not missing:
+        return ""
+    return (
+        f"this identity lacks rights in the cluster: {', '.join(missing)}"
+        f" (apply {_RIGHTS_FILE}, or grant them to the identity that the aggregator runs as)"
+    )
 
 
-async def check_definition(transport: Transport) -> None:
-    """Raises Refused where the cluster has no Quarantines of our version."""
-    try:
-        body = await transport.request(
-            "GET", paths.THE_DEFINITION, kind="customresourcedefinitions", lane=Lane.RECORD
-        )
-    except NotFound as error:
-        raise Refused(
-            f"the cluster has no definition of quarantines: apply {_DEFINITION_FILE}"
-        ) from error
-    if not decode(body, Definition).serves(VERSION):
-        raise Refused(
-            f"the cluster's {DEFINITION} does not serve {VERSION}: apply {_DEFINITION_FILE}"
-        )
+async def _missing_definition(transport: Transport) -> str:
+    answer = await transport.ask(
+        "GET", paths.THE_DEFINITION, kind="customresourcedefinitions", lane=Lane.RECORD
+    )
+    if not isinstance(answer, Failure):
+        if decode(answer, Definition).serves(VERSION):
+            return ""
+        return f"the cluster's {DEFINITION} does not serve {VERSION} (apply {_DEFINITION_FILE})"
+    if answer.code == 404:
+        return f"the cluster has no definition of quarantines (apply {_DEFINITION_FILE})"
+    if answer.code == 403:
+        return ""  # among the missing rights already
+    raise answer.error()
 
 
 async def _allowed(transport: Transport, right: Right) -> bool:

@@ -49,7 +49,8 @@ class Watch:
     """One kind of object. ``rng`` spreads; ``sleep`` and ``clock`` belong together.
 
     ``silence`` is how long, in seconds, a watch may say nothing before it is asked for anew:
-    bookmarks come about every minute, and a dead peer sends none.
+    bookmarks come about every minute, and a dead peer sends none. ``before_open`` runs before
+    each watch is opened; what it raises ends the changes.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Watch:
         clock: Callable[[], float],
         rng: random.Random,
         silence: float,
+        before_open: Callable[[], Awaitable[None]] | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._transport = transport
@@ -67,6 +69,7 @@ class Watch:
         self._clock = clock
         self._rng = rng
         self._silence = silence
+        self._before_open = before_open
         self._sleep = sleep
         self._version = ""
 
@@ -100,6 +103,8 @@ class Watch:
         """
         while True:
             began = self._clock()
+            if self._before_open is not None:
+                await self._before_open()
             async with contextlib.aclosing(self._follow()) as batches:
                 async for batch in batches:
                     yield batch

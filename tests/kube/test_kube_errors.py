@@ -1,0 +1,125 @@
+"""The API server's refusals, as kube-apiserver 1.36 words them, and the error each becomes."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from aggregator.kube.errors import Failure, parse_failure
+from aggregator.kube.evictions import read_refusal
+from aggregator.quarantine.cluster import (
+    ClusterError,
+    Conflict,
+    Evicted,
+    NotFound,
+    Refused,
+    Unreachable,
+)
+
+
+def status(code: int, reason: str, message: str, causes: Sequence[dict[str, str]]) -> bytes:
+    body: dict[str, Any] = {"kind": "Status", "apiVersion": "v1", "status": "Failure"}
+    body |= {"message": message, "reason": reason, "code": code}
+    if causes:
+        body["details"] = {"causes": list(causes)}
+    return json.dumps(body).encode()
+
+
+def failure(
+    code: int,
+    headers: Mapping[str, str] | None = None,
+    *,
+    reason: str = "",
+    message: str = "no",
+    causes: Sequence[dict[str, str]] = (),
+) -> Failure:
+    return parse_failure("POST /x", code, headers or {}, status(code, reason, message, causes))
+
+
+UID = {"reason": "FieldValueInvalid", "message": "field is immutable", "field": "metadata.uid"}
+BUDGET = {
+    "reason": "DisruptionBudget",
+    "message": "The disruption budget db needs 3 healthy pods and has 3 currently",
+}
+
+
+@pytest.mark.parametrize(
+    ("code", "causes", "error"),
+    [
+        (400, [], Refused),
+        (401, [], Refused),
+        (403, [], Refused),
+        (404, [], NotFound),
+        (405, [], Refused),
+        (409, [], Conflict),
+        (410, [], Unreachable),
+        (422, [UID], Conflict),
+        (422, [{"reason": "FieldValueInvalid", "field": "spec.action"}], Refused),
+        (422, [], Refused),
+        (429, [], Unreachable),
+        (500, [], Unreachable),
+        (503, [], Unreachable),
+        (504, [], Unreachable),
+    ],
+)
+def test_each_refusal_has_its_error_and_keeps_the_servers_words(
+    code: int, causes: list[dict[str, str]], error: type[ClusterError]
+) -> None:
+    raised = failure(code, message="because I say so", causes=causes).error()
+    assert type(raised) is error
+    assert "POST /x" in str(raised)
+    assert "because I say so" in str(raised)
+    assert raised.status == code
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [(None, None), ("1", 1.0), ("120", 120.0), ("Wed, 21 Oct 2026 07:28:00 GMT", 1.0)],
+)
+def test_retry_after_is_read(header: str | None, seconds: float | None) -> None:
+    headers = {} if header is None else {"Retry-After": header}
+    assert failure(429, headers).error().retry_after == seconds
+
+
+def test_a_proxys_page_is_quoted() -> None:
+    page = b"<html>\n<h1>502 Bad Gateway</h1>" + b"x" * 5000
+    raised = parse_failure("GET /x", 502, {}, page).error()
+    assert isinstance(raised, Unreachable)
+    assert "Bad Gateway" in str(raised)
+    assert len(str(raised)) < 500
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"null", b"[]", b"\xff\xfe", b'{"details": {"causes": null}}']
+)
+def test_no_body_is_too_odd(body: bytes) -> None:
+    assert isinstance(parse_failure("GET /x", 500, {}, body).error(), Unreachable)
+
+
+def test_a_budget_in_the_way_blocks_the_pod_and_is_no_overload() -> None:
+    refused = failure(429, reason="TooManyRequests", causes=[BUDGET])
+    assert refused.of_a_budget
+    result = read_refusal(refused)
+    assert result.outcome is Evicted.BLOCKED
+    assert "budget db needs 3 healthy" in result.message
+
+
+def test_an_overloaded_server_is_no_budget() -> None:
+    refused = failure(429, {"Retry-After": "1"}, reason="TooManyRequests")
+    assert not refused.of_a_budget
+    with pytest.raises(Unreachable) as raised:
+        read_refusal(refused)
+    assert raised.value.retry_after == 1.0
+
+
+def test_another_500_is_not_taken_for_two_budgets() -> None:
+    with pytest.raises(Unreachable):
+        read_refusal(failure(500, message="etcdserver: request timed out"))
+
+
+def test_a_pod_of_an_ending_namespace_is_blocked_and_not_forbidden() -> None:
+    ending = {"reason": "NamespaceTerminating", "message": "namespace x is being terminated"}
+    assert read_refusal(failure(403, causes=[ending])).outcome is Evicted.BLOCKED
+    with pytest.raises(Refused):
+        read_refusal(failure(403))

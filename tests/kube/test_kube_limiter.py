@@ -1,0 +1,148 @@
+"""The limiter: lanes over one bucket, on a clock of the test's own."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.kube.limiter import Lane, Limiter, TokenBucket
+
+
+class FakeTime:
+    """A clock that sleeping moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def clock(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        # Two turns, as others that were woken at the same time have had theirs by then.
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        self.now += seconds
+
+
+def limiter(time: FakeTime, *, qps: float = 10.0, burst: int = 1) -> Limiter:
+    return Limiter(qps=qps, burst=burst, clock=time.clock, sleep=time.sleep)
+
+
+@given(
+    rate=st.floats(0.1, 1000),
+    burst=st.integers(1, 50),
+    steps=st.lists(st.floats(-1, 20), max_size=60),
+)
+def test_no_stretch_of_time_sees_more_than_burst_and_rate_allow(
+    rate: float, burst: int, steps: list[float]
+) -> None:
+    bucket = TokenBucket(rate, burst, 0.0)
+    now, latest = 0.0, 0.0
+    taken: list[float] = []
+    for step in steps:
+        now += step  # steps back too: clocks do
+        latest = max(latest, now)
+        while bucket.take(now):
+            taken.append(latest)
+    for first, since in enumerate(taken):
+        for last in range(first, len(taken)):
+            allowed = burst + rate * (taken[last] - since)
+            assert last - first + 1 <= allowed + 1e-3
+
+
+@given(rate=st.floats(0.1, 1000), burst=st.integers(1, 5), takes=st.integers(1, 20))
+def test_waiting_as_long_as_told_is_enough(rate: float, burst: int, takes: int) -> None:
+    bucket, now = TokenBucket(rate, burst, 1e6), 1e6
+    for _ in range(takes):
+        now += bucket.wait(now)
+        assert bucket.take(now)
+
+
+@pytest.mark.parametrize(("rate", "burst"), [(0, 1), (-1, 1), (1, 0)])
+def test_a_limit_that_lets_nothing_through_is_refused(rate: float, burst: int) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        TokenBucket(rate, burst, 0.0)
+
+
+async def test_a_burst_goes_at_once_and_the_rest_at_the_rate() -> None:
+    time = FakeTime()
+    limited = limiter(time, qps=10, burst=5)
+    for _ in range(5):
+        await limited.acquire(Lane.EVENT)
+    assert time.now == 1000.0
+    for _ in range(20):
+        await limited.acquire(Lane.EVENT)
+    assert time.now == pytest.approx(1002.0, abs=0.01)
+
+
+async def test_the_more_urgent_go_first_and_equals_in_the_order_they_came() -> None:
+    time = FakeTime()
+    limited = limiter(time)
+    await limited.acquire(Lane.EVENT)  # the bucket is empty
+    went: list[tuple[Lane, int]] = []
+
+    async def one(lane: Lane, turn: int) -> None:
+        await limited.acquire(lane)
+        went.append((lane, turn))
+
+    lanes = [Lane.EVENT, Lane.STATUS, Lane.EVICTION, Lane.TAINT, Lane.RECORD, Lane.RELEASE]
+    await asyncio.gather(*(one(lane, turn) for lane in lanes for turn in (1, 2)))
+    assert went == [(lane, turn) for lane in reversed(lanes) for turn in (1, 2)]
+
+
+async def test_a_newcomer_does_not_overtake_those_who_wait() -> None:
+    time = FakeTime()
+    limited = limiter(time)
+    await limited.acquire(Lane.TAINT)
+    waiting = asyncio.create_task(limited.acquire(Lane.TAINT))
+    await asyncio.sleep(0)
+    time.now += 0.1  # a token is there, and it is spoken for
+    late = asyncio.create_task(limited.acquire(Lane.TAINT))
+    await waiting
+    assert not late.done()
+    await late
+
+
+async def test_a_lease_waits_for_nobody() -> None:
+    time = FakeTime()
+    limited = limiter(time)
+    await limited.acquire(Lane.EVENT)
+    limited.pause(3600)
+    await limited.acquire(Lane.LEASE)
+    assert time.now == 1000.0
+
+
+async def test_a_pause_holds_everybody_for_as_long_as_the_server_asked() -> None:
+    time = FakeTime()
+    limited = limiter(time, burst=10)
+    limited.pause(7)
+    limited.pause(2)  # a shorter one takes nothing back
+    await limited.acquire(Lane.RELEASE)
+    assert time.now == pytest.approx(1007.0)
+
+
+async def test_one_that_gives_up_takes_no_turn() -> None:
+    time = FakeTime()
+    limited = limiter(time)
+    await limited.acquire(Lane.TAINT)
+    gone = asyncio.create_task(limited.acquire(Lane.RELEASE))
+    stays = asyncio.create_task(limited.acquire(Lane.EVENT))
+    await asyncio.sleep(0)
+    assert limited.waiting == 2
+    gone.cancel()
+    await stays
+    assert time.now == pytest.approx(1000.1, abs=0.001)
+    assert limited.waiting == 0
+
+
+async def test_closing_ends_the_waiting() -> None:
+    time = FakeTime()
+    limited = limiter(time)
+    limited.pause(3600)
+    waiting = asyncio.create_task(limited.acquire(Lane.TAINT))
+    await asyncio.sleep(0)
+    limited.close()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting

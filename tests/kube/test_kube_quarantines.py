@@ -1,0 +1,142 @@
+"""The Quarantine's JSON, there and back, and what people write by hand."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.kube.quarantines import (
+    FINALIZER,
+    Spec,
+    State,
+    decode_quarantine,
+    encode_spec,
+    encode_status,
+    seconds,
+    timestamp,
+)
+from aggregator.quarantine.cluster import (
+    Action,
+    Blocker,
+    EvidenceItem,
+    Phase,
+    QuarantineSpec,
+    QuarantineStatus,
+    Refused,
+)
+
+TEXT = st.text(max_size=20)
+#: Whole microseconds, in a range whose floats tell them apart.
+MOMENT = st.one_of(st.just(0.0), st.integers(1, 2**33 * 10**5).map(lambda us: us / 1e5))
+EVIDENCE = st.builds(EvidenceItem, TEXT, TEXT, TEXT, TEXT, TEXT, TEXT, TEXT, TEXT)
+SPEC = st.builds(
+    QuarantineSpec,
+    action=st.sampled_from([Action.CORDON, Action.DRAIN]),
+    kind=TEXT,
+    reason=TEXT,
+    requester=TEXT,
+    incident=TEXT,
+    boot_id=TEXT,
+    policy_hash=TEXT,
+    evidence=st.lists(EVIDENCE, max_size=3).map(tuple),
+)
+STATUS = st.builds(
+    QuarantineStatus,
+    phase=st.sampled_from(Phase),
+    message=TEXT,
+    node_uid=TEXT,
+    admitted_at=MOMENT,
+    cordoned_at=MOMENT,
+    drain_started_at=MOMENT,
+    drained_at=MOMENT,
+    released_because=TEXT,
+    overruled=st.booleans(),
+    pods_remaining=st.one_of(st.none(), st.integers(0, 500)),
+    blockers=st.lists(st.builds(Blocker, TEXT, TEXT, MOMENT), max_size=3).map(tuple),
+)
+
+
+def stored(spec: Spec, status: State) -> bytes:
+    """As the API server keeps what our patch says: null removes."""
+    kept = [
+        {key: value for key, value in msgspec.to_builtins(part).items() if value is not None}
+        for part in (spec, status)
+    ]
+    meta = {"name": "n1", "uid": "u", "resourceVersion": "7", "finalizers": [FINALIZER]}
+    return json.dumps({"metadata": meta, "spec": kept[0], "status": kept[1]}).encode()
+
+
+@given(spec=SPEC, status=STATUS)
+def test_what_is_written_is_read_again(spec: QuarantineSpec, status: QuarantineStatus) -> None:
+    found = decode_quarantine(stored(encode_spec(spec), encode_status(status)))
+    assert found.problem == ""
+    assert found.spec == spec
+    assert found.status == status
+    assert (found.node, found.uid, found.version, found.has_finalizer) == ("n1", "u", "7", True)
+
+
+@given(at=st.floats(1, 2**33))
+def test_a_time_survives_to_the_microsecond(at: float) -> None:
+    assert seconds(timestamp(at)) == pytest.approx(at, abs=1e-6)
+
+
+def test_a_hand_made_one_needs_no_more_than_a_reason() -> None:
+    body = b"""{"metadata": {"name": "n1", "uid": "u", "resourceVersion": "1",
+      "creationTimestamp": "2026-01-02T03:04:05Z"}, "spec": {"reason": "fan 3 is dead"}}"""
+    found = decode_quarantine(body)
+    assert found.problem == ""
+    assert found.spec == QuarantineSpec(Action.CORDON, "manual", "fan 3 is dead")
+    assert found.status == QuarantineStatus()
+    assert not found.has_finalizer
+    assert found.created_at == 1767323045
+
+
+def test_one_that_is_being_deleted_says_so() -> None:
+    body = b'{"metadata": {"name": "n", "deletionTimestamp": "2026-01-02T03:04:05Z"}, "spec": {}}'
+    assert decode_quarantine(body).deleting
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "says"),
+    [
+        ({"action": "explode"}, {}, "explode"),
+        ({"action": "observe", "reason": "x"}, {}, "cordon or drain"),
+        ({"reason": 7}, {}, "spec: Expected `str`, got `int` - at `$.reason`"),
+        (None, {}, "spec"),
+        ([], {}, "spec"),
+        ({"evidence": ["xid:79"]}, {}, "$.evidence[0]"),
+        ({}, {"phase": "Exorcised"}, "Exorcised"),
+        ({}, {"admittedAt": "yesterday"}, "yesterday"),
+        ({}, {"blockers": [{}]}, "$.blockers[0]"),
+    ],
+)
+def test_nonsense_is_told_as_a_problem_and_never_raised(spec: Any, status: Any, says: str) -> None:
+    body = {"metadata": {"name": "n1", "uid": "u"}, "spec": spec, "status": status}
+    found = decode_quarantine(json.dumps(body).encode())
+    assert says in found.problem
+    assert found.spec.action is not Action.DRAIN
+    assert found.node == "n1"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=10,
+)
+FIELDS = st.sampled_from(["action", "kind", "reason", "evidence", "phase", "blockers", "drainedAt"])
+
+
+@given(spec=st.dictionaries(FIELDS, JSON), status=st.dictionaries(FIELDS, JSON))
+def test_no_spec_and_no_status_is_too_odd_to_be_told(
+    spec: dict[str, Any], status: dict[str, Any]
+) -> None:
+    body = {"metadata": {"name": "n1", "uid": "u"}, "spec": spec, "status": status}
+    assert decode_quarantine(json.dumps(body).encode()).node == "n1"
+
+
+def test_what_is_no_object_at_all_is_refused() -> None:
+    with pytest.raises(Refused, match="is this an API server"):
+        decode_quarantine(b"<html>")
