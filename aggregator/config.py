@@ -130,7 +130,18 @@ class Drain(Section):
     deadline: Duration = 7 * 86400.0
     delete_empty_dir_data: bool = False
     evict_unmanaged: bool = False
-    protected_selector: str = ""
+    protected_selector: Annotated[
+        str,
+        Field(pattern=r"^$|^[A-Za-z0-9./_-]+=[A-Za-z0-9._-]*(,[A-Za-z0-9./_-]+=[A-Za-z0-9._-]*)*$"),
+    ] = ""
+    """``key=value,key=value``: a pod that has all of these labels is never evicted."""
+
+    def protected_labels(self) -> dict[str, str] | None:
+        """The selector as labels; None: no pod is protected."""
+        if not self.protected_selector:
+            return None
+        pairs = (pair.partition("=") for pair in self.protected_selector.split(","))
+        return {key: value for key, _, value in pairs}
 
 
 class Policy(Section):

@@ -1,0 +1,181 @@
+"""Puts the aggregator together and runs it until it is told to stop.
+
+Data flows one way: ingest, health, policy, quarantine, cluster; page, alerts and history hear of
+what happened through the ledger.
+"""
+
+import asyncio
+import logging
+import random
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from importlib.resources import files
+
+from aggregator.config import Config
+from aggregator.ingest.server import build
+from aggregator.kube.cluster import KubeCluster
+from aggregator.local.cluster import Commands, LocalCluster
+from aggregator.policy.load import load_policy
+from aggregator.policy.rules import Policy
+from aggregator.quarantine.acts import Clocks
+from aggregator.quarantine.cluster import ClusterError
+from aggregator.quarantine.controller import Controller, Settings
+from aggregator.quarantine.decide.admission import Limits
+from aggregator.quarantine.decide.drainplan import DrainRules
+from aggregator.quarantine.fleet import Fleet
+from aggregator.quarantine.ledger import Ledger, Transition
+
+log = logging.getLogger("sickbay.app")
+
+_CONNECT_FIRST = 0.5
+_CONNECT_MOST = 15.0
+
+
+class Ledgers:
+    """One ledger made of several: the log, history, alerts, the page."""
+
+    def __init__(self, ledgers: Sequence[Ledger]) -> None:
+        self._ledgers = ledgers
+
+    def note(self, transition: Transition) -> None:
+        log.info(
+            transition.summary,
+            extra={"kind": transition.kind.value, "incident": transition.incident},
+        )
+        for ledger in self._ledgers:
+            ledger.note(transition)
+
+
+def read_policy(config: Config) -> Policy:
+    """The shipped rules with the site's file on top. Raises `ConfigError` with all its problems."""
+    shipped = files("aggregator.policy")
+    site = config.policy.file
+    return load_policy(
+        (shipped / "catalogue.yaml").read_text("utf-8"),
+        (shipped / "rules.yaml").read_text("utf-8"),
+        site.read_text("utf-8") if site is not None else "",
+        str(site or ""),
+    )
+
+
+def _settings(config: Config) -> Settings:
+    limits, drain = config.limits, config.drain
+    return Settings(
+        mode=config.mode,
+        limits=Limits(
+            concurrent=limits.concurrent,
+            concurrent_percent=limits.concurrent_percent,
+            pool_label=limits.pool_label,
+            pool_percent=limits.pool_percent,
+            quorum_percent=limits.quorum_percent,
+        ),
+        drain=DrainRules(
+            delete_empty_dir_data=drain.delete_empty_dir_data,
+            evict_unmanaged=drain.evict_unmanaged,
+            protected=drain.protected_labels(),
+        ),
+        drain_deadline=drain.deadline,
+        evictions_at_once=limits.evictions_at_once,
+        silent_after=config.agents.silent_after,
+        silent_drain_after=limits.silent_drain_after,
+    )
+
+
+def _cluster(config: Config) -> KubeCluster | LocalCluster:
+    where = config.cluster
+    if where.kind == "kubernetes":
+        return KubeCluster(
+            kubeconfig=str(where.kubeconfig or ""),
+            namespace=where.namespace,
+            qps=where.requests_per_second,
+            burst=where.burst,
+        )
+    commands = where.local.commands
+    return LocalCluster(
+        where.local.database,
+        commands=Commands(
+            commands.cordon, commands.drain, commands.release, where.local.command_timeout
+        ),
+        wall=time.time,
+    )
+
+
+async def _connect(cluster: KubeCluster | LocalCluster, fleet: Fleet, rng: random.Random) -> None:
+    """Try until the cluster lets us in, saying plainly what it answers meanwhile."""
+    wait = _CONNECT_FIRST
+    while True:
+        try:
+            await cluster.start()
+        except ClusterError as error:
+            if fleet.view_lost != str(error):
+                log.warning("the cluster can't be used", extra={"error": str(error)})
+            fleet.view_lost = str(error)
+            await asyncio.sleep(max(rng.uniform(0, wait), error.retry_after or 0))
+            wait = min(_CONNECT_MOST, wait * 2)
+        else:
+            log.info("connected", extra={"cluster": cluster.kind})
+            return
+
+
+async def run(config: Config) -> None:
+    """Run until SIGTERM or SIGINT.
+
+    Raises what keeps it from starting: `ConfigError` (the policy), `ListenError`, `TlsError`.
+    """
+    policy = read_policy(config)
+    rng = random.Random()  # noqa: S311 - jitter, no secret
+    fleet = Fleet()
+    clocks = Clocks(time.monotonic, time.time)
+    cluster = _cluster(config)
+    ledger = Ledgers([])
+    controller = Controller(
+        cluster=cluster,
+        policy=policy,
+        settings=_settings(config),
+        fleet=fleet,
+        ledger=ledger,
+        clocks=clocks,
+        rng=rng,
+    )
+    ingest = build(
+        config,
+        controller,
+        name=socket.gethostname(),
+        fetch_keys=cluster.signing_keys if isinstance(cluster, KubeCluster) else None,
+        cluster_away=lambda: bool(fleet.view_lost),
+        now=time.monotonic,
+        wall=time.time,
+    )
+    await ingest.start()
+    log.info(
+        "started",
+        extra={"version": version("sickbay"), "mode": config.mode.value, "policy": policy.hash},
+    )
+
+    async def work() -> None:
+        await _connect(cluster, fleet, rng)
+        await controller.run()
+
+    working = asyncio.create_task(work(), name="controller")
+    stopping = _told_to_stop()
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+    finally:
+        working.cancel()
+        await asyncio.wait({working})
+        await ingest.stop()
+        await cluster.close()
+        log.info("stopped")
+
+
+def _told_to_stop() -> asyncio.Task[bool]:
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    return asyncio.create_task(told.wait(), name="stop")
