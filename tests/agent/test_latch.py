@@ -1,0 +1,418 @@
+"""The latch: what is in force, what is owed, what is said when it overflows."""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.evidence.entries import OCCURRENCES, TRANSITIONS, WINDOW
+from nodeagent.evidence.latch import Latch, Limits, Outgoing
+from nodeagent.model import (
+    Batch,
+    ClearedBy,
+    Clearing,
+    FaultSighting,
+    Gone,
+    Loss,
+    Observation,
+    Status,
+)
+
+NOW = 1000.0
+
+
+def latch(limits: Limits | None = None) -> Latch:
+    return Latch(boot_id="boot-a", epoch="e", limits=limits)
+
+
+def xid(
+    seq: int,
+    code: int = 79,
+    component: str = "GPU-1",
+    *,
+    cleared_by: ClearedBy = ClearedBy.REBOOT,
+    at: float = NOW,
+    historical: bool = False,
+) -> FaultSighting:
+    return FaultSighting(
+        f"xid:{code}",
+        "xid",
+        component,
+        f"seen as {seq}",
+        "kmsg",
+        seq,
+        at,
+        cleared_by=cleared_by,
+        historical=historical,
+        details={"pid": str(seq)},
+    )
+
+
+def disk(status: Status, message: str = "", component: str = "/", reason: str = "") -> Observation:
+    return Observation("disk-space", component, status, reason, message)
+
+
+# -- faults ---------------------------------------------------------------------------------------
+
+
+def test_a_fault_keeps_its_first_identity_and_takes_the_latest_details() -> None:
+    held = latch()
+    held.apply([xid(5, at=10.0), xid(9, at=20.0)], NOW)
+    fault = held.faults["xid:79", "GPU-1"]
+    assert (fault.source_seq, fault.first, fault.last, fault.count) == (5, 10.0, 20.0, 2)
+    assert (fault.message, fault.details) == ("seen as 9", {"pid": "9"})
+    assert fault.occurrences == [10.0, 20.0]
+
+
+def test_a_replayed_sighting_changes_nothing_even_after_its_fault_was_cleared() -> None:
+    held = latch()
+    held.apply([xid(5, cleared_by=ClearedBy.GPU_RESET)], NOW)
+    held.apply([Clearing("GPU-1", "gpu-reset")], NOW)
+    assert held.apply([xid(5, cleared_by=ClearedBy.GPU_RESET)], NOW) is False
+    assert held.faults == {}
+
+
+def test_two_faults_of_one_record_are_both_latched() -> None:
+    held = latch()
+    held.apply([xid(5, 48), xid(5, 63)], NOW)
+    assert set(held.faults) == {("xid:48", "GPU-1"), ("xid:63", "GPU-1")}
+
+
+def test_a_new_sighting_turns_a_historical_fault_into_a_live_one() -> None:
+    held = latch()
+    held.apply([xid(1, historical=True), xid(2, historical=True)], NOW)
+    held.apply([xid(7)], NOW)
+    fault = held.faults["xid:79", "GPU-1"]
+    assert (fault.historical, fault.source_seq, fault.count) == (False, 7, 1)
+    assert held.urgent
+
+
+def test_occurrences_are_bounded_and_the_count_is_not() -> None:
+    held = latch()
+    held.apply([xid(seq, at=float(seq)) for seq in range(1, 101)], NOW)
+    fault = held.faults["xid:79", "GPU-1"]
+    assert fault.count == 100
+    assert fault.occurrences == [float(seq) for seq in range(101 - OCCURRENCES, 101)]
+
+
+def test_what_is_harder_to_end_wins() -> None:
+    held = latch()
+    held.apply([xid(1, 154, cleared_by=ClearedBy.GPU_RESET)], NOW)
+    held.delta(NOW)
+    held.apply([xid(2, 154, cleared_by=ClearedBy.REBOOT)], NOW)
+    assert held.faults["xid:154", "GPU-1"].cleared_by is ClearedBy.REBOOT
+    assert held.urgent
+    held.apply([xid(3, 154, cleared_by=ClearedBy.GPU_RESET)], NOW)
+    assert held.faults["xid:154", "GPU-1"].cleared_by is ClearedBy.REBOOT
+
+
+# -- clearing -------------------------------------------------------------------------------------
+
+
+def test_a_gpu_reset_ends_what_a_reset_ends_and_that_gpus_alone() -> None:
+    held = latch()
+    reset = ClearedBy.GPU_RESET
+    held.apply([xid(1, 48, cleared_by=reset), xid(2, 79), xid(3, 48, "GPU-2")], NOW)
+    held.apply([Clearing("GPU-1", "gpu-reset")], NOW)
+    assert set(held.faults) == {("xid:79", "GPU-1"), ("xid:48", "GPU-2")}
+    out = held.delta(NOW)
+    assert out is not None
+    # The fault by name, and the sign itself for an aggregator that remembers more than we do.
+    assert out.clearings == [
+        Clearing("GPU-1", "gpu-reset", "xid:48"),
+        Clearing("GPU-1", "gpu-reset"),
+    ]
+
+
+def test_a_clearing_that_names_a_fault_which_it_does_not_end_is_not_told() -> None:
+    held = latch()
+    held.apply([xid(1)], NOW)
+    held.delta(NOW)
+    assert held.apply([Clearing("GPU-1", "gpu-reset", "xid:79")], NOW) is False
+    assert ("xid:79", "GPU-1") in held.faults
+    assert not held.pending
+
+
+def test_an_operator_ends_anything_by_component_or_code() -> None:
+    held = latch()
+    held.apply([xid(1), xid(2, component="GPU-2"), xid(3, 48)], NOW)
+    assert held.clear_by_operator(component="", code="xid:79") == 2
+    assert set(held.faults) == {("xid:48", "GPU-1")}
+    assert held.clear_by_operator(component="GPU-1", code="") == 1
+    assert held.faults == {}
+
+
+def test_expiry_ends_a_fault_a_day_after_its_last_occurrence_and_is_told() -> None:
+    held = latch()
+    held.apply([xid(1, 31, cleared_by=ClearedBy.EXPIRY, at=NOW), xid(2)], NOW)
+    assert held.expire(NOW + WINDOW - 1) is False
+    assert held.expire(NOW + WINDOW) is True
+    assert set(held.faults) == {("xid:79", "GPU-1")}
+    assert held.owed.clearings == [Clearing("GPU-1", "expiry", "xid:31")]
+
+
+# -- components -----------------------------------------------------------------------------------
+
+
+def test_a_message_alone_is_no_transition_and_not_urgent_but_is_sent() -> None:
+    held = latch()
+    held.apply([disk(Status.OK, "40 %")], 10.0)
+    held.delta(10.0)
+    assert held.apply([disk(Status.OK, "41 %")], 20.0) is True
+    assert not held.urgent
+    out = held.delta(21.0)
+    assert out is not None
+    assert [(c.message, c.since, c.recent) for c in out.components] == [
+        ("41 %", 10.0, [(Status.OK, 10.0)])
+    ]
+
+
+def test_a_status_change_is_urgent_and_remembered() -> None:
+    held = latch()
+    held.apply([disk(Status.OK)], 10.0)
+    held.delta(10.0)
+    held.apply([disk(Status.FAILED)], 20.0)
+    assert held.urgent
+    entry = held.components["disk-space", "/"]
+    assert entry.since == 20.0
+    assert entry.recent == [(Status.OK, 10.0), (Status.FAILED, 20.0)]
+
+
+def test_transitions_are_bounded_in_number_and_in_time() -> None:
+    held = latch()
+    for turn in range(200):
+        held.apply([disk(Status.FAILED if turn % 2 else Status.OK)], float(turn))
+    entry = held.components["disk-space", "/"]
+    assert [at for _, at in entry.recent] == [float(t) for t in range(200 - TRANSITIONS, 200)]
+    held.snapshot(WINDOW + 190.0)
+    assert [at for _, at in entry.recent] == [float(t) for t in range(190, 200)]
+
+
+def test_absence_clears_no_failure() -> None:
+    held = latch()
+    held.apply([disk(Status.FAILED), disk(Status.OK, component="/data")], NOW, look_of="disk-space")
+    for _ in range(5):
+        held.apply([], NOW, look_of="disk-space")
+    held.apply([Gone("disk-space", "/")], NOW)
+    assert set(held.components) == {("disk-space", "/")}
+    # It is stuck for good otherwise: a person may let go of it.
+    assert held.clear_by_operator(component="/", code="") == 1
+    assert held.components == {}
+
+
+def test_one_missed_look_drops_nothing_but_an_unknown() -> None:
+    held = latch()
+    batch = [disk(Status.OK), disk(Status.UNKNOWN, component="", reason="hung")]
+    held.apply(batch, NOW, look_of="disk-space")
+    held.delta(NOW)
+    held.apply([], NOW, look_of="disk-space")
+    assert set(held.components) == {("disk-space", "/")}
+    held.apply([], NOW, look_of="disk-space")
+    assert held.components == {}
+    out = held.delta(NOW)
+    assert out is not None
+    assert [entry.component for entry in out.gone] == ["", "/"]
+
+
+def test_checks_that_no_longer_run_take_their_components_along() -> None:
+    held = latch()
+    held.apply([disk(Status.OK), disk(Status.FAILED, component="/data")], NOW)
+    assert held.keep_checks({"reach"}) is True
+    assert set(held.components) == {("disk-space", "/data")}
+
+
+def test_text_that_no_wire_can_carry_is_escaped() -> None:
+    held = latch()
+    held.apply([disk(Status.OK, component="/mnt/\udcff")], NOW)
+    held.apply([disk(Status.FAILED, component="/mnt/\udcff")], NOW)
+    assert list(held.components) == [("disk-space", "/mnt/\\udcff")]
+    held.snapshot(NOW)
+
+
+# -- overflow -------------------------------------------------------------------------------------
+
+
+def test_too_many_components_lose_the_well_ones_first_and_say_so_once() -> None:
+    held = latch(Limits(components=3, faults=3))
+    held.apply([disk(Status.OK, component=f"/{n}") for n in range(5)], 1.0)
+    assert len(held.components) == 3
+    held.apply([disk(Status.FAILED, component="/bad")], 2.0)
+    assert ("disk-space", "/bad") in held.components
+    assert len(held.components) == 3
+    assert [loss.source for loss in held.owed.losses] == ["latch"]
+
+
+def test_too_many_faults_lose_history_and_what_expires_before_the_rest() -> None:
+    held = latch(Limits(components=3, faults=3))
+    held.apply([xid(1, 79), xid(2, 31, cleared_by=ClearedBy.EXPIRY), xid(3, 48, at=NOW - 1)], NOW)
+    held.apply([xid(4, 62)], NOW)
+    assert {code for code, _ in held.faults} == {"xid:79", "xid:48", "xid:62"}
+    held.apply([xid(5, 64)], NOW)
+    assert {code for code, _ in held.faults} == {"xid:79", "xid:62", "xid:64"}
+    assert sum(loss.records for loss in held.owed.losses) == 2
+    assert held.owed.clearings == []  # nothing has ended
+
+
+# -- sending --------------------------------------------------------------------------------------
+
+
+def test_a_delta_carries_what_changed_and_a_snapshot_everything() -> None:
+    held = latch()
+    held.apply([disk(Status.OK), xid(1)], NOW)
+    first = held.snapshot(NOW)
+    assert (first.seq, len(first.components), len(first.faults)) == (1, 1, 1)
+    assert held.delta(NOW) is None
+    held.apply([xid(2)], NOW)
+    assert not held.urgent  # a count can wait
+    second = held.delta(NOW)
+    assert second is not None
+    assert (second.seq, second.components, [f.count for f in second.faults]) == (2, [], [2])
+
+
+def test_an_ack_frees_only_what_its_messages_carried_and_never_a_fault() -> None:
+    held = latch()
+    held.apply([xid(1), Loss("kmsg", 3, "gone")], NOW)
+    held.snapshot(NOW)  # 1
+    held.apply([Loss("kmsg", 4, "more")], NOW)
+    held.delta(NOW)  # 2
+    held.apply([Loss("kmsg", 5, "untold")], NOW)
+    assert held.acknowledge(1) is True
+    assert [loss.records for loss in held.owed.losses] == [4, 5]
+    assert held.acknowledge(99) is False  # nobody can have seen that
+    assert held.acknowledge(2) is True
+    assert [loss.records for loss in held.owed.losses] == [5]
+    assert ("xid:79", "GPU-1") in held.faults
+    assert held.acknowledge(1) is False
+
+
+def test_what_no_ack_freed_goes_into_the_next_snapshot_and_is_freed_there() -> None:
+    held = latch()
+    held.apply([Clearing("GPU-1", "gpu-reset"), Loss("kmsg", 3, "gone")], NOW)
+    held.delta(NOW)
+    again = held.snapshot(NOW)
+    assert (len(again.clearings), len(again.losses)) == (1, 1)
+    assert held.delta(NOW) is None
+    held.acknowledge(again.seq)
+    assert held.snapshot(NOW).clearings == []
+
+
+# -- properties -----------------------------------------------------------------------------------
+
+CODES = st.sampled_from([31, 48, 79, 154])
+GPUS = st.sampled_from(["GPU-1", "GPU-2"])
+OBSERVATIONS = st.builds(
+    Observation,
+    check=st.sampled_from(["disk-space", "reach"]),
+    component=st.sampled_from(["", "/", "/data"]),
+    status=st.sampled_from(Status),
+    reason=st.sampled_from(["", "full"]),
+    message=st.text(max_size=3),
+)
+SIGNS = st.builds(
+    Clearing,
+    component=GPUS,
+    how=st.sampled_from(["gpu-reset", "replaced", "operator"]),
+    code=st.sampled_from(["", "xid:48"]),
+)
+
+
+@st.composite
+def stories(draw: st.DrawFn) -> list[Batch]:
+    """Batches as they come: sightings in the order of the kernel log, and everything else."""
+    batches: list[Batch] = []
+    seq = 0
+    for _ in range(draw(st.integers(1, 8))):
+        batch: list[Observation | FaultSighting | Clearing] = []
+        for _ in range(draw(st.integers(0, 4))):
+            seq += 1
+            ends = draw(st.sampled_from(ClearedBy))
+            batch.append(xid(seq, draw(CODES), draw(GPUS), cleared_by=ends, at=float(seq)))
+        batch += draw(st.lists(OBSERVATIONS | SIGNS, max_size=3))
+        batches.append(batch)
+    return batches
+
+
+def sightings(batches: Sequence[Batch]) -> list[FaultSighting]:
+    return [item for batch in batches for item in batch if isinstance(item, FaultSighting)]
+
+
+@given(stories(), st.data())
+def test_replaying_any_part_of_the_kernel_log_changes_nothing(
+    story: list[Batch], data: st.DataObject
+) -> None:
+    held = latch()
+    for batch in story:
+        held.apply(batch, NOW)
+    seen = sightings(story)
+    start = data.draw(st.integers(0, len(seen)))
+    end = data.draw(st.integers(start, len(seen)))
+    before = repr(held.faults)
+    assert held.apply(seen[start:end], NOW + 1) is False
+    assert repr(held.faults) == before
+
+
+class Folded:
+    """What an aggregator that applies docs/contract.md holds."""
+
+    def __init__(self) -> None:
+        self.lines: dict[tuple[str, ...], bytes] = {}
+
+    def take(self, out: Outgoing, *, whole: bool) -> None:
+        if whole:
+            self.lines.clear()
+        for entry in out.gone:
+            self.lines.pop(("c", *entry.key), None)
+        if not whole:
+            for sign in out.clearings:
+                self.lines.pop(("f", sign.code, sign.component), None)
+        for c in out.components:
+            line = f"c\x1f{c.check}\x1f{c.component}\x1f{int(c.status)}\x1f{c.reason}\n"
+            self.lines["c", *c.key] = line.encode()
+        for f in out.faults:
+            identity = f"{f.boot_id}\x1f{f.source}\x1f{f.source_seq}\x1f{f.count}\n"
+            self.lines["f", *f.key] = f"f\x1f{f.code}\x1f{f.component}\x1f{identity}".encode()
+
+    def digest(self) -> int:
+        content = b"".join(sorted(self.lines.values()))
+        return int.from_bytes(blake2b(content, digest_size=8).digest(), "big")
+
+
+@given(stories(), st.lists(st.sampled_from(["delta", "snapshot", "wait", "look"]), max_size=8))
+def test_the_digest_is_that_of_whoever_got_every_message(
+    story: list[Batch], turns: list[str]
+) -> None:
+    held = latch(Limits(components=3, faults=3))
+    far = Folded()
+    far.take(held.snapshot(NOW), whole=True)
+    for batch, turn in zip(story, turns + ["delta"] * len(story), strict=False):
+        held.apply(batch, NOW, look_of="reach" if turn == "look" else "")
+        if turn == "snapshot":
+            far.take(held.snapshot(NOW), whole=True)
+        elif turn != "wait" and (out := held.delta(NOW)) is not None:
+            far.take(out, whole=False)
+        assert held.digest() == far.digest()
+
+
+@given(stories())
+def test_a_late_listener_learns_everything_from_one_snapshot(story: list[Batch]) -> None:
+    held = latch()
+    followed, late = Folded(), Folded()
+    followed.take(held.snapshot(NOW), whole=True)
+    for batch in story:
+        held.apply(batch, NOW)
+        if (out := held.delta(NOW)) is not None:
+            followed.take(out, whole=False)
+    late.take(held.snapshot(NOW), whole=True)
+    assert late.lines == followed.lines
+
+
+def test_the_example_of_the_contract_page() -> None:
+    held = latch()
+    held.boot_id = "b"
+    held.apply([disk(Status.FAILED, reason="full"), xid(7), xid(8)], NOW)
+    held.snapshot(NOW)
+    assert f"{held.digest():#018x}" == EXAMPLE
+
+
+EXAMPLE = "0x32dd7d21c253ece2"
