@@ -21,5 +21,6 @@ async def signing_keys(transport: Transport) -> tuple[str, str]:
     issuer = document.get("issuer")
     if not isinstance(issuer, str) or not issuer:
         raise Refused("the API server's discovery document names no issuer of tokens")
-    keys = await transport.request("GET", _KEYS, kind="keys", lane=Lane.RECORD)
+    # It answers 406 to whoever accepts application/json alone.
+    keys = await transport.request("GET", _KEYS, kind="keys", lane=Lane.RECORD, accept="*/*")
     return issuer, keys.decode()
