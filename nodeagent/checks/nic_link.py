@@ -1,8 +1,8 @@
 """The carrier of every physical network port that is, or was, in use.
 
 Reasons: ``link-down`` (enabled, was up since the boot, has no carrier: failed), ``missing`` (an
-interface that the configuration names does not exist: failed), ``disabled`` (switched off by
-somebody after it was up: unknown), ``no-sysfs`` (this check could not look: unknown). A port that
+interface that the configuration names does not exist: failed), ``disabled`` (switched off
+after it was up: unknown, and failed for one that the configuration names), ``no-sysfs`` (this check could not look: unknown). A port that
 never had a carrier since the boot is ok: most servers have some. The kernel's own count of
 carriers tells, so a restart of the agent forgets nothing. The component is the interface.
 """
@@ -24,8 +24,10 @@ def judge(link: Link, *, seen_up: bool, named: bool) -> Observation:
     """Pure. ``named`` interfaces are in use because somebody says so, even if never up."""
     used = seen_up or named or bool(link.times_up)
     if not link.enabled:
-        status = Status.UNKNOWN if used else Status.OK
-        return Observation(NAME, link.name, status, "disabled" if used else "", "switched off")
+        if not used:
+            return Observation(NAME, link.name, Status.OK, "", "switched off, never up")
+        status = Status.FAILED if named else Status.UNKNOWN  # somebody's decision, or a reset's
+        return Observation(NAME, link.name, status, "disabled", "switched off")
     if link.carrier:
         speed = f" at {link.speed} Mbit/s" if link.speed else ""
         return Observation(NAME, link.name, Status.OK, "", f"up{speed}")

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from nodeagent.checks import disk_readonly, disk_space, disk_write
+from nodeagent.clock import SystemClock
 from nodeagent.model import Status
 from nodeagent.sources import Sources
 from nodeagent.sources.child import Child, python
 from nodeagent.sources.disk_child import NAME
 from nodeagent.sources.diskprobe import Hung, NotProbed, Refused, Space, Written
+from nodeagent.sources.machine import Machine
 from tests.agent.machines import observations, options, sources, this_machine, verdicts
 from tests.agent.real_disks import (
     MARKS,
@@ -67,6 +69,14 @@ async def test_a_tmpfs_fills_up_and_empties(tmp_path: Path, disks: Sources) -> N
             (point / str(number)).touch()
         assert verdicts(await check.look())[str(point)] == (Status.FAILED, "inodes")
     assert verdicts(await check.look())[str(point)] == (Status.FAILED, "not-mounted")
+
+
+async def test_a_pod_looks_at_the_host_below_its_root(tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "host", "size=4m") as host, tmpfs(host / "data", "size=1m") as data:
+        (data / "log").write_bytes(b"x" * (1 << 20))
+        pod = sources(Machine(clock=SystemClock(), root=host))
+        check = disk_space.build(pod, options(disk_space.SPEC, mounts=("/", "/data")))
+        assert verdicts(await check.look()) == {"/": OK, "/data": (Status.FAILED, "full")}
 
 
 async def test_a_tmpfs_or_a_loop_device_is_watched_only_by_name(

@@ -1,0 +1,28 @@
+"""One check in a process of its own, looked through on request: for network namespaces.
+
+``python -m tests.agent.looker CHECK OPTIONS-AS-JSON``; each line of input is a look, each line of
+output its verdicts: ``{component: [status, reason, message]}``.
+"""
+
+import asyncio
+import json
+import sys
+
+from nodeagent.checks import nic_link, reach
+from tests.agent.machines import observations, options, sources, this_machine
+
+SPECS = {spec.name: spec for spec in (nic_link.SPEC, reach.SPEC)}
+
+
+async def main(name: str, settings: str) -> None:
+    spec = SPECS[name]
+    check = spec.build(sources(this_machine()), options(spec, **json.loads(settings)))
+    loop = asyncio.get_running_loop()
+    while await loop.run_in_executor(None, sys.stdin.readline):
+        found = observations(await check.look())  # type: ignore[union-attr]  # no LogCheck here
+        print(json.dumps({n: [o.status.name, o.reason, o.message] for n, o in found.items()}))
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,281 @@
+"""Links, routes, targets: the parsers and the verdicts, and TCP on the loopback."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.checks import nic_link, reach
+from nodeagent.checks.base import Off
+from nodeagent.clock import SystemClock
+from nodeagent.model import Status
+from nodeagent.sources.gateway import Answer
+from nodeagent.sources.network import Link, Route, default_routes, parse_ipv4, parse_ipv6
+from nodeagent.sources.targets import ResolveError, Resolver
+from tests.agent.machines import gone, made_up, options, sources, this_machine, verdicts
+
+OK = (Status.OK, "")
+
+HEAD = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
+BOND = "bond0\t00000000\t0101A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0\n"
+WLAN = "eth9\t00000000\tFE01A8C0\t0003\t0\t0\t600\t00000000\t0\t0\t0\n"
+LAN = "bond0\t0001A8C0\t00000000\t0001\t0\t0\t100\t00FFFFFF\t0\t0\t0\n"
+REJECT = "*\t00000000\t00000000\t0201\t0\t0\t1\t00000000\t0\t0\t0\n"
+POINT_TO_POINT = "ppp0\t00000000\t00000000\t0001\t0\t0\t0\t00000000\t0\t0\t0\n"
+
+ZERO = "0" * 32
+V6_DEFAULT = f"{ZERO} 00 {ZERO} 00 fe8{'0' * 28}1 00000400 00000001 00000000 00000003     eth0\n"
+V6_NONE = f"{ZERO} 00 {ZERO} 00 {ZERO} ffffffff 00000001 00000000 00200200       lo\n"
+V6_NET = f"fd{'0' * 30} 40 {ZERO} 00 {ZERO} 00000100 00000001 00000000 00000001     eth0\n"
+
+
+def test_the_default_routes_of_both_families() -> None:
+    assert parse_ipv4(HEAD + BOND + WLAN + LAN + REJECT) == [
+        Route("bond0", "192.168.1.1", 100),
+        Route("eth9", "192.168.1.254", 600),
+    ]
+    assert parse_ipv4(HEAD + POINT_TO_POINT) == [Route("ppp0", None, 0)]
+    assert parse_ipv6(V6_NET + V6_NONE + V6_DEFAULT) == [Route("eth0", "fe80::1", 1024)]
+
+
+def test_the_smallest_metric_wins_and_a_family_may_be_absent(tmp_path: Path) -> None:
+    machine = made_up(tmp_path)
+    table = machine.proc / "net/route"
+    table.write_text(HEAD + WLAN + BOND)
+    assert default_routes(machine) == [Route("bond0", "192.168.1.1", 100)]
+    (machine.proc / "net/ipv6_route").write_text(V6_NONE + V6_DEFAULT)
+    assert [route.gateway for route in default_routes(machine)] == ["192.168.1.1", "fe80::1"]
+    table.write_text(HEAD + LAN)
+    assert [route.gateway for route in default_routes(machine)] == ["fe80::1"]
+
+
+@given(st.text())
+def test_garbage_is_no_route(text: str) -> None:
+    parse_ipv4(text)
+    parse_ipv6(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "component"),
+    [
+        ("tcp://filer.example.org:2049", "tcp://filer.example.org:2049"),
+        ("10.0.0.1:443", "tcp://10.0.0.1:443"),
+        ("tcp://[fd00::1]:443", "tcp://[fd00::1]:443"),
+    ],
+)
+def test_targets(text: str, component: str) -> None:
+    assert [str(target) for target in reach.parse_targets([text, text])] == [component]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["host", "tcp://host", ":80", "http://host:80", "host:0", "host:99999", "a b:1", "::1:80"],
+)
+def test_bad_targets_are_refused_when_configured(text: str) -> None:
+    with pytest.raises(ValueError):
+        reach.parse_targets([text])
+
+
+ROUTE = Route("eth0", "10.0.0.1", 0)
+
+
+@pytest.mark.parametrize(
+    ("reachable", "answered", "verdict"),
+    [
+        (True, True, OK),
+        (True, False, OK),
+        (False, True, (Status.FAILED, "unreachable")),
+        (False, False, (Status.UNKNOWN, "never-answered")),
+    ],
+)
+def test_a_gateway_that_never_answered_is_unknown(
+    *, reachable: bool, answered: bool, verdict: tuple[Status, str]
+) -> None:
+    found = reach.judge_gateway("gateway", ROUTE, Answer(reachable, "how"), answered=answered)
+    assert (found.status, found.reason) == verdict
+
+
+def link(*, enabled: bool = True, carrier: bool | None = True, times_up: int | None = 1) -> Link:
+    return Link("eth0", enabled, carrier, times_up, "up" if carrier else "down", None)
+
+
+@pytest.mark.parametrize(
+    ("found", "seen_up", "named", "verdict"),
+    [
+        (link(), False, False, OK),
+        (link(carrier=False, times_up=0), False, False, OK),
+        (link(carrier=False, times_up=2), False, False, (Status.FAILED, "link-down")),
+        (link(carrier=False, times_up=None), True, False, (Status.FAILED, "link-down")),
+        (link(carrier=False, times_up=None), False, False, OK),
+        (link(carrier=False, times_up=0), False, True, (Status.FAILED, "link-down")),
+        (link(enabled=False, carrier=None), False, False, (Status.UNKNOWN, "disabled")),
+        (link(enabled=False, carrier=None), False, True, (Status.FAILED, "disabled")),
+        (link(enabled=False, carrier=None, times_up=0), False, False, OK),
+    ],
+)
+def test_a_port_that_was_never_up_is_ok(
+    *, found: Link, seen_up: bool, named: bool, verdict: tuple[Status, str]
+) -> None:
+    observation = nic_link.judge(found, seen_up=seen_up, named=named)
+    assert (observation.status, observation.reason) == verdict
+
+
+def nic(sys: Path, name: str, *, device: bool = True, **files: object) -> Path:
+    """An interface as sysfs shows it."""
+    folder = sys / "class/net" / name
+    folder.mkdir(parents=True)
+    if device:
+        (folder / "device").mkdir()
+    values = {"flags": "0x1003", "carrier": 1, "carrier_up_count": 1, "type": 1, "speed": 100000}
+    for file, value in (values | files).items():
+        (folder / file).write_text(f"{value}\n")
+    return folder
+
+
+async def test_physical_ports_are_watched_and_virtual_ones_are_not(tmp_path: Path) -> None:
+    machine = made_up(tmp_path)
+    eth0 = nic(machine.sys, "eth0")
+    nic(machine.sys, "ib0", type=32)
+    nic(machine.sys, "spare", carrier=0, carrier_up_count=0)
+    nic(machine.sys, "lo", device=False, type=772)
+    nic(machine.sys, "veth1", device=False)
+    (nic(machine.sys, "eth0v1") / "device/physfn").mkdir()
+    check = nic_link.build(sources(machine), options(nic_link.SPEC, exclude=("nothing",)))
+    assert verdicts(await check.look()) == {"eth0": OK, "ib0": OK, "spare": OK}
+    (eth0 / "carrier").write_text("0\n")
+    assert verdicts(await check.look())["eth0"] == (Status.FAILED, "link-down")
+    eth0.rename(tmp_path / "moved-into-a-pod")
+    assert gone(await check.look()) == ["eth0"]
+
+
+async def test_a_restarted_agent_still_knows_that_the_port_was_up(tmp_path: Path) -> None:
+    machine = made_up(tmp_path)
+    nic(machine.sys, "eth0", carrier=0, carrier_up_count=3)
+    check = nic_link.build(sources(machine), options(nic_link.SPEC))
+    assert verdicts(await check.look()) == {"eth0": (Status.FAILED, "link-down")}
+
+
+async def test_a_named_interface_must_exist(tmp_path: Path) -> None:
+    machine = made_up(tmp_path)
+    nic(machine.sys, "veth0", device=False)
+    names = ("veth0", "eth7")
+    check = nic_link.build(sources(machine), options(nic_link.SPEC, interfaces=names))
+    assert verdicts(await check.look()) == {"veth0": OK, "eth7": (Status.FAILED, "missing")}
+
+
+async def test_no_port_is_off_and_no_sysfs_is_unknown(tmp_path: Path) -> None:
+    machine = made_up(tmp_path)
+    check = nic_link.build(sources(machine), options(nic_link.SPEC))
+    assert verdicts(await check.look()) == {"": (Status.UNKNOWN, "no-sysfs")}
+    nic(machine.sys, "lo", device=False, type=772)
+    assert isinstance(await check.look(), Off)
+
+
+async def test_half_a_port_is_survived(tmp_path: Path) -> None:
+    """Files that vanish in mid-read, or hold what they should not."""
+    machine = made_up(tmp_path)
+    (nic(machine.sys, "eth0", carrier="what?", speed=-1) / "carrier_up_count").unlink()
+    (nic(machine.sys, "eth1") / "flags").unlink()
+    check = nic_link.build(sources(machine), options(nic_link.SPEC))
+    assert verdicts(await check.look()) == {"eth0": OK}
+
+
+# -- TCP on the loopback, names through the machine's resolver ---------------------------------
+
+
+def no_gateway(tmp_path: Path) -> Path:
+    machine = made_up(tmp_path)
+    (machine.proc / "net/route").write_text(HEAD)
+    return tmp_path
+
+
+def reach_of(tmp_path: Path, *targets: str) -> reach.Reach:
+    machine = made_up(no_gateway(tmp_path))
+    return reach.build(sources(machine), options(reach.SPEC, targets=targets))
+
+
+async def test_one_failing_target_blames_the_target(
+    tmp_path: Path, unused_tcp_port_factory: Callable[[], int]
+) -> None:
+    closed = unused_tcp_port_factory()
+    server = await asyncio.start_server(lambda _, w: w.close(), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server:
+        check = reach_of(tmp_path, f"127.0.0.1:{port}", f"localhost:{closed}")
+        assert verdicts(await check.look()) == {
+            f"tcp://127.0.0.1:{port}": OK,
+            f"tcp://localhost:{closed}": (Status.FAILED, "refused"),
+        }
+
+
+async def test_a_service_that_takes_no_connection_times_out(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
+        port = server.getsockname()[1]
+        waiting = []
+        # Its queue is full when a connection no longer goes through at once.
+        for _ in range(8):
+            sock = socket.socket()
+            sock.setblocking(False)
+            sock.connect_ex(("127.0.0.1", port))
+            waiting.append(sock)
+        try:
+            check = reach_of(tmp_path, f"127.0.0.1:{port}")
+            found = verdicts(await check.look())
+        finally:
+            for sock in waiting:
+                sock.close()
+    assert found == {f"tcp://127.0.0.1:{port}": (Status.FAILED, "timeout")}
+
+
+async def test_a_name_without_an_address_is_unresolved(tmp_path: Path) -> None:
+    check = reach_of(tmp_path, "nothing.invalid:80")
+    assert verdicts(await check.look()) == {
+        "tcp://nothing.invalid:80": (Status.FAILED, "unresolved")
+    }
+
+
+async def test_nothing_to_reach_is_off(tmp_path: Path) -> None:
+    assert isinstance(await reach_of(tmp_path).look(), Off)
+
+
+async def test_no_procfs_is_unknown(tmp_path: Path) -> None:
+    check = reach.build(sources(made_up(tmp_path)), options(reach.SPEC))
+    assert verdicts(await check.look()) == {"gateway": (Status.UNKNOWN, "no-procfs")}
+
+
+class SteppedClock(SystemClock):
+    """The machine's clock, put forward by hand."""
+
+    ahead = 0.0
+
+    def boottime(self) -> float:
+        return super().boottime() + self.ahead
+
+
+async def test_names_are_resolved_again_when_old_or_in_doubt_and_kept_when_that_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = SteppedClock()
+    resolver = Resolver(clock, keep=300)
+    first = await resolver.addresses("localhost")
+    assert set(first) <= {"127.0.0.1", "::1"}
+    assert first
+    with monkeypatch.context() as patched:
+        patched.setattr("sys.executable", "/nothing")
+        assert await resolver.addresses("localhost") == first
+        clock.ahead = 301  # the next look-up fails, and the old answer is better than none
+        assert await resolver.addresses("localhost") == first
+        with pytest.raises(ResolveError, match="cannot start"):
+            await resolver.addresses("elsewhere")
+    resolver.doubt("localhost")
+    assert await resolver.addresses("localhost") == first
+    assert await resolver.addresses("fd00::1") == ("fd00::1",)
+
+
+async def test_this_machine_survives_a_look() -> None:
+    check = nic_link.build(sources(this_machine()), options(nic_link.SPEC))
+    assert isinstance(await check.look(), Off | list)

@@ -1,0 +1,208 @@
+"""The network checks in namespaces of their own: a node, its gateway, and a cable to pull."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+
+import pytest
+
+from tests.agent.real_disks import run
+
+
+@cache
+def why_not() -> str:
+    """Why this machine has no network namespaces for us; empty when it has."""
+    if os.geteuid() != 0:
+        return "needs root for network namespaces"
+    if shutil.which("ip") is None:
+        return "iproute2 not installed: tests/setup-debian.sh"
+    name = f"sickbay-try-{os.getpid()}"
+    tried = subprocess.run(
+        ["ip", "netns", "add", name], capture_output=True, text=True, check=False
+    )
+    if tried.returncode:
+        return f"no network namespaces: {tried.stderr.strip()}"
+    run("ip", "netns", "delete", name)
+    return ""
+
+
+pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")]
+
+Verdict = list[str]  # status, reason, message
+
+
+@dataclass
+class Wire:
+    """Two namespaces and the veth pair between them: ``nic`` in the node's, ``port`` beyond."""
+
+    node: str
+    gateway: str
+    _lookers: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def in_node(self, *command: str) -> None:
+        run("ip", "netns", "exec", self.node, *command)
+
+    def in_gateway(self, *command: str) -> None:
+        run("ip", "netns", "exec", self.gateway, *command)
+
+    def looker(self, check: str, **settings: object) -> Callable[[], dict[str, Verdict]]:
+        """A process in the node's namespace that has built the check once; call it for a look."""
+        command = [sys.executable, "-m", "tests.agent.looker", check, json.dumps(settings)]
+        process = subprocess.Popen(
+            ["ip", "netns", "exec", self.node, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._lookers.append(process)
+
+        def look() -> dict[str, Verdict]:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write("look\n")
+            process.stdin.flush()
+            found: dict[str, Verdict] = json.loads(process.stdout.readline())
+            return found
+
+        return look
+
+    def serve(self, port: int) -> None:
+        """A TCP service beyond the gateway's port."""
+        script = (
+            "import socket, sys\n"
+            "server = socket.create_server(('10.77.0.1', int(sys.argv[1])))\n"
+            "print('listening', flush=True)\n"
+            "while True:\n    server.accept()[0].close()\n"
+        )
+        process = subprocess.Popen(
+            ["ip", "netns", "exec", self.gateway, sys.executable, "-c", script, str(port)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._lookers.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "listening\n"
+
+    def close(self) -> None:
+        for process in self._lookers:
+            process.kill()
+            process.communicate()
+        for name in (self.node, self.gateway):
+            run("ip", "netns", "delete", name)
+
+
+@pytest.fixture
+def wire() -> Iterator[Wire]:
+    found = Wire(f"sickbay-n{os.getpid()}", f"sickbay-g{os.getpid()}")
+    run("ip", "netns", "add", found.node)
+    run("ip", "netns", "add", found.gateway)
+    try:
+        pair = ("type", "veth", "peer", "name", "port", "netns", found.gateway)
+        run("ip", "link", "add", "nic", "netns", found.node, *pair)
+        for execute, name, last in ((found.in_node, "nic", "2"), (found.in_gateway, "port", "1")):
+            execute("ip", "link", "set", "lo", "up")
+            execute("ip", "link", "set", name, "up")
+            execute("ip", "address", "add", f"10.77.0.{last}/24", "dev", name)
+            execute("ip", "address", "add", f"fd77::{last}/64", "dev", name, "nodad")
+        found.in_node("ip", "route", "add", "default", "via", "10.77.0.1")
+        yield found
+    finally:
+        found.close()
+
+
+def until(condition: Callable[[], bool], seconds: float = 40) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.1)
+
+
+def test_a_pulled_cable_is_a_link_that_is_down(wire: Wire) -> None:
+    look = wire.looker("nic-link", interfaces=["nic"])
+    assert look()["nic"][0] == "OK"
+    wire.in_gateway("ip", "link", "set", "port", "down")
+    assert look()["nic"][:2] == ["FAILED", "link-down"]
+    wire.in_gateway("ip", "link", "set", "port", "up")
+    assert look()["nic"][0] == "OK"
+    wire.in_node("ip", "link", "set", "nic", "down")
+    assert look()["nic"][:2] == ["FAILED", "disabled"]
+    wire.in_node("ip", "link", "delete", "nic")
+    assert look()["nic"][:2] == ["FAILED", "missing"]
+
+
+def test_a_pulled_cable_cuts_off_the_gateway(wire: Wire) -> None:
+    look = wire.looker("reach")
+    assert look()["gateway"][0] == "OK"
+    wire.in_gateway("ip", "link", "set", "port", "down")
+    # The kernel tells its neighbour table of a lost carrier a moment later.
+    until(lambda: look()["gateway"][:2] == ["FAILED", "unreachable"])
+    wire.in_gateway("ip", "link", "set", "port", "up")
+    until(lambda: look()["gateway"][0] == "OK")
+
+
+def test_a_gateway_that_stops_answering_is_unreachable_until_it_answers(wire: Wire) -> None:
+    look = wire.looker("reach")
+    assert look()["gateway"][0] == "OK"
+    wire.in_gateway("ip", "address", "delete", "10.77.0.1/24", "dev", "port")
+    # What the kernel still believes is forgotten, as it does by itself within half a minute.
+    wire.in_node("ip", "neighbour", "flush", "all")
+    status, reason, message = look()["gateway"]
+    assert (status, reason) == ("FAILED", "unreachable")
+    assert "neighbour failed" in message
+    wire.in_gateway("ip", "address", "add", "10.77.0.1/24", "dev", "port")
+    assert look()["gateway"][0] == "OK"
+
+
+def test_the_neighbour_table_answers_without_a_packet(wire: Wire) -> None:
+    look = wire.looker("reach")
+    look()
+    assert look()["gateway"][2].endswith("reachable by the neighbour table")
+
+
+def test_a_gateway_that_drops_echoes_is_reachable(wire: Wire) -> None:
+    wire.in_gateway("sh", "-c", "echo 1 > /proc/sys/net/ipv4/icmp_echo_ignore_all")
+    status, _, message = wire.looker("reach")()["gateway"]
+    assert (status, message.split(": ")[1]) == ("OK", "answers on the link, and no echo")
+
+
+def test_an_ipv6_gateway_is_asked_by_icmpv6(wire: Wire) -> None:
+    wire.in_node("ip", "-6", "route", "add", "default", "via", "fd77::1", "dev", "nic")
+    found = wire.looker("reach")()
+    status, _, message = found["gateway-ipv6"]
+    assert status == "OK"
+    assert "fd77::1 on nic: answers an echo in" in message
+    assert found["gateway"][0] == "OK"
+
+
+def test_a_gateway_that_never_answered_is_unknown(wire: Wire) -> None:
+    wire.in_node("ip", "route", "replace", "default", "via", "10.77.0.99")
+    assert wire.looker("reach")()["gateway"][:2] == ["UNKNOWN", "never-answered"]
+
+
+def test_a_lost_default_route_is_a_failure(wire: Wire) -> None:
+    look = wire.looker("reach")
+    assert look()["gateway"][0] == "OK"
+    wire.in_node("ip", "route", "delete", "default")
+    assert look()["gateway"][:2] == ["FAILED", "no-route"]
+    wire.in_node("ip", "route", "add", "default", "via", "10.77.0.1")
+    assert look()["gateway"][0] == "OK"
+
+
+def test_targets_beyond_the_wire(wire: Wire) -> None:
+    wire.serve(8443)
+    targets = ["10.77.0.1:8443", "10.77.0.1:8444", "10.77.0.99:80", "192.0.2.1:80"]
+    wire.in_node("ip", "route", "add", "unreachable", "192.0.2.0/24")
+    found = wire.looker("reach", targets=targets)()
+    assert {name: verdict[:2] for name, verdict in found.items()} == {
+        "gateway": ["OK", ""],
+        "tcp://10.77.0.1:8443": ["OK", ""],
+        "tcp://10.77.0.1:8444": ["FAILED", "refused"],
+        "tcp://10.77.0.99:80": ["FAILED", "unreachable"],
+        "tcp://192.0.2.1:80": ["FAILED", "unreachable"],
+    }
