@@ -280,7 +280,7 @@ class Agent:
         self._uplink.wake()
         return self._uplink.streaming
 
-    def _reported(self, name: str, report: Report, whole: bool) -> None:  # noqa: FBT001 - Deliver
+    def _reported(self, name: str, report: Report, *, whole: bool) -> None:
         if isinstance(report, Off):
             gone = [Gone(name, component) for component in self._keeper.latch.known(name)]
             self._keeper.take(gone)

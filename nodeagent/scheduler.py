@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from nodeagent.checks.base import Check, Off, Report
 from nodeagent.clock import Clock
@@ -45,8 +46,10 @@ class Scheduled:
     running: "asyncio.Task[None] | None" = field(default=None, repr=False)
 
 
-#: ``deliver(name, report, whole)``: ``whole`` when the report is all that the check has to say.
-Deliver = Callable[[str, Report, bool], None]
+class Deliver(Protocol):
+    """Takes a check's report; ``whole`` when it is all that the check has to say."""
+
+    def __call__(self, name: str, report: Report, *, whole: bool) -> None: ...
 
 
 class Scheduler:
@@ -122,7 +125,7 @@ class Scheduler:
             check.hangs += 1
             log.warning("check %s gave no result in %g s", check.name, check.deadline)
             message = f"no result in {check.deadline:g} s"
-            self._deliver(check.name, self._unknown(check, "hung", message), False)
+            self._deliver(check.name, self._unknown(check, "hung", message), whole=False)
 
     async def _look(self, check: Scheduled) -> None:
         started = self._clock.boottime()
@@ -134,12 +137,12 @@ class Scheduler:
             if check.error != message:
                 log.exception("check %s failed", check.name)
             check.error = message
-            self._deliver(check.name, self._unknown(check, "check-error", message), False)
+            self._deliver(check.name, self._unknown(check, "check-error", message), whole=False)
         else:
             check.off_because = report.reason if isinstance(report, Off) else ""
             check.error = ""
             check.last_success = self._clock.boottime()
-            self._deliver(check.name, report, True)
+            self._deliver(check.name, report, whole=True)
         finally:
             check.looks += 1
             check.last_duration = self._clock.boottime() - started

@@ -1,0 +1,238 @@
+"""The scheduler in virtual time: cadence, deadlines, hung and failing checks."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from nodeagent.checks.base import Off, Report
+from nodeagent.model import Observation, Status
+from nodeagent.scheduler import FIRST_LOOK, JITTER, Scheduled, Scheduler
+from tests.support.virtualtime import VirtualTimeLoop, run
+
+Delivered = list[tuple[float, str, Report, bool]]
+
+
+class Probe:
+    """A check that notes when it looks, and does what a test wants."""
+
+    def __init__(self, action: Callable[[], Awaitable[Report]] | None = None) -> None:
+        self.looks: list[float] = []
+        self.at_work = 0
+        self._action = action
+
+    async def look(self) -> Report:
+        assert self.at_work == 0, "two looks at a time"
+        self.at_work += 1
+        self.looks.append(asyncio.get_running_loop().time())
+        try:
+            return await self._action() if self._action else [Observation("a", "/", Status.OK)]
+        finally:
+            self.at_work -= 1
+
+
+def scheduled(name: str, probe: Probe, *, interval: float = 60, deadline: float = 10) -> Scheduled:
+    return Scheduled(name, probe, interval, deadline)
+
+
+def scheduler(
+    checks: Sequence[Scheduled], known: Sequence[str] = (), seed: int = 1
+) -> tuple[Scheduler, Delivered]:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    delivered: Delivered = []
+
+    def deliver(name: str, report: Report, *, whole: bool) -> None:
+        delivered.append((loop.time(), name, report, whole))
+
+    made = Scheduler(
+        checks, clock=loop, random=Random(seed).random, deliver=deliver, known=lambda _: known
+    )
+    return made, delivered
+
+
+async def run_for(made: Scheduler, seconds: float) -> None:
+    task = asyncio.create_task(made.run())
+    await asyncio.sleep(seconds)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def never() -> Report:
+    await asyncio.get_running_loop().create_future()
+    return []
+
+
+def test_looks_come_soon_and_then_at_jittered_intervals() -> None:
+    async def story() -> None:
+        probe = Probe()
+        made, delivered = scheduler([scheduled("a", probe)])
+        started = asyncio.get_running_loop().time()
+        await run_for(made, 3600)
+        assert started <= probe.looks[0] <= started + FIRST_LOOK
+        gaps = [after - before for before, after in pairwise(probe.looks)]
+        assert all(60 * (1 - JITTER) <= gap <= 60 * (1 + JITTER) for gap in gaps)
+        assert len({round(gap, 3) for gap in gaps}) > len(gaps) // 2
+        assert all(whole for _, _, _, whole in delivered)
+
+    run(story())
+
+
+def test_two_agents_drift_apart() -> None:
+    async def story() -> None:
+        one, other = Probe(), Probe()
+        first, _ = scheduler([scheduled("a", one)], seed=1)
+        second, _ = scheduler([scheduled("a", other)], seed=2)
+        await asyncio.gather(run_for(first, 600), run_for(second, 600))
+        assert not set(one.looks) & set(other.looks)
+
+    run(story())
+
+
+def test_checks_of_one_interval_look_together() -> None:
+    async def story() -> None:
+        probes = [Probe(), Probe(), Probe()]
+        made, _ = scheduler(
+            [
+                scheduled("a", probes[0]),
+                scheduled("b", probes[1]),
+                scheduled("c", probes[2], interval=15),
+            ]
+        )
+        await run_for(made, 600)
+        assert probes[0].looks == probes[1].looks
+        assert len(probes[2].looks) > 3 * len(probes[0].looks)
+
+    run(story())
+
+
+def test_a_hung_check_is_unknown_for_each_component_and_not_started_again() -> None:
+    async def story() -> None:
+        stuck, well = Probe(never), Probe()
+        made, delivered = scheduler(
+            [scheduled("a", stuck), scheduled("b", well)], known=["/", "/data"]
+        )
+        await run_for(made, 600)
+        assert len(stuck.looks) == 1
+        assert len(well.looks) >= 9
+        said = [(at, report, whole) for at, name, report, whole in delivered if name == "a"]
+        assert len(said) == 1
+        at, report, whole = said[0]
+        assert at == stuck.looks[0] + 10
+        assert not whole
+        assert not isinstance(report, Off)
+        assert [
+            (o.component, o.status, o.reason) for o in report if isinstance(o, Observation)
+        ] == [("/", Status.UNKNOWN, "hung"), ("/data", Status.UNKNOWN, "hung")]
+        assert (made.checks["a"].hangs, made.checks["a"].hung_since) == (1, at)
+
+    run(story())
+
+
+def test_a_hung_check_that_never_reported_is_unknown_as_a_whole() -> None:
+    async def story() -> None:
+        made, delivered = scheduler([scheduled("a", Probe(never))])
+        await run_for(made, 60)
+        report = delivered[0][2]
+        assert not isinstance(report, Off)
+        assert [o.component for o in report if isinstance(o, Observation)] == [""]
+
+    run(story())
+
+
+def test_a_late_look_still_counts_and_the_check_goes_on() -> None:
+    async def late_once() -> Report:
+        if len(probe.looks) == 1:
+            await asyncio.sleep(100)
+        return [Observation("a", "/", Status.OK)]
+
+    probe = Probe(late_once)
+
+    async def story() -> None:
+        made, delivered = scheduler([scheduled("a", probe)])
+        await run_for(made, 600)
+        assert [whole for _, _, _, whole in delivered][:3] == [False, True, True]
+        assert delivered[1][0] == probe.looks[0] + 100
+        assert made.checks["a"].hung_since is None
+        assert len(probe.looks) >= 8
+
+    run(story())
+
+
+def test_a_check_that_raises_is_unknown_and_harms_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def broken() -> Report:
+        raise ZeroDivisionError("no disks")
+
+    async def story() -> None:
+        bad, well = Probe(broken), Probe()
+        made, delivered = scheduler([scheduled("a", bad), scheduled("b", well)], known=["/"])
+        await run_for(made, 600)
+        assert len(bad.looks) == len(well.looks)
+        expected = Observation(
+            "a", "/", Status.UNKNOWN, "check-error", "ZeroDivisionError: no disks"
+        )
+        assert all(report == [expected] for _, name, report, _ in delivered if name == "a")
+        assert made.checks["a"].errors == len(bad.looks)
+        assert made.checks["a"].last_success is None
+
+    run(story())
+    assert len(caplog.records) == 1  # the same error is logged once
+
+
+def test_off_is_shown_and_ends_when_there_is_something_to_see() -> None:
+    async def appears() -> Report:
+        if len(probe.looks) < 3:
+            return Off("no GPU")
+        return [Observation("a", "GPU-1", Status.OK)]
+
+    probe = Probe(appears)
+
+    async def story() -> None:
+        made, _ = scheduler([scheduled("a", probe)])
+        await run_for(made, 70)
+        assert [info.off_because for info in made.infos()] == ["no GPU"]
+        await run_for(made, 120)
+        assert [info.off_because for info in made.infos()] == [""]
+
+    run(story())
+
+
+def test_run_now_waits_for_the_look_under_way_instead_of_a_second_one() -> None:
+    async def slow() -> Report:
+        await asyncio.sleep(5)
+        return []
+
+    async def story() -> None:
+        probe = Probe(slow)
+        made, delivered = scheduler([scheduled("a", probe)])
+        hung = await asyncio.gather(made.run_now(), made.run_now(["a"]))
+        assert list(hung) == [[], []]
+        assert len(probe.looks) == 1
+        assert len(delivered) == 1
+
+    run(story())
+
+
+def test_run_now_names_what_hung_and_refuses_what_is_not_there() -> None:
+    async def story() -> None:
+        made, _ = scheduler([scheduled("a", Probe(never)), scheduled("b", Probe())])
+        assert await made.run_now() == ["a"]
+        with pytest.raises(KeyError):
+            await made.run_now(["c"])
+
+    run(story())
+
+
+def test_without_checks_it_runs_on() -> None:
+    async def story() -> None:
+        made, _ = scheduler([])
+        task = asyncio.create_task(made.run())
+        await asyncio.sleep(1000)
+        assert not task.done()
+        task.cancel()
+
+    run(story())

@@ -1,0 +1,50 @@
+"""An event loop whose clock jumps: it never waits, it turns to the next timer at once."""
+
+import asyncio
+import selectors
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class _Jumping(selectors.DefaultSelector):
+    """Instead of sleeping until the next timer, moves the loop's clock to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1000.0
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        ready = super().select(0)
+        if not ready:
+            if timeout is None:
+                raise AssertionError("everything waits for something that will never happen")
+            self.now += timeout
+        return ready
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """``time`` is virtual; it is also a ``Clock`` (boottime seconds) for what is under test."""
+
+    def __init__(self) -> None:
+        self._jumping = _Jumping()
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        return self._jumping.now
+
+    def boottime(self) -> float:
+        return self.time()
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run ``main`` to its end in virtual time."""
+    loop = VirtualTimeLoop()
+    try:
+        return loop.run_until_complete(main)
+    finally:
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
