@@ -30,22 +30,23 @@ REMEMBERED = 256
 #: What each positive sign ends. "operator" and "replaced" end everything of the component.
 _ENDS: dict[str, frozenset[ClearedBy]] = {
     "gpu-reset": frozenset({ClearedBy.GPU_RESET, ClearedBy.EXPIRY}),
+    "reboot": frozenset({ClearedBy.REBOOT, ClearedBy.GPU_RESET, ClearedBy.EXPIRY}),
     "expiry": frozenset({ClearedBy.EXPIRY}),
     "operator": frozenset(ClearedBy),
     "replaced": frozenset(ClearedBy),
 }
-_ENDED_BY_BOOT = frozenset({ClearedBy.REBOOT, ClearedBy.GPU_RESET, ClearedBy.EXPIRY})
 
 
 def boot_ends(cleared_by: ClearedBy) -> bool:
     """Whether another boot is the positive sign for such a fault."""
-    return cleared_by in _ENDED_BY_BOOT
+    return cleared_by in _ENDS["reboot"]
 
 
 class NodeHealth:
     """What one node's agent has told, of its present boot."""
 
     __slots__ = (
+        "_continuous",
         "_digest",
         "agent_version",
         "boot_id",
@@ -57,12 +58,14 @@ class NodeHealth:
         "lost",
         "node",
         "quiesced_for",
+        "spool_epoch",
         "traits",
     )
 
     def __init__(self, hello: Hello) -> None:
         self.node = hello.node
         self.boot_id = hello.boot_id
+        self.spool_epoch = hello.spool_epoch
         self.agent_version = hello.agent_version
         self.checks = hello.checks
         self.traits = hello.traits
@@ -73,10 +76,17 @@ class NodeHealth:
         self.lost: list[Lost] = []
         self.quiesced_for = 0.0
         self.has_snapshot = False
+        self._continuous = False
         self._digest: int | None = None
 
     def greet(self, hello: Hello) -> None:
-        """A new stream of the node. Another boot ends what a boot ends; the rest stays."""
+        """A new stream of the node. Another boot ends what a boot ends; the rest stays.
+
+        Within one epoch the agent's memory is unbroken: a component that its next snapshot lacks
+        was dropped by somebody's decision (unmounted, configured off). After a lost memory it may
+        only not have been looked at yet.
+        """
+        self._continuous = (hello.boot_id, hello.spool_epoch) == (self.boot_id, self.spool_epoch)
         if hello.boot_id != self.boot_id:
             self.boot_id = hello.boot_id
             self.components.clear()
@@ -84,6 +94,7 @@ class NodeHealth:
                 key: fault for key, fault in self.faults.items() if not boot_ends(fault.cleared_by)
             }
             self.cleared.clear()
+        self.spool_epoch = hello.spool_epoch
         self.agent_version = hello.agent_version
         self.checks = hello.checks
         self.traits = hello.traits
@@ -91,22 +102,26 @@ class NodeHealth:
 
     def snapshot(self, told: Snapshot) -> None:
         """All that the agent knows now. What it no longer knows is missing, not over."""
-        kept = self.faults
+        kept, looked_at = self.faults, self.components
         self.components = {component.key: component for component in told.components}
         self.faults = {fault.key: fault for fault in told.faults}
+        if self._continuous:
+            for component_key in looked_at.keys() - self.components.keys():
+                self._remember_cleared(component_key, "gone")
         self._clear(told.cleared, kept)
         for key, fault in kept.items():
             if key not in self.faults:
                 self.faults[key] = replace(fault, missing=True)
         self._lose(told.lost)
         self.quiesced_for = told.quiesced_for
-        self.has_snapshot = True
+        self.has_snapshot = self._continuous = True
         self._digest = None
 
     def delta(self, told: Delta) -> None:
         """What has changed within the stream that carried the snapshot."""
         for component in told.components:
             self.components[component.key] = component
+            self.cleared.pop(component.key, None)
         self._clear(told.cleared, self.faults)
         for fault in told.faults:
             self.faults[fault.key] = fault

@@ -144,6 +144,11 @@ def _over(item: Evidence, health: NodeHealth) -> str:
             same = item.code == f"{check}:{component.reason or 'failed'}"
             return "" if same else "changed"
         return "ok"
+    fault = health.faults.get(item.key)
+    if fault is not None and not fault.missing:
+        # It is there: if it was cleared before, it has happened again. But the driver's latest word
+        # on a GPU may be that nothing is due any more.
+        return "verdict" if fault.details.get("verdict") == "none" else ""
     if item.boot_id != health.boot_id and boot_ends(item.cleared_by):
         return "reboot"
     return health.how_cleared(item.code, item.component, item.cleared_by)
