@@ -14,6 +14,8 @@ from sickbay.v1 import sickbay_pb2 as pb
 LIMIT = 64
 #: Evidence that may wait until it is safe. Beyond it a snapshot says the same in one message.
 MAX_UNSAFE = 1_000
+#: Seconds.
+SETTLE_WITHIN = 2.0
 
 
 class Outbox:
@@ -50,9 +52,17 @@ class Outbox:
             self._wake()
 
     def close(self) -> None:
-        """Nothing more is sent."""
+        """Nothing more is begun."""
         self._closed = True
         self._waiting.clear()
+
+    async def settled(self) -> None:
+        """Wait for the write under way: grpc refuses to end a stream over its first one.
+
+        Not for ever: a later one may never end, where the agent does not read.
+        """
+        if self._writer is not None:
+            await asyncio.wait([self._writer], timeout=SETTLE_WITHIN)
         if self._writer is not None:
             self._writer.cancel()
 

@@ -10,7 +10,7 @@ import enum
 import logging
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import grpc
@@ -46,8 +46,7 @@ RESYNC_AT_MOST_EVERY = 600.0
 class Why(enum.StrEnum):
     """Why a stream ended, beside the refusals of identity; what is counted."""
 
-    LEFT = "left"  # the agent closed it
-    BROKEN = "broken"  # the connection went away
+    LEFT = "left"  # the agent closed it, or its connection broke: grpc tells both alike
     MALFORMED = "malformed"
     NO_HELLO = "no_hello"
     NO_SNAPSHOT = "no_snapshot"
@@ -157,12 +156,12 @@ class Stream:
         try:
             await self._greet(allowance)
             await self._listen(allowance)
-            ending = Ending(Why.LEFT, Code.OK, "the agent closed the stream")
+            ending = _gone()
         except Ending as reached:
             ending = reached
         except asyncio.CancelledError:
             if self._ending is None:
-                self._end(Ending(Why.BROKEN, Code.CANCELLED, "the connection broke"))
+                self._end(_gone())
                 raise
             self._stopping = False
             ending = self._ending
@@ -178,16 +177,19 @@ class Stream:
         while self._task.cancelling():
             self._task.uncancel()
         self._end(ending)
+        await self._outbox.settled()
         return self._ending or ending
 
     async def _greet(self, allowance: Allowance) -> None:
         message = await self._first(allowance, "hello", HELLO_WITHIN, Why.NO_HELLO)
         try:
-            claimed = wire.hello(message.hello, node_uid="")
+            claimed = wire.hello(message.hello)
             self.identity = await self._authenticator.identify(self._caller(claimed.node))
+        except wire.WireError as error:
+            raise _malformed("hello", error) from None
         except IdentityError as error:
             raise _refused(error) from None
-        hello = wire.hello(message.hello, node_uid=self.identity.node_uid)
+        hello = replace(claimed, node_uid=self.identity.node_uid)
         self.node, self.instance = hello.node, hello.instance
         self.last_heard = self._rules.now()
         self._attached = True
@@ -262,7 +264,7 @@ class Stream:
                     # A newer agent's message of a kind that we don't know yet: not ours to refuse.
                     pass
         except wire.WireError as error:
-            raise Ending(Why.MALFORMED, Code.INVALID_ARGUMENT, f"{kind}.{error}") from None
+            raise _malformed(kind or "", error) from None
 
     def _evidence(self, message: pb.Snapshot | pb.Delta) -> None:
         if message.seq < self._seq:
@@ -400,7 +402,7 @@ class Stream:
         self._say(ending)
 
     def _say(self, ending: Ending) -> None:
-        ordinary = ending.code is Code.OK or ending.why in {Why.BROKEN, Why.CLOSED}
+        ordinary = ending.why in {Why.LEFT, Why.CLOSED}
         unsaid = {} if ordinary else self._sparingly(ending.why, self._rules.now())
         if unsaid is not None:
             log.log(
@@ -414,6 +416,14 @@ class Stream:
                     **unsaid,
                 },
             )
+
+
+def _gone() -> Ending:
+    return Ending(Why.LEFT, Code.OK, "the agent closed the stream or its connection broke")
+
+
+def _malformed(kind: str, error: wire.WireError) -> Ending:
+    return Ending(Why.MALFORMED, Code.INVALID_ARGUMENT, f"{kind}.{error}")
 
 
 def _refused(error: IdentityError) -> Ending:

@@ -54,8 +54,8 @@ class WireError(ValueError):
         self.field = field
 
 
-def hello(message: pb.Hello, *, node_uid: str) -> Hello:
-    """Who speaks. ``node_uid`` is the identity's, which the agent can't choose."""
+def hello(message: pb.Hello) -> Hello:
+    """Who says that it speaks. The node's UID is the identity's to tell."""
     _bounded("checks", message.checks, MAX_CHECKS)
     return Hello(
         node=_name("node", message.node, 253),
@@ -73,7 +73,6 @@ def hello(message: pb.Hello, *, node_uid: str) -> Hello:
             for i, check in enumerate(message.checks)
         ),
         traits=_entries("traits", message.traits),
-        node_uid=node_uid,
     )
 
 

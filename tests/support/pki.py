@@ -65,7 +65,7 @@ class TokenIssuer:
         expires_in: float = 86_400,
         **others: Any,
     ) -> dict[str, Any]:
-        """The claims of a token that is bound to a pod on ``node``; None in ``others`` omits one."""
+        """The claims of a token bound to a pod on ``node``; None in ``others`` omits one."""
         namespace, _, name = account.partition(":")
         now = int(time.time())
         claims = {

@@ -1,0 +1,429 @@
+"""Streams against a real server on loopback: what is taken in, acknowledged, refused and ended."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from aggregator.health.model import Component, Delta, Snapshot, Status
+from aggregator.ingest.stream import RESYNC_EVERY
+from sickbay.v1 import sickbay_pb2 as pb
+from tests.support.ingest import Site, site
+from tests.support.intake import until
+
+Code = grpc.StatusCode
+
+
+@pytest.fixture
+async def plain() -> AsyncIterator[Site]:
+    async with site() as running:
+        yield running
+
+
+async def test_hello_snapshot_delta_over_tls_each_acknowledged(tmp_path: Path) -> None:
+    async with site(folder=tmp_path) as tls, tls.agent() as agent:
+        await agent.hello()
+        welcome = await agent.expect("welcome")
+        assert (welcome.aggregator, welcome.heartbeat_interval_ms) == ("aggregator-0", 10_000)
+        full = Component("disk_space", "/", Status.FAILED, "full", "100 %", since=-90.0)
+        await agent.snapshot(Snapshot(components=(full,), faults=()), seq=7)
+        assert (await agent.expect("ack")).seq == 7
+        await agent.delta(Delta(gone=(("disk_space", "/"),)), seq=8)
+        assert (await agent.expect("ack")).seq == 8
+
+        (node, first, at), (_, second, _) = tls.intake.evidence
+        assert node == "node-1"
+        assert isinstance(first, Snapshot)
+        assert first.components[0].since == pytest.approx(at - 90)
+        assert second == Delta(gone=(("disk_space", "/"),))
+
+
+async def test_the_agents_end_is_told_once(plain: Site) -> None:
+    async with plain.agent() as agent:
+        await agent.attend()
+        await agent.call.done_writing()
+        assert await agent.ending() == (Code.OK, "")
+    assert plain.intake.events[-1] == (
+        "detached",
+        "node-1",
+        "i-1",
+        "the agent closed the stream or its connection broke",
+    )
+    assert plain.stats.attached == 0
+    assert plain.stats.ended == {"left": 1}
+
+
+async def test_a_broken_connection_detaches(plain: Site) -> None:
+    async with plain.agent() as agent:
+        await agent.attend()
+        assert plain.stats.attached == 1
+    await until(lambda: plain.stats.ended == {"left": 1})
+    assert plain.intake.events[-1][0] == "detached"
+
+
+# -- acknowledgements ---------------------------------------------------------------------------
+
+
+async def test_an_ack_waits_until_the_evidence_is_safe_and_covers_what_came_before(
+    plain: Site,
+) -> None:
+    durable: list[asyncio.Future[None]] = []
+
+    def safe(_: str, evidence: object) -> asyncio.Future[None] | None:
+        if isinstance(evidence, Snapshot):
+            return None
+        durable.append(asyncio.get_running_loop().create_future())
+        return durable[-1]
+
+    plain.intake.safe = safe
+    async with plain.agent() as agent:
+        await agent.attend()
+        for seq in (2, 3, 4):
+            await agent.delta(seq=seq)
+        await until(lambda: len(durable) == 3)
+        durable[1].set_result(None)  # the second is safe; the first is not
+        durable[2].set_result(None)
+        await agent.beat(0)  # its answer comes next: no Ack has been sent
+        await agent.expect("resync")
+        durable[0].set_result(None)
+        assert (await agent.expect("ack")).seq == 4
+    assert plain.stats.acks == 2
+
+
+async def test_evidence_that_cannot_be_made_safe_ends_the_stream_unacknowledged(
+    plain: Site,
+) -> None:
+    async def fails() -> None:
+        raise OSError("the API server said no")
+
+    async with plain.agent() as agent, plain.agent("node-2") as other:
+        await agent.attend()
+        await other.attend()
+        plain.intake.safe = lambda *_: fails()
+        await agent.delta(seq=2)
+        code, text = await agent.ending()
+        assert code is Code.UNAVAILABLE
+        assert "send it again" in text
+        assert plain.stats.ended == {"unsafe": 1}
+        plain.intake.safe = None
+        await other.delta(seq=2)
+        assert (await other.expect("ack")).seq == 2
+
+
+# -- digests ------------------------------------------------------------------------------------
+
+
+async def test_a_digest_that_agrees_asks_for_nothing(plain: Site) -> None:
+    plain.intake.digests["node-1"] = 2**64 - 1
+    async with plain.agent() as agent:
+        await agent.attend()
+        await agent.beat(2**64 - 1)
+        await agent.delta(seq=2)
+        assert (await agent.expect("ack")).seq == 2
+    assert plain.stats.resyncs == 0
+    assert ("beat", "node-1") in plain.intake.events
+
+
+async def test_a_digest_that_differs_asks_for_a_snapshot_and_not_at_every_heartbeat(
+    plain: Site,
+) -> None:
+    plain.intake.digests["node-1"] = 5
+    async with plain.agent() as agent:
+        await agent.attend()
+        for _ in range(5):
+            await agent.beat(6)
+        await agent.expect("resync")
+        await agent.snapshot(seq=2)
+        assert (await agent.expect("ack")).seq == 2  # and no second Resync before it
+        plain.clock.ahead += RESYNC_EVERY
+        await agent.beat(6)
+        await agent.expect("resync")
+        # The snapshot did not make them agree: the next time takes twice as long.
+        await agent.snapshot(seq=3)
+        await agent.expect("ack")
+        plain.clock.ahead += RESYNC_EVERY
+        await agent.beat(6)
+        await agent.delta(seq=4)
+        assert (await agent.expect("ack")).seq == 4
+        assert plain.stats.resyncs == 2
+        plain.clock.ahead += RESYNC_EVERY
+        await agent.expect("resync")  # asked too early, so asked later
+
+
+# -- what is refused ----------------------------------------------------------------------------
+
+
+def message(**body: Any) -> pb.AgentMessage:
+    return pb.AgentMessage(**body)
+
+
+@pytest.mark.parametrize(
+    ("first", "says"),
+    [
+        (message(snapshot=pb.Snapshot()), "snapshot came where Hello must come"),
+        (message(heartbeat=pb.Heartbeat()), "heartbeat came where Hello must come"),
+        (message(), "an empty message came where Hello must come"),
+        (message(hello=pb.Hello(node="n")), "hello.boot_id: empty"),
+    ],
+)
+async def test_a_stream_that_does_not_begin_with_a_sound_hello_is_refused(
+    plain: Site, first: pb.AgentMessage, says: str
+) -> None:
+    async with plain.agent() as agent:
+        await agent.send(first)
+        code, text = await agent.ending()
+    assert (code, text) == (Code.INVALID_ARGUMENT, says)
+    assert plain.stats.refused == {"malformed": 1}
+    assert plain.intake.events == []
+
+
+async def test_a_delta_before_its_snapshot_is_refused(plain: Site) -> None:
+    async with plain.agent() as agent:
+        await agent.hello()
+        await agent.delta(seq=1)
+        code, text = await agent.ending()
+    assert (code, text) == (Code.INVALID_ARGUMENT, "delta came where Snapshot must come")
+    assert plain.intake.evidence == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "code", "says", "why"),
+    [
+        (
+            message(delta=pb.Delta(seq=2, faults=[pb.Fault(code="xid:79")])),
+            Code.INVALID_ARGUMENT,
+            "delta.faults[0].count: 0; expected at least 1",
+            "malformed",
+        ),
+        (
+            message(delta=pb.Delta(seq=0)),
+            Code.INVALID_ARGUMENT,
+            "delta.seq: 0 after 1",
+            "malformed",
+        ),
+        (
+            message(hello=pb.Hello(node="node-2")),
+            Code.PERMISSION_DENIED,
+            "the stream of node 'node-1' claims node 'node-2'",
+            "another_node",
+        ),
+        (
+            message(hello=pb.Hello(node="node-1")),
+            Code.INVALID_ARGUMENT,
+            "a second Hello in one stream",
+            "malformed",
+        ),
+    ],
+)
+async def test_a_bad_message_ends_its_stream_says_why_and_harms_no_other(
+    plain: Site, bad: pb.AgentMessage, code: grpc.StatusCode, says: str, why: str
+) -> None:
+    async with plain.agent() as agent, plain.agent("node-3") as other:
+        await agent.attend()
+        await other.attend()
+        heard = len(plain.intake.evidence)
+        await agent.send(bad)
+        assert await agent.ending() == (code, says)
+        assert len(plain.intake.evidence) == heard
+        assert plain.intake.events[-1] == ("detached", "node-1", "i-1", says)
+        assert plain.stats.ended == {why: 1}
+        await other.delta(seq=2)
+        assert (await other.expect("ack")).seq == 2
+
+
+async def test_bytes_that_are_no_message_are_refused(plain: Site) -> None:
+    async with plain.channel() as channel:
+        attend: grpc.aio.StreamStreamMultiCallable[bytes, bytes]
+        attend = channel.stream_stream("/sickbay.v1.Ward/Attend")
+        call = attend()
+        await call.write(b"\xff\xff\xff")
+        assert await call.code() is Code.INVALID_ARGUMENT
+    assert plain.stats.refused == {"malformed": 1}
+
+
+async def test_a_message_larger_than_any_snapshot_is_refused(plain: Site) -> None:
+    async with plain.agent() as agent:
+        await agent.attend()
+        huge = pb.ComponentState(check="c", message="x" * 5_000_000)
+        await agent.send(message(delta=pb.Delta(seq=2, components=[huge])))
+        code, _ = await agent.ending()
+        assert code is Code.RESOURCE_EXHAUSTED
+        await until(lambda: plain.stats.attached == 0)
+
+
+async def test_a_kind_of_message_that_is_not_known_yet_is_passed_over(plain: Site) -> None:
+    async with plain.agent() as agent:
+        await agent.attend()
+        # Field 15 of AgentMessage, which this version does not have.
+        newer = pb.AgentMessage.FromString(b"\x7a\x02\x08\x01")
+        await agent.send(newer)
+        await agent.delta(seq=2)
+        assert (await agent.expect("ack")).seq == 2
+
+
+async def test_a_failure_of_ours_ends_one_stream_with_internal(plain: Site) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    async with plain.agent() as agent, plain.agent("node-2") as other:
+        await agent.attend()
+        await other.attend()
+        plain.intake.safe = broken
+        await agent.delta(seq=2)
+        code, text = await agent.ending()
+        assert (code, text) == (Code.INTERNAL, "the aggregator failed; see its log")
+        plain.intake.safe = None
+        await other.delta(seq=2)
+        assert (await other.expect("ack")).seq == 2
+
+
+# -- one stream a node --------------------------------------------------------------------------
+
+
+async def test_a_newer_stream_of_a_node_closes_the_older(plain: Site) -> None:
+    async with plain.agent() as older, plain.agent(instance="i-2") as newer:
+        await older.attend()
+        await newer.attend()
+        code, text = await older.ending()
+        assert code is Code.ABORTED
+        assert "a newer stream of node 'node-1' has taken over" in text
+        assert plain.stats.attached == 1
+        ordered = [event[:3] for event in plain.intake.events if event[0] != "heard"]
+        assert ordered == [
+            ("attached", "node-1", "i-1"),
+            ("detached", "node-1", "i-1"),
+            ("attached", "node-1", "i-2"),
+        ]
+        await newer.delta(seq=2)
+        assert (await newer.expect("ack")).seq == 2
+    assert plain.intake.conflicts == []
+
+
+async def test_two_live_agents_that_push_each_other_out_are_a_conflict_and_it_ends(
+    plain: Site,
+) -> None:
+    for instance in ("a", "b", "a", "b"):
+        assert plain.intake.conflicts == []
+        async with plain.agent(instance=instance) as agent:
+            await agent.attend()
+    [(node, detail)] = plain.intake.conflicts
+    assert node == "node-1"
+    assert detail.startswith("two live agents claim this node")
+    plain.clock.ahead += 601
+    await until(lambda: len(plain.intake.conflicts) == 2)
+    assert plain.intake.conflicts[-1] == ("node-1", "")
+
+
+async def test_an_agent_that_is_restarted_again_and_again_is_no_conflict(plain: Site) -> None:
+    for instance in range(6):
+        async with plain.agent(instance=f"i-{instance}") as agent:
+            await agent.attend()
+    assert plain.intake.conflicts == []
+
+
+# -- the way back -------------------------------------------------------------------------------
+
+
+async def test_commands_reach_the_agent_and_its_answers_come_back(plain: Site) -> None:
+    async with plain.agent() as agent:
+        await agent.attend()
+        line = plain.intake.lines["node-1"]
+        cleared = line.clear_faults("GPU-1", "xid:79", "replaced")
+        got = await agent.expect("clear_faults")
+        assert (got.command_id, got.component, got.code, got.reason) == (
+            cleared,
+            "GPU-1",
+            "xid:79",
+            "replaced",
+        )
+        line.quiesce(90, "driver upgrade")
+        assert (await agent.expect("quiesce")).for_ms == 90_000
+        line.run_checks(["disk_space"])
+        assert list((await agent.expect("run_checks")).checks) == ["disk_space"]
+        await agent.send(
+            message(command_result=pb.CommandResult(command_id=cleared, ok=True, message="2"))
+        )
+        await until(lambda: plain.intake.answers)
+        assert plain.intake.answers == [("node-1", cleared, True, "2")]
+
+
+async def test_a_redirected_agent_that_stays_is_sent_away(plain: Site) -> None:
+    async with plain.agent() as agent:
+        await agent.attend()
+        plain.intake.lines["node-1"].redirect("aggregator-1:8443", "it owns you")
+        assert (await agent.expect("redirect")).address == "aggregator-1:8443"
+        plain.clock.ahead += 11
+        assert await agent.ending() == (Code.UNAVAILABLE, "redirected, and stayed")
+
+
+async def test_a_stream_closed_by_the_controller_in_the_middle_of_a_message_ends_cleanly(
+    plain: Site,
+) -> None:
+    def close(*_: object) -> None:
+        plain.intake.lines["node-1"].close("go away")
+
+    async with plain.agent() as agent:
+        await agent.attend()
+        plain.intake.safe = close
+        await agent.delta(seq=2)
+        assert await agent.ending() == (Code.UNAVAILABLE, "go away")
+        # What is asked of it now goes nowhere, quietly.
+        plain.intake.lines["node-1"].resync("too late")
+        plain.intake.lines["node-1"].close("again")
+    assert plain.stats.ended == {"closed": 1}
+
+
+# -- time ---------------------------------------------------------------------------------------
+
+
+async def test_an_agent_that_says_nothing_any_more_is_let_go(plain: Site) -> None:
+    async with plain.agent() as agent, plain.agent("node-2") as other:
+        await agent.attend()
+        await other.attend()
+        plain.clock.ahead += 50
+        await other.beat(0)
+        await other.expect("resync")
+        plain.clock.ahead += 20
+        assert await agent.ending() == (Code.DEADLINE_EXCEEDED, "nothing heard for 60 s")
+        assert plain.stats.attached == 1
+
+
+async def test_a_flood_is_slowed_down_and_delays_no_other(plain: Site) -> None:
+    async with plain.agent() as flooding, plain.agent("node-2") as other:
+        await flooding.attend()
+        await other.attend()
+        for seq in range(2, 300):
+            await flooding.delta(seq=seq)
+        await until(lambda: plain.stats.throttled)
+        await other.delta(seq=2)
+        assert (await asyncio.wait_for(other.expect("ack"), 2)).seq == 2
+        assert plain.stats.messages["delta"] < 290
+
+
+async def test_an_agent_that_does_not_read_is_cut_off(plain: Site) -> None:
+    async with plain.agent() as agent:
+        await agent.attend()
+        line = plain.intake.lines["node-1"]
+        # More than the stream's window takes while nobody reads.
+        for _ in range(100):
+            line.run_checks(["x" * 10_000])
+            await asyncio.sleep(0)
+        await until(lambda: plain.stats.attached == 0)
+        assert plain.stats.ended == {"slow_reader": 1}
+        assert plain.intake.events[-1][0] == "detached"
+        code, text = await agent.ending()  # when it reads at last
+        assert (code, text) == (Code.RESOURCE_EXHAUSTED, "the agent does not read what it is sent")
+
+
+async def test_stopping_sends_every_agent_elsewhere_at_once(plain: Site) -> None:
+    async with plain.agent() as one, plain.agent("node-2") as two:
+        await one.attend()
+        await two.attend()
+        await plain.server.stop()
+        for agent in (one, two):
+            code, text = await agent.ending()
+            assert code is Code.UNAVAILABLE
+            assert "the aggregator stops" in text
