@@ -1,10 +1,11 @@
 """The carrier of every physical network port that is, or was, in use.
 
 Reasons: ``link-down`` (enabled, was up since the boot, has no carrier: failed), ``missing`` (an
-interface that the configuration names does not exist: failed), ``disabled`` (switched off
-after it was up: unknown, and failed for one that the configuration names), ``no-sysfs`` (this check could not look: unknown). A port that
-never had a carrier since the boot is ok: most servers have some. The kernel's own count of
-carriers tells, so a restart of the agent forgets nothing. The component is the interface.
+interface that the configuration names does not exist: failed), ``disabled`` (switched off after
+it was up: unknown, but failed for one that the configuration names), ``no-sysfs`` (this check
+could not look: unknown). A port that never had a carrier since the boot is ok: most servers have
+some. The kernel's own count of carriers tells, so a restart of the agent forgets nothing. The
+component is the interface.
 """
 
 from collections.abc import Mapping, Sequence

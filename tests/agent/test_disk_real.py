@@ -265,7 +265,10 @@ async def test_closing_with_a_hung_probe_does_not_wait_for_the_disk(tmp_path: Pa
 async def test_callers_at_the_same_time_share_one_probe(tmp_path: Path, disks: Sources) -> None:
     with ext4(tmp_path / "e") as point, frozen(point):
         asked = asyncio.gather(*(disks.disk.write([str(point)]) for _ in range(4)))
-        await asyncio.sleep(0)  # they have begun
+        for _ in range(50):  # each bounded by its own deadline, they can't all be over
+            if probe_children():
+                break
+            await asyncio.sleep(0.02)
         assert len(probe_children()) == 1
         results = await asked
     assert all(isinstance(result[str(point)], Hung) for result in results)
