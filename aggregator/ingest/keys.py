@@ -49,15 +49,26 @@ class KeySet:
 
 
 def read_keys(issuer: str, text: str) -> KeySet:
-    """``text`` is a JWKS. Keys of kinds that we don't verify with are left out."""
+    """``text`` is a JWKS. Keys that we can't verify with are left out; without any it is no use."""
     try:
-        found = jwt.PyJWKSet.from_json(text)
-    except (jwt.PyJWTError, ValueError, TypeError, AttributeError) as error:
-        raise KeysError(f"the published keys can't be used: {error}") from None
-    keys = {k.key_id: k for k in found.keys if k.key_id and k.algorithm_name in ALGORITHMS}
+        listed = json.loads(text)["keys"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise KeysError(f"what is published is no set of keys: {error!r}") from None
+    keys = {key.key_id: key for key in map(_read_key, listed) if key is not None and key.key_id}
     if not keys:
-        raise KeysError(f"no key published that signs with one of {', '.join(ALGORITHMS)}")
+        raise KeysError(f"no key is published that signs with one of {', '.join(ALGORITHMS)}")
     return KeySet(issuer, text, keys)
+
+
+def _read_key(listed: object) -> jwt.PyJWK | None:
+    if not isinstance(listed, dict) or listed.get("kty") not in {"RSA", "EC"}:
+        return None
+    try:
+        key = jwt.PyJWK(listed)
+    except (jwt.PyJWTError, ValueError, KeyError, TypeError, AttributeError) as error:
+        log.warning("a published key can't be used", extra={"error": repr(error)})
+        return None
+    return key if key.algorithm_name in ALGORITHMS else None
 
 
 class KeyStore:
