@@ -105,7 +105,26 @@ def load(path: Path, environ: Mapping[str, str], *, with_checks: bool = True) ->
     ``environ`` gives NODE_NAME. Without ``with_checks``, ``[checks]`` is left unread: that spares
     whoever only asks the running agent the import of every check.
     """
-    document = read_document(path)
+    return _read(read_document(path), environ, with_checks=with_checks)
+
+
+def default(environ: Mapping[str, str], *, with_checks: bool = True) -> Config:
+    """The configuration of a machine without a file. Raises ConfigError (a bad NODE_NAME)."""
+    return _read(_nothing(), environ, with_checks=with_checks)
+
+
+def keys() -> list[str]:
+    """Every key that a file may have, dotted, tables included: what the docs must tell of."""
+    document = _nothing()
+    _read(document, {"NODE_NAME": "n"}, with_checks=True)
+    return document.known()
+
+
+def _nothing() -> Document:
+    return Document("(no configuration file)", {}, "")
+
+
+def _read(document: Document, environ: Mapping[str, str], *, with_checks: bool) -> Config:
     top = document.top
     run_dir = top.read("run_dir", Path("/run/sickbay"), values.possible_directory, values.DIRECTORY)
     config = Config(
@@ -128,15 +147,6 @@ def load(path: Path, environ: Mapping[str, str], *, with_checks: bool = True) ->
         nvml=_nvml(top.table("nvml")),
         checks=_checks(top.table("checks"), read=with_checks),
     )
-    document.finish()
-    return config
-
-
-def default(environ: Mapping[str, str], *, with_checks: bool = True) -> Config:
-    """The configuration of a machine without a file. Raises ConfigError (a bad NODE_NAME)."""
-    document = Document("(no configuration file)", {}, "")
-    checks = _checks(document.top.table("checks"), read=with_checks)
-    config = Config(node=_node(document, environ), checks=checks)
     document.finish()
     return config
 

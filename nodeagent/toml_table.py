@@ -69,6 +69,10 @@ class Document:
         self._tables.append(table)
         return table
 
+    def known(self) -> list[str]:
+        """Every key that was asked for, dotted."""
+        return [dotted(path) for table in self._tables for path in table.known()]
+
     def finish(self) -> None:
         """Raises ConfigError if anything was wrong, unknown keys included."""
         for table in self._tables:

@@ -4,7 +4,9 @@ A new check is one file, one line here, one test; ``python -m nodeagent.checks.r
 the table for docs/checks.md.
 """
 
+import json
 import sys
+from typing import Any
 
 from nodeagent.checks import (
     disk_readonly,
@@ -19,7 +21,7 @@ from nodeagent.checks import (
     sxid,
     xid,
 )
-from nodeagent.checks.base import CheckSpec
+from nodeagent.checks.base import CheckSpec, Kind
 
 SPECS: tuple[CheckSpec, ...] = (
     gpu_inventory.SPEC,
@@ -41,17 +43,50 @@ def by_name() -> dict[str, CheckSpec]:
 
 
 def markdown() -> str:
-    """The checks as docs/checks.md shows them: a table, then each check's options."""
+    """The checks as docs/checks.md shows them: a table, then each check's settings."""
     lines = [
         "| check | sees | source | every | cost | can't see |",
         "|---|---|---|---|---|---|",
     ]
     for spec in SPECS:
-        every = f"{spec.interval:g} s" if spec.interval else "as it is logged"
+        every = written(Kind.DURATION, spec.interval) if spec.interval else "as it is logged"
         on = "" if spec.on else " (off by default)"
-        cells = (f"`{spec.name}`{on}", spec.sees, spec.source, every, spec.cost, spec.blind_to)
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        name = f"[`{spec.name}`](#{spec.name}){on}"
+        lines.append(_row(name, spec.sees, spec.source, every, spec.cost, spec.blind_to))
+    for spec in SPECS:
+        lines += ["", f"### {spec.name}", "", f"Settings under `[checks.{spec.name}]`:", ""]
+        lines += ["| key | value | default | meaning |", "|---|---|---|---|"]
+        lines += [_row(f"`{key}`", *cells) for key, *cells in _settings(spec)]
     return "\n".join(lines) + "\n"
+
+
+def written(kind: Kind, value: Any) -> str:
+    """The value as it stands in a configuration file."""
+    match kind:
+        case Kind.DURATION:
+            return f'"{value:g}s"'
+        case Kind.PERCENT:
+            return f'"{value:g}%"'
+        case Kind.SIZE:
+            power = max(n for n in range(6) if value % 1024**n == 0) if value else 0
+            return f'"{value // 1024**power}{("", "Ki", "Mi", "Gi", "Ti", "Pi")[power]}B"'
+        case _:
+            return json.dumps(value)
+
+
+def _settings(spec: CheckSpec) -> list[tuple[str, str, str, str]]:
+    rows: list[tuple[str, Kind, Any, str]] = [("on", Kind.FLAG, spec.on, "whether it runs")]
+    if spec.interval:
+        rows.append(("interval", Kind.DURATION, spec.interval, "between two looks, jittered"))
+        rows.append(("deadline", Kind.DURATION, spec.deadline, "a longer look is reported as hung"))
+    rows += [(each.name, each.kind, each.default, each.help) for each in spec.options]
+    return [
+        (name, kind.value, f"`{written(kind, value)}`", about) for name, kind, value, about in rows
+    ]
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 if __name__ == "__main__":

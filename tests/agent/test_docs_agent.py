@@ -1,0 +1,166 @@
+"""The agent's docs say what the agent does: every key, every check, every default."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nodeagent.checks import registry
+from nodeagent.checks.base import Kind
+from nodeagent.config import Config, default, keys, load
+from nodeagent.model import Status
+from tests.agent.cli import PROGRAM, StandIn, agent, answer, configured, result
+
+REPOSITORY = Path(__file__).parents[2]
+AGENT = (REPOSITORY / "docs/agent.md").read_text()
+CHECKS = (REPOSITORY / "docs/checks.md").read_text()
+MARK = "<!-- generated -->\n"
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """The tables' rows by the name in their first cell."""
+    found = re.findall(r"^\| `([^`]+)` \|(.*)\|$", text, re.MULTILINE)
+    return {key: [cell.strip() for cell in rest.split(" | ")] for key, rest in found}
+
+
+def sections() -> dict[str, str]:
+    parts = re.split(r"^### (\S+)$", CHECKS, flags=re.MULTILINE)[1:]
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+@pytest.mark.parametrize("key", keys())
+def test_every_key_of_the_configuration_is_documented(key: str) -> None:
+    first, *rest = key.split(".")
+    if not rest and first in ("expect", "aggregator", "kernel_log", "nvml", "checks"):
+        assert f"\n### [{first}" in AGENT
+    elif first == "checks" and len(rest) == 1:
+        assert rest[0] in sections()
+    elif first == "checks":
+        spec = registry.by_name()[rest[0]]
+        if spec.interval or rest[1] not in ("interval", "deadline"):
+            assert rest[1] in rows(sections()[rest[0]])
+    else:
+        assert key in rows(AGENT)
+
+
+def test_no_key_is_documented_that_does_not_exist() -> None:
+    reference = AGENT.partition("\n## Configuration\n")[2]
+    assert reference
+    assert set(rows(reference)) <= set(keys())
+
+
+def test_the_documented_defaults_are_the_real_ones(tmp_path: Path) -> None:
+    """What stands in the tables as a literal is written into a file, and changes nothing."""
+    reference = AGENT.partition("\n## Configuration\n")[2]
+    literal = re.compile(r'`("[^"]*"|true|false|\d+|\[.*\])`')
+    lines, counted = [], 0
+    for key, cells in rows(reference).items():
+        value = literal.fullmatch(cells[1])
+        if value:
+            lines.append(f"{key} = {value[1]}")
+            counted += 1
+    for name, text in sections().items():
+        for key, cells in rows(text).items():
+            value = literal.fullmatch(cells[1])
+            assert value, (name, key, cells)
+            lines.append(f"checks.{name}.{key} = {value[1]}")
+    assert counted >= 9
+    path = tmp_path / "agent.toml"
+    path.write_text("\n".join(lines))
+    assert load(path, {"NODE_NAME": "n"}) == default({"NODE_NAME": "n"})
+
+
+def test_the_table_of_checks_is_fresh() -> None:
+    assert CHECKS.partition(MARK)[2] == registry.markdown(), (
+        "docs/checks.md is stale: put the output of python -m nodeagent.checks.registry below "
+        + MARK
+    )
+
+
+def test_the_registry_prints_the_table() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "nodeagent.checks.registry"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == registry.markdown()
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "text"),
+    [
+        (Kind.SIZE, 0, '"0B"'),
+        (Kind.SIZE, 4096, '"4KiB"'),
+        (Kind.SIZE, 1000, '"1000B"'),
+        (Kind.SIZE, 50 << 30, '"50GiB"'),
+        (Kind.DURATION, 0.5, '"0.5s"'),
+        (Kind.TEXTS, ("a", 'b"'), '["a", "b\\""]'),
+    ],
+)
+def test_defaults_are_shown_as_they_would_be_written(kind: Kind, value: object, text: str) -> None:
+    assert registry.written(kind, value) == text
+
+
+def test_every_command_and_flag_is_documented() -> None:
+    usage = agent("--help").out + agent("check", "--help").out
+    commands = re.findall(r"^    ([a-z][a-z-]+)\s", usage, re.MULTILINE)
+    assert len(commands) == 4
+    for word in [*commands, *re.findall(r"--[a-z-]+", usage)]:
+        assert word in ("--help", "--output") or word in AGENT, word
+
+
+def test_the_example_errors_are_what_the_agent_says(tmp_path: Path) -> None:
+    path = tmp_path / "agent.toml"
+    path.write_text("\n" * 7 + '[expect]\ngpus = "8"\n\n\n\n[kernel_log]\nbot_grace = "1m"\n')
+    said = agent("check", "--config", path).err.replace(str(path), "/etc/sickbay/agent.toml")
+    assert said in AGENT
+
+
+@pytest.mark.parametrize(
+    ("status", "draining", "drained", "prolog"),
+    [
+        (Status.FAILED, False, True, 1),
+        (Status.FAILED, True, False, 1),
+        (Status.DEGRADED, False, False, 0),
+    ],
+)
+def test_the_slurm_scripts_drain_a_failed_node_once_and_no_other(
+    tmp_path: Path, *, status: Status, draining: bool, drained: bool, prolog: int
+) -> None:
+    """The scripts as they stand in the docs, with a scontrol that writes down what it is told."""
+    config = configured(tmp_path)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    state = "IDLE+DRAIN" if draining else "IDLE"
+    for name, text in {
+        "scontrol": f'[ "$1" = show ] && echo State={state} || echo "$@" >> {tmp_path}/told',
+        "logger": f'echo "$3" >> {tmp_path}/logged',
+        "sickbay-agent": f'exec {PROGRAM} "$@" --config {config}',
+    }.items():
+        (tools / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tools / name).chmod(0o755)
+    scripts = re.findall(r"```bash\n(.*?)```", AGENT, re.DOTALL)
+    environ = {"PATH": f"{tools}:{os.environ['PATH']}", "SLURMD_NODENAME": "n1"}
+    codes = []
+    with StandIn(tmp_path / "run/agent.sock", answer(result(status))):
+        for script in scripts:
+            text = script.replace("/opt/sickbay/bin/", "")
+            codes.append(subprocess.run(["bash", "-c", text], env=environ, check=False).returncode)
+    told = tmp_path / "told"
+    assert codes == [0, prolog]
+    assert told.exists() == drained
+    reason = "sickbay: disk-space /: so and so full"
+    if drained:
+        assert told.read_text() == f"update NodeName=n1 State=DRAIN Reason={reason}\n"
+    if prolog:
+        assert (tmp_path / "logged").read_text() == f"{reason}\n"
+
+
+def test_the_default_paths_are_documented() -> None:
+    config: Config = default({"NODE_NAME": "n"})
+    for path in (config.run_dir, config.state_dir, config.kernel_log.path):
+        assert f'"{path}"' in AGENT
