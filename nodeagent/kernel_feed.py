@@ -70,7 +70,7 @@ class KernelFeed:
             self._reader = None
 
     def _readable(self, reader: KmsgReader) -> None:
-        """One batch. While there is more the descriptor stays readable: this is called again."""
+        """One batch."""
         try:
             batch = reader.read_batch(BATCH)
         except KernelLogUnavailable as error:
@@ -87,7 +87,17 @@ class KernelFeed:
         if evidence or reader.cursor != self.cursor:
             self.cursor = reader.cursor
             self._deliver(evidence, self.cursor)
-        if not reader.pollable:
+        self._go_on(reader)
+
+    def _go_on(self, reader: KmsgReader) -> None:
+        """Come back for what is left: at once, or (a file cannot be waited for) in a while.
+
+        A reader may hold lines that it has read and not given yet, for which no descriptor wakes.
+        """
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not reader.caught_up or not reader.pollable:
             wait = POLL_FILE if reader.caught_up else 0
             self._timer = asyncio.get_running_loop().call_later(wait, self._readable, reader)
 

@@ -33,7 +33,15 @@ on = false
 class AgentProcess:
     """One node's files under ``folder``, and the agent that is started on them, again and again."""
 
-    def __init__(self, folder: Path, *, aggregator: str = "", more: str = QUIET) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        aggregator: str = "",
+        more: str = QUIET,
+        address: str = GPU,
+        replayable: bool = False,
+    ) -> None:
         self.folder = folder
         self.run_dir = folder / "run"
         self.state_dir = folder / "state"
@@ -42,14 +50,19 @@ class AgentProcess:
         self.config = folder / "agent.toml"
         self.aggregator = aggregator
         self.uplink = ""
+        self.more_kernel_log = ""
         self.more = more
         self.kmsg = folder / "kmsg"
+        self.kernel_log = str(self.kmsg)
         self.process: subprocess.Popen[bytes] | None = None
         self._seq = 0
-        pci_device(folder / "sys", f"{GPU}.0", "0x030200")
-        os.mkfifo(self.kmsg)
-        # Held open, so that lines written while no agent runs wait there as in the kernel's ring.
-        self._fifo = os.open(self.kmsg, os.O_RDWR)
+        self.address = address
+        pci_device(folder / "sys", f"{address}.0", "0x030200")
+        # A FIFO wakes the agent as the kernel does; a file can be read again, as the ring can.
+        if not replayable:
+            os.mkfifo(self.kmsg)
+        # Held open, so that lines written while no agent runs wait there.
+        self._kmsg = os.open(self.kmsg, os.O_RDWR | os.O_CREAT | os.O_APPEND)
 
     def write_config(self) -> None:
         uplink = f'[aggregator]\naddress = "{self.aggregator}"\n{self.uplink}'
@@ -62,8 +75,9 @@ state_dir = "{self.state_dir}"
 socket = "{self.socket}"
 {uplink if self.aggregator else ""}
 [kernel_log]
-path = "{self.kmsg}"
+path = "{self.kernel_log}"
 boot_grace = "10000d"
+{self.more_kernel_log}
 {self.more}
 """
         )
@@ -95,17 +109,18 @@ boot_grace = "10000d"
     def close(self) -> None:
         if self.process is not None and self.process.poll() is None:
             self.kill()
-        os.close(self._fifo)
+        os.close(self._kmsg)
 
-    def xid(self, code: int = 79, *, address: str = GPU, pid: int = 1234) -> int:
+    def xid(self, code: int = 79, *, pid: int = 1234) -> int:
         """One Xid line; its sequence number."""
-        text = f"NVRM: Xid (PCI:{address}): {code}, pid={pid}, name=python3, and so on"
+        text = f"NVRM: Xid (PCI:{self.address}): {code}, pid={pid}, name=python3, and so on"
         return self.line(text)
 
-    def line(self, text: str) -> int:
-        self._seq += 1
+    def line(self, text: str, *, skip: int = 0) -> int:
+        """One record; ``skip`` leaves out so many sequence numbers before it."""
+        self._seq += 1 + skip
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
-        os.write(self._fifo, raw(self._seq, text, at=now))
+        os.write(self._kmsg, raw(self._seq, text, at=now))
         return self._seq
 
     def log(self) -> str:

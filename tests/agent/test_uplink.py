@@ -1,0 +1,320 @@
+"""The stream between a real agent process and a real gRPC server: nothing lost, nothing doubled."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from sickbay.v1 import sickbay_pb2 as pb
+from tests.agent.agent_process import AgentProcess
+from tests.agent.kernel_log import log_line
+from tests.support.ward import Attended, FakeWard, until
+
+GPU = "pci:0000:3b:00"
+XID_79 = ("xid:79", GPU)
+
+Make = Callable[..., AgentProcess]
+
+
+@pytest.fixture
+async def ward() -> AsyncIterator[FakeWard]:
+    ward = await FakeWard().start()
+    yield ward
+    await ward.stop()
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Makes agents, in folders of their own; none outlives the test."""
+    made: list[AgentProcess] = []
+
+    def make(name: str = "node", **how: object) -> AgentProcess:
+        agent = AgentProcess(tmp_path / name, **how)  # type: ignore[arg-type]
+        made.append(agent)
+        return agent
+
+    yield make
+    for agent in made:
+        agent.close()
+
+
+async def attended(ward: FakeWard, count: int = 1) -> Attended:
+    """The newest stream, once ``count`` have come and it has told its snapshot."""
+    await until(lambda: len(ward.streams) >= count and "snapshot" in ward.latest.kinds(), within=20)
+    return ward.latest
+
+
+# -- the life of a stream -------------------------------------------------------------------------
+
+
+async def test_hello_then_snapshot_then_a_delta_for_a_new_fault(ward: FakeWard, make: Make) -> None:
+    agent = make(aggregator=ward.address).start()
+    stream = await attended(ward)
+    assert stream.kinds()[:2] == ["hello", "snapshot"]
+    assert stream.hello.node == "node-a"
+    assert {"kernel", "arch"} <= set(stream.hello.traits)
+    assert {"xid", "gpu-ecc", "kernel-log"} <= {check.name for check in stream.hello.checks}
+    agent.xid(79)
+    await until(lambda: XID_79 in stream.faults)
+    fault = stream.faults[XID_79]
+    assert (fault.source, fault.source_seq, fault.count) == ("kmsg", 1, 1)
+    assert fault.boot_id == stream.hello.boot_id
+    assert fault.first_age_ms < 5000
+    assert not fault.historical
+
+
+async def test_the_digest_agrees_with_whoever_folds_the_stream(ward: FakeWard, make: Make) -> None:
+    agent = make(aggregator=ward.address).start()
+    stream = await attended(ward)
+    for turn in range(30):
+        agent.xid(48 + turn % 3)
+        await asyncio.sleep(0.05)
+    seen = len(stream.digests)
+    await until(lambda: len(stream.digests) >= seen + 2)
+    assert all(told == own for told, own in stream.digests)
+    stream.say(clear_faults=pb.ClearFaults(command_id="c", component=GPU))
+    seen = len(stream.digests)
+    await until(lambda: len(stream.digests) >= seen + 2)
+    assert stream.faults == {}
+    assert all(told == own for told, own in stream.digests)
+
+
+async def test_kill_9_in_a_burst_loses_no_fault_and_doubles_no_count(
+    ward: FakeWard, make: Make
+) -> None:
+    agent = make(aggregator=ward.address, replayable=True).start()
+    await attended(ward)
+    written: dict[int, int] = {}
+    for kill in range(4):
+        for turn in range(100):
+            code = 200 + (kill * 37 + turn * 7) % 50
+            written[code] = written.get(code, 0) + 1
+            agent.xid(code)
+            if turn == 20 + 20 * kill:
+                # Not before it has begun to read: a kill that comes too early tells nothing.
+                await until(lambda: len(ward.latest.faults) > 0)
+                agent.kill()
+        agent.start()
+        await attended(ward, kill + 2)
+
+    def counts() -> dict[int, int]:
+        return {int(code[4:]): fault.count for (code, _), fault in ward.latest.faults.items()}
+
+    await until(lambda: counts() == written, what="every line counted once")
+    assert len({stream.hello.spool_epoch for stream in ward.streams}) == 1
+    assert [stream.lost for stream in ward.streams] == [[], [], [], [], []]
+    seqs = [
+        message.snapshot.seq or message.delta.seq
+        for stream in ward.streams
+        for _, message in stream.messages
+        if message.WhichOneof("body") in ("snapshot", "delta")
+    ]
+    assert seqs == sorted(set(seqs)), "a sequence number was used twice"
+
+
+@pytest.mark.root
+async def test_a_line_of_the_real_kernel_log_survives_kill_9(ward: FakeWard, make: Make) -> None:
+    address = f"00{os.getpid() % 200 + 16:02x}:e7:00"  # others write Xids into this ring too
+    agent = make(aggregator=ward.address, address=address)
+    agent.kernel_log = "/dev/kmsg"
+    agent.more_kernel_log = "insecure_accept_user_records = true"
+    agent.start()
+    first = await attended(ward)
+    log_line(f"NVRM: Xid (PCI:{address}): 79, pid=1, name=a, GPU has fallen off the bus.")
+    key = ("xid:79", f"pci:{address}")
+    await until(lambda: key in first.faults)
+    identity = first.faults[key].source_seq
+    agent.kill()
+    log_line(f"NVRM: Xid (PCI:{address}): 79, pid=2, name=a, GPU has fallen off the bus.")
+    agent.start()
+    second = await attended(ward, 2)
+    await until(lambda: key in second.faults and second.faults[key].count == 2)
+    assert second.faults[key].source_seq == identity
+
+
+async def test_a_server_that_dies_misses_nothing(ward: FakeWard, make: Make) -> None:
+    agent = make(aggregator=ward.address).start()
+    stream = await attended(ward)
+    agent.xid(48)
+    await until(lambda: ("xid:48", GPU) in stream.faults)
+    address = ward.address
+    await ward.stop()
+    agent.xid(79)
+    agent.xid(48)
+    again = await FakeWard().start(address)
+    try:
+        stream = await attended(again)
+        await until(lambda: XID_79 in stream.faults)
+        assert stream.faults["xid:48", GPU].count == 2
+        assert stream.hello.last_acked_seq > 0
+    finally:
+        await again.stop()
+
+
+async def test_an_ack_frees_what_it_may_and_without_one_it_is_told_again(
+    ward: FakeWard, make: Make
+) -> None:
+    ward.ack_all = False
+    agent = make(aggregator=ward.address).start()
+    first = await attended(ward)
+    agent.xid(79)
+    agent.line("something else", skip=5)
+    await until(lambda: [lost.records for lost in first.lost] == [5])
+    first.end()
+    second = await attended(ward, 2)
+    assert [lost.records for lost in second.lost] == [5]
+    second.say(ack=pb.Ack(seq=second.messages[1][1].snapshot.seq))
+    await until(lambda: not agent.state()["losses"])
+    assert agent.state()["faults"], "an ack frees the delivery copy, never the latch"
+    second.end()
+    third = await attended(ward, 3)
+    assert third.lost == []
+    assert XID_79 in third.faults
+
+
+async def test_a_resync_brings_a_snapshot_within_the_stream(ward: FakeWard, make: Make) -> None:
+    agent = make(aggregator=ward.address).start()
+    stream = await attended(ward)
+    agent.xid(79)
+    await until(lambda: XID_79 in stream.faults)
+    stream.faults.clear()
+    stream.say(resync=pb.Resync(reason="the digests differ"))
+    await until(lambda: XID_79 in stream.faults)
+    assert stream.kinds().count("snapshot") == 2
+    assert len(ward.streams) == 1
+
+
+async def test_a_burst_of_5000_lines_is_a_few_messages(ward: FakeWard, make: Make) -> None:
+    agent = make(aggregator=ward.address).start()
+    stream = await attended(ward)
+    before = len(stream.messages)
+
+    def burst() -> None:
+        for turn in range(5000):
+            agent.xid(95 if turn % 2 else 48, pid=turn)
+
+    await asyncio.to_thread(burst)
+    await until(lambda: sum(fault.count for fault in stream.faults.values()) == 5000, within=20)
+    deltas = stream.kinds()[before:].count("delta")
+    assert deltas <= 10
+    assert len(stream.faults["xid:48", GPU].occurrence_ages_ms) == 32
+
+
+# -- where it goes --------------------------------------------------------------------------------
+
+
+async def test_a_redirect_is_followed_and_given_up_when_nobody_is_there(
+    ward: FakeWard, make: Make
+) -> None:
+    owner = await FakeWard().start()
+    away = owner.address
+    ward.on_hello = lambda stream: stream.say(redirect=pb.Redirect(address=away, reason="owner"))
+    agent = make(aggregator=ward.address).start()
+    try:
+        stream = await attended(owner)
+        agent.xid(79)
+        await until(lambda: XID_79 in stream.faults)
+    finally:
+        await owner.stop()
+    ward.on_hello = lambda _: None
+    await until(lambda: ward.latest.faults.get(XID_79) is not None, within=20)
+    assert ward.latest.hello.instance == stream.hello.instance
+
+
+async def test_a_circle_of_redirects_is_no_storm(ward: FakeWard, make: Make) -> None:
+    other = await FakeWard().start()
+
+    def to_other(stream: Attended) -> None:
+        stream.say(redirect=pb.Redirect(address=other.address))
+
+    def to_first(stream: Attended) -> None:
+        stream.say(redirect=pb.Redirect(address=ward.address))
+
+    ward.on_hello, other.on_hello = to_other, to_first
+    agent = await make(aggregator=ward.address).start().up()
+    try:
+        await until(lambda: "in a circle" in agent.log())
+        before = len(ward.streams) + len(other.streams)
+        await asyncio.sleep(3)
+        assert len(ward.streams) + len(other.streams) - before < 60
+    finally:
+        await other.stop()
+
+
+async def test_a_redirect_into_plaintext_elsewhere_is_refused(ward: FakeWard, make: Make) -> None:
+    away = pb.Redirect(address="10.9.8.7:9")
+    ward.on_hello = lambda stream: stream.say(redirect=away)
+    agent = make(aggregator=ward.address).start()
+    await until(lambda: "10.9.8.7:9 would be spoken to in plaintext" in agent.log(), within=20)
+    ward.on_hello = lambda _: None
+    await until(lambda: ward.latest.kinds()[1:2] == ["snapshot"] and not ward.latest.ended)
+
+
+async def test_who_is_refused_comes_back_with_growing_pauses(ward: FakeWard, make: Make) -> None:
+    ward.refuse = grpc.StatusCode.UNAUTHENTICATED
+    agent = await make(aggregator=ward.address).start().up()
+    await until(lambda: "UNAUTHENTICATED: you are not known here" in agent.log())
+    await asyncio.sleep(2)
+    assert agent.log().count("UNAUTHENTICATED") == 1  # said once, not at each attempt
+    ward.refuse = None
+    await until(lambda: ward.streams, within=20)
+
+
+# -- what is asked of it --------------------------------------------------------------------------
+
+
+async def test_cleared_faults_are_told_and_stay_cleared_after_kill_9(
+    ward: FakeWard, make: Make
+) -> None:
+    agent = make(aggregator=ward.address, replayable=True).start()
+    stream = await attended(ward)
+    agent.xid(79)
+    agent.xid(48)
+    await until(lambda: len(stream.faults) == 2)
+    stream.say(clear_faults=pb.ClearFaults(command_id="c1", code="xid:79", reason="replaced"))
+    await until(lambda: stream.results and stream.cleared)
+    assert stream.results[0] == pb.CommandResult(command_id="c1", ok=True, message="cleared 1")
+    assert stream.cleared[0] == pb.Cleared(code="xid:79", component=GPU, how="operator")
+    agent.kill()
+    agent.start()
+    again = await attended(ward, 2)
+    assert set(again.faults) == {("xid:48", GPU)}
+
+
+async def test_commands_that_make_no_sense_are_refused(ward: FakeWard, make: Make) -> None:
+    make(aggregator=ward.address).start()
+    stream = await attended(ward)
+    stream.say(clear_faults=pb.ClearFaults(command_id="1"))
+    stream.say(run_checks=pb.RunChecks(command_id="2", checks=["no-such"]))
+    stream.say(quiesce=pb.Quiesce(command_id="3", for_ms=10**12))
+    stream.say(run_checks=pb.RunChecks(command_id="4", checks=["gpu-ecc"]))
+    await until(lambda: len(stream.results) == 4, within=20)
+    answers = {result.command_id: result for result in stream.results}
+    assert [answers[name].ok for name in "1234"] == [False, False, False, True]
+    assert "no-such" in answers["2"].message
+
+
+async def test_quiesce_is_told_in_the_next_snapshot(ward: FakeWard, make: Make) -> None:
+    make(aggregator=ward.address).start()
+    stream = await attended(ward)
+    stream.say(quiesce=pb.Quiesce(command_id="q", for_ms=60_000))
+    await until(lambda: stream.results)
+    assert stream.results[0].ok
+    stream.say(resync=pb.Resync())
+    await until(lambda: stream.kinds().count("snapshot") == 2)
+    told = [m.snapshot for _, m in stream.messages if m.HasField("snapshot")][-1]
+    assert 50_000 < told.quiesced_for_ms <= 60_000
+
+
+async def test_sigterm_sends_what_is_pending_and_half_closes(ward: FakeWard, make: Make) -> None:
+    agent = make(aggregator=ward.address).start()
+    stream = await attended(ward)
+    agent.xid(79)
+    assert await agent.terminate() == 0
+    await until(lambda: stream.ended)
+    assert XID_79 in stream.faults
+    assert not agent.socket.exists()
+    assert '"level": "error"' not in agent.log()
