@@ -22,19 +22,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Do what the command line asks for, and exit."""
     options = _parser().parse_args(arguments)
     try:
-        config = load(options.file)
+        sys.exit(options.command(load(options.file), options.file))
     except ConfigError as error:
         for line in error.lines():
             print(line, file=sys.stderr)
         sys.exit(USAGE)
-    try:
-        sys.exit(options.command(options, config))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
 
 
-def _run(_: argparse.Namespace, config: Config) -> int:
-    # A second of imports that "config check" doesn't need.
+def _run(config: Config, _: Path) -> int:
+    # Imports that take a second: a file that is wrong is refused sooner.
     import asyncio
     import gc
 
@@ -54,8 +52,11 @@ def _run(_: argparse.Namespace, config: Config) -> int:
     return OK
 
 
-def _check(options: argparse.Namespace, config: Config) -> int:
-    print(f"{options.file}: sound (mode {config.mode}, {config.cluster.kind} cluster)")
+def _check(config: Config, file: Path) -> int:
+    from aggregator.app import read_policy
+
+    read_policy(config)
+    print(f"{file}: sound (mode {config.mode}, {config.cluster.kind} cluster)")
     return OK
 
 

@@ -14,11 +14,14 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from aggregator.config_values import (
     Address,
+    DatabaseUrl,
     Duration,
     HttpUrl,
+    Labels,
     MaybePath,
     OrdinaryPath,
     Percent,
+    ServiceAccount,
     is_loopback,
 )
 from aggregator.quarantine.cluster import Action
@@ -99,9 +102,7 @@ class Identity(Section):
 
     kind: Literal["token", "certificate", "insecure-trust-hello"] = "token"
     audience: Annotated[str, Field(min_length=1)] = "sickbay"
-    service_account: Annotated[str, Field(pattern=r"^[a-z0-9.-]+:[a-z0-9.-]+$")] = (
-        "sickbay:sickbay-agent"
-    )
+    service_account: ServiceAccount = "sickbay:sickbay-agent"
     """``namespace:name``."""
     issuer: str = ""
     """Empty: asked of the API server's discovery document."""
@@ -130,10 +131,7 @@ class Drain(Section):
     deadline: Duration = 7 * 86400.0
     delete_empty_dir_data: bool = False
     evict_unmanaged: bool = False
-    protected_selector: Annotated[
-        str,
-        Field(pattern=r"^$|^[A-Za-z0-9./_-]+=[A-Za-z0-9._-]*(,[A-Za-z0-9./_-]+=[A-Za-z0-9._-]*)*$"),
-    ] = ""
+    protected_selector: Labels = ""
     """``key=value,key=value``: a pod that has all of these labels is never evicted."""
 
     def protected_labels(self) -> dict[str, str] | None:
@@ -150,9 +148,7 @@ class Policy(Section):
 
 
 class History(Section):
-    database: Annotated[str, Field(pattern=r"^[a-z0-9+_]+://")] = (
-        "sqlite:////var/lib/sickbay-aggregator/history.db"
-    )
+    database: DatabaseUrl = "sqlite:////var/lib/sickbay-aggregator/history.db"
     """An SQLAlchemy URL."""
     keep: Duration = 28 * 86400.0
 

@@ -121,9 +121,31 @@ def maybe_path(value: object, info: ValidationInfo) -> Path | None:
     return None if value == "" or value is None else ordinary_path(value, info)
 
 
+def shaped(pattern: str, expected: str) -> BeforeValidator:
+    """Text that matches ``pattern`` as a whole; ``expected`` says so to people."""
+    compiled = re.compile(pattern)
+
+    def check(value: object) -> str:
+        if not isinstance(value, str) or compiled.fullmatch(value) is None:
+            raise _refuse(show(value), expected)
+        return value
+
+    return BeforeValidator(check)
+
+
 Duration = Annotated[float, BeforeValidator(duration)]
 Percent = Annotated[float, BeforeValidator(percent)]
 Address = Annotated[str, BeforeValidator(address)]
 HttpUrl = Annotated[str, BeforeValidator(http_url)]
 OrdinaryPath = Annotated[Path, BeforeValidator(ordinary_path)]
 MaybePath = Annotated[Path | None, BeforeValidator(maybe_path)]
+ServiceAccount = Annotated[
+    str, shaped(r"[a-z0-9.-]+:[a-z0-9.-]+", '"NAMESPACE:NAME", such as "sickbay:sickbay-agent"')
+]
+DatabaseUrl = Annotated[
+    str, shaped(r"[a-z0-9+_]+://.*", 'a database URL, such as "sqlite:////var/lib/x.db"')
+]
+_LABEL = r"[A-Za-z0-9./_-]+=[A-Za-z0-9._-]*"
+Labels = Annotated[
+    str, shaped(rf"({_LABEL}(,{_LABEL})*)?", '"KEY=VALUE", more with commas, or "" for none')
+]

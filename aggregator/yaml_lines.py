@@ -200,7 +200,6 @@ def _words(model: type[BaseModel], error: ErrorDetails) -> str:
 _EXPECTED = {
     "string_type": "text in quotes",
     "string_too_short": "text that is not empty",
-    "string_pattern_mismatch": "text like {pattern}",
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",

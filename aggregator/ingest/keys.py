@@ -153,7 +153,7 @@ class KeyStore:
             async with asyncio.timeout(FETCH_TIMEOUT):
                 issuer, text = await self._fetch()
             fresh = read_keys(issuer, text)
-        except (ClusterError, OSError, TimeoutError, KeysError) as error:
+        except (ClusterError, OSError, ValueError, KeysError) as error:
             self._failures += 1
             self.trouble = str(error) or type(error).__name__
             log.warning("the cluster's keys can't be read", extra={"error": self.trouble})
