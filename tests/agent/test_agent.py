@@ -1,0 +1,251 @@
+"""The agent on a node that is sick, or shared, or wrongly set up; and what it says about itself."""
+
+import asyncio
+import json
+import socket
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeagent.findings import from_agent
+from nodeagent.model import Status
+from nodeagent.version import VERSION
+from sickbay.v1 import sickbay_pb2 as pb
+from tests.agent.agent_process import QUIET, AgentProcess
+from tests.support.ward import FakeWard, until
+
+GPU = "pci:0000:3b:00"
+XID_79 = ("xid:79", GPU)
+
+Make = Callable[..., AgentProcess]
+
+
+@pytest.fixture
+async def ward() -> AsyncIterator[FakeWard]:
+    ward = await FakeWard().start()
+    yield ward
+    await ward.stop()
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    made: list[AgentProcess] = []
+
+    def make(name: str = "node", **how: object) -> AgentProcess:
+        agent = AgentProcess(tmp_path / name, **how)  # type: ignore[arg-type]
+        made.append(agent)
+        return agent
+
+    yield make
+    for agent in made:
+        agent.close()
+
+
+@pytest.fixture
+def frozen_disk(tmp_path: Path) -> Iterator[Path]:
+    """An ext4 on a loop device, frozen: what writes to it waits in the kernel."""
+    image, mount = tmp_path / "image", tmp_path / "disk"
+    mount.mkdir()
+    with image.open("wb") as file:
+        file.truncate(16 * 1024 * 1024)
+    subprocess.run(["mkfs.ext4", "-q", image], check=True)
+    subprocess.run(["mount", "-o", "loop", image, mount], check=True)
+    try:
+        subprocess.run(["fsfreeze", "-f", mount], check=True)
+        yield mount
+    finally:
+        subprocess.run(["fsfreeze", "-u", mount], check=True)
+        subprocess.run(["umount", "-l", mount], check=True)
+
+
+def component(ward: FakeWard, check: str) -> pb.ComponentState | None:
+    return ward.latest.components.get((check, "")) if ward.streams else None
+
+
+@pytest.mark.root
+async def test_a_frozen_disk_delays_no_evidence(
+    ward: FakeWard, make: Make, frozen_disk: Path
+) -> None:
+    agent = make(aggregator=ward.address)
+    agent.state_dir = frozen_disk / "sickbay"
+    await agent.start().up()
+    await until(lambda: ward.streams and "snapshot" in ward.latest.kinds())
+    for count in range(1, 11):
+        before = time.monotonic()
+        agent.xid(47 + count)
+        await until(lambda count=count: len(ward.latest.faults) == count)  # type: ignore[misc]
+        assert time.monotonic() - before < 1
+    assert await agent.terminate() == 0
+
+
+@pytest.fixture
+def read_only_folder(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "read-only"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", folder], check=True)
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.mark.root
+async def test_a_run_dir_that_cannot_be_written_is_reported_and_evidence_flows(
+    ward: FakeWard, make: Make, tmp_path: Path, read_only_folder: Path
+) -> None:
+    agent = make(aggregator=ward.address)
+    agent.socket = tmp_path / "agent.sock"
+    agent.run_dir = read_only_folder
+    agent.start()
+    await until(lambda: component(ward, "agent-state"))
+    state = component(ward, "agent-state")
+    assert state is not None
+    assert (state.status, state.reason) == (pb.STATUS_DEGRADED, "not-saved")
+    agent.xid(79)
+    await until(lambda: XID_79 in ward.latest.faults)
+    assert agent.log().count("would not survive a restart") == 1
+    remount = ["mount", "-o", "remount,rw", str(read_only_folder)]
+    await asyncio.to_thread(subprocess.check_call, remount)
+    agent.xid(48)
+    await until(lambda: ward.latest.components["agent-state", ""].status == pb.STATUS_OK)
+    assert len(agent.state()["faults"]) == 2
+
+
+async def test_without_a_kernel_log_the_agent_lives_and_says_so(
+    ward: FakeWard, make: Make, tmp_path: Path
+) -> None:
+    agent = make(aggregator=ward.address)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "no-log"))  # is there, and cannot be opened
+    agent.kernel_log = str(tmp_path / "no-log")
+    agent.start()
+    await until(lambda: component(ward, "kernel-log"))
+    listener.close()
+    told = component(ward, "kernel-log")
+    assert told is not None
+    assert (told.status, told.reason) == (pb.STATUS_UNKNOWN, "unavailable")
+    assert "no-log cannot be opened" in told.message
+    await agent.up()
+
+
+async def test_a_damaged_state_file_is_a_loss_in_a_new_epoch(ward: FakeWard, make: Make) -> None:
+    agent = make(aggregator=ward.address).start()
+    await until(lambda: ward.streams and "snapshot" in ward.latest.kinds())
+    agent.xid(79)
+    await until(lambda: XID_79 in ward.latest.faults)
+    agent.kill()
+    (agent.run_dir / "state.json").write_text('{"version": 1')
+    agent.start()
+    await until(lambda: len(ward.streams) == 2 and "snapshot" in ward.latest.kinds())
+    first, second = ward.streams
+    assert first.hello.spool_epoch != second.hello.spool_epoch
+    assert [lost.source for lost in second.lost] == ["latch"]
+    assert (agent.run_dir / "state.json.corrupt").exists()
+
+
+async def test_a_second_agent_refuses_to_start(make: Make) -> None:
+    agent = await make().start().up()
+    second = make("other")
+    second.socket = agent.socket
+    second.start()
+    assert second.process is not None
+    await until(lambda: second.process.poll() is not None)  # type: ignore[union-attr]
+    assert second.process.returncode == 2
+    assert "another agent runs on this node" in second.log()
+    assert not (second.run_dir / "state.json").exists(), "it touched nothing"
+    assert (await agent.ask("/healthz"))[0] == 200
+
+
+async def test_a_socket_that_a_killed_agent_left_is_replaced(make: Make) -> None:
+    agent = await make().start().up()
+    agent.kill()
+    assert agent.socket.exists()
+    await agent.start().up()
+
+
+async def test_plaintext_to_another_machine_is_refused_at_the_start(make: Make) -> None:
+    agent = make(aggregator="aggregator.example:8443").start()
+    assert agent.process is not None
+    await until(lambda: agent.process.poll() is not None)  # type: ignore[union-attr]
+    assert agent.process.returncode == 2
+    assert "without ca_file it is plaintext" in agent.log()
+    assert "Traceback" not in agent.log()
+
+
+# -- what it answers ------------------------------------------------------------------------------
+
+
+async def test_healthz_asks_nobody_else(make: Make) -> None:
+    agent = await make(aggregator="127.0.0.1:9").start().up()
+    assert await agent.ask("/healthz") == (200, '{"status": "ok"}\n')
+
+
+async def test_results_are_what_the_command_line_reads(make: Make) -> None:
+    agent = await make().start().up()
+    agent.xid(79)
+    await until(lambda: agent.state()["faults"])
+    status, body = await agent.ask("/v1/results")
+    assert status == 200
+    found = from_agent(json.loads(body))
+    assert found.node == "node-a"
+    assert [(fault.code, fault.component, fault.count) for fault in found.faults] == [
+        ("xid:79", GPU, 1)
+    ]
+    assert ("kernel-log", "", Status.OK) in {
+        (r.check, r.component, r.status) for r in found.results
+    }
+    assert json.loads(body)["agent"]["uplink"] == {"state": "off"}
+    assert found.worst is Status.FAILED
+
+
+async def test_metrics_are_well_formed_and_count(make: Make) -> None:
+    agent = await make().start().up()
+    agent.xid(79)
+    await until(lambda: agent.state()["faults"])
+    status, body = await agent.ask("/metrics")
+    assert status == 200
+    assert 'sickbay_agent_faults{code="xid:79"} 1\n' in body
+    assert f'sickbay_agent_info{{version="{VERSION}"}} 1\n' in body
+    assert "sickbay_agent_kernel_records_total 1\n" in body
+    parser = pytest.importorskip("prometheus_client.parser")
+    assert len(list(parser.text_string_to_metric_families(body))) > 10
+
+
+async def test_checks_can_be_run_out_of_turn(make: Make) -> None:
+    agent = await make(more=QUIET + '[checks.gpu-ecc]\ninterval = "1h"\n').start().up()
+    status, body = await agent.ask("/v1/run-checks", "POST", '{"checks": ["gpu-ecc"]}')
+    assert (status, json.loads(body)) == (200, {"result": "ran 1 checks"})
+    status, body = await agent.ask("/v1/run-checks", "POST", '{"checks": ["no-such"]}')
+    assert status == 400
+    assert "no-such" in json.loads(body)["error"]
+    assert (await agent.ask("/v1/run-checks", "POST", '{"checks": 7}'))[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"GET /nothing HTTP/1.1\r\n\r\n", 404),
+        (b"POST /healthz HTTP/1.1\r\n\r\n", 405),
+        (b"\x00\xff\r\n\r\n", 400),
+        (b"GET /healthz SPDY/3\r\n\r\n", 400),
+        (b"POST /v1/run-checks HTTP/1.1\r\nContent-Length: many\r\n\r\n", 400),
+        (b"POST /v1/run-checks HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n", 400),
+        (b"GET /healthz HTTP/1.1\r\nX: " + b"x" * 20_000 + b"\r\n\r\n", 413),
+    ],
+)
+async def test_a_bad_request_gets_an_answer_and_harms_nothing(
+    make: Make, request_bytes: bytes, status: int
+) -> None:
+    agent = await make().start().up()
+    reader, writer = await asyncio.open_unix_connection(str(agent.socket))
+    writer.write(request_bytes)
+    first = await asyncio.wait_for(reader.readline(), 10)
+    assert first.split()[1] == str(status).encode()
+    writer.close()
+    assert (await agent.ask("/healthz"))[0] == 200
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert f'version = "{VERSION}"' in project

@@ -1,0 +1,126 @@
+"""TLS, client certificates and tokens, each read anew when its file changes."""
+
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeagent.config import UplinkConfig
+from nodeagent.dial import Dialer, DialError
+from tests.agent.agent_process import AgentProcess
+from tests.support.pki import Authority
+from tests.support.ward import FakeWard, until
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    (tmp_path / "ca").mkdir()
+    return Authority.create(tmp_path / "ca")
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[AgentProcess]:
+    agent = AgentProcess(tmp_path / "node")
+    yield agent
+    agent.close()
+
+
+@pytest.fixture
+async def ward() -> AsyncIterator[FakeWard]:
+    ward = FakeWard()
+    yield ward
+    await ward.stop()
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:1", "localhost:1", "[::1]:1", "unix:/run/x.sock", "127.8.8.8:65535"]
+)
+def test_plaintext_stays_on_this_machine(address: str) -> None:
+    Dialer(UplinkConfig(address=address)).check(address)
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:1", "[fe80::1]:1", "localhost.example:1", "a:1"])
+def test_plaintext_to_elsewhere_takes_an_insecure_setting(address: str) -> None:
+    with pytest.raises(DialError, match="plaintext"):
+        Dialer(UplinkConfig()).check(address)
+    Dialer(UplinkConfig(insecure_plaintext=True)).check(address)
+    Dialer(UplinkConfig(ca_file=Path("ca.crt"))).check(address)
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:", "http://host:1", "host:1/x", "a b:1"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(DialError, match="is no address"):
+        Dialer(UplinkConfig(insecure_plaintext=True)).check(address)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    config = UplinkConfig(ca_file=tmp_path / "ca.crt", token_file=tmp_path / "token")
+    with pytest.raises(DialError, match=r"ca\.crt cannot be read"):
+        Dialer(config).open("host:1")
+    with pytest.raises(DialError, match="token cannot be read"):
+        Dialer(config).metadata()
+    (tmp_path / "token").write_text("\n")
+    with pytest.raises(DialError, match="is empty"):
+        Dialer(config).metadata()
+
+
+async def test_a_token_goes_over_tls_and_is_renewed_within_the_stream(
+    ward: FakeWard, agent: AgentProcess, authority: Authority, tmp_path: Path
+) -> None:
+    server = authority.server("ward", ["localhost"])
+    await ward.start("localhost:0", certificate=(server.certificate, server.key))
+    token = tmp_path / "token"
+    token.write_text("first-secret\n")
+    agent.aggregator = ward.address
+    agent.uplink = f'ca_file = "{authority.certificate}"\ntoken_file = "{token}"\n'
+    agent.start()
+    await until(lambda: ward.streams and ward.latest.kinds()[1:2] == ["snapshot"], within=20)
+    assert ward.latest.metadata["authorization"] == "Bearer first-secret"
+    # As a kubelet does it: the new one is put in the old one's place.
+    (tmp_path / "next").write_text("second-secret\n")
+    (tmp_path / "next").rename(token)
+    await until(lambda: ward.latest.tokens == ["second-secret"])
+    ward.latest.end()
+    await until(lambda: len(ward.streams) == 2)
+    assert ward.latest.metadata["authorization"] == "Bearer second-secret"
+    assert "secret" not in agent.log()
+    assert "secret" not in (agent.run_dir / "state.json").read_text()
+
+
+async def test_a_server_of_another_authority_is_told_nothing(
+    ward: FakeWard, agent: AgentProcess, authority: Authority, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    server = Authority.create(tmp_path / "other").server("ward", ["localhost"])
+    await ward.start("localhost:0", certificate=(server.certificate, server.key))
+    agent.aggregator = ward.address
+    agent.uplink = f'ca_file = "{authority.certificate}"\n'
+    agent.start()
+    await until(lambda: "CERTIFICATE_VERIFY_FAILED" in agent.log(), within=20)
+    assert ward.streams == []
+
+
+async def test_a_rotated_client_certificate_is_used_at_the_next_connection(
+    ward: FakeWard, agent: AgentProcess, authority: Authority, tmp_path: Path
+) -> None:
+    (tmp_path / "old").mkdir()
+    stale = Authority.create(tmp_path / "old").client("agent", common_name="node-a")
+    cert, key = tmp_path / "client.crt", tmp_path / "client.key"
+    shutil.copy(stale.certificate, cert)
+    shutil.copy(stale.key, key)
+    server = authority.server("ward", ["localhost"])
+    await ward.start(
+        "localhost:0", certificate=(server.certificate, server.key), client_ca=authority.certificate
+    )
+    agent.aggregator = ward.address
+    agent.uplink = (
+        f'ca_file = "{authority.certificate}"\ncert_file = "{cert}"\nkey_file = "{key}"\n'
+    )
+    agent.start()
+    await until(lambda: "no stream" in agent.log(), within=20)
+    assert ward.streams == []
+    fresh = authority.client("agent", common_name="node-a")
+    shutil.copy(fresh.certificate, cert)
+    shutil.copy(fresh.key, key)
+    await until(lambda: ward.streams, within=40)
