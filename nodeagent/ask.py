@@ -9,11 +9,11 @@ from typing import Any
 _LARGEST = 32 * 1024 * 1024
 
 
-class NoAgent(Exception):  # noqa: N818 - a state of the node
+class NoAgent(Exception):
     """Nobody listens on the socket; the text says what was found."""
 
 
-class AgentTrouble(Exception):  # noqa: N818 - a state of the agent
+class AgentTrouble(Exception):
     """Somebody listens and gives no usable answer. ``reason`` is one word ("hung", ...)."""
 
     def __init__(self, reason: str, message: str) -> None:
