@@ -228,17 +228,17 @@ def keys_at(model: type[BaseModel], key: Key) -> list[str]:
             continue  # an item of a list: the list's field led to its items' model
         if current is None or part not in current.model_fields:
             return []
-        current = _model_in(current.model_fields[part].annotation)
+        current = section_in(current.model_fields[part].annotation)
     return list(current.model_fields) if current is not None else []
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
+def section_in(annotation: Any) -> type[BaseModel] | None:
     """The section's model in an annotation such as ``Tls | None`` or ``tuple[Webhook, ...]``."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if typing.get_origin(annotation) in {Union, types.UnionType, tuple, list, typing.Annotated}:
         for argument in typing.get_args(annotation):
-            found = _model_in(argument)
+            found = section_in(argument)
             if found is not None:
                 return found
     return None

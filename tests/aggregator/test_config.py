@@ -1,0 +1,424 @@
+"""A configuration file is taken as it is meant, or refused whole with every line that is wrong."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from aggregator.config import Config, ConfigError, load
+from aggregator.quarantine.cluster import Action
+from aggregator.quarantine.ledger import Kind
+from aggregator.yaml_lines import section_in
+
+ROOT = Path(__file__).parents[2]
+LOCAL = "listen: {grpc: '127.0.0.1:0', web: 'localhost:0'}\n"
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "aggregator.yaml"
+    file.write_text(text)
+    return file
+
+
+def problems(folder: Path, text: str) -> list[str]:
+    """What is wrong with ``text``, as LINE: KEY: WHAT."""
+    with pytest.raises(ConfigError) as refused:
+        load(written(folder, text))
+    prefix = f"{folder}/aggregator.yaml:"
+    lines = str(refused.value).splitlines()
+    assert all(line.startswith(prefix) for line in lines)
+    return [line.removeprefix(prefix) for line in lines]
+
+
+def test_the_defaults_are_those_of_a_first_look(tmp_path: Path) -> None:
+    config = load(written(tmp_path, LOCAL))
+    assert config.mode is Action.OBSERVE
+    assert config.cluster.kind == "kubernetes"
+    assert config.limits.concurrent_percent == 5.0
+    assert config.drain.deadline == 7 * 86_400
+    assert config.history.keep == 28 * 86_400
+    assert config.cluster.kubeconfig is None
+    assert config.policy.file is None
+
+
+def test_values_are_read_in_their_units(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("s")
+    config = load(
+        written(
+            tmp_path,
+            f"""{LOCAL}
+mode: drain
+cluster:
+  kind: local
+  local:
+    commands:
+      cordon: [scontrol, update]
+    command_timeout: 1500ms
+identity: {{kind: insecure-trust-hello}}
+agents: {{heartbeat: 2.5s, silent_after: 1m}}
+limits: {{pool_percent: 12.5%, concurrent: 0}}
+drain: {{deadline: 2d, protected_selector: "a.test/keep=yes,b=c"}}
+alerts:
+  webhooks:
+    - url: https://example.test/hook?key=1
+      secret_file: secret
+      kinds: [incident.opened]
+history:
+""",
+        )
+    )
+    assert config.mode is Action.DRAIN
+    assert config.cluster.local.commands.cordon == ("scontrol", "update")
+    assert config.cluster.local.command_timeout == 1.5
+    assert (config.agents.heartbeat, config.agents.silent_after) == (2.5, 60.0)
+    assert config.limits.pool_percent == 12.5
+    assert config.drain.deadline == 172_800
+    assert config.drain.protected_labels() == {"a.test/keep": "yes", "b": "c"}
+    [webhook] = config.alerts.webhooks
+    assert webhook.kinds == (Kind.INCIDENT_OPENED,)
+    assert webhook.secret_file == tmp_path / "secret"
+    assert config.history.keep == 28 * 86_400  # a section with nothing below it
+
+
+BAD: list[tuple[str, str]] = [
+    # (what stands on line 2, what is said of it)
+    ("mode: obsrve", 'mode: "obsrve"; expected observe, cordon or drain (did you mean "observe"?)'),
+    ("mode: 3", "mode: 3; expected observe, cordon or drain"),
+    ("modes: drain", 'modes: unknown key; expected "mode"? (known here: mode, cluster, listen, '),
+    ("zzz: 1", "zzz: unknown key; expected one of mode, cluster, "),
+    ("limits: {concurent: 5}", 'limits.concurent: unknown key; expected "concurrent"? '),
+    ("limits: 5", "limits: 5; expected a section: keys, indented, below it"),
+    ("limits: [a]", "limits: a list; expected a section"),
+    ("limits: {concurrent: -1}", "limits.concurrent: -1; expected at least 0"),
+    ("limits: {concurrent: many}", 'limits.concurrent: "many"; expected a whole number'),
+    ("limits: {concurrent: 1.5}", "limits.concurrent: 1.5; expected a whole number"),
+    ("limits: {concurrent: true}", "limits.concurrent: true; expected a whole number"),
+    ("limits: {concurrent: '5'}", 'limits.concurrent: "5"; expected a whole number'),
+    ("limits: {pool_percent: 5}", "limits.pool_percent: 5 is no percentage; expected a percentage"),
+    ("limits: {pool_percent: 101%}", 'limits.pool_percent: "101%" is no percentage'),
+    ("limits: {pool_percent: -1%}", 'limits.pool_percent: "-1%" is no percentage'),
+    ("limits: {pool_label: 5}", "limits.pool_label: 5; expected text in quotes"),
+    ("limits: {evictions_at_once: 0}", "limits.evictions_at_once: 0; expected at least 1"),
+    ("agents: {heartbeat: 10}", "agents.heartbeat: 10 is no duration; expected a number with its "),
+    ("agents: {heartbeat: 10 s}", 'agents.heartbeat: "10 s" is no duration'),
+    ("agents: {heartbeat: 10sec}", 'agents.heartbeat: "10sec" is no duration'),
+    ("agents: {heartbeat: -1s}", 'agents.heartbeat: "-1s" is no duration'),
+    ("agents: {heartbeat: 10ms}", 'agents.heartbeat: "10ms"; expected at least 1'),
+    (
+        "agents: {heartbeat: 40s}",
+        "agents.silent_after: 60s is less than two heartbeats, so that one late heartbeat is ",
+    ),
+    ("drain: {evict_unmanaged: maybe}", 'drain.evict_unmanaged: "maybe"; expected true or false'),
+    ("drain: {protected_selector: a in (b)}", "drain.protected_selector: "),
+    ("cluster: {kind: slurm}", 'cluster.kind: "slurm"; expected kubernetes or local'),
+    (
+        "cluster: {kind: local}",
+        'identity.kind: "token" needs the keys of a Kubernetes API server, and cluster.kind is ',
+    ),
+    ("cluster: {namespace: ''}", 'cluster.namespace: ""; expected text that is not empty'),
+    (
+        "cluster: {local: {commands: {cordon: scontrol}}}",
+        'cluster.local.commands.cordon: "scontrol"; expected a list, such as [a, b]',
+    ),
+    (
+        "cluster: {local: {commands: {cordon: [scontrol, 5]}}}",
+        "cluster.local.commands.cordon[1]: 5; expected text in quotes",
+    ),
+    (
+        "cluster: {kubeconfig: /no/such}",
+        "cluster.kubeconfig: /no/such can't be read: No such file or directory; expected a ",
+    ),
+    ("policy: {file: nope.yaml}", "policy.file: "),
+    ("identity: {kind: tokn}", 'identity.kind: "tokn"; expected token, certificate or '),
+    ("identity: {service_account: agent}", 'identity.service_account: "agent"; expected "NAMESP'),
+    (
+        "identity: {kind: certificate}",
+        'identity.kind: "certificate" needs to know who signs; expected listen.tls.client_ca_file',
+    ),
+    ("history: {database: history.db}", 'history.database: "history.db"; expected a database URL'),
+    ("alerts: {webhooks: {url: x}}", "alerts.webhooks: a section; expected a list"),
+    (
+        "alerts: {webhooks: [{secret_file: /dev/null}]}",
+        "alerts.webhooks[0].url: missing; expected this key with a value",
+    ),
+    (
+        "alerts: {webhooks: [{url: 'ftp://x/y', secret_file: /dev/null}]}",
+        "alerts.webhooks[0].url: this is no URL that can be posted to",
+    ),
+    (
+        "alerts: {webhooks: [{url: 'http://x', secret_file: /dev/null, kinds: [incident.open]}]}",
+        'alerts.webhooks[0].kinds[0]: "incident.open"; expected incident.opened, ',
+    ),
+    (
+        "alerts: {webhooks: [{url: 'http://x', secret_file: /no/such}]}",
+        "alerts.webhooks[0].secret_file: /no/such can't be read",
+    ),
+    ("log_level: loud", 'log_level: "loud"; expected debug, info, warning or error'),
+    ("[1, 2]: x", "not a plain key; expected a word before the colon"),
+    ("mode: !!python/object:os.system x", "mode: "),
+]
+
+
+@pytest.mark.parametrize(("line", "says"), BAD, ids=[line[:50] for line, _ in BAD])
+def test_what_is_wrong_is_said_with_its_line_and_what_was_expected(
+    tmp_path: Path, line: str, says: str
+) -> None:
+    [problem] = problems(tmp_path, LOCAL + line + "\n")
+    number, _, text = problem.partition(": ")
+    # What a default contradicts stands where its section would, or at the top.
+    assert number in {"1", "2"}
+    assert text.startswith(says)
+    assert "; expected " in text
+
+
+@pytest.mark.parametrize(
+    ("listen", "key"),
+    [
+        ("{grpc: '0.0.0.0:1', web: 'localhost:2'}", "listen.grpc"),
+        ("{grpc: 'localhost:1', web: '10.1.2.3:2'}", "listen.web"),
+        ("{grpc: 'localhost:1', web: 'node-7:2'}", "listen.web"),
+        ("{grpc: '[2001:db8::1]:1', web: '[::1]:2'}", "listen.grpc"),
+        ("{grpc: 'localhost:1', web: 'localhost:1'}", "listen.web"),
+        ("{grpc: localhost, web: 'localhost:1'}", "listen.grpc"),
+        ("{grpc: ':8443', web: 'localhost:1'}", "listen.grpc"),
+        ("{grpc: 'localhost:x', web: 'localhost:1'}", "listen.grpc"),
+        ("{grpc: 'localhost:65536', web: 'localhost:1'}", "listen.grpc"),
+        ("{grpc: '::1:80', web: 'localhost:1'}", "listen.grpc"),
+        ("{grpc: '[x]:80', web: 'localhost:1'}", "listen.grpc"),
+        ("{grpc: 'unix:rel', web: 'localhost:1'}", "listen.grpc"),
+        ("{grpc: 8443, web: 'localhost:1'}", "listen.grpc"),
+    ],
+)
+def test_addresses_that_are_exposed_or_none_are_refused(
+    tmp_path: Path, listen: str, key: str
+) -> None:
+    [problem] = problems(tmp_path, f"listen: {listen}\n")
+    assert problem.startswith(f"1: {key}: ")
+
+
+def test_plaintext_to_other_machines_needs_the_word_insecure(tmp_path: Path) -> None:
+    exposed = "listen: {grpc: '0.0.0.0:1', web: '0.0.0.0:2'%s}\n"
+    assert len(problems(tmp_path, exposed % "")) == 2
+    load(written(tmp_path, exposed % ", insecure_plaintext: true"))
+
+
+def test_trusting_an_agents_word_stays_on_this_machine(tmp_path: Path) -> None:
+    for name in ("cert", "key"):
+        (tmp_path / name).write_text("")
+    text = """identity: {kind: insecure-trust-hello}
+listen: {grpc: '0.0.0.0:1', tls: {cert_file: cert, key_file: key}%s}
+"""
+    [problem] = problems(tmp_path, text % "")
+    assert problem.startswith("1: identity.kind: ")
+    load(written(tmp_path, text % ", insecure_plaintext: true"))
+    load(written(tmp_path, LOCAL + "identity: {kind: insecure-trust-hello}\n"))
+
+
+def test_all_problems_are_said_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
+    text = """mode: obsrve
+limits:
+  concurrent: -1
+  concurrent: 5
+  pool: x
+listen:
+  grpc: 0.0.0.0:8443
+  web: localhost:0
+agents: {heartbeat: 40s}
+policy:
+  file: nope.yaml
+"""
+    said = [problem.split(":")[:2] for problem in problems(tmp_path, text)]
+    assert [(int(line), key.strip()) for line, key in said] == [
+        (1, "mode"),
+        (3, "limits.concurrent"),
+        (4, "limits.concurrent"),
+        (5, "limits.pool"),
+        (7, "listen.grpc"),
+        (9, "agents.silent_after"),
+        (11, "policy.file"),
+    ]
+
+
+def test_one_section_that_is_wrong_raises_no_false_alarm_about_another(tmp_path: Path) -> None:
+    """Without its listen section the file would look as if it spoke plaintext."""
+    text = "identity: {kind: certificate}\nlisten: {grpc: '0.0.0.0:1', tls: {cert_file: /x}}\n"
+    assert [p.split(":")[1].strip() for p in problems(tmp_path, text)] == ["listen.tls.key_file"]
+
+
+def test_secrets_are_not_echoed(tmp_path: Path) -> None:
+    said = "\n".join(
+        problems(
+            tmp_path,
+            LOCAL
+            + "alerts: {webhooks: [{url: 'hxxps://hooks.test/s3cr3t', secret_file: /dev/null}]}\n"
+            + "history: {database: 'POSTGRES://user:s3cr3t@db/x'}\n",
+        )
+    )
+    assert said.count("; expected ") == 2
+    assert "s3cr3t" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: [", ":1: "),
+        ("a: b: c", ":1: "),
+        ("\tmode: observe", ":1: "),
+        ("- mode", ":1: a list; expected keys with values"),
+        ("just text", ':1: "just text"; expected keys with values'),
+        ("a: &a {b: *a}", ": nested deeper than 20"),
+    ],
+)
+def test_what_is_no_yaml_is_said_with_its_line(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load(written(tmp_path, text))
+    assert says in str(refused.value)
+
+
+def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nope\.yaml: can't be read: No such file or directory"):
+        load(tmp_path / "nope.yaml")
+    with pytest.raises(ConfigError, match="Is a directory"):
+        load(tmp_path)
+    (tmp_path / "latin").write_bytes(b"mode: \xe9")
+    with pytest.raises(ConfigError, match="byte 6 is not UTF-8"):
+        load(tmp_path / "latin")
+
+
+# -- what people read ---------------------------------------------------------------------------
+
+
+def keys_of(model: type[BaseModel], prefix: str = "") -> list[tuple[str, Any]]:
+    """Every key that can be set, dotted, with its default."""
+    found: list[tuple[str, Any]] = []
+    for name, field in model.model_fields.items():
+        section = section_in(field.annotation)
+        if section is None:
+            found.append((prefix + name, field))
+        else:
+            several = "[]" if "tuple" in str(field.annotation) else ""
+            found += keys_of(section, f"{prefix}{name}{several}.")
+    return found
+
+
+def test_the_reference_has_every_key_and_no_other() -> None:
+    page = (ROOT / "docs" / "aggregator.md").read_text()
+    documented = re.findall(r"^\| `([a-z_.\[\]]+)` \|", page, re.MULTILINE)
+    assert documented == [key for key, _ in keys_of(Config)]
+
+
+def test_the_references_defaults_are_the_defaults(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "aggregator.md").read_text()
+    rows = re.findall(r"^\| `([a-z_.]+)` \| `([^`]+)` \|", page, re.MULTILINE)
+    assert len(rows) > 20
+    sections: dict[str, Any] = {}
+    for key, default in rows:
+        *path, name = key.split(".")
+        where = sections
+        for part in path:
+            where = where.setdefault(part, {})
+        where[name] = default
+    sections["listen"] |= {"insecure_plaintext": "true"}  # its defaults need TLS
+    text = _yaml(sections)
+    told = load(written(tmp_path, text))
+    plain = load(written(tmp_path, "listen: {insecure_plaintext: true}\n"))
+    assert told == plain
+
+
+def _yaml(sections: dict[str, Any], indent: str = "") -> str:
+    return "".join(
+        f"{indent}{key}:\n{_yaml(value, indent + '  ')}"
+        if isinstance(value, dict)
+        else f"{indent}{key}: {value}\n"
+        for key, value in sections.items()
+    )
+
+
+def referenced(root: Path) -> Path:
+    """A root in which everything lies that the example names."""
+    for name in ("tls/tls.crt", "tls/tls.key", "tls/clients.crt", "webhook-secret", "kubeconfig"):
+        file = root / "etc" / "sickbay" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("x")
+    return root
+
+
+def test_the_example_loads(tmp_path: Path) -> None:
+    config = load(ROOT / "deploy" / "aggregator.yaml", root=referenced(tmp_path))
+    assert config.mode is Action.OBSERVE
+    assert config.listen.tls is not None
+
+
+def test_the_example_loads_with_all_that_is_commented_out(tmp_path: Path) -> None:
+    text = (ROOT / "deploy" / "aggregator.yaml").read_text()
+    # "# Words" are for people; "#key: value" and "#  key: value" are settings.
+    full = re.sub(r"^( *)#(?! \S)", r"\1", text, flags=re.MULTILINE)
+    root = referenced(tmp_path)
+    file = written(root, full)
+    (root / str(tmp_path).lstrip("/")).mkdir(parents=True)
+    (root / str(tmp_path).lstrip("/") / "policy.yaml").write_text("")
+    config = load(file, root=root)
+    assert config.cluster.local.commands.release[0] == "scontrol"
+    assert config.alerts.webhooks[0].kinds is not None
+    assert config.drain.protected_labels() == {"example.test/never-evict": "true"}
+
+
+# -- the command --------------------------------------------------------------------------------
+
+
+def command(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-c", "from aggregator.cli import main; main()", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        timeout=60,
+    )
+
+
+def test_config_check_says_everything_and_exits_2(tmp_path: Path) -> None:
+    file = written(tmp_path, "mode: obsrve\nlimits: {concurrent: -1}\n" + LOCAL)
+    done = command("config", "check", str(file))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert [line.split(": ")[0] for line in done.stderr.splitlines()] == [f"{file}:1", f"{file}:2"]
+    again = command("run", "--config", str(file))
+    assert (again.returncode, again.stderr) == (2, done.stderr)
+
+
+def test_config_check_of_a_sound_file_exits_0(tmp_path: Path) -> None:
+    done = command("config", "check", str(written(tmp_path, LOCAL)))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "sound (mode observe, kubernetes cluster)" in done.stdout
+
+
+def test_config_check_reads_the_policy_too(tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text("rules: nonsense\n")
+    file = written(tmp_path, LOCAL + "policy: {file: policy.yaml}\n")
+    done = command("config", "check", str(file))
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"{tmp_path}/policy.yaml:1: ")
+
+
+def test_a_port_in_use_is_said_without_a_traceback(tmp_path: Path) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        file = written(
+            tmp_path,
+            f"""listen: {{grpc: '127.0.0.1:{port}', web: 'localhost:0'}}
+cluster: {{kind: local, local: {{database: {tmp_path}/cluster.db}}}}
+identity: {{kind: insecure-trust-hello}}
+history: {{database: 'sqlite:///{tmp_path}/history.db'}}
+""",
+        )
+        done = command("run", "--config", str(file))
+    assert done.returncode == 1
+    assert "something else listens there already" in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
