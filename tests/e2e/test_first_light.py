@@ -1,0 +1,296 @@
+"""First light: a real fault on a real node, on a real kube-apiserver.
+
+Each test is one sentence of what sickbay promises. The agents' kernel log is a FIFO of real records
+(tests/agent has the real device); everything else is the real thing.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.controlplane.api import MERGE_PATCH
+from tests.controlplane.plane import ControlPlane
+from tests.controlplane.pytest_plugin import Space
+from tests.controlplane.waiting import wait_until
+from tests.support.evictions import accepted_evictions
+from tests.support.stack import NAMESPACE, Stack, pods_of, start_job
+
+pytestmark = pytest.mark.cluster
+
+Start = Callable[..., Stack]
+
+
+@pytest.fixture
+def stack_of(cluster_space: Space, tmp_path: Path, request: pytest.FixtureRequest) -> Start:
+    """Start a stack whose aggregator runs; it is ended after the test."""
+
+    def start(more: Mapping[str, Any] | None = None, **options: Any) -> Stack:
+        stack = Stack(cluster_space.plane, tmp_path, more=more, **options)
+
+        def end() -> None:
+            stack.__exit__(None, None, None)
+            remove_quarantines(cluster_space.plane, cluster_space.node_prefix)
+
+        request.addfinalizer(end)
+        stack.aggregator.start().ready()
+        return stack
+
+    return start
+
+
+def remove_quarantines(plane: ControlPlane, prefix: str) -> None:
+    """Nobody is left who would undo them."""
+    path = "/apis/sickbay.dev/v1alpha1/quarantines"
+    for item in plane.call("GET", path)["items"]:
+        name = item["metadata"]["name"]
+        if name.startswith(prefix):
+            body = json.dumps({"metadata": {"finalizers": []}}).encode()
+            plane.request("PATCH", f"{path}/{name}", body, MERGE_PATCH)
+            plane.request("DELETE", f"{path}/{name}")
+    plane.request("DELETE", f"/api/v1/namespaces/{NAMESPACE}/configmaps/sickbay-record")
+
+
+def patch_node(plane: ControlPlane, node: str, body: Mapping[str, Any]) -> None:
+    answer = plane.request("PATCH", f"/api/v1/nodes/{node}", json.dumps(body).encode(), MERGE_PATCH)
+    assert answer.status == 200, answer.body
+
+
+def protect(plane: ControlPlane, namespace: str, job: str, available: int) -> None:
+    plane.apply(
+        f"""
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata: {{name: {job}, namespace: {namespace}}}
+spec: {{minAvailable: {available}, selector: {{matchLabels: {{job: {job}}}}}}}
+"""
+    )
+    path = f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets/{job}"
+
+    def counted() -> bool:
+        status = plane.call("GET", path).get("status", {})
+        return bool(status.get("observedGeneration")) and status["desiredHealthy"] == available
+
+    wait_until(counted, what="the budget to be counted")
+
+
+def test_xid_79_in_the_kernel_log_cordons_and_drains(cluster_space: Space, stack_of: Start) -> None:
+    plane, [node] = cluster_space.plane, cluster_space.create_nodes(1)
+    start_job(plane, cluster_space.namespace, "train", node)
+    stack = stack_of()
+    agent = stack.agent(node)
+    agent.xid(79)
+    stack.until(lambda: stack.taint(node) == "gpu", "the taint")
+    stack.until_phase(node, "Drained")
+    seen = stack.node(node)
+    assert seen["spec"]["unschedulable"] is True
+    assert seen["metadata"]["labels"]["sickbay.dev/quarantined"] == "gpu"
+    assert "xid:79" in seen["metadata"]["annotations"]["sickbay.dev/codes"]
+    assert pods_of(plane, cluster_space.namespace, node) == []
+    stack.until(lambda: condition(stack, node) == "True", "the node's condition")
+
+
+def condition(stack: Stack, node: str) -> str | None:
+    conditions = stack.node(node)["status"].get("conditions", [])
+    return next((c["status"] for c in conditions if c["type"] == "SickbayQuarantined"), None)
+
+
+def test_a_disruption_budget_holds_a_pod_until_it_opens(
+    cluster_space: Space, stack_of: Start
+) -> None:
+    plane, namespace = cluster_space.plane, cluster_space.namespace
+    [node] = cluster_space.create_nodes(1)
+    start_job(plane, namespace, "train", node, pods=1)
+    protect(plane, namespace, "train", 1)
+    stack = stack_of()
+    stack.agent(node).xid(79)
+    stack.until_phase(node, "Draining")
+
+    def blockers() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = (stack.quarantine(node) or {})["status"].get("blockers", [])
+        return found
+
+    stack.until(blockers, "the blocker to be named", timeout_s=40)
+    assert blockers()[0]["pod"].startswith(f"{namespace}/train")
+    assert len(pods_of(plane, namespace, node)) == 1
+    plane.request("DELETE", f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets/train")
+    stack.until_phase(node, "Drained", timeout_s=60)
+
+
+def test_daemonset_and_mirror_pods_stay(cluster_space: Space, stack_of: Start) -> None:
+    plane, namespace = cluster_space.plane, cluster_space.namespace
+    [node] = cluster_space.create_nodes(1)
+    mirror = {"kubernetes.io/config.mirror": "1", "kubernetes.io/config.source": "file"}
+    plane.create_pod(namespace, "static", node=node, annotations=mirror)
+    start_job(plane, namespace, "train", node)
+    stack = stack_of()
+    stack.agent(node).xid(79)  # its own pod is a DaemonSet's
+    stack.until_phase(node, "Drained")
+    assert [pod["metadata"]["name"] for pod in pods_of(plane, namespace, node)] == ["static"]
+    assert len(pods_of(plane, NAMESPACE, node)) == 1
+
+
+def test_kill_9_of_the_aggregator_mid_drain_resumes_and_evicts_nobody_twice(
+    cluster_space: Space, stack_of: Start
+) -> None:
+    plane, namespace = cluster_space.plane, cluster_space.namespace
+    [node] = cluster_space.create_nodes(1)
+    start_job(plane, namespace, "train", node, pods=6)
+    protect(plane, namespace, "train", 3)
+    mark = plane.audit_mark()
+    stack = stack_of()
+    stack.agent(node).xid(79)
+    stack.until(lambda: len(accepted_evictions(plane, mark, namespace)) >= 2, "some evictions")
+    stack.aggregator.kill()
+    plane.request("DELETE", f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets/train")
+    stack.aggregator.start().ready()
+    stack.until_phase(node, "Drained", timeout_s=60)
+    evicted = accepted_evictions(plane, mark, namespace)
+    assert len(evicted) == len(set(evicted)) == 6
+
+
+def test_somebody_elses_cordon_survives_our_release(cluster_space: Space, stack_of: Start) -> None:
+    plane, [node] = cluster_space.plane, cluster_space.create_nodes(1)
+    theirs = {"key": "example.com/theirs", "value": "1", "effect": "NoSchedule"}
+    patch_node(plane, node, {"spec": {"unschedulable": True, "taints": [theirs]}})
+    stack = stack_of()
+    agent = stack.agent(node)
+    agent.xid(79)
+    stack.until_phase(node, "Drained")
+    plane.request("DELETE", f"/apis/sickbay.dev/v1alpha1/quarantines/{node}")
+    stack.until(lambda: stack.quarantine(node) is None, "the release")
+    spec = stack.node(node)["spec"]
+    assert spec["unschedulable"] is True
+    assert "example.com/theirs" in [taint["key"] for taint in spec["taints"]]
+    assert stack.taint(node) is None
+
+
+def test_a_persons_release_of_a_latched_fault_is_not_undone_by_the_next_snapshot(
+    cluster_space: Space, stack_of: Start
+) -> None:
+    plane, [node] = cluster_space.plane, cluster_space.create_nodes(1)
+    stack = stack_of()
+    agent = stack.agent(node)
+    agent.xid(79)
+    stack.until_phase(node, "Drained")
+    plane.request("DELETE", f"/apis/sickbay.dev/v1alpha1/quarantines/{node}")
+    stack.until(lambda: stack.quarantine(node) is None, "the release")
+    agent.kill()
+    agent.start()  # a new stream: its snapshot has the fault
+    stack.until(lambda: agent.log().count('"streaming"') >= 2, "the second stream")
+    stack.aggregator.kill()
+    stack.aggregator.start().ready()  # nor does an aggregator that remembers nothing
+    stack.until(lambda: agent.log().count('"streaming"') >= 3, "the third stream")
+    agent.xid(48)  # another fault is another matter, and shows that it looked
+    stack.until_phase(node, "Drained")
+    codes = [item["code"] for item in (stack.quarantine(node) or {})["spec"]["evidence"]]
+    assert "xid:48" in codes
+
+
+def test_an_uncordon_is_a_release(cluster_space: Space, stack_of: Start) -> None:
+    plane, [node] = cluster_space.plane, cluster_space.create_nodes(1)
+    stack = stack_of()
+    stack.agent(node).xid(79)
+    stack.until_phase(node, "Drained")
+    patch_node(plane, node, {"spec": {"unschedulable": None}})
+    stack.until(lambda: stack.quarantine(node) is None, "the release")
+    assert stack.taint(node) is None
+    assert "sickbay.dev/overruled" in stack.node(node)["metadata"]["annotations"]
+    stack.until(lambda: condition(stack, node) == "False", "the node's condition")
+
+
+def test_a_token_of_another_service_account_that_names_the_node_is_refused(
+    cluster_space: Space, stack_of: Start
+) -> None:
+    plane, namespace = cluster_space.plane, cluster_space.namespace
+    [node] = cluster_space.create_nodes(1)
+    plane.create_service_account(namespace, "tenant")
+    plane.create_pod(namespace, "tenant", node=node, service_account="tenant")
+    stack = stack_of()
+    agent = stack.agent(node, start=False)
+    (agent.folder / "token").write_text(
+        plane.token_for(namespace, "tenant", "sickbay", pod="tenant")
+    )
+    agent.start()
+    agent.xid(79)
+    stack.until(
+        lambda: "streaming" not in agent.log() and "tenant" in stack.aggregator.log(),
+        "the refusal, said by name",
+    )
+    assert stack.quarantine(node) is None
+    assert stack.taint(node) is None
+
+
+def test_observe_mode_writes_nothing_at_all(cluster_space: Space, stack_of: Start) -> None:
+    plane, [node] = cluster_space.plane, cluster_space.create_nodes(1)
+    mark = plane.audit_mark()
+    stack = stack_of({"mode": "observe"})
+    stack.agent(node).xid(79)
+    stack.aggregator.wait_for_log("quarantine.would")
+    user = "system:serviceaccount:sickbay:sickbay-aggregator"
+    writes = {
+        verb: count
+        for (who, verb), count in plane.requests_by_user_and_verb(mark).items()
+        if who == user and verb not in {"get", "list", "watch"}
+    }
+    # The questions about its own rights are creations in name; the record is made empty.
+    assert set(writes) <= {"create"}
+    created = {
+        entry["objectRef"]["resource"]
+        for entry in plane.audit_entries(mark)
+        if entry["user"]["username"] == user and entry["verb"] == "create"
+    }
+    assert created <= {"selfsubjectaccessreviews", "configmaps"}
+    assert stack.taint(node) is None
+
+
+def test_nodes_make_no_request_to_the_api_server(cluster_space: Space, stack_of: Start) -> None:
+    plane, [node] = cluster_space.plane, cluster_space.create_nodes(1)
+    stack = stack_of()
+    agent = stack.agent(node, start=False)
+    mark = plane.audit_mark()
+    agent.start()
+    stack.attached(agent)
+    agent.xid(79)
+    stack.until_phase(node, "Drained")
+    users = {who for who, _ in plane.requests_by_user_and_verb(mark)}
+    assert not [user for user in users if "sickbay-agent" in user]
+
+
+def test_the_stop_switch_holds_within_a_second_and_says_so(
+    cluster_space: Space, stack_of: Start
+) -> None:
+    plane, [node] = cluster_space.plane, cluster_space.create_nodes(1)
+    stack = stack_of()
+    agent = stack.agent(node)
+    path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/sickbay-record"
+    stop = json.dumps({"data": {"stop": "drill"}}).encode()
+    assert plane.request("PATCH", path, stop, MERGE_PATCH).status == 200
+    stack.until(lambda: "fleet.stopped" in stack.aggregator.log(), "the stop", timeout_s=1)
+    agent.xid(79)
+    stack.aggregator.wait_for_log("quarantine.held")
+    assert stack.taint(node) is None
+    go = json.dumps({"data": {"stop": None}}).encode()
+    assert plane.request("PATCH", path, go, MERGE_PATCH).status == 200
+    stack.until_phase(node, "Drained")
+
+
+def test_a_hand_made_quarantine_drains_like_ours(cluster_space: Space, stack_of: Start) -> None:
+    plane, [node] = cluster_space.plane, cluster_space.create_nodes(1)
+    start_job(plane, cluster_space.namespace, "train", node)
+    stack = stack_of()
+    plane.apply(
+        f"""
+apiVersion: sickbay.dev/v1alpha1
+kind: Quarantine
+metadata: {{name: {node}}}
+spec: {{action: drain, reason: smells of smoke}}
+"""
+    )
+    stack.until_phase(node, "Drained")
+    assert stack.taint(node) == "manual"
+    plane.request("DELETE", f"/apis/sickbay.dev/v1alpha1/quarantines/{node}")
+    stack.until(lambda: stack.quarantine(node) is None, "the release")
+    assert stack.node(node)["spec"].get("unschedulable") is None

@@ -1,0 +1,332 @@
+"""The whole of sickbay on a real control plane: aggregator and agent processes, TLS, tokens.
+
+with Stack(plane, tmp_path) as stack:
+    stack.aggregator.start()
+    node = stack.agent("node-0")
+    node.xid(79)
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import yaml
+
+from tests.agent.agent_process import QUIET, AgentProcess
+from tests.controlplane.api import MERGE_PATCH
+from tests.controlplane.plane import ControlPlane
+from tests.controlplane.waiting import wait_until
+from tests.support.pki import Authority
+
+ROOT = Path(__file__).parents[2]
+MANIFESTS = ROOT / "deploy" / "kubernetes"
+NAMESPACE = "sickbay"
+TAINT = "sickbay.dev/quarantine"
+HAS_AGENT = "sickbay.test/agent"
+
+#: Incidents that end as soon as they may: tests turn no clocks of real processes.
+QUICK_POLICY = """
+rules:
+  - {name: gpu-gone, healthyFor: 1s}
+  - {name: gpu-fatal, healthyFor: 1s}
+  - {name: disk-full, for: 0s, healthyFor: 1s}
+"""
+
+
+#: The agents' DaemonSet, on the nodes that a test gives agents to. Its pods are what tokens are
+#: bound to; the processes are started by the test.
+AGENTS = f"""
+apiVersion: v1
+kind: ServiceAccount
+metadata: {{name: sickbay-agent, namespace: {NAMESPACE}}}
+automountServiceAccountToken: false
+---
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {{name: sickbay-agent, namespace: {NAMESPACE}}}
+spec:
+  selector: {{matchLabels: {{app: sickbay-agent}}}}
+  template:
+    metadata: {{labels: {{app: sickbay-agent}}}}
+    spec:
+      serviceAccountName: sickbay-agent
+      nodeSelector: {{{HAS_AGENT}: "true"}}
+      tolerations: [{{operator: Exists}}]
+      containers: [{{name: agent, image: "example.test/agent:1"}}]
+"""
+
+_JOB = """
+apiVersion: batch/v1
+kind: Job
+metadata: {{name: {name}, namespace: {namespace}}}
+spec:
+  parallelism: {pods}
+  completions: {pods}
+  backoffLimit: 1000
+  template:
+    metadata: {{labels: {{job: {name}}}}}
+    spec:
+      restartPolicy: Never
+      nodeSelector: {{kubernetes.io/hostname: {node}}}
+      containers: [{{name: rank, image: "example.test/rank:1"}}]
+"""
+
+
+def install(plane: ControlPlane) -> None:
+    """What `kubectl apply` of a fresh install brings, with a DaemonSet of the tests' own."""
+    plane.apply(MANIFESTS / "crd.yaml")
+    plane.apply(MANIFESTS / "aggregator-rbac.yaml")
+    plane.apply(AGENTS)
+
+
+def start_job(plane: ControlPlane, namespace: str, name: str, node: str, *, pods: int = 2) -> None:
+    """A training job on one node, running. Evicted ranks wait for the node to be schedulable."""
+    plane.apply(_JOB.format(name=name, namespace=namespace, node=node, pods=pods))
+
+    def running() -> bool:
+        phases = [pod["status"].get("phase") for pod in pods_of(plane, namespace, node)]
+        return phases.count("Running") >= pods
+
+    wait_until(running, what=f"job {name} to run on {node}", timeout_s=30)
+
+
+def pods_of(plane: ControlPlane, namespace: str, node: str) -> list[dict[str, Any]]:
+    """The pods of a namespace on a node."""
+    path = f"/api/v1/namespaces/{namespace}/pods?fieldSelector=spec.nodeName%3D{node}"
+    items: list[dict[str, Any]] = plane.call("GET", path)["items"]
+    return items
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class AggregatorProcess:
+    """The real aggregator, with a service account's own rights, killed and started at will."""
+
+    def __init__(
+        self,
+        plane: ControlPlane,
+        folder: Path,
+        *,
+        more: Mapping[str, Any],
+        policy: str = QUICK_POLICY,
+        program: Path = Path(sys.executable).parent / "sickbay-aggregator",
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.port = free_port()
+        self.web_port = free_port()
+        self.authority = Authority.create(folder / "pki")
+        self.log_path = folder / "aggregator.log"
+        self.process: subprocess.Popen[bytes] | None = None
+        self._program = program
+        pair = self.authority.server("aggregator", ["localhost", "127.0.0.1"])
+        (folder / "policy.yaml").write_text(policy)
+        kubeconfig = plane.kubeconfig_for_service_account(NAMESPACE, "sickbay-aggregator")
+        config: dict[str, Any] = {
+            "mode": "drain",
+            "cluster": {"kind": "kubernetes", "kubeconfig": str(kubeconfig)},
+            "listen": {
+                "grpc": f"127.0.0.1:{self.port}",
+                "web": f"127.0.0.1:{self.web_port}",
+                "tls": {"cert_file": str(pair.certificate), "key_file": str(pair.key)},
+            },
+            "identity": {"kind": "token", "keys_cache": str(folder / "jwks.json")},
+            "limits": {
+                "quorum_percent": "0%",
+                "concurrent": 1000,
+                "concurrent_percent": "100%",
+            },
+            "policy": {"file": str(folder / "policy.yaml")},
+            "history": {"database": f"sqlite:///{folder / 'history.db'}"},
+        }
+        for key, value in more.items():
+            section = config.get(key)
+            config[key] = {**section, **value} if isinstance(section, dict) else value
+        self.config = folder / "aggregator.yaml"
+        self.config.write_text(yaml.safe_dump(config))
+
+    @property
+    def address(self) -> str:
+        return f"localhost:{self.port}"
+
+    def start(self) -> Self:
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                [self._program, "run", "--config", str(self.config)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+            )
+        return self
+
+    def ready(self) -> Self:
+        """Wait until it has its view of the cluster and listens."""
+        self.wait_for_log('"connected"')
+
+        def listens() -> bool:
+            assert self.process is not None
+            assert self.process.poll() is None, self.log()
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+        wait_until(listens, what="the aggregator's port", timeout_s=30)
+        return self
+
+    def wait_for_log(self, text: str, *, timeout_s: float = 30) -> None:
+        def said() -> bool:
+            assert self.process is not None
+            assert self.process.poll() is None, self.log()
+            return text in self.log()
+
+        wait_until(said, what=f"{text} in its log", timeout_s=timeout_s)
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(20)
+
+    def close(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def log(self) -> str:
+        return self.log_path.read_text() if self.log_path.exists() else ""
+
+
+class NodeAgent(AgentProcess):
+    """A real agent that stands for one node, with a token bound to a pod on it."""
+
+    def __init__(self, stack: "Stack", node: str, folder: Path, *, more: str = QUIET) -> None:
+        super().__init__(folder, aggregator=stack.aggregator.address, more=more)
+        self.node = node
+        token = folder / "token"
+        token.write_text(stack.token(node))
+        ca = stack.aggregator.authority.certificate
+        self.uplink = f'ca_file = "{ca}"\ntoken_file = "{token}"\n'
+
+    def write_config(self) -> None:
+        super().write_config()
+        text = self.config.read_text().replace('node = "node-a"', f'node = "{self.node}"')
+        self.config.write_text(text)
+
+
+class Stack:
+    """One aggregator and any number of agents, all ended at the end."""
+
+    def __init__(
+        self,
+        plane: ControlPlane,
+        folder: Path,
+        *,
+        more: Mapping[str, Any] | None = None,
+        policy: str = QUICK_POLICY,
+    ) -> None:
+        self.plane = plane
+        self.folder = folder
+        self.agents: list[NodeAgent] = []
+        install(plane)
+        self.aggregator = AggregatorProcess(
+            plane, folder / "aggregator", more=more or {}, policy=policy
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            sys.stderr.write(self.aggregator.log()[-6000:])
+            for agent in self.agents:
+                sys.stderr.write(agent.log()[-2000:])
+        for agent in self.agents:
+            agent.close()
+        self.aggregator.close()
+
+    def token(self, node: str) -> str:
+        """A token as the kubelet of the node would project it into the agent's pod."""
+        label = {"metadata": {"labels": {HAS_AGENT: "true"}}}
+        body = json.dumps(label).encode()
+        self.plane.request("PATCH", f"/api/v1/nodes/{node}", body, MERGE_PATCH)
+        pods = wait_until(
+            lambda: pods_of(self.plane, NAMESPACE, node), what=f"an agent's pod on {node}"
+        )
+        pod = pods[0]["metadata"]["name"]
+        return self.plane.token_for(NAMESPACE, "sickbay-agent", "sickbay", pod=pod)
+
+    def agent(self, node: str, *, more: str = QUIET, start: bool = True) -> NodeAgent:
+        folder = self.folder / node
+        folder.mkdir(parents=True)
+        agent = NodeAgent(self, node, folder, more=more)
+        self.agents.append(agent)
+        if start:
+            agent.start()
+            self.attached(agent)
+        return agent
+
+    def attached(self, agent: NodeAgent) -> None:
+        wait_until(
+            lambda: '"streaming"' in agent.log(), what=f"{agent.node} streaming", timeout_s=30
+        )
+
+    # -- what the cluster shows --------------------------------------------------------
+
+    def node(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.plane.node(name)
+        return found
+
+    def taint(self, name: str) -> str | None:
+        """The value of our taint on the node."""
+        taints = self.node(name)["spec"].get("taints", [])
+        return next((taint["value"] for taint in taints if taint["key"] == TAINT), None)
+
+    def quarantine(self, name: str) -> dict[str, Any] | None:
+        answer = self.plane.request("GET", f"/apis/sickbay.dev/v1alpha1/quarantines/{name}")
+        body: dict[str, Any] | None = answer.body
+        return body if answer.status == 200 else None
+
+    def phase(self, name: str) -> str | None:
+        quarantine = self.quarantine(name)
+        return quarantine.get("status", {}).get("phase") if quarantine is not None else None
+
+    def until_phase(self, name: str, phase: str | None, *, timeout_s: float = 30) -> None:
+        wait_until(
+            lambda: self.phase(name) == phase, what=f"{name} to be {phase}", timeout_s=timeout_s
+        )
+
+    def until(self, probe: Callable[[], object], what: str, *, timeout_s: float = 30) -> None:
+        wait_until(lambda: bool(probe()), what=what, timeout_s=timeout_s)
+
+
+def boottime() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def write_real_kmsg(text: str) -> None:
+    """One record to the real kernel log; reopened each time: its ratelimit is per descriptor."""
+    descriptor = os.open("/dev/kmsg", os.O_WRONLY)
+    try:
+        os.write(descriptor, f"<12>{text}\n".encode())
+    finally:
+        os.close(descriptor)
