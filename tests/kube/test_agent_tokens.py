@@ -1,0 +1,107 @@
+"""Tokens that the real API server issued, verified offline with the keys that it publishes."""
+
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+
+from aggregator.ingest.identity import IdentityError, Refusal
+from aggregator.ingest.keys import KeyStore
+from aggregator.ingest.tokens import TokenAuthenticator
+from aggregator.kube.cluster import KubeCluster
+from aggregator.quarantine.cluster import Unreachable
+from tests.controlplane.pytest_plugin import Space
+from tests.support.ingest import site
+
+AGENT = "sickbay-agent"
+
+
+@pytest.fixture
+def node(cluster_space: Space) -> str:
+    """A node with an agent's pod and a tenant's pod on it."""
+    [name] = cluster_space.create_nodes(1)
+    plane, namespace = cluster_space.plane, cluster_space.namespace
+    for account, pod in ((AGENT, "agent"), ("tenant", "job")):
+        plane.create_service_account(namespace, account)
+        plane.create_pod(namespace, pod, node=name, service_account=account)
+    return name
+
+
+def authenticator(keys: KeyStore, space: Space) -> TokenAuthenticator:
+    return TokenAuthenticator(
+        keys,
+        audience="sickbay",
+        service_account=f"{space.namespace}:{AGENT}",
+        issuer="",
+        now=time.time,
+    )
+
+
+def store(kube: KubeCluster, folder: Path) -> KeyStore:
+    return KeyStore(kube.signing_keys, folder / "jwks.json", now=time.monotonic)
+
+
+async def test_an_agents_token_proves_its_node_and_that_nodes_uid(
+    cluster_space: Space, node: str, kube: KubeCluster, tmp_path: Path
+) -> None:
+    plane, namespace = cluster_space.plane, cluster_space.namespace
+    token = plane.token_for(namespace, AGENT, pod="agent", expiration_s=3600)
+    identity = await authenticator(store(kube, tmp_path), cluster_space).verify(token)
+    assert identity.node == node
+    assert identity.node_uid == plane.node(node)["metadata"]["uid"]
+    pod = plane.call("GET", cluster_space.path("pods", "agent"))
+    assert identity.pod_uid == pod["metadata"]["uid"]
+    assert identity.expires == pytest.approx(time.time() + 3600, abs=60)
+
+
+async def test_a_token_of_another_service_account_that_names_the_node_is_refused(
+    cluster_space: Space, node: str, kube: KubeCluster, tmp_path: Path
+) -> None:
+    plane, namespace = cluster_space.plane, cluster_space.namespace
+    verifier = authenticator(store(kube, tmp_path), cluster_space)
+    tenants = plane.token_for(namespace, "tenant", pod="job")
+    async with (
+        site(authenticator=verifier) as running,
+        running.agent(node, token=tenants) as agent,
+    ):
+        await agent.hello()
+        code, text = await agent.ending()
+        assert code is grpc.StatusCode.PERMISSION_DENIED
+        assert f"system:serviceaccount:{namespace}:tenant" in text
+        assert running.stats.refused == {"other_account": 1}
+        assert running.intake.events == []
+
+
+async def test_other_audiences_and_tokens_bound_to_nothing_are_refused(
+    cluster_space: Space, node: str, kube: KubeCluster, tmp_path: Path
+) -> None:
+    del node
+    plane, namespace = cluster_space.plane, cluster_space.namespace
+    verifier = authenticator(store(kube, tmp_path), cluster_space)
+    for token, why in (
+        (plane.token_for(namespace, AGENT, "vault", pod="agent"), Refusal.BAD_TOKEN),
+        (plane.token_for(namespace, AGENT, None, pod="agent"), Refusal.BAD_TOKEN),
+        (plane.token_for(namespace, AGENT), Refusal.NO_NODE),
+    ):
+        with pytest.raises(IdentityError) as refused:
+            await verifier.verify(token)
+        assert refused.value.refusal is why
+
+
+async def test_after_a_restart_tokens_are_verified_without_the_api_server(
+    cluster_space: Space, node: str, kube: KubeCluster, tmp_path: Path
+) -> None:
+    """And a deleted pod's token is good until it expires: the price, as docs say."""
+    plane, namespace = cluster_space.plane, cluster_space.namespace
+    token = plane.token_for(namespace, AGENT, pod="agent")
+    await authenticator(store(kube, tmp_path), cluster_space).verify(token)
+    plane.call("DELETE", cluster_space.path("pods", "agent"))
+    plane.wait_gone(cluster_space.path("pods", "agent"))
+
+    async def away() -> tuple[str, str]:
+        raise Unreachable("connection refused")
+
+    offline = KeyStore(away, tmp_path / "jwks.json", now=time.monotonic)
+    offline.load()
+    assert (await authenticator(offline, cluster_space).verify(token)).node == node
