@@ -3,8 +3,10 @@
 import http.client
 import json
 import select
+import socket
 import ssl
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -92,6 +94,17 @@ class ApiClient:
         if not 200 <= answer.status < 300:
             raise ApiError(f"{method} {path}", answer)
         return answer.body
+
+    def watch(self, path: str) -> Iterator[bytes]:
+        """The lines of a watch as they arrive, until the server ends it or the client is let go."""
+        connection = http.client.HTTPSConnection("127.0.0.1", self._port, context=self._tls)
+        connection.connect()
+        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.request("GET", path, headers={"Accept": JSON} | self._headers)
+        response = connection.getresponse()
+        if response.status != 200:
+            raise ApiError(f"GET {path}", Answer(response.status, response.read().decode()))
+        return iter(response.readline, b"")
 
     def close(self) -> None:
         """Close the idle connections; the client stays usable."""

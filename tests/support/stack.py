@@ -222,9 +222,16 @@ class NodeAgent(AgentProcess):
         ca = stack.aggregator.authority.certificate
         self.uplink = f'ca_file = "{ca}"\ntoken_file = "{token}"\n'
 
+    def reads_the_real_kernel_log(self) -> None:
+        """From now on: what was in the ring before is history, and root's own lines count."""
+        self.kernel_log = "/dev/kmsg"
+        self.more_kernel_log = "insecure_accept_user_records = true"
+
     def write_config(self) -> None:
         super().write_config()
         text = self.config.read_text().replace('node = "node-a"', f'node = "{self.node}"')
+        if self.kernel_log == "/dev/kmsg":
+            text = text.replace('boot_grace = "10000d"', 'boot_grace = "1s"')
         self.config.write_text(text)
 
 

@@ -1,0 +1,124 @@
+"""From a line in the kernel log to the taint, seen through a watch on the real API server.
+
+One aggregator, one real agent at a time, TLS and tokens, the real /dev/kmsg. Each trial is a node
+of its own with a job of two pods on it. Run by `make bench-taint`; BENCH_TRIALS sets the trials.
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tests.bench.figures import percentile, table, write
+from tests.bench.watcher import Watcher
+from tests.controlplane.plane import ControlPlane
+from tests.support.stack import TAINT, Stack, start_job, write_real_kmsg
+
+#: Writes and syncs without end, as a checkpoint on the same disk does.
+_BUSY = """
+import os, sys
+f = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR, 0o600)
+block = os.urandom(1 << 20)
+while True:
+    for i in range(16):
+        os.pwrite(f, block, i << 20)
+    os.fsync(f)
+"""
+
+
+@contextlib.contextmanager
+def busy_disk(folder: Path) -> Iterator[None]:
+    """A process that syncs to the disk under ``folder`` while it lasts."""
+    process = subprocess.Popen([sys.executable, "-c", _BUSY, str(folder / "busy")])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _tainted(event: dict[str, Any]) -> list[str]:
+    node = event["object"]
+    keys = [taint["key"] for taint in node.get("spec", {}).get("taints", [])]
+    return [node["metadata"]["name"]] if TAINT in keys else []
+
+
+def _evicted(event: dict[str, Any]) -> list[str]:
+    pod = event["object"]
+    going = event["type"] == "DELETED" or "deletionTimestamp" in pod["metadata"]
+    return [pod["metadata"]["name"]] if going else []
+
+
+class Bench:
+    """Trials on one plane with one aggregator."""
+
+    def __init__(self, plane: ControlPlane, stack: Stack, namespace: str) -> None:
+        self._plane = plane
+        self._stack = stack
+        self._namespace = namespace
+        self._taints = Watcher(plane, "/api/v1/nodes?watch=true", _tainted)
+        self._pods = Watcher(plane, f"/api/v1/namespaces/{namespace}/pods?watch=true", _evicted)
+
+    def trial(self, node: str) -> tuple[float, float]:
+        """Milliseconds to the taint, and to the last evicted pod."""
+        path = f"/api/v1/namespaces/{self._namespace}/pods?labelSelector=job%3D{node}"
+        start_job(self._plane, self._namespace, node, node)
+        pods = [pod["metadata"]["name"] for pod in self._plane.call("GET", path)["items"]]
+        agent = self._stack.agent(node, start=False)
+        agent.reads_the_real_kernel_log()
+        agent.start()
+        self._stack.attached(agent)
+        time.sleep(0.5)  # its first looks are over: a trial is of a steady agent
+        begun = time.monotonic()
+        write_real_kmsg(f"NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=bench, trial {node}")
+        tainted = self._taints.when(node)
+        evicted = max(self._pods.when(pod) for pod in pods)
+        agent.close()
+        self._stack.agents.remove(agent)
+        return (tainted - begun) * 1000, (evicted - begun) * 1000
+
+
+def main() -> None:
+    trials = int(os.environ.get("BENCH_TRIALS", "100"))
+    namespace = "bench"
+    with tempfile.TemporaryDirectory(prefix="sickbay-bench-") as folder, ControlPlane() as plane:
+        plane.create_namespace(namespace)
+        with Stack(plane, Path(folder)) as stack:
+            stack.aggregator.start().ready()
+            bench = Bench(plane, stack, namespace)
+            quiet = [bench.trial(node) for node in _nodes(plane, "quiet", trials + 5)][5:]
+            with busy_disk(Path(folder)):
+                busy = [bench.trial(node) for node in _nodes(plane, "busy", trials // 2)]
+    taints = [taint for taint, _ in quiet]
+    figures: dict[str, float | int | str] = {
+        "taint_p50_ms": round(median(taints), 1),
+        "taint_p99_ms": round(percentile(taints, 99), 1),
+        "evicted_p50_ms": round(median([evicted for _, evicted in quiet]), 1),
+        "taint_busy_disk_p50_ms": round(median([taint for taint, _ in busy]), 1),
+        "taint_busy_disk_p99_ms": round(percentile([taint for taint, _ in busy], 99), 1),
+        "trials": trials,
+    }
+    path = write("taint", figures)
+    rows = [
+        ("kernel line to taint, p50", f"{figures['taint_p50_ms']} ms", "20 ms"),
+        ("p99", f"{figures['taint_p99_ms']} ms", "45 ms"),
+        ("kernel line to last evicted pod, p50", f"{figures['evicted_p50_ms']} ms", "-"),
+        ("beside a busy disk, p50", f"{figures['taint_busy_disk_p50_ms']} ms", "-"),
+        ("beside a busy disk, p99", f"{figures['taint_busy_disk_p99_ms']} ms", "60 ms"),
+        ("trials", str(trials), "100"),
+    ]
+    print(table(f"bench-taint: {path}", rows))
+
+
+def _nodes(plane: ControlPlane, prefix: str, count: int) -> list[str]:
+    return plane.create_nodes(count, prefix)
+
+
+if __name__ == "__main__":
+    main()

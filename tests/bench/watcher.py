@@ -1,0 +1,39 @@
+"""When something became visible: a watch on the real API server, its lines timed as they arrive."""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tests.controlplane.plane import ControlPlane
+
+
+class Watcher:
+    """Follows one path; ``seen`` maps a key of each event to the moment it first came."""
+
+    def __init__(
+        self, plane: ControlPlane, path: str, key: Callable[[dict[str, Any]], list[str]]
+    ) -> None:
+        self.seen: dict[str, float] = {}
+        self._key = key
+        self._come = threading.Condition()
+        self._answer = plane.client.watch(path)
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    def _follow(self) -> None:
+        for line in self._answer:
+            now = time.monotonic()
+            event = json.loads(line)
+            with self._come:
+                for key in self._key(event):
+                    self.seen.setdefault(key, now)
+                self._come.notify_all()
+
+    def when(self, key: str, *, within: float = 30.0) -> float:
+        """The moment (monotonic seconds) at which ``key`` was first seen. Raises TimeoutError."""
+        with self._come:
+            if not self._come.wait_for(lambda: key in self.seen, within):
+                raise TimeoutError(f"{key} was not seen within {within:g} s")
+            return self.seen[key]
