@@ -32,18 +32,15 @@ class JsonLines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write it, or count it as dropped."""
-        line = self._line(record)
         try:
             self._write(self._rest)
-            if self._rest:
-                self._dropped += 1
+            if not self._rest:
+                self._write(self._line(record))
+                self._dropped = 0
                 return
-            self._dropped = 0
-            self._write(line)
-        except BlockingIOError:
-            self._dropped += 1
         except OSError:
-            self._dropped += 1  # nobody reads any more: there is nowhere left to say so
+            pass  # the pipe is full, or nobody reads any more: the next line says so, if it can
+        self._dropped += 1
 
     def _write(self, data: bytes) -> None:
         if data:
