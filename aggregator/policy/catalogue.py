@@ -57,7 +57,7 @@ class Catalogue:
 def parse_catalogue(data: Mapping[str, Any]) -> Catalogue:
     """Build the catalogue from the parsed YAML. The file is ours: a mistake in it is a bug."""
     classes: dict[str, FaultClass] = {}
-    codes: dict[str, str] = {"gpu-off-bus": "off-bus"}
+    codes: dict[str, str] = {"gpu-off-bus": "off-bus", "ecc-uncorrectable": "memory-errors"}
     for name, entry in data["classes"].items():
         classes[name] = FaultClass(name, entry["means"], ClearedBy(entry["clears"]))
         for kind in ("xid", "sxid"):
