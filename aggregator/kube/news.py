@@ -138,17 +138,23 @@ class Newsroom:
         self._known.clear()
 
     async def _follow_all(self, tell: Tell) -> None:
-        """Follow the three watches until one can't be followed; raises its error."""
+        """Follow the three watches until one can't be followed; raises its error.
+
+        No TaskGroup: Python's loses a cancellation that comes just when a task of it has failed.
+        """
+        following = [
+            asyncio.create_task(self._follow_record(tell), name="kube-news-record"),
+            asyncio.create_task(self._follow_quarantines(tell), name="kube-news-quarantines"),
+            asyncio.create_task(self._follow_nodes(tell), name="kube-news-nodes"),
+        ]
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._follow_record(tell), name="kube-news-record")
-                group.create_task(self._follow_quarantines(tell), name="kube-news-quarantines")
-                group.create_task(self._follow_nodes(tell), name="kube-news-nodes")
-        except ExceptionGroup as errors:
-            lost, other = errors.split(ClusterError)
-            if lost is None or other is not None:
-                raise
-            raise _first(lost) from errors
+            ended, _ = await asyncio.wait(following, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in following:
+                task.cancel()
+            await asyncio.gather(*following, return_exceptions=True)
+        for task in ended:
+            task.result()
 
     async def _follow_record(self, tell: Tell) -> None:
         async with contextlib.aclosing(self._record.changes()) as batches:
@@ -223,8 +229,3 @@ def _no_definition() -> Unreachable:
     return Unreachable(
         "the definition of quarantines is gone: apply deploy/kubernetes/crd.yaml", status=404
     )
-
-
-def _first(group: BaseExceptionGroup[ClusterError]) -> ClusterError:
-    first = group.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first

@@ -1,0 +1,345 @@
+"""Late writers fail, on a real API server: nodes, quarantines and the record."""
+
+import asyncio
+import contextlib
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from aggregator.kube.cluster import KubeCluster
+from aggregator.quarantine.cluster import (
+    Action,
+    Conflict,
+    EvidenceItem,
+    Node,
+    NodeChange,
+    NotFound,
+    Phase,
+    QuarantineSpec,
+    QuarantineStatus,
+    Refused,
+    Taint,
+)
+from tests.controlplane.api import MERGE_PATCH
+from tests.controlplane.pytest_plugin import Space
+
+OURS = Taint("sickbay.dev/quarantine", "gpu", "NoSchedule")
+SPEC = QuarantineSpec(
+    Action.DRAIN,
+    "gpu",
+    "Xid 79 on GPU-1",
+    requester="sickbay",
+    incident="i-1",
+    boot_id="b-1",
+    policy_hash="p-1",
+    evidence=(EvidenceItem("xid:79", "GPU-1", "b-1", "reboot", "xid", "i-1", "fell off"),),
+)
+
+
+async def change_node(kube: KubeCluster, name: str, change: Callable[[Node], NodeChange]) -> Node:
+    """Read and patch until nobody wrote in between: controllers look at new nodes too."""
+    async with asyncio.timeout(10):
+        while True:
+            node = await kube.read_node(name)
+            assert node is not None
+            with contextlib.suppress(Conflict):
+                return await kube.patch_node(node, change(node))
+
+
+def quarantine_path(node: str) -> str:
+    return f"/apis/sickbay.dev/v1alpha1/quarantines/{node}"
+
+
+# -- nodes -----------------------------------------------------------------------
+
+
+async def test_one_patch_taints_cordons_labels_and_annotates(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    [name] = cluster_space.create_nodes(1, labels={"pool": "a"}, annotations={"keep": "me"})
+    node = await kube.read_node(name)
+    assert node is not None
+    assert (node.labels["pool"], node.annotations["keep"]) == ("a", "me")
+    assert node.boot_id
+    patched = await change_node(
+        kube,
+        name,
+        lambda node: NodeChange(
+            taints=(*node.taints, OURS),
+            unschedulable=True,
+            labels={"sickbay.dev/quarantine": "gpu"},
+            annotations={"sickbay.dev/quarantine": "i-1"},
+        ),
+    )
+    assert patched.unschedulable
+    assert OURS in patched.taints
+    assert patched.labels["sickbay.dev/quarantine"] == "gpu"
+    stored = cluster_space.plane.node(name)
+    assert stored["spec"]["unschedulable"] is True
+    assert stored["metadata"]["annotations"]["keep"] == "me"
+
+    released = await change_node(
+        kube,
+        name,
+        lambda node: NodeChange(
+            taints=tuple(taint for taint in node.taints if taint.key != OURS.key),
+            unschedulable=False,
+            labels={"sickbay.dev/quarantine": None},
+            annotations={"sickbay.dev/quarantine": None},
+        ),
+    )
+    assert not released.unschedulable
+    assert OURS not in released.taints
+    assert "sickbay.dev/quarantine" not in released.labels
+    assert "sickbay.dev/quarantine" not in released.annotations
+
+
+async def test_a_taint_that_another_sets_between_our_read_and_our_write_survives(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    [name] = cluster_space.create_nodes(1)
+    node = await kube.read_node(name)
+    assert node is not None
+    theirs = {"key": "ToBeDeletedByClusterAutoscaler", "value": "1", "effect": "NoSchedule"}
+    cluster_space.plane.call(
+        "PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": [theirs]}}, MERGE_PATCH
+    )
+    with pytest.raises(Conflict) as raised:
+        await kube.patch_node(node, NodeChange(taints=(OURS,)))
+    assert raised.value.status == 409
+    assert cluster_space.plane.node(name)["spec"]["taints"] == [theirs]
+
+    patched = await change_node(kube, name, lambda node: NodeChange(taints=(*node.taints, OURS)))
+    assert {taint.key for taint in patched.taints} == {theirs["key"], OURS.key}
+
+
+async def test_a_taint_keeps_the_time_that_it_was_added(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    [name] = cluster_space.create_nodes(1)
+    theirs = {"key": "a", "effect": "NoSchedule", "timeAdded": "2026-01-02T03:04:05Z"}
+    cluster_space.plane.call(
+        "PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": [theirs]}}, MERGE_PATCH
+    )
+    await change_node(kube, name, lambda node: NodeChange(taints=(*node.taints, OURS)))
+    assert theirs in cluster_space.plane.node(name)["spec"]["taints"]
+
+
+async def test_another_node_of_that_name_is_a_conflict_and_stays_untouched(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    [name] = cluster_space.create_nodes(1)
+    node = await kube.read_node(name)
+    assert node is not None
+    cluster_space.plane.delete_nodes([name])
+    cluster_space.create_nodes(1)
+    namesake = await kube.read_node(name)
+    assert namesake is not None
+    assert namesake.uid != node.uid
+    with pytest.raises(Conflict):
+        await kube.patch_node(node, NodeChange(taints=(OURS,)))
+    # With the version right, it is the uid alone that fails it.
+    statuses = set()
+    async with asyncio.timeout(10):
+        while 422 not in statuses:
+            fresh = await kube.read_node(name)
+            assert fresh is not None
+            with pytest.raises(Conflict) as raised:
+                await kube.patch_node(replace(fresh, uid=node.uid), NodeChange(taints=(OURS,)))
+            statuses.add(raised.value.status)
+    assert "taints" not in cluster_space.plane.node(name)["spec"]
+
+
+async def test_a_node_that_is_gone_is_none_to_read_and_not_found_to_patch(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    [name] = cluster_space.create_nodes(1)
+    node = await kube.read_node(name)
+    assert node is not None
+    cluster_space.plane.delete_nodes([name])
+    assert await kube.read_node(name) is None
+    with pytest.raises(NotFound):
+        await kube.patch_node(node, NodeChange(unschedulable=True))
+
+
+async def test_the_list_of_nodes_has_their_metadata(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    names = cluster_space.create_nodes(3, labels={"pool": "h100"})
+    listed: dict[str, Any] = {}
+    async with asyncio.timeout(10):  # the server's cache may be a little behind
+        while not set(names) <= set(listed):
+            listed = {node.name: node for node in await kube.list_nodes()}
+    assert {listed[name].labels["pool"] for name in names} == {"h100"}
+    assert len({listed[name].uid for name in names}) == 3
+
+
+# -- quarantines -----------------------------------------------------------------
+
+
+async def test_a_quarantine_is_stored_whole_and_read_again(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    name = f"{cluster_space.node_prefix}-a"
+    made = await kube.create_quarantine(name, SPEC)
+    assert made.spec == SPEC
+    assert made.has_finalizer
+    status = QuarantineStatus(Phase.DRAINING, "3 to go", "uid", 5.25, 6.5, pods_remaining=3)
+    written = await kube.write_quarantine_status(made, status)
+    assert (written.status, written.spec) == (status, SPEC)
+    fewer = QuarantineStatus(Phase.DRAINED, node_uid="uid", admitted_at=5.25)
+    rewritten = await kube.write_quarantine_status(written, fewer)
+    assert rewritten.status == fewer
+    lesser = QuarantineSpec(Action.CORDON, "gpu", "better now")
+    assert (await kube.write_quarantine_spec(rewritten, lesser)).spec == lesser
+    read = await kube.read_quarantine(name)
+    assert read is not None
+    assert (read.spec, read.status) == (lesser, fewer)
+    await kube.drop_quarantine(read)
+    assert await kube.read_quarantine(name) is None
+
+
+async def test_a_node_has_one_quarantine(kube: KubeCluster, cluster_space: Space) -> None:
+    name = f"{cluster_space.node_prefix}-a"
+    made = await kube.create_quarantine(name, SPEC)
+    with pytest.raises(Conflict):
+        await kube.create_quarantine(name, SPEC)
+    await kube.drop_quarantine(made)
+
+
+async def test_of_two_who_change_a_phase_one_fails(kube: KubeCluster, cluster_space: Space) -> None:
+    made = await kube.create_quarantine(f"{cluster_space.node_prefix}-a", SPEC)
+    await kube.write_quarantine_status(made, QuarantineStatus(Phase.CORDONED))
+    with pytest.raises(Conflict):
+        await kube.write_quarantine_status(made, QuarantineStatus(Phase.RELEASING))
+    with pytest.raises(Conflict):
+        await kube.write_quarantine_spec(made, SPEC)
+    await kube.drop_quarantine(made)
+
+
+async def test_what_is_dropped_is_that_quarantine_and_no_namesake(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    name = f"{cluster_space.node_prefix}-a"
+    first = await kube.create_quarantine(name, SPEC)
+    await kube.drop_quarantine(first)
+    await kube.drop_quarantine(first)  # gone already is success
+    second = await kube.create_quarantine(name, SPEC)
+    await kube.drop_quarantine(first)
+    kept = await kube.read_quarantine(name)
+    assert kept is not None
+    assert (kept.uid, kept.deleting) == (second.uid, False)
+    with pytest.raises(Conflict):
+        await kube.write_quarantine_status(first, QuarantineStatus(Phase.CORDONED))
+    await kube.drop_quarantine(second)
+
+
+async def test_dropping_leaves_another_finalizer_to_its_owner(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    name = f"{cluster_space.node_prefix}-a"
+    made = await kube.create_quarantine(name, SPEC)
+    plane, path = cluster_space.plane, quarantine_path(name)
+    both = {"metadata": {"finalizers": ["sickbay.dev/undo", "example.com/audit"]}}
+    plane.call("PATCH", path, both, MERGE_PATCH)
+    await kube.drop_quarantine(made)  # its version is old: dropping goes by uid
+    assert plane.call("GET", path)["metadata"]["finalizers"] == ["example.com/audit"]
+    plane.call("PATCH", path, {"metadata": {"finalizers": None}}, MERGE_PATCH)
+    plane.wait_gone(path)
+
+
+async def test_a_person_makes_one_by_hand_and_ends_it(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    name = f"{cluster_space.node_prefix}-a"
+    plane = cluster_space.plane
+    plane.apply(
+        "{apiVersion: sickbay.dev/v1alpha1, kind: Quarantine,"
+        f" metadata: {{name: {name}}}, spec: {{reason: fan 3 is dead}}}}"
+    )
+    seen = await kube.read_quarantine(name)
+    assert seen is not None
+    assert seen.spec == QuarantineSpec(Action.CORDON, "manual", "fan 3 is dead")
+    assert not seen.has_finalizer
+    held = await kube.add_finalizer(seen)
+    assert held.has_finalizer
+    with pytest.raises(Conflict):
+        await kube.add_finalizer(seen)
+    plane.call("DELETE", quarantine_path(name))
+    ending = await kube.read_quarantine(name)
+    assert ending is not None
+    assert ending.deleting
+    with pytest.raises(Conflict):
+        await kube.add_finalizer(ending)
+    await kube.drop_quarantine(ending)
+    assert await kube.read_quarantine(name) is None
+
+
+# -- the record -------------------------------------------------------------------
+
+
+async def test_contenders_for_the_record_lose_no_write(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    async def add_ten() -> int:
+        lost = 0
+        for _ in range(10):
+            while True:
+                record = await kube.read_record()
+                try:
+                    await kube.write_record(str(int(record.text or "0") + 1), record.version)
+                except Conflict:
+                    lost += 1
+                    continue
+                break
+        return lost
+
+    lost = await asyncio.gather(*(add_ten() for _ in range(6)))
+    assert (await kube.read_record()).text == "60"
+    assert sum(lost) > 0  # they did contend
+
+
+async def test_a_stop_set_by_kubectl_is_seen_and_survives_our_write(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    before = await kube.read_record()
+    assert (before.text, before.stop) == ("", "")
+    plane = cluster_space.plane
+    command = ["kubectl", "--kubeconfig", str(plane.kubeconfig), "-n", cluster_space.namespace]
+    command += ["patch", "configmap", "sickbay-record", "--type", "merge"]
+    command += ["-p", '{"data": {"stop": "network maintenance", "note": "ask Ops"}}']
+    await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
+    with pytest.raises(Conflict):
+        await kube.write_record("{}", before.version)
+    stopped = await kube.read_record()
+    assert stopped.stop == "network maintenance"
+    written = await kube.write_record('{"entries": []}', stopped.version)
+    assert (written.text, written.stop) == ('{"entries": []}', "network maintenance")
+    stored = plane.call("GET", cluster_space.path("configmaps", "sickbay-record"))
+    assert stored["data"]["note"] == "ask Ops"
+
+
+async def test_a_record_that_was_deleted_is_a_conflict_and_then_made_anew(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    record = await kube.read_record()
+    cluster_space.plane.call("DELETE", cluster_space.path("configmaps", "sickbay-record"))
+    with pytest.raises(Conflict):
+        await kube.write_record("x", record.version)
+    made = await kube.write_record("x", "")
+    assert made.text == "x"
+    with pytest.raises(Conflict):
+        await kube.write_record("y", "")
+
+
+async def test_a_missing_namespace_is_named(
+    cluster_space: Space, quarantine_definition: None
+) -> None:
+    cluster = KubeCluster(kubeconfig=str(cluster_space.plane.kubeconfig), namespace="nowhere")
+    await cluster.start()
+    with pytest.raises(Refused, match="no namespace nowhere"):
+        await cluster.read_record()
+    await cluster.close()

@@ -1,0 +1,287 @@
+"""The news of a real API server: what is told, in what order, and what an uninstall looks like."""
+
+import asyncio
+import random
+import subprocess
+from collections.abc import Callable
+
+from aggregator.kube.cluster import KubeCluster
+from aggregator.quarantine.cluster import (
+    Action,
+    NodeChange,
+    NodeUncordoned,
+    Phase,
+    QuarantineGone,
+    QuarantineSeen,
+    QuarantineSpec,
+    QuarantineStatus,
+    RecordSeen,
+    RecordText,
+    ViewLost,
+    ViewRestored,
+)
+from tests.controlplane.api import MERGE_PATCH
+from tests.controlplane.pytest_plugin import Space, StartControlPlane
+from tests.support.kubecluster import DEPLOY, kube_cluster, listening
+
+SPEC = QuarantineSpec(Action.DRAIN, "gpu", "Xid 79", requester="sickbay")
+DEFINITION = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/quarantines.sickbay.dev"
+
+
+async def cordon(kube: KubeCluster, name: str) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            node = await kube.read_node(name)
+            assert node is not None
+            if node.unschedulable:
+                return
+            await asyncio.gather(
+                kube.patch_node(node, NodeChange(unschedulable=True)), return_exceptions=True
+            )
+
+
+def of_node(name: str) -> Callable[[QuarantineGone | NodeUncordoned], bool]:
+    return lambda news: news.node == name
+
+
+async def kubectl(space: Space, *arguments: str) -> None:
+    command = ["kubectl", "--kubeconfig", str(space.plane.kubeconfig), *arguments]
+    await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
+
+
+async def test_what_exists_is_told_before_the_view_is_whole(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    name = f"{cluster_space.node_prefix}-a"
+    made = await kube.create_quarantine(name, SPEC)
+    record = await kube.read_record()
+    record = await kube.write_record("here", record.version)
+    async with listening(kube) as listener:
+        whole = await listener.wait(ViewRestored)
+        assert name in whole.quarantined_nodes
+        before = listener.heard[: listener.heard.index(whole)]
+        assert RecordSeen(record) in before
+        assert QuarantineSeen(made) in before
+    await kube.drop_quarantine(made)
+
+
+async def test_changes_are_told_as_they_come(kube: KubeCluster, cluster_space: Space) -> None:
+    name = f"{cluster_space.node_prefix}-a"
+    async with listening(kube) as listener:
+        await listener.wait(ViewRestored)
+        assert RecordSeen(RecordText("", "", "")) in listener.heard  # there is none yet
+        made = await kube.create_quarantine(name, SPEC)
+        await listener.wait(QuarantineSeen, lambda seen: seen.quarantine == made)
+        status = QuarantineStatus(Phase.CORDONED, "x")
+        cordoned = await kube.write_quarantine_status(made, status)
+        await listener.wait(QuarantineSeen, lambda seen: seen.quarantine == cordoned)
+        await kube.drop_quarantine(cordoned)
+        gone = await listener.wait(QuarantineGone, lambda gone: gone.node == name)
+        assert gone == QuarantineGone(name, made.uid, with_definition=False)
+        record = await kube.read_record()
+        written = await kube.write_record("x", record.version)
+        await listener.wait(RecordSeen, lambda seen: seen.record == written)
+        cluster_space.plane.call("DELETE", cluster_space.path("configmaps", "sickbay-record"))
+        place = len(listener.heard)
+        await listener.wait(RecordSeen, lambda seen: not seen.record.version, since=place - 1)
+        assert listener.of(ViewLost) == []
+
+
+async def test_a_stop_by_kubectl_is_told(kube: KubeCluster, cluster_space: Space) -> None:
+    await kube.read_record()
+    async with listening(kube) as listener:
+        await listener.wait(ViewRestored)
+        patch = '{"data": {"stop": "fire drill"}}'
+        space = ("-n", cluster_space.namespace)
+        await kubectl(
+            cluster_space,
+            *space,
+            "patch",
+            "configmap",
+            "sickbay-record",
+            "--type=merge",
+            "-p",
+            patch,
+        )
+        await listener.wait(RecordSeen, lambda seen: seen.record.stop == "fire drill")
+
+
+async def test_an_uncordon_and_a_nodes_end_are_told_and_a_cordon_is_not(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    first, second = cluster_space.create_nodes(2)
+    async with listening(kube) as listener:
+        await listener.wait(ViewRestored)
+        await cordon(kube, first)
+        await cordon(kube, second)
+        await kubectl(cluster_space, "uncordon", first)
+        await listener.wait(NodeUncordoned, lambda news: news.node == first)
+        cluster_space.plane.delete_nodes([second])
+        await listener.wait(NodeUncordoned, lambda news: news.node == second)
+        ours = [news for news in listener.of(NodeUncordoned) if news.node in {first, second}]
+        assert len(ours) == 2
+
+
+async def test_an_uncordon_while_nobody_listened_is_told_at_the_start(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    cordoned, uncordoned, admitted = cluster_space.create_nodes(3)
+    await cordon(kube, cordoned)
+    made = []
+    for name, phase in ((cordoned, Phase.CORDONED), (uncordoned, Phase.DRAINING)):
+        one = await kube.create_quarantine(name, SPEC)
+        made.append(await kube.write_quarantine_status(one, QuarantineStatus(phase)))
+    made.append(await kube.create_quarantine(admitted, SPEC))
+    async with listening(kube) as listener:
+        whole = await listener.wait(ViewRestored)
+        before = listener.heard[: listener.heard.index(whole)]
+        assert NodeUncordoned(uncordoned) in before
+        assert NodeUncordoned(cordoned) not in before
+        assert NodeUncordoned(admitted) not in before  # its node was not touched yet
+    for one in made:
+        await kube.drop_quarantine(one)
+
+
+async def test_a_silent_watch_is_asked_for_anew_and_nothing_is_missed(
+    cluster_space: Space, quarantine_definition: None
+) -> None:
+    plane, name = cluster_space.plane, f"{cluster_space.node_prefix}-a"
+    arguments = {"namespace": cluster_space.namespace, "silence": 0.2}
+    async with kube_cluster(plane.kubeconfig, **arguments) as kube, listening(kube) as listener:
+        await listener.wait(ViewRestored)
+        watches = ("WATCH", "configmaps", 200)
+        async with asyncio.timeout(20):
+            while kube.counters.answers[watches] < 3:
+                await kube.read_record()
+        record = await kube.write_record("x", (await kube.read_record()).version)
+        await listener.wait(RecordSeen, lambda seen: seen.record == record)
+        made = await kube.create_quarantine(name, SPEC)
+        await listener.wait(QuarantineSeen, lambda seen: seen.quarantine == made)
+        await kube.drop_quarantine(made)
+        assert listener.of(ViewLost) == []
+
+
+async def test_the_definitions_deletion_releases_nobody(
+    start_control_plane: StartControlPlane,
+) -> None:
+    plane = start_control_plane(controller_manager=False, scheduler=False, kwok=False)
+    plane.apply(DEPLOY / "crd.yaml")
+    plane.create_namespace("sickbay")
+    async with kube_cluster(plane.kubeconfig) as kube, listening(kube) as listener:
+        await listener.wait(ViewRestored)
+        mine, handmade = await kube.create_quarantine("n1", SPEC), "n2"
+        plane.apply(
+            "{apiVersion: sickbay.dev/v1alpha1, kind: Quarantine,"
+            f" metadata: {{name: {handmade}}}, spec: {{reason: x}}}}"
+        )
+        assert not await kube.definition_is_going()
+        plane.call("DELETE", DEFINITION)
+        # The one that a finalizer holds is told as being deleted: its finalizer goes, no undo.
+        await listener.wait(QuarantineSeen, lambda seen: seen.quarantine.deleting)
+        assert await kube.definition_is_going()
+        await kube.drop_quarantine(mine)
+        both = [await listener.wait(QuarantineGone, of_node(name)) for name in ("n1", handmade)]
+        assert [gone.with_definition for gone in both] == [True, True]
+        await asyncio.to_thread(plane.wait_gone, DEFINITION)
+        assert await kube.definition_is_going()
+
+        # Installed again, quarantines are told again, and their end is a release again.
+        place = len(listener.heard)
+        await asyncio.to_thread(plane.apply, DEPLOY / "crd.yaml")
+        made = await kube.create_quarantine("n3", SPEC)
+        await listener.wait(
+            QuarantineSeen, lambda seen: seen.quarantine.uid == made.uid, since=place
+        )
+        await kube.drop_quarantine(made)
+        gone = await listener.wait(QuarantineGone, lambda news: news.node == "n3")
+        assert not gone.with_definition
+
+
+async def test_quarantines_that_went_with_their_definition_while_we_were_away_are_no_release(
+    start_control_plane: StartControlPlane,
+) -> None:
+    plane = start_control_plane(controller_manager=False, scheduler=False, kwok=False)
+    plane.apply(DEPLOY / "crd.yaml")
+    async with kube_cluster(plane.kubeconfig) as kube, listening(kube) as listener:
+        await listener.wait(ViewRestored)
+        handmade = "{apiVersion: sickbay.dev/v1alpha1, kind: Quarantine, metadata: {name: n1},"
+        plane.apply(handmade + " spec: {reason: x}}")
+        await listener.wait(QuarantineSeen)
+        plane.call("DELETE", DEFINITION)
+        plane.wait_gone(DEFINITION)
+        plane.apply(DEPLOY / "crd.yaml")
+        gone = await listener.wait(QuarantineGone)
+        assert gone.with_definition
+
+
+async def test_the_view_survives_the_api_servers_death_and_return(
+    start_control_plane: StartControlPlane,
+) -> None:
+    plane = start_control_plane(controller_manager=False, scheduler=False, kwok=False)
+    plane.apply(DEPLOY / "crd.yaml")
+    plane.create_namespace("sickbay")
+    stays, goes = plane.create_nodes(2)
+    async with kube_cluster(plane.kubeconfig) as kube, listening(kube) as listener:
+        made = await kube.create_quarantine(stays, SPEC)
+        ended = await kube.create_quarantine(goes, SPEC)
+        await cordon(kube, goes)
+        await listener.wait(ViewRestored)
+        await asyncio.to_thread(plane.kill_apiserver)
+        lost = await listener.wait(ViewLost)
+        assert "out of reach" in lost.reason
+        place = len(listener.heard)
+        await asyncio.to_thread(plane.restart_apiserver)
+        await listener.wait(ViewRestored, since=place)
+        anew = [news for news in listener.heard[place:] if isinstance(news, QuarantineSeen)]
+        assert {news.quarantine.node for news in anew} == {stays, goes}
+
+        # What happens while we can't see is told once we can.
+        await asyncio.to_thread(plane.kill_apiserver)
+        await listener.wait(ViewLost, since=place)
+        place = len(listener.heard)
+        await asyncio.to_thread(plane.restart_apiserver)
+        await kube.drop_quarantine(ended)
+        plane.call("PATCH", f"/api/v1/nodes/{goes}", {"spec": {"unschedulable": None}}, MERGE_PATCH)
+        gone = await listener.wait(QuarantineGone, since=place)
+        assert (gone.node, gone.uid, gone.with_definition) == (goes, ended.uid, False)
+        await listener.wait(NodeUncordoned, lambda news: news.node == goes, since=place)
+        whole = await listener.wait(
+            ViewRestored, lambda news: stays in news.quarantined_nodes, since=place
+        )
+        assert whole
+        assert made.node == stays
+
+
+async def test_a_paused_server_is_noticed_and_its_return_too(
+    start_control_plane: StartControlPlane,
+) -> None:
+    plane = start_control_plane(controller_manager=False, scheduler=False, kwok=False)
+    plane.apply(DEPLOY / "crd.yaml")
+    arguments = {"silence": 2.0, "deadline": 1.0}
+    async with kube_cluster(plane.kubeconfig, **arguments) as kube, listening(kube) as listener:
+        await listener.wait(ViewRestored)
+        plane.pause_apiserver()
+        lost = await listener.wait(ViewLost)
+        assert "no answer in 1 s" in lost.reason or "out of reach" in lost.reason
+        place = len(listener.heard)
+        await asyncio.to_thread(plane.resume_apiserver)
+        await listener.wait(ViewRestored, since=place)
+
+
+async def test_two_listeners_each_have_the_whole_view(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    made = await kube.create_quarantine(f"{cluster_space.node_prefix}-a", SPEC)
+    async with listening(kube) as one, listening(kube) as other:
+        for listener in (one, other):
+            whole = await listener.wait(ViewRestored)
+            assert made.node in whole.quarantined_nodes
+    await kube.drop_quarantine(made)
+
+
+async def test_a_cluster_that_is_away_at_the_start_is_a_lost_view_and_no_error() -> None:
+    kube = KubeCluster(environ={"KUBECONFIG": "/nowhere"}, rng=random.Random(1))
+    async with listening(kube) as listener:
+        lost = await listener.wait(ViewLost)
+        assert "start() comes first" in lost.reason
+    await kube.close()
