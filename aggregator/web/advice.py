@@ -1,0 +1,102 @@
+"""What to do, in a sentence, for somebody who was woken up. Pure.
+
+Each sentence names a command or a place; none of it is needed by the machine.
+"""
+
+from collections.abc import Collection, Iterable
+
+from aggregator.quarantine.cluster import Phase, Quarantine
+from aggregator.quarantine.fleet import Hold, Patient
+
+_CLEARS = {
+    "reboot": "reboot the node",
+    "gpu_reset": "reset the GPU (nvidia-smi --gpu-reset) or reboot the node",
+    "expiry": "wait, it expires by itself",
+    "operator": "repair it, then clear it by hand",
+    "": "mend what the check names",
+}
+
+_HOLDS = {
+    "stop": "Find out why it was stopped. To go on: sickbay resume",
+    "limits.quorum_percent": "Wait for the agents to report. If they don't, look at the DaemonSet "
+    "and the network before you trust any judgement.",
+    "limits.concurrent": "Repair or release nodes in quarantine (sickbay quarantines). If many "
+    "fall ill at once, suspect a common cause first; else raise limits.concurrent.",
+    "limits.concurrent_percent": "Repair or release nodes in quarantine (sickbay quarantines). If "
+    "many fall ill at once, suspect a common cause first.",
+    "limits.pool_percent": "This pool has lost as many nodes as it may. Repair or release some of "
+    "them, or look for what they share.",
+}
+
+
+def for_evidence(clears: Iterable[str]) -> str:
+    """What ends evidence of these kinds, strongest remedy alone."""
+    found = set(clears)
+    for kind in ("operator", "reboot", "gpu_reset", "", "expiry"):
+        if kind in found:
+            return _CLEARS[kind]
+    return ""
+
+
+def for_incident(patient: Patient, clears: Collection[str], action: str) -> str:
+    """What a person can do about an open incident."""
+    remedy = for_evidence(clears)
+    if not remedy:
+        return "Nothing: what it rests on is over, and it closes once the node has stayed well."
+    sentence = remedy[0].upper() + remedy[1:]
+    if action == "observe":
+        if set(clears) == {"expiry"}:
+            return "Nothing: by policy it is only watched, and it expires by itself."
+        return f"{sentence} when it suits; by policy it is only watched."
+    if patient.quarantine is None and (patient.hold is not None or patient.would):
+        return f"{sentence}. Nothing keeps work off this node yet; to do it by hand: " + by_hand(
+            patient.node
+        )
+    return f"{sentence}. The node is released by itself once it has stayed well."
+
+
+def by_hand(node: str) -> str:
+    """The command that quarantines a node whatever the limits say."""
+    return f'sickbay quarantine {node} --action drain --reason "..."'
+
+
+def for_hold(hold: Hold) -> str:
+    """What lifts a hold."""
+    return _HOLDS.get(hold.limit, f"Look at {hold.limit} in the aggregator's configuration.")
+
+
+def for_mode(node: str, mode: str) -> str:
+    """What a person can do where the mode keeps us from acting."""
+    return (
+        f"Mode {mode} allows no more. To act on this node alone: {by_hand(node)}. "
+        'For all: set "mode" in the aggregator\'s configuration.'
+    )
+
+
+def for_quarantine(patient: Patient, quarantine: Quarantine, clears: Iterable[str]) -> str:
+    """What a person can do about a node in quarantine, or what it waits for."""
+    status, node = quarantine.status, quarantine.node
+    if quarantine.problem or status.phase is Phase.INVALID:
+        return f"The object makes no sense. Mend it, or: kubectl delete quarantine {node}"
+    if status.phase is Phase.RELEASING or quarantine.deleting:
+        return "Nothing: it is being undone."
+    if patient.last_error:
+        return "The last step failed and is tried again. If it stays, look at the error."
+    if status.phase is Phase.DRAINING and status.blockers:
+        return (
+            f"Waiting for {_pods(len(status.blockers))} that may not be evicted now. Ask their "
+            "owners, or let the budget heal; nothing is forced."
+        )
+    if status.phase in (Phase.ADMITTED, Phase.DRAINING):
+        return "Nothing yet: it is under way."
+    if quarantine.spec.requester not in ("", "sickbay"):
+        return f"Made by a person, ended by a person: sickbay release {node}"
+    remedy = for_evidence(clears)
+    if not remedy:
+        return "Nothing: what it rests on is over. It is released once the node has stayed well."
+    sentence = remedy[0].upper() + remedy[1:]
+    return f"{sentence}; it is released once it has stayed well. Sooner: sickbay release {node}"
+
+
+def _pods(count: int) -> str:
+    return "1 pod" if count == 1 else f"{count} pods"

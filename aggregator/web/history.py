@@ -1,0 +1,19 @@
+"""What the page asks of history. `aggregator.history` gives it; losing it loses no judgement."""
+
+from typing import Protocol
+
+from aggregator.quarantine.ledger import Transition
+
+
+class HistoryReader(Protocol):
+    """Reads transitions back."""
+
+    async def recent(
+        self, node: str = "", since: float = 0.0, limit: int = 200
+    ) -> list[Transition]:
+        """The newest ``limit`` transitions since ``since`` (wall clock seconds), newest first.
+
+        An empty ``node`` means all of them, the fleet's own too. Raises `OSError` when the
+        database can't be read now: the page then says so and shows what is in memory.
+        """
+        ...

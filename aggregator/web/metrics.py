@@ -1,0 +1,213 @@
+"""/metrics: made at the moment they are asked for, in a registry of their own.
+
+Cardinality is bounded: a node's name stands on metrics of nodes in quarantine alone, and those
+are bounded by admission. docs/metrics.md describes each.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from aggregator.quarantine.cluster import Action, Phase
+from aggregator.quarantine.fleet import Standing
+from aggregator.quarantine.ledger import Kind
+from aggregator.web.feed import Feed
+from aggregator.web.stats import ApiStats, IngestStats, Stats
+from aggregator.web.survey import Findings
+
+_KINDS = ("gpu", "disk", "network", "node")
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """All that one scrape tells of."""
+
+    found: Findings
+    feed: Feed
+    requests: Counter[tuple[str, int]]
+    stats: Stats
+    version: str
+    ready: bool
+
+
+def registry_of(scene: Scene) -> CollectorRegistry:
+    """A registry that tells this scene, and of the process."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_SceneCollector(scene))
+    ProcessCollector(registry=registry)
+    GCCollector(registry=registry)
+    return registry
+
+
+class _SceneCollector(Collector):
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+
+    def collect(self) -> Iterable[Metric]:
+        scene = self._scene
+        yield from _fleet(scene.found)
+        yield from _work(scene.found)
+        yield from _own(scene)
+        if scene.stats.ingest is not None:
+            yield from _ingest(scene.stats.ingest)
+        if scene.stats.api is not None:
+            yield from _api(scene.stats.api)
+        if scene.stats.outbox is not None:
+            outbox = _gauge("sickbay_alert_outbox", "Alerts that wait to be sent.", ["webhook"])
+            for webhook, depth in scene.stats.outbox().items():
+                outbox.add_metric([webhook], depth)
+            yield outbox
+
+
+def _fleet(found: Findings) -> Iterator[Metric]:
+    nodes = _gauge("sickbay_nodes", "Nodes by how they stand.", ["standing"])
+    for standing in Standing:
+        nodes.add_metric([standing.value], found.counts[standing])
+    yield nodes
+    yield _one("sickbay_agents_attached", "Agents that are attached now.", found.attached)
+    yield _one("sickbay_agents_silent", "Agents that were heard and are not.", len(found.silent))
+    yield _one("sickbay_agents_never_heard", "Nodes of no known agent.", found.never_heard)
+    yield _one("sickbay_agent_conflicts", "Nodes that two agents claim.", found.conflicts)
+    yield _one("sickbay_stopped", "1 while the stop switch is set.", bool(found.stop))
+    yield _one("sickbay_view_up", "1 while the cluster's news is known.", not found.view_lost)
+    yield _one("sickbay_record_entries", "Nodes in the admission record.", found.record_entries)
+    mode = _gauge("sickbay_mode", "1 for the mode that caps every action.", ["mode"])
+    for action in Action:
+        mode.add_metric([action.value], found.mode == action.value)
+    yield mode
+    used = _gauge("sickbay_limit_used", "How much of a limit is used.", ["limit"])
+    most = _gauge("sickbay_limit_max", "What a limit allows, in nodes.", ["limit"])
+    for limit in found.limits:
+        if limit.used is not None and limit.most is not None:
+            used.add_metric([limit.name], limit.used)
+            most.add_metric([limit.name], limit.most)
+    yield used
+    yield most
+
+
+def _work(found: Findings) -> Iterator[Metric]:
+    incidents = _gauge("sickbay_incidents", "Open incidents.", ["kind", "action"])
+    counted = Counter((one.kind, one.action) for one in found.incidents)
+    for kind in _KINDS:
+        for action in Action:
+            incidents.add_metric([kind, action.value], counted[kind, action.value])
+    yield incidents
+    quarantines = _gauge("sickbay_quarantines", "Quarantines by phase.", ["phase"])
+    phases = Counter(one.phase for one in found.quarantines)
+    for phase in Phase:
+        quarantines.add_metric([phase.value], phases[phase.value])
+    yield quarantines
+    holds = _gauge("sickbay_holds", "Nodes that a limit or the mode holds back.", ["limit"])
+    for limit, count in sorted(Counter(one.limit for one in found.holds).items()):
+        holds.add_metric([limit], count)
+    yield holds
+    node = ["node"]
+    info = _gauge(
+        "sickbay_quarantine_info",
+        "1 for each node in quarantine.",
+        ["node", "phase", "action", "kind"],
+    )
+    pods = _gauge("sickbay_quarantine_pods_remaining", "Pods still to leave the node.", node)
+    blocked = _gauge("sickbay_quarantine_pods_blocked", "Pods that may not be evicted now.", node)
+    since = _gauge("sickbay_quarantine_created_timestamp_seconds", "When it was made.", node)
+    failing = _gauge("sickbay_quarantine_failing", "1 while its last step has failed.", node)
+    for one in found.quarantines:
+        info.add_metric([one.node, one.phase, one.action, one.kind], 1)
+        blocked.add_metric([one.node], len(one.blockers))
+        failing.add_metric([one.node], bool(one.last_error))
+        if one.pods_remaining is not None:
+            pods.add_metric([one.node], one.pods_remaining)
+        if one.created_at is not None:
+            since.add_metric([one.node], one.created_at.timestamp())
+    yield from (info, pods, blocked, since, failing)
+
+
+def _own(scene: Scene) -> Iterator[Metric]:
+    build = _gauge("sickbay_build_info", "1 for the version that runs.", ["version"])
+    build.add_metric([scene.version], 1)
+    yield build
+    yield _one("sickbay_ready", "1 while /readyz has nothing to complain of.", scene.ready)
+    yield _one("sickbay_web_streams", "Event streams that are open.", scene.feed.streams)
+    transitions = _counter("sickbay_transitions", "What happened, by kind.", ["kind"])
+    for kind in Kind:
+        transitions.add_metric([kind.value], scene.feed.counts[kind])
+    yield transitions
+    evictions = _counter("sickbay_evictions", "Evictions by what came of them.", ["outcome"])
+    evictions.add_metric(["accepted"], scene.feed.counts[Kind.EVICTED])
+    evictions.add_metric(["blocked"], scene.feed.counts[Kind.BLOCKED])
+    yield evictions
+    requests = _counter("sickbay_web_requests", "Requests to this listener.", ["route", "code"])
+    for (route, code), count in sorted(scene.requests.items()):
+        requests.add_metric([route, str(code)], count)
+    yield requests
+
+
+def _ingest(stats: IngestStats) -> Iterator[Metric]:
+    yield _one("sickbay_ingest_streams", "Streams of agents that are up.", stats.attached)
+    yield _one(
+        "sickbay_ingest_streams_overdue",
+        "Streams on expired credentials that the cluster can't renew now.",
+        stats.overdue,
+    )
+    yield _count("sickbay_ingest_streams_opened", "Streams that were opened.", stats.opened)
+    for name, text, label, counts in (
+        ("refused", "Streams that were refused, by why.", "reason", stats.refused),
+        ("ended", "Attached streams that ended, by why.", "reason", stats.ended),
+    ):
+        family = _counter(f"sickbay_ingest_streams_{name}", text, [label])
+        for value, count in sorted(counts.items()):
+            family.add_metric([value], count)
+        yield family
+    messages = _counter("sickbay_ingest_messages", "Messages of agents.", ["kind"])
+    for kind, count in sorted(stats.messages.items()):
+        messages.add_metric([kind], count)
+    yield messages
+    yield _count("sickbay_ingest_acks", "Acknowledgements to agents.", stats.acks)
+    yield _count("sickbay_ingest_resyncs", "Snapshots that were asked for.", stats.resyncs)
+    yield _count("sickbay_ingest_throttled", "Times a stream had to wait.", stats.throttled)
+    yield _count("sickbay_ingest_superseded", "Streams that a newer one closed.", stats.superseded)
+    yield _count("sickbay_ingest_conflicts", "Times two agents claimed a node.", stats.conflicts)
+    yield _count(
+        "sickbay_ingest_certificate_troubles",
+        "Rotated TLS certificates that could not be used.",
+        stats.certificate_troubles,
+    )
+
+
+def _api(stats: ApiStats) -> Iterator[Metric]:
+    requests = _counter(
+        "sickbay_api_requests",
+        "Requests to the API server; code 0 is no answer.",
+        ["method", "kind", "code"],
+    )
+    errors = 0
+    for (method, kind, code), count in sorted(stats.answers.items()):
+        requests.add_metric([method, kind, str(code)], count)
+        errors += count if code >= 500 or code == 0 else 0
+    yield requests
+    yield _count(
+        "sickbay_api_throttled", "Answers 429 because the server is busy.", stats.throttled
+    )
+    yield _count("sickbay_api_errors", "Answers 5xx, and no answers.", errors)
+    yield _count("sickbay_api_evictions_blocked", "Evictions that a budget refused.", stats.blocked)
+
+
+def _gauge(name: str, text: str, labels: list[str]) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, labels=labels)
+
+
+def _counter(name: str, text: str, labels: list[str]) -> CounterMetricFamily:
+    return CounterMetricFamily(name, text, labels=labels)
+
+
+def _one(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, value=float(value))
+
+
+def _count(name: str, text: str, value: float) -> CounterMetricFamily:
+    return CounterMetricFamily(name, text, value=float(value))

@@ -1,0 +1,141 @@
+"""The OpenAPI 3.1 document, made from the endpoints and shapes that serve the answers."""
+
+import re
+from typing import Any
+
+import msgspec
+
+from aggregator.web import shapes
+from aggregator.web.api import ENDPOINTS, Endpoint
+from aggregator.web.query import Form, Param
+
+_REF = "#/components/schemas/{name}"
+STREAM_PARAMS = (Param("node", Form.TEXT, "Only what is about this node.", ""),)
+#: Events of the stream by name.
+STREAM_EVENTS: dict[str, type[shapes.Shape]] = {
+    "hello": shapes.Hello,
+    "fleet": shapes.Tick,
+    "transition": shapes.Event,
+    "missed": shapes.Missed,
+    "beat": shapes.Beat,
+}
+
+
+def document(version: str) -> dict[str, Any]:
+    """The document, as plain values."""
+    named = [endpoint.shape for endpoint in ENDPOINTS]
+    kinds = [*named, *STREAM_EVENTS.values(), shapes.Problem]
+    _, components = msgspec.json.schema_components(kinds, ref_template=_REF)
+    paths = {endpoint.path: {"get": _operation(endpoint)} for endpoint in ENDPOINTS}
+    paths["/api/v1/stream"] = {"get": _stream()}
+    paths["/api/v1/openapi.json"] = {
+        "get": {
+            "operationId": "openapi",
+            "summary": "This document.",
+            "responses": {"200": _json("The document.", {"type": "object"})},
+        }
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "sickbay",
+            "version": version,
+            "description": "Health and quarantine of a GPU cluster's nodes. Read only.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {"schemas": {name: _tidy(one) for name, one in components.items()}},
+    }
+
+
+def _operation(endpoint: Endpoint) -> dict[str, Any]:
+    responses = {"200": _json(endpoint.summary, _ref(endpoint.shape)), "400": _problem("query")}
+    if endpoint.parts:
+        responses["404"] = _problem("name")
+    parts = [
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "description": text,
+            "schema": {"type": "string"},
+        }
+        for name, text in endpoint.parts.items()
+    ]
+    return {
+        "operationId": _ident(endpoint.path),
+        "summary": endpoint.summary,
+        "parameters": parts + [_param(param) for param in endpoint.params],
+        "responses": responses,
+    }
+
+
+def _stream() -> dict[str, Any]:
+    events = "; ".join(f"`{name}`: {shape.__name__}" for name, shape in STREAM_EVENTS.items())
+    last = {
+        "name": "Last-Event-ID",
+        "in": "header",
+        "description": "The id of the last event that you had; what came since is sent first.",
+        "schema": {"type": "string"},
+    }
+    return {
+        "operationId": "stream",
+        "summary": "What happens, as it happens (server-sent events).",
+        "description": f"The data of each event is JSON. Events and their shapes: {events}.",
+        "parameters": [*(_param(param) for param in STREAM_PARAMS), last],
+        "responses": {
+            "200": {
+                "description": "Events, for as long as you listen.",
+                "content": {
+                    "text/event-stream": {
+                        "schema": {
+                            "type": "string",
+                            "x-events": {
+                                name: _ref(shape) for name, shape in STREAM_EVENTS.items()
+                            },
+                        }
+                    }
+                },
+            },
+            "400": _problem("query"),
+            "503": _problem("moment: too many streams are open. The"),
+        },
+    }
+
+
+def _param(param: Param) -> dict[str, Any]:
+    return {
+        "name": param.name,
+        "in": "query",
+        "description": param.text,
+        "schema": param.schema(),
+    }
+
+
+def _ref(shape: type[shapes.Shape]) -> dict[str, str]:
+    return {"$ref": _REF.format(name=shape.__name__)}
+
+
+def _json(text: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"description": text, "content": {"application/json": {"schema": schema}}}
+
+
+def _problem(what: str) -> dict[str, Any]:
+    return _json(f"The {what} can't be answered; says why.", _ref(shapes.Problem))
+
+
+def _ident(path: str) -> str:
+    words: list[str] = re.findall(r"[a-z]+", path.removeprefix("/api/v1/"))
+    return words[0] + "".join(word.capitalize() for word in words[1:])
+
+
+def _tidy(schema: Any) -> Any:
+    """Docstrings as one line each, and shapes closed: nothing comes that is not described."""
+    if isinstance(schema, dict):
+        found = {key: _tidy(value) for key, value in schema.items()}
+        if isinstance(found.get("description"), str):
+            found["description"] = " ".join(found["description"].split())
+        if "properties" in found:
+            found["additionalProperties"] = False
+        return found
+    return [_tidy(one) for one in schema] if isinstance(schema, list) else schema

@@ -1,0 +1,272 @@
+// Keeps the page as the fleet is: listens to the event stream, asks for the page anew when something
+// has changed, and puts in only what differs. Without it the page is still whole, as of its time.
+"use strict";
+(() => {
+  const PAUSE = 400; // ms between two refreshes
+  const DEAF = 25000; // ms without a sign of life (a beat comes every 10 s)
+  const LONGEST_WAIT = 15000;
+  const STANDINGS = {
+    o: ["ok", "well"],
+    u: ["unknown", "unknown"],
+    s: ["silent", "silent"],
+    w: ["warning", "warning"],
+    h: ["held", "held back"],
+    q: ["quarantined", "in quarantine"],
+  };
+  const sleep = (ms) => new Promise((done) => setTimeout(done, ms));
+  const root = document.documentElement;
+
+  // -- time: the server's clock counts, not this machine's ----------------------------
+  let ahead = Date.parse(document.body.dataset.now) - Date.now();
+  const now = () => Date.now() + ahead;
+  const utc = (ms) => new Date(ms).toISOString().slice(11, 19) + " UTC";
+
+  function span(s) {
+    if (s < 60) return Math.floor(s) + " s";
+    if (s < 3600) return Math.floor(s / 60) + " min";
+    if (s < 2 * 86400) return Math.floor(s / 3600) + " h";
+    return Math.floor(s / 86400) + " d";
+  }
+
+  function sayTimes() {
+    for (const time of document.querySelectorAll("time[datetime]")) {
+      const s = (now() - Date.parse(time.dateTime)) / 1000;
+      const text = Math.abs(s) < 2 ? "just now" : s > 0 ? span(s) + " ago" : "in " + span(-s);
+      const said = time.querySelector("b");
+      if (said && said.textContent !== text) said.textContent = text;
+    }
+  }
+
+  // -- the connection, said --------------------------------------------------------------
+  const live = document.getElementById("live");
+  const lost = document.getElementById("lost");
+  let lostAt = 0;
+
+  function sayLive() {
+    lostAt = 0;
+    live.className = "live on";
+    live.lastElementChild.textContent = "live";
+    document.body.classList.remove("stale");
+    lost.hidden = true;
+  }
+
+  function sayLost() {
+    if (lostAt) return;
+    lostAt = now();
+    live.className = "live off";
+    live.lastElementChild.textContent = "connection lost";
+    document.body.classList.add("stale");
+    lost.textContent =
+      "Connection lost since " + utc(lostAt) + ". What you see is from then; trying again.";
+    lost.hidden = false;
+  }
+
+  // -- the stream ------------------------------------------------------------------------
+  let source = null;
+  let heardAt = Date.now();
+  let wait = 500;
+  let retry = 0;
+
+  function heard(event) {
+    heardAt = Date.now();
+    wait = 500;
+    const told = JSON.parse(event.data);
+    if (told.at && event.type !== "transition") ahead = Date.parse(told.at) - Date.now();
+  }
+
+  function open() {
+    clearTimeout(retry);
+    if (source) source.close();
+    heardAt = Date.now();
+    source = new EventSource(document.body.dataset.stream);
+    source.addEventListener("hello", (event) => {
+      heard(event);
+      sayLive();
+      refresh();
+    });
+    source.addEventListener("fleet", (event) => {
+      heard(event);
+      refresh();
+    });
+    source.addEventListener("transition", (event) => {
+      heard(event);
+      refresh();
+    });
+    source.addEventListener("missed", (event) => {
+      heard(event);
+      refresh();
+    });
+    source.addEventListener("beat", heard);
+    source.onerror = again;
+  }
+
+  function again() {
+    source.close();
+    sayLost();
+    heardAt = Date.now(); // the next try begins its own silence
+    clearTimeout(retry);
+    retry = setTimeout(open, wait * (0.5 + Math.random()));
+    wait = Math.min(wait * 2, LONGEST_WAIT);
+  }
+
+  // -- the page --------------------------------------------------------------------------
+  let busy = false;
+  let due = false;
+
+  async function refresh() {
+    due = true;
+    if (busy || document.hidden) return;
+    busy = true;
+    while (due && !document.hidden) {
+      due = false;
+      try {
+        await fetchPage();
+        await drawMap();
+      } catch (error) {
+        if (!(error instanceof TypeError)) throw error; // the network: the stream tells of it
+      }
+      await sleep(PAUSE);
+    }
+    busy = false;
+  }
+
+  async function fetchPage() {
+    const url = new URL(location.href);
+    url.searchParams.set("fragment", "1");
+    url.hash = "";
+    const response = await fetch(url, { cache: "no-store" });
+    if (!response.ok) return;
+    const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
+    if (fresh.title) document.title = fresh.title;
+    for (const part of fresh.querySelectorAll("[data-live]")) {
+      const mine = document.getElementById(part.id);
+      if (mine && shape(mine) !== shape(part)) replace(mine, part);
+    }
+    sayTimes();
+  }
+
+  // What an element shows, but for how long ago things were.
+  function shape(element) {
+    const copy = element.cloneNode(true);
+    for (const time of copy.querySelectorAll("time")) time.textContent = "";
+    for (const one of copy.querySelectorAll(".fresh")) {
+      one.classList.remove("fresh");
+      if (!one.className) one.removeAttribute("class");
+    }
+    return copy.innerHTML.replace(/\s+/g, " ");
+  }
+
+  function replace(mine, part) {
+    const known = new Set(Array.from(mine.querySelectorAll("[data-key]"), (e) => e.dataset.key));
+    const focus = mine.contains(document.activeElement) && document.activeElement.href;
+    mine.replaceChildren(...part.childNodes);
+    for (const one of mine.querySelectorAll("[data-key]")) {
+      if (!known.has(one.dataset.key)) one.classList.add("fresh");
+    }
+    if (focus) Array.from(mine.querySelectorAll("a"), (a) => a.href === focus && a.focus());
+  }
+
+  // -- the map: every node as a cell, in order of name ---------------------------------------
+  const figure = document.getElementById("map");
+  const canvas = figure && figure.querySelector("canvas");
+  const tip = document.getElementById("tip");
+  let fleet = null;
+  let grid = { columns: 1, pitch: 10 };
+
+  async function drawMap() {
+    if (!figure) return;
+    const response = await fetch(figure.dataset.src, { cache: "no-store" });
+    if (!response.ok) return;
+    fleet = await response.json();
+    figure.hidden = fleet.names.length <= Number(figure.dataset.few);
+    paint();
+  }
+
+  function paint() {
+    if (!fleet || figure.hidden) return;
+    const width = canvas.clientWidth;
+    const count = fleet.names.length;
+    const fits = Math.floor(Math.sqrt((width * 260) / count));
+    const pitch = Math.max(6, Math.min(18, fits));
+    const columns = Math.max(1, Math.floor(width / pitch));
+    grid = { columns, pitch };
+    const height = Math.ceil(count / columns) * pitch;
+    const scale = window.devicePixelRatio || 1;
+    canvas.width = Math.round(width * scale);
+    canvas.height = Math.round(height * scale);
+    canvas.style.height = height + "px";
+    const pen = canvas.getContext("2d");
+    pen.scale(scale, scale);
+    const style = getComputedStyle(root);
+    const colours = {};
+    for (const letter in STANDINGS) {
+      colours[letter] = style.getPropertyValue("--" + STANDINGS[letter][0] + "-cell").trim();
+    }
+    for (let i = 0; i < count; i++) {
+      const x = (i % columns) * pitch;
+      const y = Math.floor(i / columns) * pitch;
+      cell(pen, fleet.standings[i], colours, x, y, pitch - (pitch < 8 ? 1 : 2));
+    }
+  }
+
+  // Shapes as in the legend, where a cell is large enough to show one.
+  function cell(pen, letter, colours, x, y, size) {
+    pen.fillStyle = pen.strokeStyle = colours[letter];
+    pen.beginPath();
+    if (letter === "s") {
+      pen.lineWidth = size > 8 ? 2 : 1.2;
+      pen.strokeRect(x + 0.6, y + 0.6, size - 1.2, size - 1.2);
+    } else if (letter === "w" && size > 8) {
+      pen.moveTo(x + size / 2, y);
+      pen.lineTo(x + size, y + size);
+      pen.lineTo(x, y + size);
+      pen.fill();
+    } else if (letter === "h" && size > 8) {
+      pen.moveTo(x + size / 2, y);
+      pen.lineTo(x + size, y + size / 2);
+      pen.lineTo(x + size / 2, y + size);
+      pen.lineTo(x, y + size / 2);
+      pen.fill();
+    } else {
+      pen.fillRect(x, y, size, size);
+    }
+  }
+
+  function under(event) {
+    const box = canvas.getBoundingClientRect();
+    const column = Math.floor((event.clientX - box.left) / grid.pitch);
+    const row = Math.floor((event.clientY - box.top) / grid.pitch);
+    const index = row * grid.columns + column;
+    const inside = fleet && column >= 0 && column < grid.columns && index < fleet.names.length;
+    return inside ? index : -1;
+  }
+
+  if (figure) {
+    canvas.addEventListener("mousemove", (event) => {
+      const index = under(event);
+      tip.hidden = index < 0;
+      if (index < 0) return;
+      tip.textContent = fleet.names[index] + ": " + STANDINGS[fleet.standings[index]][1];
+      const box = figure.getBoundingClientRect();
+      tip.style.left = event.clientX - box.left + "px";
+      tip.style.top = event.clientY - box.top + "px";
+    });
+    canvas.addEventListener("mouseleave", () => (tip.hidden = true));
+    canvas.addEventListener("click", (event) => {
+      const index = under(event);
+      if (index >= 0) location.href = "/nodes/" + encodeURIComponent(fleet.names[index]);
+    });
+    new ResizeObserver(paint).observe(figure);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paint);
+  }
+
+  // -- begin ---------------------------------------------------------------------------------
+  setInterval(sayTimes, 1000);
+  sayTimes();
+  if (!document.body.dataset.stream) return; // a page that tells of an error
+  document.addEventListener("visibilitychange", () => due && refresh());
+  window.addEventListener("pagehide", () => source && source.close());
+  window.addEventListener("pageshow", (event) => event.persisted && open());
+  setInterval(() => Date.now() - heardAt > DEAF && again(), 5000);
+  open();
+})();

@@ -1,0 +1,275 @@
+"""The whole fleet, turned into what people read. Pure; patients are added one by one.
+
+Adding is what costs (a few microseconds a node), so that whoever does it for 10,000 nodes can let
+other work in between; what comes out then holds nothing that depends on the time but ``at``.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from aggregator.quarantine.cluster import Phase
+from aggregator.quarantine.decide.admission import allowance
+from aggregator.quarantine.fleet import Fleet, Patient, Standing
+from aggregator.web import shapes, view
+from aggregator.web.view import Moment
+
+LETTERS = {
+    Standing.OK: "o",
+    Standing.UNKNOWN: "u",
+    Standing.SILENT: "s",
+    Standing.WARNING: "w",
+    Standing.HELD: "h",
+    Standing.QUARANTINED: "q",
+}
+_ACTIONS = ("drain", "cordon", "observe")
+_PHASES = (
+    Phase.INVALID,
+    Phase.DRAINING,
+    Phase.ADMITTED,
+    Phase.RELEASING,
+    Phase.CORDONED,
+    Phase.DRAINED,
+)
+_DIGITS = re.compile(r"(\d+)")
+
+
+def natural(name: str) -> tuple[tuple[int, int, str], ...]:
+    """A sort key that puts node-9 before node-10."""
+    return tuple(
+        (0, int(part), part) if part.isdecimal() else (1, 0, part)
+        for part in _DIGITS.split(name)
+        if part
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """All that the fleet's page and API show, but for history. Lists are whole and sorted."""
+
+    names: tuple[str, ...] = ()
+    standings: Mapping[str, Standing] = field(default_factory=dict)
+    incidents: tuple[shapes.Incident, ...] = ()
+    quarantines: tuple[shapes.Quarantine, ...] = ()
+    holds: tuple[shapes.Hold, ...] = ()
+    silent: tuple[shapes.NodeRow, ...] = ()
+    never_heard: int = 0
+    attached: int = 0
+    conflicts: int = 0
+    mode: str = ""
+    stop: str = ""
+    view_lost: str = ""
+    waiting_for_quorum: str = ""
+    record_entries: int = 0
+    limits: tuple[shapes.LimitUse, ...] = ()
+
+    @property
+    def counts(self) -> dict[Standing, int]:
+        """Nodes by standing, every standing named."""
+        found = Counter(self.standings.values())
+        return {standing: found[standing] for standing in Standing}
+
+    @property
+    def letters(self) -> str:
+        """One letter for each of ``names``."""
+        return "".join(LETTERS[self.standings[name]] for name in self.names)
+
+
+class Survey:
+    """Goes through the patients, then concludes."""
+
+    def __init__(self, fleet: Fleet, moment: Moment) -> None:
+        self._fleet = fleet
+        self._moment = moment
+        self._standings: dict[str, Standing] = {}
+        self._incidents: list[shapes.Incident] = []
+        self._quarantines: list[shapes.Quarantine] = []
+        self._holds: list[shapes.Hold] = []
+        self._silent: list[tuple[float, shapes.NodeRow]] = []
+        self._pools: Counter[str] = Counter()
+        self._taken: Counter[str] = Counter()
+        self._pool_label = _setting(fleet.limits, "pool_label")
+        self._never = self._attached = self._conflicts = 0
+
+    def add(self, patient: Patient) -> None:
+        """Take one node in."""
+        moment, standing = self._moment, patient.standing()
+        self._standings[patient.node] = standing
+        self._attached += patient.attached
+        self._conflicts += bool(patient.conflict)
+        if not patient.attached:
+            if view.agent(patient) == "never":
+                self._never += 1
+            else:
+                heard = patient.last_heard if patient.last_heard is not None else moment.now
+                self._silent.append((heard, view.node_row(patient, moment, standing)))
+        if patient.incidents:
+            self._incidents.extend(view.incidents(patient, moment))
+        if patient.quarantine is not None:
+            self._quarantines.append(view.quarantine(patient, patient.quarantine))
+        held = view.hold(patient, self._fleet.mode)
+        if held is not None:
+            self._holds.append(held)
+        if self._pool_label and patient.meta is not None:
+            pool = patient.meta.labels.get(self._pool_label, "")
+            self._pools[pool] += 1
+            self._taken[pool] += patient.in_record
+
+    def conclude(self, names: Iterable[str]) -> Findings:
+        """What was found. ``names`` are the nodes in the order in which people read them."""
+        fleet = self._fleet
+        return Findings(
+            names=tuple(name for name in names if name in self._standings),
+            standings=self._standings,
+            incidents=tuple(
+                sorted(
+                    self._incidents,
+                    key=lambda one: (
+                        _ACTIONS.index(one.action),
+                        one.recovering_since is not None,
+                        -one.since.timestamp(),
+                        one.node,
+                    ),
+                )
+            ),
+            quarantines=tuple(sorted(self._quarantines, key=_urgency)),
+            holds=tuple(sorted(self._holds, key=lambda one: natural(one.node))),
+            silent=tuple(row for _, row in sorted(self._silent, key=lambda pair: pair[0])),
+            never_heard=self._never,
+            attached=self._attached,
+            conflicts=self._conflicts,
+            mode=fleet.mode,
+            stop=fleet.stop,
+            view_lost=fleet.view_lost,
+            waiting_for_quorum=fleet.waiting_for_quorum,
+            record_entries=fleet.record_entries,
+            limits=tuple(self._limits()),
+        )
+
+    def _limits(self) -> Iterable[shapes.LimitUse]:
+        for key, value in self._fleet.limits.items():
+            name = f"limits.{key.removeprefix('limits.')}"
+            yield self._limit(name, value)
+
+    def _limit(self, name: str, value: str) -> shapes.LimitUse:
+        nodes, used = len(self._standings), self._fleet.record_entries
+        match name.removeprefix("limits."):
+            case "concurrent" if value.isdecimal():
+                return _use(name, value, used, int(value), "nodes in quarantine at once")
+            case "concurrent_percent" if _percent(value) is not None:
+                most = allowance(nodes, _percent(value) or 0.0)
+                return _use(name, value, used, most, f"{value} of {nodes} nodes")
+            case "pool_percent" if _percent(value) is not None and self._pools:
+                pool, taken, most = self._fullest_pool(_percent(value) or 0.0)
+                text = f"{value} of a pool; the fullest is {pool or '(no pool)'}"
+                return _use(name, value, taken, most, text)
+            case "evictions_at_once":
+                text = "evictions in flight at once"
+            case "quorum_percent":
+                text = "of the nodes must have reported before anything is admitted"
+            case "pool_label":
+                text = "the node label that names a pool"
+            case _:
+                text = ""
+        return shapes.LimitUse(name=name, value=value, used=None, most=None, full=False, text=text)
+
+    def _fullest_pool(self, percent: float) -> tuple[str, int, int]:
+        shares = [
+            (self._taken[pool] / allowance(total, percent), pool)
+            for pool, total in self._pools.items()
+        ]
+        _, pool = max(shares)
+        return pool, self._taken[pool], allowance(self._pools[pool], percent)
+
+
+def survey(fleet: Fleet, moment: Moment) -> Findings:
+    """All of it at once."""
+    found = Survey(fleet, moment)
+    for patient in fleet.patients.values():
+        found.add(patient)
+    return found.conclude(sorted(fleet.patients, key=natural))
+
+
+def glance(
+    found: Findings,
+    moment: Moment,
+    *,
+    version: str,
+    revision: int,
+    not_ready: list[str],
+) -> shapes.Fleet:
+    """The numbers, and the sentence that stands above them."""
+    when = moment.when(moment.now)
+    return shapes.Fleet(
+        at=when,
+        version=version,
+        revision=revision,
+        mode=found.mode,
+        stop=found.stop,
+        view_lost=found.view_lost,
+        waiting_for_quorum=found.waiting_for_quorum,
+        not_ready=not_ready,
+        nodes=len(found.standings),
+        attached=found.attached,
+        counts=found.counts,
+        incidents=len(found.incidents),
+        quarantines=len(found.quarantines),
+        held=len(found.holds),
+        silent=len(found.silent),
+        never_heard=found.never_heard,
+        record_entries=found.record_entries,
+        limits=list(found.limits),
+        headline=headline(found),
+    )
+
+
+def headline(found: Findings) -> str:
+    """How the fleet is, in a sentence or two."""
+    total, counts = len(found.standings), found.counts
+    if not total:
+        return "No node is known yet."
+    parts = []
+    if counts[Standing.QUARANTINED]:
+        parts.append(f"{counts[Standing.QUARANTINED]} in quarantine")
+    if counts[Standing.HELD]:
+        parts.append(f"{counts[Standing.HELD]} held back")
+    if counts[Standing.WARNING]:
+        parts.append(f"{counts[Standing.WARNING]} with a warning")
+    if counts[Standing.SILENT]:
+        parts.append(f"{counts[Standing.SILENT]} silent")
+    if counts[Standing.UNKNOWN]:
+        parts.append(f"{counts[Standing.UNKNOWN]} unknown")
+    well = counts[Standing.OK]
+    if not parts:
+        return f"All {total:,} nodes are well." if total > 1 else "The only node is well."
+    listed = parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
+    return f"{listed[0].upper()}{listed[1:]}. {well:,} of {total:,} nodes are well."
+
+
+def _urgency(one: shapes.Quarantine) -> tuple[bool, int, float, str]:
+    """Those that are stuck, then those under way, then those that wait for a repair."""
+    since = one.phase_since
+    return (
+        not (one.blockers or one.last_error),
+        _PHASES.index(Phase(one.phase)),
+        -since.timestamp() if since else 0.0,
+        one.node,
+    )
+
+
+def _use(name: str, value: str, used: int, most: int, text: str) -> shapes.LimitUse:
+    return shapes.LimitUse(
+        name=name, value=value, used=used, most=most, full=used >= most, text=text
+    )
+
+
+def _setting(limits: Mapping[str, str], key: str) -> str:
+    return limits.get(key, "") or limits.get(f"limits.{key}", "")
+
+
+def _percent(value: str) -> float | None:
+    try:
+        return float(value.removesuffix("%"))
+    except ValueError:
+        return None

@@ -1,0 +1,399 @@
+"""A fleet built by hand, a history in a list, and a real server on loopback."""
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import aiohttp
+
+from aggregator.health.model import (
+    CheckOff,
+    ClearedBy,
+    Component,
+    Fault,
+    Hello,
+    Lost,
+    Snapshot,
+    Status,
+)
+from aggregator.health.node import NodeHealth
+from aggregator.ingest.stats import IngestStats
+from aggregator.policy.incident import Evidence, Incident, incident_id
+from aggregator.quarantine.acts import Clocks
+from aggregator.quarantine.cluster import (
+    Action,
+    Blocker,
+    EvidenceItem,
+    NodeMeta,
+    Phase,
+    Quarantine,
+    QuarantineSpec,
+    QuarantineStatus,
+)
+from aggregator.quarantine.fleet import Fleet, Hold, Patient
+from aggregator.quarantine.ledger import Kind, Transition
+from aggregator.web.feed import Feed
+from aggregator.web.server import Web
+from aggregator.web.stats import Stats
+
+BOOT = "8b1c7f0e-6a0d-4a53-9a39-0f4f4a0c2f11"
+GPU = "GPU-5d0a9c1e-7f43-4b6e-9a20-1f2e3d4c5b6a"
+#: 2026-03-14 03:14:07 UTC, when people are tired.
+NIGHT = 1773458047.0
+
+
+@dataclass
+class Hands:
+    """Clocks that stand still until a test moves them. ``now`` is far from ``wall`` on purpose."""
+
+    now: float = 5000.0
+    wall: float = NIGHT
+
+    def clocks(self) -> Clocks:
+        return Clocks(now=lambda: self.now, wall=lambda: self.wall)
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+        self.wall += seconds
+
+
+def running_clocks(wall: float = NIGHT) -> Clocks:
+    """Clocks that run, from a wall clock time on."""
+    began = time.monotonic()
+    return Clocks(now=time.monotonic, wall=lambda: wall + time.monotonic() - began)
+
+
+@dataclass
+class ListHistory:
+    """What was noted, newest first. ``broken`` makes every read fail as a database does."""
+
+    items: list[Transition] = field(default_factory=list)
+    broken: str = ""
+
+    async def recent(
+        self, node: str = "", since: float = 0.0, limit: int = 200
+    ) -> list[Transition]:
+        if self.broken:
+            raise OSError(self.broken)
+        found = [one for one in self.items if node in {"", one.node} and one.at >= since]
+        return sorted(found, key=lambda one: one.at, reverse=True)[:limit]
+
+
+@dataclass
+class ApiCounts:
+    answers: Counter[tuple[str, str, int]] = field(default_factory=Counter)
+    throttled: int = 0
+    blocked: int = 0
+
+
+# -- patients ------------------------------------------------------------------------------
+
+
+def hello(node: str, **changes: Any) -> Hello:
+    told = Hello(
+        node=node,
+        boot_id=BOOT,
+        spool_epoch="e1",
+        agent_version="0.1.0",
+        contract_version=1,
+        instance="i1",
+        checks=(
+            CheckOff("disk-space", 60.0, ""),
+            CheckOff("gpu-ecc", 60.0, ""),
+            CheckOff("net-targets", 30.0, "no targets are configured"),
+        ),
+        traits={"driver": "580.95.05", "gpu": "NVIDIA H100 80GB HBM3", "kernel": "6.8.0-45"},
+    )
+    return replace(told, **changes)
+
+
+def component(now: float, check: str, name: str, status: Status, message: str = "") -> Component:
+    reason = "" if status is Status.OK else "threshold"
+    return Component(check, name, status, reason, message or "as it should be", now - 3600.0)
+
+
+def fault(now: float, code: str = "xid:79", message: str = "", **changes: Any) -> Fault:
+    made = Fault(
+        code=code,
+        check="gpu-xid",
+        component=GPU,
+        message=message or "NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.",
+        boot_id=BOOT,
+        source="kmsg",
+        source_seq=4711,
+        first_at=now - 240.0,
+        last_at=now - 200.0,
+        count=3,
+        cleared_by=ClearedBy.REBOOT,
+    )
+    return replace(made, **changes)
+
+
+def well(fleet: Fleet, node: str, now: float, *, uid: str = "") -> Patient:
+    """A node that is known to the cluster and whose agent says that all is well."""
+    patient = fleet.patient(node)
+    patient.meta = NodeMeta(node, uid or f"uid-{node}", {"sickbay.dev/pool": "h100"})
+    patient.health = NodeHealth(hello(node))
+    parts = [component(now, "gpu-ecc", f"GPU-{i}", Status.OK) for i in range(8)]
+    parts.append(component(now, "disk-space", "/var", Status.OK, "41 % used"))
+    patient.health.snapshot(Snapshot(tuple(parts), ()))
+    patient.attached = True
+    patient.last_heard = now - 2.0
+    return patient
+
+
+def incident_of(
+    patient: Patient,
+    now: float,
+    *,
+    action: str = "drain",
+    kind: str = "gpu",
+    code: str = "xid:79",
+    component: str = GPU,
+    message: str = "NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.",
+    summary: str = "xid:79 (GPU has fallen off the bus) on 1 GPU",
+    cleared_by: ClearedBy | None = ClearedBy.REBOOT,
+    ago: float = 240.0,
+    recovering: float | None = None,
+) -> Incident:
+    over = "" if recovering is None else "reboot"
+    evidence = Evidence(
+        code, component, BOOT, "gpu-off-bus", action, message, cleared_by, now - ago, over
+    )
+    made = Incident(
+        id=incident_id(patient.node, BOOT, kind),
+        node=patient.node,
+        boot_id=BOOT,
+        kind=kind,
+        action=action,
+        summary=summary,
+        since=now - ago,
+        evidence=(evidence,),
+        healthy_for=600.0,
+        recovering_since=None if recovering is None else now - recovering,
+    )
+    patient.incidents[made.id] = made
+    return made
+
+
+def quarantine_of(
+    patient: Patient,
+    wall: float,
+    *,
+    phase: Phase = Phase.DRAINING,
+    pods: int | None = 4,
+    blockers: tuple[Blocker, ...] = (),
+    reason: str = "xid:79 (GPU has fallen off the bus) on 1 GPU",
+    requester: str = "sickbay",
+    action: Action = Action.DRAIN,
+    kind: str = "gpu",
+) -> Quarantine:
+    at = wall - 230.0
+    later = (Phase.CORDONED, Phase.DRAINING, Phase.DRAINED, Phase.RELEASING)
+    spec = QuarantineSpec(
+        action=action,
+        kind=kind,
+        reason=reason,
+        requester=requester,
+        incident="a1b2c3d4",
+        boot_id=BOOT,
+        evidence=(
+            EvidenceItem("xid:79", GPU, BOOT, "reboot", "gpu-off-bus", "a1b2c3d4", "off the bus"),
+        )
+        if requester == "sickbay"
+        else (),
+    )
+    status = QuarantineStatus(
+        phase=phase,
+        node_uid=f"uid-{patient.node}",
+        admitted_at=at,
+        cordoned_at=at + 0.4 if phase in later else 0.0,
+        drain_started_at=at + 0.6 if phase in later[1:] else 0.0,
+        drained_at=at + 150 if phase in later[2:] else 0.0,
+        pods_remaining=pods,
+        blockers=blockers,
+    )
+    patient.quarantine = Quarantine(patient.node, f"q-{patient.node}", "7", spec, status, at)
+    patient.in_record = True
+    return patient.quarantine
+
+
+def small_fleet(hands: Hands) -> Fleet:
+    """One node of each standing, and the words that go with it."""
+    now, wall = hands.now, hands.wall
+    fleet = Fleet(
+        mode="drain",
+        record_entries=2,
+        limits={
+            "concurrent": "20",
+            "concurrent_percent": "5%",
+            "evictions_at_once": "50",
+            "quorum_percent": "50%",
+        },
+    )
+    for number in range(1, 9):
+        well(fleet, f"node-{number}", now)
+    sick = fleet.patient("node-2")
+    assert sick.health is not None
+    sick.health.snapshot(
+        Snapshot(
+            (
+                component(now, "gpu-inventory", "GPUs", Status.FAILED, "7 of 8 GPUs answer"),
+                component(now, "disk-space", "/var", Status.OK, "41 % used"),
+            ),
+            (
+                fault(now),
+                fault(now, "xid:31", "MMU fault", historical=True, boot_id="older", source_seq=9),
+                fault(now, "xid:63", "row remapping", missing=True, source_seq=12),
+            ),
+            lost=(Lost("kmsg", 12, "the ring was overwritten"),),
+        )
+    )
+    incident_of(sick, now)
+    blocker = Blocker("training/llm-worker-17", "disruption budget llm allows 0 more", wall - 120)
+    quarantine_of(sick, wall, blockers=(blocker,))
+    held = fleet.patient("node-3")
+    incident_of(held, now, ago=60.0)
+    text = "20 nodes are in quarantine; the limit is 20"
+    held.hold = Hold("limits.concurrent", "20", text, wall - 55.0)
+    watched = fleet.patient("node-4")
+    incident_of(
+        watched,
+        now,
+        action="observe",
+        code="xid:31",
+        message="NVRM: Xid (PCI:0000:1b:00): 31, pid=4711, MMU fault",
+        summary="xid:31 (GPU memory page fault) on 1 GPU, application-caused",
+        cleared_by=ClearedBy.EXPIRY,
+        ago=7200.0,
+    )
+    silent = fleet.patient("node-5")
+    silent.attached, silent.last_heard = False, now - 900.0
+    unknown = fleet.patient("node-6")
+    unknown.health, unknown.attached, unknown.last_heard = None, False, None
+    by_hand = fleet.patient("node-7")
+    quarantine_of(
+        by_hand,
+        wall - 86400,
+        phase=Phase.DRAINED,
+        pods=0,
+        reason="fan 3 is dead, RMA 12345",
+        requester="ana",
+        kind="manual",
+    )
+    return fleet
+
+
+def big_fleet(hands: Hands, count: int = 7500) -> Fleet:
+    """Many nodes, a few per cent of them in trouble of every kind, some with long messages."""
+    now, wall = hands.now, hands.wall
+    fleet = Fleet(mode="drain", limits={"concurrent": "200", "concurrent_percent": "5%"})
+    for number in range(count):
+        patient = well(fleet, f"gpu-{number // 18:03d}-{number % 18:02d}", now)
+        if number % 97 == 3:
+            incident_of(patient, now, ago=float(number))
+            phase = (Phase.DRAINING, Phase.DRAINED, Phase.CORDONED)[number % 3]
+            quarantine_of(patient, wall - number, phase=phase, pods=number % 9)
+            fleet.record_entries += 1
+        elif number % 151 == 5:
+            incident_of(patient, now, ago=float(number))
+            patient.hold = Hold("limits.concurrent", "200", "the limit is 200", wall - 60.0)
+        elif number % 61 == 7:
+            incident_of(patient, now, action="observe", kind="network", ago=float(number))
+        elif number % 83 == 11 or 3000 < number < 3036:
+            patient.attached, patient.last_heard = False, now - 600.0
+        elif number % 211 == 17:
+            patient.health, patient.attached, patient.last_heard = None, False, None
+    return fleet
+
+
+def some_past(wall: float) -> list[Transition]:
+    """A quarantine's course, and what else there was."""
+    node = "node-2"
+    told = [
+        (231, Kind.INCIDENT_OPENED, node, f"{node}: xid:79 (GPU has fallen off the bus) on 1 GPU"),
+        (230, Kind.ADMITTED, node, f"{node}: drain admitted: xid:79 on 1 GPU"),
+        (229, Kind.CORDONED, node, f"{node}: tainted gpu and unschedulable"),
+        (229, Kind.DRAINING, node, f"{node}: evicting 6 pods"),
+        (200, Kind.EVICTED, node, f"{node}: evicted training/llm-worker-3"),
+        (198, Kind.EVICTED, node, f"{node}: evicted training/llm-worker-9"),
+        (120, Kind.BLOCKED, node, f"{node}: training/llm-worker-17 may not go: budget llm"),
+        (55, Kind.HELD, "node-3", "node-3: held by limits.concurrent: the limit is 20"),
+        (900, Kind.AGENT_SILENT, "node-5", "node-5: its agent is silent"),
+        (90000, Kind.RESUMED, "", "the stop switch is off again"),
+    ]
+    return [
+        Transition(wall - ago, kind, name, text, details={"kind": "gpu"})
+        for ago, kind, name, text in told
+    ]
+
+
+# -- the server --------------------------------------------------------------------------------
+
+
+@dataclass
+class Served:
+    """A running `Web` and what stands behind it."""
+
+    web: Web
+    url: str
+    fleet: Fleet
+    feed: Feed
+    history: ListHistory
+    ingest: IngestStats
+    api: ApiCounts
+    troubles: list[str]
+    session: aiohttp.ClientSession
+
+    async def text(self, path: str, status: int = 200, **headers: str) -> str:
+        async with self.session.get(self.url + path, headers=headers) as response:
+            text = await response.text()
+            assert response.status == status, f"{path}: {response.status}: {text[:400]}"
+            return text
+
+    async def json(self, path: str, status: int = 200) -> Any:
+        return json.loads(await self.text(path, status))
+
+
+@asynccontextmanager
+async def serving(
+    fleet: Fleet,
+    clocks: Clocks,
+    *,
+    history: ListHistory | None = None,
+    feed: Feed | None = None,
+    address: str = "127.0.0.1:0",
+    ssl: Any = None,
+) -> AsyncIterator[Served]:
+    feed = feed or Feed(epoch=1)
+    history = history or ListHistory(some_past(clocks.wall()))
+    ingest, api, troubles = IngestStats(), ApiCounts(), list[str]()
+    web = Web(
+        fleet=fleet,
+        history=history,
+        feed=feed,
+        stats=Stats(ingest=ingest, api=api, outbox=lambda: {"0": 3}),
+        clocks=clocks,
+        version="0.1.0",
+        ready=lambda: list(troubles),
+    )
+    bound = await web.start(address, ssl)
+    try:
+        async with aiohttp.ClientSession() as session:
+            yield Served(
+                web, f"http://{bound}", fleet, feed, history, ingest, api, troubles, session
+            )
+    finally:
+        await web.close()
+
+
+async def eventually(what: Callable[[], bool], within: float = 10.0) -> None:
+    """Poll until it holds, or fail."""
+    async with asyncio.timeout(within):
+        while not what():
+            await asyncio.sleep(0.02)
