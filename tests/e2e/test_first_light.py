@@ -5,15 +5,17 @@ Each test is one sentence of what sickbay promises. The agents' kernel log is a 
 """
 
 import json
+import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.agent.agent_process import QUIET
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.plane import ControlPlane
-from tests.controlplane.pytest_plugin import Space
+from tests.controlplane.pytest_plugin import Space, StartControlPlane
 from tests.controlplane.waiting import wait_until
 from tests.support.evictions import accepted_evictions
 from tests.support.stack import NAMESPACE, Stack, pods_of, start_job
@@ -294,3 +296,65 @@ spec: {{action: drain, reason: smells of smoke}}
     plane.request("DELETE", f"/apis/sickbay.dev/v1alpha1/quarantines/{node}")
     stack.until(lambda: stack.quarantine(node) is None, "the release")
     assert stack.node(node)["spec"].get("unschedulable") is None
+
+
+@pytest.mark.root
+def test_a_full_tmpfs_cordons_and_an_emptied_one_releases(
+    cluster_space: Space, stack_of: Start, tmp_path: Path
+) -> None:
+    [node] = cluster_space.create_nodes(1)
+    mount = tmp_path / "scratch"
+    mount.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "scratch", str(mount)], check=True)
+    try:
+        stack = stack_of()
+        watch = f'[checks.disk-space]\ninterval = "1s"\nmounts = ["{mount}"]\nplenty = "1GiB"\n'
+        agent = stack.agent(node, more=QUIET.replace("[checks.disk-space]\non = false\n", watch))
+        stack.until(lambda: "scratch" in str(agent.results()), "the first look")
+        (mount / "core").write_bytes(b"x" * (4 << 20))
+        stack.until(lambda: stack.taint(node) == "disk", "the taint")
+        stack.until_phase(node, "Cordoned")
+        (mount / "core").unlink()
+        stack.until(lambda: stack.quarantine(node) is None, "the release")
+        assert stack.taint(node) is None
+        assert stack.node(node)["spec"].get("unschedulable") is None
+    finally:
+        subprocess.run(["umount", str(mount)], check=True)
+
+
+def test_deleting_the_definition_releases_nobody(
+    start_control_plane: StartControlPlane, tmp_path: Path
+) -> None:
+    plane = start_control_plane()
+    [node] = plane.create_nodes(1, "n")
+    with Stack(plane, tmp_path) as stack:
+        stack.aggregator.start().ready()
+        stack.agent(node).xid(79)
+        stack.until_phase(node, "Drained")
+        crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/quarantines.sickbay.dev"
+        assert plane.request("DELETE", crd).status == 200
+        stack.until(lambda: plane.request("GET", crd).status == 404, "the definition to be gone")
+        assert stack.taint(node) == "gpu"
+        assert stack.node(node)["spec"]["unschedulable"] is True
+
+
+def test_scaling_the_aggregator_to_zero_changes_nothing(
+    cluster_space: Space, stack_of: Start
+) -> None:
+    plane, [node] = cluster_space.plane, cluster_space.create_nodes(1)
+    stack = stack_of()
+    agent = stack.agent(node)
+    agent.xid(79)
+    stack.until_phase(node, "Drained")
+    assert stack.aggregator.stop() == 0
+    mark = plane.audit_mark()
+    agent.xid(48)
+    stack.until(lambda: "xid:48" in str(agent.results()), "the second fault to be latched")
+    assert stack.taint(node) == "gpu"
+    users = {who for who, verb in plane.requests_by_user_and_verb(mark)}
+    assert not [user for user in users if "sickbay" in user]
+    stack.aggregator.start().ready()
+    stack.until(
+        lambda: "xid:48" in str((stack.quarantine(node) or {})["spec"]["evidence"]),
+        "what came in meanwhile",
+    )
