@@ -1,0 +1,78 @@
+"""The node's condition and its Events, on a real API server."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from aggregator.kube.cluster import KubeCluster
+from aggregator.quarantine.cluster import Conflict, NotFound
+from tests.controlplane.pytest_plugin import Space
+
+
+def condition_of(space: Space, name: str) -> dict[str, Any]:
+    conditions = space.plane.node(name)["status"]["conditions"]
+    [found] = [one for one in conditions if one["type"] == "SickbayQuarantined"]
+    assert isinstance(found, dict)
+    return found
+
+
+def events_of(space: Space, name: str) -> list[dict[str, Any]]:
+    listed = space.plane.call("GET", "/apis/events.k8s.io/v1/namespaces/default/events")
+    return [one for one in listed["items"] if one["regarding"].get("name") == name]
+
+
+async def announce(kube: KubeCluster, space: Space, name: str, **arguments: Any) -> None:
+    uid = space.plane.node(name)["metadata"]["uid"]
+    await kube.announce(name, node_uid=uid, **arguments)
+
+
+async def test_the_condition_and_one_event_tell_of_each_transition(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    [name] = cluster_space.create_nodes(1)
+    sick = {"quarantined": True, "reason": "Xid79", "message": "GPU 3 fell off the bus"}
+    await announce(kube, cluster_space, name, **sick)
+    await announce(kube, cluster_space, name, **sick)  # nothing new: nothing is told
+    first = condition_of(cluster_space, name)
+    assert (first["status"], first["reason"]) == ("True", "Xid79")
+    [event] = events_of(cluster_space, name)
+    assert (event["type"], event["reason"], event["note"]) == ("Warning", "Xid79", sick["message"])
+
+    await asyncio.sleep(1.1)  # times in conditions are whole seconds
+    await announce(
+        kube, cluster_space, name, quarantined=True, reason="Drained", message="12 pods left"
+    )
+    second = condition_of(cluster_space, name)
+    assert second["reason"] == "Drained"
+    assert second["lastTransitionTime"] == first["lastTransitionTime"]
+
+    await announce(kube, cluster_space, name, quarantined=False, reason="Released", message="ok")
+    third = condition_of(cluster_space, name)
+    assert third["status"] == "False"
+    assert third["lastTransitionTime"] > first["lastTransitionTime"]
+    assert [one["type"] for one in events_of(cluster_space, name)].count("Warning") == 2
+    assert len(events_of(cluster_space, name)) == 3
+    kept = {one["type"] for one in cluster_space.plane.node(name)["status"]["conditions"]}
+    assert "Ready" in kept
+
+
+async def test_a_long_message_is_cut_for_the_event_and_whole_in_the_condition(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    [name] = cluster_space.create_nodes(1)
+    message = "ä" * 2000
+    await announce(kube, cluster_space, name, quarantined=True, reason="R" * 200, message=message)
+    [event] = events_of(cluster_space, name)
+    assert event["note"] == "ä" * 512
+    assert condition_of(cluster_space, name)["message"] == message
+
+
+async def test_a_namesake_hears_nothing(kube: KubeCluster, cluster_space: Space) -> None:
+    [name] = cluster_space.create_nodes(1)
+    arguments: dict[str, Any] = {"quarantined": True, "reason": "Xid79", "message": "x"}
+    with pytest.raises(Conflict):
+        await kube.announce(name, node_uid="another", **arguments)
+    assert events_of(cluster_space, name) == []
+    with pytest.raises(NotFound):
+        await kube.announce(f"{name}-gone", node_uid="any", **arguments)

@@ -1,0 +1,282 @@
+"""The transport against a server of the test's own: deadlines, pauses, rotated credentials."""
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from aggregator.kube.access import Sources
+from aggregator.kube.errors import Failure
+from aggregator.kube.limiter import Lane, Limiter
+from aggregator.kube.transport import Transport
+from aggregator.quarantine.cluster import Refused, Unreachable
+from tests.controlplane.plane import ControlPlane
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def kubeconfig(path: Path, url: str, user: dict[str, object]) -> Path:
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "c", "cluster": {"server": url}}],
+        "users": [{"name": "u", "user": user}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    path.write_text(json.dumps(config))
+    return path
+
+
+@asynccontextmanager
+async def serving(handler: Handler) -> AsyncIterator[str]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handler)
+    async with TestServer(app) as server:
+        yield str(server.make_url("/")).rstrip("/")
+
+
+@asynccontextmanager
+async def transport_of(sources: Sources, *, deadline: float = 5.0) -> AsyncIterator[Transport]:
+    limiter = Limiter(qps=1000, burst=1000, clock=time.monotonic)
+    transport = Transport(
+        sources, limiter, clock=time.monotonic, rng=random.Random(1), deadline=deadline
+    )
+    try:
+        await transport.open()
+        yield transport
+    finally:
+        await transport.close()
+
+
+def sources_of(folder: Path, url: str, **user: object) -> Sources:
+    path = kubeconfig(folder / "config", url, user or {"token": "t1"})
+    return Sources(str(path), "", {})
+
+
+async def get(transport: Transport, lane: Lane = Lane.TAINT) -> bytes:
+    return await transport.request("GET", "/x", kind="things", lane=lane)
+
+
+async def test_a_server_that_hangs_is_given_up_at_the_deadline(tmp_path: Path) -> None:
+    hang = asyncio.Event()
+
+    async def handler(_: web.Request) -> web.Response:
+        await hang.wait()
+        return web.Response()
+
+    async with serving(handler) as url:
+        async with transport_of(sources_of(tmp_path, url), deadline=0.3) as transport:
+            with pytest.raises(Unreachable, match=r"GET /x: .* no answer in 0\.3 s"):
+                await get(transport)
+            assert transport.counters.answers["GET", "things", 0] == 1
+        hang.set()
+
+
+async def test_a_server_that_is_away_says_where_it_was_looked_for(tmp_path: Path) -> None:
+    async with transport_of(sources_of(tmp_path, "http://127.0.0.1:9")) as transport:
+        with pytest.raises(Unreachable, match=r"127\.0\.0\.1:9 is out of reach"):
+            await get(transport)
+
+
+async def test_a_busy_server_is_left_alone_for_as_long_as_it_asks_but_for_leases(
+    tmp_path: Path,
+) -> None:
+    busy = [True]
+
+    async def handler(_: web.Request) -> web.Response:
+        if busy[0]:
+            return web.json_response(
+                {"message": "too many requests"}, status=429, headers={"Retry-After": "1"}
+            )
+        return web.json_response({})
+
+    async with serving(handler) as url, transport_of(sources_of(tmp_path, url)) as transport:
+        with pytest.raises(Unreachable) as raised:
+            await get(transport)
+        assert raised.value.retry_after == 1.0
+        busy[0] = False
+        began = time.monotonic()
+        await get(transport, Lane.LEASE)
+        assert time.monotonic() - began < 0.5
+        await get(transport, Lane.RELEASE)
+        assert 0.9 < time.monotonic() - began < 2.0
+        assert transport.counters.throttled == 1
+
+
+async def test_a_server_that_fails_for_a_while_is_told_each_time_and_counted(
+    tmp_path: Path,
+) -> None:
+    async def handler(_: web.Request) -> web.Response:
+        return web.Response(status=500, text="etcd is away")
+
+    async with serving(handler) as url, transport_of(sources_of(tmp_path, url)) as transport:
+        for _ in range(20):
+            with pytest.raises(Unreachable, match="etcd is away"):
+                await get(transport)
+        assert transport.counters.answers["GET", "things", 500] == 20
+
+
+async def test_a_redirect_is_not_followed_with_our_credentials(tmp_path: Path) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        assert request.path == "/x"
+        raise web.HTTPFound("/elsewhere")
+
+    async with serving(handler) as url, transport_of(sources_of(tmp_path, url)) as transport:
+        with pytest.raises(Refused):
+            await get(transport)
+
+
+async def test_one_connection_serves_request_after_request(tmp_path: Path) -> None:
+    peers = set()
+
+    async def handler(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        peers.add(request.transport.get_extra_info("peername"))
+        return web.json_response({})
+
+    async with serving(handler) as url, transport_of(sources_of(tmp_path, url)) as transport:
+        for _ in range(20):
+            await get(transport)
+        assert len(peers) == 1
+
+
+async def test_a_rotated_token_is_read_again_and_the_request_goes_through(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("old")
+    valid = ["old"]
+    seen = []
+
+    async def handler(request: web.Request) -> web.Response:
+        seen.append(request.headers["Authorization"])
+        known = request.headers["Authorization"] == f"Bearer {valid[0]}"
+        return web.json_response({}, status=200 if known else 401)
+
+    async with serving(handler) as url:
+        sources = sources_of(tmp_path, url, tokenFile=str(token))
+        async with transport_of(sources) as transport:
+            await get(transport)
+            valid[0] = "new"
+            token.write_text("new")
+            # All that were under way when it was rotated go through, on one reading.
+            await asyncio.gather(*(get(transport) for _ in range(5)))
+            assert seen.count("Bearer old") == 6
+            valid[0] = "newer"
+            with pytest.raises(Refused) as raised:  # the file still says "new"
+                await get(transport)
+            assert raised.value.status == 401
+
+
+async def test_in_a_pod_its_own_service_account_is_used(
+    control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    (tmp_path / "ca.crt").write_bytes(control_plane.ca_file.read_bytes())
+    token = tmp_path / "token"
+    token.write_text(control_plane.token_for("default", "default", audience=None))
+    environ = {
+        "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+        "KUBERNETES_SERVICE_PORT": str(control_plane.port),
+        "KUBECONFIG": "/nowhere",
+    }
+    sources = Sources("", "", environ, service_account=tmp_path)
+    async with transport_of(sources) as transport:
+        answer = await transport.ask("GET", "/api/v1/secrets", kind="secrets", lane=Lane.TAINT)
+        assert isinstance(answer, Failure)
+        assert "system:serviceaccount:default:default" in answer.message
+    token.write_text("")
+    with pytest.raises(Refused, match="service account"):
+        async with transport_of(sources):
+            pass
+
+
+async def test_a_plugins_token_is_used(tmp_path: Path) -> None:
+    plugin = tmp_path / "plugin"
+    credential = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "kind": "ExecCredential",
+        "status": {"token": "from-plugin", "expirationTimestamp": "2999-01-01T00:00:00Z"},
+    }
+    plugin.write_text(f"#!/bin/sh\necho '{json.dumps(credential)}'\n")
+    plugin.chmod(0o755)
+    seen = []
+
+    async def handler(request: web.Request) -> web.Response:
+        seen.append(request.headers.get("Authorization"))
+        return web.json_response({})
+
+    call = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(plugin)}
+    async with serving(handler) as url:
+        sources = sources_of(tmp_path, url, exec=call)
+        async with transport_of(sources) as transport:
+            await get(transport)
+    assert seen == ["Bearer from-plugin"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "can't be used"),
+        ("[]", "can't be used"),
+        ('{"clusters": [], "contexts": [], "users": [], "current-context": "x"}', "x"),
+        ("current-context: x", "can't be used"),
+    ],
+)
+async def test_a_broken_kubeconfig_is_named(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "config"
+    path.write_text(text)
+    with pytest.raises(Refused, match=says) as raised:
+        async with transport_of(Sources(str(path), "", {})):
+            pass
+    assert str(path) in str(raised.value)
+
+
+async def test_a_missing_kubeconfig_says_what_to_set(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=r"set cluster\.kubeconfig"):
+        async with transport_of(Sources("", "", {"HOME": str(tmp_path)})):
+            pass
+
+
+async def test_a_context_that_is_not_there_is_named(tmp_path: Path) -> None:
+    path = kubeconfig(tmp_path / "config", "http://127.0.0.1:1", {"token": "t"})
+    with pytest.raises(Refused, match="prod"):
+        async with transport_of(Sources(str(path), "prod", {})):
+            pass
+
+
+async def test_a_failing_plugin_says_what_it_said(tmp_path: Path) -> None:
+    call = {"apiVersion": "client.authentication.k8s.io/v1", "command": "false"}
+    with pytest.raises(Refused, match="process returned 1"):
+        async with transport_of(sources_of(tmp_path, "http://127.0.0.1:1", exec=call)):
+            pass
+
+
+async def test_a_query_and_a_body_arrive_as_they_were_meant(tmp_path: Path) -> None:
+    got = {}
+
+    async def handler(request: web.Request) -> web.Response:
+        got["query"] = dict(request.query)
+        got["type"] = {"type": request.headers["Content-Type"]}
+        got["body"] = await request.json()
+        return web.Response(body=b'{"a": 1}')
+
+    async with serving(handler) as url, transport_of(sources_of(tmp_path, url)) as transport:
+        body = await transport.request(
+            "PATCH",
+            "/x",
+            kind="things",
+            lane=Lane.TAINT,
+            query={"fieldSelector": "spec.nodeName=a&b"},
+            body=b'{"x": "y"}',
+            content_type="application/merge-patch+json",
+        )
+    assert body == b'{"a": 1}'
+    assert got["query"] == {"fieldSelector": "spec.nodeName=a&b"}
+    assert got["type"] == {"type": "application/merge-patch+json"}
+    assert got["body"] == {"x": "y"}
