@@ -1,0 +1,223 @@
+"""What happened, kept: a bounded queue in memory, and one task that writes it in batches.
+
+Losing history loses no judgement, so nothing here ever holds up or fails whoever notes. What could
+not be kept is counted and said.
+"""
+
+import asyncio
+import logging
+import math
+import random
+from collections import deque
+from typing import Any
+
+from aggregator.history.database import Database, HistoryError
+from aggregator.history.rows import Numbers, to_row
+from aggregator.quarantine.acts import Clocks
+from aggregator.quarantine.ledger import Transition
+from aggregator.thread import OneThread
+
+log = logging.getLogger("sickbay.history")
+
+#: Transitions that may wait while the database is away; later ones are lost, and counted.
+MOST_WAITING = 20_000
+BATCH = 500
+#: Rows that `recent` returns at most.
+MOST_READ = 10_000
+#: Rows that one deletion takes: a writer never waits long behind retention.
+CHUNK = 1_000
+#: Seconds.
+LINGER = 0.05
+RETENTION_EVERY = 600.0
+_BACKOFF_FIRST = 0.5
+_BACKOFF_MOST = 30.0
+_SLOW = 10.0
+_CLOSE_WITHIN = 5.0
+
+
+class History:
+    """A `Ledger` on the database at ``url``; ``keep`` is how many seconds a transition stays.
+
+    ``lost`` counts transitions that were never written, ``written`` those that were.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        keep: float,
+        clocks: Clocks,
+        rng: random.Random,
+        most_waiting: int = MOST_WAITING,
+    ) -> None:
+        self._database = Database(url)
+        self._reading = Database(url)
+        self._keep = keep
+        self._clocks = clocks
+        self._rng = rng
+        self._most = most_waiting
+        self._numbers = Numbers(rng.getrandbits(22))
+        self._queue: deque[dict[str, Any]] = deque()
+        self._some = asyncio.Event()
+        self._writer: asyncio.Task[None] | None = None
+        self._write_thread = OneThread("history-writer")
+        self._read_thread = OneThread("history-reader")
+        self._busy_since: float | None = None
+        self._failure = ""
+        self._closing = False
+        self._reported = 0
+        self.lost = 0
+        self.written = 0
+
+    def start(self) -> None:
+        """Begin to write. Never fails: a database that is away is tried until it is there."""
+        self._writer = asyncio.create_task(self._write(), name="history")
+
+    async def close(self) -> None:
+        """Write what waits, for a few seconds at most, and let go of the database."""
+        self._closing = True
+        self._some.set()
+        if self._writer is not None:
+            await asyncio.wait({self._writer}, timeout=_CLOSE_WITHIN)
+            if not self._writer.done():
+                self._writer.cancel()
+                await asyncio.wait({self._writer})
+        self.lost += len(self._queue)
+        self._queue.clear()
+        self._say_losses()
+        for thread, database in (
+            (self._write_thread, self._database),
+            (self._read_thread, self._reading),
+        ):
+            try:
+                async with asyncio.timeout(1):
+                    await thread.run(database.close)
+            except TimeoutError:
+                log.warning("the history's database does not answer", extra={"at": database.name})
+            thread.stop()
+
+    def note(self, transition: Transition) -> None:
+        """Keep it, some time. Never blocks and never raises."""
+        if self._closing or len(self._queue) >= self._most:
+            self.lost += 1
+            return
+        self._queue.append(to_row(self._numbers.next(transition.at), transition))
+        self._some.set()
+
+    @property
+    def depth(self) -> int:
+        """How many transitions wait to be written."""
+        return len(self._queue)
+
+    @property
+    def problem(self) -> str:
+        """Why history can't be written now; empty when it can. Degraded, not unready."""
+        if self._failure:
+            return f"history is not written: {self._failure}{self._losses()}"
+        since = self._busy_since
+        if since is not None and self._clocks.now() - since > _SLOW:
+            waited = self._clocks.now() - since
+            return f"history is not written: no answer for {waited:.0f} s{self._losses()}"
+        return ""
+
+    async def recent(
+        self, node: str = "", since: float = 0.0, limit: int = 200
+    ) -> list[Transition]:
+        """The newest transitions at or after ``since`` (wall clock seconds), newest first.
+
+        An empty ``node`` means all, the fleet's own too; ``limit`` is at most 10,000. What was
+        noted a moment ago may still be missing. Raises `OSError` when the database can't be read
+        now, `ValueError` for a limit below 1 or a time that is no number.
+        """
+        if limit < 1:
+            raise ValueError(f"limit {limit}; expected 1 or more")
+        if math.isnan(since):
+            raise ValueError("since is not a number")
+        return await self._read_thread.run(self._reading.recent, node, since, min(limit, MOST_READ))
+
+    # -- writing -------------------------------------------------------------------
+
+    async def _write(self) -> None:
+        failures = 0
+        retention_due = self._clocks.now()
+        while not (self._closing and not self._queue):
+            try:
+                if self._queue:
+                    await self._write_batch()
+                elif self._clocks.now() >= retention_due and not self._closing:
+                    retention_due = await self._retain()
+                else:
+                    await self._wait(retention_due - self._clocks.now())
+            except HistoryError as error:
+                failures += 1
+                self._fail(error)
+                if self._closing:
+                    return
+                most = min(_BACKOFF_MOST, _BACKOFF_FIRST * 2 ** min(failures, 10))
+                await self._pause(self._rng.uniform(most / 2, most))
+            else:
+                failures = 0
+
+    async def _write_batch(self) -> None:
+        """The oldest that wait. They leave the queue when they are safe."""
+        batch = [self._queue[i] for i in range(min(BATCH, len(self._queue)))]
+        await self._in_thread(batch)
+        for _ in batch:
+            self._queue.popleft()
+        self.written += len(batch)
+        if self._failure:
+            log.info("history is written again", extra={"lost": self.lost})
+            self._failure = ""
+        self._say_losses()
+
+    async def _in_thread(self, batch: list[dict[str, Any]]) -> None:
+        self._busy_since = self._clocks.now()
+        try:
+            await self._write_thread.run(self._database.write, batch)
+        finally:
+            self._busy_since = None
+
+    async def _retain(self) -> float:
+        """Delete a chunk of what is too old. Returns when to look again (monotonic)."""
+        cut = self._clocks.wall() - self._keep
+        deleted = await self._write_thread.run(self._database.delete_before, cut, CHUNK)
+        now = self._clocks.now()
+        self._failure = ""
+        return now + LINGER if deleted >= CHUNK else now + RETENTION_EVERY
+
+    async def _wait(self, seconds: float) -> None:
+        """Until there is something to write, and then a moment more: it seldom comes alone."""
+        self._some.clear()
+        if self._queue or self._closing:
+            return
+        try:
+            async with asyncio.timeout(max(0.0, seconds)):
+                await self._some.wait()
+        except TimeoutError:
+            return
+        if not self._closing:
+            await asyncio.sleep(LINGER)
+
+    async def _pause(self, seconds: float) -> None:
+        """Backoff, cut short by the end."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while not self._closing and (left := deadline - asyncio.get_running_loop().time()) > 0:
+            self._some.clear()
+            try:
+                async with asyncio.timeout(left):
+                    await self._some.wait()
+            except TimeoutError:
+                return
+
+    def _fail(self, error: HistoryError) -> None:
+        if not self._failure:
+            log.warning("history can't be written", extra={"error": str(error)})
+        self._failure = str(error)
+
+    def _losses(self) -> str:
+        return f" ({self.lost} transitions lost)" if self.lost else ""
+
+    def _say_losses(self) -> None:
+        if self.lost > self._reported:
+            log.error("history lost transitions", extra={"count": self.lost - self._reported})
+            self._reported = self.lost

@@ -1,0 +1,67 @@
+"""Transitions as rows, and back. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from aggregator.quarantine.ledger import Kind, Transition
+
+#: Characters. What a pod's owner or a driver wrote must not make a row of megabytes.
+MAX_TEXT = 4_000
+MAX_NAME = 253
+MAX_INCIDENT = 64
+MAX_DETAILS = 32
+
+_KINDS = {kind.value: kind for kind in Kind}
+_EPOCH = 1_577_836_800.0  # 2020: leaves 41 bits of milliseconds until 2089
+_SPREAD = 22
+
+
+class Numbers:
+    """Row ids: milliseconds and a count. Ordered by time, and apart between processes by ``start``.
+
+    ``start`` is any number; where several processes share a database it should be random.
+    """
+
+    def __init__(self, start: int) -> None:
+        self._count = start % (1 << _SPREAD)
+
+    def next(self, at: float) -> int:
+        """A 63-bit id for something that happened ``at`` (wall clock seconds)."""
+        self._count = (self._count + 1) % (1 << _SPREAD)
+        milliseconds = min(max(0, int((at - _EPOCH) * 1000)), (1 << 41) - 1)
+        return (milliseconds << _SPREAD) | self._count
+
+
+def to_row(ident: int, transition: Transition) -> dict[str, Any]:
+    """A row that every database takes, whatever the texts hold."""
+    details = list(transition.details.items())[:MAX_DETAILS]
+    return {
+        "id": ident,
+        "at": transition.at,
+        "kind": transition.kind.value,
+        "node": _text(transition.node, MAX_NAME),
+        "incident": _text(transition.incident, MAX_INCIDENT),
+        "summary": _text(transition.summary, MAX_TEXT),
+        "details": {_text(k, MAX_NAME): _text(v, MAX_TEXT) for k, v in details},
+    }
+
+
+def from_row(row: Mapping[str, Any]) -> Transition | None:
+    """The transition; None for a kind that this version doesn't know."""
+    kind = _KINDS.get(row["kind"])
+    if kind is None:
+        return None
+    return Transition(
+        at=row["at"],
+        kind=kind,
+        node=row["node"],
+        summary=row["summary"],
+        incident=row["incident"],
+        details=row["details"] or {},
+    )
+
+
+def _text(text: str, most: int) -> str:
+    """No NUL (PostgreSQL refuses it), no half characters (UTF-8 has none), bounded."""
+    cut = text if len(text) <= most else text[: most - 1] + "…"
+    return cut.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,37 @@
+"""The history's tables, in words that SQLite and PostgreSQL share."""
+
+import sqlalchemy as sa
+
+#: Counts up with each change of the tables; a program that finds a higher one keeps its hands off.
+VERSION = 1
+
+metadata = sa.MetaData()
+
+#: One row: the version that the tables were made at, or migrated to.
+schema = sa.Table(
+    "sickbay_history_schema",
+    metadata,
+    sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
+)
+
+transitions = sa.Table(
+    "transitions",
+    metadata,
+    # Ours and not the database's, so that a batch written again after an unknown end of its first
+    # try is the same rows. On SQLite an INTEGER key is the row's own place.
+    sa.Column(
+        "id",
+        sa.BigInteger().with_variant(sa.Integer, "sqlite"),
+        primary_key=True,
+        autoincrement=False,
+    ),
+    sa.Column("at", sa.Double, nullable=False),  # wall clock seconds since the epoch
+    sa.Column("kind", sa.String(40), nullable=False),
+    sa.Column("node", sa.String(253), nullable=False),  # "" for the fleet
+    sa.Column("incident", sa.String(64), nullable=False),
+    sa.Column("summary", sa.Text, nullable=False),
+    sa.Column("details", sa.JSON, nullable=False),
+    # A node's last month, and everybody's: both read backwards, so newest first costs nothing.
+    sa.Index("transitions_node_at", "node", "at", "id"),
+    sa.Index("transitions_at", "at", "id"),
+)
