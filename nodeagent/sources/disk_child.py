@@ -1,10 +1,10 @@
-"""The program that touches the disks: ``python -I -S -E disk_child.py (space|write) PATH...``
+"""The program that touches the disks: ``python -I -S -E disk_child.py (space|write):PATH...``
 
 Started anew for each look and read line by line, so it imports nothing beyond the interpreter's
-own built-in modules: 8 ms of CPU in all. Each path has a thread, so that one that hangs holds up
+own built-in modules: 8 ms of CPU in all. Each job has a thread, so that one that hangs holds up
 no other; a process with a hung thread cannot end, and that is its parent's to report.
 
-Output, a line each, N the path's place in the arguments:
+Output, a line each, N the job's place in the arguments:
 ``N at TID`` when begun; then ``N space SIZE USED FREE INODES INODES_FREE`` (bytes; FREE without
 what is reserved for root), ``N written MICROSECONDS``, ``N differs`` (read back other bytes),
 ``N busy`` (another probe holds the file), or ``N refused ERRNO STEP``.
@@ -140,10 +140,13 @@ def _unlink(path: bytes) -> int | None:
     return None
 
 
+_PROBES = {"space": space, "write": write}
+
+
 def _job(number: int, what: str, path: bytes, done: _thread.LockType) -> None:
     try:
         _say(f"{number} at {_thread.get_native_id()}")
-        _say(f"{number} {space(path) if what == 'space' else write(path)}")
+        _say(f"{number} {_PROBES[what](path)}")
     except BrokenPipeError:
         pass  # nobody waits for the answer any more
     finally:
@@ -151,9 +154,11 @@ def _job(number: int, what: str, path: bytes, done: _thread.LockType) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    what = arguments[0]
     pending = []
-    for number, path in enumerate(arguments[1:]):
+    for number, argument in enumerate(arguments):
+        what, _, path = argument.partition(":")
+        if what not in _PROBES:
+            sys.exit(f"no such probe: {argument}")
         done = _thread.allocate_lock()
         done.acquire()
         pending.append(done)

@@ -1,8 +1,9 @@
 """Disk probes in a child process: what may hang with a device hangs there and not in the agent.
 
-One look at any number of paths is one exec'd child with a thread for each path. A path that has
-not answered at its deadline is *hung*: its child is killed, which in state D has no effect until
-the device answers, and as long as it lives no further probe of that path is begun.
+What is asked at about the same time, statvfs of some paths and writes to others, is one exec'd
+child with a thread for each (starting an interpreter is what costs). A path that has not answered
+at its deadline is *hung*: its child is killed, which in state D has no effect until the device
+answers, and as long as it lives no further probe of that path is begun.
 """
 
 import asyncio
@@ -17,6 +18,8 @@ from nodeagent.sources.machine import Machine
 __all__ = ["Differs", "DiskProbe", "Hung", "NotProbed", "Refused", "Result", "Space", "Written"]
 
 _SCRIPT = "disk_child.py"
+#: Seconds in which questions gather for one child: checks of one interval ask in the same beat.
+_GATHERING = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +88,9 @@ class _Flight:
     """A probe under way. It lands with its answer, or when its child ends without one."""
 
     job: _Job
-    child: Child
     began: float
     answer: "asyncio.Future[Result]"
+    child: Child | None = None
     thread: int | None = None
     killed: bool = False
     spot: str = ""
@@ -103,57 +106,76 @@ class DiskProbe:
         self._clock = machine.clock
         self._deadline = deadline
         self._flights: dict[_Job, _Flight] = {}
+        self._waiting: list[_Flight] = []
         self._children: set[Child] = set()
         self._silent_since: dict[_Job, float] = {}
 
-    async def space(self, paths: Sequence[str]) -> dict[str, Result]:
-        """Space, Refused, Hung or NotProbed for each path, in one child."""
-        return await self._probe("space", paths)
+    async def space(self, paths: Sequence[str], *, apart: bool = False) -> dict[str, Result]:
+        """Space, Refused, Hung or NotProbed for each path.
+
+        ``apart``: in a child that these paths share with no others.
+        """
+        return await self._probe("space", paths, apart=apart)
 
     async def write(self, paths: Sequence[str]) -> dict[str, Result]:
-        """Written, Differs, Refused, Hung or NotProbed for each directory, in one child.
+        """Written, Differs, Refused, Hung or NotProbed for each directory.
 
         The probe is a locked file in the directory (disk_child.NAME), gone afterwards.
         """
-        return await self._probe("write", paths)
+        return await self._probe("write", paths, apart=False)
 
     def outstanding(self) -> dict[str, int]:
         """The paths without an answer, each with the process that waits for it."""
-        return {path: flight.child.pid for (_, path), flight in self._flights.items()}
+        flights = self._flights.values()
+        return {f.job[1]: f.child.pid for f in flights if f.child is not None}
 
     async def close(self) -> None:
         """Kill what is under way. What hangs in the kernel ends when the kernel lets it."""
+        self._waiting.clear()
         await asyncio.gather(*(child.close() for child in self._children))
         self._flights.clear()
 
-    async def _probe(self, what: str, paths: Sequence[str]) -> dict[str, Result]:
+    async def _probe(self, what: str, paths: Sequence[str], *, apart: bool) -> dict[str, Result]:
         jobs: list[_Job] = [(what, path) for path in dict.fromkeys(paths)]
-        try:
-            self._take_off([job for job in jobs if job not in self._flights])
-        except OSError as error:
-            failed = NotProbed(f"cannot start {sys.executable}: {error.strerror}")
-            return {path: failed for _, path in jobs}
-        landings = (self._landing(self._flights[job]) for job in jobs)
-        return dict(zip((path for _, path in jobs), await asyncio.gather(*landings), strict=True))
+        new = [self._book(job) for job in jobs if job not in self._flights]
+        flights = [self._flights[job] for job in jobs]
+        if apart:
+            self._take_off(new)
+        elif new:
+            if not self._waiting:
+                asyncio.get_running_loop().call_later(_GATHERING, self._take_off_together)
+            self._waiting += new
+        results = await asyncio.gather(*(self._landing(flight) for flight in flights))
+        return {path: result for (_, path), result in zip(jobs, results, strict=True)}
 
-    def _take_off(self, jobs: Sequence[_Job]) -> None:
-        """One child for all of ``jobs``, which are of one kind."""
-        if not jobs:
+    def _book(self, job: _Job) -> _Flight:
+        answer: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        flight = self._flights[job] = _Flight(job, self._clock.boottime(), answer)
+        return flight
+
+    def _take_off_together(self) -> None:
+        flights, self._waiting = self._waiting, []
+        self._take_off(flights)
+
+    def _take_off(self, flights: Sequence[_Flight]) -> None:
+        """One child for all of them."""
+        if not flights:
             return
-        flights: list[_Flight] = []
 
         def heard(line: str) -> None:
             number, _, text = line.partition(" ")
             if number.isdecimal() and int(number) < len(flights):
                 self._hear(flights[int(number)], text)
 
-        child = Child(python(_SCRIPT, jobs[0][0], *(path for _, path in jobs)), heard)
+        try:
+            child = Child(python(_SCRIPT, *(":".join(flight.job) for flight in flights)), heard)
+        except OSError as error:
+            for flight in flights:
+                self._land(flight, NotProbed(f"cannot start {sys.executable}: {error.strerror}"))
+            return
         self._children.add(child)
-        began = self._clock.boottime()
-        for job in jobs:
-            flight = _Flight(job, child, began, asyncio.get_running_loop().create_future())
-            flights.append(flight)
-            self._flights[job] = flight
+        for flight in flights:
+            flight.child = child
 
         def ended(code: "asyncio.Future[int]") -> None:
             self._children.discard(child)
@@ -189,11 +211,12 @@ class DiskProbe:
         return result
 
     def _hung(self, flight: _Flight) -> Hung:
-        # Looked up before the kill: a sleep that can be killed is over at once.
-        flight.spot = where(flight.child.pid, flight.thread) or flight.spot
-        if not flight.killed:
-            flight.killed = True
-            flight.child.kill()
+        if flight.child is not None:
+            # Looked up before the kill: a sleep that can be killed is over at once.
+            flight.spot = where(flight.child.pid, flight.thread) or flight.spot
+            if not flight.killed:
+                flight.killed = True
+                flight.child.kill()
         return Hung(self._silence(flight), flight.spot)
 
     def _silence(self, flight: _Flight) -> float:

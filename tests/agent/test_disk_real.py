@@ -55,6 +55,14 @@ async def until_gone(pid: int) -> None:
     raise AssertionError(f"process {pid} is still there")
 
 
+async def until_probed() -> None:
+    for _ in range(50):
+        if probe_children():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("no probe was begun")
+
+
 async def test_a_tmpfs_fills_up_and_empties(tmp_path: Path, disks: Sources) -> None:
     with tmpfs(tmp_path / "t", "size=4m", "nr_inodes=100") as point:
         check = disk_space.build(disks, options(disk_space.SPEC, mounts=(str(point),)))
@@ -265,10 +273,7 @@ async def test_closing_with_a_hung_probe_does_not_wait_for_the_disk(tmp_path: Pa
 async def test_callers_at_the_same_time_share_one_probe(tmp_path: Path, disks: Sources) -> None:
     with ext4(tmp_path / "e") as point, frozen(point):
         asked = asyncio.gather(*(disks.disk.write([str(point)]) for _ in range(4)))
-        for _ in range(50):  # each bounded by its own deadline, they can't all be over
-            if probe_children():
-                break
-            await asyncio.sleep(0.02)
+        await until_probed()
         assert len(probe_children()) == 1
         results = await asked
     assert all(isinstance(result[str(point)], Hung) for result in results)
@@ -277,7 +282,7 @@ async def test_callers_at_the_same_time_share_one_probe(tmp_path: Path, disks: S
 async def test_a_probe_that_is_killed_is_not_a_sick_disk(tmp_path: Path, disks: Sources) -> None:
     with ext4(tmp_path / "e") as point, frozen(point):
         asked = asyncio.create_task(disks.disk.write([str(point)]))
-        await asyncio.sleep(0)  # they have begun
+        await until_probed()
         pid = disks.disk.outstanding()[str(point)]
         os.kill(pid, 9)
         run("fsfreeze", "--unfreeze", point)
@@ -288,6 +293,24 @@ async def test_a_probe_that_is_killed_is_not_a_sick_disk(tmp_path: Path, disks: 
 
 async def test_what_a_child_says_last_is_kept(tmp_path: Path) -> None:
     lines: list[str] = []
-    child = Child(python("disk_child.py"), lines.append)
+    child = Child(python("disk_child.py", "melt:/"), lines.append)
     assert await child.ended == 1
-    assert "IndexError" in child.last_words
+    assert child.last_words == "no such probe: melt:/"
+
+
+async def test_questions_of_the_same_moment_share_a_child(disks: Sources, tmp_path: Path) -> None:
+    looks = (
+        disks.disk.space(["/", str(tmp_path)]),
+        disks.disk.write([str(tmp_path)]),
+        disks.disk.space([str(tmp_path / "remote")], apart=True),
+    )
+    asked = asyncio.gather(*looks)
+    seen: set[int] = set()
+    while not asked.done():
+        seen |= set(disks.disk.outstanding().values())
+        await asyncio.sleep(0)
+    assert len(seen) == 2
+    local, written, apart = asked.result()
+    assert all(isinstance(result, Space) for result in local.values())
+    assert all(isinstance(result, Written) for result in written.values())
+    assert [type(result) for result in apart.values()] == [Refused]
