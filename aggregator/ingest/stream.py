@@ -6,7 +6,6 @@ ends this stream with a status that says why, and touches no other.
 
 import asyncio
 import contextlib
-import enum
 import logging
 import uuid
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from google.protobuf.message import DecodeError
 
 from aggregator.ingest import wire
 from aggregator.ingest.allowance import Allowance
+from aggregator.ingest.ending import Ending, Why, gone, malformed, refused
 from aggregator.ingest.identity import (
     LEEWAY,
     Authenticator,
@@ -28,6 +28,7 @@ from aggregator.ingest.identity import (
 )
 from aggregator.ingest.intake import Intake
 from aggregator.ingest.outbox import Acks, Outbox
+from aggregator.ingest.resyncs import Resyncs
 from aggregator.ingest.stats import IngestStats, Sparingly
 from sickbay.v1 import sickbay_pb2 as pb
 
@@ -38,34 +39,6 @@ Code = grpc.StatusCode
 HELLO_WITHIN = 10.0
 SNAPSHOT_WITHIN = 30.0
 REDIRECT_WITHIN = 10.0
-#: Between two requests for a snapshot; doubled while a snapshot doesn't make the digests agree.
-RESYNC_EVERY = 5.0
-RESYNC_AT_MOST_EVERY = 600.0
-
-
-class Why(enum.StrEnum):
-    """Why a stream ended, beside the refusals of identity; what is counted."""
-
-    LEFT = "left"  # the agent closed it, or its connection broke: grpc tells both alike
-    MALFORMED = "malformed"
-    NO_HELLO = "no_hello"
-    NO_SNAPSHOT = "no_snapshot"
-    SILENT = "silent"
-    SUPERSEDED = "superseded"
-    SLOW_READER = "slow_reader"
-    UNSAFE = "unsafe"  # what it brought could not be made durable
-    REDIRECTED = "redirected"
-    CLOSED = "closed"  # the controller asked for it, or the aggregator stops
-    INTERNAL = "internal"
-
-
-class Ending(Exception):  # not an error: how a stream's talk ends
-    """``code`` and ``text`` go to the agent, ``why`` is counted."""
-
-    def __init__(self, why: str, code: grpc.StatusCode, text: str) -> None:
-        super().__init__(text)
-        self.why = why
-        self.code = code
 
 
 class Context(Protocol):
@@ -134,9 +107,7 @@ class Stream:
         self._outbox = Outbox(context.write, self._overflowed)
         self._acks = Acks(self._safe, self._unsafe)
         self._seq = 0
-        self._resync_reason = ""
-        self._resync_from = 0.0
-        self._resync_wait = RESYNC_EVERY
+        self._resyncs = Resyncs()
         self._leave_by = float("inf")
         self.node = ""
         self.instance = ""
@@ -156,12 +127,12 @@ class Stream:
         try:
             await self._greet(allowance)
             await self._listen(allowance)
-            ending = _gone()
+            ending = gone()
         except Ending as reached:
             ending = reached
         except asyncio.CancelledError:
             if self._ending is None:
-                self._end(_gone())
+                self._end(gone())
                 raise
             self._stopping = False
             ending = self._ending
@@ -186,9 +157,9 @@ class Stream:
             claimed = wire.hello(message.hello)
             self.identity = await self._authenticator.identify(self._caller(claimed.node))
         except wire.WireError as error:
-            raise _malformed("hello", error) from None
+            raise malformed("hello", error) from None
         except IdentityError as error:
-            raise _refused(error) from None
+            raise refused(error) from None
         hello = replace(claimed, node_uid=self.identity.node_uid)
         self.node, self.instance = hello.node, hello.instance
         self.last_heard = self._rules.now()
@@ -264,7 +235,7 @@ class Stream:
                     # A newer agent's message of a kind that we don't know yet: not ours to refuse.
                     pass
         except wire.WireError as error:
-            raise _malformed(kind or "", error) from None
+            raise malformed(kind or "", error) from None
 
     def _evidence(self, message: pb.Snapshot | pb.Delta) -> None:
         if message.seq < self._seq:
@@ -280,13 +251,13 @@ class Stream:
             raise Ending(Why.UNSAFE, Code.UNAVAILABLE, text)
         self._seq = message.seq
         if isinstance(message, pb.Snapshot):
-            self._resync_reason = ""
+            self._resyncs.answered()
         self._acks.add(message.seq, self._intake.heard(self.node, evidence, at))
 
     def _beat(self, heartbeat: pb.Heartbeat) -> None:
         self._intake.beat(self.node, self.last_heard)
         if self._intake.digest(self.node) == heartbeat.digest:
-            self._resync_wait = RESYNC_EVERY
+            self._resyncs.agreed()
         else:
             self.resync("the digest of your state differs from ours")
 
@@ -296,7 +267,7 @@ class Stream:
         except IdentityError as error:
             if error.passing:
                 return  # the agent's renewed token may be good; what it has holds until it expires
-            raise _refused(error) from None
+            raise refused(error) from None
         self.overdue = False
         self._stats.renewed += 1
 
@@ -310,15 +281,13 @@ class Stream:
 
     def resync(self, reason: str) -> None:
         """Ask for a snapshot, now or as soon as one may be asked for again."""
-        self._resync_reason = reason
+        self._resyncs.ask(reason)
         self._resync_if_due(self._rules.now())
 
     def _resync_if_due(self, now: float) -> None:
-        if self._resync_reason and now >= self._resync_from:
-            self._outbox.put(wire.resync(self._resync_reason))
-            self._resync_reason = ""
-            self._resync_from = now + self._resync_wait
-            self._resync_wait = min(self._resync_wait * 2, RESYNC_AT_MOST_EVERY)
+        reason = self._resyncs.due(now)
+        if reason:
+            self._outbox.put(wire.resync(reason))
             self._stats.resyncs += 1
 
     def redirect(self, address: str, reason: str) -> None:
@@ -416,21 +385,3 @@ class Stream:
                     **unsaid,
                 },
             )
-
-
-def _gone() -> Ending:
-    return Ending(Why.LEFT, Code.OK, "the agent closed the stream or its connection broke")
-
-
-def _malformed(kind: str, error: wire.WireError) -> Ending:
-    return Ending(Why.MALFORMED, Code.INVALID_ARGUMENT, f"{kind}.{error}")
-
-
-def _refused(error: IdentityError) -> Ending:
-    if error.passing:
-        code = Code.UNAVAILABLE
-    elif error.proven:
-        code = Code.PERMISSION_DENIED
-    else:
-        code = Code.UNAUTHENTICATED
-    return Ending(error.refusal, code, str(error))

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from aggregator.health.model import Component, Delta, Snapshot, Status
-from aggregator.ingest.stream import RESYNC_EVERY
+from aggregator.ingest.resyncs import EVERY
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.support.ingest import Site, site
 from tests.support.intake import until
@@ -138,18 +138,18 @@ async def test_a_digest_that_differs_asks_for_a_snapshot_and_not_at_every_heartb
         await agent.expect("resync")
         await agent.snapshot(seq=2)
         assert (await agent.expect("ack")).seq == 2  # and no second Resync before it
-        plain.clock.ahead += RESYNC_EVERY
+        plain.clock.ahead += EVERY
         await agent.beat(6)
         await agent.expect("resync")
         # The snapshot did not make them agree: the next time takes twice as long.
         await agent.snapshot(seq=3)
         await agent.expect("ack")
-        plain.clock.ahead += RESYNC_EVERY
+        plain.clock.ahead += EVERY
         await agent.beat(6)
         await agent.delta(seq=4)
         assert (await agent.expect("ack")).seq == 4
         assert plain.stats.resyncs == 2
-        plain.clock.ahead += RESYNC_EVERY
+        plain.clock.ahead += EVERY
         await agent.expect("resync")  # asked too early, so asked later
 
 
@@ -427,3 +427,32 @@ async def test_stopping_sends_every_agent_elsewhere_at_once(plain: Site) -> None
             code, text = await agent.ending()
             assert code is Code.UNAVAILABLE
             assert "the aggregator stops" in text
+
+
+async def test_who_does_not_say_hello_or_send_a_snapshot_in_time_is_let_go(
+    plain: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aggregator.ingest.stream.HELLO_WITHIN", 0.2)
+    monkeypatch.setattr("aggregator.ingest.stream.SNAPSHOT_WITHIN", 0.2)
+    async with plain.agent() as mute, plain.agent("node-2") as empty:
+        await empty.hello()
+        assert await mute.ending() == (Code.DEADLINE_EXCEEDED, "no Hello within 0.2 s")
+        assert await empty.ending() == (Code.DEADLINE_EXCEEDED, "no Snapshot within 0.2 s")
+    assert plain.stats.refused == {"no_hello": 1}
+    assert plain.stats.ended == {"no_snapshot": 1}
+
+
+async def test_too_much_that_waits_to_be_safe_is_asked_for_again_as_one_snapshot(
+    plain: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aggregator.ingest.outbox.MAX_UNSAFE", 5)
+    loop = asyncio.get_running_loop()
+    async with plain.agent() as agent:
+        await agent.attend()
+        plain.intake.safe = lambda *_: loop.create_future()
+        for seq in range(2, 9):
+            await agent.delta(seq=seq)
+        code, text = await agent.ending()
+    assert code is Code.UNAVAILABLE
+    assert "one snapshot" in text
+    assert len(plain.intake.evidence) == 6
