@@ -30,10 +30,9 @@ def judge(link: Link, *, seen_up: bool, named: bool) -> Observation:
         status = Status.FAILED if named else Status.UNKNOWN  # somebody's decision, or a reset's
         return Observation(NAME, link.name, status, "disabled", "switched off")
     if link.carrier:
-        speed = f" at {link.speed} Mbit/s" if link.speed else ""
-        return Observation(NAME, link.name, Status.OK, "", f"up{speed}")
+        return Observation(NAME, link.name, Status.OK, "", link.state)
     if used:
-        message = f"no carrier (state {link.operstate}): cable, transceiver or switch port"
+        message = f"no carrier (state {link.state}): cable, transceiver or switch port"
         return Observation(NAME, link.name, Status.FAILED, "link-down", message)
     return Observation(NAME, link.name, Status.OK, "", "never up since the boot: not in use")
 
@@ -85,8 +84,8 @@ SPEC = CheckSpec(
     sees="a network port that lost its link",
     source="/sys/class/net",
     cost="0.2 ms of CPU every 10 s",
-    blind_to="a link that went and came back between two looks; virtual functions; "
-    "physical ports that moved into a pod",
+    blind_to="speed and errors; a link that went and came back between two looks; "
+    "virtual functions; physical ports that moved into a pod",
     interval=10.0,
     deadline=5.0,
     build=build,

@@ -17,7 +17,7 @@ from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.disks import SpokenOf
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
-from nodeagent.sources.gateway import Answer, ask_gateway
+from nodeagent.sources.gateway import PATIENCE, Answer, GatewayProbe
 from nodeagent.sources.machine import Machine
 from nodeagent.sources.network import Route, default_routes
 from nodeagent.sources.targets import ResolveError, Resolver, connect
@@ -70,7 +70,9 @@ class Reach:
         self._machine = machine
         self._resolver = resolver
         self._targets = targets
+        self._probe = GatewayProbe(machine.clock)
         self._answered: dict[str, str] = {}  # component -> the gateway that answered
+        self._unanswered: dict[str, int] = {}  # component -> looks, while it never has
         self._spoken_of = SpokenOf()
 
     async def look(self) -> Report:
@@ -96,15 +98,20 @@ class Reach:
         return [*asked, *lost]
 
     async def _gateway(self, component: str, route: Route) -> Observation:
-        try:
-            answer = await ask_gateway(route, self._machine.clock)
-        except OSError as error:
-            answer = Answer(False, f"cannot ask: {error.strerror}")
         gateway = str(route.gateway)
+        patience = PATIENCE if self._worth_patience(component, gateway) else 0.0
+        answer = await self._probe.ask(route, patience=patience)
         if answer.reachable:
             self._answered[component] = gateway
         answered = self._answered.get(component) == gateway
         return judge_gateway(component, route, answer, answered=answered)
+
+    def _worth_patience(self, component: str, gateway: str) -> bool:
+        """Not at every look for one that never answers: some never do, by design."""
+        if self._answered.get(component) == gateway:
+            return True
+        looks = self._unanswered[component] = self._unanswered.get(component, 0) + 1
+        return looks <= 3 or looks % 10 == 0
 
     async def _target(self, target: Target) -> Observation:
         try:
@@ -130,8 +137,9 @@ def build(sources: Sources, options: Mapping[str, Any]) -> Reach:
 SPEC = CheckSpec(
     name=NAME,
     sees="a gateway or a service that does not answer this node",
-    source="the kernel's neighbour table, one ICMP echo when it is stale; TCP connections",
-    cost="1 ms of CPU every 30 s, one packet or none; a name costs 12 ms every 5 minutes",
+    source="one ICMP echo, the kernel's neighbour table when that is not answered; TCP connections",
+    cost="1 ms of CPU every 30 s; 12 ms for a gateway that drops echoes, and for a target's name "
+    "every 5 minutes",
     blind_to="gateways that never answered; whatever a service does after it took the connection",
     interval=30.0,
     deadline=20.0,

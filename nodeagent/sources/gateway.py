@@ -1,14 +1,12 @@
-"""Whether a neighbour on the link answers: what the kernel knows already, then one packet.
+"""Whether a gateway answers: one ICMP echo; if that brings nothing, what the kernel knows of it.
 
-The kernel's neighbour table is asked first (one netlink message, nothing on the wire): a gateway
-that carries traffic is REACHABLE there. Only a stale entry costs an ICMP echo. That echo makes
-the kernel resolve the neighbour anew, so a gateway that answers ARP but drops echoes, as clouds'
-do, still counts as reachable.
+Clouds' gateways drop echoes and still answer ARP. An unanswered echo has made the kernel resolve
+the neighbour anew, so its neighbour table tells which it is; that question may block behind a
+hung network driver, so a child asks it. (Asking the table first would save one packet in half a
+minute and cost a process each time.)
 """
 
 import asyncio
-import enum
-import errno
 import ipaddress
 import os
 import socket
@@ -16,39 +14,18 @@ import struct
 from dataclasses import dataclass
 
 from nodeagent.clock import Clock
+from nodeagent.sources.child import Child, python, where
 from nodeagent.sources.network import Route
 
-__all__ = ["Answer", "Neighbour", "NoNetlinkError", "ask_gateway", "neighbour"]
+__all__ = ["PATIENCE", "Answer", "GatewayProbe"]
 
-_RTM_GETNEIGH, _RTM_NEWNEIGH, _NLMSG_ERROR = 30, 28, 2
-_NLM_F_REQUEST = 1
-_NDA_DST = 1
-_HEADER = struct.Struct("=IHHII")
-_NDMSG = struct.Struct("=BxxxiHBB")
 _ECHO_REQUEST = {socket.AF_INET: 8, socket.AF_INET6: 128}
 _ECHO_REPLY = {socket.AF_INET: 0, socket.AF_INET6: 129}
 _DISCARD = 9
-#: A stale entry is given 5 s by the kernel before it asks, then three questions a second apart.
-_RESOLUTION_SECONDS = 10.0
 _ECHO_SECONDS = 1.0
-
-
-class Neighbour(enum.Enum):
-    """The kernel's opinion of a neighbour (NUD states)."""
-
-    ABSENT = 0
-    INCOMPLETE = 0x01
-    REACHABLE = 0x02
-    STALE = 0x04
-    DELAY = 0x08
-    PROBE = 0x10
-    FAILED = 0x20
-    NOARP = 0x40
-    PERMANENT = 0x80
-
-
-class NoNetlinkError(Exception):
-    """The kernel does not answer this question (before Linux 5.0, or refused)."""
+#: Seconds to resolve a silent neighbour: the kernel gives a stale entry 5 s before it asks, then
+#: asks three times, a second apart.
+PATIENCE = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,80 +36,66 @@ class Answer:
     how: str
 
 
-def neighbour(address: str, interface: str) -> Neighbour:
-    """The state of ``address`` on ``interface``.
+class GatewayProbe:
+    """Asks one gateway after another; has at most one question to the kernel that hangs."""
 
-    Raises NoNetlinkError, or OSError when there is no such interface.
-    """
-    ip = ipaddress.ip_address(address)
-    family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
-    index = socket.if_nametoindex(interface)
-    attribute = struct.pack("=HH", 4 + len(ip.packed), _NDA_DST) + ip.packed
-    body = _NDMSG.pack(family, index, 0, 0, 0) + attribute
-    header = _HEADER.pack(_HEADER.size + len(body), _RTM_GETNEIGH, _NLM_F_REQUEST, 1, 0)
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as netlink:
-        netlink.setblocking(False)  # the kernel answers within the sending
-        netlink.send(header + body)
-        try:
-            reply = netlink.recv(8192)
-        except BlockingIOError as error:
-            raise NoNetlinkError("the kernel gave no answer") from error
-    return _read_reply(reply)
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._stuck: Child | None = None
 
+    async def ask(self, route: Route, *, patience: float = PATIENCE) -> Answer:
+        """Whether the route's gateway answers now.
 
-def _read_reply(reply: bytes) -> Neighbour:
-    _, kind, _, _, _ = _HEADER.unpack_from(reply)
-    if kind == _RTM_NEWNEIGH:
-        _, _, state, _, _ = _NDMSG.unpack_from(reply, _HEADER.size)
-        try:
-            return Neighbour(state)
-        except ValueError as error:
-            raise NoNetlinkError(f"neighbour state {state:#x}") from error
-    code = -int(struct.unpack_from("=i", reply, _HEADER.size)[0]) if kind == _NLMSG_ERROR else 0
-    if code == errno.ENOENT:
-        return Neighbour.ABSENT
-    raise NoNetlinkError(os.strerror(code) if code else f"message type {kind}")
-
-
-async def ask_gateway(route: Route, clock: Clock) -> Answer:
-    """Whether the route's gateway answers now; takes up to 11 s when it does not.
-
-    ``route.gateway`` must not be None. Raises OSError when its interface is gone.
-    """
-    assert route.gateway is not None
-    state = _neighbour_or_none(route.gateway, route.interface)
-    if state is Neighbour.REACHABLE:
-        return Answer(True, "reachable by the neighbour table")
-    begun = clock.boottime()
-    trouble = ""
-    while clock.boottime() - begun < _RESOLUTION_SECONDS:
-        try:
-            taken = await _echo(route.gateway, route.interface, clock)
-            trouble = ""
-        except OSError as error:  # the kernel says "no route to host" where nobody answers ARP
-            trouble = f"; {error.strerror}"
-            taken = None
-            await asyncio.sleep(_ECHO_SECONDS)
+        Takes a second and ``patience`` more when it does not (0: only the echo counts).
+        ``route.gateway`` must not be None.
+        """
+        assert route.gateway is not None
+        taken, trouble = await self._try_echo(route.gateway, route.interface)
         if taken is not None:
             return Answer(True, f"answers an echo in {taken * 1000:.1f} ms")
-        state = _neighbour_or_none(route.gateway, route.interface)
-        if state is Neighbour.REACHABLE:
+        if patience <= 0:
+            return Answer(False, f"no echo in {_ECHO_SECONDS:.0f} s{trouble}")
+        return await self._resolve(route.gateway, route.interface, patience)
+
+    async def _resolve(self, gateway: str, interface: str, patience: float) -> Answer:
+        """Ask the kernel for the neighbour's state, and go on sending so that it finds out."""
+        if self._stuck is not None and not self._stuck.ended.done():
+            spot = where(self._stuck.pid)
+            return Answer(False, f"no echo; the kernel's neighbour table is stuck: {spot}")
+        heard: list[str] = []
+        try:
+            index = socket.if_nametoindex(interface)
+            command = python("neighbour_child.py", gateway, str(index), str(patience))
+            child = Child(command, heard.append)
+        except OSError as error:
+            return Answer(False, f"no echo; cannot ask the kernel: {error.strerror}")
+        begun = self._clock.boottime()
+        taken, trouble = None, ""
+        while taken is None and not child.ended.done():
+            if self._clock.boottime() - begun > patience + _ECHO_SECONDS:
+                break
+            taken, trouble = await self._try_echo(gateway, interface)
+        if not child.ended.done():
+            spot = where(child.pid)
+            if not await child.close():
+                self._stuck = child
+            if taken is None:
+                return Answer(False, f"no echo; asking the kernel hangs: {spot}")
+        if taken is not None:
+            return Answer(True, f"answers an echo in {taken * 1000:.1f} ms")
+        last = heard[-1] if heard else "gave no answer"
+        if last == "state reachable":
             return Answer(True, "answers on the link, and no echo")
-        if state is Neighbour.FAILED:
-            break
-    seconds = clock.boottime() - begun
-    return Answer(False, f"no answer in {seconds:.0f} s; neighbour {_name(state)}{trouble}")
+        return Answer(False, f"no echo; neighbour {last}{trouble}")
 
-
-def _name(state: Neighbour | None) -> str:
-    return "unknown" if state is None else state.name.lower()
-
-
-def _neighbour_or_none(address: str, interface: str) -> Neighbour | None:
-    try:
-        return neighbour(address, interface)
-    except NoNetlinkError:
-        return None
+    async def _try_echo(self, address: str, interface: str) -> tuple[float | None, str]:
+        """Seconds that it took, or None and why it could not even be sent."""
+        begun = self._clock.boottime()
+        try:
+            return await _echo(address, interface, self._clock), ""
+        except OSError as error:  # the kernel says "no route to host" where nobody answers ARP
+            await asyncio.sleep(max(0.0, begun + _ECHO_SECONDS - self._clock.boottime()))
+            return None, f"; {error.strerror}"
 
 
 async def _echo(address: str, interface: str, clock: Clock) -> float | None:

@@ -1,4 +1,8 @@
-"""Links and default routes, read from ``/sys/class/net`` and ``/proc/net``: no packet is sent."""
+"""Links and default routes, read from ``/sys/class/net`` and ``/proc/net``: no packet is sent.
+
+Only files that the kernel answers without its network configuration lock: a driver whose firmware
+hangs holds that for ever, and reading ``carrier`` or ``speed`` would wait for it.
+"""
 
 import ipaddress
 import os
@@ -35,20 +39,27 @@ _IPV6_DEFAULT = re.compile(
 _ETHERNET, _INFINIBAND = 1, 32  # ARPHRD_*
 
 
+#: What "operstate" says of a port without a carrier (Documentation/networking/operstates.rst).
+_NO_CARRIER = ("down", "lowerlayerdown", "notpresent")
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A network interface. ``carrier`` and ``times_up`` are None where the kernel does not tell.
+    """A network interface. ``state`` is the kernel's word for it ("up", "down", "dormant").
 
     ``times_up`` counts how often the carrier came since the interface exists, so it says of a
-    dead port whether it was ever in use since the boot. ``speed`` is in Mbit/s, None if unknown.
+    dead port whether it was ever in use since the boot; None where the kernel does not tell.
     """
 
     name: str
     enabled: bool
-    carrier: bool | None
+    state: str
     times_up: int | None
-    operstate: str
-    speed: int | None
+
+    @property
+    def carrier(self) -> bool:
+        """Whether there is one. Drivers that do not know say "unknown" and have the benefit."""
+        return self.enabled and self.state not in _NO_CARRIER
 
 
 def physical_links(machine: Machine) -> list[Link]:
@@ -76,17 +87,11 @@ def read_link(machine: Machine, name: str) -> Link | None:
     flags = _number(folder / "flags", base=16)
     if flags is None:
         return None
-    enabled = bool(flags & _IFF_UP)
-    # Carrier and speed of an interface that is down answer EINVAL.
-    carrier = _number(folder / "carrier") if enabled else None
-    speed = _number(folder / "speed") if enabled and carrier else None
     return Link(
         name=name,
-        enabled=enabled,
-        carrier=None if carrier is None else bool(carrier),
+        enabled=bool(flags & _IFF_UP),
+        state=_word(folder / "operstate") or "unknown",
         times_up=_number(folder / "carrier_up_count"),
-        operstate=_word(folder / "operstate") or "unknown",
-        speed=speed if speed is not None and speed > 0 else None,
     )
 
 

@@ -1,7 +1,9 @@
 """Links, routes, targets: the parsers and the verdicts, and TCP on the loopback."""
 
 import asyncio
+import contextlib
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from nodeagent.checks import nic_link, reach
 from nodeagent.checks.base import Off
 from nodeagent.clock import SystemClock
 from nodeagent.model import Status
+from nodeagent.sources import neighbour_child
 from nodeagent.sources.gateway import Answer
 from nodeagent.sources.network import Link, Route, default_routes, parse_ipv4, parse_ipv6
 from nodeagent.sources.targets import ResolveError, Resolver
@@ -99,8 +102,43 @@ def test_a_gateway_that_never_answered_is_unknown(
     assert (found.status, found.reason) == verdict
 
 
-def link(*, enabled: bool = True, carrier: bool | None = True, times_up: int | None = 1) -> Link:
-    return Link("eth0", enabled, carrier, times_up, "up" if carrier else "down", None)
+@pytest.mark.parametrize(
+    ("state", "carrier"),
+    [
+        ("up", True),
+        ("unknown", True),  # a driver that does not tell
+        ("dormant", True),
+        ("down", False),
+        ("lowerlayerdown", False),
+        ("notpresent", False),
+    ],
+)
+def test_carrier_by_operational_state(*, state: str, carrier: bool) -> None:
+    assert Link("eth0", True, state, 1).carrier is carrier
+    assert not Link("eth0", False, state, 1).carrier
+
+
+def test_what_the_kernel_says_of_a_neighbour() -> None:
+    """Replies as Linux 6.18 gave them."""
+    asked = neighbour_child.question("10.77.0.1", 5)
+    assert len(asked) == int.from_bytes(asked[:4], sys.byteorder) == 36
+    header = bytes.fromhex("4c000000 1c00 0000 01000000 00000000")
+    reply = header + bytes.fromhex("02000000 05000000 0200 00 01 08000100 0a4d0001")
+    assert neighbour_child.read_reply(reply) == "reachable"
+    refused = bytes.fromhex("24000000 0200 0000 01000000 00000000 feffffff")
+    assert neighbour_child.read_reply(refused) == "absent"
+    with pytest.raises(OSError, match="not supported"):
+        neighbour_child.read_reply(refused[:16] + (-95).to_bytes(4, sys.byteorder, signed=True))
+
+
+@given(st.binary(max_size=64))
+def test_a_garbled_reply_is_an_error_and_no_crash(reply: bytes) -> None:
+    with contextlib.suppress(OSError):
+        neighbour_child.read_reply(reply)
+
+
+def link(*, enabled: bool = True, carrier: bool = True, times_up: int | None = 1) -> Link:
+    return Link("eth0", enabled, "up" if carrier else "down", times_up)
 
 
 @pytest.mark.parametrize(
@@ -112,9 +150,9 @@ def link(*, enabled: bool = True, carrier: bool | None = True, times_up: int | N
         (link(carrier=False, times_up=None), True, False, (Status.FAILED, "link-down")),
         (link(carrier=False, times_up=None), False, False, OK),
         (link(carrier=False, times_up=0), False, True, (Status.FAILED, "link-down")),
-        (link(enabled=False, carrier=None), False, False, (Status.UNKNOWN, "disabled")),
-        (link(enabled=False, carrier=None), False, True, (Status.FAILED, "disabled")),
-        (link(enabled=False, carrier=None, times_up=0), False, False, OK),
+        (link(enabled=False, carrier=False), False, False, (Status.UNKNOWN, "disabled")),
+        (link(enabled=False, carrier=False), False, True, (Status.FAILED, "disabled")),
+        (link(enabled=False, carrier=False, times_up=0), False, False, OK),
     ],
 )
 def test_a_port_that_was_never_up_is_ok(
@@ -130,7 +168,7 @@ def nic(sys: Path, name: str, *, device: bool = True, **files: object) -> Path:
     folder.mkdir(parents=True)
     if device:
         (folder / "device").mkdir()
-    values = {"flags": "0x1003", "carrier": 1, "carrier_up_count": 1, "type": 1, "speed": 100000}
+    values = {"flags": "0x1003", "operstate": "up", "carrier_up_count": 1, "type": 1}
     for file, value in (values | files).items():
         (folder / file).write_text(f"{value}\n")
     return folder
@@ -140,13 +178,13 @@ async def test_physical_ports_are_watched_and_virtual_ones_are_not(tmp_path: Pat
     machine = made_up(tmp_path)
     eth0 = nic(machine.sys, "eth0")
     nic(machine.sys, "ib0", type=32)
-    nic(machine.sys, "spare", carrier=0, carrier_up_count=0)
+    nic(machine.sys, "spare", operstate="down", carrier_up_count=0)
     nic(machine.sys, "lo", device=False, type=772)
     nic(machine.sys, "veth1", device=False)
     (nic(machine.sys, "eth0v1") / "device/physfn").mkdir()
     check = nic_link.build(sources(machine), options(nic_link.SPEC, exclude=("nothing",)))
     assert verdicts(await check.look()) == {"eth0": OK, "ib0": OK, "spare": OK}
-    (eth0 / "carrier").write_text("0\n")
+    (eth0 / "operstate").write_text("down\n")
     assert verdicts(await check.look())["eth0"] == (Status.FAILED, "link-down")
     eth0.rename(tmp_path / "moved-into-a-pod")
     assert gone(await check.look()) == ["eth0"]
@@ -154,7 +192,7 @@ async def test_physical_ports_are_watched_and_virtual_ones_are_not(tmp_path: Pat
 
 async def test_a_restarted_agent_still_knows_that_the_port_was_up(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
-    nic(machine.sys, "eth0", carrier=0, carrier_up_count=3)
+    nic(machine.sys, "eth0", operstate="down", carrier_up_count=3)
     check = nic_link.build(sources(machine), options(nic_link.SPEC))
     assert verdicts(await check.look()) == {"eth0": (Status.FAILED, "link-down")}
 
@@ -178,7 +216,7 @@ async def test_no_port_is_off_and_no_sysfs_is_unknown(tmp_path: Path) -> None:
 async def test_half_a_port_is_survived(tmp_path: Path) -> None:
     """Files that vanish in mid-read, or hold what they should not."""
     machine = made_up(tmp_path)
-    (nic(machine.sys, "eth0", carrier="what?", speed=-1) / "carrier_up_count").unlink()
+    (nic(machine.sys, "eth0", carrier_up_count="what?") / "operstate").unlink()
     (nic(machine.sys, "eth1") / "flags").unlink()
     check = nic_link.build(sources(machine), options(nic_link.SPEC))
     assert verdicts(await check.look()) == {"eth0": OK}
