@@ -87,7 +87,10 @@ class Bench:
 def main() -> None:
     trials = int(os.environ.get("BENCH_TRIALS", "100"))
     namespace = "bench"
-    with tempfile.TemporaryDirectory(prefix="sickbay-bench-") as folder, ControlPlane() as plane:
+    with (
+        tempfile.TemporaryDirectory(prefix="sickbay-bench-", ignore_cleanup_errors=True) as folder,
+        ControlPlane() as plane,
+    ):
         plane.create_namespace(namespace)
         with Stack(plane, Path(folder)) as stack:
             stack.aggregator.start().ready()
