@@ -9,6 +9,7 @@ PACKAGES=(
   iproute2    # ip: network namespaces, veth
   libc6-dev   # the same
   mount       # mount, losetup
+  runc        # the agent in the container that its DaemonSet asks for (tests/deploy)
   util-linux  # fsfreeze: a probe that hangs
 )
 

@@ -1,0 +1,182 @@
+"""The Dockerfiles, without an engine: their sources are there, and their build stages work.
+
+The image's Python is played by this one, and its root by a temporary folder; the rest is what the
+Dockerfile says, on what a clone would hold.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.deploy import dockerfile
+from tests.deploy.manifests import DEPLOY, ROOT, find, pod_spec
+
+PROGRAMS = ("agent", "aggregator")
+
+pytestmark = pytest.mark.timeout(600)  # packages are downloaded
+
+
+def _file(program: str) -> Path:
+    return DEPLOY / f"Dockerfile.{program}"
+
+
+def _build(program: str, factory: pytest.TempPathFactory) -> Path:
+    root = factory.mktemp("image") / program
+    return dockerfile.run_build_stage(_file(program), tree=ROOT, root=root)
+
+
+@pytest.fixture(scope="module")
+def agent_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The environment that the agent's image gets."""
+    return _build("agent", tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def aggregator_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The environment that the aggregator's image gets."""
+    return _build("aggregator", tmp_path_factory)
+
+
+@pytest.fixture(params=PROGRAMS)
+def built(request: pytest.FixtureRequest) -> Path:
+    """Each of the two."""
+    image: Path = request.getfixturevalue(f"{request.param}_image")
+    return image
+
+
+def program_of(built: Path) -> str:
+    return built.parents[1].name
+
+
+def run(built: Path, *command: str) -> "subprocess.CompletedProcess[str]":
+    """A command of the image, in an environment that knows nothing of this tree."""
+    program, *arguments = command
+    return subprocess.run(
+        [built / "bin" / program, *arguments],
+        cwd="/",
+        env={"PATH": os.defpath, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def imports(built: Path, module: str) -> bool:
+    return run(built, "python", "-c", f"import {module}").returncode == 0
+
+
+# -- what the files say ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_whatever_is_copied_exists_and_is_sent(program: str) -> None:
+    ignore = _file(program).with_name(f"Dockerfile.{program}.dockerignore")
+    pairs = dockerfile.copied(dockerfile.read(_file(program)))
+    assert pairs
+    for source, _ in pairs:
+        assert (ROOT / source).exists(), source
+        assert dockerfile.is_sent(source, ignore), source
+    for other in (".git", ".venv", "tests", "docs/install.md", "nodeagent/__pycache__"):
+        assert not dockerfile.is_sent(other, ignore), other
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_packages_come_by_hash_and_nothing_is_compiled_by_a_c_compiler(program: str) -> None:
+    runs = [step.text for step in dockerfile.read(_file(program)) if step.instruction == "RUN"]
+    installs = [part for text in runs for part in text.split("&&") if " install " in part]
+    assert installs
+    for install in installs:
+        assert (
+            "--require-hashes --" in install
+            or "--require-hashes -r" in install
+            or ("--no-deps /src/dist/" in install)
+        ), install
+        assert "--only-binary :all:" in install or "--no-deps /src/dist/" in install
+    assert not any("apt-get" in text for text in runs)
+
+
+def test_the_aggregators_image_and_pod_agree_on_who_it_runs_as() -> None:
+    [user] = [s.text for s in dockerfile.read(_file("aggregator")) if s.instruction == "USER"]
+    context = pod_spec("StatefulSet", "sickbay-aggregator")["securityContext"]
+    assert user == f"{context['runAsUser']}:{context['runAsGroup']}"
+    assert context["runAsNonRoot"] is True
+
+
+# -- what their build stages make ------------------------------------------------------------------
+
+
+def test_its_program_runs_from_the_wheel_alone(built: Path) -> None:
+    program = program_of(built)
+    version = run(built, f"sickbay-{program}", "--version")
+    assert version.returncode == 0, version.stderr
+    assert version.stdout.startswith(f"sickbay-{program} 0.")
+
+
+def test_it_holds_neither_pip_nor_the_other_program(built: Path) -> None:
+    assert not imports(built, "pip")
+    assert not imports(built, "hatchling")
+    program = program_of(built)
+    assert imports(built, {"agent": "nodeagent", "aggregator": "aggregator"}[program])
+    assert not imports(built, {"agent": "aggregator", "aggregator": "nodeagent"}[program])
+    scripts = {path.name for path in (built / "bin").glob("sickbay*")}
+    assert (
+        scripts
+        == {"agent": {"sickbay-agent"}, "aggregator": {"sickbay-aggregator", "sickbay"}}[program]
+    )
+
+
+def test_every_module_has_its_bytecode(built: Path) -> None:
+    packages = next((built / "lib").glob("python*/site-packages"))
+    modules = [path for path in packages.rglob("*.py") if "/templates/" not in str(path)]
+    assert len(modules) > 50
+    tag = sys.implementation.cache_tag
+    for module in modules:
+        cached = module.parent / "__pycache__" / f"{module.stem}.{tag}.pyc"
+        assert cached.is_file(), module
+        # Flags 1: a hash that is not checked against the source (PEP 552).
+        assert cached.read_bytes()[4:8] == b"\1\0\0\0", module
+
+
+def test_the_agent_lists_its_checks_and_refuses_a_bad_file(
+    agent_image: Path, tmp_path: Path
+) -> None:
+    built = agent_image
+    listed = run(built, "sickbay-agent", "checks", "-o", "json")
+    assert listed.returncode == 0, listed.stderr
+    assert '"xid"' in listed.stdout
+    # The NVML library's Python, which the worker alone imports.
+    assert imports(built, "pynvml")
+    wrong = tmp_path / "agent.toml"
+    wrong.write_text("hosst_root = 1\n")
+    refused = run(built, "sickbay-agent", "run", "--config", str(wrong))
+    assert (refused.returncode, "hosst_root" in refused.stderr) == (2, True)
+
+
+def test_the_aggregator_brings_its_policy_and_its_page(
+    aggregator_image: Path, tmp_path: Path
+) -> None:
+    built = aggregator_image
+    # config check reads the shipped rules and the catalogue, which are files of the package.
+    sound = tmp_path / "aggregator.yaml"
+    text = find("ConfigMap", "sickbay-aggregator")["data"]["aggregator.yaml"]
+    for name in ("tls.crt", "tls.key"):
+        (tmp_path / name).write_text("x")
+    sound.write_text(text.replace("/etc/sickbay-tls", str(tmp_path)))
+    checked = run(built, "sickbay-aggregator", "config", "check", str(sound))
+    assert checked.returncode == 0, checked.stderr
+
+    packages = next((built / "lib").glob("python*/site-packages"))
+    ours = {p.relative_to(ROOT) for p in (ROOT / "aggregator").rglob("*") if p.is_file()}
+    data = {p for p in ours if p.suffix not in {".py", ".pyc"}}
+    assert {Path("aggregator/policy/rules.yaml"), Path("aggregator/policy/catalogue.yaml")} <= data
+    missing = [path for path in data if _tracked(path) and not (packages / path).is_file()]
+    assert not missing
+
+
+def _tracked(path: Path) -> bool:
+    command = ["git", "-C", str(ROOT), "ls-files", "--", str(path)]
+    return bool(subprocess.run(command, check=True, capture_output=True).stdout)

@@ -1,0 +1,264 @@
+"""What the manifests say fits together, and fits the programs: read as files, no cluster needed."""
+
+import re
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from aggregator import config as aggregator_config
+from aggregator.quarantine.cluster import Action
+from nodeagent import config as agent_config
+from tests.deploy.manifests import (
+    DEPLOY,
+    KUBERNETES,
+    NAMESPACE,
+    PROFILES,
+    container,
+    documents,
+    find,
+    installed,
+    mounts,
+    pod_spec,
+)
+
+AGENT = ("DaemonSet", "sickbay-agent")
+AGGREGATOR = ("StatefulSet", "sickbay-aggregator")
+
+
+def agent_toml(profile: str = "") -> str:
+    if not profile:
+        text = find("ConfigMap", "sickbay-agent")["data"]["agent.toml"]
+    else:
+        [document] = documents(PROFILES / profile / "agent-config.yaml")
+        text = document["data"]["agent.toml"]
+    assert isinstance(text, str)
+    return text
+
+
+def paths_in(value: Any) -> Iterator[str]:
+    """Every absolute path in a configuration."""
+    if isinstance(value, str) and value.startswith("/"):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from paths_in(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from paths_in(each)
+
+
+# -- everything is in, and in order ----------------------------------------------------------------
+
+
+def test_the_kustomization_names_every_manifest() -> None:
+    [kustomization] = documents(KUBERNETES / "kustomization.yaml")
+    files = {path.name for path in KUBERNETES.glob("*.yaml")} - {"kustomization.yaml"}
+    assert set(kustomization["resources"]) == files
+
+
+def test_nothing_is_installed_before_its_namespace() -> None:
+    seen = set()
+    for document in installed():
+        if document["kind"] == "Namespace":
+            seen.add(document["metadata"]["name"])
+        namespace = document["metadata"].get("namespace", "default")
+        assert namespace in seen | {"default"}, document["metadata"]["name"]
+
+
+def test_every_image_is_one_that_a_dockerfile_makes_and_that_the_kustomization_renames() -> None:
+    [kustomization] = documents(KUBERNETES / "kustomization.yaml")
+    renamed = {f"{image['name']}:{image['newTag']}" for image in kustomization["images"]}
+    used = {container(pod_spec(*each))["image"] for each in (AGENT, AGGREGATOR)}
+    assert used == renamed
+    for image in used:
+        dockerfile = DEPLOY / f"Dockerfile.{image.partition(':')[0].removeprefix('sickbay-')}"
+        assert image in dockerfile.read_text("utf-8")
+
+
+@pytest.mark.parametrize("folder", ["kubernetes", "profiles/restricted", "profiles/ephemeral"])
+def test_kustomize_builds_it(folder: str) -> None:
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("no kubectl on the path: kustomize itself is not tried")
+    built = subprocess.run(
+        [kubectl, "kustomize", DEPLOY / folder], check=True, capture_output=True, text=True
+    )
+    kinds = [document["kind"] for document in yaml.safe_load_all(built.stdout)]
+    assert sorted(kinds) == sorted(document["kind"] for document in installed())
+
+
+# -- the configurations load -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("profile", ["", "restricted"])
+def test_the_agents_configuration_loads(profile: str, tmp_path: Path) -> None:
+    text = agent_toml(profile)
+    # The same text, with the pod's folders moved below tmp_path.
+    moved = re.sub(r'"(/(?:host|etc/sickbay|var/run/secrets/sickbay))', rf'"{tmp_path}\1', text)
+    assert moved != text
+    (tmp_path / "host").mkdir()
+    for name in ("etc/sickbay/ca.crt", "var/run/secrets/sickbay/token"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    file = tmp_path / "agent.toml"
+    file.write_text(moved)
+
+    config = agent_config.load(file, {"NODE_NAME": "gpu-1"})
+
+    assert config.node == "gpu-1"
+    assert config.kernel_log.enabled is (profile == "")
+    assert config.nvml.enabled is (profile == "")
+    assert not config.kernel_log.insecure_accept_user_records
+    assert not config.uplink.insecure_plaintext
+
+
+@pytest.mark.parametrize("profile", ["", "restricted"])
+def test_every_path_of_the_agents_configuration_is_a_mount_of_its_pod(profile: str) -> None:
+    there = mounts(pod_spec(*AGENT))
+    if profile:
+        del there["/dev"]
+    for path in paths_in(tomllib.loads(agent_toml(profile))):
+        assert any(path == at or path.startswith(f"{at}/") for at in there), path
+
+
+@pytest.mark.parametrize("profile", ["", "restricted"])
+def test_what_is_write_probed_is_the_nodes_own_folder_and_writable(profile: str) -> None:
+    probed = tomllib.loads(agent_toml(profile))["checks"]["disk-write"]["paths"]
+    there = mounts(pod_spec(*AGENT))
+    for path in probed:
+        mount, volume = there[path]
+        assert volume["hostPath"]["path"] == path
+        assert not mount.get("readOnly", False)
+
+
+def test_the_aggregators_configuration_loads_and_observes(tmp_path: Path) -> None:
+    text = find("ConfigMap", "sickbay-aggregator")["data"]["aggregator.yaml"]
+    file = tmp_path / "aggregator.yaml"
+    file.write_text(text)
+    for name in ("tls.crt", "tls.key"):  # what a Secret of type kubernetes.io/tls holds
+        (tmp_path / "etc/sickbay-tls").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "etc/sickbay-tls" / name).write_text("x")
+
+    config = aggregator_config.load(file, root=tmp_path)
+
+    assert config.mode is Action.OBSERVE
+    assert config.cluster.namespace == NAMESPACE
+    assert config.identity.kind == "token"
+    assert not config.listen.insecure_plaintext
+    written = [str(config.identity.keys_cache), config.history.database.partition("///")[2]]
+    assert all(path.startswith("/var/lib/sickbay-aggregator/") for path in written)
+    assert "/var/lib/sickbay-aggregator" in mounts(pod_spec(*AGGREGATOR))
+
+
+# -- what one side says, the other holds to --------------------------------------------------------
+
+
+def test_agents_are_told_the_name_and_port_that_the_service_has() -> None:
+    service = find("Service", "sickbay-aggregator")
+    [port] = service["spec"]["ports"]
+    expected = f"{service['metadata']['name']}.{NAMESPACE}.svc:{port['port']}"
+    for profile in ("", "restricted"):
+        assert tomllib.loads(agent_toml(profile))["aggregator"]["address"] == expected
+
+
+def test_both_certificate_recipes_cover_the_names_that_are_asked_for() -> None:
+    needed = {
+        f"sickbay-aggregator.{NAMESPACE}.svc",
+        f"*.sickbay-aggregator.{NAMESPACE}.svc",
+        f"sickbay-page.{NAMESPACE}.svc",
+        "localhost",
+    }
+    [certificate] = [
+        each
+        for each in documents(DEPLOY / "examples" / "certificate.yaml")
+        if each["metadata"]["name"] == "sickbay-aggregator-tls"
+    ]
+    assert set(certificate["spec"]["dnsNames"]) == needed
+    tls = mounts(pod_spec(*AGGREGATOR))["/etc/sickbay-tls"][1]
+    assert certificate["spec"]["secretName"] == tls["secret"]["secretName"]
+    recipe = (DEPLOY.parent / "docs" / "install.md").read_text("utf-8")
+    assert {name for name in needed if f"DNS:{name}" in recipe} == needed
+
+
+def test_the_aggregator_listens_where_its_services_and_probes_point() -> None:
+    config = yaml.safe_load(find("ConfigMap", "sickbay-aggregator")["data"]["aggregator.yaml"])
+    only = container(pod_spec(*AGGREGATOR))
+    ports = {port["name"]: port["containerPort"] for port in only["ports"]}
+    for name in ("grpc", "web"):
+        assert config["listen"][name] == f"0.0.0.0:{ports[name]}"
+    for service, name in (("sickbay-aggregator", "grpc"), ("sickbay-page", "web")):
+        [port] = find("Service", service)["spec"]["ports"]
+        assert (port["targetPort"], port["port"]) == (name, ports[name])
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert only[probe]["httpGet"]["scheme"] == "HTTPS"  # listen.tls serves both
+
+
+def test_the_agents_token_is_of_the_audience_and_account_that_the_aggregator_believes() -> None:
+    identity = aggregator_config.Config().identity
+    spec = pod_spec(*AGENT)
+    sources = mounts(spec)["/var/run/secrets/sickbay"][1]["projected"]["sources"]
+    [token] = [source["serviceAccountToken"] for source in sources]
+    assert token == {"audience": identity.audience, "expirationSeconds": 86400, "path": "token"}
+    assert identity.service_account == f"{NAMESPACE}:{spec['serviceAccountName']}"
+
+
+# -- what the pods may -----------------------------------------------------------------------------
+
+
+def test_the_agent_holds_no_cluster_credentials() -> None:
+    spec = pod_spec(*AGENT)
+    assert spec["automountServiceAccountToken"] is False
+    assert find("ServiceAccount", "sickbay-agent")["automountServiceAccountToken"] is False
+    bound = [
+        subject["name"]
+        for document in installed()
+        if document["kind"].endswith("RoleBinding")
+        for subject in document["subjects"]
+    ]
+    assert set(bound) == {"sickbay-aggregator"}
+    for volume in spec["volumes"]:
+        assert "secret" not in volume
+
+
+def test_the_agent_may_write_to_its_two_folders_alone() -> None:
+    spec = pod_spec(*AGENT)
+    assert container(spec)["securityContext"]["readOnlyRootFilesystem"] is True
+    writable = {at for at, (mount, _) in mounts(spec).items() if not mount.get("readOnly", False)}
+    assert writable == {"/run/sickbay", "/var/lib/sickbay"}
+    host, _ = mounts(spec)["/host"]
+    assert host["mountPropagation"] == "HostToContainer"
+
+
+def test_the_agent_goes_everywhere_and_rolls_a_tenth_at_a_time() -> None:
+    spec = pod_spec(*AGENT)
+    assert spec["tolerations"] == [{"operator": "Exists"}]
+    assert spec["priorityClassName"] == "system-node-critical"
+    assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    strategy = find(*AGENT)["spec"]["updateStrategy"]
+    assert strategy["rollingUpdate"]["maxUnavailable"] == "10%"
+
+
+def test_the_restricted_profile_takes_the_privileges_away() -> None:
+    [patch] = documents(PROFILES / "restricted" / "agent-daemonset.yaml")
+    spec = patch["spec"]["template"]["spec"]
+    assert container(spec)["securityContext"] == {
+        "privileged": False,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert spec["hostPID"] is False
+    # A patch says what it removes; it must be there to be removed.
+    removed = [m["mountPath"] for m in container(spec)["volumeMounts"] if m["$patch"] == "delete"]
+    assert set(removed) <= set(mounts(pod_spec(*AGENT)))
+
+
+def test_no_manifest_names_a_registry() -> None:
+    for path in DEPLOY.rglob("*.yaml"):
+        images = re.findall(r"^\s*image: (\S+)", path.read_text("utf-8"), re.MULTILINE)
+        assert all("/" not in image for image in images), path
