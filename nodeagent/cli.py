@@ -1,4 +1,4 @@
-"""``sickbay-agent``: run the agent, ask it, list its checks, decode a kernel log.
+"""``sickbay-agent``: run the agent, ask it, list its checks, decode a kernel log, play a fleet.
 
 Each command imports what it needs and no more: ``check`` stands in the prolog of every job.
 """
@@ -145,6 +145,13 @@ def _command_parse_kmsg(options: argparse.Namespace, environ: Mapping[str, str])
     return OK
 
 
+def _command_simulate(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    del environ
+    from nodeagent.simulate import command
+
+    return command.run(options)
+
+
 def _colour(environ: Mapping[str, str]) -> bool:
     return sys.stdout.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
 
@@ -191,7 +198,37 @@ def _parser() -> argparse.ArgumentParser:
         "file", type=Path, metavar="FILE", help="output of dmesg or journalctl -k, or raw records"
     )
     _add_output(decode)
+
+    _add_simulate(commands)
     return parser
+
+
+def _add_simulate(commands: Any) -> None:
+    simulate = _command(
+        commands, "simulate", _command_simulate, "play nodes, for demos, tests and benchmarks"
+    )
+    add = simulate.add_argument
+    who = simulate.add_mutually_exclusive_group(required=True)
+    who.add_argument("--nodes", type=_number(1, 100_000), metavar="N", help="so many")
+    who.add_argument("--names", type=Path, metavar="FILE", help="these, one name a line")
+    add("--aggregator", required=True, metavar="HOST:PORT", help="where they connect")
+    add("--scenario", type=Path, metavar="FILE", help="what happens to them, and when")
+    add("--stdin", action="store_true", help="take events as lines of JSON; end when they end")
+    add("--prefix", default="sim-", help="of the names of --nodes (default: sim-)")
+    add("--gpus", type=_number(1, 16), default=8, metavar="N", help="of each node (default: 8)")
+    add("--seed", type=_number(0, 2**32 - 1), metavar="N", help="draw the same each time")
+    add(
+        "--connections",
+        type=_number(0, 10_000),
+        default=0,
+        metavar="N",
+        help="share so many; 0: one for each node, as in life (default: 0)",
+    )
+    add("--ca-file", type=Path, metavar="FILE", help="TLS, by this CA")
+    add("--server-name", default="", metavar="NAME", help="in the aggregator's certificate")
+    add("--token-dir", type=Path, metavar="DIR", help="a token for each node in a file of its name")
+    add("--insecure-plaintext", action="store_true", help="plaintext beyond loopback")
+    add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
@@ -241,6 +278,17 @@ def _timeout(text: str) -> float:
     if seconds < 1:
         raise argparse.ArgumentTypeError(f'"{text}" is less than 1s')
     return seconds
+
+
+def _number(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
+            raise argparse.ArgumentTypeError(
+                f'"{text}"; expected a whole number from {low} to {high}'
+            )
+        return int(text)
+
+    return parse
 
 
 class _Version(argparse.Action):

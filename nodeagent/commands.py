@@ -1,6 +1,7 @@
 """What others may ask of the agent: the aggregator by the stream, people by the socket."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from nodeagent.evidence.latch import Latch
 from nodeagent.keeper import Keeper
@@ -13,6 +14,23 @@ LONGEST_QUIESCE = 24 * 3600.0
 
 class CommandRefused(Exception):
     """A command cannot be carried out; the text goes back to who gave it."""
+
+
+class Host(Protocol):
+    """What a stream speaks for: a node's latch, and whoever carries its commands out."""
+
+    @property
+    def latch(self) -> Latch: ...
+
+    def persist(self) -> None: ...
+
+    def quiesced_for(self) -> float: ...
+
+    def clear_faults(self, component: str, code: str) -> str: ...
+
+    async def quiesce(self, seconds: float) -> str: ...
+
+    async def run_checks(self, names: Sequence[str]) -> str: ...
 
 
 class Commands:

@@ -5,6 +5,7 @@ Everything is read from its file at each connection, so that what was rotated is
 
 import ipaddress
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,17 +18,17 @@ _HOST_PORT = re.compile(r"(?P<host>\[[0-9a-fA-F:.%]+\]|[A-Za-z0-9._-]+):(?P<port
 
 #: Heartbeats are unacknowledged bytes when the other end is gone, and then TCP gives up after
 #: keepalive_timeout_ms. Pings are for what stands between: rarely, since 10,000 agents send them.
-_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.keepalive_time_ms", 60_000),
-    ("grpc.keepalive_timeout_ms", 15_000),
-    ("grpc.keepalive_permit_without_calls", 0),
+_OPTIONS: Mapping[str, int] = {
+    "grpc.keepalive_time_ms": 60_000,
+    "grpc.keepalive_timeout_ms": 15_000,
+    "grpc.keepalive_permit_without_calls": 0,
     # We reconnect ourselves, with jitter; a retry or a pooled connection would be a second opinion.
-    ("grpc.enable_retries", 0),
-    ("grpc.use_local_subchannel_pool", 1),
+    "grpc.enable_retries": 0,
+    "grpc.use_local_subchannel_pool": 1,
     # The cluster's own traffic goes through no proxy that the environment happens to name.
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.max_receive_message_length", 1024 * 1024),
-)
+    "grpc.enable_http_proxy": 0,
+    "grpc.max_receive_message_length": 1024 * 1024,
+}
 
 
 class DialError(Exception):
@@ -71,11 +72,12 @@ class TokenFile:
 
 
 class Dialer:
-    """Opens channels as ``[aggregator]`` says."""
+    """Opens channels as ``[aggregator]`` says. ``options`` are gRPC's, over this module's own."""
 
-    def __init__(self, config: UplinkConfig) -> None:
+    def __init__(self, config: UplinkConfig, options: Mapping[str, int] | None = None) -> None:
         self.token = TokenFile(config.token_file)
         self._config = config
+        self._options = {**_OPTIONS, **(options or {})}
 
     def check(self, address: str) -> None:
         """Raise DialError when ``address`` is none, or may not be spoken to as configured."""
@@ -94,7 +96,7 @@ class Dialer:
     def open(self, address: str) -> grpc.aio.Channel:
         """A channel to ``address``; it connects with its first call. Raises DialError."""
         self.check(address)
-        options: list[tuple[str, str | int]] = list(_OPTIONS)
+        options: list[tuple[str, str | int]] = list(self._options.items())
         if self._config.ca_file is None:
             return grpc.aio.insecure_channel(address, options=options)
         if self._config.server_name:

@@ -15,7 +15,7 @@ import grpc.aio
 
 from nodeagent import wire
 from nodeagent.clock import Clock
-from nodeagent.commands import CommandRefused, Commands
+from nodeagent.commands import CommandRefused, Host
 from nodeagent.dial import DialError, TokenFile
 from sickbay.v1 import sickbay_pb2 as pb
 
@@ -50,7 +50,7 @@ class Stream:
         self,
         call: Call,
         *,
-        host: Commands,
+        host: Host,
         clock: Clock,
         random: Callable[[], float],
         token: TokenFile,

@@ -113,6 +113,10 @@ class Table:
     def problem(self, name: str, what: str, expected: str = "") -> None:
         self._document.problem(self.path_of(name), what, expected)
 
+    def wrong(self, what: str, expected: str = "") -> None:
+        """Something is wrong with the table as a whole."""
+        self._document.problem(self._path, what, expected)
+
     def table(self, name: str) -> "Table":
         """The table ``name``; an empty one where there is none."""
         self._known.add(name)
@@ -123,6 +127,19 @@ class Table:
             )
             content = {}
         return self._document._table((*self._path, name), content)  # noqa: SLF001  # its own part
+
+    def tables(self, name: str) -> "list[Table]":
+        """The tables of the array ``[[name]]``; none where there is none."""
+        self._known.add(name)
+        content = self._content.get(name, [])
+        if not isinstance(content, list) or not all(isinstance(each, dict) for each in content):
+            self.problem(name, f"is {described(content)}", f"tables [[{name}]]")
+            content = []
+        path = (*self._path, name)
+        return [
+            self._document._table((*path, at), each)  # noqa: SLF001  # its own part
+            for at, each in enumerate(content)
+        ]
 
     def read(self, name: str, default: T, parse: Callable[[Any], T], expected: str) -> T:
         """``parse`` of the key's value, or ``default``. A ValueError of ``parse`` is a problem."""

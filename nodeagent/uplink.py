@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodeagent.clock import Clock
-from nodeagent.commands import Commands
+from nodeagent.commands import Host
 from nodeagent.dial import Dialer, DialError
 from nodeagent.stream import Ended, Stream
 from sickbay.v1 import sickbay_pb2 as pb
@@ -45,7 +45,7 @@ class Uplink:
         *,
         address: str,
         dialer: Dialer,
-        host: Commands,
+        host: Host,
         hello: Callable[[], pb.AgentMessage],
         clock: Clock,
         random: Callable[[], float],

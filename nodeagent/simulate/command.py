@@ -1,0 +1,185 @@
+"""``sickbay-agent simulate``: from its options to a fleet that runs until it is told to stop."""
+
+import argparse
+import asyncio
+import gc
+import logging
+import os
+import random
+import resource
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from nodeagent import logs
+from nodeagent.clock import SystemClock
+from nodeagent.config import UplinkConfig
+from nodeagent.dial import Dialer, DialError
+from nodeagent.simulate import machine
+from nodeagent.simulate.events import Event, Known, Refused, read_line, read_scenario
+from nodeagent.simulate.fleet import Fleet
+from nodeagent.simulate.node import SimulatedNode
+from nodeagent.toml_table import ConfigError, Problem
+
+log = logging.getLogger(__name__)
+
+#: Files besides the connections: the interpreter's own, logs, a scenario.
+_OTHER_FILES = 64
+
+
+def run(options: argparse.Namespace) -> int:
+    """Simulate until SIGTERM, SIGINT, or the end of ``--stdin``; the exit code.
+
+    Raises ConfigError for a scenario, a list of names or tokens that cannot be used.
+    """
+    names = _names(options)
+    known = Known(frozenset(names), frozenset(machine.CHECKS), options.gpus)
+    events = read_scenario(options.scenario, known) if options.scenario else []
+    _check(options, names)
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    logs.start(options.log_level)
+    # What each of a thousand uplinks says is said once for all, by "attached".
+    for noisy in ("nodeagent.uplink", "nodeagent.stream"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)
+    _allow_files(len(names) + _OTHER_FILES)
+    # The nodes live as long as the process: looking through them for garbage finds none.
+    gc.set_threshold(100_000, 20, 50)
+    asyncio.run(_run(options, names, known, events))
+    return 0
+
+
+async def _run(
+    options: argparse.Namespace, names: list[str], known: Known, events: list[Event]
+) -> None:
+    seed = options.seed if options.seed is not None else int.from_bytes(os.urandom(4), "big")
+    rng, jitter = random.Random(seed), random.Random()  # noqa: S311 - nothing secret
+    clock = SystemClock()
+    nodes = [
+        SimulatedNode(
+            name,
+            gpus=options.gpus,
+            seed=seed,
+            address=options.aggregator,
+            dialer=Dialer(_uplink(options, name), _sharing(options.connections, number)),
+            clock=clock,
+            draw=rng.random,
+            jitter=jitter.random,
+        )
+        for number, name in enumerate(names)
+    ]
+    gc.freeze()
+    fleet = Fleet(nodes, rng=rng)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    if options.stdin:
+        _listen(fleet, known, stop)
+    extra = {"nodes": len(names), "aggregator": options.aggregator, "seed": seed}
+    log.info("simulating", extra=extra)
+    await fleet.run(events, stop)
+
+
+def _listen(fleet: Fleet, known: Known, stop: asyncio.Event) -> None:
+    """Take events from standard input. A thread: a file or a terminal can't be waited for."""
+    loop = asyncio.get_running_loop()
+
+    def take(line: str) -> None:
+        try:
+            event = read_line(line, known)
+        except Refused as refused:
+            log.error("refused: %s", refused, extra={"line": line.strip()[:200]})  # noqa: TRY400
+        else:
+            fleet.let_happen(event)
+
+    def read() -> None:
+        for line in sys.stdin:
+            if line.strip():
+                loop.call_soon_threadsafe(take, line)
+        loop.call_soon_threadsafe(stop.set)
+
+    threading.Thread(target=read, name="stdin", daemon=True).start()
+
+
+def _names(options: argparse.Namespace) -> list[str]:
+    if options.names is None:
+        width = max(4, len(str(options.nodes)))
+        return [f"{options.prefix}{number:0{width}d}" for number in range(1, options.nodes + 1)]
+    file = str(options.names)
+    try:
+        lines = options.names.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            [Problem(file, 0, "", f"can't be read: {error}", "a text file")]
+        ) from None
+    problems: list[Problem] = []
+    names: dict[str, int] = {}
+    for number, line in enumerate(lines, 1):
+        name = line.strip()
+        if name in names:
+            what = f'"{name}" stands on line {names[name]} already'
+            problems.append(Problem(file, number, "", what, "each name once"))
+        elif name:
+            names[name] = number
+    if not names:
+        problems.append(Problem(file, 0, "", "names no node", "a node's name on each line"))
+    if problems:
+        raise ConfigError(problems)
+    return list(names)
+
+
+def _check(options: argparse.Namespace, names: list[str]) -> None:
+    """Refuse now what would otherwise fail at each attempt to connect."""
+    problems = []
+    if options.token_dir is not None:
+        missing = [name for name in names if not (options.token_dir / name).is_file()]
+        if missing:
+            what = f"has no token for {len(missing)} of {len(names)} nodes, {missing[0]} for one"
+            problems.append(
+                Problem(str(options.token_dir), 0, "--token-dir", what, "a file named as each node")
+            )
+    if options.ca_file is not None and not options.ca_file.is_file():
+        problems.append(Problem(str(options.ca_file), 0, "--ca-file", "is no file", "a CA in PEM"))
+    try:
+        Dialer(_uplink(options, names[0])).check(options.aggregator)
+    except DialError as error:
+        what = str(error).replace("aggregator.ca_file", "--ca-file")
+        what = what.replace("aggregator.insecure_plaintext = true", "--insecure-plaintext")
+        problems.append(Problem("--aggregator", 0, "", what))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _uplink(options: argparse.Namespace, name: str) -> UplinkConfig:
+    tokens: Path | None = options.token_dir
+    return UplinkConfig(
+        address=options.aggregator,
+        ca_file=options.ca_file,
+        token_file=tokens / name if tokens is not None else None,
+        server_name=options.server_name,
+        insecure_plaintext=options.insecure_plaintext,
+    )
+
+
+def _sharing(connections: int, number: int) -> dict[str, int]:
+    """Options of gRPC for the ``number``-th node: its own connection, or one of so many.
+
+    Channels of the same arguments share a connection through gRPC's global pool.
+    """
+    if not connections:
+        return {}
+    return {
+        "grpc.use_local_subchannel_pool": 0,
+        "sickbay.simulated_connection": number % connections,
+    }
+
+
+def _allow_files(wanted: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft >= wanted:
+        return
+    reachable = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (reachable, hard))
+    if reachable < wanted:
+        log.warning("%d files may be open, and %d are needed: see --connections", hard, wanted)

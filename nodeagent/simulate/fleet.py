@@ -1,0 +1,119 @@
+"""The simulated nodes of one process: starts them, lets the events happen, says how they are."""
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from nodeagent.simulate.events import Event, Reboot, Refused, State
+from nodeagent.simulate.node import SimulatedNode, Undo
+
+log = logging.getLogger(__name__)
+
+#: Nodes that begin to connect per second, so that a start is no stampede of its own.
+STARTS_PER_SECOND = 500.0
+#: Seconds between two looks at how many have a stream; said when it differs.
+LOOK = 0.5
+#: Seconds for last words.
+FAREWELL = 3.0
+
+
+class Fleet:
+    """``rng`` is what a seed makes repeatable: which nodes and GPUs are drawn."""
+
+    def __init__(self, nodes: Iterable[SimulatedNode], *, rng: random.Random) -> None:
+        self._nodes = {node.name: node for node in nodes}
+        self._rng = rng
+        self._timers: set[asyncio.TimerHandle] = set()
+
+    async def run(self, events: Sequence[Event], stop: asyncio.Event) -> None:
+        """Until ``stop``. The events' times count from now."""
+        looking = asyncio.create_task(self._look_after(), name="look")
+        starting = asyncio.create_task(self._start(), name="start")
+        for event in events:
+            self.let_happen(event)
+        try:
+            await stop.wait()
+        finally:
+            for task in (looking, starting):
+                task.cancel()
+            for timer in self._timers:
+                timer.cancel()
+            await self._end()
+
+    def let_happen(self, event: Event) -> None:
+        """After ``event.at`` seconds, and undo it after its ``lasting``."""
+        self._after(event.at, lambda: self._happen(event))
+
+    def _happen(self, event: Event) -> None:
+        chosen = self._chosen(event.nodes)
+        undo: list[Undo] = []
+        for node in chosen:
+            try:
+                undone = node.do(event.act)
+            except Refused as refused:
+                log.error("refused: %s", refused)  # noqa: TRY400 - the text says it all
+                return
+            if undone is not None:
+                undo.append(undone)
+        what = f"{type(event.act).__name__.lower()} {_about(event)}".strip()
+        names = [node.name for node in chosen]
+        log.info("happened", extra={"what": what, "count": len(names), "nodes": names[:20]})
+        if event.lasting or isinstance(event.act, Reboot):
+            self._after(event.lasting, lambda: self._undo(what, undo))
+
+    def _undo(self, what: str, undo: Sequence[Undo]) -> None:
+        for each in undo:
+            each()
+        log.info("over", extra={"what": what, "count": len(undo)})
+
+    def _chosen(self, wanted: int | tuple[str, ...] | None) -> list[SimulatedNode]:
+        if wanted is None:
+            return list(self._nodes.values())
+        if isinstance(wanted, int):
+            return self._rng.sample(list(self._nodes.values()), wanted)
+        return [self._nodes[name] for name in wanted]
+
+    def _after(self, seconds: float, do: Undo) -> None:
+        def due() -> None:
+            self._timers.discard(timer)
+            do()
+
+        timer = asyncio.get_running_loop().call_later(seconds, due)
+        self._timers.add(timer)
+
+    async def _start(self) -> None:
+        for node in self._nodes.values():
+            node.start()
+            await asyncio.sleep(1 / STARTS_PER_SECOND)
+
+    async def _look_after(self) -> None:
+        said: tuple[int, str] = (-1, "")
+        while True:
+            streaming = sum(node.streaming for node in self._nodes.values())
+            troubles = Counter(node.trouble for node in self._nodes.values() if node.trouble)
+            trouble = troubles.most_common(1)[0][0] if troubles else ""
+            if said != (streaming, trouble):
+                said = (streaming, trouble)
+                extra = {"streaming": streaming, "nodes": len(self._nodes), "trouble": trouble}
+                log.info("attached", extra=extra)
+            await asyncio.sleep(LOOK)
+
+    async def _end(self) -> None:
+        for node in self._nodes.values():
+            node.stop()
+        tasks = [task for node in self._nodes.values() if (task := node.running) is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=FAREWELL)
+        for node in self._nodes.values():
+            node.cut()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+def _about(event: Event) -> str:
+    act = event.act
+    if isinstance(act, State):
+        return f"{act.check} {act.component} {act.status.name.lower()} {act.reason}".rstrip()
+    return getattr(act, "code", "")

@@ -1,0 +1,235 @@
+"""One simulated node: a real latch behind a real uplink, and a machine that is played."""
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from nodeagent import wire
+from nodeagent.clock import Clock
+from nodeagent.commands import CommandRefused
+from nodeagent.dial import Dialer
+from nodeagent.evidence.latch import Latch
+from nodeagent.evidence.state import State, dump, restore
+from nodeagent.model import ClearedBy, Clearing, Observation, Status
+from nodeagent.simulate import machine
+from nodeagent.simulate.events import Act, Away, Clear, Fault, Reboot
+from nodeagent.simulate.events import State as PlayedState
+from nodeagent.uplink import Uplink
+from nodeagent.version import VERSION
+
+#: The sign by which a fault with a ``for`` ends, by what ends it. A boot is no sign but an act.
+_SIGNS = {
+    ClearedBy.GPU_RESET: "gpu-reset",
+    ClearedBy.EXPIRY: "expiry",
+    ClearedBy.OPERATOR: "operator",
+}
+
+Undo = Callable[[], None]
+
+
+class SimulatedNode:
+    """It is the ``Host`` of its stream. The latch lives as long as the process: there is no disk.
+
+    ``draw`` gives a number from [0, 1); ``jitter`` the same, for what may differ from run to run.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        gpus: int,
+        seed: int,
+        address: str,
+        dialer: Dialer,
+        clock: Clock,
+        draw: Callable[[], float],
+        jitter: Callable[[], float],
+    ) -> None:
+        self.name = name
+        self._seed = seed
+        self._address = address
+        self._dialer = dialer
+        self._clock = clock
+        self._draw = draw
+        self._jitter = jitter
+        self._uuids = [machine.gpu_uuid(name, gpu, seed) for gpu in range(gpus)]
+        self._instance = _unique()
+        self._boots = 0
+        self._seq = 0
+        self._latch = Latch(boot_id=machine.boot_id(name, 0, seed), epoch=_unique())
+        self._look()
+        self._uplink = self._make_uplink()
+        self._task: asyncio.Task[None] | None = None
+
+    # -- its agent -----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Connect, and stay connected."""
+        if self._task is None:
+            self._uplink = self._make_uplink()
+            self._task = asyncio.create_task(self._uplink.run(), name=f"uplink of {self.name}")
+
+    def cut(self) -> "asyncio.Task[None] | None":
+        """End the stream without a word, as when the machine dies; its task, which is ending."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+        return task
+
+    def stop(self) -> None:
+        """Say what is pending, then end the stream in order."""
+        self._uplink.stop()
+
+    @property
+    def running(self) -> "asyncio.Task[None] | None":
+        """The task of its uplink, while its agent is there."""
+        return self._task
+
+    @property
+    def streaming(self) -> bool:
+        return self._task is not None and self._uplink.streaming
+
+    @property
+    def trouble(self) -> str:
+        """Why there is no stream; empty when there is one, or none is wanted."""
+        return "" if self._task is None or self.streaming else self._uplink.state.error
+
+    # -- what happens to it ----------------------------------------------------------------------
+
+    def do(self, act: Act) -> Undo | None:
+        """Let it happen now. Gives what undoes it. Raises Refused when it cannot happen."""
+        match act:
+            case Fault():
+                return self._fault(act)
+            case PlayedState():
+                return self._say(act)
+            case Clear():
+                self._clear(act)
+            case Away():
+                self.cut()
+                return self.start
+            case Reboot():
+                self.cut()
+                self._boot()
+                return self.start
+        return None
+
+    def _fault(self, fault: Fault) -> Undo:
+        now = self._clock.boottime()
+        gpu = fault.gpu if fault.gpu is not None else int(self._draw() * len(self._uuids))
+        found = machine.sightings(
+            fault, self._uuids, gpu, seq=self._seq + 1, at=now, clock=self._clock
+        )
+        self._seq += 1
+        self._latch.apply(found, now)
+        self._uplink.wake()
+        [seen] = found
+
+        def undo() -> None:
+            if seen.cleared_by is ClearedBy.REBOOT:
+                self.cut()
+                self._boot()
+                self.start()
+            else:
+                self._apply([Clearing(seen.component, _SIGNS[seen.cleared_by], seen.code)])
+
+        return undo
+
+    def _say(self, state: PlayedState) -> Undo:
+        key = (state.check, state.component)
+        known = self._latch.components.get(key)
+        before = Observation(*key, Status.OK, "", "well again")
+        if known is not None:
+            before = Observation(*key, known.status, known.reason, known.message)
+        now = Observation(*key, state.status, state.reason, state.message)
+        self._apply([now])
+        return lambda: self._apply([before])
+
+    def _clear(self, sign: Clear) -> None:
+        component = "" if sign.gpu is None else self._uuids[sign.gpu]
+        if sign.how == "operator":
+            self._latch.clear_by_operator(component=component, code=sign.code)
+            self._uplink.wake()
+            return
+        about = [
+            fault
+            for fault in self._latch.faults.values()
+            if component in ("", fault.component) and sign.code in ("", fault.code)
+        ]
+        self._apply([Clearing(fault.component, sign.how, fault.code) for fault in about])
+
+    def _apply(self, batch: Sequence[Observation | Clearing]) -> None:
+        self._latch.apply(batch, self._clock.boottime())
+        self._uplink.wake()
+
+    def _boot(self) -> None:
+        """Another boot id; what is kept across it is what a real agent's state file keeps."""
+        self._boots += 1
+        saved = dump(State(self._latch), self._clock.boottime())
+        boot = machine.boot_id(self.name, self._boots, self._seed)
+        self._latch = restore(saved, boot_id=boot, new_epoch=_unique).latch
+        self._instance = _unique()
+        self._seq = 0
+        self._look()
+
+    def _look(self) -> None:
+        self._latch.apply(machine.all_well(self._uuids), self._clock.boottime())
+
+    def _make_uplink(self) -> Uplink:
+        return Uplink(
+            address=self._address,
+            dialer=self._dialer,
+            host=self,
+            hello=self._hello,
+            clock=self._clock,
+            random=self._jitter,
+        )
+
+    def _hello(self) -> Any:
+        return wire.hello(
+            node=self.name,
+            boot_id=self._latch.boot_id,
+            epoch=self._latch.epoch,
+            last_acked=self._latch.last_acked,
+            version=VERSION,
+            checks=machine.INFOS,
+            traits=machine.TRAITS,
+            instance=self._instance,
+        )
+
+    # -- Host ----------------------------------------------------------------------------------
+
+    @property
+    def latch(self) -> Latch:
+        return self._latch
+
+    def persist(self) -> None:
+        """There is nothing to save to."""
+
+    def quiesced_for(self) -> float:
+        return 0.0
+
+    def clear_faults(self, component: str, code: str) -> str:
+        if not component and not code:
+            raise CommandRefused("name a component, a code, or both")
+        count = self._latch.clear_by_operator(component=component, code=code)
+        self._uplink.wake()
+        return f"cleared {count}" if count else "nothing matched: nothing was latched"
+
+    async def quiesce(self, seconds: float) -> str:
+        raise CommandRefused(f"no driver to let go of for {seconds:g} s: this node is simulated")
+
+    async def run_checks(self, names: Sequence[str]) -> str:
+        strange = sorted(set(names) - set(machine.CHECKS))
+        if strange:
+            raise CommandRefused(
+                f"no running check is called {', '.join(strange)}; "
+                f"there are {', '.join(machine.CHECKS)}"
+            )
+        return f"ran {len(names or machine.CHECKS)} checks (simulated)"
+
+
+def _unique() -> str:
+    """A name that no earlier run has used, whatever the seed: a restart is another agent."""
+    return os.urandom(8).hex()

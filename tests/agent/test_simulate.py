@@ -1,0 +1,312 @@
+"""Simulated nodes: through the real uplink to a real server, and what they refuse."""
+
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeagent.simulate import machine
+from nodeagent.simulate.events import Fault
+from sickbay.v1 import sickbay_pb2 as pb
+from tests.agent.cli import agent
+from tests.support.simulator import Simulator
+from tests.support.ward import Attended, FakeWard, until
+
+DOCS = (Path(__file__).parents[2] / "docs/simulate.md").read_text()
+
+Start = Callable[..., Simulator]
+
+
+@pytest.fixture
+async def ward() -> AsyncIterator[FakeWard]:
+    ward = await FakeWard().start()
+    yield ward
+    await ward.stop()
+
+
+@pytest.fixture
+def start(ward: FakeWard, tmp_path: Path) -> Iterator[Start]:
+    """Starts simulations against the ward; none outlives the test."""
+    started: list[Simulator] = []
+
+    def start(*arguments: str | Path) -> Simulator:
+        log = tmp_path / f"simulator-{len(started)}.log"
+        line = ["--aggregator", ward.address, *arguments]
+        started.append(Simulator(line, log=log))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
+
+
+async def all_here(ward: FakeWard, count: int) -> dict[str, Attended]:
+    """The live stream of each node, once all have told of everything."""
+
+    def told() -> bool:
+        here = [stream for stream in ward.streams if not stream.ended and stream.components]
+        return len({stream.hello.node for stream in here}) == count
+
+    await until(told, within=30, what=f"{count} nodes with a snapshot")
+    return {stream.hello.node: stream for stream in ward.streams if not stream.ended}
+
+
+async def test_every_node_is_an_agent_of_its_own(ward: FakeWard, start: Start) -> None:
+    start("--nodes", "50")
+    streams = await all_here(ward, 50)
+    assert min(streams) == "sim-0001"
+    for told in (
+        {stream.hello.boot_id for stream in streams.values()},
+        {stream.hello.instance for stream in streams.values()},
+    ):
+        assert len(told) == 50
+    parts = streams["sim-0001"].components
+    gpus = [key for key in parts if key[0] == "gpu-inventory" and key[1].startswith("GPU-")]
+    assert len(gpus) == 8
+    assert {part.status for part in parts.values()} == {pb.STATUS_OK}
+
+
+async def test_a_fault_from_standard_input_is_what_the_real_parser_reads(
+    ward: FakeWard, start: Start
+) -> None:
+    simulator = start("--nodes", "3")
+    streams = await all_here(ward, 3)
+    simulator.inject(node="sim-0002", fault="xid:79", gpu=3)
+    await until(lambda: streams["sim-0002"].faults, what="the fault")
+    [fault] = streams["sim-0002"].faults.values()
+    assert fault.code == "xid:79"
+    assert fault.cleared_by == pb.CLEARED_BY_REBOOT
+    assert fault.details["pci"] == machine.address(3)
+    assert fault.component.startswith("GPU-")
+    assert not streams["sim-0001"].faults
+
+
+async def test_the_heartbeats_digest_is_that_of_what_was_sent(ward: FakeWard, start: Start) -> None:
+    simulator = start("--nodes", "1")
+    [stream] = (await all_here(ward, 1)).values()
+    simulator.inject(nodes="all", fault="xid:48")
+    await until(lambda: stream.faults and len(stream.digests) >= 2, what="heartbeats")
+    said, folded = stream.digests[-1]
+    assert said == folded
+
+
+async def test_a_scenario_happens_in_time_and_is_undone(
+    ward: FakeWard, start: Start, tmp_path: Path
+) -> None:
+    scenario = tmp_path / "s.toml"
+    scenario.write_text(
+        """
+[[event]]
+at = "500ms"
+node = "sim-0001"
+check = "disk-space"
+component = "/"
+status = "failed"
+reason = "full"
+for = "1s"
+"""
+    )
+    start("--nodes", "2", "--scenario", scenario)
+    stream = (await all_here(ward, 2))["sim-0001"]
+    disk = ("disk-space", "/")
+    await until(lambda: stream.components[disk].status == pb.STATUS_FAILED, what="the full disk")
+    assert stream.components[disk].reason == "full"
+    await until(lambda: stream.components[disk].status == pb.STATUS_OK, what="the empty disk")
+
+
+async def test_a_reset_clears_what_a_reset_clears_and_a_reboot_the_rest(
+    ward: FakeWard, start: Start
+) -> None:
+    simulator = start("--nodes", "1")
+    [stream] = (await all_here(ward, 1)).values()
+    boot = stream.hello.boot_id
+    simulator.inject(nodes="all", fault="xid:79", gpu=0)
+    simulator.inject(nodes="all", fault="xid:95", gpu=1)
+    await until(lambda: len(stream.faults) == 2, what="both faults")
+    simulator.inject(nodes="all", clear="all", how="gpu-reset")
+    await until(lambda: stream.cleared, what="the sign")
+    assert [code for code, _ in stream.faults] == ["xid:79"]
+    simulator.inject(nodes="all", reboot=True)
+    await until(lambda: len(ward.streams) == 2 and ward.latest.components, what="the next boot")
+    assert ward.latest.hello.boot_id != boot
+    assert not ward.latest.faults
+
+
+async def test_a_node_that_is_away_comes_back_with_what_it_knew(
+    ward: FakeWard, start: Start
+) -> None:
+    simulator = start("--nodes", "1")
+    [stream] = (await all_here(ward, 1)).values()
+    simulator.inject(nodes="all", fault="xid:79")
+    await until(lambda: stream.faults, what="the fault")
+    simulator.inject(**{"nodes": "all", "away": True, "for": "500ms"})
+    await until(lambda: stream.ended, what="its end")
+    await until(lambda: ward.latest is not stream and ward.latest.faults, what="its return")
+    assert ward.latest.hello.boot_id == stream.hello.boot_id
+
+
+async def test_after_the_aggregators_death_all_come_back_with_their_faults(
+    ward: FakeWard, start: Start
+) -> None:
+    simulator = start("--nodes", "30")
+    await all_here(ward, 30)
+    await until(lambda: simulator.streaming == 30, what="all attached")
+    address = ward.address
+    await ward.stop()
+    simulator.inject(nodes="all", fault="xid:79")
+    await until(lambda: simulator.streaming == 0 and simulator.said("happened"), within=20)
+    await until(lambda: "UNAVAILABLE" in simulator.said("attached")[-1]["trouble"], what="why")
+    again = FakeWard()
+    await again.start(address)
+    try:
+        streams = await all_here(again, 30)
+        assert all(len(stream.faults) == 1 for stream in streams.values())
+    finally:
+        await again.stop()
+
+
+async def test_the_same_seed_draws_the_same(ward: FakeWard, start: Start) -> None:
+    async def drawn() -> tuple[object, ...]:
+        simulator = start("--nodes", "20", "--seed", "7")
+        streams = await all_here(ward, 20)
+        simulator.inject(nodes=3, fault="xid:79")
+        await until(lambda: sum(bool(s.faults) for s in streams.values()) == 3, what="the faults")
+        seen = sorted((s.hello.node, *s.faults, s.hello.boot_id) for s in streams.values())
+        assert simulator.stop() == 0
+        await until(lambda: all(stream.ended for stream in streams.values()), what="their end")
+        return tuple(seen)
+
+    assert await drawn() == await drawn()
+
+
+async def test_nodes_may_share_connections(ward: FakeWard, start: Start) -> None:
+    simulator = start("--nodes", "40", "--connections", "2")
+    await all_here(ward, 40)
+    sockets = [fd for fd in _files(simulator.process.pid) if fd.startswith("socket:")]
+    own = start("--nodes", "40", "--prefix", "own-")
+    await all_here(ward, 80)
+    more = [fd for fd in _files(own.process.pid) if fd.startswith("socket:")]
+    assert len(more) - len(sockets) == 38
+
+
+def _files(pid: int) -> list[str]:
+    folder = Path(f"/proc/{pid}/fd")
+    return [str(each.readlink()) for each in folder.iterdir() if each.is_symlink()]
+
+
+async def test_each_node_carries_its_own_token(
+    ward: FakeWard, start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "names").write_text("gpu-a\ngpu-b\n")
+    for name in ("gpu-a", "gpu-b"):
+        (tmp_path / name).write_text(f"token-of-{name}\n")
+    start("--names", tmp_path / "names", "--token-dir", tmp_path)
+    streams = await all_here(ward, 2)
+    for name, stream in streams.items():
+        assert stream.metadata["authorization"] == f"Bearer token-of-{name}"
+
+
+async def test_lines_that_cannot_be_carried_out_are_refused_and_harm_nothing(
+    ward: FakeWard, start: Start
+) -> None:
+    simulator = start("--nodes", "2")
+    streams = await all_here(ward, 2)
+    for line in (
+        b"nonsense\n",
+        b"[]\n",
+        b'{"node": "sim-0003", "fault": "xid:79"}\n',
+        b'{"fault": "xid:seventy"}\n',
+        b'{"fault": "xid:79", "gpu": 8}\n',
+        b'{"fault": "xid:79", "reboot": true}\n',
+        b'{"clear": "all", "for": "3s"}\n',
+        b'{"node": "sim-0001", "nodes": 1, "reboot": true}\n',
+        b'{"fault": "sxid:10003:fatal", "text": "IN=eth0 OUT=eth1 "}\n',
+    ):
+        assert simulator.process.stdin is not None
+        simulator.process.stdin.write(line)
+    simulator.inject(node="sim-0001", fault="xid:79")
+    await until(lambda: streams["sim-0001"].faults, what="the fault after them")
+    said = [line["message"] for line in simulator.said("refused")]
+    assert len(said) == 9, said
+    assert 'there is no node "sim-0003"' in said[2]
+    assert "stands beside fault" in said[5]
+    assert "reads nothing and not sxid:10003:fatal" in said[8]
+    assert not streams["sim-0002"].faults
+
+
+async def test_it_ends_with_its_standard_input(ward: FakeWard, start: Start) -> None:
+    simulator = start("--nodes", "2")
+    await all_here(ward, 2)
+    assert simulator.process.stdin is not None
+    simulator.process.stdin.close()
+    assert simulator.process.wait(10) == 0
+
+
+def test_every_fault_of_the_driver_that_can_be_written_is_read_back() -> None:
+    class Clock:
+        def boottime(self) -> float:
+            return 1000.0
+
+    uuids = [machine.gpu_uuid("n", gpu, 0) for gpu in range(8)]
+    codes = [f"xid:{number}" for number in range(1, 173)]
+    codes += ["sxid:20034:fatal", "sxid:11012:non-fatal", "gpu-off-bus"]
+    for code in codes:
+        [seen] = machine.sightings(Fault(code), uuids, 5, seq=1, at=1000.0, clock=Clock())
+        assert seen.code == code
+        assert seen.component == ("" if code.startswith("sxid") else uuids[5])
+
+
+@pytest.mark.parametrize(
+    ("scenario", "where", "what"),
+    [
+        ('[[event]]\nat = "5"\nfault = "xid:79"', ":2: event[0].at", "expected a duration such as"),
+        ('[[event]]\nnodes = 9\nfault = "xid:79"', ":2: event[0].nodes", "9 is more than 4"),
+        ('[[event]]\nfault = "xid:x"', ":2: event[0].fault", '"xid:79"'),
+        ('[[event]]\nat = "1s"', ":1: event[0]", "one of fault, check, clear, reboot, away"),
+        ('[[event]]\nfault = "xid:79"\ngpus = 1', ":3: event[0].gpus", "did you mean event[0].gpu"),
+        ('[[event]]\ncheck = "disk-space"', ":2: event[0].check", "without a status"),
+        ('[[event]]\ncheck = "disc"\nstatus = "ok"', ":2: event[0].check", "one of disk-readonly"),
+        ("event = 3", ":1: event", "tables [[event]]"),
+        ('[[events]]\nfault = "xid:79"', ":1: events", "did you mean event?"),
+        ("[[event]\n", ":1: ", "not valid TOML"),
+    ],
+)
+def test_a_bad_scenario_is_refused_with_file_line_and_key(
+    tmp_path: Path, scenario: str, where: str, what: str
+) -> None:
+    file = tmp_path / "s.toml"
+    file.write_text(scenario)
+    done = agent("simulate", "--nodes", "4", "--aggregator", "localhost:1", "--scenario", file)
+    assert done.code == 2
+    assert f"{file}{where}" in done.err
+    assert what in done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["--nodes", "0", "--aggregator", "localhost:1"], "expected a whole number from 1"),
+        (["--aggregator", "localhost:1"], "one of the arguments --nodes --names is required"),
+        (["--nodes", "1", "--aggregator", "nowhere"], "expected host:port"),
+        (["--nodes", "1", "--aggregator", "example.test:1"], "set --ca-file for TLS"),
+        (["--names", "/nonexistent", "--aggregator", "localhost:1"], "/nonexistent: can't be read"),
+        (
+            ["--nodes", "1", "--aggregator", "localhost:1", "--token-dir", "/"],
+            "no token for 1 of 1",
+        ),
+        (["--nodes", "1", "--aggregator", "localhost:1", "--ca-file", "/none"], "is no file"),
+    ],
+)
+def test_bad_options_are_refused(arguments: list[str], what: str) -> None:
+    done = agent("simulate", *arguments)
+    assert done.code == 2
+    assert what in done.err
+    assert "Traceback" not in done.err
+
+
+def test_the_docs_name_every_option() -> None:
+    options = set(re.findall(r"(?<=  )--[a-z-]+", agent("simulate", "--help").out))
+    undocumented = {option for option in options if f"`{option}" not in DOCS}
+    assert undocumented <= {"--log-level"}
