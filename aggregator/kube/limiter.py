@@ -10,6 +10,8 @@ import heapq
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from aggregator.quarantine.cluster import Unreachable
+
 
 class Lane(enum.IntEnum):
     """What a request is for, most urgent first."""
@@ -94,7 +96,7 @@ class Limiter:
         return sum(not waiter.go.done() for waiter in self._waiting)
 
     async def acquire(self, lane: Lane) -> None:
-        """Return when the request may be sent."""
+        """Return when the request may be sent. Raises Unreachable when the limiter is closed."""
         if lane is Lane.LEASE:
             return
         now = self._clock()
@@ -112,11 +114,12 @@ class Limiter:
         self._paused_until = max(self._paused_until, self._clock() + seconds)
 
     def close(self) -> None:
-        """End what waits: each waiter is cancelled."""
+        """End what waits: `acquire` raises Unreachable."""
         if self._pump is not None:
             self._pump.cancel()
         for waiter in self._waiting:
-            waiter.go.cancel()
+            if not waiter.go.done():
+                waiter.go.set_exception(Unreachable("the connection to the cluster was closed"))
         self._waiting.clear()
 
     async def _let_go(self) -> None:

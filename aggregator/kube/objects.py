@@ -56,13 +56,6 @@ class RawList(msgspec.Struct, frozen=True):
     items: list[msgspec.Raw] | None = None
 
 
-class BareList(msgspec.Struct, frozen=True):
-    """A list of metadata."""
-
-    metadata: ListMeta
-    items: list[Bare] | None = None
-
-
 class WatchEvent(msgspec.Struct, frozen=True):
     type: str
     object: msgspec.Raw

@@ -58,7 +58,7 @@ def needed(namespace: str) -> list[Right]:
         Right("create", "", "pods/eviction"),
         *(
             Right(verb, "", "configmaps", namespace, RECORD_NAME)
-            for verb in ("get", "list", "watch", "patch")
+            for verb in ("get", "list", "watch", "update")
         ),
         Right("create", "", "configmaps", namespace),
         Right("create", "events.k8s.io", "events", paths.EVENTS_NAMESPACE),

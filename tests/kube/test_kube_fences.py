@@ -322,6 +322,22 @@ async def test_a_stop_set_by_kubectl_is_seen_and_survives_our_write(
     assert stored["data"]["note"] == "ask Ops"
 
 
+async def test_a_version_that_was_learned_elsewhere_can_be_written_against_and_an_old_one_not(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    old = await kube.read_record()
+    plane = cluster_space.plane
+    path = cluster_space.path("configmaps", "sickbay-record")
+    news = plane.call("PATCH", path, {"data": {"stop": "wait"}}, MERGE_PATCH)
+    version = news["metadata"]["resourceVersion"]
+    written = await kube.write_record("x", version)
+    assert (written.text, written.stop) == ("x", "wait")
+    for stale in (old.version, version, "1"):
+        with pytest.raises(Conflict):
+            await kube.write_record("y", stale)
+    assert (await kube.read_record()).text == "x"
+
+
 async def test_a_record_that_was_deleted_is_a_conflict_and_then_made_anew(
     kube: KubeCluster, cluster_space: Space
 ) -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.kube.limiter import Lane, Limiter, TokenBucket
+from aggregator.quarantine.cluster import Unreachable
 
 
 class FakeTime:
@@ -144,5 +145,5 @@ async def test_closing_ends_the_waiting() -> None:
     waiting = asyncio.create_task(limited.acquire(Lane.TAINT))
     await asyncio.sleep(0)
     limited.close()
-    with pytest.raises(asyncio.CancelledError):
+    with pytest.raises(Unreachable, match="closed"):
         await waiting

@@ -5,9 +5,12 @@ import random
 import subprocess
 from collections.abc import Callable
 
+import pytest
+
 from aggregator.kube.cluster import KubeCluster
 from aggregator.quarantine.cluster import (
     Action,
+    Conflict,
     NodeChange,
     NodeUncordoned,
     Phase,
@@ -17,6 +20,7 @@ from aggregator.quarantine.cluster import (
     QuarantineStatus,
     RecordSeen,
     RecordText,
+    Unreachable,
     ViewLost,
     ViewRestored,
 )
@@ -266,6 +270,40 @@ async def test_a_paused_server_is_noticed_and_its_return_too(
         place = len(listener.heard)
         await asyncio.to_thread(plane.resume_apiserver)
         await listener.wait(ViewRestored, since=place)
+
+
+async def test_a_server_without_its_etcd_fails_every_request_and_then_works_again(
+    start_control_plane: StartControlPlane,
+) -> None:
+    plane = start_control_plane(controller_manager=False, scheduler=False, kwok=False)
+    plane.apply(DEPLOY / "crd.yaml")
+    plane.create_namespace("sickbay")
+    [name] = plane.create_nodes(1)
+    async with kube_cluster(plane.kubeconfig, deadline=3.0) as kube, listening(kube) as listener:
+        await listener.wait(ViewRestored)
+        record = await kube.read_record()
+        plane.stop_etcd()
+        for _ in range(3):
+            with pytest.raises(Unreachable):
+                await kube.write_record("x", record.version)
+        with pytest.raises(Unreachable):
+            await kube.create_quarantine(name, SPEC)
+        await asyncio.to_thread(plane.start_etcd)
+        async with asyncio.timeout(30):
+            while not await eventually_created(kube, name):
+                pass
+        await listener.wait(QuarantineSeen, lambda seen: seen.quarantine.node == name)
+
+
+async def eventually_created(kube: KubeCluster, name: str) -> bool:
+    """Whether the node has a quarantine now; a try that got no answer may have made it."""
+    try:
+        await kube.create_quarantine(name, SPEC)
+    except Unreachable:
+        return False
+    except Conflict:
+        return True
+    return True
 
 
 async def test_two_listeners_each_have_the_whole_view(

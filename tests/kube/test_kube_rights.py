@@ -140,7 +140,7 @@ async def test_missing_rights_are_listed_with_the_file_to_apply(
     said = str(raised.value)
     for right in ("patch nodes", "create pods/eviction", "watch quarantines.sickbay.dev"):
         assert right in said
-    assert "patch configmaps sickbay-record in namespace sickbay" in said
+    assert "update configmaps sickbay-record in namespace sickbay" in said
     assert "deploy/kubernetes/aggregator-rbac.yaml" in said
 
 
@@ -196,7 +196,7 @@ def test_the_server_takes_our_files_without_a_warning(
 def test_nonsense_is_refused_at_the_door(
     control_plane: ControlPlane, quarantine_definition: None, spec: str, says: str
 ) -> None:
-    head = "apiVersion: sickbay.dev/v1alpha1\nkind: Quarantine\nmetadata: {name: n}\n"
+    head = "apiVersion: sickbay.dev/v1alpha1\nkind: Quarantine\nmetadata: {name: n1}\n"
     done = dry_run(control_plane, f"{head}spec: {spec}\n")
     assert done.returncode != 0
     assert says in done.stderr
