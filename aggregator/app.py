@@ -10,11 +10,14 @@ import random
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from contextlib import AsyncExitStack
 from importlib.metadata import version
 from importlib.resources import files
+from typing import Any
 
 from aggregator.config import Config
+from aggregator.history.history import History
 from aggregator.ingest.server import build
 from aggregator.kube.cluster import KubeCluster
 from aggregator.local.cluster import Commands, LocalCluster
@@ -27,6 +30,10 @@ from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.drainplan import DrainRules
 from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.ledger import Ledger, Transition
+from aggregator.web.certificate import Certificate
+from aggregator.web.feed import Feed
+from aggregator.web.server import Web
+from aggregator.web.stats import Stats
 
 log = logging.getLogger("sickbay.app")
 
@@ -123,20 +130,22 @@ async def _connect(cluster: KubeCluster | LocalCluster, fleet: Fleet, rng: rando
 async def run(config: Config) -> None:
     """Run until SIGTERM or SIGINT.
 
-    Raises what keeps it from starting: `ConfigError` (the policy), `ListenError`, `TlsError`.
+    Raises what keeps it from starting: `ConfigError` (the policy), `ListenError`, `TlsError`,
+    `WebListenError`.
     """
     policy = read_policy(config)
     rng = random.Random()  # noqa: S311 - jitter, no secret
     fleet = Fleet()
     clocks = Clocks(time.monotonic, time.time)
     cluster = _cluster(config)
-    ledger = Ledgers([])
+    feed = Feed(epoch=rng.getrandbits(32))
+    history = History(config.history.database, keep=config.history.keep, clocks=clocks, rng=rng)
     controller = Controller(
         cluster=cluster,
         policy=policy,
         settings=_settings(config),
         fleet=fleet,
-        ledger=ledger,
+        ledger=Ledgers([feed, history]),
         clocks=clocks,
         rng=rng,
     )
@@ -149,28 +158,69 @@ async def run(config: Config) -> None:
         now=time.monotonic,
         wall=time.time,
     )
-    await ingest.start()
-    log.info(
-        "started",
-        extra={"version": version("sickbay"), "mode": config.mode.value, "policy": policy.hash},
+    web = Web(
+        fleet=fleet,
+        history=history,
+        feed=feed,
+        stats=Stats(
+            ingest=ingest.stats,
+            api=cluster.counters if isinstance(cluster, KubeCluster) else None,
+        ),
+        clocks=clocks,
+        version=version("sickbay"),
+        ready=lambda: _not_ready(fleet, controller),
     )
 
     async def work() -> None:
         await _connect(cluster, fleet, rng)
         await controller.run()
 
-    working = asyncio.create_task(work(), name="controller")
-    stopping = _told_to_stop()
-    try:
-        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    async with AsyncExitStack() as ending:
+        ending.push_async_callback(cluster.close)
+        history.start()
+        ending.push_async_callback(history.close)
+        await _serve_page(config, web, ending)
+        await ingest.start()
+        ending.push_async_callback(ingest.stop)
+        log.info(
+            "started",
+            extra={"version": version("sickbay"), "mode": config.mode.value, "policy": policy.hash},
+        )
+        working = _until_the_end(work(), "controller", ending)
+        await asyncio.wait({working, _told_to_stop()}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             working.result()
-    finally:
-        working.cancel()
-        await asyncio.wait({working})
-        await ingest.stop()
-        await cluster.close()
-        log.info("stopped")
+    log.info("stopped")
+
+
+async def _serve_page(config: Config, web: Web, ending: AsyncExitStack) -> None:
+    certificate = None
+    if config.listen.tls is not None:
+        certificate = Certificate(config.listen.tls.cert_file, config.listen.tls.key_file)
+        _until_the_end(certificate.follow(), "page certificate", ending)
+    address = await web.start(
+        config.listen.web, certificate.context if certificate is not None else None
+    )
+    ending.push_async_callback(web.close)
+    log.info("the page is served", extra={"address": address, "tls": certificate is not None})
+
+
+def _until_the_end(
+    work: Coroutine[Any, Any, None], name: str, ending: AsyncExitStack
+) -> "asyncio.Task[None]":
+    task = asyncio.create_task(work, name=name)
+
+    async def end() -> None:
+        task.cancel()
+        await asyncio.wait({task})
+
+    ending.push_async_callback(end)
+    return task
+
+
+def _not_ready(fleet: Fleet, controller: Controller) -> list[str]:
+    """Why this process can't do its work now, in words."""
+    return [reason for reason in (fleet.view_lost, controller.record_problem) if reason]
 
 
 def _told_to_stop() -> asyncio.Task[bool]:

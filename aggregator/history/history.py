@@ -112,6 +112,8 @@ class History:
     @property
     def problem(self) -> str:
         """Why history can't be written now; empty when it can. Degraded, not unready."""
+        if self._writer is not None and self._writer.done() and not self._closing:
+            return f"history is not written: its writer has failed{self._losses()}"
         if self._failure:
             return f"history is not written: {self._failure}{self._losses()}"
         since = self._busy_since

@@ -121,6 +121,11 @@ class Controller:
         fleet.mode = settings.mode.value
         fleet.view_lost = "not connected yet"
 
+    @property
+    def record_problem(self) -> str:
+        """Why the admission record can't be used; empty when it can."""
+        return self._registrar.problem
+
     # -- running -----------------------------------------------------------------
 
     async def run(self) -> None:
