@@ -34,7 +34,7 @@ from aggregator.quarantine.cluster import (
     ViewLost,
     ViewRestored,
 )
-from aggregator.quarantine.decide.admission import Limits, Size
+from aggregator.quarantine.decide.admission import Limits, Size, quorum
 from aggregator.quarantine.decide.drainplan import DrainRules
 from aggregator.quarantine.decide.marks import LABEL, read_overruled
 from aggregator.quarantine.decide.steps import Do, Situation, Step, next_step
@@ -119,6 +119,7 @@ class Controller:
             rng=rng,
         )
         fleet.mode = settings.mode.value
+        fleet.limits = _limits_for_people(settings)
         fleet.view_lost = "not connected yet"
 
     @property
@@ -574,3 +575,18 @@ class Controller:
 
     def _tell_fleet(self) -> None:
         self._fleet.record_entries = len(self._registrar.record.entries)
+        waiting = quorum(self._settings.limits, self._size())
+        self._fleet.waiting_for_quorum = waiting.reason if waiting is not None else ""
+
+
+def _limits_for_people(settings: Settings) -> dict[str, str]:
+    limits = settings.limits
+    shown = {
+        "concurrent": str(limits.concurrent),
+        "concurrent_percent": f"{limits.concurrent_percent:g}%",
+        "evictions_at_once": str(settings.evictions_at_once),
+        "quorum_percent": f"{limits.quorum_percent:g}%",
+    }
+    if limits.pool_label:
+        shown |= {"pool_label": limits.pool_label, "pool_percent": f"{limits.pool_percent:g}%"}
+    return shown

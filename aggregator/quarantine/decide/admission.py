@@ -105,6 +105,11 @@ def admit(
 def _fleetwide(limits: Limits, size: Size, stop: str) -> Held | None:
     if stop:
         return Held("stop", stop, f"the fleet-wide stop switch is set: {stop}")
+    return quorum(limits, size)
+
+
+def quorum(limits: Limits, size: Size) -> Held | None:
+    """What holds everything until enough of the fleet has reported; None when it has."""
     needed = size.nodes * limits.quorum_percent / 100
     if size.reported < needed:
         return Held(
