@@ -1,0 +1,241 @@
+"""Brings one webhook what waits for it, in order, until it is taken. Each has a courier of its own,
+so a receiver that is away holds up nobody else.
+"""
+
+import asyncio
+import logging
+import random
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from aggregator.alerts.outbox import Delivery, Outbox, OutboxError
+from aggregator.alerts.post import Answer, Retry, Verdict, body, headers, judge_answer
+from aggregator.quarantine.acts import Clocks
+from aggregator.quarantine.ledger import Kind
+from aggregator.thread import OneThread
+
+log = logging.getLogger("sickbay.alerts")
+
+_MOST_SECRET = 4096
+_OUTBOX_AGAIN = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Webhook:
+    """Where alerts go. ``name`` is for people and metrics, ``key`` stands in the outbox.
+
+    ``kinds`` are the transitions that it hears of; ``timeout`` in seconds is for one attempt.
+    """
+
+    name: str
+    key: str
+    url: str = field(repr=False)
+    secret_file: Path
+    kinds: frozenset[Kind]
+    timeout: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds that an alert waits for company, and one of a grouped kind."""
+
+    linger: float = 0.5
+    grouped: float = 10.0
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counted since the start: alerts delivered and dead, attempts that failed."""
+
+    delivered: int = 0
+    dead: int = 0
+    failed_attempts: int = 0
+
+
+class SecretError(Exception):
+    """The secret can't be read now. The text never holds it."""
+
+
+class Courier:
+    """`run` until cancelled. `wake` it when something was accepted."""
+
+    def __init__(
+        self,
+        webhook: Webhook,
+        *,
+        outbox: Outbox,
+        thread: OneThread,
+        session: aiohttp.ClientSession,
+        clocks: Clocks,
+        rng: random.Random,
+        retry: Retry,
+        patience: Patience,
+    ) -> None:
+        self._webhook = webhook
+        self._outbox = outbox
+        self._thread = thread
+        self._session = session
+        self._clocks = clocks
+        self._rng = rng
+        self._retry = retry
+        self._patience = patience
+        self._some = asyncio.Event()
+        self.tally = Tally()
+        #: Why the last attempt failed; empty when it didn't.
+        self.problem = ""
+
+    def wake(self) -> None:
+        self._some.set()
+
+    async def run(self) -> None:
+        while True:
+            try:
+                await self._one()
+            except OutboxError as error:
+                self.problem = f"alerts can't be read: {error}"
+                log.warning("the alerts' outbox can't be used", extra={"error": str(error)})
+                await asyncio.sleep(_OUTBOX_AGAIN)
+
+    async def _one(self) -> None:
+        """One delivery seen through to its end, or a wait for one."""
+        self._some.clear()
+        old = self._clocks.wall() - self._retry.give_up
+        expired = await self._thread.run(self._outbox.expire, self._webhook.key, old)
+        if expired:
+            self.tally.dead += expired
+            name = self._webhook.name
+            log.error("alerts are too old to be told", extra={"webhook": name, "alerts": expired})
+        found = await self._thread.run(
+            self._outbox.next,
+            self._webhook.key,
+            self._clocks.wall(),
+            linger=self._patience.linger,
+            grouped_linger=self._patience.grouped,
+        )
+        if isinstance(found, Delivery):
+            await self._see_through(found)
+            return
+        try:
+            async with asyncio.timeout(found):
+                await self._some.wait()
+        except TimeoutError:
+            return
+
+    async def _see_through(self, delivery: Delivery) -> None:
+        while True:
+            await asyncio.sleep(self._until(delivery.next_at))
+            answer = await self._post(delivery)
+            if answer.verdict is Verdict.TAKEN:
+                self.problem = ""
+                self.tally.delivered += delivery.size
+                await self._settle(delivery, "")
+                return
+            self.problem = answer.because
+            self.tally.failed_attempts += 1
+            now = self._clocks.wall()
+            if answer.verdict is Verdict.NEVER:
+                await self._give_up(delivery, answer.because)
+                return
+            if now - delivery.first_at >= self._retry.give_up:
+                await self._give_up(delivery, f"not taken in time; last: {answer.because}")
+                return
+            pause = self._retry.pause(delivery.attempts + 1, self._rng)
+            pause = max(pause, answer.retry_after or 0.0)
+            self._say(delivery, answer.because, pause)
+            delivery = await self._thread.run(self._outbox.again, delivery, now + pause)
+
+    def _until(self, next_at: float) -> float:
+        """Seconds; bounded, for the wall clock may have been set back meanwhile."""
+        return min(max(0.0, next_at - self._clocks.wall()), max(self._retry.most, 3600.0))
+
+    async def _give_up(self, delivery: Delivery, because: str) -> None:
+        self.tally.dead += delivery.size
+        log.error(
+            "alerts are given up: the receiver will not take them",
+            extra={
+                "webhook": self._webhook.name,
+                "delivery": delivery.id,
+                "alerts": delivery.size,
+                "because": because,
+            },
+        )
+        await self._settle(delivery, because)
+
+    async def _settle(self, delivery: Delivery, because: str) -> None:
+        """Make the end durable. While that fails nothing more is sent: it would be sent twice."""
+        while True:
+            try:
+                if because:
+                    now = self._clocks.wall()
+                    await self._thread.run(self._outbox.bury, delivery, because, now)
+                else:
+                    await self._thread.run(self._outbox.done, delivery)
+            except OutboxError as error:
+                self.problem = f"what was sent can't be noted: {error}"
+                await asyncio.sleep(_OUTBOX_AGAIN)
+            else:
+                return
+
+    def _say(self, delivery: Delivery, because: str, pause: float) -> None:
+        log.warning(
+            "a webhook does not take alerts",
+            extra={
+                "webhook": self._webhook.name,
+                "delivery": delivery.id,
+                "attempt": delivery.attempts + 1,
+                "because": because,
+                "again_in": round(pause, 1),
+            },
+        )
+
+    async def _post(self, delivery: Delivery) -> Answer:
+        try:
+            secret = await self._thread.run(read_secret, self._webhook.secret_file)
+            content = body(delivery)
+            now = self._clocks.wall()
+            async with self._session.post(
+                self._webhook.url,
+                data=content,
+                headers=headers(delivery, content, secret, now),
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=self._webhook.timeout),
+            ) as response:
+                return judge_answer(response.status, response.headers, now)
+        except SecretError as error:
+            return Answer(Verdict.AGAIN, str(error))
+        except TimeoutError:
+            return Answer(Verdict.AGAIN, f"no answer within {self._webhook.timeout:g} s")
+        except (aiohttp.ClientError, OSError, ssl.SSLError, ValueError) as error:
+            return Answer(Verdict.AGAIN, _words(error))
+
+
+def read_secret(path: Path) -> bytes:
+    """The secret as it is now: it rotates. Raises `SecretError`."""
+    try:
+        with path.open("rb") as file:
+            secret = file.read(_MOST_SECRET + 1).rstrip()
+    except OSError as error:
+        raise SecretError(f"secret_file {path} can't be read: {error.strerror}") from None
+    if not secret or len(secret) > _MOST_SECRET:
+        what = "is empty" if not secret else f"is longer than {_MOST_SECRET} bytes"
+        raise SecretError(f"secret_file {path} {what}; expected the shared secret")
+    return secret
+
+
+def name_of(url: str) -> str:
+    """A webhook's name: its host and port. The rest of its URL is often a secret."""
+    parts = urlsplit(url)
+    return parts.netloc.rpartition("@")[2]
+
+
+def _words(error: Exception) -> str:
+    """Some of aiohttp's errors hold the whole URL, which must not be logged."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):  # is one of the next, too
+        return f"its certificate is not trusted: {error.certificate_error}"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return f"can't be reached: {error.os_error or type(error).__name__}"
+    return f"can't be reached: {type(error).__name__}"

@@ -1,0 +1,462 @@
+"""The alerts' outbox: what was accepted outlives kill -9, full disks and broken files."""
+
+# ruff: noqa: ASYNC240 - a test may wait for its own disk
+
+import asyncio
+import json
+import random
+import sqlite3
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.alerts import alerts as alerts_module
+from aggregator.alerts import outbox as outbox_module
+from aggregator.alerts.alert import (
+    DEFAULT_KINDS,
+    GROUPED,
+    MAX_TEXT,
+    alert_of,
+    ends,
+    rfc3339,
+    together,
+    topic_of,
+)
+from aggregator.alerts.alerts import Address, Alerts
+from aggregator.alerts.courier import Patience
+from aggregator.alerts.outbox import SAME_WITHIN, Delivery, Item, Outbox, OutboxError
+from aggregator.alerts.post import Retry
+from aggregator.quarantine.ledger import Kind, Transition
+from tests.support.receiver import Receiver, hang, status, taken
+from tests.support.waiting import CLOCKS, until
+
+NOW = 1_750_000_000.0
+HOOK = "hook-1"
+
+
+def happened(node: str = "n1", kind: Kind = Kind.CORDONED, **changes: object) -> Transition:
+    base = Transition(NOW, kind, node, f"{node}: {kind}", f"inc-{node}")
+    return replace(base, **changes)  # type: ignore[arg-type]  # a test's words
+
+
+def item(transition: Transition, *webhooks: str) -> Item:
+    keys = webhooks or (HOOK,)
+    return Item(topic_of(transition), alert_of(transition), ends(transition), keys)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "outbox.db"
+
+
+@pytest.fixture
+def secret_file(tmp_path: Path) -> Path:
+    file = tmp_path / "secret"
+    file.write_text("s")
+    return file
+
+
+def compose(outbox: Outbox, now: float, webhook: str = HOOK) -> Delivery | float | None:
+    return outbox.next(webhook, now, linger=1.0, grouped_linger=10.0)
+
+
+def composed(outbox: Outbox, now: float, webhook: str = HOOK) -> Delivery:
+    found = compose(outbox, now, webhook)
+    assert isinstance(found, Delivery)
+    return found
+
+
+def told(delivery: Delivery) -> list[str]:
+    return [node for alert in json.loads(delivery.alerts) for node in alert["nodes"]]
+
+
+# -- the file -------------------------------------------------------------------------------------
+
+
+def test_a_delivery_is_the_same_one_however_often_the_file_is_opened(path: Path) -> None:
+    first = Outbox(path)
+    first.accept([item(happened("n1")), item(happened("n2"))], NOW)
+    delivery = composed(first, NOW + 2)
+    assert told(delivery) == ["n1", "n2"]
+    first.accept([item(happened("n3"))], NOW + 2)  # comes too late for it
+    again = Outbox(path)  # the first was never closed: it was killed
+    assert composed(again, NOW + 50) == delivery
+    tried = again.again(delivery, NOW + 60)
+    assert (tried.attempts, tried.next_at, tried.id) == (1, NOW + 60, delivery.id)
+    third = Outbox(path)
+    assert composed(third, NOW + 51) == tried
+    third.done(tried)
+    following = composed(third, NOW + 52)
+    assert told(following) == ["n3"]
+    assert following.id != delivery.id
+    for outbox in (first, again, third):
+        outbox.close()
+
+
+def test_no_two_deliveries_ever_share_an_id(path: Path) -> None:
+    seen = set()
+    for number in range(5):
+        outbox = Outbox(path)
+        outbox.accept([item(happened(kind=Kind.EVIDENCE_LOST, summary=str(number)))], NOW)
+        delivery = composed(outbox, NOW + 2)
+        seen.add(delivery.id)
+        outbox.done(delivery)
+        outbox.close()
+    assert len(seen) == 5
+
+
+def test_alerts_wait_for_company_and_grouped_ones_longer(path: Path) -> None:
+    outbox = Outbox(path)
+    assert compose(outbox, NOW) is None
+    outbox.accept([item(happened("n1", Kind.AGENT_SILENT))], NOW)
+    assert compose(outbox, NOW + 4) == pytest.approx(6)
+    outbox.accept([item(happened("n2"))], NOW + 4)
+    assert compose(outbox, NOW + 4.25) == pytest.approx(0.75)
+    delivery = composed(outbox, NOW + 5)
+    assert told(delivery) == ["n2"]
+    outbox.done(delivery)
+    outbox.accept([item(happened("n3", Kind.AGENT_SILENT))], NOW + 9)
+    assert told(composed(outbox, NOW + 10)) == ["n1", "n3"]
+    outbox.close()
+
+
+def test_a_clock_that_was_set_back_holds_no_alert(path: Path) -> None:
+    outbox = Outbox(path)
+    outbox.accept([item(happened())], NOW)
+    assert told(composed(outbox, NOW - 86_400)) == ["n1"]
+    outbox.close()
+
+
+def test_a_post_carries_a_bounded_number(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox_module, "MOST_IN_ONE", 10)
+    outbox = Outbox(path)
+    outbox.accept([item(happened(f"n{n}")) for n in range(25)], NOW)
+    sizes = []
+    while isinstance(delivery := compose(outbox, NOW + 2), Delivery):
+        sizes.append(delivery.size)
+        outbox.done(delivery)
+    assert sizes == [10, 10, 5]
+    outbox.close()
+
+
+def test_each_webhook_has_a_place_of_its_own(path: Path) -> None:
+    outbox = Outbox(path)
+    outbox.accept([item(happened("n1"), "a", "b"), item(happened("n2"), "b")], NOW)
+    assert outbox.depths() == {"a": 1, "b": 2}
+    outbox.done(composed(outbox, NOW + 2, "b"))
+    assert outbox.depths() == {"a": 1}
+    assert told(composed(outbox, NOW + 2, "a")) == ["n1"]
+    assert outbox.depths() == {"a": 1}
+    assert outbox.keep_only(["b"]) == 1
+    assert outbox.depths() == {}
+    outbox.close()
+
+
+def test_the_oldest_go_when_too_many_wait(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox_module, "MOST_WAITING", 10)
+    outbox = Outbox(path)
+    assert outbox.accept([item(happened(f"n{n}")) for n in range(13)], NOW) == (13, 3)
+    assert told(composed(outbox, NOW + 2)) == [f"n{n}" for n in range(3, 13)]
+    outbox.close()
+
+
+def test_what_is_too_old_is_dropped(path: Path) -> None:
+    outbox = Outbox(path)
+    outbox.accept([item(happened("n1"))], NOW)
+    outbox.accept([item(happened("n2"))], NOW + 100)
+    assert outbox.expire(HOOK, NOW + 50) == 1
+    assert told(composed(outbox, NOW + 200)) == ["n2"]
+    outbox.close()
+
+
+def test_dead_letters_are_kept_to_be_looked_at_and_bounded(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox_module, "MOST_DEAD", 3)
+    outbox = Outbox(path)
+    for number in range(5):
+        outbox.accept([item(happened(f"n{number}"))], NOW)
+        outbox.bury(composed(outbox, NOW + 2), "HTTP 400", NOW + 3)
+    assert compose(outbox, NOW + 9) is None
+    with sqlite3.connect(path) as other:
+        rows = other.execute("SELECT because, alerts FROM dead ORDER BY seq").fetchall()
+    other.close()
+    assert [(because, json.loads(text)[0]["node"]) for because, text in rows] == [
+        ("HTTP 400", f"n{n}") for n in (2, 3, 4)
+    ]
+    outbox.close()
+
+
+def test_the_file_is_nobody_elses_to_read(path: Path) -> None:
+    outbox = Outbox(path)
+    outbox.accept([item(happened())], NOW)
+    assert path.stat().st_mode & 0o777 == 0o600
+    outbox.close()
+
+
+def test_a_file_from_the_future_is_refused_and_left_alone(path: Path) -> None:
+    with sqlite3.connect(path) as other:
+        other.execute("PRAGMA user_version=9")
+    other.close()
+    before = path.read_bytes()
+    with pytest.raises(OutboxError, match="newer sickbay"):
+        Outbox(path).accept([item(happened())], NOW)
+    assert path.read_bytes() == before
+
+
+def test_a_broken_file_is_put_aside_and_the_next_try_works(path: Path) -> None:
+    path.write_bytes(b"not a database, whatever it is called\n" * 500)
+    outbox = Outbox(path)
+    with pytest.raises(OutboxError, match="put aside as"):
+        outbox.accept([item(happened())], NOW)
+    assert outbox.accept([item(happened())], NOW) == (1, 0)
+    assert path.with_name("outbox.db.broken").read_bytes().startswith(b"not a database")
+    outbox.close()
+
+
+# -- said once -------------------------------------------------------------------------------------
+
+
+def again(path: Path, *transitions: Transition, at: float = NOW) -> int:
+    """How many of these are new, told one after the other."""
+    outbox = Outbox(path)
+    new, _ = outbox.accept([item(transition) for transition in transitions], at)
+    outbox.close()
+    return new
+
+
+OPENED = happened(kind=Kind.INCIDENT_OPENED, details={"action": "drain"})
+CLOSED = happened(kind=Kind.INCIDENT_CLOSED, details={"action": "drain"})
+HELD = happened(kind=Kind.HELD, details={"limit": "limits.concurrent"})
+
+
+def test_what_a_restart_derives_again_is_not_told_again(path: Path) -> None:
+    assert again(path, OPENED) == 1
+    assert again(path, replace(OPENED, at=NOW + 60), at=NOW + 60) == 0
+    assert again(path, replace(OPENED, at=NOW + 120), at=NOW + SAME_WITHIN + 1) == 1
+
+
+def test_what_was_over_in_between_is_told_again(path: Path) -> None:
+    assert again(path, OPENED, CLOSED, replace(OPENED, at=NOW + 5)) == 3  # closed is one, too
+    silent, back = happened(kind=Kind.AGENT_SILENT), happened(kind=Kind.AGENT_BACK)
+    assert again(path, silent, back, silent, silent, back) == 4
+    stop, go = happened("", Kind.STOPPED), happened("", Kind.RESUMED)
+    assert again(path, stop, stop, go, stop) == 3
+    cordoned, released = happened(kind=Kind.CORDONED), happened(kind=Kind.RELEASED)
+    admitted = happened(kind=Kind.ADMITTED)
+    assert again(path, admitted, cordoned, released, admitted, cordoned, released) == 6
+
+
+def test_what_differs_is_told_each(path: Path) -> None:
+    other_limit = replace(HELD, details={"limit": "stop"})
+    assert again(path, HELD, other_limit, HELD) == 2
+    blocked = [happened(kind=Kind.BLOCKED, details={"pod": name}) for name in ("a", "b", "a")]
+    assert again(path, *blocked) == 2
+    assert again(path, OPENED, replace(OPENED, node="n2"), replace(OPENED, incident="x")) == 3
+
+
+def test_one_nodes_end_is_not_the_others(path: Path) -> None:
+    theirs = happened("n2", Kind.INCIDENT_OPENED, details={"action": "drain"})
+    assert again(path, OPENED, theirs, CLOSED, theirs) == 3
+
+
+# -- which transitions are alerts ------------------------------------------------------------------
+
+
+def test_an_incident_that_is_only_watched_is_no_alert() -> None:
+    for kind in (Kind.INCIDENT_OPENED, Kind.INCIDENT_CHANGED, Kind.INCIDENT_CLOSED):
+        assert alert_of(happened(kind=kind, details={"action": "observe"})) is None
+        assert alert_of(happened(kind=kind, details={"action": "cordon"})) is not None
+
+
+def test_the_default_kinds_are_those_of_the_documentation() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "alerts.md").read_text()
+    rows = [line.split("|")[1:4] for line in text.splitlines() if line.startswith("| `")]
+    documented = {
+        name.strip(" `"): default.strip() == "yes"
+        for name, _, default in rows
+        if default.strip() in ("yes", "no")
+    }
+    assert documented == {kind.value: kind in DEFAULT_KINDS for kind in Kind}
+
+
+kinds = st.sampled_from(list(Kind))
+transitions = st.builds(
+    Transition,
+    at=st.floats(0, 4e9),
+    kind=kinds,
+    node=st.sampled_from(["", "n1", "n2"]),
+    summary=st.text(max_size=50),
+    incident=st.sampled_from(["", "a", "b"]),
+    details=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
+)
+
+
+@given(transitions)
+def test_an_alerts_id_depends_on_nothing_but_the_transition(transition: Transition) -> None:
+    alert = alert_of(transition)
+    assert alert == alert_of(replace(transition))
+    if alert is not None:
+        assert alert.severity in ("critical", "warning", "info")
+        json.dumps(alert.to_json()).encode()
+
+
+@given(st.lists(transitions, max_size=20))
+def test_telling_together_loses_no_node_and_groups_only_what_is_grouped(
+    many: list[Transition],
+) -> None:
+    alerts = [alert for one in many if (alert := alert_of(one)) is not None]
+    told_as = together(alerts)
+    for kind in {alert.kind for alert in alerts}:
+        before = [node for alert in alerts if alert.kind == kind for node in alert.nodes]
+        after = [node for alert in told_as if alert.kind == kind for node in alert.nodes]
+        if kind in GROUPED:
+            assert after == list(dict.fromkeys(before)) or len(alerts) == 1
+            assert sum(alert.kind == kind for alert in told_as) == 1
+        else:
+            assert after == before
+
+
+def test_hostile_text_is_bounded_and_can_be_sent() -> None:
+    alert = alert_of(happened(summary="\ud800" + "x" * 100_000, details={"\udfff": "\0"}))
+    assert alert is not None
+    assert len(alert.summary) == MAX_TEXT
+    json.dumps(alert.to_json()).encode()
+
+
+def test_times_are_rfc_3339_in_utc() -> None:
+    assert rfc3339(0.0) == "1970-01-01T00:00:00.000Z"
+
+
+# -- across processes ----------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def telling(path: Path, url: str, secret_file: Path) -> AsyncIterator[Alerts]:
+    alerts = Alerts(
+        path,
+        [Address(url, secret_file, timeout=2.0)],
+        clocks=CLOCKS,
+        rng=random.Random(2),
+        retry=Retry(first=0.02, most=0.1),
+        patience=Patience(linger=0.02, grouped=0.1),
+    )
+    alerts.start()
+    try:
+        yield alerts
+    finally:
+        await alerts.close()
+
+
+async def killed_after(path: Path, url: str, secret_file: Path, receiver: Receiver | None) -> None:
+    """A process of its own accepts five alerts and is killed with -9."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tests.aggregator.outbox_process",
+        str(path),
+        url,
+        str(secret_file),
+        "5",
+        stdout=asyncio.subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(30):
+        assert (await process.stdout.readline()).strip() == b"kept"
+    if receiver is not None:
+        await until(lambda: receiver.requests)
+    process.kill()
+    await process.wait()
+
+
+async def test_kill_9_between_acceptance_and_delivery_loses_no_alert(
+    path: Path, secret_file: Path
+) -> None:
+    receiver = Receiver()
+    await receiver.start()
+    await receiver.stop()  # its port is known, and nobody listens
+    await killed_after(path, receiver.url(), secret_file, None)
+    await receiver.start()
+    async with telling(path, receiver.url(), secret_file) as alerts:
+        await until(lambda: sum(t.delivered for t in alerts.tallies().values()) == 5)
+    await receiver.stop()
+    nodes = [node for request in receiver.requests for node in request.nodes]
+    assert nodes == [f"n{n}" for n in range(5)]
+
+
+async def test_kill_9_in_the_middle_of_a_post_sends_it_again_under_the_same_id(
+    path: Path, secret_file: Path
+) -> None:
+    async with Receiver(answer=hang) as receiver:
+        await killed_after(path, receiver.url(), secret_file, receiver)
+        assert len(receiver.requests) == 1
+        receiver.answer = taken
+        async with telling(path, receiver.url(), secret_file) as alerts:
+            await until(lambda: sum(t.delivered for t in alerts.tallies().values()) == 5)
+        first, second = receiver.requests
+        assert first.headers["X-Sickbay-Delivery"] == second.headers["X-Sickbay-Delivery"]
+        assert first.ids == second.ids
+        assert first.json["alerts"] == second.json["alerts"]
+
+
+async def test_an_orderly_close_leaves_what_was_noted_to_the_next_process(
+    path: Path, secret_file: Path
+) -> None:
+    async with Receiver(answer=status(503)) as receiver:
+        async with telling(path, receiver.url(), secret_file) as alerts:
+            for number in range(2_000):
+                alerts.note(happened(f"n{number}"))
+        assert alerts.counters.lost == 0
+        receiver.requests.clear()
+        receiver.answer = taken
+        async with telling(path, receiver.url(), secret_file) as after:
+            await until(lambda: sum(t.delivered for t in after.tallies().values()) == 2_000)
+        nodes = [node for request in receiver.requests for node in request.nodes]
+        assert nodes == [f"n{n}" for n in range(2_000)]
+
+
+async def test_without_webhooks_there_is_no_outbox(path: Path) -> None:
+    alerts = Alerts(path, [], clocks=CLOCKS, rng=random.Random(1))
+    alerts.start()
+    alerts.note(happened())
+    assert (alerts.problem, dict(alerts.depth())) == ("", {})
+    await alerts.close()
+    assert not path.exists()
+
+
+async def test_alerts_for_a_webhook_that_is_no_longer_configured_are_dropped_and_said(
+    path: Path, secret_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with telling(path, "http://127.0.0.1:1/old", secret_file) as alerts:
+        alerts.note(happened())
+        await until(lambda: alerts.counters.accepted == 1)
+    async with Receiver() as receiver, telling(path, receiver.url(), secret_file) as after:
+        await until(lambda: "no longer configured" in caplog.text)
+        assert list(after.depth().values()) == [0]
+
+
+async def test_an_outbox_that_cannot_be_written_holds_up_nobody_and_catches_up(
+    tmp_path: Path, secret_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alerts_module, "MOST_WAITING", 5)
+    path = tmp_path / "later" / "outbox.db"
+    async with Receiver() as receiver, telling(path, receiver.url(), secret_file) as alerts:
+        began = time.monotonic()
+        for number in range(8):
+            alerts.note(happened(f"n{number}"))
+        assert time.monotonic() - began < 0.5
+        assert alerts.counters.lost == 3
+        assert list(alerts.depth().values()) == [5]
+        await until(lambda: "alerts are not kept" in alerts.problem)
+        path.parent.mkdir()
+        await until(lambda: sum(t.delivered for t in alerts.tallies().values()) == 5, within=20)
+        await until(lambda: alerts.problem == "")
+        assert receiver.requests[0].nodes == [f"n{n}" for n in range(5)]

@@ -1,0 +1,408 @@
+"""Alerts to a real receiver on loopback: signed, retried, given up, one receiver not the other."""
+
+# ruff: noqa: ASYNC240 - a test may wait for its own disk
+
+import asyncio
+import datetime as dt
+import hashlib
+import hmac
+import json
+import logging
+import random
+import ssl
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.alerts.alerts import Address, Alerts
+from aggregator.alerts.courier import Patience
+from aggregator.alerts.post import MOST_RETRY_AFTER, Retry, Verdict, judge_answer
+from aggregator.quarantine.ledger import Kind, Transition
+from tests.controlplane.pki import Authority
+from tests.support.receiver import Received, Receiver, hang, status, taken
+from tests.support.waiting import CLOCKS, until
+
+SECRET = b"correct horse"
+QUICK = Retry(first=0.02, most=0.1, give_up=60)
+SOON = Patience(linger=0.05, grouped=0.2)
+
+
+def happened(node: str = "n1", kind: Kind = Kind.CORDONED, **details: str) -> Transition:
+    return Transition(time.time(), kind, node, f"{node}: {kind}", f"inc-{node}", details)
+
+
+@pytest.fixture
+def secret_file(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.write_bytes(SECRET + b"\n")
+    return path
+
+
+@asynccontextmanager
+async def telling(
+    folder: Path,
+    *addresses: Address,
+    retry: Retry = QUICK,
+    patience: Patience = SOON,
+) -> AsyncIterator[Alerts]:
+    alerts = Alerts(
+        folder / "outbox.db",
+        addresses,
+        clocks=CLOCKS,
+        rng=random.Random(1),
+        retry=retry,
+        patience=patience,
+    )
+    alerts.start()
+    try:
+        yield alerts
+    finally:
+        await alerts.close()
+
+
+def address(
+    receiver: Receiver, secret_file: Path, *, kinds: Iterable[Kind] | None = None, path: str = "/h"
+) -> Address:
+    return Address(receiver.url(path), secret_file, kinds, timeout=1.0)
+
+
+def is_signed(request: Received, secret: bytes) -> bool:
+    """As docs/alerts.md tells a receiver to check it, written down once more."""
+    timestamp = request.headers["X-Sickbay-Timestamp"]
+    digest = hmac.new(secret, f"{timestamp}.".encode() + request.body, hashlib.sha256).hexdigest()
+    return hmac.compare_digest(request.headers["X-Sickbay-Signature"], f"sha256={digest}")
+
+
+def delivered(alerts: Alerts) -> int:
+    return sum(tally.delivered for tally in alerts.tallies().values())
+
+
+async def test_an_alert_arrives_as_documented_and_signed(tmp_path: Path, secret_file: Path) -> None:
+    transition = Transition(
+        1_750_000_000.25,
+        Kind.INCIDENT_OPENED,
+        "n1",
+        "n1: xid:79 on GPU-1",
+        "0011",
+        {"action": "drain", "kind": "gpu"},
+    )
+    async with (
+        Receiver() as receiver,
+        telling(tmp_path, address(receiver, secret_file)) as alerts,
+    ):
+        alerts.note(transition)
+        await until(lambda: delivered(alerts) == 1)
+        await until(lambda: list(alerts.depth().values()) == [0])
+        assert alerts.problem == ""
+    (request,) = receiver.requests
+    assert is_signed(request, SECRET)
+    assert not is_signed(request, b"another secret")
+    assert abs(int(request.headers["X-Sickbay-Timestamp"]) - time.time()) < 60
+    document = request.json
+    assert set(document) == {"version", "source", "delivery", "alerts"}
+    assert document["delivery"] == {"id": request.headers["X-Sickbay-Delivery"], "attempt": 1}
+    (alert,) = document["alerts"]
+    ident = alert.pop("id")
+    assert len(ident) == 32
+    assert alert == {
+        "kind": "incident.opened",
+        "severity": "critical",
+        "at": "2025-06-15T15:06:40.250Z",
+        "node": "n1",
+        "nodes": ["n1"],
+        "summary": "n1: xid:79 on GPU-1",
+        "incident": "0011",
+        "details": {"action": "drain", "kind": "gpu"},
+    }
+
+
+async def test_what_comes_together_goes_in_one_post_in_order(
+    tmp_path: Path, secret_file: Path
+) -> None:
+    async with (
+        Receiver() as receiver,
+        telling(tmp_path, address(receiver, secret_file)) as alerts,
+    ):
+        for number in range(50):
+            alerts.note(happened(f"n{number}"))
+        await until(lambda: delivered(alerts) == 50)
+        assert len(receiver.requests) == 1
+        assert receiver.requests[0].nodes == [f"n{number}" for number in range(50)]
+
+
+async def test_a_thousand_silent_agents_are_one_post_with_one_alert(
+    tmp_path: Path, secret_file: Path
+) -> None:
+    names = [f"node-{number:04}" for number in range(1_000)]
+    async with (
+        Receiver() as receiver,
+        telling(tmp_path, address(receiver, secret_file)) as alerts,
+    ):
+        for start in range(0, 1_000, 100):
+            for name in names[start : start + 100]:
+                alerts.note(happened(name, Kind.AGENT_SILENT))
+            await asyncio.sleep(0.005)
+        await until(lambda: delivered(alerts) == 1_000)
+        await asyncio.sleep(0.3)
+        (request,) = receiver.requests
+        (alert,) = request.json["alerts"]
+        assert alert["nodes"] == names
+        assert alert["node"] == ""
+        assert alert["summary"].startswith("1000 agents are silent: node-0000, node-0001")
+
+
+async def test_a_failing_receiver_gets_the_same_delivery_until_it_takes_it(
+    tmp_path: Path, secret_file: Path
+) -> None:
+    async with Receiver(answers=[status(500), status(503), status(408), status(425)]) as receiver:
+        async with telling(tmp_path, address(receiver, secret_file)) as alerts:
+            alerts.note(happened())
+            await until(lambda: delivered(alerts) == 1)
+            (tally,) = alerts.tallies().values()
+            assert tally.failed_attempts == 4
+            assert alerts.problem == ""
+        assert [request.json["delivery"]["attempt"] for request in receiver.requests] == [
+            1,
+            2,
+            3,
+            4,
+            5,
+        ]
+        assert len({request.headers["X-Sickbay-Delivery"] for request in receiver.requests}) == 1
+        assert len({tuple(request.ids) for request in receiver.requests}) == 1
+        assert all(is_signed(request, SECRET) for request in receiver.requests)
+
+
+async def test_a_receiver_that_is_down_is_told_when_it_is_up(
+    tmp_path: Path, secret_file: Path
+) -> None:
+    receiver = Receiver()
+    await receiver.start()
+    await receiver.stop()
+    async with telling(tmp_path, address(receiver, secret_file)) as alerts:
+        alerts.note(happened())
+        await until(lambda: "can't be reached" in alerts.problem)
+        assert alerts.depth() == {f"127.0.0.1:{receiver.port}": 1}
+        await receiver.start()
+        await until(lambda: delivered(alerts) == 1)
+    await receiver.stop()
+
+
+async def test_a_receiver_that_hangs_is_cut_off_and_tried_again(
+    tmp_path: Path, secret_file: Path
+) -> None:
+    async with Receiver(answers=[hang]) as receiver:
+        where = Address(receiver.url(), secret_file, timeout=0.2)
+        async with telling(tmp_path, where) as alerts:
+            alerts.note(happened())
+            await until(lambda: "no answer within 0.2 s" in alerts.problem)
+            await until(lambda: delivered(alerts) == 1)
+        assert len(receiver.requests) == 2
+
+
+async def test_retry_after_is_honoured(tmp_path: Path, secret_file: Path) -> None:
+    async with Receiver(answers=[status(429, Retry_After="1")]) as receiver:
+        async with telling(tmp_path, address(receiver, secret_file)) as alerts:
+            alerts.note(happened())
+            await until(lambda: delivered(alerts) == 1)
+        first, second = receiver.requests
+        assert 0.95 <= second.at - first.at < 5
+
+
+async def test_a_redirect_is_not_followed(tmp_path: Path, secret_file: Path) -> None:
+    async with Receiver() as elsewhere:
+        answers = [status(307, Location=elsewhere.url()), status(302, Location=elsewhere.url())]
+        async with Receiver(answers=answers) as receiver:
+            async with telling(tmp_path, address(receiver, secret_file)) as alerts:
+                alerts.note(happened())
+                await until(lambda: "redirects, which is not followed" in alerts.problem)
+                await until(lambda: delivered(alerts) == 1)
+            assert len(receiver.requests) == 3
+        assert elsewhere.requests == []
+
+
+@pytest.mark.parametrize("code", [400, 401, 404, 410, 413, 422])
+async def test_a_refusal_is_a_dead_letter_and_the_next_alert_goes_out(
+    tmp_path: Path, secret_file: Path, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    async with Receiver(answers=[status(code)]) as receiver:
+        async with telling(tmp_path, address(receiver, secret_file)) as alerts:
+            alerts.note(happened("n1"))
+            await until(lambda: sum(t.dead for t in alerts.tallies().values()) == 1)
+            alerts.note(happened("n2"))
+            await until(lambda: delivered(alerts) == 1)
+        assert [request.nodes for request in receiver.requests] == [["n1"], ["n2"]]
+    (line,) = [one for one in caplog.records if one.levelno >= logging.ERROR]
+    assert line.__dict__["because"] == f"HTTP {code}"
+    assert line.__dict__["alerts"] == 1
+
+
+async def test_what_is_not_taken_in_time_is_given_up(tmp_path: Path, secret_file: Path) -> None:
+    retry = Retry(first=0.02, most=0.05, give_up=0.5)
+    async with (
+        Receiver(answer=status(500)) as receiver,
+        telling(tmp_path, address(receiver, secret_file), retry=retry) as alerts,
+    ):
+        alerts.note(happened())
+        await until(lambda: sum(t.dead for t in alerts.tallies().values()) == 1)
+        assert len(receiver.requests) > 2
+        receiver.answer = taken
+        alerts.note(happened("n2"))
+        await until(lambda: delivered(alerts) == 1)
+
+
+async def test_a_dead_receiver_holds_up_nobody(tmp_path: Path, secret_file: Path) -> None:
+    async with Receiver(answer=hang) as dead, Receiver() as alive:
+        hooks = (address(dead, secret_file), address(alive, secret_file))
+        async with telling(tmp_path, *hooks) as alerts:
+            for number in range(5):
+                alerts.note(happened(f"n{number}"))
+                await until(lambda n=number: len(alive.requests) == n + 1)  # type: ignore[misc]
+            depth = alerts.depth()
+            assert depth[f"127.0.0.1:{dead.port}"] == 5
+            await until(lambda: alerts.depth()[f"127.0.0.1:{alive.port}"] == 0)
+
+
+async def test_each_webhook_hears_of_the_kinds_it_asked_for(
+    tmp_path: Path, secret_file: Path
+) -> None:
+    async with Receiver() as receiver:
+        hooks = (
+            address(receiver, secret_file, path="/all"),
+            address(receiver, secret_file, path="/some", kinds=[Kind.EVICTED, Kind.RELEASED]),
+        )
+        async with telling(tmp_path, *hooks) as alerts:
+            alerts.note(happened("n1", Kind.CORDONED))
+            alerts.note(happened("n2", Kind.EVICTED, pod="jobs/a"))
+            alerts.note(happened("n3", Kind.RELEASED))
+            alerts.note(happened("n4", Kind.INCIDENT_OPENED, action="observe"))
+            alerts.note(happened("n5", Kind.INCIDENT_OPENED, action="cordon"))
+            await until(lambda: delivered(alerts) == 5)
+            await asyncio.sleep(0.2)
+            assert len(set(alerts.depth())) == 2  # the same host twice has two names
+        by_path = {request.path: request.nodes for request in receiver.requests}
+        assert by_path == {"/all": ["n1", "n3", "n5"], "/some": ["n2", "n3"]}
+
+
+async def test_the_secret_is_read_again_at_each_attempt_and_its_absence_is_said(
+    tmp_path: Path, secret_file: Path
+) -> None:
+    async with Receiver() as receiver:
+        async with telling(tmp_path, address(receiver, secret_file)) as alerts:
+            alerts.note(happened("n1"))
+            await until(lambda: delivered(alerts) == 1)
+            secret_file.unlink()
+            alerts.note(happened("n2"))
+            await until(lambda: f"secret_file {secret_file} can't be read" in alerts.problem)
+            secret_file.write_text(" \n")
+            await until(lambda: "is empty" in alerts.problem)
+            secret_file.write_bytes(b"rotated")
+            await until(lambda: delivered(alerts) == 2)
+        first, second = receiver.requests
+        assert is_signed(first, SECRET)
+        assert is_signed(second, b"rotated")
+
+
+async def test_neither_secret_nor_url_is_ever_logged(
+    tmp_path: Path, secret_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    receiver = Receiver(answers=[status(500), status(302), status(429), status(404)])
+    async with receiver:
+        where = Address(receiver.url("/T0PSECRET-path"), secret_file, timeout=1.0)
+        gone = Address("http://user:pw-in-url@127.0.0.1:1/T0PSECRET-path", secret_file)
+        async with telling(tmp_path, where, gone) as alerts:
+            alerts.note(happened())
+            await until(lambda: sum(t.dead for t in alerts.tallies().values()) == 1)
+            problem = alerts.problem
+            names = repr(alerts.webhooks) + str(dict(alerts.depth()))
+    ours = [one for one in caplog.records if one.name.startswith("sickbay")]
+    assert len(ours) >= 4
+    text = problem + names + "".join(str(vars(record)) for record in ours)
+    assert "T0PSECRET" not in text
+    assert "pw-in-url" not in text
+    assert SECRET.decode() not in text
+
+
+async def test_a_certificate_that_nobody_vouches_for_is_refused(
+    tmp_path: Path, secret_file: Path
+) -> None:
+    pair = Authority.create(tmp_path / "authority").server("hook", ["127.0.0.1"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.certificate, pair.key)
+    async with (
+        Receiver(tls=context) as receiver,
+        telling(tmp_path, address(receiver, secret_file)) as alerts,
+    ):
+        alerts.note(happened())
+        await until(
+            lambda: "certificate is not trusted" in alerts.problem, hint=lambda: alerts.problem
+        )
+        assert receiver.requests == []
+
+
+# -- what an answer means, and how long to wait: pure ----------------------------------------------
+
+
+@given(st.integers(100, 599))
+def test_every_status_means_one_thing(code: int) -> None:
+    verdict = judge_answer(code, {}, 0.0).verdict
+    if 200 <= code < 300:
+        assert verdict is Verdict.TAKEN
+    elif 400 <= code < 500 and code not in (408, 425, 429):
+        assert verdict is Verdict.NEVER
+    else:
+        assert verdict is Verdict.AGAIN
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("0", 0.0),
+        ("120", 120.0),
+        (" 7 ", 7.0),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 60.0),
+        ("Wed, 21 Oct 2015 07:00:00 GMT", 0.0),
+        ("99999999", MOST_RETRY_AFTER),
+        ("-5", None),
+        ("soon", None),
+        ("", None),
+        ("٣", None),
+    ],
+)
+def test_retry_after_is_seconds_or_a_date_and_bounded(text: str, seconds: float | None) -> None:
+    now = dt.datetime(2015, 10, 21, 7, 27, tzinfo=dt.UTC).timestamp()
+    assert judge_answer(503, {"Retry-After": text}, now).retry_after == seconds
+
+
+@given(st.text(max_size=40))
+def test_no_retry_after_breaks_us(text: str) -> None:
+    found = judge_answer(429, {"Retry-After": text}, 0.0).retry_after
+    assert found is None or 0 <= found <= MOST_RETRY_AFTER
+
+
+@given(st.integers(1, 10_000), st.randoms(use_true_random=False))
+def test_pauses_are_jittered_from_nothing_to_their_bound(attempts: int, rng: random.Random) -> None:
+    pause = Retry().pause(attempts, rng)
+    assert 0 <= pause <= min(900, 2 ** min(attempts - 1, 40))
+
+
+def test_the_documented_example_is_a_body_we_send(tmp_path: Path) -> None:
+    """docs/alerts.md shows a body; its keys are those of the real one."""
+    text = (Path(__file__).parents[2] / "docs" / "alerts.md").read_text()
+    example = json.loads(text.split("```json\n")[1].split("```")[0])
+    assert set(example) == {"version", "source", "delivery", "alerts"}
+    assert set(example["delivery"]) == {"id", "attempt"}
+    from aggregator.alerts.alert import Alert, alert_of
+
+    alert = alert_of(happened())
+    assert isinstance(alert, Alert)
+    for shown in example["alerts"]:
+        assert set(shown) == set(alert.to_json())
+    for kind in Kind:
+        assert f"`{kind.value}`" in text
