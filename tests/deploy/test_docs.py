@@ -1,0 +1,161 @@
+"""What the pages for people promise: complete tables, and commands that work."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aggregator.quarantine.cluster import (
+    Action,
+    Node,
+    Quarantine,
+    QuarantineSpec,
+    QuarantineStatus,
+    Taint,
+)
+from aggregator.quarantine.decide import marks
+from aggregator.quarantine.decide.admission import Limits, Proposal, Size, admit
+from aggregator.quarantine.decide.record import Record
+from aggregator.quarantine.ledger import Kind
+from tests.controlplane.api import MERGE_PATCH
+from tests.controlplane.pytest_plugin import Space
+from tests.deploy.manifests import ROOT
+
+DOCS = ROOT / "docs"
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text("utf-8")
+
+
+@pytest.mark.parametrize("kind", list(Kind), ids=str)
+def test_the_runbook_says_what_each_alert_means(kind: Kind) -> None:
+    rows = [line for line in page("runbook.md").splitlines() if line.startswith("| `")]
+    assert any(f"`{kind.value}`" in row.split("|")[1] for row in rows)
+
+
+def holds() -> Iterator[str]:
+    """Every hold that admission can give, by provoking it."""
+    proposals = [Proposal("n", "i", "p", "drain")]
+    full = Limits(concurrent=0), Size(10, 10), ""
+    share = Limits(concurrent=5, concurrent_percent=1), Size(100, 100), ""
+    pool = Limits(concurrent_percent=100, pool_label="x", pool_percent=1), Size(9, 9, {"p": 0}), ""
+    early = Limits(), Size(10, 0), ""
+    stopped = Limits(), Size(10, 10), "why"
+    for limits, size, stop in (full, share, pool, early, stopped):
+        record = Record()
+        if limits.concurrent_percent == 1:
+            first = [Proposal("m", "j", "p", "drain")]
+            record = admit(record, first, limits, size, now=0, policy_hash="").record
+        outcome = admit(record, proposals, limits, size, now=0, policy_hash="", stop=stop)
+        yield outcome.held["n"].limit
+
+
+def test_the_runbook_says_what_each_hold_means() -> None:
+    provoked = set(holds())
+    assert len(provoked) == 5
+    for hold in provoked:
+        assert f"\n| `{hold}` |" in page("runbook.md"), hold
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for name in ("install.md", "security.md", "runbook.md"):
+        for target in re.findall(r"\]\(([^)#]+)\)", page(name)):
+            assert (DOCS / target).exists(), f"{name}: {target}"
+
+
+def test_the_certificate_recipe_with_openssl_makes_one_that_verifies(tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl on the path")
+    recipe = re.search(r"With openssl:\n```sh\n(.*?)```", page("install.md"), re.DOTALL)
+    assert recipe is not None
+    done = subprocess.run(
+        ["sh", "-euc", recipe[1]], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    service = "sickbay-aggregator.sickbay.svc"
+    for name in (service, f"sickbay-aggregator-0.{service}"):
+        verify = ["openssl", "verify", "-CAfile", "ca.crt", "-verify_hostname", name, "tls.crt"]
+        verified = subprocess.run(verify, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert verified.stdout == "tls.crt: OK\n", verified.stdout + verified.stderr
+
+
+# -- undoing by hand, after an uninstall -----------------------------------------------------------
+
+
+def mark(space: Space, name: str) -> None:
+    """Cordon the node as the aggregator does, with the aggregator's own patch."""
+    seen = space.plane.node(name)
+    taints = [
+        Taint(t["key"], t.get("value", ""), t["effect"]) for t in seen["spec"].get("taints", [])
+    ]
+    node = Node(
+        name=name,
+        uid=seen["metadata"]["uid"],
+        version=seen["metadata"]["resourceVersion"],
+        boot_id="",
+        unschedulable=seen["spec"].get("unschedulable", False),
+        taints=tuple(taints),
+        labels={},
+        annotations={},
+    )
+    spec = QuarantineSpec(
+        Action.DRAIN, kind="gpu", reason="xid:79", requester="sickbay", incident="i"
+    )
+    quarantine = Quarantine(name, "uid-1", "1", spec, QuarantineStatus())
+    change = marks.cordon_change(node, quarantine)
+    patch: dict[str, Any] = {
+        "metadata": {"labels": change.labels, "annotations": change.annotations},
+        "spec": {
+            "unschedulable": change.unschedulable,
+            "taints": [
+                {"key": taint.key, "value": taint.value, "effect": taint.effect}
+                for taint in change.taints or ()
+            ],
+        },
+    }
+    space.plane.call("PATCH", f"/api/v1/nodes/{name}", patch, MERGE_PATCH)
+
+
+def test_the_commands_for_undoing_by_hand_undo_ours_and_leave_what_is_others(
+    cluster_space: Space,
+) -> None:
+    if shutil.which("kubectl") is None:
+        pytest.skip("no kubectl on the path")
+    plane = cluster_space.plane
+    ours, theirs, untouched = cluster_space.create_nodes(3)
+    other = {"spec": {"unschedulable": True, "taints": [{"key": "x", "effect": "NoSchedule"}]}}
+    for name in (theirs, untouched):
+        plane.call("PATCH", f"/api/v1/nodes/{name}", other, MERGE_PATCH)
+    for name in (ours, theirs):
+        mark(cluster_space, name)
+    assert "sickbay.dev/quarantine" in {t["key"] for t in plane.node(theirs)["spec"]["taints"]}
+
+    recipe = re.search(
+        r"<!-- tests/deploy runs this -->\n```sh\n(.*?)```", page("install.md"), re.DOTALL
+    )
+    assert recipe is not None
+    done = subprocess.run(
+        ["sh", "-euc", recipe[1]],
+        env={"KUBECONFIG": str(plane.kubeconfig), "PATH": "/usr/local/bin:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+    for name in (ours, theirs, untouched):
+        metadata = plane.node(name)["metadata"]
+        everything = {**metadata.get("labels", {}), **metadata.get("annotations", {})}
+        assert not [key for key in everything if key.startswith("sickbay.dev/")], name
+    assert not plane.node(ours)["spec"].get("unschedulable", False)
+    assert "sickbay.dev/quarantine" not in str(plane.node(ours)["spec"].get("taints", []))
+    for name in (theirs, untouched):
+        spec = plane.node(name)["spec"]
+        assert spec["unschedulable"] is True
+        assert [taint["key"] for taint in spec["taints"] if "/" not in taint["key"]] == ["x"]
+        assert "sickbay" not in str(spec["taints"])
