@@ -214,8 +214,18 @@ class AggregatorProcess:
 class NodeAgent(AgentProcess):
     """A real agent that stands for one node, with a token bound to a pod on it."""
 
-    def __init__(self, stack: "Stack", node: str, folder: Path, *, more: str = QUIET) -> None:
-        super().__init__(folder, aggregator=stack.aggregator.address, more=more)
+    def __init__(
+        self,
+        stack: "Stack",
+        node: str,
+        folder: Path,
+        *,
+        more: str = QUIET,
+        replayable: bool = False,
+    ) -> None:
+        super().__init__(
+            folder, aggregator=stack.aggregator.address, more=more, replayable=replayable
+        )
         self.node = node
         token = folder / "token"
         token.write_text(stack.token(node))
@@ -290,10 +300,13 @@ class Stack:
         pod = pods[0]["metadata"]["name"]
         return self.plane.token_for(NAMESPACE, "sickbay-agent", "sickbay", pod=pod)
 
-    def agent(self, node: str, *, more: str = QUIET, start: bool = True) -> NodeAgent:
+    def agent(
+        self, node: str, *, more: str = QUIET, start: bool = True, replayable: bool = False
+    ) -> NodeAgent:
+        """``replayable``: a kernel log that can be read again, as the kernel's own ring can."""
         folder = self.folder / node
         folder.mkdir(parents=True)
-        agent = NodeAgent(self, node, folder, more=more)
+        agent = NodeAgent(self, node, folder, more=more, replayable=replayable)
         self.agents.append(agent)
         if start:
             agent.start()

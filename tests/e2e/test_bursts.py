@@ -1,0 +1,204 @@
+"""Bursts, and whoever dies in the middle of them: nothing is lost.
+
+The nodes of the bursts are simulated, through the real uplink and real gRPC, in plaintext and
+trusted by their word (identity insecure-trust-hello): what is proven here is that no fault is lost;
+that no stranger can claim a node is proven in test_first_light and in tests/aggregator.
+"""
+
+import json
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.controlplane.plane import ControlPlane
+from tests.controlplane.pytest_plugin import Space, StartControlPlane
+from tests.controlplane.waiting import wait_until
+from tests.e2e.test_first_light import remove_quarantines
+from tests.support.simulator import Simulator
+from tests.support.stack import TAINT, Stack
+
+pytestmark = pytest.mark.cluster
+
+#: What lets agents in by their word, on loopback.
+TRUSTING: dict[str, Any] = {"listen": {"tls": None}, "identity": {"kind": "insecure-trust-hello"}}
+
+Begin = Callable[[ControlPlane, list[str]], tuple[Stack, Simulator]]
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Begin]:
+    """Starts an aggregator and simulated agents for these nodes, all attached."""
+    ends: list[Callable[[], object]] = []
+
+    def start(plane: ControlPlane, nodes: list[str]) -> tuple[Stack, Simulator]:
+        prefix = nodes[0].rpartition("-")[0]
+        ends.append(lambda: remove_quarantines(plane, prefix))
+        stack = Stack(plane, tmp_path, more=TRUSTING)
+        ends.append(lambda: stack.__exit__(None, None, None))
+        stack.aggregator.start().ready()
+        names = tmp_path / "names"
+        names.write_text("\n".join(nodes))
+        line: list[str | Path] = [
+            "--names",
+            names,
+            "--aggregator",
+            stack.aggregator.address,
+            "--seed",
+            "1",
+        ]
+        simulator = Simulator(line, log=tmp_path / "simulator.log")
+        ends.append(simulator.close)
+        simulator.until_streaming(len(nodes))
+        return stack, simulator
+
+    yield start
+    for end in reversed(ends):
+        end()
+
+
+def tainted(plane: ControlPlane, nodes: list[str]) -> list[str]:
+    """Those of the nodes that carry our taint."""
+    items = plane.call("GET", "/api/v1/nodes")["items"]
+    names = {
+        item["metadata"]["name"]
+        for item in items
+        if any(taint["key"] == TAINT for taint in item["spec"].get("taints", []))
+    }
+    return sorted(names.intersection(nodes))
+
+
+def quarantined(plane: ControlPlane, prefix: str) -> dict[str, str]:
+    """Nodes of the prefix with a Quarantine, and its phase."""
+    items = plane.call("GET", "/apis/sickbay.dev/v1alpha1/quarantines")["items"]
+    return {
+        item["metadata"]["name"]: item.get("status", {}).get("phase", "")
+        for item in items
+        if item["metadata"]["name"].startswith(prefix)
+    }
+
+
+@pytest.mark.timeout(300)
+def test_kill_9_of_the_aggregator_in_the_middle_of_a_burst_of_200_faults_loses_none(
+    cluster_space: Space, begin: Begin
+) -> None:
+    plane, prefix = cluster_space.plane, cluster_space.node_prefix
+    nodes = cluster_space.create_nodes(200)
+    stack, simulator = begin(plane, nodes)
+    simulator.inject(nodes="all", fault="xid:79")
+    wait_until(lambda: len(quarantined(plane, prefix)) >= 20, what="the burst", every_s=0.01)
+    stack.aggregator.kill()
+    begun = tainted(plane, nodes)
+    assert len(begun) < 200, "the burst was over before the kill"
+    stack.aggregator.start().ready()
+    wait_until(lambda: len(tainted(plane, nodes)) == 200, what="all 200 taints", timeout_s=120)
+    stack.until(
+        lambda: list(quarantined(plane, prefix).values()).count("Drained") == 200,
+        "all 200 to be drained",
+        timeout_s=120,
+    )
+    assert len(quarantined(plane, prefix)) == 200
+
+
+def break_by_kill(plane: ControlPlane) -> Callable[[], None]:
+    plane.kill_apiserver()
+    return plane.restart_apiserver
+
+
+def break_by_pause(plane: ControlPlane) -> Callable[[], None]:
+    plane.pause_apiserver()
+    return plane.resume_apiserver
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("break_it", [break_by_kill, break_by_pause])
+def test_the_api_server_away_for_60_s_while_20_faults_come_in_loses_none(
+    start_control_plane: StartControlPlane,
+    begin: Begin,
+    break_it: Callable[[ControlPlane], Callable[[], None]],
+) -> None:
+    plane = start_control_plane()
+    nodes = plane.create_nodes(40, "gpu")
+    stack, simulator = begin(plane, nodes)
+    since = time.monotonic()
+    mend = break_it(plane)
+    sick = nodes[:20]
+    for node in sick:  # over the whole time, the first at once
+        simulator.inject(node=node, fault="xid:79")
+        time.sleep(2)
+    simulator.until_streaming(40)
+    time.sleep(max(0.0, since + 60 - time.monotonic()))
+    mend()
+    back = time.monotonic()
+    wait_until(lambda: tainted(plane, nodes) == sick, what="all 20 taints", timeout_s=60)
+    assert time.monotonic() - back < 60
+    stack.until(
+        lambda: list(quarantined(plane, "gpu").values()).count("Drained") == 20,
+        "all 20 to be drained",
+        timeout_s=60,
+    )
+    assert tainted(plane, nodes) == sick
+
+
+def codes(stack: Stack, node: str) -> set[str]:
+    """The faults that the node's Quarantine names."""
+    quarantine = stack.quarantine(node)
+    return {item["code"] for item in quarantine["spec"]["evidence"]} if quarantine else set()
+
+
+def until_named(stack: Stack, node: str, code: str) -> None:
+    stack.until(lambda: code in codes(stack, node), f"{code} in the Quarantine of {node}")
+
+
+#: One round each, and each a drain of its own accord.
+FATAL = (46, 48, 62, 64, 79, 95, 110, 119, 120, 136)
+
+
+@pytest.mark.timeout(240)
+def test_kill_9_of_the_agent_loses_no_fault(
+    cluster_space: Space, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Between the kernel's line and the ack, at ten moments from at once to 45 ms after the line.
+
+    The kernel log is a file of real records, which can be read again, as the ring can.
+    """
+    plane, [node] = cluster_space.plane, cluster_space.create_nodes(1)
+    request.addfinalizer(lambda: remove_quarantines(plane, cluster_space.node_prefix))
+    rng = random.Random(1)
+    with Stack(plane, tmp_path) as stack:
+        stack.aggregator.start().ready()
+        agent = stack.agent(node, replayable=True)
+        for at, code in enumerate(FATAL):
+            agent.xid(code)
+            time.sleep(at * 0.005 * rng.random())
+            agent.kill()
+            agent.start()
+            until_named(stack, node, f"xid:{code}")
+        told = agent.results()["faults"]
+        assert sorted(fault["code"] for fault in told) == sorted(f"xid:{code}" for code in FATAL)
+        assert {fault["count"] for fault in told} == {1}, "a fault was counted twice"
+
+
+def test_kill_9_of_the_agent_after_it_took_the_fault_in_and_before_the_ack_loses_none(
+    cluster_space: Space, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """The kernel log is a FIFO here: what was read is gone from it, and only the latch has it."""
+    plane, [node] = cluster_space.plane, cluster_space.create_nodes(1)
+    request.addfinalizer(lambda: remove_quarantines(plane, cluster_space.node_prefix))
+    with Stack(plane, tmp_path) as stack:
+        stack.aggregator.start().ready()
+        agent = stack.agent(node)
+        process = stack.aggregator.process
+        assert process is not None
+        process.send_signal(signal.SIGSTOP)
+        agent.xid(79)
+        stack.until(lambda: '"xid:79"' in json.dumps(agent.state()["faults"]), "the latch's file")
+        agent.kill()
+        process.send_signal(signal.SIGCONT)
+        agent.start()
+        stack.until_phase(node, "Drained")
+        assert codes(stack, node) == {"xid:79"}
