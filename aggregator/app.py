@@ -16,6 +16,7 @@ from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
 
+from aggregator.alerts.alerts import Address, Alerts
 from aggregator.config import Config
 from aggregator.history.history import History
 from aggregator.ingest.server import build
@@ -30,6 +31,7 @@ from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.drainplan import DrainRules
 from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.ledger import Ledger, Transition
+from aggregator.state import make_folders
 from aggregator.web.certificate import Certificate
 from aggregator.web.feed import Feed
 from aggregator.web.server import Web
@@ -110,6 +112,14 @@ def _cluster(config: Config) -> KubeCluster | LocalCluster:
     )
 
 
+def _alerts(config: Config, clocks: Clocks, rng: random.Random) -> Alerts:
+    webhooks = [
+        Address(hook.url, hook.secret_file, hook.kinds, hook.timeout)
+        for hook in config.alerts.webhooks
+    ]
+    return Alerts(config.alerts.outbox, webhooks, clocks=clocks, rng=rng)
+
+
 async def _connect(cluster: KubeCluster | LocalCluster, fleet: Fleet, rng: random.Random) -> None:
     """Try until the cluster lets us in, saying plainly what it answers meanwhile."""
     wait = _CONNECT_FIRST
@@ -130,22 +140,24 @@ async def _connect(cluster: KubeCluster | LocalCluster, fleet: Fleet, rng: rando
 async def run(config: Config) -> None:
     """Run until SIGTERM or SIGINT.
 
-    Raises what keeps it from starting: `ConfigError` (the policy), `ListenError`, `TlsError`,
-    `WebListenError`.
+    Raises what keeps it from starting: `ConfigError` (the policy), `StateError`, `ListenError`,
+    `TlsError`, `WebListenError`.
     """
     policy = read_policy(config)
+    make_folders(config)
     rng = random.Random()  # noqa: S311 - jitter, no secret
     fleet = Fleet()
     clocks = Clocks(time.monotonic, time.time)
     cluster = _cluster(config)
     feed = Feed(epoch=rng.getrandbits(32))
     history = History(config.history.database, keep=config.history.keep, clocks=clocks, rng=rng)
+    alerts = _alerts(config, clocks, rng)
     controller = Controller(
         cluster=cluster,
         policy=policy,
         settings=_settings(config),
         fleet=fleet,
-        ledger=Ledgers([feed, history]),
+        ledger=Ledgers([feed, history, alerts]),
         clocks=clocks,
         rng=rng,
     )
@@ -165,6 +177,7 @@ async def run(config: Config) -> None:
         stats=Stats(
             ingest=ingest.stats,
             api=cluster.counters if isinstance(cluster, KubeCluster) else None,
+            outbox=alerts.depth,
         ),
         clocks=clocks,
         version=version("sickbay"),
@@ -179,6 +192,8 @@ async def run(config: Config) -> None:
         ending.push_async_callback(cluster.close)
         history.start()
         ending.push_async_callback(history.close)
+        alerts.start()
+        ending.push_async_callback(alerts.close)
         await _serve_page(config, web, ending)
         await ingest.start()
         ending.push_async_callback(ingest.stop)

@@ -39,6 +39,8 @@ def _run(config: Config, _: Path) -> int:
     from aggregator import app, logs
     from aggregator.ingest.listening import ListenError
     from aggregator.ingest.tls import TlsError
+    from aggregator.state import StateError
+    from aggregator.web.server import WebListenError
 
     logs.start(config.log_level)
     # Thousands of streams that open at once make garbage that is none: with Python's own
@@ -46,7 +48,7 @@ def _run(config: Config, _: Path) -> int:
     gc.set_threshold(100_000, 20, 50)
     try:
         asyncio.run(app.run(config))
-    except (ListenError, TlsError) as error:
+    except (ListenError, StateError, TlsError, WebListenError) as error:
         print(f"sickbay-aggregator: {error}", file=sys.stderr)
         return FAILED
     return OK

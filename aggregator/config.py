@@ -163,6 +163,8 @@ class Webhook(Section):
 
 
 class Alerts(Section):
+    outbox: OrdinaryPath = Path("/var/lib/sickbay-aggregator/outbox.db")
+    """Where alerts wait until they are taken."""
     webhooks: Annotated[tuple[Webhook, ...], Field(strict=False)] = ()
 
 

@@ -143,7 +143,7 @@ ServiceAccount = Annotated[
     str, shaped(r"[a-z0-9.-]+:[a-z0-9.-]+", '"NAMESPACE:NAME", such as "sickbay:sickbay-agent"')
 ]
 DatabaseUrl = Annotated[
-    str, shaped(r"[a-z0-9+_]+://.*", 'a database URL, such as "sqlite:////var/lib/x.db"')
+    str, shaped(r"sqlite:////[^?]+", 'a database URL: "sqlite:///" and the absolute path of a file')
 ]
 _LABEL = r"[A-Za-z0-9./_-]+=[A-Za-z0-9._-]*"
 Labels = Annotated[
