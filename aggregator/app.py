@@ -26,11 +26,12 @@ from aggregator.policy.load import load_policy
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.acts import Clocks
 from aggregator.quarantine.cluster import ClusterError
-from aggregator.quarantine.controller import Controller, Settings
+from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.drainplan import DrainRules
 from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.ledger import Ledger, Transition
+from aggregator.quarantine.settings import Settings
 from aggregator.state import make_folders
 from aggregator.web.certificate import Certificate
 from aggregator.web.feed import Feed

@@ -20,11 +20,12 @@ from aggregator.policy.load import load_policy
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.acts import Clocks
 from aggregator.quarantine.cluster import Action
-from aggregator.quarantine.controller import Controller, Settings
+from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.drainplan import DrainRules
 from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.ledger import Transition
+from aggregator.quarantine.settings import Settings
 from tests.support.memorycluster import MemoryCluster, World
 
 

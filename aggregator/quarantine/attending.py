@@ -1,0 +1,213 @@
+"""Sees each node's steps through: decides, does, looks again, until there is nothing to do.
+
+One task at most works on a node; nodes go beside each other.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+
+from aggregator.quarantine.acts import Acts, Clocks
+from aggregator.quarantine.case import Case
+from aggregator.quarantine.cluster import (
+    Cluster,
+    ClusterError,
+    Conflict,
+    NotFound,
+    Phase,
+    Refused,
+)
+from aggregator.quarantine.decide.steps import Do, Situation, Step, next_step
+from aggregator.quarantine.drain import Drain
+from aggregator.quarantine.fleet import Fleet
+from aggregator.quarantine.registrar import Registrar
+from aggregator.quarantine.settings import Settings
+
+log = logging.getLogger("sickbay.quarantine")
+
+_BACKOFF_FIRST = 0.2
+_BACKOFF_MOST = 15.0
+
+
+class Attending:
+    """``judge`` is called where a step has changed what the judgement stands on.
+
+    ``view``: the cluster's news are whole. Without them nothing is begun.
+    """
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        acts: Acts,
+        drain: Drain,
+        registrar: Registrar,
+        settings: Settings,
+        fleet: Fleet,
+        clocks: Clocks,
+        rng: random.Random,
+        judge: Callable[[Case], None],
+    ) -> None:
+        self._cluster = cluster
+        self._acts = acts
+        self._drain = drain
+        self._registrar = registrar
+        self._settings = settings
+        self._fleet = fleet
+        self._clocks = clocks
+        self._rng = rng
+        self._judge = judge
+        self._started_at = clocks.now()
+        self.view = False
+
+    def busy(self, case: Case) -> bool:
+        """Whether there may be something to do for the node."""
+        return (
+            case.wanted is not None
+            or case.patient.quarantine is not None
+            or case.patient.hold is not None
+            or case.forgive
+            or self.in_record(case)
+        )
+
+    def kick(self, case: Case) -> None:
+        """See to the node now, or once more when its task is at work already."""
+        case.again.set()
+        if self.view and (case.task is None or case.task.done()):
+            case.task = asyncio.create_task(self._attend(case), name=f"attend {case.node}")
+
+    def kick_if_busy(self, case: Case) -> None:
+        if self.busy(case):
+            self.kick(case)
+
+    async def _attend(self, case: Case) -> None:
+        failures = 0
+        while self.view and case.again.is_set():
+            case.again.clear()
+            try:
+                done = await self._one_step(case)
+            except Conflict:
+                failures = await self._after_failure(
+                    case, failures, "changed in between", reread=True
+                )
+            except NotFound as error:
+                failures = await self._after_failure(case, failures, str(error), reread=True)
+            except Refused as error:
+                log.warning("refused", extra={"node": case.node, "error": str(error)})
+                failures = await self._after_failure(case, failures + 5, str(error))
+            except ClusterError as error:
+                failures = await self._after_failure(
+                    case, failures, str(error), at_least=error.retry_after
+                )
+            else:
+                failures = 0
+                case.patient.last_error = ""
+                if done:
+                    self._settle_waiters(case)
+                else:
+                    case.again.set()
+
+    async def _after_failure(
+        self,
+        case: Case,
+        failures: int,
+        error: str,
+        *,
+        reread: bool = False,
+        at_least: float | None = None,
+    ) -> int:
+        """Wait with full jitter, then look at what is there now."""
+        if not reread or failures > 2:
+            case.patient.last_error = error
+        most = min(_BACKOFF_MOST, _BACKOFF_FIRST * 2**failures)
+        pause = self._rng.uniform(0, most) if not reread or failures else 0.0
+        await asyncio.sleep(max(pause, at_least or 0.0))
+        if reread:
+            try:
+                await self._acts.reread(case)
+            except ClusterError as again:
+                case.patient.last_error = str(again)
+        case.again.set()
+        return failures + 1
+
+    async def _one_step(self, case: Case) -> bool:
+        """Decide and do. True when there was nothing (more) to do now."""
+        if case.suspect:
+            await self._acts.look_at_node(case)
+        quarantine = case.patient.quarantine
+        if quarantine is not None and quarantine.deleting:
+            case.definition_going = await self._cluster.definition_is_going()
+        if quarantine is None and case.orphan:
+            await self._acts.sweep(case)
+            return False
+        if case.forgive and (quarantine is None or quarantine.status.phase is not Phase.RELEASING):
+            await self._acts.forgive(case)
+        return await self._do(case, next_step(self._situation(case)))
+
+    async def _do(self, case: Case, step: Step) -> bool:
+        quarantine, wanted = case.patient.quarantine, case.wanted
+        match step.do:
+            case Do.NOTHING:
+                return True
+            case Do.PROPOSE if wanted is not None:
+                admitted = await self._acts.propose(case, wanted)
+                if admitted:
+                    self._judge(case)
+                return not admitted
+            case Do.CREATE if wanted is not None:
+                await self._acts.create(case, wanted)
+            case Do.FORGET:
+                await self._acts.forget(case, step.because)
+            case Do.UNDO:
+                await self._acts.undo(case)
+                self._judge(case)
+            case Do.CORDON:
+                await self._acts.cordon(case)
+                return case.node_gone
+            case _ if quarantine is not None:
+                await self._do_with(case, step)
+        return False
+
+    async def _do_with(self, case: Case, step: Step) -> None:
+        """The steps that need the quarantine to be there."""
+        quarantine, wanted = case.patient.quarantine, case.wanted
+        assert quarantine is not None
+        match step.do:
+            case Do.ENTER:
+                await self._acts.enter(case, quarantine)
+            case Do.REFUSE:
+                await self._acts.refuse(case, quarantine)
+            case Do.UPDATE if wanted is not None:
+                await self._acts.update(case, quarantine, wanted)
+            case Do.DRAIN:
+                self._settle_waiters(case)
+                await self._drain.run(case, lambda: self._still_draining(case))
+            case Do.RELEASE:
+                await self._acts.release(case, quarantine, step)
+            case Do.LET_GO:
+                await self._acts.let_go(case, quarantine)
+
+    def _still_draining(self, case: Case) -> bool:
+        return self.view and not case.suspect and next_step(self._situation(case)).do is Do.DRAIN
+
+    def _situation(self, case: Case) -> Situation:
+        waited = self._clocks.now() - self._started_at >= self._settings.silent_drain_after
+        return case.situation(
+            mode=self._settings.mode,
+            in_record=self.in_record(case),
+            stopped=bool(self._fleet.stop),
+            patient_enough=waited,
+        )
+
+    def in_record(self, case: Case) -> bool:
+        """Whether the record, as last seen, has an entry of the node."""
+        case.patient.in_record = case.node in self._registrar.record.entries
+        return case.patient.in_record
+
+    @staticmethod
+    def _settle_waiters(case: Case) -> None:
+        for waiter in case.waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        case.waiters.clear()

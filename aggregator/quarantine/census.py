@@ -1,0 +1,53 @@
+"""All cases by node, and how large the fleet is."""
+
+from collections.abc import Mapping, Sequence
+
+from aggregator.quarantine.case import Case
+from aggregator.quarantine.cluster import NodeMeta
+from aggregator.quarantine.decide.admission import Size
+from aggregator.quarantine.fleet import Fleet
+
+
+class Census:
+    """Who is there. ``pool_label`` names the node label whose value is a node's pool."""
+
+    def __init__(self, fleet: Fleet, pool_label: str) -> None:
+        self._fleet = fleet
+        self._pool_label = pool_label
+        self._cases: dict[str, Case] = {}
+        self._metas: Mapping[str, NodeMeta] = {}
+        self._pools: dict[str, int] = {}
+
+    def case(self, node: str) -> Case:
+        """The node's case, made when there is none yet."""
+        found = self._cases.get(node)
+        if found is None:
+            found = self._cases[node] = Case(self._fleet.patient(node))
+        return found
+
+    def known(self, node: str) -> Case | None:
+        return self._cases.get(node)
+
+    def cases(self) -> list[Case]:
+        """A copy: what is done with them may add to them."""
+        return list(self._cases.values())
+
+    def listed(self, nodes: Sequence[NodeMeta]) -> None:
+        """The cluster's nodes, as just listed."""
+        self._metas = {meta.name: meta for meta in nodes}
+        self._pools = {}
+        for meta in nodes:
+            pool = meta.labels.get(self._pool_label, "")
+            self._pools[pool] = self._pools.get(pool, 0) + 1
+
+    def pool_of(self, node: str) -> str:
+        meta = self._metas.get(node)
+        return meta.labels.get(self._pool_label, "") if meta is not None else ""
+
+    def size(self) -> Size:
+        reported = sum(
+            1
+            for case in self._cases.values()
+            if case.patient.health is not None and case.patient.health.has_snapshot
+        )
+        return Size(max(len(self._metas), reported), reported, self._pools)

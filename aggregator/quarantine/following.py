@@ -1,0 +1,147 @@
+"""What the cluster's news mean for each node."""
+
+import logging
+
+from aggregator.policy.rules import Policy
+from aggregator.quarantine.acts import Clocks
+from aggregator.quarantine.attending import Attending
+from aggregator.quarantine.case import MARKED, Case
+from aggregator.quarantine.census import Census
+from aggregator.quarantine.cluster import (
+    Cluster,
+    ClusterError,
+    News,
+    NodeUncordoned,
+    QuarantineGone,
+    QuarantineSeen,
+    RecordSeen,
+    ViewLost,
+    ViewRestored,
+)
+from aggregator.quarantine.decide.marks import LABEL, read_overruled
+from aggregator.quarantine.fleet import Fleet
+from aggregator.quarantine.judging import Judging
+from aggregator.quarantine.ledger import Kind, Ledger, Transition
+from aggregator.quarantine.registrar import Registrar
+
+log = logging.getLogger("sickbay.quarantine")
+
+
+class Following:
+    """Takes the news in, one after the other."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        policy: Policy,
+        census: Census,
+        registrar: Registrar,
+        attending: Attending,
+        judging: Judging,
+        fleet: Fleet,
+        ledger: Ledger,
+        clocks: Clocks,
+    ) -> None:
+        self._cluster = cluster
+        self._policy = policy
+        self._census = census
+        self._registrar = registrar
+        self._attending = attending
+        self._judging = judging
+        self._fleet = fleet
+        self._ledger = ledger
+        self._clocks = clocks
+
+    async def follow(self) -> None:
+        """For ever."""
+        async for news in self._cluster.news():
+            await self._hear_news(news)
+
+    async def _hear_news(self, news: News) -> None:
+        match news:
+            case QuarantineSeen(seen):
+                subject = self._census.case(seen.node)
+                subject.take_quarantine(seen, self._policy, self._clocks.now())
+                self._judging.judge(subject)
+                self._attending.kick(subject)
+            case QuarantineGone(node, uid, with_definition):
+                self._quarantine_gone(self._census.case(node), uid, with_definition=with_definition)
+            case NodeUncordoned(node):
+                subject = self._census.case(node)
+                quarantine = subject.patient.quarantine
+                if quarantine is not None and quarantine.status.phase in MARKED:
+                    subject.suspect = True
+                    self._attending.kick(subject)
+            case RecordSeen(record):
+                self._record_seen(record.stop)
+                self._registrar.seen(record)
+                self._fleet.record_entries = len(self._registrar.record.entries)
+            case ViewLost(reason):
+                self._attending.view = False
+                self._fleet.view_lost = reason
+                log.warning("the cluster's news stopped", extra={"reason": reason})
+            case ViewRestored(unschedulable):
+                await self._view_restored(unschedulable)
+
+    def _record_seen(self, stop: str) -> None:
+        if stop != self._fleet.stop:
+            kind = Kind.STOPPED if stop else Kind.RESUMED
+            text = f"the stop switch is set: {stop}" if stop else "the stop switch is off again"
+            self._ledger.note(Transition(self._clocks.wall(), kind, "", text))
+        self._fleet.stop = stop
+        for case in self._census.cases():
+            self._attending.kick_if_busy(case)
+
+    def _quarantine_gone(self, case: Case, uid: str, *, with_definition: bool) -> None:
+        known = case.patient.quarantine
+        if known is None or known.uid != uid:
+            return
+        case.patient.quarantine = None
+        case.definition_going = with_definition
+        if not with_definition and uid != case.ended:
+            case.orphan = uid
+        self._attending.kick(case)
+
+    async def _view_restored(self, unschedulable: frozenset[str]) -> None:
+        try:
+            self._registrar.seen(await self._cluster.read_record())
+        except ClusterError as error:
+            log.warning("the record can't be read", extra={"error": str(error)})
+        self._record_seen(self._registrar.stop)
+        await self.refresh_nodes()
+        self._attending.view = True
+        self._fleet.view_lost = ""
+        for case in self._census.cases():
+            case.definition_going = False
+            quarantine = case.patient.quarantine
+            if (
+                quarantine is not None
+                and quarantine.status.phase in MARKED
+                and case.node not in unschedulable
+            ):
+                case.suspect = True
+            self._judging.judge(case)
+            if self._attending.busy(case) or case.orphan:
+                self._attending.kick(case)
+
+    async def refresh_nodes(self) -> None:
+        """List the cluster's nodes anew: their number, their pools, our marks on them."""
+        try:
+            nodes = await self._cluster.list_nodes()
+        except ClusterError as error:
+            log.warning("the nodes can't be listed", extra={"error": str(error)})
+            return
+        self._census.listed(nodes)
+        for meta in nodes:
+            case = self._census.case(meta.name)
+            case.patient.meta = meta
+            quarantine = case.patient.quarantine
+            if quarantine is None:
+                case.take_overruled(read_overruled(meta.annotations))
+                if LABEL in meta.labels and not self._attending.in_record(case):
+                    case.orphan = case.orphan or "swept"
+                    self._attending.kick(case)
+            elif quarantine.status.node_uid not in ("", meta.uid):
+                case.suspect = True
+                self._attending.kick(case)

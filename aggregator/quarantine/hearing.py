@@ -1,0 +1,120 @@
+"""Hears the agents: attached, what they say, gone. What ingest calls the intake."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+
+from aggregator.health.model import Delta, Hello, Snapshot
+from aggregator.health.node import NodeHealth
+from aggregator.quarantine.acts import Acts, Clocks
+from aggregator.quarantine.attending import Attending
+from aggregator.quarantine.case import Case
+from aggregator.quarantine.census import Census
+from aggregator.quarantine.judging import Judging
+from aggregator.quarantine.ledger import Kind
+
+log = logging.getLogger("sickbay.quarantine")
+
+
+class Hearing:
+    """Ingest's `Intake`. ``silent_after`` is in seconds."""
+
+    def __init__(
+        self,
+        *,
+        census: Census,
+        judging: Judging,
+        attending: Attending,
+        acts: Acts,
+        clocks: Clocks,
+        silent_after: float,
+    ) -> None:
+        self._census = census
+        self._judging = judging
+        self._attending = attending
+        self._acts = acts
+        self._clocks = clocks
+        self._silent_after = silent_after
+        self._lines: dict[str, object] = {}
+        self._silent: set[str] = set()
+
+    def attached(self, hello: Hello, line: object) -> None:
+        """An authenticated stream said Hello; its snapshot follows."""
+        case = self._census.case(hello.node)
+        patient = case.patient
+        if patient.health is None:
+            patient.health = NodeHealth(hello)
+        else:
+            patient.health.greet(hello)
+        silent = not patient.attached and patient.last_heard is not None
+        patient.attached = True
+        self._lines[hello.node] = line
+        if silent and hello.node in self._silent:
+            self._silent.discard(hello.node)
+            self._acts.note(case, Kind.AGENT_BACK, "its agent is back")
+
+    def heard(self, node: str, evidence: Snapshot | Delta, at: float) -> Awaitable[None] | None:
+        """Fold and judge, now. A positive sign is acknowledged when it is durable."""
+        case = self._census.case(node)
+        health = case.patient.health
+        assert health is not None, "ingest says Hello first"
+        case.patient.last_heard = at
+        if isinstance(evidence, Snapshot):
+            health.snapshot(evidence)
+            signs = bool(evidence.cleared)
+        else:
+            health.delta(evidence)
+            signs = bool(evidence.cleared or evidence.gone)
+        for lost in evidence.lost:
+            self._acts.note(
+                case, Kind.EVIDENCE_LOST, f"evidence lost ({lost.source}): {lost.message}"
+            )
+        self._judging.judge(case)
+        if not signs or (case.patient.quarantine is None and not self._attending.in_record(case)):
+            return None
+        durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        case.waiters.append(durable)
+        self._attending.kick(case)
+        return durable
+
+    def digest(self, node: str) -> int | None:
+        case = self._census.known(node)
+        health = case.patient.health if case is not None else None
+        return health.digest() if health is not None else None
+
+    def beat(self, node: str, at: float) -> None:
+        self._census.case(node).patient.last_heard = at
+
+    def answered(self, node: str, command_id: str, *, ok: bool, message: str) -> None:
+        log.info(
+            "answer to a command",
+            extra={"node": node, "command": command_id, "ok": ok, "text": message},
+        )
+
+    def detached(self, node: str, line: object, reason: str) -> None:
+        if self._lines.get(node) is not line:
+            return
+        del self._lines[node]
+        case = self._census.case(node)
+        case.patient.attached = False
+        case.patient.last_heard = self._clocks.now()
+        for waiter in case.waiters:
+            waiter.cancel()
+        case.waiters.clear()
+        log.info("agent detached", extra={"node": node, "reason": reason})
+
+    def conflict(self, node: str, detail: str) -> None:
+        case = self._census.case(node)
+        if detail and detail != case.patient.conflict:
+            self._acts.note(case, Kind.AGENT_CONFLICT, f"two agents claim it: {detail}")
+        case.patient.conflict = detail
+        self._attending.kick(case)
+
+    def note_silence(self, case: Case, now: float) -> None:
+        """Tell, once, that an agent has been gone for too long."""
+        patient = case.patient
+        if patient.attached or patient.last_heard is None or case.node in self._silent:
+            return
+        if now - patient.last_heard >= self._silent_after:
+            self._silent.add(case.node)
+            self._acts.note(case, Kind.AGENT_SILENT, "its agent is silent; what was failing stands")

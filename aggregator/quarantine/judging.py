@@ -1,0 +1,91 @@
+"""Judges a node anew when something about it has changed, and tells what came of it."""
+
+import asyncio
+from collections.abc import Callable
+
+from aggregator.policy.incident import Incident
+from aggregator.policy.rules import Policy
+from aggregator.quarantine.acts import Acts, Clocks
+from aggregator.quarantine.case import Case
+from aggregator.quarantine.cluster import Action
+from aggregator.quarantine.ledger import Kind, Ledger, Transition
+
+
+class Judging:
+    """``see_to`` is called for a node that there may be something to do for."""
+
+    def __init__(
+        self,
+        *,
+        policy: Policy,
+        mode: Action,
+        acts: Acts,
+        ledger: Ledger,
+        clocks: Clocks,
+        see_to: Callable[[Case], None],
+    ) -> None:
+        self._policy = policy
+        self._mode = mode
+        self._acts = acts
+        self._ledger = ledger
+        self._clocks = clocks
+        self._see_to = see_to
+
+    def judge(self, case: Case) -> None:
+        """Fold what is known of the node into its incidents; look again when time asks for it."""
+        before = case.patient.incidents
+        now = self._clocks.now()
+        closed, again = case.rejudge(self._policy, self._mode, now)
+        self._tell_incidents(case, before, closed)
+        self._tell_would(case)
+        if case.timer is not None:
+            case.timer.cancel()
+            case.timer = None
+        if again is not None:
+            loop = asyncio.get_running_loop()
+            case.timer = loop.call_later(max(0.0, again - now) + 0.001, self.judge, case)
+        self._see_to(case)
+
+    def _tell_incidents(
+        self, case: Case, before: dict[str, Incident], closed: list[Incident]
+    ) -> None:
+        for ident, incident in case.patient.incidents.items():
+            known = before.get(ident)
+            if known is None:
+                self._note_incident(case, Kind.INCIDENT_OPENED, incident, incident.summary)
+            elif known.summary != incident.summary or known.action != incident.action:
+                self._note_incident(case, Kind.INCIDENT_CHANGED, incident, incident.summary)
+        for incident in closed:
+            text = f"{incident.summary}: well again"
+            self._note_incident(case, Kind.INCIDENT_CLOSED, incident, text)
+
+    def _note_incident(self, case: Case, kind: Kind, incident: Incident, text: str) -> None:
+        self._ledger.note(
+            Transition(
+                at=self._clocks.wall(),
+                kind=kind,
+                node=case.node,
+                summary=f"{case.node}: {text}",
+                incident=incident.id,
+                details={
+                    "kind": incident.kind,
+                    "action": incident.action,
+                    "evidence": "; ".join(
+                        f"{item.code} {item.component} ({item.rule})".replace("  ", " ")
+                        for item in incident.evidence[:8]
+                    ),
+                },
+            )
+        )
+
+    def _tell_would(self, case: Case) -> None:
+        wanted = case.wanted
+        would = ""
+        if wanted is not None and wanted.spec.action is not wanted.uncapped:
+            would = f"{wanted.uncapped}: {wanted.spec.reason}"
+        if would and would != case.patient.would:
+            text = f"mode {self._mode} keeps us from this: {would}"
+            self._acts.note(case, Kind.WOULD_ACT, text)
+        case.patient.would = would
+        if wanted is None or wanted.spec.action is Action.OBSERVE:
+            case.patient.hold = None

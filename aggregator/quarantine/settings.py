@@ -1,0 +1,34 @@
+"""What the controller is told, and how its limits read to people."""
+
+from dataclasses import dataclass
+
+from aggregator.quarantine.cluster import Action
+from aggregator.quarantine.decide.admission import Limits
+from aggregator.quarantine.decide.drainplan import DrainRules
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the controller is told. Times in seconds."""
+
+    mode: Action
+    limits: Limits
+    drain: DrainRules
+    drain_deadline: float
+    evictions_at_once: int
+    silent_after: float
+    silent_drain_after: float
+
+
+def limits_for_people(settings: Settings) -> dict[str, str]:
+    """The limits by their names in the configuration."""
+    limits = settings.limits
+    shown = {
+        "concurrent": str(limits.concurrent),
+        "concurrent_percent": f"{limits.concurrent_percent:g}%",
+        "evictions_at_once": str(settings.evictions_at_once),
+        "quorum_percent": f"{limits.quorum_percent:g}%",
+    }
+    if limits.pool_label:
+        shown |= {"pool_label": limits.pool_label, "pool_percent": f"{limits.pool_percent:g}%"}
+    return shown
