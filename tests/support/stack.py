@@ -105,6 +105,37 @@ def pods_of(plane: ControlPlane, namespace: str, node: str) -> list[dict[str, An
     return items
 
 
+def protect(plane: ControlPlane, namespace: str, job: str, available: int) -> None:
+    """A disruption budget over the job's pods, counted by the controllers."""
+    plane.apply(
+        f"""
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata: {{name: {job}, namespace: {namespace}}}
+spec: {{minAvailable: {available}, selector: {{matchLabels: {{job: {job}}}}}}}
+"""
+    )
+    path = f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets/{job}"
+
+    def counted() -> bool:
+        status = plane.call("GET", path).get("status", {})
+        return bool(status.get("observedGeneration")) and status["desiredHealthy"] == available
+
+    wait_until(counted, what="the budget to be counted")
+
+
+def remove_quarantines(plane: ControlPlane, prefix: str) -> None:
+    """Nobody is left who would undo them."""
+    path = "/apis/sickbay.dev/v1alpha1/quarantines"
+    for item in plane.call("GET", path)["items"]:
+        name = item["metadata"]["name"]
+        if name.startswith(prefix):
+            body = json.dumps({"metadata": {"finalizers": []}}).encode()
+            plane.request("PATCH", f"{path}/{name}", body, MERGE_PATCH)
+            plane.request("DELETE", f"{path}/{name}")
+    plane.request("DELETE", f"/api/v1/namespaces/{NAMESPACE}/configmaps/sickbay-record")
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -150,6 +181,7 @@ class AggregatorProcess:
             },
             "policy": {"file": str(folder / "policy.yaml")},
             "history": {"database": f"sqlite:///{folder / 'history.db'}"},
+            "alerts": {"outbox": str(folder / "outbox.db")},
         }
         for key, value in more.items():
             section = config.get(key)
