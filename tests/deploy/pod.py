@@ -70,6 +70,11 @@ class Container:
             (memory / name).mkdir()
         layers = f"lowerdir=/,upperdir={memory}/upper,workdir={memory}/work"
         _do("mount", "-t", "overlay", "overlay", "-o", layers, str(self._root))
+        for folder in _image_folders():
+            # An image's Python can be reached by anybody. The overlay takes the change.
+            for parent in list(Path(folder).parents)[:-1]:
+                inside = self._root / parent.relative_to("/")
+                inside.chmod(inside.stat().st_mode | 0o111)
         bundle = memory / "bundle"
         bundle.mkdir()
         (bundle / "config.json").write_text(json.dumps(self._config))
@@ -113,8 +118,10 @@ class Container:
     # -- the pod, as the runtime's configuration ---------------------------------------------------
 
     def _config_of(self, command: list[str], environ: dict[str, str]) -> dict[str, Any]:
-        context = container(dict(self._spec))["securityContext"]
-        privileged = context["privileged"]
+        context = (
+            self._spec.get("securityContext", {}) | container(dict(self._spec))["securityContext"]
+        )
+        privileged = context.get("privileged", False)
         capabilities = _own_capabilities() if privileged else []
         namespaces = ["mount", "ipc", "uts"]
         namespaces += [] if self._spec.get("hostPID") else ["pid"]
@@ -124,7 +131,7 @@ class Container:
             "ociVersion": "1.0.2",
             "root": {"path": str(self._root), "readonly": context["readOnlyRootFilesystem"]},
             "process": {
-                "user": {"uid": 0, "gid": 0},
+                "user": {"uid": context.get("runAsUser", 0), "gid": context.get("runAsGroup", 0)},
                 "args": command,
                 "env": [f"{key}={value}" for key, value in environ.items()],
                 "cwd": "/",
@@ -148,7 +155,7 @@ class Container:
     def _volume_mounts(self) -> list[dict[str, Any]]:
         found = []
         for at, (mount, volume) in sorted(mounts(dict(self._spec)).items()):
-            source = self._volumes.get(volume["name"]) or volume["hostPath"]["path"]
+            source = self._volumes.get(mount["name"]) or volume["hostPath"]["path"]
             propagation = _PROPAGATION.get(mount.get("mountPropagation", ""), "rprivate")
             options = ["rbind", propagation, "ro" if mount.get("readOnly") else "rw"]
             found.append({"destination": at, "source": str(source), "options": options})
@@ -177,11 +184,14 @@ def _system_mounts(*, privileged: bool) -> list[dict[str, Any]]:
 
 def _image_mounts() -> list[dict[str, Any]]:
     """What an image would hold, where it is on a filesystem of its own: Python, and this tree."""
-    folders = sorted({str(ROOT), sys.prefix, sys.base_prefix})
     return [
         {"destination": each, "source": each, "options": ["rbind", "rprivate", "ro"]}
-        for each in folders
+        for each in _image_folders()
     ]
+
+
+def _image_folders() -> list[str]:
+    return sorted({str(ROOT), sys.prefix, sys.base_prefix})
 
 
 #: capabilities(7), by number.

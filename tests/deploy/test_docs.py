@@ -1,5 +1,6 @@
 """What the pages for people promise: complete tables, and commands that work."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -122,7 +123,7 @@ def mark(space: Space, name: str) -> None:
 
 
 def test_the_commands_for_undoing_by_hand_undo_ours_and_leave_what_is_others(
-    cluster_space: Space,
+    cluster_space: Space, tmp_path: Path
 ) -> None:
     if shutil.which("kubectl") is None:
         pytest.skip("no kubectl on the path")
@@ -141,7 +142,12 @@ def test_the_commands_for_undoing_by_hand_undo_ours_and_leave_what_is_others(
     assert recipe is not None
     done = subprocess.run(
         ["sh", "-euc", recipe[1]],
-        env={"KUBECONFIG": str(plane.kubeconfig), "PATH": "/usr/local/bin:/usr/bin:/bin"},
+        cwd=tmp_path,
+        env={
+            "KUBECONFIG": str(plane.kubeconfig),
+            "HOME": str(tmp_path),  # kubectl keeps a cache there
+            "PATH": os.environ["PATH"],
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -1,0 +1,98 @@
+"""The real aggregator in the container that its StatefulSet asks for: nobody, and nothing writable.
+
+No API server is there: it says so, goes on trying, and serves what needs none.
+"""
+
+import os
+import shutil
+import socket
+import ssl
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.controlplane.waiting import wait_until
+from tests.deploy import pod
+from tests.deploy.manifests import container, find, pod_spec
+from tests.deploy.pod import Container
+from tests.support.pki import Authority
+
+NAME = "sickbay-aggregator.sickbay.svc"
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(bool(pod.missing()), reason=pod.missing() or "-"),
+]
+
+
+def _get(port: int, authority: Path, path: str) -> tuple[int, str]:
+    """Status and text of an answer over TLS, by the name that agents ask for; 0: nobody listens."""
+    context = ssl.create_default_context(cafile=str(authority))
+    try:
+        with (
+            socket.create_connection(("127.0.0.1", port), 5) as raw,
+            context.wrap_socket(raw, server_hostname=NAME) as tls,
+        ):
+            tls.sendall(f"GET {path} HTTP/1.0\r\nHost: {NAME}\r\n\r\n".encode())
+            answer = b"".join(iter(lambda: tls.recv(65536), b"")).decode()
+    except ConnectionRefusedError:
+        return 0, ""
+    return int(answer.split(" ", 2)[1]), answer.partition("\r\n\r\n")[2]
+
+
+def test_it_runs_as_nobody_with_nothing_but_its_volumes_writable(tmp_path: Path) -> None:
+    spec = pod_spec("StatefulSet", "sickbay-aggregator")
+    user = spec["securityContext"]["runAsUser"]
+    volumes = {name: tmp_path / name for name in ("config", "tls", "data", "tmp")}
+    for name, folder in volumes.items():
+        folder.mkdir()
+        if name in {"data", "tmp"}:
+            os.chown(folder, user, user)  # fsGroup, and emptyDir's mode
+    text = find("ConfigMap", "sickbay-aggregator")["data"]["aggregator.yaml"]
+    with socket.socket() as grpc, socket.socket() as web:
+        for each in (grpc, web):
+            each.bind(("127.0.0.1", 0))
+        ports = [each.getsockname()[1] for each in (grpc, web)]
+    # In the host's network here, so on ports that are free.
+    text = text.replace("0.0.0.0:8443", f"127.0.0.1:{ports[0]}")
+    text = text.replace("0.0.0.0:8080", f"127.0.0.1:{ports[1]}")
+    (volumes["config"] / "aggregator.yaml").write_text(text)
+    authority = Authority.create(tmp_path)
+    pair = authority.server("aggregator", [NAME])
+    shutil.copy(pair.certificate, volumes["tls"] / "tls.crt")
+    shutil.copy(pair.key, volumes["tls"] / "tls.key")
+    for file in volumes["tls"].iterdir():
+        file.chmod(0o440)  # as the volume says; its group is fsGroup
+        os.chown(file, 0, user)
+
+    with Container(
+        spec | {"hostNetwork": True},
+        [f"{sys.prefix}/bin/sickbay-aggregator", "run", "--config", "/etc/sickbay/aggregator.yaml"],
+        volumes=volumes,
+        folder=tmp_path,
+        environ={"PATH": os.defpath, "HOME": "/", "PYTHONDONTWRITEBYTECODE": "1"},
+    ) as aggregator:
+        probes = container(spec)
+        healthz = probes["livenessProbe"]["httpGet"]["path"]
+        alive = wait_until(
+            lambda: _get(ports[1], authority.certificate, healthz)[0] or aggregator.ended(),
+            what="the page's port",
+            timeout_s=60,
+        )
+        assert alive == 200, aggregator.log.read_text()
+        readyz = probes["readinessProbe"]["httpGet"]["path"]
+        wait_until(
+            lambda: "kubeconfig" in _get(ports[1], authority.certificate, readyz)[1],
+            what="it to say what it lacks",
+            timeout_s=30,
+        )
+        assert _get(ports[1], authority.certificate, readyz)[0] == 503
+        assert "Read-only file system" in aggregator.run("touch", "/sickbay-test-x").stderr
+        assert aggregator.run("touch", "/var/lib/sickbay-aggregator/x").returncode == 0
+        assert aggregator.run("id", "-u").stdout.strip() == str(user)
+        aggregator.signal("TERM")
+        assert aggregator.wait(spec["terminationGracePeriodSeconds"]) == 0
+    log = aggregator.log.read_text()
+    assert "Traceback" not in log
+    assert "the cluster can't be used" in log
