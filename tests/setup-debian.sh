@@ -4,6 +4,7 @@
 set -euo pipefail
 
 PACKAGES=(
+  chromium    # the status page, as a browser sees it (tests/web)
   e2fsprogs   # mkfs.ext4: real filesystems on loop devices
   gcc         # the NVML library that stands in for a driver (tests/nvml)
   iproute2    # ip: network namespaces, veth

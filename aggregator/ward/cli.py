@@ -1,0 +1,275 @@
+"""The command line `sickbay`.
+
+Exit codes: 0; 1 for what could not be done (out of reach, refused, not there); 2 for a command line
+that makes no sense.
+"""
+
+import argparse
+import datetime as dt
+import getpass
+import json
+import os
+import random
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from aggregator.ward import show
+from aggregator.ward.client import Client
+from aggregator.ward.errors import UsageError, WardError
+
+OK, FAILED, USAGE = 0, 1, 2
+INTERRUPTED = 130
+
+_DEFAULT_URL = "http://127.0.0.1:8080"
+_STANDINGS = ("ok", "unknown", "silent", "warning", "held", "quarantined")
+#: Longer than two of the stream's beats (seconds).
+_WATCH_TIMEOUT = 25.0
+
+Show = Callable[[dict[str, Any], show.Screen], Iterator[str]]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Do what the command line asks for, and exit."""
+    options = _parser(os.environ).parse_args(arguments)
+    try:
+        options.command(options)
+    except UsageError as error:
+        print(f"sickbay: {error}", file=sys.stderr)
+        sys.exit(USAGE)
+    except WardError as error:
+        print(f"sickbay: {error}", file=sys.stderr)
+        sys.exit(FAILED)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        # The reader (head, say) has seen enough. Python would complain again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(OK)
+    sys.exit(OK)
+
+
+# -- reading -------------------------------------------------------------------------------
+
+
+def _client(options: argparse.Namespace, timeout: float = 10.0) -> Client:
+    return Client(options.url, ca_file=options.ca_file, timeout=timeout)
+
+
+def _print(options: argparse.Namespace, answer: dict[str, Any], how: Show) -> None:
+    if options.output == "json":
+        print(json.dumps(answer, indent=2, ensure_ascii=True))
+        return
+    # On a terminal lines are cut to its width; in a pipe nothing is cut.
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    for line in how(answer, show.Screen(dt.datetime.now(dt.UTC), width)):
+        print(line)
+
+
+def _status(options: argparse.Namespace) -> None:
+    _print(options, _client(options).get("fleet"), show.status)
+
+
+def _nodes(options: argparse.Namespace) -> None:
+    """All pages, as one."""
+    client = _client(options)
+    items: list[dict[str, Any]] = []
+    after = ""
+    while True:
+        page = client.get("nodes", standing=options.standing, limit=1000, after=after)
+        items += page["items"]
+        after = page["next"]
+        if not after:
+            break
+    _print(options, {"items": items, "total": page["total"], "next": ""}, show.nodes)
+
+
+def _node(options: argparse.Namespace) -> None:
+    _print(options, _client(options).get("nodes", options.name), show.node)
+
+
+def _quarantines(options: argparse.Namespace) -> None:
+    _print(options, _client(options).get("quarantines"), show.quarantines)
+
+
+def _incidents(options: argparse.Namespace) -> None:
+    _print(options, _client(options).get("incidents", limit=options.limit), show.incidents)
+
+
+def _history(options: argparse.Namespace) -> None:
+    answer = _client(options).get(
+        "transitions", node=options.node, since=options.since, limit=options.limit
+    )
+    _print(options, answer, show.history)
+
+
+def _watch(options: argparse.Namespace) -> None:
+    from aggregator.ward.watch import watch
+
+    said = ""
+
+    def tell(name: str, data: Any) -> None:
+        nonlocal said
+        if options.output == "json":
+            print(json.dumps({"event": name, "data": data}), flush=True)
+        elif name == "transition":
+            print(show.event(data), flush=True)
+        elif name == "fleet" and data["headline"] != said:
+            said = data["headline"]
+            print(show.event({"at": data["at"], "kind": "fleet", "summary": said}), flush=True)
+        elif name == "missed":
+            print(f"... {data['transitions']} more happened than could be told", flush=True)
+
+    rng = random.Random()  # noqa: S311 - jitter, no secret
+    watch(_client(options, _WATCH_TIMEOUT), options.node, tell, rng=rng)
+
+
+# -- acting ----------------------------------------------------------------------------------
+
+
+def _hands(options: argparse.Namespace) -> Any:
+    """Where the wish goes. Imported here: a second of imports that reading doesn't need."""
+    if options.local is not None:
+        from aggregator.ward.local import LocalHands
+
+        return LocalHands(options.local)
+    from aggregator.kube.access import Sources
+    from aggregator.ward.kube import KubeHands
+
+    sources = Sources(options.kubeconfig, options.context, os.environ)
+    return KubeHands(sources, options.namespace)
+
+
+def _say(options: argparse.Namespace, text: str) -> None:
+    print(json.dumps({"done": True, "message": text}) if options.output == "json" else text)
+
+
+def _reason(options: argparse.Namespace) -> str:
+    reason: str = options.reason.strip()
+    if not reason:
+        raise UsageError("--reason: it is empty; say why, for whoever comes next")
+    return reason
+
+
+def _stop(options: argparse.Namespace) -> None:
+    _say(options, _hands(options).stop(_reason(options)))
+
+
+def _resume(options: argparse.Namespace) -> None:
+    _say(options, _hands(options).resume())
+
+
+def _release(options: argparse.Namespace) -> None:
+    _say(options, _hands(options).release(options.name))
+
+
+def _quarantine(options: argparse.Namespace) -> None:
+    from aggregator.quarantine.cluster import Action
+    from aggregator.ward.acting import wish
+
+    spec = wish(Action(options.action), _reason(options), options.requester or getpass.getuser())
+    _say(options, _hands(options).quarantine(options.name, spec))
+
+
+# -- the command line --------------------------------------------------------------------------
+
+
+def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sickbay",
+        description="The health of the fleet's nodes, and what is done about it.",
+        epilog="Reading asks the aggregator (--url). stop, resume, release and quarantine go to "
+        "the cluster itself, with your own kubeconfig.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"sickbay {version('sickbay')}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_reading(commands, _reading_options(environ))
+    _add_acting(commands, _acting_options())
+    return parser
+
+
+def _output_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-o", "--output", choices=("table", "json"), default="table", help="default: table"
+    )
+
+
+def _reading_options(environ: Mapping[str, str]) -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    url = environ.get("SICKBAY_URL") or _DEFAULT_URL
+    common.add_argument(
+        "--url", default=url, help=f"the aggregator (SICKBAY_URL; now: {url})".replace("%", "%%")
+    )
+    common.add_argument(
+        "--ca-file",
+        default=environ.get("SICKBAY_CA_FILE", ""),
+        metavar="FILE",
+        help="who signed its certificate (SICKBAY_CA_FILE; default: the system's authorities)",
+    )
+    _output_option(common)
+    return common
+
+
+def _acting_options() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--kubeconfig", default="", metavar="FILE", help="default: as kubectl")
+    common.add_argument("--context", default="", help="of the kubeconfig; default: its current one")
+    common.add_argument("--namespace", default="sickbay", help="sickbay's own; default: sickbay")
+    common.add_argument(
+        "--local",
+        type=Path,
+        metavar="DATABASE",
+        help="act on a local cluster's file (cluster.local.database) and not on Kubernetes",
+    )
+    _output_option(common)
+    return common
+
+
+def _add_reading(commands: Any, common: argparse.ArgumentParser) -> None:
+    def add(name: str, text: str, command: Callable[[argparse.Namespace], None]) -> Any:
+        made = commands.add_parser(name, help=text, parents=[common], allow_abbrev=False)
+        made.set_defaults(command=command)
+        return made
+
+    add("status", "the fleet at a glance", _status)
+    nodes = add("nodes", "every node, or those that stand so", _nodes)
+    nodes.add_argument("--standing", choices=_STANDINGS, default="")
+    node = add("node", "one node's story", _node)
+    node.add_argument("name", metavar="NAME")
+    add("quarantines", "what is being done", _quarantines)
+    incidents = add("incidents", "what is wrong now", _incidents)
+    incidents.add_argument("--limit", type=_positive, default=100, metavar="N")
+    history = add("history", "what happened", _history)
+    history.add_argument("--node", default="", metavar="NAME", help="only about this node")
+    history.add_argument("--since", default="", metavar="TIME", help="e.g. 2026-01-31T03:14:00Z")
+    history.add_argument("--limit", type=_positive, default=50, metavar="N")
+    watch = add("watch", "what happens, as it happens (Ctrl-C ends it)", _watch)
+    watch.add_argument("--node", default="", metavar="NAME", help="only about this node")
+
+
+def _add_acting(commands: Any, common: argparse.ArgumentParser) -> None:
+    def add(name: str, text: str, command: Callable[[argparse.Namespace], None]) -> Any:
+        made = commands.add_parser(name, help=text, parents=[common], allow_abbrev=False)
+        made.set_defaults(command=command)
+        return made
+
+    stop = add("stop", "nothing new is quarantined or evicted, anywhere", _stop)
+    stop.add_argument("--reason", required=True, help="why, for whoever comes next")
+    add("resume", "go on after a stop", _resume)
+    release = add("release", "end a node's quarantine", _release)
+    release.add_argument("name", metavar="NODE")
+    quarantine = add("quarantine", "quarantine a node by hand", _quarantine)
+    quarantine.add_argument("name", metavar="NODE")
+    quarantine.add_argument("--action", choices=("cordon", "drain"), required=True)
+    quarantine.add_argument("--reason", required=True, help="why, for whoever comes next")
+    quarantine.add_argument("--requester", default="", metavar="WHO", help="default: your name")
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f'"{text}": expected a whole number from 1 on')
+    return int(text)

@@ -1,0 +1,101 @@
+"""Asks the aggregator's API, with the standard library alone: a command must start at once."""
+
+import http.client
+import json
+import ssl
+from collections.abc import Iterator
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote, urlencode, urlsplit
+from urllib.request import HTTPSHandler, OpenerDirector, ProxyHandler, build_opener
+
+from aggregator.ward.errors import UsageError, WardError
+
+_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+
+
+class Client:
+    """One aggregator's API. ``timeout`` is in seconds, without any sign of life.
+
+    Raises UsageError for an address that is none.
+    """
+
+    def __init__(self, url: str, *, ca_file: str = "", timeout: float = 10.0) -> None:
+        try:
+            parts = urlsplit(url)
+            host, _ = parts.hostname or "", parts.port
+        except ValueError as error:
+            raise UsageError(f'--url: "{url}" is no address: {error}') from error
+        if parts.scheme not in {"http", "https"} or not host:
+            raise UsageError(f'--url: "{url}" is no address; expected http://HOST:PORT or https://')
+        self.url = url.rstrip("/")
+        self._timeout = timeout
+        self._opener = _opener(host, ca_file)
+
+    def get(self, *path: str, **query: object) -> Any:
+        """The JSON at /api/v1/PATH. Raises WardError, with what to do."""
+        asked = {name: value for name, value in query.items() if value not in {None, ""}}
+        where = "/".join(quote(part, safe="") for part in path)
+        target = f"{self.url}/api/v1/{where}" + (f"?{urlencode(asked)}" if asked else "")
+        with self._open(target) as response:
+            try:
+                return json.loads(response.read())
+            except (ValueError, OSError, http.client.HTTPException) as error:
+                raise WardError(f"what came from {target} is no answer: {error}") from error
+
+    def events(self, node: str = "") -> Iterator[tuple[str, Any]]:
+        """The event stream: (name, data) as they come. Ends, or raises WardError, when it breaks.
+
+        The server speaks every 10 s; ``timeout`` has to be longer.
+        """
+        query = f"?{urlencode({'node': node})}" if node else ""
+        with self._open(f"{self.url}/api/v1/stream{query}") as response:
+            name = ""
+            while True:
+                try:
+                    line = response.readline().decode(errors="replace").rstrip("\n")
+                except (OSError, http.client.HTTPException) as error:
+                    raise WardError(f"the stream broke: {error}") from error
+                if not line and response.isclosed():
+                    return
+                key, _, value = line.partition(": ")
+                if key == "event":
+                    name = value
+                elif key == "data":
+                    yield name, json.loads(value)
+
+    def _open(self, target: str) -> http.client.HTTPResponse:
+        try:
+            response: http.client.HTTPResponse = self._opener.open(target, timeout=self._timeout)
+        except HTTPError as error:
+            with error:
+                raise WardError(_said(error)) from error
+        except (URLError, OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", "") or error
+            raise WardError(
+                f"the aggregator at {self.url} can't be reached: {reason}\n"
+                "  Where is it? Set --url or SICKBAY_URL. From outside the cluster: "
+                "kubectl -n sickbay port-forward service/sickbay-aggregator 8080"
+            ) from error
+        return response
+
+
+def _said(error: HTTPError) -> str:
+    """What the API answered, or that it is no such API."""
+    try:
+        problem = json.loads(error.read())
+        return f"{problem['error']}\n  {problem['hint']}"
+    except (ValueError, KeyError, TypeError, OSError):
+        return f"{error.url} answered {error.code} {error.reason}: is this an aggregator's address?"
+
+
+def _opener(host: str, ca_file: str) -> OpenerDirector:
+    handlers: list[Any] = []
+    if host in _LOOPBACK:
+        handlers.append(ProxyHandler({}))  # a proxy can't reach this machine's loopback
+    if ca_file:
+        try:
+            handlers.append(HTTPSHandler(context=ssl.create_default_context(cafile=ca_file)))
+        except OSError as error:
+            raise UsageError(f"--ca-file: {ca_file} can't be read: {error}") from error
+    return build_opener(*handlers)

@@ -1,0 +1,230 @@
+"""What each reading command prints, from the API's answer. Pure."""
+
+import datetime as dt
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from aggregator.ward.tables import ago, clean, clock, evidence, pairs, table
+
+Answer = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """What is printed on, and when. ``width`` in characters; 0: a pipe, where nothing is cut."""
+
+    now: dt.datetime
+    width: int = 0
+
+
+def status(fleet: Answer, screen: Screen) -> Iterator[str]:
+    """The fleet at a glance."""
+    yield clean(fleet["headline"])
+    yield f"mode {fleet['mode']}, {fleet['attached']} agents attached, sickbay {fleet['version']}"
+    for label, name in (
+        ("STOPPED BY A PERSON", "stop"),
+        ("THE CLUSTER CAN'T BE SEEN", "view_lost"),
+        ("WAITING FOR THE AGENTS", "waiting_for_quorum"),
+    ):
+        if fleet[name]:
+            yield f"{label}: {clean(fleet[name])}"
+    for reason in fleet["not_ready"]:
+        yield f"NOT READY: {clean(reason)}"
+    yield ""
+    yield table(["STANDING", "NODES"], fleet["counts"].items())
+    yield ""
+    yield table(
+        ["WHAT", "NOW", "SEE"],
+        [
+            ("incidents", fleet["incidents"], "sickbay incidents"),
+            ("quarantines", fleet["quarantines"], "sickbay quarantines"),
+            ("held back", fleet["held"], "sickbay nodes --standing held"),
+            ("silent agents", fleet["silent"], "sickbay nodes --standing silent"),
+            ("never heard", fleet["never_heard"], "sickbay nodes --standing unknown"),
+        ],
+    )
+    if fleet["limits"]:
+        yield ""
+        yield table(
+            ["LIMIT", "USED", "OF", ""],
+            [
+                (
+                    one["name"],
+                    "" if one["used"] is None else one["used"],
+                    one["value"] if one["most"] is None else one["most"],
+                    f"{'FULL: ' if one['full'] else ''}{one['text']}",
+                )
+                for one in fleet["limits"]
+            ],
+            screen.width,
+        )
+
+
+def nodes(page: Answer, screen: Screen) -> Iterator[str]:
+    """Nodes in lines."""
+    if not page["items"]:
+        yield "No node like that." if page["total"] == 0 else "No more."
+        return
+    yield table(
+        ["NODE", "STANDING", "AGENT", "HEARD", "WHY"],
+        [
+            (
+                one["node"],
+                one["standing"],
+                one["agent"],
+                ago(one["last_heard"], screen.now),
+                one["why"],
+            )
+            for one in page["items"]
+        ],
+        screen.width,
+    )
+
+
+def quarantines(answer: Answer, screen: Screen) -> Iterator[str]:
+    """The ward list."""
+    if not answer["items"]:
+        yield "No node is in quarantine."
+        return
+    rows = []
+    for one in answer["items"]:
+        blocked = "".join(f"; blocked by {item['pod']}" for item in one["blockers"][:1])
+        failing = f"; {one['last_error']}" if one["last_error"] else ""
+        pods = "" if one["pods_remaining"] is None else one["pods_remaining"]
+        since = ago(one["phase_since"] or one["created_at"], screen.now)
+        rows.append(
+            (
+                one["node"],
+                one["action"],
+                one["phase"],
+                since,
+                pods,
+                one["requester"],
+                f"{one['reason']}{blocked}{failing}",
+            )
+        )
+    yield table(["NODE", "ACTION", "PHASE", "SINCE", "PODS", "BY", "REASON"], rows, screen.width)
+
+
+def incidents(answer: Answer, screen: Screen) -> Iterator[str]:
+    """What is wrong now."""
+    if not answer["items"]:
+        yield "Nothing is wrong."
+        return
+    yield table(
+        ["NODE", "KIND", "CALLS FOR", "SINCE", "STATE", "WHAT"],
+        [
+            (
+                one["node"],
+                one["kind"],
+                one["action"],
+                ago(one["since"], screen.now),
+                one["doing"],
+                one["summary"],
+            )
+            for one in answer["items"]
+        ],
+        screen.width,
+    )
+    if answer["total"] > len(answer["items"]):
+        yield f"and {answer['total'] - len(answer['items'])} more (--limit)"
+
+
+def history(answer: Answer, _: Screen) -> Iterator[str]:
+    """What happened, the latest last, as a log reads."""
+    if answer["trouble"]:
+        yield f"Some may be missing: {clean(answer['trouble'])}"
+    if not answer["items"]:
+        yield "Nothing is known to have happened."
+    for one in reversed(answer["items"]):
+        yield event(one)
+
+
+def event(one: Answer) -> str:
+    """One thing that happened."""
+    return f"{clock(one['at'])}  {clean(one['kind']):<21} {clean(one['summary'])}"
+
+
+def node(one: Answer, screen: Screen) -> Iterator[str]:
+    """One node's story."""
+    heard = (
+        f" (last heard {ago(one['last_heard'], screen.now)} ago)"
+        if one["agent"] == "silent"
+        else ""
+    )
+    yield pairs(
+        [
+            ("node", one["node"]),
+            ("standing", one["standing"]),
+            ("why", one["why"]),
+            ("agent", one["agent"] + heard),
+            ("version", one["agent_version"]),
+            ("boot", one["boot_id"]),
+            ("conflict", one["conflict"]),
+            ("cordoned by others", one["foreign"]),
+            ("last error", one["last_error"]),
+            ("overruled", ", ".join(f"{o['code']} {o['component']}" for o in one["overruled"])),
+        ]
+    )
+    yield from _quarantine(one["quarantine"], screen)
+    if one["hold"]:
+        yield f"\nHELD by {clean(one['hold']['limit'])}: {clean(one['hold']['reason'])}"
+        yield f"  to do: {clean(one['hold']['advice'])}"
+    for incident in one["incidents"]:
+        yield (
+            f"\nINCIDENT ({incident['action']}, {ago(incident['since'], screen.now)} old): "
+            + clean(incident["summary"])
+        )
+        yield f"  evidence: {clean(evidence(incident['evidence']))}"
+        yield f"  to do: {clean(incident['advice'])}"
+    if one["faults"]:
+        rows = [
+            (
+                fault["code"],
+                fault["component"],
+                fault["count"],
+                ago(fault["last_at"], screen.now),
+                fault["cleared_by"],
+                _marks(fault) + fault["message"],
+            )
+            for fault in one["faults"]
+        ]
+        yield "\n" + table(
+            ["FAULT", "COMPONENT", "TIMES", "LAST", "CLEARED BY", "MESSAGE"], rows, screen.width
+        )
+    if one["components"]:
+        parts = [
+            (
+                part["check"],
+                part["component"],
+                part["status"],
+                ago(part["since"], screen.now),
+                part["message"] or part["reason"],
+            )
+            for part in one["components"]
+        ]
+        yield "\n" + table(["CHECK", "COMPONENT", "STATUS", "SINCE", "SAYS"], parts, screen.width)
+    yield ""
+    told = {"items": one["timeline"][:30], "trouble": one["timeline_trouble"]}
+    yield from history(told, screen)
+
+
+def _marks(fault: Answer) -> str:
+    past = "[earlier boot] " if fault["historical"] else ""
+    return past + ("[missing, in force] " if fault["missing"] else "")
+
+
+def _quarantine(one: Answer | None, screen: Screen) -> Iterator[str]:
+    if one is None:
+        return
+    yield f"\nQUARANTINE ({one['action']}, {one['phase']}): {clean(one['reason'])}"
+    yield f"  asked for by {clean(one['requester'] or 'somebody, by hand')}, " + (
+        "pods not counted"
+        if one["pods_remaining"] is None
+        else f"{one['pods_remaining']} pods left"
+    )
+    for blocker in one["blockers"]:
+        since = f" for {ago(blocker['since'], screen.now)}" if blocker["since"] else ""
+        yield f"  blocked{since}: {clean(blocker['pod'])}: {clean(blocker['reason'])}"
+    yield f"  to do: {clean(one['advice'])}"

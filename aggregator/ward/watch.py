@@ -1,0 +1,37 @@
+"""`sickbay watch`: what happens, as it happens, for as long as you look."""
+
+import random
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from aggregator.ward.client import Client
+from aggregator.ward.errors import WardError
+
+_FIRST, _MOST = 1.0, 15.0
+
+
+def watch(
+    client: Client,
+    node: str,
+    tell: Callable[[str, Any], None],
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+    rng: random.Random,
+) -> None:
+    """Tell each event, for ever. Raises WardError when it can't be reached at the very first."""
+    reached, wait = False, _FIRST
+    while True:
+        try:
+            for name, data in client.events(node):
+                reached, wait = True, _FIRST
+                tell(name, data)
+            trouble = "the stream ended"
+        except WardError as error:
+            if not reached:
+                raise
+            trouble = str(error).partition("\n")[0]
+        sys.stderr.write(f"sickbay: connection lost ({trouble}); trying again\n")
+        sleep(wait * rng.uniform(0.5, 1.0))
+        wait = min(_MOST, wait * 2)

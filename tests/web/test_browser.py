@@ -1,0 +1,277 @@
+"""The page in Debian's chromium: it lives without a reload, says when it is cut off, and heals."""
+
+import asyncio
+import json
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Browser, Page, async_playwright, expect
+
+from aggregator.quarantine.cluster import Phase
+from aggregator.quarantine.ledger import Kind, Transition
+from tests.web.support import (
+    Hands,
+    big_fleet,
+    eventually,
+    incident_of,
+    quarantine_of,
+    running_clocks,
+    serving,
+    small_fleet,
+)
+
+pytestmark = pytest.mark.browser
+
+CHROMIUM = "/usr/bin/chromium"
+SCREENS = Path(__file__).parents[2] / "build" / "screens"
+ARGUMENTS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@dataclass
+class Tab:
+    """A page, and everything that it complained of."""
+
+    page: Page
+    complaints: list[str] = field(default_factory=list)
+
+    async def screenshot(self, name: str) -> None:
+        SCREENS.mkdir(parents=True, exist_ok=True)
+        await self.page.screenshot(path=SCREENS / f"{name}.png", full_page=True)
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Browser]:
+    if shutil.which(CHROMIUM) is None:
+        reason = f"there is no {CHROMIUM}: tests/setup-debian.sh installs it"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        try:
+            yield browser
+        finally:
+            await browser.close()
+
+
+async def tab(
+    browser: Browser, url: str, *, scheme: str = "light", width: int = 1440, height: int = 900
+) -> Tab:
+    context = await browser.new_context(
+        viewport={"width": width, "height": height},
+        color_scheme="dark" if scheme == "dark" else "light",
+    )
+    one = Tab(await context.new_page())
+    one.page.on(
+        "console",
+        lambda said: one.complaints.append(said.text) if said.type != "log" else None,
+    )
+    one.page.on("pageerror", lambda error: one.complaints.append(str(error)))
+    await one.page.goto(url)
+    await expect(one.page.locator("#live")).to_have_text("live")
+    return one
+
+
+def monotonic_hands() -> Hands:
+    """Evidence dated by the clock that the server runs on."""
+    return Hands(now=time.monotonic())
+
+
+async def test_a_quarantine_appears_moves_on_and_ends_without_a_reload(browser: Browser) -> None:
+    hands = monotonic_hands()
+    fleet = small_fleet(hands)
+    async with serving(fleet, running_clocks()) as served:
+        one = await tab(browser, served.url)
+        page = one.page
+        await page.evaluate("window.sameDocument = true")
+        await expect(page.locator("h1")).to_contain_text("2 in quarantine")
+        patient = fleet.patients["node-8"]
+        incident_of(patient, hands.now, ago=1.0)
+        quarantine_of(patient, hands.wall, phase=Phase.CORDONED, pods=6)
+        served.feed.note(Transition(hands.wall, Kind.CORDONED, "node-8", "node-8: tainted gpu"))
+        row = page.locator("#quarantines tr", has_text="node-8")
+        await expect(row).to_contain_text("Cordoned")
+        await expect(page.locator("h1")).to_contain_text("3 in quarantine")
+        await expect(page.locator("#incidents tr", has_text="node-8")).to_be_visible()
+        await expect(page.locator("#lately")).to_contain_text("node-8: tainted gpu")
+        await expect(page).to_have_title("3 in quarantine · sickbay")
+        # Pods leave: no transition tells of it.
+        quarantine_of(patient, hands.wall, phase=Phase.DRAINING, pods=3)
+        await expect(row).to_contain_text("Draining")
+        await expect(row.locator(".number")).to_have_text("3")
+        patient.quarantine = None
+        patient.incidents.clear()
+        await expect(row).to_have_count(0)
+        await expect(page.locator("h1")).to_contain_text("2 in quarantine")
+        assert await page.evaluate("window.sameDocument") is True
+        assert one.complaints == []
+
+
+async def test_a_lost_connection_is_said_and_heals_by_itself(browser: Browser) -> None:
+    fleet = small_fleet(monotonic_hands())
+    async with serving(fleet, running_clocks()) as served:
+        address = served.url.removeprefix("http://")
+        one = await tab(browser, served.url)
+        await expect(one.page.locator("#lost")).to_be_hidden()
+    await expect(one.page.locator("#lost")).to_contain_text("Connection lost since 03:1")
+    await expect(one.page.locator("#live")).to_have_text("connection lost")
+    await one.screenshot("connection-lost")
+    fleet.patients["node-8"].attached = False
+    async with serving(fleet, running_clocks(), address=address) as served:
+        await expect(one.page.locator("#live")).to_have_text("live", timeout=30_000)
+        await expect(one.page.locator("#lost")).to_be_hidden()
+        await expect(one.page.locator("#silent")).to_contain_text("node-8")
+    # The network's own errors are all that the browser had to say.
+    assert all("ERR_" in text for text in one.complaints), one.complaints
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_every_page_works_in_light_and_dark(browser: Browser, scheme: str) -> None:
+    async with serving(small_fleet(monotonic_hands()), running_clocks()) as served:
+        for name, path in (("fleet", "/"), ("node", "/nodes/node-2"), ("nodes", "/nodes")):
+            one = await tab(browser, served.url + path, scheme=scheme)
+            await one.screenshot(f"{name}-{scheme}")
+            assert await contrast(one.page) == []
+            assert one.complaints == []
+
+
+async def contrast(page: Page) -> list[str]:
+    """Text whose contrast with what is behind it is below 4.5 (WCAG AA)."""
+    found: list[str] = await page.evaluate(
+        """() => {
+      const parse = (c) => (c.match(/[\\d.]+/g) || []).map(Number);
+      const lum = ([r, g, b]) => {
+        const f = (v) => {
+          v /= 255;
+          return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+        };
+        return 0.2126 * f(r) + 0.7152 * f(g) + 0.0722 * f(b);
+      };
+      const behind = (e) => {
+        for (; e; e = e.parentElement) {
+          const c = parse(getComputedStyle(e).backgroundColor);
+          if (c.length === 3 || c[3] > 0.99) return c;
+        }
+        return [255, 255, 255];
+      };
+      const bad = [];
+      for (const e of document.querySelectorAll("body *")) {
+        const text = [...e.childNodes].filter((n) => n.nodeType === 3 && n.data.trim()).length;
+        if (!text || !e.checkVisibility() || e.closest(".unseen")) continue;
+        const [a, b] = [lum(parse(getComputedStyle(e).color)), lum(behind(e))];
+        const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+        if (ratio < 4.5) bad.push(`${e.tagName}.${e.className}: ${ratio.toFixed(2)}`);
+      }
+      return bad;
+    }"""
+    )
+    return found
+
+
+async def test_a_narrow_screen_shows_all_without_scrolling_sideways(browser: Browser) -> None:
+    async with serving(small_fleet(monotonic_hands()), running_clocks()) as served:
+        for name, path in (("fleet", "/"), ("node", "/nodes/node-2"), ("nodes", "/nodes")):
+            one = await tab(browser, served.url + path, width=375, height=800, scheme="dark")
+            await one.screenshot(f"{name}-narrow")
+            wide = await one.page.evaluate("document.documentElement.scrollWidth")
+            assert wide <= 375, path
+            assert one.complaints == []
+
+
+async def test_7500_nodes_are_drawn_and_each_can_be_reached(browser: Browser) -> None:
+    fleet = big_fleet(monotonic_hands())
+    async with serving(fleet, running_clocks()) as served:
+        one = await tab(browser, served.url, scheme="dark")
+        canvas = one.page.locator("#map canvas")
+        await expect(canvas).to_be_visible()
+        elements = await one.page.evaluate("document.querySelectorAll('*').length")
+        assert elements < 3000
+        await one.screenshot("large-dark")
+        await canvas.hover(position={"x": 2, "y": 2})
+        await expect(one.page.locator("#tip")).to_have_text("gpu-000-00: well")
+        await canvas.click(position={"x": 2, "y": 2})
+        await expect(one.page.locator("h1")).to_contain_text("gpu-000-00")
+        await one.page.locator("#find").fill("gpu-005-10")
+        await one.page.locator("#find").press("Enter")
+        await expect(one.page.locator("h1")).to_contain_text("gpu-005-10")
+        assert one.complaints == []
+
+
+async def test_one_nodes_page_follows_that_node(browser: Browser) -> None:
+    hands = monotonic_hands()
+    fleet = small_fleet(hands)
+    async with serving(fleet, running_clocks()) as served:
+        one = await tab(browser, served.url + "/nodes/node-8")
+        await expect(one.page.locator("h1")).to_contain_text("well")
+        patient = fleet.patients["node-8"]
+        incident_of(patient, hands.now, ago=1.0)
+        quarantine_of(patient, hands.wall, phase=Phase.ADMITTED, pods=None)
+        served.feed.note(Transition(hands.wall, Kind.ADMITTED, "node-8", "node-8: admitted"))
+        await expect(one.page.locator("h1")).to_contain_text("in quarantine")
+        await expect(one.page.locator("#timeline")).to_contain_text("node-8: admitted")
+        assert one.complaints == []
+
+
+async def test_hostile_text_is_text_in_the_browser_too(browser: Browser) -> None:
+    hands = monotonic_hands()
+    fleet = small_fleet(hands)
+    evil = '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>'
+    async with serving(fleet, running_clocks()) as served:
+        one = await tab(browser, served.url)
+        incident_of(fleet.patients["node-1"], hands.now, summary=evil, message=evil, code=evil)
+        served.feed.note(Transition(hands.wall, Kind.INCIDENT_OPENED, "node-1", evil))
+        await expect(one.page.locator("#incidents")).to_contain_text(evil)
+        await expect(one.page.locator("#lately")).to_contain_text(evil)
+        assert await one.page.evaluate("window.pwned") is None
+        assert one.complaints == []
+
+
+async def test_focus_stays_where_it_was_when_the_page_changes(browser: Browser) -> None:
+    hands = monotonic_hands()
+    fleet = small_fleet(hands)
+    async with serving(fleet, running_clocks()) as served:
+        one = await tab(browser, served.url)
+        await one.page.locator("#incidents a", has_text="node-3").focus()
+        incident_of(fleet.patients["node-8"], hands.now, ago=1.0)
+        await expect(one.page.locator("#incidents")).to_contain_text("node-8")
+        focused = await one.page.evaluate("document.activeElement.textContent")
+        assert focused == "node-3"
+
+
+async def test_a_hidden_page_asks_for_nothing_until_it_is_looked_at(browser: Browser) -> None:
+    fleet = small_fleet(monotonic_hands())
+    async with serving(fleet, running_clocks()) as served:
+        one = await tab(browser, served.url)
+        await one.page.evaluate(
+            """() => {
+          Object.defineProperty(document, "hidden", { get: () => window.away, configurable: true });
+          window.away = true;
+        }"""
+        )
+        asked: list[str] = []
+        one.page.on("request", lambda request: asked.append(request.url))
+        fleet.patients["node-8"].attached = False
+        fleet.patients["node-1"].attached = False
+        served.feed.note(Transition(1.0, Kind.AGENT_SILENT, "node-8", "node-8: silent"))
+        await asyncio.sleep(1.5)
+        assert asked == []
+        await one.page.evaluate(
+            "() => { window.away = false; document.dispatchEvent(new Event('visibilitychange')); }"
+        )
+        await expect(one.page.locator("#silent")).to_contain_text("node-8")
+        await eventually(lambda: bool(asked))
+        assert json.dumps(one.complaints) == "[]"

@@ -1,0 +1,448 @@
+"""The real server on loopback: every route, its errors, its headers."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+from yarl import URL
+
+from aggregator.health.model import Component, Snapshot, Status
+from aggregator.quarantine.fleet import Fleet
+from aggregator.quarantine.ledger import Kind, Transition
+from aggregator.web.feed import Feed
+from aggregator.web.server import WebListenError
+from tests.web.schema import problems
+from tests.web.support import (
+    NIGHT,
+    Hands,
+    ListHistory,
+    Served,
+    big_fleet,
+    fault,
+    incident_of,
+    running_clocks,
+    serving,
+    small_fleet,
+    well,
+)
+
+HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>\'"&{{7*7}}'
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    hands = Hands()
+    async with serving(small_fleet(hands), hands.clocks()) as one:
+        yield one
+
+
+PAGES = ["/", "/nodes", "/nodes/node-2", "/nodes?standing=held", "/nodes?q=node", "/?rows=3"]
+ANSWERS = [
+    "/api/v1/fleet",
+    "/api/v1/nodes",
+    "/api/v1/nodes?standing=quarantined&limit=1",
+    "/api/v1/quarantines",
+    "/api/v1/incidents?limit=2",
+    "/api/v1/transitions?node=node-2&limit=5",
+    "/api/v1/map",
+    *(f"/api/v1/nodes/node-{number}" for number in range(1, 9)),
+]
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_each_page_is_whole_without_its_script(served: Served, path: str) -> None:
+    text = await served.text(path)
+    assert "</html>" in text
+    assert "node-3" in text or "node-2" in text
+    assert '<main id="main">' in text
+
+
+@pytest.mark.parametrize("path", ANSWERS)
+async def test_each_answer_is_as_the_openapi_document_says(served: Served, path: str) -> None:
+    document = await served.json("/api/v1/openapi.json")
+    route = path.partition("?")[0]
+    known = route if route in document["paths"] else "/api/v1/nodes/{name}"
+    content = document["paths"][known]["get"]["responses"]["200"]["content"]
+    schema = content["application/json"]["schema"]
+    assert list(problems(await served.json(path), schema, document)) == []
+
+
+async def test_the_document_is_checked_for_real(served: Served) -> None:
+    document = await served.json("/api/v1/openapi.json")
+    told = await served.json("/api/v1/fleet")
+    schema = {"$ref": "#/components/schemas/Fleet"}
+    for broken in (
+        told | {"nodes": "eight"},
+        told | {"more": 1},
+        {key: value for key, value in told.items() if key != "mode"},
+        told | {"counts": {"ok": "two"}},
+    ):
+        assert list(problems(broken, schema, document))
+
+
+async def test_the_document_names_every_route_of_the_api(served: Served) -> None:
+    document = await served.json("/api/v1/openapi.json")
+    assert document["openapi"].startswith("3.1")
+    routes = {
+        resource.canonical
+        for resource in served.web._runner.app.router.resources()
+        if resource.canonical.startswith("/api/")
+    }
+    assert set(document["paths"]) == routes
+    for path, item in document["paths"].items():
+        named = {one["name"] for one in item["get"].get("parameters", []) if one["in"] == "path"}
+        assert all(f"{{{name}}}" in path for name in named)
+
+
+async def test_a_parameter_that_is_documented_is_one_that_is_read(served: Served) -> None:
+    document = await served.json("/api/v1/openapi.json")
+    examples = {"limit": "3", "standing": "held", "since": "2026-01-31T03:14:00Z"}
+    for path, item in document["paths"].items():
+        if path.endswith("stream"):
+            continue
+        for one in item["get"].get("parameters", []):
+            if one["in"] == "query":
+                value = examples.get(one["name"], "node-2")
+                await served.json(f"{path}?{one['name']}={value}")
+
+
+async def test_nodes_come_page_by_page_and_each_once(served: Served) -> None:
+    seen: list[str] = []
+    path = "/api/v1/nodes?limit=3"
+    for _ in range(10):
+        page = await served.json(path)
+        assert page["total"] == 8
+        seen += [row["node"] for row in page["items"]]
+        if not page["next"]:
+            break
+        path = f"/api/v1/nodes?limit=3&after={page['next']}"
+    assert seen == [f"node-{number}" for number in range(1, 9)]
+
+
+async def test_paging_goes_on_after_a_node_that_has_gone(served: Served) -> None:
+    page = await served.json("/api/v1/nodes?after=node-4-which-was-removed")
+    assert next(row["node"] for row in page["items"]) == "node-5"
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("/api/v1/nodes?stnading=held", 'did you mean "standing"?'),
+        ("/api/v1/nodes?standing=sick", "expected one of ok, unknown"),
+        ("/api/v1/nodes?limit=0", "a whole number from 1 to 1000"),
+        ("/api/v1/nodes?limit=99999999999999999999", "a whole number from 1 to 1000"),
+        ("/api/v1/transitions?since=yesterday", "RFC 3339"),
+        ("/api/v1/transitions?since=nan", "RFC 3339"),
+        ("/api/v1/fleet?x=1", "it takes none"),
+        ("/api/v1/stream?nodes=x", 'did you mean "node"?'),
+    ],
+)
+async def test_a_bad_query_is_refused_with_what_is_expected(
+    served: Served, path: str, says: str
+) -> None:
+    problem = await served.json(path, 400)
+    assert says in problem["hint"]
+
+
+async def test_an_unknown_node_is_404_for_people_and_for_programs(served: Served) -> None:
+    page = await served.text("/nodes/node-99", 404)
+    assert "There is no node" in page
+    assert "node-99" in page
+    problem = await served.json("/api/v1/nodes/node-99", 404)
+    assert problem["error"] == 'there is no node "node-99"'
+    assert "kubectl get nodes" in problem["hint"]
+
+
+async def test_an_unknown_path_is_404_for_people_and_for_programs(served: Served) -> None:
+    assert "</html>" in await served.text("/nothing", 404)
+    assert "openapi.json" in (await served.json("/api/v2/fleet", 404))["hint"]
+    await served.text("/static/../server.py", 404)
+    await served.text("/static/other.js", 404)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
+@pytest.mark.parametrize("path", ["/", "/api/v1/quarantines", "/api/v1/nodes/node-2"])
+async def test_nothing_here_acts(served: Served, method: str, path: str) -> None:
+    async with served.session.request(method, served.url + path) as response:
+        assert response.status == 405
+        assert response.headers["Allow"] == "GET, HEAD"
+        assert "read only" in (await response.text()).lower()
+
+
+async def test_finding_a_node_by_its_whole_name_goes_there(served: Served) -> None:
+    async with served.session.get(served.url + "/nodes?q=node-2") as response:
+        assert str(response.url).endswith("/nodes/node-2")
+        assert response.status == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/nodes/none", "/api/v1/fleet", "/metrics", "/healthz"])
+async def test_every_answer_carries_the_security_headers(served: Served, path: str) -> None:
+    async with served.session.get(served.url + path) as response:
+        policy = response.headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert response.headers["X-Content-Type-Options"] == "nosniff"
+        assert response.headers["X-Frame-Options"] == "DENY"
+        assert response.headers["Cache-Control"] == "no-store"
+
+
+async def test_no_page_has_a_script_or_a_style_of_its_own_or_anything_from_outside(
+    served: Served,
+) -> None:
+    for path in PAGES:
+        text = await served.text(path)
+        assert text.count("<script") == text.count("<script src=") == 1
+        assert "<style" not in text
+        assert " style=" not in text
+        assert "http://" not in text
+        assert "https://" not in text
+        assert 'src="//' not in text
+
+
+async def test_assets_are_cached_by_their_hash_alone(served: Served) -> None:
+    page = await served.text("/")
+    sheet = page.split('rel="stylesheet" href="')[1].split('"')[0]
+    async with served.session.get(served.url + sheet) as response:
+        assert "immutable" in response.headers["Cache-Control"]
+        assert response.content_type == "text/css"
+    async with served.session.get(served.url + "/static/style.css?v=old") as response:
+        assert response.headers["Cache-Control"] == "no-cache"
+
+
+async def test_what_nodes_and_people_write_is_shown_and_never_run() -> None:
+    hands = Hands()
+    fleet = Fleet(mode="drain", stop=HOSTILE, view_lost=HOSTILE, waiting_for_quorum=HOSTILE)
+    patient = well(fleet, "node-1", hands.now)
+    assert patient.health is not None
+    bad = Component(HOSTILE, HOSTILE, Status.FAILED, HOSTILE, HOSTILE, hands.now)
+    patient.health.snapshot(Snapshot((bad,), (fault(hands.now, HOSTILE, HOSTILE),)))
+    patient.health.traits = {HOSTILE: HOSTILE}
+    incident_of(patient, hands.now, code=HOSTILE, message=HOSTILE, summary=HOSTILE)
+    patient.last_error = patient.conflict = patient.foreign = patient.would = HOSTILE
+    well(fleet, HOSTILE.replace("/", ""), hands.now)
+    past = [Transition(NIGHT, Kind.INCIDENT_OPENED, "node-1", HOSTILE, details={"x": HOSTILE})]
+    async with serving(fleet, hands.clocks(), history=ListHistory(past)) as served:
+        served.troubles.append(HOSTILE)
+        for path in ("/", "/nodes", "/nodes/node-1", "/?fragment=1", "/nodes/%3Cscript%3E"):
+            text = await served.text(path, 404 if "%3C" in path else 200)
+            assert "<script>" not in text
+            assert "<img" not in text
+            assert "{{7*7}}" in text or "%3C" in path
+        raw = await served.text("/api/v1/nodes/node-1")
+        assert json.loads(raw)["faults"][0]["message"] == HOSTILE
+
+
+async def test_every_node_is_reachable_by_its_link_whatever_its_name() -> None:
+    hands = Hands()
+    fleet = Fleet()
+    for name in ("a/b", "a b?c#d", "ä%2F", "..", "a&b"):
+        well(fleet, name, hands.now)
+    async with serving(fleet, hands.clocks()) as served:
+        text = await served.text("/nodes")
+        links = [part.split('"')[0] for part in text.split('class="node" href="')[1:]]
+        assert len(links) == 5
+        for link in links:
+            if link.endswith("/.."):
+                continue  # no client sends such a path; no such node can be
+            url = f"{served.url}{link}"
+            async with served.session.get(URL(url, encoded=True)) as response:
+                assert response.status == 200, link
+
+
+async def test_a_large_fleet_renders_within_a_bound_and_says_how_many_more() -> None:
+    hands = Hands()
+    async with serving(big_fleet(hands), hands.clocks()) as served:
+        text = await served.text("/")
+        assert len(text) < 120_000
+        assert "more incidents" in text
+        assert "more quarantines" in text
+        assert "more agents" in text
+        assert len(await served.text("/nodes")) < 80_000
+        assert len(await served.text("/api/v1/fleet")) < 3_000
+        drawn = await served.json("/api/v1/map")
+        assert len(drawn["names"]) == len(drawn["standings"]) == 7500
+        async with served.session.get(
+            served.url + "/api/v1/map", headers={"Accept-Encoding": "gzip"}
+        ) as response:
+            await response.read()
+            assert response.headers["Content-Encoding"] == "gzip"
+        assert "and 50" not in await served.text("/?rows=1000")
+
+
+async def test_readiness_says_in_words_what_is_not(served: Served) -> None:
+    assert await served.text("/readyz") == "ready\n"
+    served.troubles += ["the API server at 10.0.0.1 refuses us: 403", "the record can't be read"]
+    text = await served.text("/readyz", 503)
+    assert text.splitlines() == [
+        "not ready:",
+        "- the API server at 10.0.0.1 refuses us: 403",
+        "- the record can't be read",
+    ]
+    assert await served.text("/healthz") == "ok\n"
+    assert "refuses us: 403" in await served.text("/")
+
+
+async def test_the_page_says_stop_view_lost_and_quorum(served: Served) -> None:
+    served.fleet.stop = "replacing the switch"
+    served.fleet.view_lost = "no answer in 10 s"
+    served.fleet.waiting_for_quorum = "3 of 8 nodes have reported"
+    async with serving(served.fleet, Hands().clocks()) as other:
+        text = await other.text("/")
+    for said in ("replacing the switch", "sickbay resume", "no answer in 10 s", "3 of 8 nodes"):
+        assert said in text
+
+
+async def test_a_history_that_is_broken_is_said_and_the_story_is_told_from_memory(
+    served: Served,
+) -> None:
+    served.history.broken = "database is locked"
+    served.feed.note(Transition(NIGHT, Kind.BLOCKED, "node-2", "node-2: a pod stays"))
+    story = await served.json("/api/v1/nodes/node-2")
+    assert "database is locked" in story["timeline_trouble"]
+    assert "node-2: a pod stays" in [one["summary"] for one in story["timeline"]]
+    assert "database is locked" in await served.text("/nodes/node-2")
+    answer = await served.json("/api/v1/transitions")
+    assert "database is locked" in answer["trouble"]
+
+
+async def test_what_was_noted_a_moment_ago_is_told_before_history_has_it(served: Served) -> None:
+    fresh = Transition(NIGHT + 1, Kind.RELEASED, "node-2", "node-2: released")
+    served.feed.note(fresh)
+    assert (await served.json("/api/v1/nodes/node-2"))["timeline"][0]["kind"] == fresh.kind
+    served.history.items.append(fresh)
+    story = await served.json("/api/v1/nodes/node-2")
+    assert [one["kind"] for one in story["timeline"]].count(fresh.kind) == 1
+
+
+async def test_transitions_can_be_asked_for_since_a_time(served: Served) -> None:
+    for since in (str(NIGHT - 100), "2026-03-14T03:12:27Z"):
+        answer = await served.json(f"/api/v1/transitions?since={since}")
+        assert [one["kind"] for one in answer["items"]] == ["quarantine.held"]
+
+
+async def test_a_port_in_use_is_said_plainly() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(WebListenError, match=f"127.0.0.1:{port}.*listens there already"):
+            async with serving(Fleet(), Hands().clocks(), address=f"127.0.0.1:{port}"):
+                pass
+
+
+async def test_it_listens_on_a_unix_socket_too(tmp_path: Any) -> None:
+    path = tmp_path / "web.sock"
+    async with serving(Fleet(), Hands().clocks(), address=f"unix:{path}"):
+        connector = aiohttp.UnixConnector(str(path))
+        async with (
+            aiohttp.ClientSession(connector=connector) as session,
+            session.get("http://page/healthz") as response,
+        ):
+            assert response.status == 200
+
+
+# -- the stream ------------------------------------------------------------------------------
+
+
+async def read_events(response: aiohttp.ClientResponse, count: int) -> list[tuple[str, Any, str]]:
+    """The next ``count`` events: name, data, id."""
+    found: list[tuple[str, Any, str]] = []
+    name = data = ident = ""
+    async with asyncio.timeout(10):
+        while len(found) < count:
+            line = (await response.content.readline()).decode().rstrip("\n")
+            key, _, value = line.partition(": ")
+            if key == "event":
+                name = value
+            elif key == "data":
+                data = value
+            elif key == "id":
+                ident = value
+            elif not line and data:
+                found.append((name, json.loads(data), ident))
+                name = data = ident = ""
+    return found
+
+
+async def test_a_stream_tells_what_happens_and_that_the_fleet_has_changed() -> None:
+    fleet = small_fleet(Hands())
+    async with (
+        serving(fleet, running_clocks()) as served,
+        served.session.get(served.url + "/api/v1/stream") as response,
+    ):
+        assert response.content_type == "text/event-stream"
+        document = await served.json("/api/v1/openapi.json")
+        events = document["paths"]["/api/v1/stream"]["get"]["responses"]["200"]["content"]
+        shapes = events["text/event-stream"]["schema"]["x-events"]
+        (hello, tick) = await read_events(response, 2)
+        assert (hello[0], tick[0]) == ("hello", "fleet")
+        fleet.patients["node-8"].attached = False
+        served.feed.note(Transition(NIGHT, Kind.AGENT_SILENT, "node-8", "node-8: silent"))
+        told = await read_events(response, 2)
+        assert {name for name, _, _ in told} == {"transition", "fleet"}
+        for name, data, _ in (hello, tick, *told):
+            assert list(problems(data, shapes[name], document)) == []
+            if name == "fleet" and data["revision"] > 1:
+                assert data["counts"]["silent"] == 2
+
+
+async def test_a_reader_that_comes_back_misses_nothing() -> None:
+    async with serving(small_fleet(Hands()), running_clocks()) as served:
+        url = served.url + "/api/v1/stream?node=node-1"
+        async with served.session.get(url) as response:
+            await read_events(response, 1)
+            served.feed.note(Transition(NIGHT, Kind.HELD, "node-1", "first"))
+            events = await read_events(response, 2)
+            ident = next(one for name, _, one in events if name == "transition")
+        served.feed.note(Transition(NIGHT, Kind.HELD, "node-2", "another's"))
+        served.feed.note(Transition(NIGHT, Kind.ADMITTED, "node-1", "second"))
+        async with served.session.get(url, headers={"Last-Event-ID": ident}) as response:
+            events = await read_events(response, 2)
+            assert events[0][1]["resumed"]
+            assert events[1][1]["summary"] == "second"
+
+
+async def test_streams_are_bounded_and_the_next_is_told_why() -> None:
+    async with serving(Fleet(), Hands().clocks(), feed=Feed(epoch=1, most=1)) as served:
+        url = served.url + "/api/v1/stream"
+        async with served.session.get(url) as response:
+            await read_events(response, 1)
+            problem = await served.json("/api/v1/stream", 503)
+            assert "1 event streams are open" in problem["error"]
+        async with asyncio.timeout(10):
+            while served.feed.streams:
+                served.feed.note(Transition(NIGHT, Kind.HELD, "", "something"))
+                await asyncio.sleep(0.02)
+        async with served.session.get(url) as response:
+            assert response.status == 200
+
+
+async def test_the_server_closes_at_once_with_streams_open() -> None:
+    async with (
+        serving(Fleet(), Hands().clocks()) as served,
+        served.session.get(served.url + "/api/v1/stream") as response,
+    ):
+        await read_events(response, 1)
+        async with asyncio.timeout(2):
+            await served.web.close()
+            await response.content.read()  # to its end, which has come
+
+
+async def test_a_reader_that_takes_nothing_holds_up_neither_others_nor_the_feed() -> None:
+    async with serving(small_fleet(Hands()), running_clocks()) as served:
+        host, port = served.url.removeprefix("http://").split(":")
+        _, stuck = await asyncio.open_connection(host, int(port), limit=1024)
+        stuck.write(b"GET /api/v1/stream HTTP/1.1\r\nHost: x\r\n\r\n")
+        await stuck.drain()
+        async with served.session.get(served.url + "/api/v1/stream") as response:
+            await read_events(response, 1)
+            for number in range(5000):
+                served.feed.note(Transition(NIGHT, Kind.EVICTED, "node-2", f"{number} " * 200))
+                if number % 100 == 0:
+                    await asyncio.sleep(0)
+            assert await served.text("/healthz") == "ok\n"
+            names = [name for name, _, _ in await read_events(response, 50)]
+            assert "transition" in names
+        stuck.close()

@@ -1,0 +1,248 @@
+"""The view model: pure, so that every sentence is tried without a server."""
+
+import datetime as dt
+import math
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.quarantine.cluster import Phase
+from aggregator.quarantine.fleet import Fleet, Hold, Standing
+from aggregator.web import view, words
+from aggregator.web.survey import Findings, glance, headline, natural, survey
+from aggregator.web.view import Moment
+from tests.web.support import (
+    NIGHT,
+    Hands,
+    big_fleet,
+    fault,
+    incident_of,
+    quarantine_of,
+    small_fleet,
+    well,
+)
+
+HANDS = Hands()
+NOW = Moment(HANDS.now, HANDS.wall)
+
+
+def look(fleet: Fleet) -> Findings:
+    return survey(fleet, NOW)
+
+
+def test_a_monotonic_time_becomes_wall_clock() -> None:
+    assert NOW.when(HANDS.now - 60).timestamp() == pytest.approx(NIGHT - 60)
+    assert NOW.when_or_never(None) is None
+
+
+@given(st.floats())
+def test_no_time_that_a_node_could_send_breaks_the_page(at: float) -> None:
+    if not math.isnan(at):  # the wire refuses that
+        assert NOW.when(at).tzinfo is dt.UTC
+
+
+def test_every_standing_is_counted_even_those_of_nobody() -> None:
+    fleet = Fleet()
+    well(fleet, "node-1", HANDS.now)
+    nobody = dict.fromkeys(Standing, 0)
+    assert look(fleet).counts == nobody | {Standing.OK: 1}
+
+
+def test_the_small_fleet_has_one_of_each() -> None:
+    found = look(small_fleet(HANDS))
+    assert set(found.counts.values()) == {1, 2}
+    assert found.letters == "oqhwsuqo"
+    assert [one.node for one in found.incidents] == ["node-3", "node-2", "node-4"]
+    assert [one.node for one in found.quarantines] == ["node-2", "node-7"]
+    assert [one.node for one in found.holds] == ["node-3"]
+    assert [one.node for one in found.silent] == ["node-5"]
+    assert found.never_heard == 1
+
+
+def test_nodes_are_in_the_order_in_which_people_count() -> None:
+    names = ["node-10", "node-9", "b", "node-1", "9", "10"]
+    assert sorted(names, key=natural) == ["9", "10", "b", "node-1", "node-9", "node-10"]
+
+
+@given(st.lists(st.text(max_size=12), unique=True))
+def test_natural_order_is_total_for_any_names(names: list[str]) -> None:
+    assert len({natural(name) for name in names}) == len(names)
+    backwards = list(reversed(names))
+    assert sorted(backwards, key=natural) == sorted(names, key=natural)
+
+
+def test_the_headline_says_the_worst_first() -> None:
+    assert headline(look(small_fleet(HANDS))).startswith("2 in quarantine, 1 held back")
+    quiet = Fleet()
+    assert headline(look(quiet)) == "No node is known yet."
+    well(quiet, "a", HANDS.now)
+    assert headline(look(quiet)) == "The only node is well."
+    well(quiet, "b", HANDS.now)
+    assert headline(look(quiet)) == "All 2 nodes are well."
+
+
+def test_a_limit_says_how_full_it_is() -> None:
+    limits = {one.name: one for one in look(small_fleet(HANDS)).limits}
+    assert (limits["limits.concurrent"].used, limits["limits.concurrent"].most) == (2, 20)
+    assert not limits["limits.concurrent"].full
+    # 5 % of 8 nodes is one node, and two are in quarantine.
+    assert limits["limits.concurrent_percent"].most == 1
+    assert limits["limits.concurrent_percent"].full
+    assert limits["limits.evictions_at_once"].most is None
+
+
+def test_the_fullest_pool_is_shown() -> None:
+    fleet = small_fleet(HANDS)
+    fleet.limits = {"pool_label": "sickbay.dev/pool", "pool_percent": "25%"}
+    for patient in fleet.patients.values():
+        assert patient.meta is not None
+        pool = "small" if patient.node in {"node-1", "node-2"} else "large"
+        patient.meta.labels["sickbay.dev/pool"] = pool  # type: ignore[index]  # a dict here
+    found = {one.name: one for one in look(fleet).limits}["limits.pool_percent"]
+    assert (found.used, found.most, found.full) == (1, 1, True)
+    assert "small" in found.text
+
+
+def test_a_limit_that_is_no_number_is_shown_as_it_is() -> None:
+    fleet = small_fleet(HANDS)
+    fleet.limits = {"concurrent": "many", "concurrent_percent": "x%", "new_one": "7"}
+    assert [(one.value, one.most) for one in look(fleet).limits] == [
+        ("many", None),
+        ("x%", None),
+        ("7", None),
+    ]
+
+
+def test_a_quarantine_says_phase_pods_and_who_is_in_the_way() -> None:
+    found = look(small_fleet(HANDS)).quarantines[0]
+    assert (found.phase, found.pods_remaining) == ("Draining", 4)
+    assert [one.pod for one in found.blockers] == ["training/llm-worker-17"]
+    assert "1 pod" in found.advice
+    assert found.phase_since == found.drain_started_at
+
+
+def test_what_a_person_made_says_how_a_person_ends_it() -> None:
+    found = look(small_fleet(HANDS)).quarantines[1]
+    assert found.requester == "ana"
+    assert "sickbay release node-7" in found.advice
+
+
+def test_an_invalid_object_comes_first_and_says_how_to_mend_it() -> None:
+    fleet = small_fleet(HANDS)
+    quarantine_of(well(fleet, "node-8", HANDS.now), HANDS.wall, phase=Phase.INVALID, pods=None)
+    fleet.patients["node-2"].quarantine = None
+    first = look(fleet).quarantines[0]
+    assert first.node == "node-8"
+    assert "kubectl delete quarantine node-8" in first.advice
+
+
+def test_what_the_mode_keeps_us_from_is_held_by_the_mode() -> None:
+    fleet = Fleet(mode="observe")
+    patient = well(fleet, "node-1", HANDS.now)
+    incident_of(patient, HANDS.now)
+    patient.would = "drain: xid:79 on 1 GPU"
+    (held,) = look(fleet).holds
+    assert (held.limit, held.value) == ("mode", "observe")
+    assert "drain: xid:79" in held.reason
+    assert look(fleet).incidents[0].doing == "the mode keeps us from acting"
+
+
+def test_a_hold_says_what_lifts_it() -> None:
+    fleet = Fleet(stop="the switch is being replaced")
+    patient = well(fleet, "node-1", HANDS.now)
+    patient.hold = Hold("stop", fleet.stop, "the stop switch is set", HANDS.wall)
+    (held,) = look(fleet).holds
+    assert "sickbay resume" in held.advice
+    patient.hold = Hold("limits.new_thing", "3", "for a reason", HANDS.wall)
+    assert "limits.new_thing" in look(fleet).holds[0].advice
+
+
+def test_a_recovering_incident_says_when_it_closes() -> None:
+    fleet = Fleet()
+    patient = well(fleet, "node-1", HANDS.now)
+    incident_of(patient, HANDS.now, recovering=100.0)
+    (found,) = look(fleet).incidents
+    assert found.closes_at is not None
+    assert found.closes_at.timestamp() == pytest.approx(NIGHT + 500)
+    assert found.doing == "recovering"
+    assert found.advice.startswith("Nothing")
+
+
+def test_an_incident_that_a_person_overruled_says_so() -> None:
+    fleet = Fleet()
+    patient = well(fleet, "node-1", HANDS.now)
+    found = incident_of(patient, HANDS.now)
+    patient.overruled = frozenset(item.key for item in found.evidence)
+    assert look(fleet).incidents[0].doing == "overruled by a person"
+
+
+def test_historical_and_missing_faults_are_marked_and_old_boots_come_last() -> None:
+    node = view.node(small_fleet(HANDS).patients["node-2"], NOW, "drain")
+    assert [(one.code, one.missing, one.historical) for one in node.faults] == [
+        ("xid:63", True, False),
+        ("xid:79", False, False),
+        ("xid:31", False, True),
+    ]
+    assert node.components[0].status == "failed"
+    assert node.lost[0].records == 12
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("node-1", ""),
+        ("node-2", "Draining: xid:79"),
+        ("node-3", "held by limits.concurrent"),
+        ("node-4", "xid:31"),
+        ("node-5", "its agent is silent; nothing was failing"),
+        ("node-6", "no agent has reported from it"),
+    ],
+)
+def test_each_standing_says_why_in_a_line(name: str, expected: str) -> None:
+    patient = small_fleet(HANDS).patients[name]
+    assert view.node_row(patient, NOW).why.startswith(expected)
+
+
+def test_a_failed_component_without_an_incident_is_the_reason() -> None:
+    fleet = Fleet()
+    patient = well(fleet, "node-1", HANDS.now)
+    assert patient.health is not None
+    patient.health.faults[("xid:79", "")] = fault(HANDS.now)
+    assert view.node_row(patient, NOW).why.startswith("xid:79: NVRM")
+
+
+def test_a_heartbeat_is_no_change() -> None:
+    patient = small_fleet(HANDS).patients["node-2"]
+    before = view.steady(view.node(patient, NOW, "drain"))
+    patient.last_heard = HANDS.now - 0.1
+    assert view.steady(view.node(patient, NOW, "drain")) == before
+
+
+def test_nothing_in_a_look_changes_with_time_alone() -> None:
+    fleet = small_fleet(HANDS)
+    assert survey(fleet, NOW) == survey(fleet, Moment(HANDS.now + 7.5, HANDS.wall + 7.5))
+
+
+def test_a_glance_is_encodable_and_small_for_a_large_fleet() -> None:
+    found = look(big_fleet(HANDS))
+    told = glance(found, NOW, version="1", revision=3, not_ready=[])
+    assert told.nodes == sum(told.counts.values()) == 7500
+    assert len(msgspec.json.encode(told)) < 2000
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0.5, "just now"),
+        (40, "40 s ago"),
+        (185, "3 min ago"),
+        (7300, "2 h ago"),
+        (86400 * 5.5, "5 d ago"),
+        (-90, "in 1 min"),
+    ],
+)
+def test_times_are_said_in_one_unit(seconds: float, said: str) -> None:
+    now = dt.datetime.fromtimestamp(NIGHT, dt.UTC)
+    assert words.ago(now - dt.timedelta(seconds=seconds), now) == said

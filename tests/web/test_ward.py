@@ -1,0 +1,325 @@
+"""The command `sickbay` as a process, against a real server; and what it prints."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from aggregator.local.store import Store
+from aggregator.quarantine.cluster import Action, QuarantineSpec
+from aggregator.quarantine.fleet import Fleet
+from aggregator.quarantine.ledger import Kind, Transition
+from aggregator.ward.tables import clean, table
+from tests.web.support import (
+    NIGHT,
+    Hands,
+    ListHistory,
+    Served,
+    big_fleet,
+    eventually,
+    running_clocks,
+    serving,
+    small_fleet,
+)
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    out: str
+    err: str
+
+
+async def sickbay(*arguments: str, **environ: str) -> Done:
+    """Run the command to its end."""
+    process = await start(*arguments, **environ)
+    async with asyncio.timeout(60):
+        out, err = await process.communicate()
+    assert process.returncode is not None
+    return Done(process.returncode, out.decode(), err.decode())
+
+
+async def start(*arguments: str, **environ: str) -> asyncio.subprocess.Process:
+    program = "from aggregator.ward import main; main()"
+    clean_environ = {k: v for k, v in os.environ.items() if not k.startswith("SICKBAY_")}
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        program,
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=clean_environ | environ,
+    )
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    hands = Hands()
+    async with serving(small_fleet(hands), hands.clocks()) as one:
+        yield one
+
+
+async def test_status_says_how_the_fleet_is(served: Served) -> None:
+    served.fleet.stop = "the fabric is being worked on"
+    done = await sickbay("status", "--url", served.url)
+    assert done.code == 0, done.err
+    assert done.out.startswith("2 in quarantine, 1 held back")
+    assert "STOPPED BY A PERSON: the fabric is being worked on" in done.out
+    assert "FULL: 5% of 8 nodes" in done.out
+
+
+async def test_the_address_may_come_from_the_environment(served: Served) -> None:
+    done = await sickbay("status", "-o", "json", SICKBAY_URL=served.url + "/")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["counts"]["quarantined"] == 2
+
+
+async def test_a_proxy_of_the_environment_does_not_stand_before_loopback(served: Served) -> None:
+    done = await sickbay("status", "--url", served.url, http_proxy="http://127.0.0.1:9")
+    assert done.code == 0, done.err
+
+
+async def test_nodes_by_standing(served: Served) -> None:
+    done = await sickbay("nodes", "--standing", "held", "--url", served.url)
+    lines = done.out.splitlines()
+    assert lines[0].split() == ["NODE", "STANDING", "AGENT", "HEARD", "WHY"]
+    assert len(lines) == 2
+    assert lines[1].startswith("node-3  held")
+
+
+async def test_all_pages_of_nodes_come() -> None:
+    hands = Hands()
+    async with serving(big_fleet(hands, 2345), hands.clocks()) as served:
+        done = await sickbay("nodes", "--url", served.url)
+        assert len(done.out.splitlines()) == 2346
+        done = await sickbay("incidents", "--limit", "2", "--url", served.url)
+        assert "more (--limit)" in done.out
+
+
+async def test_one_nodes_story(served: Served) -> None:
+    done = await sickbay("node", "node-2", "--url", served.url)
+    assert done.code == 0, done.err
+    for said in (
+        "QUARANTINE (drain, Draining): xid:79",
+        "4 pods left",
+        "training/llm-worker-17: disruption budget llm allows 0 more",
+        "[missing, in force] row remapping",
+        "[earlier boot] MMU fault",
+        "to do:",
+        "quarantine.cordoned",
+    ):
+        assert said in done.out
+
+
+async def test_quarantines_incidents_and_history(served: Served) -> None:
+    wards = await sickbay("quarantines", "--url", served.url)
+    assert "blocked by training/llm-worker-17" in wards.out
+    assert "ana" in wards.out
+    wrong = await sickbay("incidents", "--url", served.url)
+    assert "held by limits.concurrent" in wrong.out
+    past = await sickbay("history", "--node", "node-2", "--limit", "3", "--url", served.url)
+    lines = past.out.splitlines()
+    assert len(lines) == 3
+    assert "pod.blocked" in lines[-1], "the latest comes last"
+
+
+async def test_an_unknown_node_is_said_with_what_to_do(served: Served) -> None:
+    done = await sickbay("node", "node-99", "--url", served.url)
+    assert (done.code, done.out) == (1, "")
+    assert 'there is no node "node-99"' in done.err
+    assert "kubectl get nodes" in done.err
+
+
+async def test_an_aggregator_out_of_reach_is_exit_1_and_says_what_to_do() -> None:
+    for command in ("status", "watch"):
+        done = await sickbay(command, "--url", "http://127.0.0.1:9")
+        assert done.code == 1
+        assert "http://127.0.0.1:9 can't be reached" in done.err
+        assert "SICKBAY_URL" in done.err
+        assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["status", "--url", "aggregator:8080"], "expected http://HOST:PORT"),
+        (["status", "--url", "http://x:port"], "is no address"),
+        (["nodes", "--standing", "sick"], "invalid choice"),
+        (["stop"], "--reason"),
+        (["stop", "--reason", " ", "--local", "/none"], "there is no database at /none"),
+        (["quarantine", "node-1", "--reason", "x"], "--action"),
+        (["incidents", "--limit", "0"], "expected a whole number from 1 on"),
+        (["status", "--ca-file", "/none", "--url", "https://x"], "/none can't be read"),
+        ([], "COMMAND"),
+    ],
+)
+async def test_a_bad_command_line_is_exit_2(arguments: list[str], says: str) -> None:
+    done = await sickbay(*arguments)
+    assert done.code == 2
+    assert says in done.err
+    assert "Traceback" not in done.err
+
+
+async def test_another_servers_answer_is_said_to_be_none() -> None:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        done = await sickbay("status", "--url", f"http://127.0.0.1:{port}")
+    assert done.code == 1
+    assert "is no answer" in done.err
+
+
+async def test_watch_tells_what_happens_and_finds_its_way_back() -> None:
+    fleet = small_fleet(Hands())
+    lines: list[str] = []
+    async with serving(fleet, running_clocks()) as served:
+        address = served.url.removeprefix("http://")
+        process = await start("watch", "--url", served.url)
+        assert process.stdout is not None
+
+        async def read() -> None:
+            assert process.stdout is not None
+            async for line in process.stdout:
+                lines.append(line.decode())  # noqa: PERF401 - others look at it meanwhile
+
+        reading = asyncio.create_task(read())
+        await eventually(lambda: any("2 in quarantine" in line for line in lines), 30)
+        served.feed.note(Transition(NIGHT, Kind.HELD, "node-1", "node-1: held, the first"))
+        await eventually(lambda: any("the first" in line for line in lines))
+    async with serving(fleet, running_clocks(), address=address) as served:
+        await eventually(lambda: served.feed.streams == 1, 30)
+        served.feed.note(Transition(NIGHT, Kind.HELD, "node-1", "node-1: held, the second"))
+        await eventually(lambda: any("the second" in line for line in lines))
+        process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(10):
+            assert await process.wait() == 130
+        await reading
+    assert process.stderr is not None
+    said = (await process.stderr.read()).decode()
+    assert "connection lost" in said
+    assert "Traceback" not in said
+
+
+async def test_a_reader_that_has_seen_enough_ends_it_quietly(served: Served) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        "from aggregator.ward import main; main()",
+        "nodes",
+        "--url",
+        served.url,
+        stdout=write,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    os.close(write)
+    _, err = await process.communicate()
+    assert err == b""
+
+
+# -- acting on a local cluster ---------------------------------------------------------------
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    path = tmp_path / "cluster.db"
+    Store(path, wall=lambda: NIGHT).close()
+    return path
+
+
+async def test_stop_and_resume_on_a_local_cluster(database: Path) -> None:
+    done = await sickbay("stop", "--reason", "fabric work", "--local", str(database))
+    assert done.code == 0, done.err
+    assert "sickbay resume" in done.out
+    store = Store(database, wall=lambda: NIGHT)
+    assert store.record().stop == "fabric work"
+    again = await sickbay("stop", "--reason", "more of it", "--local", str(database))
+    assert 'stopped already: "fabric work"' in again.out
+    assert "it was stopped" in (await sickbay("resume", "--local", str(database))).out
+    assert store.record().stop == ""
+    assert "It was not stopped." in (await sickbay("resume", "--local", str(database))).out
+    store.close()
+
+
+async def test_quarantine_and_release_on_a_local_cluster(database: Path) -> None:
+    ask = ["--action", "drain", "--reason", "fan 3 is dead", "--local", str(database)]
+    done = await sickbay("quarantine", "node-1", *ask, "--requester", "sickbay")
+    assert done.code == 0, done.err
+    store = Store(database, wall=lambda: NIGHT)
+    found = store.quarantine("node-1")
+    assert found is not None
+    assert found.spec == QuarantineSpec(Action.DRAIN, "manual", "fan 3 is dead", "a person")
+    again = await sickbay("quarantine", "node-1", *ask)
+    assert again.code == 1
+    assert "in quarantine already (drain, by a person: fan 3 is dead)" in again.err
+    done = await sickbay("release", "node-1", "--local", str(database), "-o", "json")
+    assert json.loads(done.out)["done"]
+    assert store.quarantine("node-1") is None
+    done = await sickbay("release", "node-1", "--local", str(database))
+    assert done.code == 1
+    assert "nothing to release" in done.err
+    store.close()
+
+
+async def test_without_a_kubeconfig_it_says_so(tmp_path: Path) -> None:
+    done = await sickbay("resume", HOME=str(tmp_path), KUBECONFIG="")
+    assert done.code == 1
+    assert "kubeconfig" in done.err
+    assert "Traceback" not in done.err
+
+
+# -- text --------------------------------------------------------------------------------------
+
+
+def test_nothing_that_a_node_writes_moves_the_cursor() -> None:
+    assert clean("a\x1b[2J\x07b\nc\td\u202e\u2028e") == "a?[2J?b c d? e"
+
+
+async def test_hostile_text_is_cleaned_on_every_screen() -> None:
+    hands = Hands()
+    fleet = small_fleet(hands)
+    evil = "\x1b]0;pwned\x07"
+    patient = fleet.patients["node-2"]
+    patient.last_error = patient.conflict = evil
+    fleet.stop = evil
+    past = [Transition(NIGHT, Kind.HELD, "node-2", evil)]
+    async with serving(fleet, hands.clocks()) as served:
+        served.history.items = past
+        for command in (["status"], ["nodes"], ["node", "node-2"], ["quarantines"], ["history"]):
+            done = await sickbay(*command, "--url", served.url)
+            assert done.code == 0
+            assert "\x1b" not in done.out
+            assert "\x07" not in done.out
+
+
+def test_columns_line_up_and_the_last_is_cut() -> None:
+    text = table(["A", "B"], [("long name", "x" * 50), ("b", "")], 20)
+    assert text.splitlines() == ["A          B", "long name  xxxxxx...", "b          -"]
+
+
+async def test_an_empty_fleet_is_no_error() -> None:
+    nothing = Transition(NIGHT, Kind.HELD, "elsewhere", "")
+    async with serving(Fleet(), Hands().clocks(), history=ListHistory([nothing])) as served:
+        served.history.items.clear()
+        served.feed.prime(())
+        for command, says in (
+            ("nodes", "No node like that."),
+            ("quarantines", "No node is in quarantine."),
+            ("incidents", "Nothing is wrong."),
+            ("history", "Nothing is known to have happened."),
+            ("status", "No node is known yet."),
+        ):
+            done = await sickbay(command, "--url", served.url)
+            assert (done.code, done.out.splitlines()[0]) == (0, says)
