@@ -30,7 +30,7 @@ class Check(Protocol):
     """A probe that is run at intervals."""
 
     async def look(self) -> Report:
-        """Look once. Raises nothing for a sick machine: that is a verdict (``unknown`` at least)."""
+        """Look once. Raises nothing for a sick machine: that is a verdict, or ``unknown``."""
         ...
 
 

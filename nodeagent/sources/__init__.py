@@ -1,4 +1,4 @@
-"""What reads the machine. Sources know files, devices and drivers; they give facts, not verdicts."""
+"""What reads the machine: files, devices, drivers. Sources give facts, not verdicts."""
 
 from dataclasses import dataclass
 

@@ -67,7 +67,7 @@ class Cursor:
     seq: int
 
 
-class KernelLogUnavailable(Exception):  # noqa: N818 - a state of the machine, said to people
+class KernelLogUnavailable(Exception):
     """The kernel log cannot be opened or read; the text says why and what to do."""
 
 
