@@ -18,9 +18,8 @@ import pytest
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space, StartControlPlane
 from tests.controlplane.waiting import wait_until
-from tests.e2e.test_first_light import remove_quarantines
 from tests.support.simulator import Simulator
-from tests.support.stack import TAINT, Stack
+from tests.support.stack import TAINT, Stack, remove_quarantines
 
 pytestmark = pytest.mark.cluster
 

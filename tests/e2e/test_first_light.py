@@ -16,9 +16,15 @@ from tests.agent.agent_process import QUIET
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space, StartControlPlane
-from tests.controlplane.waiting import wait_until
 from tests.support.evictions import accepted_evictions
-from tests.support.stack import NAMESPACE, Stack, pods_of, start_job
+from tests.support.stack import (
+    NAMESPACE,
+    Stack,
+    pods_of,
+    protect,
+    remove_quarantines,
+    start_job,
+)
 
 pytestmark = pytest.mark.cluster
 
@@ -43,39 +49,9 @@ def stack_of(cluster_space: Space, tmp_path: Path, request: pytest.FixtureReques
     return start
 
 
-def remove_quarantines(plane: ControlPlane, prefix: str) -> None:
-    """Nobody is left who would undo them."""
-    path = "/apis/sickbay.dev/v1alpha1/quarantines"
-    for item in plane.call("GET", path)["items"]:
-        name = item["metadata"]["name"]
-        if name.startswith(prefix):
-            body = json.dumps({"metadata": {"finalizers": []}}).encode()
-            plane.request("PATCH", f"{path}/{name}", body, MERGE_PATCH)
-            plane.request("DELETE", f"{path}/{name}")
-    plane.request("DELETE", f"/api/v1/namespaces/{NAMESPACE}/configmaps/sickbay-record")
-
-
 def patch_node(plane: ControlPlane, node: str, body: Mapping[str, Any]) -> None:
     answer = plane.request("PATCH", f"/api/v1/nodes/{node}", json.dumps(body).encode(), MERGE_PATCH)
     assert answer.status == 200, answer.body
-
-
-def protect(plane: ControlPlane, namespace: str, job: str, available: int) -> None:
-    plane.apply(
-        f"""
-apiVersion: policy/v1
-kind: PodDisruptionBudget
-metadata: {{name: {job}, namespace: {namespace}}}
-spec: {{minAvailable: {available}, selector: {{matchLabels: {{job: {job}}}}}}}
-"""
-    )
-    path = f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets/{job}"
-
-    def counted() -> bool:
-        status = plane.call("GET", path).get("status", {})
-        return bool(status.get("observedGeneration")) and status["desiredHealthy"] == available
-
-    wait_until(counted, what="the budget to be counted")
 
 
 def test_xid_79_in_the_kernel_log_cordons_and_drains(cluster_space: Space, stack_of: Start) -> None:

@@ -1,0 +1,1 @@
+"""The demo: `make demo` on this machine alone, `make demo-cluster` on a real API server."""

@@ -1,0 +1,158 @@
+"""`make demo`: everything on this machine, without root and without a cluster."""
+
+import http.client
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.demo.crew import Crew
+from tests.demo.news import News
+from tests.demo.story import BRISK, LEISURELY, POLICY, Stage
+from tests.demo.terminal import headline, note, say
+from tests.support.simulator import Simulator
+from tests.support.stack import free_port
+
+BIN = Path(sys.executable).parent
+
+_AGGREGATOR = """
+mode: drain
+cluster: {{kind: local, local: {{database: {folder}/cluster.db}}}}
+listen: {{grpc: "127.0.0.1:{grpc}", web: "127.0.0.1:{web}"}}
+identity: {{kind: insecure-trust-hello}}
+limits: {{concurrent_percent: "10%"}}
+policy: {{file: {folder}/policy.yaml}}
+history: {{database: "sqlite:///{folder}/history.db"}}
+"""
+
+_AGENT = """
+node = "{node}"
+run_dir = "{folder}/run"
+state_dir = "{folder}/state"
+
+[aggregator]
+address = "127.0.0.1:{grpc}"
+
+[checks.disk-write]
+paths = ["{folder}"]
+
+[checks.reach]    # nothing of the demo leaves this machine
+on = false
+"""
+
+_INTRODUCTION = """\
+sickbay, a demo: an aggregator, this machine's own agent and {count} simulated nodes of 8 GPUs.
+Here a cordon or a drain is a row in a temporary database: nothing on this machine is changed.
+Waits that take minutes in earnest are cut to seconds. Ctrl-C ends it and leaves nothing behind.
+"""
+
+_ADDRESSES = """\
+  the page   http://127.0.0.1:{web}/
+  the API    http://127.0.0.1:{web}/api/v1/fleet
+"""
+
+
+def run(*, count: int, once: bool) -> None:
+    """Tell the story, and go on until interrupted; with ``once`` return after it.
+
+    Raises ChildEnded, NotSeen, NobodyListens.
+    """
+    node = _own_name()
+    with Crew() as crew:
+        grpc, web = free_port(), _web_port()
+        say(_INTRODUCTION.format(count=count))
+        _write_files(crew.folder, node, grpc, web)
+        config = crew.folder / "aggregator.yaml"
+        crew.start("aggregator", [BIN / "sickbay-aggregator", "run", "--config", config])
+        news = News(f"127.0.0.1:{web}", crew.check)
+        news.until(lambda: _answers(news), "the aggregator's page")
+        say(_ADDRESSES.format(web=web))
+        crew.start("agent", [BIN / "sickbay-agent", "run", "--config", crew.folder / "agent.toml"])
+        arguments = ["--nodes", str(count), "--aggregator", f"127.0.0.1:{grpc}"]
+        log = crew.folder / "simulator.log"
+        simulator = Simulator(arguments, log=log, guard=crew.guard)
+        crew.adopt("simulator", simulator.process, log)
+        _introduce_fleet(news, crew.folder / "agent.toml", count)
+        stage = Stage(news, simulator.inject, BRISK if once else LEISURELY)
+        _tell(stage, [f"sim-{number:04d}" for number in range(1, count + 1)])
+        if not once:
+            say()
+            note("That was the story. It goes on as long as you look; Ctrl-C ends it.")
+            stage.go_on()
+
+
+def _tell(stage: Stage, nodes: list[str]) -> None:
+    pace, news = stage.pace, stage.news
+    sick, busy, full, *rest = nodes
+    news.rest(pace.first)
+    stage.fault_drains(sick)
+    news.rest(pace.between)
+    stage.application_fault_does_nothing(busy)
+    news.rest(pace.between)
+    stage.full_disk_recovers(full)
+    news.rest(pace.between)
+    storm = rest[: max(8, len(nodes) // 3)]
+    stage.storm_is_held(storm)
+    news.rest(pace.between)
+    stage.reboot_releases(sick, storm)
+
+
+def _introduce_fleet(news: News, config: Path, count: int) -> None:
+    def attached() -> bool:
+        return bool(news.get("/api/v1/fleet")["attached"] == count + 1)
+
+    news.until(attached, f"{count + 1} nodes attached")
+    note(f"{count + 1} nodes are attached: {count} simulated, and this machine")
+    headline("what this machine's own agent says: sickbay-agent check")
+    shown = _settled(news, config)
+    for line in shown.splitlines():
+        say(f"             {line}".rstrip())
+
+
+def _settled(news: News, config: Path) -> str:
+    """The table, when each check has had its first look: nothing came in for a second."""
+    looks: list[tuple[list[str], str]] = []
+
+    def same() -> bool:
+        line: list[str | Path] = [BIN / "sickbay-agent", "check", "--config", config]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=30, check=False)
+        rows = [row.split()[:3] for row in done.stdout.splitlines()]
+        looks.append(([" ".join(row) for row in rows], done.stdout))
+        news.rest(0.5)
+        return len(looks) > 3 and looks[-1][0] == looks[-3][0] and "by its agent" in done.stdout
+
+    news.until(same, "this machine's first results")
+    return looks[-1][1]
+
+
+def _answers(news: News) -> bool:
+    try:
+        news.get("/api/v1/fleet")
+    except (OSError, ValueError, http.client.HTTPException):
+        return False
+    return True
+
+
+def _write_files(folder: Path, node: str, grpc: int, web: int) -> None:
+    (folder / "policy.yaml").write_text(POLICY)
+    (folder / "aggregator.yaml").write_text(_AGGREGATOR.format(folder=folder, grpc=grpc, web=web))
+    (folder / "agent.toml").write_text(_AGENT.format(folder=folder, grpc=grpc, node=node))
+
+
+def _own_name() -> str:
+    """The hostname, as far as it can be a node's name."""
+    plain = re.sub(r"[^A-Za-z0-9._-]", "-", os.uname().nodename).strip("-._")
+    return plain or "this-machine"
+
+
+def _web_port() -> int:
+    """8080, where people look first; where that is taken, whatever is free."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", 8080))
+        except OSError:
+            return free_port()
+        return 8080

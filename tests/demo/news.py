@@ -1,0 +1,125 @@
+"""What the aggregator tells of itself, asked through its JSON API as anybody may."""
+
+import datetime as dt
+import http.client
+import json
+import time
+import urllib.parse
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.demo.terminal import note
+
+#: Kinds that are shown; between "admitted" and "drained" lies nothing that a reader would miss.
+SHOWN = frozenset(
+    {
+        "quarantine.held",
+        "quarantine.would",
+        "quarantine.cordoned",
+        "quarantine.drained",
+        "quarantine.released",
+        "quarantine.overruled",
+        "pod.evicted",
+        "pod.blocked",
+        "agent.silent",
+        "agent.back",
+        "agent.conflict",
+        "evidence.lost",
+        "fleet.stopped",
+        "fleet.resumed",
+    }
+)
+#: More of one kind at a time than this are counted.
+_MANY = 3
+_WIDEST = 140
+
+
+class NotSeen(Exception):
+    """What the demo waited for did not come; the text says what."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """A transition."""
+
+    at: dt.datetime
+    kind: str
+    node: str
+    summary: str
+
+
+@dataclass
+class News:
+    """Polls ``host:port``. ``check`` is called at each poll; it may raise."""
+
+    address: str
+    check: Callable[[], None]
+    seen: list[Event] = field(default_factory=list)
+    _known: set[Event] = field(default_factory=set)
+    _since: float = field(default_factory=time.time)
+
+    def get(self, path: str) -> Any:
+        """The JSON at ``path``. Raises OSError, ValueError or HTTPException where there is none."""
+        connection = http.client.HTTPConnection(self.address, timeout=10)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            body = answer.read()
+        finally:
+            connection.close()
+        if answer.status != 200:
+            raise ValueError(f"{path}: {answer.status} {body[:200]!r}")
+        return json.loads(body)
+
+    def poll(self) -> None:
+        """Ask once; show what is new."""
+        self.check()
+        query = urllib.parse.urlencode({"since": f"{self._since:.3f}", "limit": 1000})
+        try:
+            items = self.get(f"/api/v1/transitions?{query}")["items"]
+        except (OSError, http.client.HTTPException):
+            return  # it is busy or has gone; the latter ``check`` says
+        events = [
+            Event(dt.datetime.fromisoformat(one["at"]), one["kind"], one["node"], one["summary"])
+            for one in reversed(items)
+        ]
+        fresh = [event for event in events if event not in self._known]
+        self._known.update(fresh)
+        self.seen += fresh
+        _show(fresh)
+
+    def until(self, what: Callable[[], Any], told: str, *, within: float = 30.0) -> Any:
+        """Poll until ``what`` is true, and return that. Raises NotSeen."""
+        deadline = time.monotonic() + within
+        while not (found := what()):
+            if time.monotonic() > deadline:
+                raise NotSeen(f"not seen within {within:g} s: {told}")
+            self.poll()
+            time.sleep(0.1)
+        return found
+
+    def rest(self, seconds: float) -> None:
+        """Show what comes for so long."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self.poll()
+            time.sleep(0.2)
+
+    def of(self, kind: str, *nodes: str) -> list[Event]:
+        """What was told of this kind, of these nodes or of all."""
+        return [e for e in self.seen if e.kind == kind and (not nodes or e.node in nodes)]
+
+
+def _show(fresh: list[Event]) -> None:
+    shown: dict[str, int] = {}
+    for event in fresh:
+        if event.kind not in SHOWN:
+            continue
+        shown[event.kind] = shown.get(event.kind, 0) + 1
+        if shown[event.kind] <= _MANY:
+            text = event.summary if len(event.summary) <= _WIDEST else event.summary[:_WIDEST] + "…"
+            note(f"   {text}", at=event.at)
+    for kind, count in shown.items():
+        if count > _MANY:
+            note(f"   and {count - _MANY} more {kind.partition('.')[2]}")

@@ -1,0 +1,130 @@
+"""The story that both demos tell. Each step does something and waits until it has been seen."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tests.demo.news import News, NotSeen
+from tests.demo.terminal import headline, note
+
+#: Rules as shipped wait for minutes before a release; a demo's spectator would not.
+POLICY = """
+rules:
+  - {name: gpu-gone, healthyFor: 3s}
+  - {name: gpu-fatal, healthyFor: 3s}
+  - {name: disk-full, for: 1s, healthyFor: 3s}
+"""
+
+
+class Inject(Protocol):
+    """Makes something happen to a simulated node: docs/simulate.md."""
+
+    def __call__(self, **event: Any) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Seconds to look around before a step, and that the disk stays full."""
+
+    first: float
+    between: float
+    disk: float
+
+
+LEISURELY = Pace(first=10, between=6, disk=10)
+BRISK = Pace(first=1, between=0.5, disk=4)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where the story happens."""
+
+    news: News
+    inject: Inject
+    pace: Pace
+
+    def fault_drains(self, node: str) -> None:
+        headline(f"{node}: its kernel logs Xid 79, a GPU has fallen off the bus")
+        began = time.time()
+        self.inject(node=node, fault="xid:79", gpu=3)
+        drained = self._seen("quarantine.drained", node)
+        cordoned = self._seen("quarantine.cordoned", node)
+        note(
+            f"   from the kernel's line to the cordon {_ms(cordoned.at.timestamp() - began)}, "
+            f"to drained {_ms(drained.at.timestamp() - began)}"
+        )
+
+    def application_fault_does_nothing(self, node: str) -> None:
+        headline(f"{node}: Xid 13, which a job's own mistake causes (it read out of bounds)")
+        self.inject(node=node, fault="xid:13", gpu=0)
+        self._seen("incident.opened", node)
+        [incident] = self._incidents(node)
+        note(f"   {node}: {incident['summary']}")
+        note(f"   {incident['advice']}")
+        self.news.rest(2)
+        if self.news.of("quarantine.admitted", node):
+            raise NotSeen(f"{node} left alone: it was quarantined")
+
+    def full_disk_recovers(self, node: str) -> None:
+        headline(f"{node}: its root disk fills up, and is empty again in {self.pace.disk:g} s")
+        full = {"check": "disk-space", "component": "/", "status": "failed", "reason": "full"}
+        message = "100 % used, 0 B free"
+        self.inject(**{"node": node, **full, "message": message, "for": f"{self.pace.disk:g}s"})
+        self._seen("quarantine.cordoned", node)
+        self._seen("quarantine.released", node)
+
+    def storm_is_held(self, nodes: Sequence[str]) -> None:
+        headline(f"{len(nodes)} nodes at once: Xid 48, as after a bad roll-out or a hot aisle")
+        self.inject(nodes=list(nodes), fault="xid:48", gpu=1)
+        told = "the storm held by the limit"
+
+        def decided() -> bool:
+            held = {event.node for event in self.news.of("quarantine.held", *nodes)}
+            taken = {event.node for event in self.news.of("quarantine.cordoned", *nodes)}
+            return bool(held) and held | taken == set(nodes)
+
+        self.news.until(decided, told)
+        held = len({event.node for event in self.news.of("quarantine.held", *nodes)})
+        note(f"   {held} of {len(nodes)} are held: so many at once say more of us than of them")
+
+    def budget_holds(self, node: str, open_it: Callable[[], None]) -> None:
+        headline(f"{node}: Xid 79 too, and a disruption budget protects the pod that runs there")
+        self.inject(node=node, fault="xid:79", gpu=0)
+        self._seen("pod.blocked", node)
+        self.news.rest(self.pace.between)
+        note("   the budget is opened (kubectl delete poddisruptionbudget)")
+        open_it()
+        self._seen("quarantine.drained", node)
+
+    def person_releases(self, node: str, release: Callable[[], None]) -> None:
+        headline(f"{node}: a person releases it (kubectl delete quarantine {node})")
+        release()
+        self._seen("quarantine.released", node)
+        note("   its fault is still latched; the person's word counts until it clears or changes")
+
+    def reboot_releases(self, node: str, waiting: Sequence[str]) -> None:
+        headline(f"{node} is rebooted: that ends an Xid 79, so it is released, and a held one goes")
+        before = len(self.news.of("quarantine.cordoned", *waiting))
+        self.inject(node=node, reboot=True)
+        self._seen("quarantine.released", node)
+        self.news.until(
+            lambda: len(self.news.of("quarantine.cordoned", *waiting)) > before,
+            "a held node admitted in its place",
+        )
+
+    def go_on(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Show what happens, for ever or until."""
+        while not until():
+            self.news.rest(1)
+
+    def _seen(self, kind: str, node: str) -> Any:
+        return self.news.until(lambda: self.news.of(kind, node), f"{kind} of {node}")[-1]
+
+    def _incidents(self, node: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.news.get(f"/api/v1/nodes/{node}")["incidents"]
+        return found
+
+
+def _ms(seconds: float) -> str:
+    return f"{max(0.0, seconds) * 1000:.0f} ms"

@@ -1,0 +1,31 @@
+"""What the demo says: short lines with the time, and nothing to a terminal that has gone."""
+
+import datetime as dt
+import os
+import sys
+
+
+class NobodyListens(Exception):
+    """Standard output is closed: there is nobody to show anything to."""
+
+
+def say(text: str = "") -> None:
+    """A line as it is. Raises NobodyListens."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        # Or the interpreter would try once more at its end, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise NobodyListens from None
+
+
+def note(text: str, *, at: dt.datetime | None = None) -> None:
+    """A line of what happens."""
+    moment = at.astimezone() if at is not None else dt.datetime.now().astimezone()
+    say(f"{moment:%H:%M:%S}  {text}")
+
+
+def headline(text: str) -> None:
+    """What the demo does next, set off from what comes of it."""
+    say()
+    note(f">> {text}")

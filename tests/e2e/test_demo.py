@@ -1,0 +1,152 @@
+"""The demo: it tells its story, and however it ends it leaves nothing behind."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.controlplane.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+
+
+class Demo:
+    """A demo whose temporary files are under ``folder``, and whose processes can be told by it."""
+
+    def __init__(self, folder: Path, where: str) -> None:
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir()
+        self._out = folder / "out"
+        with self._out.open("wb") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.demo", where, "--once"],
+                cwd=ROOT,
+                env={**os.environ, "TMPDIR": str(self.temporary)},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def said(self) -> str:
+        return self._out.read_text()
+
+    def until_said(self, text: str) -> None:
+        def said() -> bool:
+            assert text in self.said() or self.process.poll() is None, self.said()
+            return text in self.said()
+
+        wait_until(said, what=f"{text!r} in {self.said()}", timeout_s=60)
+
+    def alive(self) -> dict[int, str]:
+        """Every process that has our folder in its environment, by pid: children's children too."""
+        return {
+            int(entry.name): _read(entry / "cmdline").replace("\0", " ")
+            for entry in Path("/proc").iterdir()
+            if entry.name.isdigit() and f"TMPDIR={self.temporary}\0" in _read(entry / "environ")
+        }
+
+    def pid_of(self, words: str) -> int:
+        [pid] = [pid for pid, line in self.alive().items() if words in line]
+        return pid
+
+    def left_behind(self) -> str:
+        """What is still there; empty when nothing is."""
+        files = list(self.temporary.iterdir())
+        return f"{self.alive()} {files}" if self.alive() or files else ""
+
+    def leaves_nothing(self) -> None:
+        wait_until(lambda: not self.left_behind(), what=f"nothing left: {self.left_behind()}")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""  # it has just ended
+
+
+Begin = Callable[..., Demo]
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Begin]:
+    demos: list[Demo] = []
+
+    def begin(where: str = "local") -> Demo:
+        demos.append(Demo(tmp_path, where))
+        return demos[-1]
+
+    yield begin
+    for demo in demos:
+        if demo.process.poll() is None:
+            demo.process.kill()
+        demo.process.wait()
+
+
+def test_the_demo_tells_its_story_and_leaves_nothing_behind(begin: Begin) -> None:
+    demo = begin()
+    assert demo.process.wait(120) == 0, demo.said()
+    said = demo.said()
+    for text in (
+        "the page   http://127.0.0.1:",
+        "41 nodes are attached",
+        "(by its agent)",
+        "sim-0001: cordoned: xid:79",
+        "sim-0001: drained",
+        "by policy it is only watched",
+        "sim-0003: released",
+        "held by limits.concurrent_percent",
+        "sim-0001: released",
+    ):
+        assert text in said, f"{text!r} not in {said}"
+    demo.leaves_nothing()
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL], ids=lambda n: n.name
+)
+def test_however_the_demo_is_ended_it_leaves_nothing_behind(
+    begin: Begin, number: signal.Signals
+) -> None:
+    demo = begin()
+    demo.until_said("sim-0001: cordoned")
+    assert len(demo.alive()) >= 4
+    demo.process.send_signal(number)
+    code = demo.process.wait(30)
+    assert code == (-number if number is signal.SIGKILL else 130)
+    assert "Traceback" not in demo.said()
+    demo.leaves_nothing()
+
+
+@pytest.mark.parametrize("name", ["sickbay-aggregator", "sickbay-agent run", "cli simulate"])
+def test_a_child_that_dies_ends_the_demo_with_its_last_words(begin: Begin, name: str) -> None:
+    demo = begin()
+    demo.until_said("nodes are attached")
+    os.kill(demo.pid_of(name), signal.SIGKILL)
+    assert demo.process.wait(60) == 1
+    assert "ended with -9. Its last words:" in demo.said()
+    assert "Traceback" not in demo.said()
+    demo.leaves_nothing()
+
+
+def test_the_demo_on_a_real_api_server_tells_its_story_and_leaves_nothing_behind(
+    control_plane_programs: Mapping[str, Path], begin: Begin
+) -> None:
+    assert control_plane_programs  # asked for, so that this is skipped loudly where there are none
+    demo = begin("cluster")
+    assert demo.process.wait(160) == 0, demo.said()
+    for text in (
+        "export KUBECONFIG=",
+        "evicted training/train",
+        "is not evicted: The disruption budget guarded",
+        "gpu-00001: drained",
+        "held by limits.concurrent_percent",
+        "gpu-00000: released: deleted by a person",
+    ):
+        assert text in demo.said(), f"{text!r} not in {demo.said()}"
+    demo.leaves_nothing()
