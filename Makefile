@@ -34,6 +34,8 @@ lock: | $(UV) ## Compile the hashed requirements anew from pyproject.toml
 	    --python-version 3.11 --no-header --upgrade --output-file requirements/$$extra.txt; done
 	@$(UV) pip compile --quiet pyproject.toml --all-extras --generate-hashes --universal \
 	  --python-version 3.11 --no-header --upgrade --output-file requirements/dev.txt
+	@echo hatchling | $(UV) pip compile --quiet - --constraint requirements/dev.txt --generate-hashes \
+	  --universal --python-version 3.11 --no-header --output-file requirements/build.txt
 
 .PHONY: proto
 proto: env ## Generate sickbay.v1 from proto/
