@@ -1,0 +1,50 @@
+"""What is generated and checked in is what its source gives now."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PROTO = ROOT / "proto"
+
+
+def test_the_generated_contract_is_fresh(tmp_path: Path) -> None:
+    programs = Path(sys.executable).parent
+    sources = sorted(path.relative_to(PROTO) for path in PROTO.glob("sickbay/v1/*.proto"))
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "grpc_tools.protoc",
+            "-I.",
+            f"--plugin=protoc-gen-mypy={programs / 'protoc-gen-mypy'}",
+            f"--plugin=protoc-gen-mypy_grpc={programs / 'protoc-gen-mypy_grpc'}",
+            *(f"--{kind}={tmp_path}" for kind in _KINDS),
+            *map(str, sources),
+        ],
+        cwd=PROTO,
+        check=True,
+        capture_output=True,
+    )
+    made = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*.py*"))
+    assert len(made) == 4 * len(sources)
+    for name in made:
+        assert (PROTO / name).read_text() == (tmp_path / name).read_text(), f"{name}: make proto"
+
+
+_KINDS = ("python_out", "grpc_python_out", "mypy_out", "mypy_grpc_out")
+
+
+def test_the_locked_requirements_name_every_dependency_and_no_host() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for extra in ("agent", "aggregator", "dev"):
+        asked = [*project["dependencies"], *extras[extra]]
+        text = (ROOT / "requirements" / f"{extra}.txt").read_text()
+        locked = set(re.findall(r"^([a-z0-9._-]+)==", text, re.MULTILINE))
+        names = {re.split(r"[\[<>=~ ]", one)[0].lower().replace("_", "-") for one in asked}
+        assert names <= locked, f"make lock: {names - locked} is not in requirements/{extra}.txt"
+        assert "--hash=sha256:" in text
+        assert "://" not in text
