@@ -75,7 +75,7 @@ class Client:
             raise WardError(
                 f"the aggregator at {self.url} can't be reached: {reason}\n"
                 "  Where is it? Set --url or SICKBAY_URL. From outside the cluster: "
-                "kubectl -n sickbay port-forward service/sickbay-aggregator 8080"
+                "kubectl -n sickbay port-forward service/sickbay-page 8080"
             ) from error
         return response
 

@@ -52,6 +52,10 @@ def for_incident(patient: Patient, clears: Collection[str], action: str) -> str:
         return f"{sentence}. Nothing keeps work off this node yet; to do it by hand: " + by_hand(
             patient.node
         )
+    if patient.quarantine is None:
+        return f"{sentence}."
+    if patient.quarantine.spec.requester != "sickbay":
+        return f"{sentence}, then: sickbay release {patient.node} (a person made the quarantine)"
     return f"{sentence}. The node is released by itself once it has stayed well."
 
 
@@ -89,7 +93,7 @@ def for_quarantine(patient: Patient, quarantine: Quarantine, clears: Iterable[st
         )
     if status.phase in (Phase.ADMITTED, Phase.DRAINING):
         return "Nothing yet: it is under way."
-    if quarantine.spec.requester not in ("", "sickbay"):
+    if quarantine.spec.requester != "sickbay":
         return f"Made by a person, ended by a person: sickbay release {node}"
     remedy = for_evidence(clears)
     if not remedy:

@@ -24,7 +24,7 @@ from aggregator.web.desk import Desk
 from aggregator.web.query import Form, Param, read_query
 
 #: Rows of a table unless asked otherwise.
-ROWS = 25
+ROWS = 10
 _LATELY = 15
 #: Up to so many nodes are named each; more are drawn as a map.
 FEW = 60

@@ -104,8 +104,9 @@ class Web:
         except OSError as error:
             await self._runner.cleanup()
             raise WebListenError(address) from error
-        await self._desk.prime()
-        self._tasks.append(asyncio.create_task(self._pulse.run(), name="web pulse"))
+        # Beside the rest: a history that hangs must not keep the aggregator from starting.
+        for work, name in ((self._desk.prime(), "web past"), (self._pulse.run(), "web pulse")):
+            self._tasks.append(asyncio.create_task(work, name=name))
         if path != address:
             return address
         bound = self._runner.addresses[0][1]

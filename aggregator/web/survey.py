@@ -159,7 +159,7 @@ class Survey:
                 return _use(name, value, used, int(value), "nodes in quarantine at once")
             case "concurrent_percent" if _percent(value) is not None:
                 most = allowance(nodes, _percent(value) or 0.0)
-                return _use(name, value, used, most, f"{value} of {nodes} nodes")
+                return _use(name, value, used, most, f"{value} of {nodes:,} {_nodes(nodes)}")
             case "pool_percent" if _percent(value) is not None and self._pools:
                 pool, taken, most = self._fullest_pool(_percent(value) or 0.0)
                 text = f"{value} of a pool; the fullest is {pool or '(no pool)'}"
@@ -262,6 +262,10 @@ def _use(name: str, value: str, used: int, most: int, text: str) -> shapes.Limit
     return shapes.LimitUse(
         name=name, value=value, used=used, most=most, full=used >= most, text=text
     )
+
+
+def _nodes(count: int) -> str:
+    return "node" if count == 1 else "nodes"
 
 
 def _setting(limits: Mapping[str, str], key: str) -> str:

@@ -246,3 +246,14 @@ def test_a_glance_is_encodable_and_small_for_a_large_fleet() -> None:
 def test_times_are_said_in_one_unit(seconds: float, said: str) -> None:
     now = dt.datetime.fromtimestamp(NIGHT, dt.UTC)
     assert words.ago(now - dt.timedelta(seconds=seconds), now) == said
+
+
+def test_advice_promises_no_release_that_will_not_come() -> None:
+    fleet = Fleet()
+    patient = well(fleet, "node-1", HANDS.now)
+    incident_of(patient, HANDS.now)
+    assert look(fleet).incidents[0].advice == "Reboot the node."
+    quarantine_of(patient, HANDS.wall, requester="ana")
+    assert "sickbay release node-1" in look(fleet).incidents[0].advice
+    quarantine_of(patient, HANDS.wall)
+    assert "released by itself" in look(fleet).incidents[0].advice

@@ -1,0 +1,96 @@
+"""`sickbay stop`, `resume`, `release` and `quarantine` on a real API server, as processes."""
+
+import asyncio
+import json
+
+import pytest
+
+from aggregator.kube.cluster import KubeCluster
+from aggregator.quarantine.cluster import Action
+from tests.controlplane.pytest_plugin import Space
+from tests.web.test_ward import Done, sickbay
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture
+def person(cluster_space: Space) -> list[str]:
+    """The options of somebody with a kubeconfig."""
+    kubeconfig = str(cluster_space.plane.kubeconfig)
+    return ["--kubeconfig", kubeconfig, "--namespace", cluster_space.namespace]
+
+
+async def test_stop_is_seen_in_the_record_and_resume_ends_it(
+    kube: KubeCluster, person: list[str]
+) -> None:
+    done = await sickbay("stop", "--reason", "fabric work", *person)
+    assert done.code == 0, done.err
+    assert (await kube.read_record()).stop == "fabric work"
+    record = await kube.read_record()
+    await kube.write_record('{"entries": {}}', record.version)
+    again = await sickbay("stop", "--reason", "still", *person)
+    assert 'stopped already: "fabric work"' in again.out
+    seen = await kube.read_record()
+    assert (seen.stop, seen.text) == ("still", '{"entries": {}}')
+    done = await sickbay("resume", *person)
+    assert 'it was stopped: "still"' in done.out
+    seen = await kube.read_record()
+    assert (seen.stop, seen.text) == ("", '{"entries": {}}')
+    assert "It was not stopped." in (await sickbay("resume", *person)).out
+
+
+async def test_a_quarantine_by_hand_is_made_and_released(
+    kube: KubeCluster, cluster_space: Space, person: list[str]
+) -> None:
+    (node,) = cluster_space.create_nodes(1)
+    ask = ["--action", "drain", "--reason", "fan 3 is dead", "--requester", "ana", *person]
+    done = await sickbay("quarantine", node, *ask)
+    assert done.code == 0, done.err
+    assert f"sickbay release {node}" in done.out
+    made = await kube.read_quarantine(node)
+    assert made is not None
+    assert (made.spec.action, made.spec.kind) == (Action.DRAIN, "manual")
+    assert (made.spec.reason, made.spec.requester) == ("fan 3 is dead", "ana")
+    assert not made.has_finalizer, "the aggregator adds its own"
+    again = await sickbay("quarantine", node, *ask)
+    assert again.code == 1
+    assert "in quarantine already (drain, by ana: fan 3 is dead)" in again.err
+    done = await sickbay("release", node, *person, "-o", "json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["done"]
+    assert await kube.read_quarantine(node) is None
+
+
+async def test_release_leaves_the_undoing_to_the_aggregator(
+    kube: KubeCluster, cluster_space: Space, person: list[str]
+) -> None:
+    (node,) = cluster_space.create_nodes(1)
+    ask = ["--action", "cordon", "--reason", "to be looked at", *person]
+    assert (await sickbay("quarantine", node, *ask)).code == 0
+    made = await kube.read_quarantine(node)
+    assert made is not None
+    await kube.add_finalizer(made)
+    assert (await sickbay("release", node, *person)).code == 0
+    held = await kube.read_quarantine(node)
+    assert held is not None
+    assert held.deleting
+    await kube.drop_quarantine(held)
+
+
+async def refused(*arguments: str) -> Done:
+    done = await sickbay(*arguments)
+    assert done.code == 1, done
+    assert "Traceback" not in done.err
+    return done
+
+
+async def test_what_is_not_there_is_said(kube: KubeCluster, person: list[str]) -> None:
+    ask = ["--action", "drain", "--reason", "x", *person]
+    typo, nothing, nowhere = await asyncio.gather(
+        refused("quarantine", "no-such-node", *ask),
+        refused("release", "no-such-node", *person),
+        refused("stop", "--reason", "x", *person[:2], "--namespace", "no-such-namespace"),
+    )
+    assert 'there is no node "no-such-node"' in typo.err
+    assert "nothing to release" in nothing.err
+    assert "no-such-namespace" in nowhere.err
