@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from nodeagent.checks import (
+    clock,
     disk_readonly,
     disk_space,
     disk_write,
@@ -35,6 +36,7 @@ SPECS: tuple[CheckSpec, ...] = (
     disk_write.SPEC,
     nic_link.SPEC,
     reach.SPEC,
+    clock.SPEC,
 )
 
 

@@ -27,6 +27,8 @@ on = false
 on = false
 [checks.reach]
 on = false
+[checks.clock]
+on = false
 """
 
 

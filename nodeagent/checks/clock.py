@@ -1,0 +1,95 @@
+"""Whether the kernel's clock is disciplined by anybody, and how wrong it may be.
+
+Reasons: ``unsynchronised`` (no time daemon has spoken for hours, or ever: degraded),
+``uncertain`` (synchronised, but its error may be above ``max_error``: degraded), ``offset`` (the
+daemon is correcting more than ``max_offset``: failed), ``starting`` (not synchronised yet, soon
+after a boot: unknown), ``no-adjtimex`` (the kernel refuses to tell: unknown).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nodeagent.checks.base import CheckSpec, Kind, Option, Report
+from nodeagent.clock import Clock
+from nodeagent.model import Observation, Status
+from nodeagent.sources import Sources
+from nodeagent.sources.timex import Timex, parse, read_kernel
+
+NAME = "clock"
+
+
+def judge(
+    timex: Timex, *, starting: bool, max_error: float, max_offset: float
+) -> tuple[Status, str, str]:
+    """Pure: status, reason, message. ``starting``: just booted, and never synchronised yet."""
+    if abs(timex.offset) > max_offset:
+        return Status.FAILED, "offset", f"{timex.offset:+.3g} s off, being corrected"
+    if not timex.synchronised:
+        if starting:
+            return Status.UNKNOWN, "starting", "not synchronised yet"
+        return Status.DEGRADED, "unsynchronised", "no time daemon tells the kernel the time"
+    if timex.max_error > max_error:
+        message = f"may be off by {timex.max_error:.0f} s: the time daemon has not spoken lately"
+        return Status.DEGRADED, "uncertain", message
+    return Status.OK, "", "synchronised"
+
+
+class ClockCheck:
+    def __init__(
+        self, clock: Clock, options: Mapping[str, Any], read: Callable[[], bytes] = read_kernel
+    ) -> None:
+        self._clock = clock
+        self._read = read
+        self._boot_grace: float = options["boot_grace"]
+        self._max_error: float = options["max_error"]
+        self._max_offset: float = options["max_offset"]
+        self._was_synchronised = False
+
+    async def look(self) -> Report:
+        try:
+            timex = parse(self._read())
+        except OSError as error:
+            message = f"adjtimex: {error.strerror}"
+            return [Observation(NAME, "", Status.UNKNOWN, "no-adjtimex", message)]
+        self._was_synchronised |= timex.synchronised
+        young = self._clock.boottime() < self._boot_grace
+        verdict = judge(
+            timex,
+            starting=young and not self._was_synchronised,
+            max_error=self._max_error,
+            max_offset=self._max_offset,
+        )
+        return [Observation(NAME, "", *verdict)]
+
+
+def build(sources: Sources, options: Mapping[str, Any]) -> ClockCheck:
+    return ClockCheck(sources.machine.clock, options)
+
+
+SPEC = CheckSpec(
+    name=NAME,
+    sees="a clock that no time daemon disciplines, or that is being corrected by much",
+    source="adjtimex(2), read only; no request is made",
+    cost="0.1 ms of CPU every 60 s",
+    blind_to="a time server that is wrong; the offset that chronyd slews by frequency; clocks "
+    "disciplined by PTP alone (phc2sys), which the kernel calls unsynchronised: turn it off there",
+    interval=60.0,
+    deadline=5.0,
+    build=build,
+    options=(
+        Option("max_offset", Kind.DURATION, 1.0, "a correction under way of more than this fails"),
+        Option(
+            "max_error",
+            Kind.DURATION,
+            5.0,
+            "an error that may be larger is degraded; it grows by 1.8 s an hour without a word "
+            "from the time daemon",
+        ),
+        Option(
+            "boot_grace",
+            Kind.DURATION,
+            1200.0,
+            "how long after a boot a clock that was never synchronised is starting",
+        ),
+    ),
+)
