@@ -17,7 +17,9 @@ from nodeagent.checks import (
     gpu_inventory,
     gpu_recovery,
     gpu_rows,
+    memory,
     nic_link,
+    pressure,
     reach,
     sxid,
     xid,
@@ -37,6 +39,8 @@ SPECS: tuple[CheckSpec, ...] = (
     nic_link.SPEC,
     reach.SPEC,
     clock.SPEC,
+    memory.SPEC,
+    pressure.SPEC,
 )
 
 

@@ -29,6 +29,10 @@ on = false
 on = false
 [checks.clock]
 on = false
+[checks.memory]
+on = false
+[checks.pressure]
+on = false
 """
 
 

@@ -1,0 +1,101 @@
+"""Memory and its pressure: files as kernels write them, and this kernel's."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.checks import memory
+from nodeagent.model import Status
+from nodeagent.sources.machine import Machine
+from nodeagent.sources.pressure import Memory, Stall, parse_meminfo, parse_stall
+from tests.agent.machines import made_up, options, sources, this_machine, verdicts
+
+GIB = 1 << 20  # in the kernel's kB
+
+
+def meminfo(available: int) -> str:
+    return (
+        f"MemTotal:       {2000 * GIB} kB\nMemFree:          123 kB\n"
+        f"MemAvailable:   {available} kB\nBuffers:            1 kB\n"
+    )
+
+
+def psi(*, some: float = 0.0, full: float | None = 0.0) -> str:
+    text = f"some avg10=99.00 avg60={some:.2f} avg300=0.10 total=123\n"
+    return text if full is None else text + f"full avg10=99.00 avg60={full:.2f} avg300=0 total=9\n"
+
+
+def machine_with(root: Path, available: int, pressure: str | None = None) -> Machine:
+    machine = made_up(root)
+    (machine.proc / "meminfo").write_text(meminfo(available))
+    if pressure is not None:
+        (machine.proc / "pressure").mkdir(exist_ok=True)
+        (machine.proc / "pressure/memory").write_text(pressure)
+    return machine
+
+
+async def verdict(machine: Machine, **settings: float) -> tuple[Status, str]:
+    check = memory.build(sources(machine), options(memory.SPEC, **settings))
+    return verdicts(await check.look())[""]
+
+
+@pytest.mark.parametrize(
+    ("available", "pressure", "expected"),
+    [
+        (1000 * GIB, psi(), (Status.OK, "")),
+        (40 * GIB, psi(), (Status.OK, "")),
+        (39 * GIB, psi(), (Status.DEGRADED, "low")),
+        (1000 * GIB, psi(some=90.0, full=20.0), (Status.OK, "")),
+        (1000 * GIB, psi(some=90.0, full=20.1), (Status.DEGRADED, "stalled")),
+        (1 * GIB, psi(some=90.0, full=50.0), (Status.DEGRADED, "stalled")),
+        (1000 * GIB, None, (Status.OK, "")),
+        (1 * GIB, None, (Status.DEGRADED, "low")),
+    ],
+)
+async def test_verdicts(
+    tmp_path: Path, available: int, pressure: str | None, expected: tuple[Status, str]
+) -> None:
+    assert await verdict(machine_with(tmp_path, available, pressure)) == expected
+
+
+async def test_thresholds_are_settings(tmp_path: Path) -> None:
+    machine = machine_with(tmp_path, 100 * GIB, psi(full=10.0))
+    assert await verdict(machine, low=6.0) == (Status.DEGRADED, "low")
+    assert await verdict(machine, stalled=5.0) == (Status.DEGRADED, "stalled")
+
+
+async def test_no_procfs_is_unknown(tmp_path: Path) -> None:
+    machine = made_up(tmp_path)
+    assert await verdict(machine) == (Status.UNKNOWN, "no-procfs")
+    (machine.proc / "meminfo").write_text("MemTotal: what? kB\n")
+    assert await verdict(machine) == (Status.UNKNOWN, "no-procfs")
+
+
+async def test_a_message_of_a_well_machine_never_changes(tmp_path: Path) -> None:
+    """What changes is sent: 10,000 nodes must not send their free memory once a minute."""
+    looks = []
+    for available in (1000 * GIB, 1001 * GIB):
+        check = memory.build(
+            sources(machine_with(tmp_path, available, psi())), options(memory.SPEC)
+        )
+        looks.append(await check.look())
+    assert looks[0] == looks[1]
+
+
+def test_parsers() -> None:
+    assert parse_meminfo(meminfo(3)) == Memory(2000 << 30, 3 << 10)
+    assert parse_stall(psi(some=1.5, full=0.25)) == Stall(1.5, 0.25)
+    assert parse_stall(psi(some=1.5, full=None)) == Stall(1.5, 0.0)
+
+
+@given(st.text())
+def test_garbage_is_an_error_and_no_crash(text: str) -> None:
+    for parse in (parse_meminfo, parse_stall):
+        with pytest.raises(ValueError):
+            parse(text)
+
+
+async def test_this_machine_has_memory() -> None:
+    assert (await verdict(this_machine()))[1] != "no-procfs"
