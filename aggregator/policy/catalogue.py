@@ -8,6 +8,8 @@ from aggregator.health.model import ClearedBy, Fault
 
 UNKNOWN = "unknown"
 
+_ACRONYMS = frozenset({"gpu", "ecc", "gsp", "rpc", "fifo", "mmu", "pmu", "nvlink", "dbe", "sram"})
+
 
 @dataclass(frozen=True, slots=True)
 class FaultClass:
@@ -67,8 +69,14 @@ def parse_catalogue(data: Mapping[str, Any]) -> Catalogue:
                     if code in codes:
                         raise ValueError(f"{code} is in two classes: {codes[code]} and {name}")
                     codes[code] = name
-    names = {f"xid:{number}": name for number, name in data["names"].items()}
+    names = {f"xid:{number}": _in_words(name) for number, name in data["names"].items()}
     return Catalogue(classes, codes, names)
+
+
+def _in_words(mnemonic: str) -> str:
+    """``ROBUST_CHANNEL_GPU_HAS_FALLEN_OFF_THE_BUS`` as a person would read it."""
+    words = mnemonic.removeprefix("ROBUST_CHANNEL_").lower().split("_")
+    return " ".join(word.upper() if word in _ACRONYMS else word for word in words)
 
 
 def _numbers(item: int | str) -> range:

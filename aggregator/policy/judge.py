@@ -4,7 +4,8 @@ Invariants:
 - An incident opens when evidence has lasted for its rule's time, and its start never moves.
 - Evidence of an incident stays in force until a positive sign: a component seen ok, a fault cleared
   in this boot, or another boot for what a boot ends. Absent, unknown or silent is not a sign.
-- It closes when none is in force and ``healthy_for`` has passed since, with the agent speaking.
+- It closes when none is in force and ``healthy_for`` has passed since, with the agent speaking. A
+  check that fails again for a moment, or an agent that falls silent, begins that time anew.
 - What was lost (missing from a snapshot of the same boot) keeps an incident open and opens none.
 """
 
@@ -54,9 +55,11 @@ def judge(
             if incident.in_force:
                 after[ident] = replace(incident, recovering_since=None)
                 continue
-            since = incident.recovering_since if speaking else None
-            since = now if since is None else since
-            if speaking and now >= since + incident.healthy_for:
+            if not speaking:
+                after[ident] = replace(incident, recovering_since=None)
+                continue
+            since = now if incident.recovering_since is None else incident.recovering_since
+            if now >= since + incident.healthy_for:
                 closed.append(incident)
                 continue
             after[ident] = replace(incident, recovering_since=since)
@@ -104,12 +107,16 @@ def _fold(
 ) -> tuple[Evidence, ...]:
     """The earlier evidence, in force or over, and what has come to it."""
     held: dict[tuple[str, str], Evidence] = {}
+    superseding = _superseding(due, kind=kind, acting=acting)
     for item in earlier.evidence if earlier is not None else ():
         if not acting and item.key in due and due[item.key].rule.action != "observe":
             continue
-        held[item.key] = replace(
-            item, over=item.over or _over(item, health), lost=_lost(item, health)
+        over = (
+            _fault_over(item, health)
+            if item.cleared_by is not None
+            else _level_over(item, health, superseding)
         )
+        held[item.key] = replace(item, over=over, lost=_lost(item, health))
     for key, match in due.items():
         if match.rule.kind != kind:
             continue
@@ -131,19 +138,40 @@ def _fold(
     return tuple(held.values())
 
 
-def _over(item: Evidence, health: NodeHealth) -> str:
-    """The positive sign that ends this evidence; empty while there is none."""
-    if item.cleared_by is None:
-        check = item.code.partition(":")[0]
-        if health.cleared.get((check, item.component)) == "gone":
-            return "gone"
-        component = health.components.get((check, item.component))
-        if component is None or component.status is Status.UNKNOWN:
-            return ""
-        if component.status is Status.FAILED:
-            same = item.code == f"{check}:{component.reason or 'failed'}"
-            return "" if same else "changed"
+def _superseding(
+    due: Mapping[tuple[str, str], Match], *, kind: str, acting: bool
+) -> frozenset[tuple[str, str]]:
+    """The evidence that stands in the same incident now, and so may take another's place."""
+    return frozenset(
+        key
+        for key, match in due.items()
+        if match.rule.kind == kind and (match.rule.action != "observe") == acting
+    )
+
+
+def _level_over(item: Evidence, health: NodeHealth, superseding: frozenset[tuple[str, str]]) -> str:
+    """The sign that level evidence is over; empty while its check fails, for whatever reason.
+
+    Another reason takes its place only when that counts itself: else a check that fails on and on,
+    for reasons that alternate or that no rule names, would look well.
+    """
+    check = item.code.partition(":")[0]
+    if health.cleared.get((check, item.component)) == "gone":
+        return "gone"
+    component = health.components.get((check, item.component))
+    if component is None or component.status is Status.UNKNOWN:
+        return item.over
+    if component.status is not Status.FAILED:
         return "ok"
+    code = f"{check}:{component.reason or 'failed'}"
+    replaced = code != item.code and (code, item.component) in superseding
+    return "changed" if replaced else ""
+
+
+def _fault_over(item: Evidence, health: NodeHealth) -> str:
+    """The positive sign that ended a fault; empty while there is none."""
+    if item.over or item.cleared_by is None:
+        return item.over
     fault = health.faults.get(item.key)
     if fault is not None and not fault.missing:
         # It is there: if it was cleared before, it has happened again. But the driver's latest word

@@ -43,18 +43,18 @@ async def test_a_quarantine_by_hand_is_made_and_released(
     kube: KubeCluster, cluster_space: Space, person: list[str]
 ) -> None:
     (node,) = cluster_space.create_nodes(1)
-    ask = ["--action", "drain", "--reason", "fan 3 is dead", "--requester", "ana", *person]
+    ask = ["--action", "drain", "--reason", "fan 3 is dead", "--requester", "hall-2", *person]
     done = await sickbay("quarantine", node, *ask)
     assert done.code == 0, done.err
     assert f"sickbay release {node}" in done.out
     made = await kube.read_quarantine(node)
     assert made is not None
     assert (made.spec.action, made.spec.kind) == (Action.DRAIN, "manual")
-    assert (made.spec.reason, made.spec.requester) == ("fan 3 is dead", "ana")
+    assert (made.spec.reason, made.spec.requester) == ("fan 3 is dead", "hall-2")
     assert not made.has_finalizer, "the aggregator adds its own"
     again = await sickbay("quarantine", node, *ask)
     assert again.code == 1
-    assert "in quarantine already (drain, by ana: fan 3 is dead)" in again.err
+    assert "in quarantine already (drain, by hall-2: fan 3 is dead)" in again.err
     done = await sickbay("release", node, *person, "-o", "json")
     assert done.code == 0, done.err
     assert json.loads(done.out)["done"]

@@ -283,7 +283,7 @@ def small_fleet(hands: Hands) -> Fleet:
         phase=Phase.DRAINED,
         pods=0,
         reason="fan 3 is dead, RMA 12345",
-        requester="ana",
+        requester="hall-2",
         kind="manual",
     )
     return fleet

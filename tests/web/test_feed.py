@@ -141,7 +141,7 @@ async def test_a_reader_of_one_node_is_ticked_for_that_node_alone() -> None:
     hands.advance(5)
     await watched.pulse.beat()
     assert await watched.ticks() == 0
-    watched.fleet.patients["node-1"].foreign = "ana"
+    watched.fleet.patients["node-1"].foreign = "hall-2"
     hands.advance(5)
     await watched.pulse.beat()
     assert await watched.ticks() == 1

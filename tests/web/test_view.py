@@ -125,7 +125,7 @@ def test_a_quarantine_says_phase_pods_and_who_is_in_the_way() -> None:
 
 def test_what_a_person_made_says_how_a_person_ends_it() -> None:
     found = look(small_fleet(HANDS)).quarantines[1]
-    assert found.requester == "ana"
+    assert found.requester == "hall-2"
     assert "sickbay release node-7" in found.advice
 
 
@@ -253,7 +253,7 @@ def test_advice_promises_no_release_that_will_not_come() -> None:
     patient = well(fleet, "node-1", HANDS.now)
     incident_of(patient, HANDS.now)
     assert look(fleet).incidents[0].advice == "Reboot the node."
-    quarantine_of(patient, HANDS.wall, requester="ana")
+    quarantine_of(patient, HANDS.wall, requester="hall-2")
     assert "sickbay release node-1" in look(fleet).incidents[0].advice
     quarantine_of(patient, HANDS.wall)
     assert "released by itself" in look(fleet).incidents[0].advice

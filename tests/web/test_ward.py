@@ -121,7 +121,7 @@ async def test_one_nodes_story(served: Served) -> None:
 async def test_quarantines_incidents_and_history(served: Served) -> None:
     wards = await sickbay("quarantines", "--url", served.url)
     assert "blocked by training/llm-worker-17" in wards.out
-    assert "ana" in wards.out
+    assert "hall-2" in wards.out
     wrong = await sickbay("incidents", "--url", served.url)
     assert "held by limits.concurrent" in wrong.out
     past = await sickbay("history", "--node", "node-2", "--limit", "3", "--url", served.url)
