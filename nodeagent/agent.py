@@ -17,7 +17,7 @@ from nodeagent.checks.base import LogCheck, Off, Report
 from nodeagent.clock import Clock, SystemClock
 from nodeagent.commands import Commands
 from nodeagent.config import Config
-from nodeagent.config_checks import off_by_config
+from nodeagent.config_checks import NO_KERNEL_LOG, off_by_config
 from nodeagent.evidence.diskcopy import DiskCopy
 from nodeagent.evidence.store import NAME, Store
 from nodeagent.keeper import Keeper
@@ -104,7 +104,8 @@ class Agent:
             loop.add_signal_handler(number, stop.set)
         log.info("started", extra={"node": self._config.node, "version": VERSION})
         self._keeper.persist()
-        self._feed.start()
+        if self._config.kernel_log.enabled:
+            self._feed.start()
         parts = [
             asyncio.create_task(stop.wait(), name="stop"),
             asyncio.create_task(self._scheduler.run(), name="scheduler"),
@@ -172,8 +173,9 @@ class Agent:
             wake=self._wake,
         )
         checks, log_checks = self._build_checks()
-        own = (kernel_feed.CHECK, keeper.CHECK)
-        state.latch.keep_checks({*own, *(check.name for check in checks), *log_checks})
+        state.latch.keep_checks(
+            {*self._own_checks(), *(check.name for check in checks), *log_checks}
+        )
         self._scheduler = Scheduler(
             checks,
             clock=self._clock,
@@ -312,13 +314,20 @@ class Agent:
     # -- who this is ---------------------------------------------------------------------------
 
     def _infos(self) -> list[CheckInfo]:
-        own = [CheckInfo(name, 0.0) for name in (kernel_feed.CHECK, keeper.CHECK)]
-        logs_read = [CheckInfo(name, 0.0) for name in self._feed.checks]
+        unscheduled = [CheckInfo(name, 0.0) for name in (*self._feed.checks, *self._own_checks())]
         off = [
             CheckInfo(name, self._config.checks[name].interval, why)
             for name, why in self._off.items()
         ]
-        return [*self._scheduler.infos(), *logs_read, *off, *own]
+        if not self._config.kernel_log.enabled:
+            off.append(CheckInfo(kernel_feed.CHECK, 0.0, NO_KERNEL_LOG))
+        return [*self._scheduler.infos(), *unscheduled, *off]
+
+    def _own_checks(self) -> tuple[str, ...]:
+        """What the agent says about itself, under names that are no check's."""
+        if self._config.kernel_log.enabled:
+            return kernel_feed.CHECK, keeper.CHECK
+        return (keeper.CHECK,)
 
     def _traits(self) -> dict[str, str]:
         """What a common cause is sought by."""

@@ -9,6 +9,9 @@ from nodeagent.checks.base import CheckSpec, Kind, Option
 from nodeagent.config import CheckSettings, Config
 from nodeagent.toml_table import Table
 
+#: Why neither the kernel log nor what is read from it is reported on.
+NO_KERNEL_LOG = "off by configuration (kernel_log.enabled)"
+
 #: Below this, a mistyped unit ("10ms") would make the agent a load on its node.
 SHORTEST = 0.1
 
@@ -33,7 +36,7 @@ def off_by_config(spec: CheckSpec, config: Config) -> str:
     if not config.checks[spec.name].on:
         return f"off by configuration (checks.{spec.name}.on)" if spec.on else "off by default"
     if not spec.interval and not config.kernel_log.enabled:
-        return "off by configuration (kernel_log.enabled)"
+        return NO_KERNEL_LOG
     if spec.name.startswith("gpu") and not config.nvml.enabled:
         return "off by configuration (nvml.enabled)"
     return ""

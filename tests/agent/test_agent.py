@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,6 +60,12 @@ def frozen_disk(tmp_path: Path) -> Iterator[Path]:
     finally:
         subprocess.run(["fsfreeze", "-u", mount], check=True)
         subprocess.run(["umount", "-l", mount], check=True)
+
+
+async def results(agent: AgentProcess) -> Any:
+    status, body = await agent.ask("/v1/results")
+    assert status == 200
+    return json.loads(body)
 
 
 def component(ward: FakeWard, check: str) -> pb.ComponentState | None:
@@ -127,6 +134,31 @@ async def test_without_a_kernel_log_the_agent_lives_and_says_so(
     assert (told.status, told.reason) == (pb.STATUS_UNKNOWN, "unavailable")
     assert "no-log cannot be opened" in told.message
     await agent.up()
+
+
+async def test_a_kernel_log_that_is_turned_off_is_not_opened_and_nothing_is_amiss(
+    make: Make, tmp_path: Path
+) -> None:
+    agent = make()
+    # A log that could not be opened, and an agent that said so before somebody turned it off.
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "no-log"))
+    listener.close()
+    agent.kernel_log = str(tmp_path / "no-log")
+    await agent.start().up()
+    assert any(each["reason"] == "unavailable" for each in (await results(agent))["results"])
+    await agent.terminate()
+    said = len(agent.log())
+
+    agent.more_kernel_log = "enabled = false"
+    await agent.start().up()
+    told = await results(agent)
+    assert [each for each in told["results"] if each["check"] == "kernel-log"] == []
+    off = {each["name"]: each["off_because"] for each in told["checks"]}
+    for name in ("kernel-log", "xid", "sxid"):
+        assert off[name] == "off by configuration (kernel_log.enabled)"
+    assert "no-log" not in agent.log()[said:]
+    await agent.terminate()
 
 
 async def test_a_damaged_state_file_is_a_loss_in_a_new_epoch(ward: FakeWard, make: Make) -> None:
