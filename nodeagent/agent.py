@@ -262,17 +262,17 @@ class Agent:
             uplink=self._uplink_state,
             clock=self._clock,
         )
-        self._local.routes = answers.routes()
         try:
             if claimed:
-                await self._local.serve_socket()
+                await self._local.serve_socket(answers.routes())
         except OSError as error:
             log.warning("the socket cannot be served: %s; the agent runs on without it", error)
         if self._config.metrics_listen:
+            address = self._config.metrics_listen
             try:
-                await self._local.serve_port(self._config.metrics_listen)
+                await self._local.serve_port(address, answers.public_routes())
             except (OSError, ValueError) as error:
-                log.warning("metrics_listen %s: %s", self._config.metrics_listen, error)
+                log.warning("metrics_listen %s: %s", address, error)
 
     # -- running -------------------------------------------------------------------------------
 

@@ -41,11 +41,17 @@ class Answers:
         self._started_at = clock.boottime()
 
     def routes(self) -> Routes:
+        """For the unix socket: who may open it is root."""
+        return self.public_routes() | {
+            ("GET", "/v1/results"): self._results,
+            ("POST", "/v1/run-checks"): self._run_checks,
+        }
+
+    def public_routes(self) -> Routes:
+        """For a port, where anybody may ask: no evidence by name, and no order is taken."""
         return {
             ("GET", "/healthz"): self._healthz,
-            ("GET", "/v1/results"): self._results,
             ("GET", "/metrics"): self._metrics,
-            ("POST", "/v1/run-checks"): self._run_checks,
         }
 
     async def _healthz(self, _: bytes) -> Answer:

@@ -14,8 +14,9 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -55,14 +56,13 @@ def json_answer(content: object, status: int = 200) -> Answer:
 
 
 #: By method and path; the argument is the request's body.
-Routes = Mapping[tuple[str, str], Callable[[bytes], Awaitable[Answer]]]
+Routes = dict[tuple[str, str], Callable[[bytes], Awaitable[Answer]]]
 
 
 class LocalServer:
-    """Serves ``routes``. ``claim`` first: it is what keeps a second agent off this node."""
+    """Serves on the node. ``claim`` first: it is what keeps a second agent off this node."""
 
     def __init__(self) -> None:
-        self.routes: Routes = {}
         self._servers: list[asyncio.Server] = []
         self._lock = -1
         self._path: Path | None = None
@@ -93,8 +93,8 @@ class LocalServer:
             path.unlink()
         self._path = path
 
-    async def serve_socket(self) -> None:
-        """Listen on the claimed socket. Raises OSError."""
+    async def serve_socket(self, routes: Routes) -> None:
+        """Answer ``routes`` on the claimed socket. Raises OSError."""
         assert self._path is not None
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         before = os.umask(0o177)
@@ -102,16 +102,18 @@ class LocalServer:
             listener.bind(str(self._path))
         finally:
             os.umask(before)
+        serve = partial(self._serve, routes)
         self._servers.append(
-            await asyncio.start_unix_server(self._serve, sock=listener, limit=LARGEST_HEAD)
+            await asyncio.start_unix_server(serve, sock=listener, limit=LARGEST_HEAD)
         )
 
-    async def serve_port(self, address: str) -> None:
-        """Listen on ``host:port`` too. Raises OSError."""
+    async def serve_port(self, address: str, routes: Routes) -> None:
+        """Answer ``routes`` on ``host:port``, to whoever asks. Raises OSError."""
         host, _, port = address.rpartition(":")
+        serve = partial(self._serve, routes)
         self._servers.append(
             await asyncio.start_server(
-                self._serve, host.strip("[]") or None, int(port), limit=LARGEST_HEAD
+                serve, host.strip("[]") or None, int(port), limit=LARGEST_HEAD
             )
         )
 
@@ -126,10 +128,12 @@ class LocalServer:
             os.close(self._lock)
             self._lock = -1
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(
+        self, routes: Routes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         self._connections += 1
         try:
-            answer = await self._answer(reader)
+            answer = await self._answer(routes, reader)
             body = answer.body.encode()
             head = (
                 f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}\r\n"
@@ -145,7 +149,7 @@ class LocalServer:
             self._connections -= 1
             writer.close()
 
-    async def _answer(self, reader: asyncio.StreamReader) -> Answer:
+    async def _answer(self, routes: Routes, reader: asyncio.StreamReader) -> Answer:
         if self._connections > CONNECTIONS:
             return json_answer({"error": "too many connections"}, 503)
         try:
@@ -157,10 +161,10 @@ class LocalServer:
             return json_answer({"error": "the request's head is too large"}, 413)
         except (ValueError, asyncio.IncompleteReadError) as error:
             return json_answer({"error": f"no HTTP request: {error}"}, 400)
-        route = self.routes.get((method, path))
+        route = routes.get((method, path))
         if route is None:
-            known = sorted(" ".join(each) for each in self.routes)
-            status = 405 if any(path == each for _, each in self.routes) else 404
+            known = sorted(" ".join(each) for each in routes)
+            status = 405 if any(path == each for _, each in routes) else 404
             return json_answer({"error": f"no {method} {path}", "routes": known}, status)
         try:
             return await route(body)

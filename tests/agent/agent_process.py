@@ -33,6 +33,8 @@ on = false
 on = false
 [checks.pressure]
 on = false
+[checks.processes]
+on = false
 """
 
 
@@ -45,6 +47,7 @@ class AgentProcess:
         *,
         aggregator: str = "",
         more: str = QUIET,
+        top: str = "",
         address: str = GPU,
         replayable: bool = False,
     ) -> None:
@@ -58,6 +61,7 @@ class AgentProcess:
         self.uplink = ""
         self.more_kernel_log = ""
         self.more = more
+        self.top = top
         self.kmsg = folder / "kmsg"
         self.kernel_log = str(self.kmsg)
         self.process: subprocess.Popen[bytes] | None = None
@@ -79,6 +83,7 @@ sys = "{self.folder / "sys"}"
 run_dir = "{self.run_dir}"
 state_dir = "{self.state_dir}"
 socket = "{self.socket}"
+{self.top}
 {uplink if self.aggregator else ""}
 [kernel_log]
 path = "{self.kernel_log}"

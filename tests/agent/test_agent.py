@@ -1,6 +1,7 @@
 """The agent on a node that is sick, or shared, or wrongly set up; and what it says about itself."""
 
 import asyncio
+import http.client
 import json
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from nodeagent.model import Status
 from nodeagent.version import VERSION
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.agent_process import QUIET, AgentProcess
+from tests.support.stack import free_port
 from tests.support.ward import FakeWard, until
 
 GPU = "pci:0000:3b:00"
@@ -242,6 +244,26 @@ async def test_metrics_are_well_formed_and_count(make: Make) -> None:
     assert "sickbay_agent_kernel_records_total 1\n" in body
     parser = pytest.importorskip("prometheus_client.parser")
     assert len(list(parser.text_string_to_metric_families(body))) > 10
+
+
+async def test_a_port_for_scrapers_gives_metrics_and_takes_no_order(make: Make) -> None:
+    port = free_port()
+    agent = await make(top=f'metrics_listen = "127.0.0.1:{port}"').start().up()
+
+    def ask(method: str, path: str) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+
+    assert await asyncio.to_thread(ask, "GET", "/healthz") == (200, '{"status": "ok"}\n')
+    status, body = await asyncio.to_thread(ask, "GET", "/metrics")
+    assert (status, "sickbay_agent_info" in body) == (200, True)
+    for method, path in [("POST", "/v1/run-checks"), ("GET", "/v1/results")]:
+        status, body = await asyncio.to_thread(ask, method, path)
+        assert status == 404
+        assert json.loads(body)["routes"] == ["GET /healthz", "GET /metrics"]
+    assert (await agent.ask("/v1/run-checks", "POST"))[0] == 200
 
 
 async def test_checks_can_be_run_out_of_turn(make: Make) -> None:
