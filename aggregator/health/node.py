@@ -108,6 +108,8 @@ class NodeHealth:
         if self._continuous:
             for component_key in looked_at.keys() - self.components.keys():
                 self._remember_cleared(component_key, "gone")
+        for component_key in self.components:
+            self.cleared.pop(component_key, None)  # gone once, and there again
         self._clear(told.cleared, kept)
         for key, fault in kept.items():
             if key not in self.faults:
@@ -150,7 +152,10 @@ class NodeHealth:
             del self.cleared[next(iter(self.cleared))]
 
     def _lose(self, lost: Iterable[Lost]) -> None:
-        self.lost.extend(lost)
+        for item in lost:
+            if item in self.lost:  # told again until it is acknowledged
+                self.lost.remove(item)
+            self.lost.append(item)
         del self.lost[:-REMEMBERED]
 
     def how_cleared(self, code: str, component: str, cleared_by: ClearedBy) -> str:
