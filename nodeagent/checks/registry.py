@@ -20,6 +20,7 @@ from nodeagent.checks import (
     memory,
     nic_link,
     pressure,
+    processes,
     reach,
     sxid,
     xid,
@@ -41,6 +42,7 @@ SPECS: tuple[CheckSpec, ...] = (
     clock.SPEC,
     memory.SPEC,
     pressure.SPEC,
+    processes.SPEC,
 )
 
 
