@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Mapping
 
+from nodeagent.checks import registry
 from nodeagent.checks.sxid import SxidCheck
 from nodeagent.checks.xid import XidCheck
 from nodeagent.clock import Clock
@@ -12,18 +13,21 @@ from nodeagent.sources.gpus import GpuMap
 from nodeagent.sources.kmsg import Record
 from nodeagent.sources.machine import Machine
 
-#: Checks that a simulated node has, with their usual intervals in seconds.
+_PLAYED = (
+    "gpu-inventory",
+    "gpu-ecc",
+    "gpu-rows",
+    "gpu-recovery",
+    "xid",
+    "sxid",
+    "disk-space",
+    "disk-readonly",
+    "nic-link",
+    "reach",
+)
+#: Checks that a simulated node has, with the intervals (seconds) that they really have.
 CHECKS: Mapping[str, float] = {
-    "gpu-inventory": 30.0,
-    "gpu-ecc": 30.0,
-    "gpu-rows": 30.0,
-    "gpu-recovery": 30.0,
-    "xid": 0.0,
-    "sxid": 0.0,
-    "disk-space": 60.0,
-    "disk-readonly": 15.0,
-    "nic-link": 10.0,
-    "reach": 30.0,
+    spec.name: spec.interval for spec in registry.SPECS if spec.name in _PLAYED
 }
 INFOS = tuple(CheckInfo(name, interval) for name, interval in CHECKS.items())
 TRAITS: Mapping[str, str] = {"kernel": "6.8.0", "arch": "x86_64", "driver": "580.82.07"}

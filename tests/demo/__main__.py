@@ -1,6 +1,7 @@
 """`python -m tests.demo local | cluster`: see what sickbay does. Ctrl-C leaves nothing behind."""
 
 import argparse
+import contextlib
 import signal
 import sys
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from tests.controlplane.toolchain import NoControlPlane
 from tests.demo import cluster, local
 from tests.demo.crew import ChildEnded
 from tests.demo.news import NotSeen
-from tests.demo.terminal import NobodyListens
+from tests.demo.terminal import NobodyListens, say
 
 
 def main(argv: Sequence[str]) -> int:
@@ -23,6 +24,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         tell(count=arguments.nodes, once=arguments.once)
     except KeyboardInterrupt:
+        with contextlib.suppress(NobodyListens):
+            say("\nended; nothing is left of it")
         return 0 if not arguments.once else 130
     except NobodyListens:
         return 0
