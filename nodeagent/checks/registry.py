@@ -17,6 +17,7 @@ from nodeagent.checks import (
     gpu_inventory,
     gpu_recovery,
     gpu_rows,
+    kubelet,
     memory,
     nic_link,
     pressure,
@@ -43,6 +44,7 @@ SPECS: tuple[CheckSpec, ...] = (
     memory.SPEC,
     pressure.SPEC,
     processes.SPEC,
+    kubelet.SPEC,
 )
 
 

@@ -35,6 +35,8 @@ on = false
 on = false
 [checks.processes]
 on = false
+[checks.kubelet]
+on = false
 """
 
 

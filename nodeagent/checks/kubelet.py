@@ -1,0 +1,86 @@
+"""Whether this node's kubelet says that it is well, on its own loopback; not what the API thinks.
+
+Reasons: ``unhealthy`` (it answers, and not with 200: failed), ``refused``, ``timeout``, ``garbled``
+and the like (it answered before, or ``expected`` is set, and now does not: failed),
+``never-answered`` (there are files of a kubelet, and nobody answers; its health port may be off:
+unknown). Without a kubelet's files the check is off. The node is the component.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
+from nodeagent.model import Observation, Status
+from nodeagent.sources import Sources
+from nodeagent.sources.http import HttpError, Response, Url, parse_url, request
+from nodeagent.sources.machine import Machine
+
+NAME = "kubelet"
+_DEADLINE = 5.0
+_WORDS = 200  # of an unhealthy answer
+
+
+def judge(answer: Response | HttpError, *, used: bool) -> Observation:
+    """Pure. ``used``: it answered before, or somebody says that it must."""
+    if isinstance(answer, HttpError):
+        if used:
+            return Observation(NAME, "", Status.FAILED, answer.reason, str(answer))
+        message = f"there are files of a kubelet, but {answer}"
+        return Observation(NAME, "", Status.UNKNOWN, "never-answered", message)
+    if answer.status == 200:
+        return Observation(NAME, "", Status.OK, "", "healthy")
+    words = " ".join(answer.body[:_WORDS].decode("utf-8", "replace").split())
+    message = f"status {answer.status}: {words}"
+    return Observation(NAME, "", Status.FAILED, "unhealthy", message)
+
+
+class KubeletCheck:
+    def __init__(self, machine: Machine, url: Url, *, expected: bool) -> None:
+        self._machine = machine
+        self._url = url
+        self._used = expected
+
+    async def look(self) -> Report:
+        answer: Response | HttpError
+        try:
+            answer = await request(self._url, deadline=_DEADLINE)
+        except HttpError as error:
+            answer = error
+        else:
+            self._used = True
+        if not self._used and not self._machine.host("/var/lib/kubelet").is_dir():
+            return Off("no kubelet")
+        return [judge(answer, used=self._used)]
+
+
+def build(sources: Sources, options: Mapping[str, Any]) -> KubeletCheck:
+    return KubeletCheck(sources.machine, options["url"], expected=options["expected"])
+
+
+def _url(value: "str | Url") -> Url:
+    return value if isinstance(value, Url) else parse_url(value)
+
+
+SPEC = CheckSpec(
+    name=NAME,
+    sees="a kubelet that is down, hangs or calls itself unhealthy",
+    source="its health endpoint on the loopback, http://127.0.0.1:10248/healthz",
+    cost="1 ms of CPU every 60 s",
+    blind_to="whether the API server hears of it (the Node's Ready condition tells); after a "
+    "restart of the agent, without expected: a kubelet that was down before",
+    interval=60.0,
+    deadline=10.0,
+    build=build,
+    options=(
+        Option(
+            "url",
+            Kind.TEXT,
+            "http://127.0.0.1:10248/healthz",
+            "where it answers; an address and not a name",
+            _url,
+        ),
+        Option(
+            "expected", Kind.FLAG, False, "whether one that never answered is failed, not unknown"
+        ),
+    ),
+)

@@ -1,0 +1,99 @@
+"""The kubelet's health endpoint: a server on the loopback that is well, sick, slow and gone."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nodeagent.checks import kubelet
+from nodeagent.checks.base import Off
+from nodeagent.model import Status
+from tests.agent.http_server import response, serving
+from tests.agent.machines import made_up, observations, options, sources, verdicts
+
+OK = (Status.OK, "")
+
+
+def check_of(root: Path, url: str, *, files: bool = True, expected: bool = False) -> kubelet.Any:
+    machine = made_up(root)
+    if files:
+        (root / "var/lib/kubelet").mkdir(parents=True, exist_ok=True)
+    settings = options(kubelet.SPEC, url=f"{url}/healthz", expected=expected)
+    return kubelet.build(sources(machine), settings)
+
+
+async def test_a_kubelet_that_is_well(tmp_path: Path) -> None:
+    asked = []
+    async with serving(lambda what: asked.append(what.path) or response("ok")) as url:
+        assert verdicts(await check_of(tmp_path, url).look()) == {"": OK}
+    assert asked == ["/healthz"]
+
+
+async def test_a_kubelet_that_calls_itself_unhealthy(tmp_path: Path) -> None:
+    body = "[+]ping ok\n[-]syncloop failed: reason withheld\n"
+    async with serving(lambda _: response(body, "500 Internal Server Error")) as url:
+        found = observations(await check_of(tmp_path, url).look())[""]
+    assert (found.status, found.reason) == (Status.FAILED, "unhealthy")
+    assert found.message == "status 500: [+]ping ok [-]syncloop failed: reason withheld"
+
+
+async def test_a_kubelet_that_stops_is_failed(tmp_path: Path) -> None:
+    async with serving(lambda _: response("ok")) as url:
+        check = check_of(tmp_path, url, files=False)
+        assert verdicts(await check.look()) == {"": OK}
+    assert verdicts(await check.look()) == {"": (Status.FAILED, "refused")}
+
+
+async def test_a_kubelet_that_hangs_is_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubelet, "_DEADLINE", 0.2)
+    answers = [response("ok"), b""]
+    async with serving(lambda _: answers.pop(0)) as url:
+        check = check_of(tmp_path, url)
+        assert verdicts(await check.look()) == {"": OK}
+        assert verdicts(await check.look()) == {"": (Status.FAILED, "timeout")}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected", "verdict"),
+    [
+        (True, False, (Status.UNKNOWN, "never-answered")),
+        (True, True, (Status.FAILED, "refused")),
+        (False, True, (Status.FAILED, "refused")),
+    ],
+)
+async def test_one_that_never_answered(
+    tmp_path: Path,
+    unused_tcp_port_factory: Callable[[], int],
+    *,
+    files: bool,
+    expected: bool,
+    verdict: tuple[Status, str],
+) -> None:
+    url = f"http://127.0.0.1:{unused_tcp_port_factory()}"
+    check = check_of(tmp_path, url, files=files, expected=expected)
+    assert verdicts(await check.look()) == {"": verdict}
+
+
+async def test_a_machine_without_a_kubelet_is_off(
+    tmp_path: Path, unused_tcp_port_factory: Callable[[], int]
+) -> None:
+    url = f"http://127.0.0.1:{unused_tcp_port_factory()}"
+    assert isinstance(await check_of(tmp_path, url, files=False).look(), Off)
+
+
+async def test_something_else_on_the_port_is_failed_where_a_kubelet_is_expected(
+    tmp_path: Path,
+) -> None:
+    async with serving(lambda _: b"SSH-2.0-OpenSSH\r\n\r\n") as url:
+        async with asyncio.timeout(5):
+            found = verdicts(await check_of(tmp_path, url, expected=True).look())
+    assert found == {"": (Status.FAILED, "garbled")}
+
+
+@pytest.mark.parametrize("url", ["https://127.0.0.1:10250/healthz", "localhost:10248", "http://n/"])
+def test_bad_urls_are_refused_when_configured(url: str) -> None:
+    with pytest.raises(ValueError):
+        options(kubelet.SPEC, url=url)
