@@ -64,8 +64,13 @@ class Outcome:
 
 
 def allowance(total: int, percent: float) -> int:
-    """How many of ``total`` are ``percent``, such that a pool of three can lose one."""
-    return max(1, int(total * percent / 100)) if total > 0 else 0
+    """How many of ``total`` are ``percent``, such that a pool of three can lose one.
+
+    0 % is none: a person who writes that means it.
+    """
+    if total <= 0 or percent <= 0:
+        return 0
+    return max(1, int(total * percent / 100 + 1e-9))  # what is whole but for a float's last bit
 
 
 def admit(
@@ -97,6 +102,7 @@ def admit(
         standing += 1
         pools[proposal.pool] = in_pool + 1
         admitted.add(proposal.node)
+        held.pop(proposal.node, None)  # asked for twice, held the first time
         entered.append(Entry(proposal.node, proposal.incident, proposal.pool, proposal.action, now))
     after = record.enter(entered, policy_hash) if entered else record
     return Outcome(after, frozenset(admitted), held)

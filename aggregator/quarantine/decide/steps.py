@@ -21,6 +21,9 @@ from aggregator.quarantine.cluster import (
 
 OURS = "sickbay"
 
+#: The node carries no mark yet. An object that made no sense, and was mended, begins here too.
+_UNTOUCHED = (Phase.ADMITTED, Phase.INVALID)
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
@@ -96,7 +99,7 @@ def next_step(now: Situation) -> Step:
         return Step(Do.ENTER)
     if now.stopped:
         return Step(Do.NOTHING)
-    if quarantine.status.phase is Phase.ADMITTED or now.node_replaced:
+    if quarantine.status.phase in _UNTOUCHED or now.node_replaced:
         return Step(Do.NOTHING) if now.node_gone else Step(Do.CORDON)
     if (
         quarantine.spec.requester == OURS
@@ -113,8 +116,8 @@ def _without_object(now: Situation) -> Step:
     if now.conflict or now.definition_going:
         return Step(Do.NOTHING)
     if now.wanted is not None and now.wanted.spec.action is not Action.OBSERVE:
-        if now.stopped:
-            return Step(Do.PROPOSE)  # held, with the stop as its reason
+        if now.stopped and now.in_record:
+            return Step(Do.NOTHING)  # admitted before the stop, and not begun: it waits
         return Step(Do.CREATE if now.in_record else Do.PROPOSE)
     if now.in_record and now.fresh:
         return Step(Do.FORGET, "its cause has gone before it was acted on")

@@ -1,0 +1,328 @@
+"""The next step, over every combination of what it depends on."""
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.health.model import ClearedBy
+from aggregator.policy.incident import Evidence, Incident
+from aggregator.quarantine.cluster import (
+    Action,
+    EvidenceItem,
+    Phase,
+    Quarantine,
+    QuarantineSpec,
+    QuarantineStatus,
+    RecordText,
+)
+from aggregator.quarantine.decide.record import Entry, Record, dump_record
+from aggregator.quarantine.decide.steps import (
+    OURS,
+    Do,
+    Situation,
+    Step,
+    Wanted,
+    changed_intent,
+    incidents_of,
+    next_step,
+    wanted_of,
+)
+from tests.support.memorycluster import World, phase_of
+from tests.support.replica import POLICY, Replica, Turned, fault, snapshot, until
+
+ITEM = EvidenceItem("xid:79", "GPU-1", "boot-1", "reboot", "gpu-gone", "inc-1")
+SPEC = QuarantineSpec(Action.DRAIN, "gpu", "xid:79", OURS, "inc-1", "boot-1", "h", (ITEM,))
+FLAGS = (
+    "in_record",
+    "knows",
+    "fresh",
+    "recovered",
+    "uncordoned",
+    "node_replaced",
+    "node_gone",
+    "stopped",
+    "conflict",
+    "definition_going",
+)
+
+
+def wanted(action: Action) -> Wanted:
+    return Wanted(replace(SPEC, action=action), Action.DRAIN)
+
+
+def quarantines() -> Iterator[Quarantine | None]:
+    yield None
+    for phase, requester, action, deleting in itertools.product(
+        Phase, (OURS, "alice"), (Action.CORDON, Action.DRAIN), (False, True)
+    ):
+        spec = replace(SPEC, requester=requester, action=action)
+        yield Quarantine("n1", "q", "1", spec, QuarantineStatus(phase), deleting=deleting)
+    yield Quarantine(
+        "n1", "q", "1", replace(SPEC, requester="bob"), QuarantineStatus(), problem="no such action"
+    )
+    yield Quarantine(
+        "n1",
+        "q",
+        "1",
+        replace(SPEC, requester="bob"),
+        QuarantineStatus(),
+        problem="no such action",
+        deleting=True,
+    )
+
+
+def situations(quarantine: Quarantine | None) -> Iterator[Situation]:
+    wishes = (None, wanted(Action.OBSERVE), wanted(Action.CORDON), wanted(Action.DRAIN))
+    for wish, mode in itertools.product(wishes, Action):
+        for values in itertools.product((False, True), repeat=len(FLAGS)):
+            flags = dict(zip(FLAGS, values, strict=True))
+            if flags["recovered"] and (not flags["fresh"] or wish is not None):
+                continue  # case.py: recovered means that nothing asks and the agent says so
+            if wish is not None and wish.spec.action.strength > mode.strength:
+                continue  # the mode's cap comes before
+            yield Situation(quarantine=quarantine, wanted=wish, mode=mode, **flags)
+
+
+@pytest.mark.parametrize(
+    "quarantine",
+    [
+        pytest.param(
+            one,
+            id="none"
+            if one is None
+            else f"{one.status.phase}-{one.spec.requester}-{one.spec.action}"
+            f"{'-deleting' * one.deleting}{'-invalid' * bool(one.problem)}",
+        )
+        for one in quarantines()
+    ],
+)
+def test_every_situation_has_its_step(quarantine: Quarantine | None) -> None:
+    for now in situations(quarantine):
+        step = next_step(now)
+        check_rules(now, step)
+
+
+def check_rules(now: Situation, step: Step) -> None:
+    quarantine = now.quarantine
+    if quarantine is None:
+        check_without_object(now, step)
+        return
+    phase, ours = quarantine.status.phase, quarantine.spec.requester == OURS
+    assert step.do not in (Do.PROPOSE, Do.CREATE, Do.FORGET)
+    if now.definition_going:
+        # An uninstall releases nobody by accident.
+        assert step.do is (Do.LET_GO if quarantine.deleting else Do.NOTHING)
+        return
+    # Release is never held: not by the stop switch, the mode, a conflict, a limit or the record.
+    if phase is Phase.RELEASING:
+        assert step.do is Do.UNDO
+        return
+    if quarantine.deleting:
+        assert step == Step(Do.RELEASE, "deleted by a person", overruled=True)
+        return
+    if quarantine.problem:
+        assert step.do in (Do.REFUSE, Do.NOTHING)
+        assert (step.do is Do.NOTHING) == (phase is Phase.INVALID)
+        return
+    if now.uncordoned:
+        assert step.do is Do.RELEASE
+        assert step.overruled
+        return
+    if ours and now.recovered:
+        assert step == Step(Do.RELEASE, "recovered")
+        return
+    # From here on nothing ends it.
+    assert step.do not in (Do.RELEASE, Do.UNDO, Do.LET_GO)
+    if now.conflict:
+        assert step.do is Do.NOTHING  # nothing new is done to a node that two agents claim
+    elif not now.in_record:
+        assert step.do is Do.ENTER  # it acts only while its entry stands
+    elif now.stopped:
+        assert step.do is Do.NOTHING
+    if step.do is Do.DRAIN:
+        assert now.mode is Action.DRAIN
+        assert quarantine.spec.action is Action.DRAIN
+        assert now.in_record
+        assert phase in (Phase.CORDONED, Phase.DRAINING)  # never a node that is not marked
+        assert not now.node_gone
+        # Not before the agent has spoken, or been silent for so long that what is durable counts.
+        assert now.knows or not ours
+    if step.do is Do.CORDON:
+        assert not now.node_gone
+        assert phase in (Phase.ADMITTED, Phase.INVALID) or now.node_replaced
+    if step.do is Do.UPDATE:
+        assert ours
+
+
+def check_without_object(now: Situation, step: Step) -> None:
+    acts = now.wanted is not None and now.wanted.spec.action is not Action.OBSERVE
+    assert step.do in (Do.NOTHING, Do.PROPOSE, Do.CREATE, Do.FORGET)
+    if now.conflict or now.definition_going:
+        assert step.do is Do.NOTHING
+    elif step.do is Do.CREATE:
+        assert acts
+        assert now.in_record
+        assert not now.stopped
+    elif step.do is Do.PROPOSE:
+        assert acts
+        assert not now.in_record  # admission answers "admitted" to what stands, stop or not
+    elif step.do is Do.FORGET:
+        assert now.in_record
+        assert now.fresh
+        assert not acts
+    elif acts:
+        assert now.stopped
+        assert now.in_record
+
+
+def test_every_step_is_reached() -> None:
+    reached = {next_step(now).do for quarantine in quarantines() for now in situations(quarantine)}
+    assert reached == set(Do)
+
+
+# -- what the incidents ask for -------------------------------------------------------------------
+
+
+def evidence(code: str = "xid:79", action: str = "drain", **changes: object) -> Evidence:
+    base = Evidence(code, "GPU-1", "boot-1", "gpu-gone", action, code, ClearedBy.REBOOT, since=1.0)
+    return replace(base, **changes)  # type: ignore[arg-type]  # a test's words
+
+
+def incident(*items: Evidence, ident: str = "inc-1", kind: str = "gpu") -> Incident:
+    action = max((i.action for i in items), key=("observe", "cordon", "drain").index)
+    return Incident(ident, "n1", "boot-1", kind, action, f"{ident} {action}", 1.0, items, 600.0)
+
+
+def ask(
+    *incidents: Incident, overruled: tuple[str, ...] = (), mode: Action = Action.DRAIN
+) -> Wanted | None:
+    spoken = frozenset((code, "GPU-1") for code in overruled)
+    return wanted_of({one.id: one for one in incidents}, spoken, mode, "h")
+
+
+def test_what_is_only_watched_asks_for_nothing() -> None:
+    assert ask() is None
+    assert ask(incident(evidence("xid:31", "observe"))) is None
+
+
+def test_the_strongest_incident_leads_and_all_evidence_that_acts_is_kept() -> None:
+    found = ask(
+        incident(evidence("disk-space:bytes", "cordon", cleared_by=None), ident="d", kind="disk"),
+        incident(evidence(), evidence("xid:31", "observe"), ident="g"),
+    )
+    assert found is not None
+    assert (found.spec.action, found.spec.kind, found.spec.incident) == (Action.DRAIN, "gpu", "g")
+    assert [item.code for item in found.spec.evidence] == ["disk-space:bytes", "xid:79"]
+
+
+@pytest.mark.parametrize("mode", list(Action))
+def test_the_mode_caps_every_action_and_says_what_it_capped(mode: Action) -> None:
+    found = ask(incident(evidence()), mode=mode)
+    assert found is not None
+    assert (found.spec.action, found.uncapped) == (mode, Action.DRAIN)
+
+
+def test_a_persons_word_silences_what_it_was_about_and_nothing_else() -> None:
+    assert ask(incident(evidence()), overruled=("xid:79",)) is None
+    both = incident(evidence(), evidence("xid:48"))
+    found = ask(both, overruled=("xid:79",))
+    assert found is not None
+    assert ask(both, overruled=("xid:79", "xid:48")) is None
+
+
+def test_an_incident_that_recovers_still_asks() -> None:
+    assert ask(incident(evidence(over="reboot"))) is not None
+
+
+def test_intent_is_written_for_more_evidence_a_sign_or_another_action_alone() -> None:
+    assert changed_intent(SPEC, SPEC) is None
+    assert changed_intent(SPEC, replace(SPEC, reason="other words", policy_hash="x")) is None
+    stronger = changed_intent(replace(SPEC, action=Action.CORDON), SPEC)
+    assert stronger is not None
+    assert stronger.action is Action.DRAIN
+    more = changed_intent(SPEC, replace(SPEC, evidence=(replace(ITEM, code="xid:48"),)))
+    assert more is not None
+    assert [item.code for item in more.evidence] == ["xid:79", "xid:48"]  # none is dropped
+    sign = changed_intent(SPEC, replace(SPEC, evidence=(replace(ITEM, cleared="reboot"),)))
+    assert sign is not None
+    assert sign.evidence[0].cleared == "reboot"
+    level = replace(ITEM, code="disk-space:bytes", cleared_by="")
+    spec = replace(SPEC, evidence=(level,))
+    assert changed_intent(spec, replace(spec, evidence=())) is None
+
+
+codes = st.sampled_from(["xid:79", "xid:48", "disk-space:bytes"])
+items = st.builds(
+    lambda code, of, over: evidence(
+        code,
+        component=of,
+        cleared_by=None if ":bytes" in code else ClearedBy.REBOOT,
+        over=over,
+    ),
+    codes,
+    st.sampled_from(["GPU-1", "GPU-2"]),
+    st.sampled_from(["", "reboot"]),
+)
+
+
+@given(st.lists(items, min_size=1, max_size=5, unique_by=lambda item: item.key))
+def test_what_is_durable_brings_an_incident_back(some: list[Evidence]) -> None:
+    before = incident(*some)
+    asked = ask(before)
+    assert asked is not None
+    quarantine = Quarantine("n1", "q", "1", asked.spec, QuarantineStatus())
+    (after,) = incidents_of(quarantine, POLICY, 77.0).values()
+    assert (after.id, after.kind, after.action) == (before.id, before.kind, before.action)
+    assert {(i.key, i.cleared_by) for i in after.evidence} == {
+        (i.key, i.cleared_by) for i in before.evidence
+    }
+    for item in after.evidence:
+        known = next(i for i in before.evidence if i.key == item.key)
+        assert item.over == (known.over if known.cleared_by is not None else "")
+    assert after.since == 77.0
+    assert after.recovering_since is None  # healthyFor begins again
+
+
+def test_a_quarantine_made_by_hand_is_no_incident() -> None:
+    by_hand = Quarantine("n1", "q", "1", replace(SPEC, requester="alice"), QuarantineStatus())
+    assert incidents_of(by_hand, POLICY, 1.0) == {}
+
+
+# -- the same on the real controller ---------------------------------------------------------------
+
+
+async def test_an_entry_from_before_the_stop_is_not_acted_on_until_the_stop_is_off() -> None:
+    world = World()
+    world.add_node("n1")
+    entered = Record().enter([Entry("n1", "inc", "", "drain", 1.0)], "h")
+    world.record = RecordText(dump_record(entered), world.tick(), "drill")
+    replica = Replica(world, clock=Turned())
+    await until(lambda: not replica.fleet.view_lost)
+    replica.agent("n1", snapshot(fault()))
+    await asyncio.sleep(0.1)
+    assert world.writes == []
+    world.person_stops("")
+    await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    await replica.stop()
+
+
+async def test_a_hand_made_object_that_was_mended_is_cordoned_before_it_is_drained() -> None:
+    world = World()
+    world.add_node("n1")
+    world.add_pod("n1", "a")
+    by_hand = QuarantineSpec(Action.DRAIN, "manual", "smells of smoke")
+    wrong = Quarantine("n1", "q-1", "0", by_hand, QuarantineStatus(), problem="no such action")
+    replica = Replica(world, clock=Turned())
+    await until(lambda: not replica.fleet.view_lost)
+    world.put_quarantine(wrong)
+    await until(lambda: phase_of(world, "n1") is Phase.INVALID)
+    world.put_quarantine(replace(world.quarantines["n1"], problem=""))
+    await until(lambda: world.evicted)
+    assert world.writes.index("patch n1") < world.writes.index("evict uid-a")
+    assert world.nodes["n1"].unschedulable
+    await replica.stop()
