@@ -54,11 +54,12 @@ class KubeletCheck:
 
 
 def build(sources: Sources, options: Mapping[str, Any]) -> KubeletCheck:
-    return KubeletCheck(sources.machine, options["url"], expected=options["expected"])
+    return KubeletCheck(sources.machine, parse_url(options["url"]), expected=options["expected"])
 
 
-def _url(value: "str | Url") -> Url:
-    return value if isinstance(value, Url) else parse_url(value)
+def _url(text: str) -> str:
+    parse_url(text)
+    return text
 
 
 SPEC = CheckSpec(

@@ -9,13 +9,15 @@ import pytest
 from nodeagent.checks import kubelet
 from nodeagent.checks.base import Off
 from nodeagent.model import Status
-from tests.agent.http_server import response, serving
+from tests.agent.http_server import NOT_FOUND, Request, response, serving
 from tests.agent.machines import made_up, observations, options, sources, verdicts
 
 OK = (Status.OK, "")
 
 
-def check_of(root: Path, url: str, *, files: bool = True, expected: bool = False) -> kubelet.Any:
+def check_of(
+    root: Path, url: str, *, files: bool = True, expected: bool = False
+) -> kubelet.KubeletCheck:
     machine = made_up(root)
     if files:
         (root / "var/lib/kubelet").mkdir(parents=True, exist_ok=True)
@@ -24,10 +26,11 @@ def check_of(root: Path, url: str, *, files: bool = True, expected: bool = False
 
 
 async def test_a_kubelet_that_is_well(tmp_path: Path) -> None:
-    asked = []
-    async with serving(lambda what: asked.append(what.path) or response("ok")) as url:
+    def healthz(asked: Request) -> bytes:
+        return response("ok") if asked.path == "/healthz" else NOT_FOUND
+
+    async with serving(healthz) as url:
         assert verdicts(await check_of(tmp_path, url).look()) == {"": OK}
-    assert asked == ["/healthz"]
 
 
 async def test_a_kubelet_that_calls_itself_unhealthy(tmp_path: Path) -> None:
