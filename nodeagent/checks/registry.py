@@ -10,6 +10,7 @@ from typing import Any
 
 from nodeagent.checks import (
     clock,
+    container_runtime,
     disk_readonly,
     disk_space,
     disk_write,
@@ -45,6 +46,7 @@ SPECS: tuple[CheckSpec, ...] = (
     pressure.SPEC,
     processes.SPEC,
     kubelet.SPEC,
+    container_runtime.SPEC,
 )
 
 

@@ -37,6 +37,8 @@ on = false
 on = false
 [checks.kubelet]
 on = false
+[checks.container-runtime]
+on = false
 """
 
 

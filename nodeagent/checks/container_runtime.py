@@ -1,0 +1,74 @@
+"""Whether the container runtime on this node answers at its socket.
+
+The component is the socket's path. Reasons, failed: ``missing`` and ``refused`` (it was there
+before, or the configuration names it: the runtime is down), ``timeout`` (it takes connections and
+says nothing: it hangs), ``garbled``, ``error``. A socket's file that was there before the agent's
+start with nobody behind it is ``refused`` too: a runtime that stops leaves its file. Where none of
+the usual sockets exists, the check is off.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
+from nodeagent.checks.disks import SpokenOf, absolute_paths
+from nodeagent.model import Observation, Status
+from nodeagent.sources import Sources
+from nodeagent.sources.grpc_socket import greet
+from nodeagent.sources.machine import Machine
+
+NAME = "container-runtime"
+_DEADLINE = 5.0
+#: Below /run and not /var/run: that is a symbolic link, which leads out of ``host_root`` in a pod.
+USUAL = (
+    "/run/containerd/containerd.sock",
+    "/run/crio/crio.sock",
+    "/run/k3s/containerd/containerd.sock",
+    "/run/cri-dockerd.sock",
+)
+
+
+class ContainerRuntime:
+    def __init__(self, machine: Machine, sockets: Sequence[str]) -> None:
+        self._machine = machine
+        self._named = sockets
+        self._seen: set[str] = set(sockets)
+        self._spoken_of = SpokenOf()
+
+    async def look(self) -> Report:
+        paths = self._named or USUAL
+        self._seen |= {path for path in paths if self._machine.host(path).exists()}
+        report = await asyncio.gather(*(self._greet(path) for path in paths if path in self._seen))
+        gone = self._spoken_of.gone(NAME, report)
+        return [*report, *gone] if report or gone else Off("no container runtime")
+
+    async def _greet(self, path: str) -> Observation:
+        reason, message = await greet(self._machine.host(path), _DEADLINE)
+        status = Status.FAILED if reason else Status.OK
+        return Observation(NAME, path, status, reason, message)
+
+
+def build(sources: Sources, options: Mapping[str, Any]) -> ContainerRuntime:
+    return ContainerRuntime(sources.machine, options["sockets"])
+
+
+SPEC = CheckSpec(
+    name=NAME,
+    sees="a containerd or CRI-O that is down or hangs",
+    source="its unix socket: HTTP/2's greeting, no request",
+    cost="1 ms of CPU every 60 s",
+    blind_to="a runtime that greets and cannot start a container",
+    interval=60.0,
+    deadline=10.0,
+    build=build,
+    options=(
+        Option(
+            "sockets",
+            Kind.TEXTS,
+            (),
+            "the runtime's sockets, which must be there; none: the usual ones that are there",
+            absolute_paths,
+        ),
+    ),
+)
