@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from nodeagent.findings import Findings, Latched, Result, rank
+from nodeagent.findings import Findings, Latched, Result
 from nodeagent.model import Status
 
 WIDTH = 100
@@ -42,15 +42,18 @@ def as_json(value: Any) -> str:
 
 
 def slurm_line(findings: Findings) -> str:
-    """One line, for a node's reason in Slurm: the first failure, and how many more there are."""
-    failed = [item for item in findings.ranked() if rank(item.status) == rank(Status.FAILED)]
-    if not failed:
-        return f"sickbay: {findings.worst.name.lower()}"
-    more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-    _, _, component, _, what = _row(failed[0])
-    name = failed[0].code if isinstance(failed[0], Latched) else failed[0].check
+    """One line, for a node's reason in Slurm: the worst there is, and how much more of it."""
+    worst = findings.worst
+    if worst is Status.OK:
+        return "sickbay: ok"
+    bad = [item for item in findings.ranked() if item.status is worst]
+    more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+    # Only what drains the node has no word before it: the line becomes the node's reason.
+    status = "" if worst is Status.FAILED else f"{worst.name.lower()}: "
+    _, _, component, _, what = _row(bad[0])
+    name = bad[0].code if isinstance(bad[0], Latched) else bad[0].check
     where = f" {component}" if component != "-" else ""
-    return one_line(f"sickbay: {name}{where}: {what}", 180 - len(more)) + more
+    return one_line(f"sickbay: {status}{name}{where}: {what}", 180 - len(more)) + more
 
 
 def aligned(rows: Sequence[Sequence[str]], width: int = WIDTH) -> list[str]:

@@ -412,18 +412,70 @@ def test_a_bad_configuration_exits_2_before_anything_starts(tmp_path: Path, comm
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "why"),
     [
-        ["check", "--slurm", "--nonsense"],
-        ["check", "--slurm", "-o", "json"],
-        ["check", "--slurm", "--config", "/nope"],
-        ["check", "--slurm", "--timeout", "soon"],
+        (["check", "--slurm", "--nonsense"], "unrecognized arguments: --nonsense"),
+        (["check", "--slurm", "-o", "json"], "not allowed with argument --slurm"),
+        (["check", "--slurm", "--fail-on", "degraded"], "--fail-on: not allowed with argument"),
+        (["check", "--fail-on", "failed", "--slurm"], "--fail-on: not allowed with argument"),
+        (["check", "--slurm", "--config", "/nope"], "/nope"),
+        (["check", "--slurm", "--config", "/"], "/: "),
+        (["check", "--slurm", "--timeout", "soon"], '"soon" is no duration'),
+        (["chek", "--slurm"], "'chek'"),
+        (["--slurm"], "the following arguments are required"),
     ],
 )
-def test_a_mistake_in_the_prolog_does_not_drain_the_node(arguments: list[str]) -> None:
+def test_a_mistake_in_the_prolog_does_not_drain_the_node(arguments: list[str], why: str) -> None:
     done = agent(*arguments)
-    assert done.code == 0
-    assert done.err
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("sickbay: not checked: ")
+    assert done.out.count("\n") == 1
+    assert why in done.out
+
+
+def test_a_bad_configuration_does_not_drain_the_node(tmp_path: Path) -> None:
+    config = configured(tmp_path, top='log_level = "loud"\nmetrics = 1')
+    done = agent("check", "--slurm", "--config", config)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith(f"sickbay: not checked: {config}:6: log_level")
+    assert done.out.endswith(" (and 1 more)\n")
+
+
+def test_a_defect_of_ours_does_not_drain_the_node(tmp_path: Path) -> None:
+    """A boot id that cannot be read is one that no look at the machine expects."""
+    (tmp_path / "proc").mkdir()
+    config = configured(tmp_path, top=f'proc = "{tmp_path / "proc"}"')
+    done = agent("check", "--slurm", "--config", config)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("sickbay: not checked: internal error: FileNotFoundError")
+    assert done.out.count("\n") == 1
+    loud = agent("check", "--config", config)
+    assert loud.code == 70
+    assert "Traceback" in loud.err
+
+
+def test_a_look_that_takes_too_long_does_not_drain_the_node(tmp_path: Path) -> None:
+    fifo = tmp_path / "agent.toml"
+    os.mkfifo(fifo)
+    done = agent("check", "--config", fifo, "--timeout", "1s", "--slurm")
+    assert (done.code, done.err) == (0, "")
+    assert done.out == "sickbay: unknown: agent: nothing was found out in 1 s\n"
+
+
+@pytest.mark.parametrize(("status", "code"), [(Status.DEGRADED, 0), (Status.FAILED, 1)])
+@pytest.mark.parametrize("stdout", ["", " | true", " >&-", " >&- 2>&-", " > /dev/full"])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_line_that_nobody_takes_changes_no_exit_code(
+    tmp_path: Path, status: Status, code: int, stdout: str, unbuffered: str
+) -> None:
+    config = configured(tmp_path)
+    command = f"set -o pipefail; {PROGRAM} check --slurm --config {config}{stdout}"
+    env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with StandIn(tmp_path / "run/agent.sock", answer(result(status))):
+        done = subprocess.run(
+            ["bash", "-c", command], env=env, capture_output=True, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (code, "")
 
 
 def test_the_version_is_told() -> None:

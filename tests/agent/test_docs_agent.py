@@ -108,7 +108,7 @@ def test_defaults_are_shown_as_they_would_be_written(kind: Kind, value: object, 
 def test_every_command_and_flag_is_documented() -> None:
     usage = agent("--help").out + agent("check", "--help").out
     commands = re.findall(r"^    ([a-z][a-z-]+)\s", usage, re.MULTILINE)
-    assert len(commands) == 4
+    assert {"run", "check", "checks", "parse-kmsg", "simulate"} <= set(commands)
     for word in [*commands, *re.findall(r"--[a-z-]+", usage)]:
         assert word in ("--help", "--output") or word in AGENT, word
 
@@ -158,6 +158,14 @@ def test_the_slurm_scripts_drain_a_failed_node_once_and_no_other(
         assert told.read_text() == f"update NodeName=n1 State=DRAIN Reason={reason}\n"
     if prolog:
         assert (tmp_path / "logged").read_text() == f"{reason}\n"
+
+
+def test_the_slurm_scripts_drain_nothing_where_the_agent_is_not_installed(tmp_path: Path) -> None:
+    for script in re.findall(r"```bash\n(.*?)```", AGENT, re.DOTALL):
+        text = script.replace("/opt/sickbay/bin/", f"{tmp_path}/")
+        environ = {"PATH": os.environ["PATH"], "SLURMD_NODENAME": "n1"}
+        done = subprocess.run(["bash", "-c", text], env=environ, check=False, capture_output=True)
+        assert done.returncode == 0, done
 
 
 def test_the_default_paths_are_documented() -> None:
