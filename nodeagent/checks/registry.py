@@ -24,6 +24,7 @@ from nodeagent.checks import (
     pressure,
     processes,
     reach,
+    reboot,
     sxid,
     xid,
 )
@@ -47,6 +48,7 @@ SPECS: tuple[CheckSpec, ...] = (
     processes.SPEC,
     kubelet.SPEC,
     container_runtime.SPEC,
+    reboot.SPEC,
 )
 
 

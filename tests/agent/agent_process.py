@@ -39,6 +39,8 @@ on = false
 on = false
 [checks.container-runtime]
 on = false
+[checks.reboot]
+on = false
 """
 
 

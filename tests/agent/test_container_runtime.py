@@ -107,9 +107,12 @@ async def test_a_named_socket_must_be_there(tmp_path: Path) -> None:
 
 async def test_what_answers_must_be_grpc(tmp_path: Path) -> None:
     path = place(tmp_path)
-    server = await asyncio.start_unix_server(
-        lambda _, w: (w.write(b"hello, who?"), w.close()), path
-    )
+
+    def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello, who?")
+        writer.close()
+
+    server = await asyncio.start_unix_server(talk, path)
     async with server:
         assert verdicts(await check_of(tmp_path).look()) == {PATH: (Status.FAILED, "garbled")}
     path.unlink(missing_ok=True)

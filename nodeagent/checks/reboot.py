@@ -1,0 +1,112 @@
+"""That the machine came up lately, and whether the kernel left word of a crash before.
+
+Reasons: ``rebooted`` (within ``recent``: ok, with a transition that history shows), ``crashed``
+(within ``recent``, and there are a panic's records or a crash dump of that reboot: degraded).
+After ``recent`` it is ok without a reason. The node is the component.
+
+What tells of a crash: records of the hour before the boot in the platform's store (pstore), what
+systemd-pstore has moved from there since, and kdump's folders in /var/crash of that hour (its own
+kernel writes them before the boot that we see).
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nodeagent.checks.base import CheckSpec, Kind, Option, Report
+from nodeagent.model import Observation, Status
+from nodeagent.sources import Sources
+from nodeagent.sources.machine import Machine
+
+NAME = "reboot"
+#: A dump of a large machine's memory takes this long at most; and clocks are set at a boot.
+_BEFORE_BOOT = 3600.0
+_SLACK = 60.0
+
+
+def judge(up: float, crash: str, *, recent: float) -> Observation:
+    """Pure. ``crash`` is the path of the evidence, or empty."""
+    if up >= recent:
+        return Observation(NAME, "", Status.OK)
+    if crash:
+        message = f"the kernel crashed before this boot: {crash}"
+        return Observation(NAME, "", Status.DEGRADED, "crashed", message)
+    return Observation(NAME, "", Status.OK, "rebooted", "came up lately")
+
+
+def crash_evidence(machine: Machine, booted: float) -> str:
+    """The path of what a crash before this boot left; empty when nothing did.
+
+    ``booted`` is the wall time of the boot in seconds, as /proc/stat tells it (``btime``).
+    """
+    for entry in _entries(machine.sys / "fs/pstore"):
+        # Its time is the panic's. Where nothing moves them away they stay for years.
+        if entry.name.startswith("dmesg-") and _changed(entry) >= booted - _BEFORE_BOOT:
+            return f"/sys/fs/pstore/{entry.name}"
+    for entry in _entries(machine.host("/var/lib/systemd/pstore")):
+        if _changed(entry) >= booted - _SLACK:
+            return f"/var/lib/systemd/pstore/{entry.name}"
+    for entry in _entries(machine.host("/var/crash")):
+        if entry.is_dir() and booted - _BEFORE_BOOT <= _changed(entry) <= booted + _SLACK:
+            return f"/var/crash/{entry.name}"
+    return ""
+
+
+def boot_time(machine: Machine) -> float:
+    """Raises OSError, and ValueError when /proc/stat does not say it."""
+    text = (machine.proc / "stat").read_text(errors="replace")
+    digits = f"\n{text}".partition("\nbtime ")[2].partition("\n")[0]
+    if not digits.isascii() or not digits.isdigit():
+        raise ValueError("/proc/stat has no btime")
+    return float(digits)
+
+
+class Reboot:
+    """The evidence is looked for until ``recent`` is over: kdump's service may come up late."""
+
+    def __init__(self, machine: Machine, *, recent: float) -> None:
+        self._machine = machine
+        self._recent = recent
+
+    async def look(self) -> Report:
+        up = self._machine.clock.boottime()
+        if up >= self._recent:
+            return [judge(up, "", recent=self._recent)]
+        try:
+            booted = boot_time(self._machine)
+        except (OSError, ValueError) as error:
+            return [Observation(NAME, "", Status.UNKNOWN, "no-procfs", str(error))]
+        return [judge(up, crash_evidence(self._machine, booted), recent=self._recent)]
+
+
+def _entries(folder: Path) -> list[Path]:
+    """In order of their names; none where it can't be read: there is no crash to tell of then."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _changed(entry: Path) -> float:
+    try:
+        return entry.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def build(sources: Sources, options: Mapping[str, Any]) -> Reboot:
+    return Reboot(sources.machine, recent=options["recent"])
+
+
+SPEC = CheckSpec(
+    name=NAME,
+    sees="that the machine came up lately, and a kernel panic before it",
+    source="CLOCK_BOOTTIME; /sys/fs/pstore, /var/lib/systemd/pstore, /var/crash",
+    cost="nothing; 0.2 ms of CPU every 60 s in the first hour after a boot",
+    blind_to="a crash that left no record (power, a watchdog, no pstore and no kdump); who asked "
+    "for an orderly reboot",
+    interval=60.0,
+    deadline=10.0,
+    build=build,
+    options=(Option("recent", Kind.DURATION, 3600.0, "how long after a boot it is told"),),
+)
