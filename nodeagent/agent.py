@@ -7,10 +7,9 @@ import random
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nodeagent import keeper, kernel_feed, logs
+from nodeagent import assembly, keeper, kernel_feed, logs
 from nodeagent.answers import Answers
 from nodeagent.checks import registry
 from nodeagent.checks.base import LogCheck, Off, Report
@@ -25,12 +24,7 @@ from nodeagent.kernel_feed import KernelFeed
 from nodeagent.local import AlreadyRunning, LocalServer
 from nodeagent.model import CheckInfo, Gone
 from nodeagent.scheduler import Scheduled, Scheduler
-from nodeagent.sources import Sources
-from nodeagent.sources.diskprobe import DiskProbe
-from nodeagent.sources.gpus import GpuMap
 from nodeagent.sources.kmsg import Cursor, KmsgReader
-from nodeagent.sources.machine import Machine
-from nodeagent.sources.nvml import Nvml
 from nodeagent.version import VERSION
 
 if TYPE_CHECKING:
@@ -81,12 +75,7 @@ class Agent:
         self._new_id = new_id
         self._instance = new_id()
         self._started_at = self._clock.boottime()
-        self._machine = Machine(
-            clock=self._clock,
-            root=config.host_root,
-            proc=config.proc or Path("/proc"),
-            sys=config.sys or Path("/sys"),
-        )
+        self._machine = assembly.machine(config, self._clock)
         self._uplink: Uplink | None = None
         #: Checks that do not run, and why.
         self._off: dict[str, str] = {}
@@ -153,17 +142,7 @@ class Agent:
         config = self._config
         store = Store(run_dir=config.run_dir, state_dir=config.state_dir, clock=self._clock)
         state = store.load(boot_id=self._boot_id, new_epoch=self._new_id)
-        self._sources = Sources(
-            machine=self._machine,
-            nvml=Nvml(
-                machine=self._machine,
-                library=config.nvml.library or None,
-                deadline=config.nvml.deadline,
-            ),
-            disk=DiskProbe(machine=self._machine),
-            gpus=GpuMap(self._machine, state.gpus),
-            expected_gpus=config.expected_gpus,
-        )
+        self._sources = assembly.sources(config, self._machine, state.gpus)
         self._keeper = Keeper(
             state,
             store=store,
@@ -239,15 +218,12 @@ class Agent:
         )
 
     def _make_reader(self, cursor: Cursor | None) -> KmsgReader:
-        kernel_log = self._config.kernel_log
-        return KmsgReader(
-            kernel_log.path,
-            clock=self._clock,
+        return assembly.kernel_log(
+            self._config,
+            self._clock,
             boot_id=self._boot_id,
-            cursor=cursor,
+            after=cursor,
             started_at=self._started_at,
-            boot_grace=kernel_log.boot_grace,
-            accept_user_records=kernel_log.insecure_accept_user_records,
         )
 
     async def _serve(self, *, claimed: bool) -> None:

@@ -6,9 +6,12 @@ Keys are only added. Ages are seconds.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodeagent.model import CheckInfo, ClearedBy, Status
+
+if TYPE_CHECKING:  # whoever asks the agent needs no latch
+    from nodeagent.evidence.latch import Latch
 
 #: From nothing to worst. An unknown is no sickness, so it ranks below a component that is degraded.
 SEVERITY: Mapping[Status, int] = {
@@ -89,6 +92,51 @@ class Findings:
             "checks": [_check_json(check) for check in self.checks],
             "notes": list(self.notes),
         }
+
+
+def from_latch(
+    latch: "Latch",
+    now: float,
+    *,
+    node: str,
+    source: str,
+    checks: Sequence[CheckInfo],
+    notes: Sequence[str] = (),
+) -> Findings:
+    """What the latch holds at ``now`` (boottime seconds), and the evidence that was lost."""
+    return Findings(
+        node=node,
+        source=source,
+        results=[
+            # After one look alone nobody knows since when it is so.
+            Result(
+                check=entry.check,
+                component=entry.component,
+                status=entry.status,
+                reason=entry.reason,
+                message=entry.message,
+                age=max(now - entry.since, 0) if source == "agent" else None,
+            )
+            for entry in latch.components.values()
+        ],
+        faults=[
+            Latched(
+                code=entry.code,
+                check=entry.check,
+                component=entry.component,
+                message=entry.message,
+                count=entry.count,
+                first_age=max(now - entry.first, 0),
+                last_age=max(now - entry.last, 0),
+                cleared_by=entry.cleared_by,
+                historical=entry.historical,
+                details=entry.details,
+            )
+            for entry in latch.faults.values()
+        ],
+        checks=checks,
+        notes=[*notes, *(f"evidence lost: {loss.message}" for loss in latch.owed.losses)],
+    )
 
 
 def from_agent(answer: Any) -> Findings:

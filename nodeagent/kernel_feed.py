@@ -6,7 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from nodeagent.checks.base import LogCheck
 from nodeagent.model import Evidence, Loss, Observation, Status
-from nodeagent.sources.kmsg import Cursor, KernelLogUnavailable, KmsgReader, Record
+from nodeagent.sources.kmsg import (
+    SOURCE,
+    Cursor,
+    KernelLogUnavailable,
+    KmsgReader,
+    Record,
+)
 
 log = logging.getLogger(__name__)
 
@@ -17,6 +23,31 @@ BATCH = 512
 #: Seconds until the next try when the log cannot be opened, or (in tests) a file has no more.
 RETRY = 60.0
 POLL_FILE = 0.2
+
+
+def readable() -> Observation:
+    """What is said of a log that can be read."""
+    return Observation(CHECK, "", Status.OK)
+
+
+def unavailable(error: KernelLogUnavailable) -> Observation:
+    """What is said of one that cannot."""
+    return Observation(CHECK, "", Status.UNKNOWN, "unavailable", str(error))
+
+
+def read(checks: Mapping[str, LogCheck], item: Record | Loss) -> list[Evidence]:
+    """What ``checks``, by name, make of one item of the log."""
+    if isinstance(item, Loss):
+        return [item]
+    evidence: list[Evidence] = []
+    for name, check in checks.items():
+        try:
+            evidence += check.read(item)
+        except Exception:  # outermost edge of a check: its bug must not cost the other records
+            log.exception("check %s failed on kernel log record %d", name, item.seq)
+            what = f"check {name} failed on record {item.seq}; the agent's log has the reason"
+            evidence.append(Loss(SOURCE, 1, what))
+    return evidence
 
 
 class KernelFeed:
@@ -54,7 +85,7 @@ class KernelFeed:
             return
         self._complaint = ""
         self._reader = reader
-        self._deliver([Observation(CHECK, "", Status.OK)], self.cursor)
+        self._deliver([readable()], self.cursor)
         if reader.pollable:
             asyncio.get_running_loop().add_reader(reader.fileno(), self._readable, reader)
         self._readable(reader)
@@ -78,12 +109,7 @@ class KernelFeed:
             self._unavailable(error)
             return
         self.records += len(batch)
-        evidence: list[Evidence] = []
-        for item in batch:
-            if isinstance(item, Loss):
-                evidence.append(item)
-            else:
-                evidence += self._read(item)
+        evidence = [each for item in batch for each in read(self.checks, item)]
         if evidence or reader.cursor != self.cursor:
             self.cursor = reader.cursor
             self._deliver(evidence, self.cursor)
@@ -101,21 +127,9 @@ class KernelFeed:
             wait = POLL_FILE if reader.caught_up else 0
             self._timer = asyncio.get_running_loop().call_later(wait, self._readable, reader)
 
-    def _read(self, record: Record) -> list[Evidence]:
-        evidence: list[Evidence] = []
-        for name, check in self.checks.items():
-            try:
-                evidence += check.read(record)
-            except Exception:  # outermost edge of a check: its bug must not cost the other records
-                log.exception("check %s failed on kernel log record %d", name, record.seq)
-                what = f"check {name} failed on record {record.seq}; the agent's log has the reason"
-                evidence.append(Loss("kmsg", 1, what))
-        return evidence
-
     def _unavailable(self, error: KernelLogUnavailable) -> None:
         if str(error) != self._complaint:
             log.warning("%s", error)
         self._complaint = str(error)
-        seen = Observation(CHECK, "", Status.UNKNOWN, "unavailable", str(error))
-        self._deliver([seen], self.cursor)
+        self._deliver([unavailable(error)], self.cursor)
         self._timer = asyncio.get_running_loop().call_later(RETRY, self.start)

@@ -10,26 +10,21 @@ whether a fault of last week was dealt with. The level checks see what is still 
 import asyncio
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from nodeagent import assembly, kernel_feed
 from nodeagent.checks import registry
-from nodeagent.checks.base import CheckSpec, LogCheck, Off, Report
+from nodeagent.checks.base import CheckSpec, Off, Report
 from nodeagent.clock import Clock
 from nodeagent.config import CheckSettings, Config
 from nodeagent.config_checks import off_by_config
 from nodeagent.evidence.latch import Latch
 from nodeagent.evidence.state import State, StateError, restore
 from nodeagent.evidence.store import NAME as STATE_FILE
-from nodeagent.findings import Findings, Latched, Result
-from nodeagent.kernel_feed import CHECK as KERNEL_LOG
-from nodeagent.model import Batch, CheckInfo, Loss, Observation, Status
-from nodeagent.sources import Sources
-from nodeagent.sources.diskprobe import DiskProbe
-from nodeagent.sources.gpus import GpuMap
-from nodeagent.sources.kmsg import Cursor, KernelLogUnavailable, KmsgReader, Record
-from nodeagent.sources.machine import Machine
-from nodeagent.sources.nvml import Nvml
+from nodeagent.findings import Findings, from_latch
+from nodeagent.model import Batch, CheckInfo, Observation, Status
+from nodeagent.scheduler import CHECK_ERROR, HUNG
+from nodeagent.sources.kmsg import Cursor, KernelLogUnavailable
 
 #: Left over for whoever prints: the checks get the rest of the time.
 _MARGIN = 0.5
@@ -56,20 +51,10 @@ class _Look:
         self._until = until
         self._off: dict[str, str] = {}
         self._notes: list[str] = []
-        machine = _machine(config, clock)
+        machine = assembly.machine(config, clock)
         left = self._left_behind(machine.boot_id())
         self._latch, self._kernel_seq = left.latch, left.kernel_seq
-        self._sources = Sources(
-            machine=machine,
-            nvml=Nvml(
-                machine=machine,
-                library=config.nvml.library or None,
-                deadline=config.nvml.deadline,
-            ),
-            disk=DiskProbe(machine=machine),
-            gpus=GpuMap(machine, left.gpus),
-            expected_gpus=config.expected_gpus,
-        )
+        self._sources = assembly.sources(config, machine, left.gpus)
 
     def _left_behind(self, boot_id: str) -> State:
         """What an agent left in run_dir, read only; its results are old, so its faults alone."""
@@ -98,23 +83,16 @@ class _Look:
         await asyncio.gather(*(self._look(spec) for spec in on if spec.interval))
         # After the probes: only NVML knows the UUIDs of the GPUs that the log names by address.
         await self._read_kernel_log([spec for spec in on if not spec.interval])
-        now = self._clock.boottime()
-        return Findings(
+        return from_latch(
+            self._latch,
+            self._clock.boottime(),
             node=self._config.node,
             source="probe",
-            results=[
-                Result(entry.check, entry.component, entry.status, entry.reason, entry.message)
-                for entry in self._latch.components.values()
-            ],
-            faults=_latched(self._latch, now),
             checks=[
                 CheckInfo(spec.name, self._settings(spec).interval, self._off.get(spec.name, ""))
                 for spec in registry.SPECS
             ],
-            notes=[
-                *self._notes,
-                *(f"evidence lost: {loss.message}" for loss in self._latch.owed.losses),
-            ],
+            notes=self._notes,
         )
 
     async def close(self) -> None:
@@ -132,81 +110,46 @@ class _Look:
         look: asyncio.Task[Report] = asyncio.ensure_future(check.look())
         await asyncio.wait({look}, timeout=max(allowed, 0))
         if not look.done():
-            self._unknown(spec.name, "hung", f"no result in {allowed:.3g} s")
+            self._unknown(spec.name, HUNG, f"no result in {allowed:.3g} s")
             return
         error = look.exception()
         if error is not None:  # one check's defect must not cost the others' word
-            self._unknown(spec.name, "check-error", f"{type(error).__name__}: {error}")
+            self._unknown(spec.name, CHECK_ERROR, f"{type(error).__name__}: {error}")
             return
         report = look.result()
         if isinstance(report, Off):
             self._off[spec.name] = report.reason
         else:
-            self._latch.apply(report, self._clock.boottime())
+            self._take(report)
 
     def _unknown(self, check: str, reason: str, message: str) -> None:
-        seen = Observation(check, "", Status.UNKNOWN, reason, message)
-        self._latch.apply([seen], self._clock.boottime())
+        self._take([Observation(check, "", Status.UNKNOWN, reason, message)])
+
+    def _take(self, batch: Batch) -> None:
+        self._latch.apply(batch, self._clock.boottime())
 
     async def _read_kernel_log(self, specs: Sequence[CheckSpec]) -> None:
         if not specs:
             return
-        log = self._config.kernel_log
         boot_id = self._latch.boot_id
-        cursor = None if self._kernel_seq is None else Cursor(boot_id, self._kernel_seq)
-        reader = KmsgReader(
-            log.path,
-            clock=self._clock,
+        reader = assembly.kernel_log(
+            self._config,
+            self._clock,
             boot_id=boot_id,
-            cursor=cursor,
+            after=None if self._kernel_seq is None else Cursor(boot_id, self._kernel_seq),
             started_at=self._clock.boottime(),
-            boot_grace=log.boot_grace,
-            accept_user_records=log.insecure_accept_user_records,
         )
-        checks: list[Any] = [
-            spec.build(self._sources, self._settings(spec).options) for spec in specs
-        ]
+        checks: dict[str, Any] = {
+            spec.name: spec.build(self._sources, self._settings(spec).options) for spec in specs
+        }
         try:
             reader.open()
             while not reader.caught_up and self._clock.boottime() < self._until:
                 for item in reader.read_batch():
-                    found: Batch = [item] if isinstance(item, Loss) else _seen(checks, item)
-                    self._latch.apply(found, self._clock.boottime())
+                    self._take(kernel_feed.read(checks, item))
                 await asyncio.sleep(0)
-            seen = Observation(KERNEL_LOG, "", Status.OK)
-            self._latch.apply([seen], self._clock.boottime())
+            self._take([kernel_feed.readable()])
         except KernelLogUnavailable as error:
-            self._unknown(KERNEL_LOG, "unavailable", str(error))
+            self._take([kernel_feed.unavailable(error)])
         finally:
             reader.close()
-
-
-def _machine(config: Config, clock: Clock) -> Machine:
-    return Machine(
-        clock=clock,
-        root=config.host_root,
-        proc=config.proc or Path("/proc"),
-        sys=config.sys or Path("/sys"),
-    )
-
-
-def _seen(checks: Sequence[LogCheck], record: Record) -> Batch:
-    return [sighting for check in checks for sighting in check.read(record)]
-
-
-def _latched(latch: Latch, now: float) -> list[Latched]:
-    return [
-        Latched(
-            code=entry.code,
-            check=entry.check,
-            component=entry.component,
-            message=entry.message,
-            count=entry.count,
-            first_age=max(now - entry.first, 0),
-            last_age=max(now - entry.last, 0),
-            cleared_by=entry.cleared_by,
-            historical=entry.historical,
-            details=entry.details,
-        )
-        for entry in latch.faults.values()
-    ]

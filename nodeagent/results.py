@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodeagent.evidence.latch import Latch
-from nodeagent.findings import Findings, Latched, Result
+from nodeagent.findings import from_latch
 from nodeagent.model import CheckInfo
 from nodeagent.scheduler import Scheduled
 
@@ -25,31 +25,7 @@ class About:
 
 def as_json(latch: Latch, checks: Sequence[CheckInfo], about: About, now: float) -> dict[str, Any]:
     """The answer of ``GET /v1/results``: ``sickbay-agent check -o json``, and the agent itself."""
-    findings = Findings(
-        node=about.node,
-        source="agent",
-        results=[
-            Result(e.check, e.component, e.status, e.reason, e.message, max(now - e.since, 0))
-            for e in latch.components.values()
-        ],
-        faults=[
-            Latched(
-                code=entry.code,
-                check=entry.check,
-                component=entry.component,
-                message=entry.message,
-                count=entry.count,
-                first_age=max(now - entry.first, 0),
-                last_age=max(now - entry.last, 0),
-                cleared_by=entry.cleared_by,
-                historical=entry.historical,
-                details=entry.details,
-            )
-            for entry in latch.faults.values()
-        ],
-        checks=checks,
-        notes=[f"evidence lost: {loss.message}" for loss in latch.owed.losses],
-    )
+    findings = from_latch(latch, now, node=about.node, source="agent", checks=checks)
     agent = {
         "version": about.version,
         "boot_id": latch.boot_id,

@@ -18,6 +18,9 @@ from nodeagent.model import CheckInfo, Observation, Status
 
 log = logging.getLogger(__name__)
 
+#: Reasons given for a check that gave no word itself: it is late, or it has a defect.
+HUNG = "hung"
+CHECK_ERROR = "check-error"
 #: An interval is drawn anew each time from this share of it, up or down: 10,000 agents that were
 #: rolled out together must drift apart.
 JITTER = 0.1
@@ -125,7 +128,7 @@ class Scheduler:
             check.hangs += 1
             log.warning("check %s gave no result in %g s", check.name, check.deadline)
             message = f"no result in {check.deadline:g} s"
-            self._deliver(check.name, self._unknown(check, "hung", message), whole=False)
+            self._deliver(check.name, self._unknown(check, HUNG, message), whole=False)
 
     async def _look(self, check: Scheduled) -> None:
         started = self._clock.boottime()
@@ -137,7 +140,7 @@ class Scheduler:
             if check.error != message:
                 log.exception("check %s failed", check.name)
             check.error = message
-            self._deliver(check.name, self._unknown(check, "check-error", message), whole=False)
+            self._deliver(check.name, self._unknown(check, CHECK_ERROR, message), whole=False)
         else:
             check.off_because = report.reason if isinstance(report, Off) else ""
             check.error = ""

@@ -5,8 +5,8 @@ The same protocol, the same fences: the actor does not know the difference. A qu
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -14,6 +14,7 @@ from typing import ParamSpec, TypeVar
 from aggregator.local.commands import CommandFailed, run_command
 from aggregator.local.store import Store
 from aggregator.quarantine.cluster import (
+    ClusterError,
     Evicted,
     EvictionResult,
     News,
@@ -29,11 +30,15 @@ from aggregator.quarantine.cluster import (
     QuarantineStatus,
     RecordSeen,
     RecordText,
+    ViewLost,
     ViewRestored,
 )
+from aggregator.thread import OneThread
 
 #: How soon what another process wrote (a person's `sickbay --local stop`) is noticed, in seconds.
 POLL = 0.25
+#: How soon a file that could not be read is tried again, in seconds.
+AGAIN = 1.0
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -69,17 +74,16 @@ class LocalCluster:
         self._wall = wall
         self._store: Store | None = None
         # One thread: SQLite has one writer, and a stuck disk must not stop the event loop.
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="local-cluster")
+        self._thread = OneThread("local-cluster")
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         self._store = await self._in_thread(Store, self._path, wall=self._wall)
 
     async def close(self) -> None:
         if self._store is not None:
             await self._in_thread(self._store.close)
-        self._thread.shutdown(wait=False)
+        self._thread.stop()
 
     @property
     def _open(self) -> Store:
@@ -87,8 +91,7 @@ class LocalCluster:
         return self._store
 
     async def _in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, lambda: function(*args, **kwargs))
+        return await self._thread.run(function, *args, **kwargs)
 
     async def _write(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
@@ -99,9 +102,23 @@ class LocalCluster:
     # -- news -------------------------------------------------------------------------
 
     async def news(self) -> AsyncIterator[News]:
+        lost = ""
+        while True:
+            try:
+                async for item in self._look():
+                    lost = ""
+                    yield item
+            except ClusterError as error:
+                if str(error) != lost:
+                    lost = str(error)
+                    yield ViewLost(lost)
+                await asyncio.sleep(AGAIN)
+
+    async def _look(self) -> AsyncIterator[News]:
+        """All that is there, then what changes; until the file can't be read."""
         told = _Told({}, frozenset(), RecordText("", "", ""))
         seen = -1
-        first = True
+        whole = False
         while True:
             elsewhere = await self._in_thread(self._open.changed_elsewhere)
             if elsewhere != seen or self._changed.is_set():
@@ -109,14 +126,12 @@ class LocalCluster:
                 self._changed.clear()
                 for item in await self._in_thread(self._differences, told):
                     yield item
-            if first:
-                first = False
+            if not whole:
+                whole = True
                 yield ViewRestored(told.unschedulable)
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL):
                     await self._changed.wait()
-            except TimeoutError:
-                continue
 
     def _differences(self, told: _Told) -> list[News]:
         news: list[News] = []
@@ -178,7 +193,11 @@ class LocalCluster:
         return await self._in_thread(self._open.node, name)
 
     async def patch_node(self, node: Node, change: NodeChange) -> Node:
-        """The site's command first, then the row: a crash between them runs the command again."""
+        """The site's command first, then the row: a crash between them runs the command again.
+
+        Whoever decided on an older picture runs no command either.
+        """
+        await self._in_thread(self._open.expect_node, node)
         after = replace(
             node,
             taints=node.taints if change.taints is None else change.taints,

@@ -4,9 +4,13 @@ Commands run again after a crash or a failure, so they must be idempotent; docs/
 """
 
 import asyncio
+import contextlib
 import logging
 import os
+import signal
+import tempfile
 from collections.abc import Mapping, Sequence
+from typing import IO
 
 from aggregator.quarantine.cluster import Unreachable
 
@@ -23,30 +27,43 @@ async def run_command(argv: Sequence[str], *, values: Mapping[str, str], limit: 
     """Run it, without a shell. ``{node}``, ``{reason}``, ``{action}`` in arguments are filled in,
     and stand in the environment as SICKBAY_NODE and so on. Raises `CommandFailed`.
     """
+    values = {name: text.replace("\0", "") for name, text in values.items()}
     filled = [_fill(word, values) for word in argv]
     environment = os.environ | {f"SICKBAY_{name.upper()}": text for name, text in values.items()}
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *filled,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise CommandFailed(f"{filled[0]} can't be run: {error.strerror}") from error
-    try:
-        async with asyncio.timeout(limit):
-            output, _ = await process.communicate()
-    except TimeoutError:
-        os.killpg(process.pid, 9)
-        await process.wait()
-        raise CommandFailed(f"{filled[0]} did not end within {limit:g} s") from None
-    text = output.decode(errors="replace")[-_MOST_OUTPUT:].strip()
+    # A file and not a pipe: what the command leaves running must not keep us waiting.
+    with tempfile.TemporaryFile() as output:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *filled,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
+            raise CommandFailed(f"{argv[0]} can't be run: {error}") from error
+        try:
+            async with asyncio.timeout(limit):
+                await process.wait()
+        except TimeoutError:
+            raise CommandFailed(f"{argv[0]} did not end within {limit:g} s") from None
+        finally:
+            # Too late, or we are told to end: it runs again, and must not run beside itself.
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        text = _end_of(output)
     log.info("command", extra={"argv": filled, "rc": process.returncode, "output": text})
     if process.returncode != 0:
-        raise CommandFailed(f"{filled[0]} exited with {process.returncode}: {text}")
+        raise CommandFailed(f"{argv[0]} exited with {process.returncode}: {text}")
+
+
+def _end_of(output: IO[bytes]) -> str:
+    size = output.seek(0, os.SEEK_END)
+    output.seek(max(0, size - _MOST_OUTPUT))
+    return output.read(_MOST_OUTPUT).decode(errors="replace").strip()
 
 
 def _fill(word: str, values: Mapping[str, str]) -> str:

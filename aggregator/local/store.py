@@ -60,18 +60,25 @@ class Store:
         self._path = path
         self._wall = wall
         try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._db = sqlite3.connect(
                 path, timeout=5, isolation_level=None, check_same_thread=False
             )
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
             self._db.executescript(_SCHEMA)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             text = f"{path} can't be opened as the local cluster's database: {error}"
             raise Refused(text) from error
 
     def close(self) -> None:
         self._db.close()
+
+    def _read(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        try:
+            return self._db.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            raise Unreachable(f"{self._path}: {error}") from error
 
     @contextmanager
     def _change(self) -> Iterator[sqlite3.Connection]:
@@ -88,13 +95,13 @@ class Store:
 
     def changed_elsewhere(self) -> int:
         """A number that differs after another process's commit."""
-        (version,) = self._db.execute("PRAGMA data_version").fetchone()
+        ((version,),) = self._read("PRAGMA data_version")
         return int(version)
 
     # -- the record -------------------------------------------------------------------
 
     def record(self) -> RecordText:
-        text, stop, version = self._db.execute("SELECT text, stop, version FROM record").fetchone()
+        ((text, stop, version),) = self._read("SELECT text, stop, version FROM record")
         return RecordText(text, str(version), stop)
 
     def write_record(self, text: str, version: str) -> RecordText:
@@ -115,14 +122,14 @@ class Store:
     # -- quarantines --------------------------------------------------------------------
 
     def quarantines(self) -> list[Quarantine]:
-        return [_quarantine(row) for row in self._db.execute(f"SELECT {_COLUMNS} FROM quarantines")]  # noqa: S608
+        return [_quarantine(row) for row in self._read(f"SELECT {_COLUMNS} FROM quarantines")]  # noqa: S608
 
     def quarantine(self, node: str) -> Quarantine | None:
-        row = self._db.execute(
+        rows = self._read(
             f"SELECT {_COLUMNS} FROM quarantines WHERE node = ?",  # noqa: S608 - a constant
-            (node,),
-        ).fetchone()
-        return _quarantine(row) if row is not None else None
+            node,
+        )
+        return _quarantine(rows[0]) if rows else None
 
     def create_quarantine(self, node: str, spec: QuarantineSpec, *, finalizer: bool) -> Quarantine:
         with self._change() as db:
@@ -184,16 +191,13 @@ class Store:
     # -- nodes --------------------------------------------------------------------------
 
     def nodes(self) -> list[Node]:
-        return [_node(row) for row in self._db.execute(f"SELECT {_NODE} FROM nodes")]  # noqa: S608
+        return [_node(row) for row in self._read(f"SELECT {_NODE} FROM nodes")]  # noqa: S608
 
     def node(self, name: str) -> Node:
         """The node; the local cluster learns of a node by being asked about it."""
-        row = self._db.execute(
-            f"SELECT {_NODE} FROM nodes WHERE name = ?",  # noqa: S608 - a constant
-            (name,),
-        ).fetchone()
-        if row is not None:
-            return _node(row)
+        found = self.node_now(name)
+        if found is not None:
+            return found
         with self._change() as db:
             db.execute(
                 "INSERT OR IGNORE INTO nodes (name, uid, version, unschedulable, taints, labels,"
@@ -205,9 +209,7 @@ class Store:
     def write_node(self, node: Node) -> Node:
         """Against the version that was read. The same content leaves the version as it is."""
         with self._change() as db:
-            now = self.node_now(node.name)
-            if now is None or now.uid != node.uid or now.version != node.version:
-                raise Conflict(f"{node.name} was written in between")
+            now = self.expect_node(node)
             if replace(node, boot_id=now.boot_id, ready=now.ready) != now:
                 db.execute(
                     "UPDATE nodes SET version = version + 1, unschedulable = ?, taints = ?,"
@@ -222,19 +224,27 @@ class Store:
                 )
         return self.node(node.name)
 
+    def expect_node(self, node: Node) -> Node:
+        """The node as it is now, or `Conflict` where that is not the one that was read."""
+        now = self.node_now(node.name)
+        if now is None or now.uid != node.uid or now.version != node.version:
+            raise Conflict(f"{node.name} was written in between")
+        return now
+
     def node_now(self, name: str) -> Node | None:
-        row = self._db.execute(
+        rows = self._read(
             f"SELECT {_NODE} FROM nodes WHERE name = ?",  # noqa: S608 - a constant
-            (name,),
-        ).fetchone()
-        return _node(row) if row is not None else None
+            name,
+        )
+        return _node(rows[0]) if rows else None
 
     def drained_for(self, name: str) -> str:
         """The uid of the quarantine for which the drain command has succeeded."""
-        row = self._db.execute("SELECT drained_for FROM nodes WHERE name = ?", (name,)).fetchone()
-        return str(row[0]) if row is not None else ""
+        rows = self._read("SELECT drained_for FROM nodes WHERE name = ?", name)
+        return str(rows[0][0]) if rows else ""
 
     def set_drained_for(self, name: str, uid: str) -> None:
+        self.node(name)  # a row to write to
         with self._change() as db:
             db.execute("UPDATE nodes SET drained_for = ? WHERE name = ?", (uid, name))
 

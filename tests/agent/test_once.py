@@ -1,0 +1,61 @@
+"""One look where no agent runs: what it says is what the agent would say."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.checks import registry
+from nodeagent.checks.base import CheckSpec, Report
+from nodeagent.clock import SystemClock
+from nodeagent.config import load
+from nodeagent.findings import Findings
+from nodeagent.model import FaultSighting
+from nodeagent.once import look_once
+from nodeagent.sources import Sources
+from nodeagent.sources.kmsg import Record
+from tests.agent.cli import configured
+from tests.agent.kernel_log import GPU, pci_device, raw
+
+
+class Broken:
+    """A check with a defect: as a probe and as a reader of the kernel log."""
+
+    def __init__(self, _sources: Sources, _options: Mapping[str, Any]) -> None:
+        pass
+
+    async def look(self) -> Report:
+        raise ZeroDivisionError("by nought")
+
+    def read(self, record: Record) -> Sequence[FaultSighting]:
+        raise ZeroDivisionError(f"by record {record.seq}")
+
+
+def broken(name: str, interval: float) -> CheckSpec:
+    return CheckSpec(name, "s", "s", "c", "b", interval, interval, Broken)
+
+
+async def look(file: Path) -> Findings:
+    config = load(file, {"NODE_NAME": "n1"})
+    return await look_once(config, SystemClock(), within=10)
+
+
+@pytest.fixture
+def with_broken_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    more = (broken("bad-probe", 60.0), broken("bad-log", 0.0))
+    monkeypatch.setattr(registry, "SPECS", (*more, *registry.SPECS))
+
+
+@pytest.mark.usefixtures("with_broken_checks")
+async def test_a_defect_in_one_check_costs_no_other_its_word(tmp_path: Path) -> None:
+    file = configured(tmp_path)
+    pci_device(tmp_path / "sys", f"{GPU}.0", "0x030200")
+    text = f"NVRM: Xid (PCI:{GPU}): 79, pid=1, name=x, and so on"
+    (tmp_path / "kmsg.log").write_bytes(raw(7, text))
+    found = await look(file)
+    by_check = {result.check: result for result in found.results}
+    assert by_check["bad-probe"].reason == "check-error"
+    assert by_check["bad-probe"].message == "ZeroDivisionError: by nought"
+    assert [fault.code for fault in found.faults] == ["xid:79"]
+    assert [note for note in found.notes if "check bad-log failed on record 7" in note]
