@@ -116,6 +116,13 @@ class Stream:
 
     async def _write(self, hello: pb.AgentMessage) -> str:
         await self._send(hello)
+        # Whoever refuses us or sends us elsewhere is told no more. And a write under way when the
+        # other side ends the call would hide why it did: grpc.aio puts INTERNAL in its place.
+        while not (self._welcome.is_set() or self._stopping):
+            await self._wake.wait()
+            self._wake.clear()
+        if not self._welcome.is_set():
+            return "stopped"
         await self._send_snapshot()
         # 10,000 agents that came at once must not beat at once.
         self._beat_at = self._now() + self._interval * self._random()

@@ -140,8 +140,8 @@ class Container:
             },
             "mounts": [
                 *_system_mounts(privileged=privileged),
-                *_image_mounts(),
                 *self._volume_mounts(),
+                *_image_mounts(),  # last: a volume at /tmp must not hide a tree that lies there
             ],
             "linux": {
                 "namespaces": [{"type": each} for each in namespaces],

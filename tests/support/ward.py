@@ -139,6 +139,7 @@ class FakeWard(rpc.WardServicer):
         self, request_iterator: object, context: Any
     ) -> AsyncIterator[pb.AggregatorMessage]:
         if self.refuse is not None:
+            await anext(request_iterator)  # type: ignore[call-overload]  # who it is, is in Hello
             await context.abort(self.refuse, "you are not known here")
         given = {str(key): str(value) for key, value in context.invocation_metadata() or ()}
         stream = Attended(given)
