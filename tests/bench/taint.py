@@ -2,7 +2,8 @@
 
 One aggregator, one real agent at a time, TLS and tokens, the real /dev/kmsg. Each trial is a node
 of its own with a job of two pods on it. The control plane's own files are in memory, for etcd's
-disk is not a node's; agent and aggregator have theirs on the disk that is made busy. Run by
+disk is not a node's; so are the agent's /run, which is a tmpfs on a node, and the logs, which are
+pipes there. All else of agent and aggregator is on the disk that is made busy. Run by
 `make bench-taint`; BENCH_TRIALS sets the trials.
 """
 
@@ -60,8 +61,9 @@ def _evicted(event: dict[str, Any]) -> list[str]:
 class Bench:
     """Trials on one plane with one aggregator."""
 
-    def __init__(self, plane: ControlPlane, stack: Stack, namespace: str) -> None:
+    def __init__(self, plane: ControlPlane, stack: Stack, namespace: str, memory: Path) -> None:
         self._plane = plane
+        self._memory = memory
         self._stack = stack
         self._namespace = namespace
         self._taints = Watcher(plane, "/api/v1/nodes?watch=true", _tainted)
@@ -74,6 +76,7 @@ class Bench:
         pods = [pod["metadata"]["name"] for pod in self._plane.call("GET", path)["items"]]
         agent = self._stack.agent(node, start=False)
         agent.reads_the_real_kernel_log()
+        agent.keep_in_memory(self._memory / node)
         agent.start()
         self._stack.attached(agent)
         time.sleep(0.5)  # its first looks are over: a trial is of a steady agent
@@ -96,8 +99,9 @@ def main() -> None:
     ):
         plane.create_namespace(namespace)
         with Stack(plane, Path(folder)) as stack:
+            stack.aggregator.log_path = Path(memory) / "aggregator.log"
             stack.aggregator.start().ready()
-            bench = Bench(plane, stack, namespace)
+            bench = Bench(plane, stack, namespace, Path(memory))
             quiet = [bench.trial(node) for node in _nodes(plane, "quiet", trials + 5)][5:]
             with busy_disk(Path(folder)):
                 busy = [bench.trial(node) for node in _nodes(plane, "busy", trials // 2)]

@@ -269,6 +269,13 @@ class NodeAgent(AgentProcess):
         self.kernel_log = "/dev/kmsg"
         self.more_kernel_log = "insecure_accept_user_records = true"
 
+    def keep_in_memory(self, folder: Path) -> None:
+        """From now on: what a node has in memory (/run, the pipe that takes the log) is there."""
+        folder.mkdir()
+        self.run_dir = folder / "run"
+        self.socket = self.run_dir / "agent.sock"
+        self.log_path = folder / "agent.log"
+
     def results(self) -> Any:
         """What it would show a person who asks it; None while it does not answer."""
         try:
