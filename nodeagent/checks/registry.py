@@ -19,6 +19,7 @@ from nodeagent.checks import (
     gpu_recovery,
     gpu_rows,
     kubelet,
+    maintenance,
     memory,
     nic_link,
     pressure,
@@ -49,6 +50,7 @@ SPECS: tuple[CheckSpec, ...] = (
     kubelet.SPEC,
     container_runtime.SPEC,
     reboot.SPEC,
+    maintenance.SPEC,
 )
 
 

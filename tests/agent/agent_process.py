@@ -41,6 +41,8 @@ on = false
 on = false
 [checks.reboot]
 on = false
+[checks.maintenance]
+on = false
 """
 
 

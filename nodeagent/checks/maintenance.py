@@ -1,0 +1,89 @@
+"""What the cloud has planned for this machine. Off until ``provider`` is set.
+
+The component is the kind of event, or empty where there is none: ``terminate``, ``preempt``,
+``stop``, ``redeploy``, ``reboot``, ``maintenance``, ``freeze``, ``rebalance``, or the cloud's own
+word. Its reason is the same word, its status degraded: the machine works, and its time is up. When
+the service does not answer, what it had said stays as it is and the node is unknown:
+``unreachable``, ``timeout``, ``refused``, ``bad-status``, ``garbled``, ``error``.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
+from nodeagent.checks.disks import SpokenOf
+from nodeagent.model import Observation, Status
+from nodeagent.sources import Sources
+from nodeagent.sources.cloudevents import ENDPOINT, PROVIDERS, Event, Service, ServiceError
+from nodeagent.sources.http import parse_url
+
+NAME = "maintenance"
+_MOST = 16  # kinds; the cloud's own words are not bounded
+
+
+def judge(events: Sequence[Event]) -> list[Observation]:
+    """Pure. The node's own entry first: it is ok when the service has answered."""
+    by_kind: dict[str, list[str]] = {}
+    for event in events:
+        by_kind.setdefault(event.kind, []).append(event.message)
+    planned = [
+        Observation(NAME, kind, Status.DEGRADED, kind, "; ".join(messages))
+        for kind, messages in list(by_kind.items())[:_MOST]
+    ]
+    return [Observation(NAME, "", Status.OK), *planned]
+
+
+class Maintenance:
+    def __init__(self, service: Service | None) -> None:
+        self._service = service
+        self._last: list[Observation] = []
+        self._spoken_of = SpokenOf()
+
+    async def look(self) -> Report:
+        if self._service is None:
+            return Off("no provider (checks.maintenance.provider)")
+        try:
+            self._last = judge(await self._service.events())
+        except ServiceError as error:
+            unknown = Observation(NAME, "", Status.UNKNOWN, error.reason, str(error))
+            return [unknown, *self._last[1:]]
+        return [*self._last, *self._spoken_of.gone(NAME, self._last)]
+
+
+def build(sources: Sources, options: Mapping[str, Any]) -> Maintenance:
+    del sources
+    provider = options["provider"]
+    if not provider:
+        return Maintenance(None)
+    return Maintenance(Service(provider, parse_url(options["endpoint"])))
+
+
+def _provider(text: str) -> str:
+    if text and text not in PROVIDERS:
+        raise ValueError(f'"{text}" is none of {", ".join(PROVIDERS)}')
+    return text
+
+
+def _endpoint(text: str) -> str:
+    parse_url(text)
+    return text
+
+
+SPEC = CheckSpec(
+    name=NAME,
+    sees="a reboot, migration, preemption or end that the cloud has planned for this machine",
+    source="the cloud's metadata service, by the agent alone: Azure Scheduled Events, AWS IMDSv2, "
+    "GCP maintenance-event",
+    cost="nothing without a provider; 2 to 4 ms of CPU every 30 s with one",
+    blind_to="what the cloud announces elsewhere (mail, a page, GCP's upcoming-maintenance); a "
+    "notice shorter than the interval",
+    interval=30.0,
+    deadline=30.0,
+    build=build,
+    options=(
+        Option("provider", Kind.TEXT, "", 'the cloud: "azure", "aws" or "gcp"', _provider),
+        Option(
+            "endpoint", Kind.TEXT, ENDPOINT, "its metadata service; an address, no name", _endpoint
+        ),
+    ),
+)
