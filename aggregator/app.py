@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from importlib.metadata import version
-from importlib.resources import files
 from typing import Any
 
 from aggregator.alerts.alerts import Address, Alerts
@@ -23,8 +22,7 @@ from aggregator.history.history import History
 from aggregator.ingest.server import build
 from aggregator.kube.cluster import KubeCluster
 from aggregator.local.cluster import Commands, LocalCluster
-from aggregator.policy.load import load_policy
-from aggregator.policy.rules import Policy
+from aggregator.policy.shipped import read_policy
 from aggregator.quarantine.acts import Clocks
 from aggregator.quarantine.cluster import ClusterError
 from aggregator.quarantine.controller import Controller
@@ -71,18 +69,6 @@ class Ledgers:
             )
             for ledger in self._ledgers:
                 ledger.note(transition)
-
-
-def read_policy(config: Config) -> Policy:
-    """The shipped rules with the site's file on top. Raises `ConfigError` with all its problems."""
-    shipped = files("aggregator.policy")
-    site = config.policy.file
-    return load_policy(
-        (shipped / "catalogue.yaml").read_text("utf-8"),
-        (shipped / "rules.yaml").read_text("utf-8"),
-        site.read_text("utf-8") if site is not None else "",
-        str(site or ""),
-    )
 
 
 def _settings(config: Config) -> Settings:
@@ -158,7 +144,7 @@ async def run(config: Config) -> None:
     Raises what keeps it from starting: `ConfigError` (the policy), `StateError`, `ListenError`,
     `TlsError`, `WebListenError`.
     """
-    policy = read_policy(config)
+    policy = read_policy(config.policy.file)
     make_folders(config)
     rng = random.Random()  # noqa: S311 - jitter, no secret
     fleet = Fleet()

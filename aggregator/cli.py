@@ -1,4 +1,4 @@
-"""``sickbay-aggregator``: run the aggregator, check its configuration.
+"""``sickbay-aggregator``: run the aggregator, check its configuration, ask its policy.
 
 Exit codes: 0; 1 for what keeps it from starting or makes it fail; 2 for a command line or a
 configuration that is wrong, with what is wrong on stderr.
@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from aggregator.config import Config, ConfigError, load
+from aggregator import policy_cli
+from aggregator.config import ConfigError, load
 
 OK, FAILED, USAGE = 0, 1, 2
 INTERRUPTED = 130
@@ -22,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Do what the command line asks for, and exit."""
     options = _parser().parse_args(arguments)
     try:
-        sys.exit(options.command(load(options.file), options.file))
+        sys.exit(options.command(options))
     except ConfigError as error:
         for line in error.lines():
             print(line, file=sys.stderr)
@@ -31,7 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(INTERRUPTED)
 
 
-def _run(config: Config, _: Path) -> int:
+def _run(options: argparse.Namespace) -> int:
+    config = load(options.file)
     # Imports that take a second: a file that is wrong is refused sooner.
     import asyncio
     import gc
@@ -54,11 +56,12 @@ def _run(config: Config, _: Path) -> int:
     return OK
 
 
-def _check(config: Config, file: Path) -> int:
-    from aggregator.app import read_policy
+def _check(options: argparse.Namespace) -> int:
+    from aggregator.policy.shipped import read_policy
 
-    read_policy(config)
-    print(f"{file}: sound (mode {config.mode}, {config.cluster.kind} cluster)")
+    config = load(options.file)
+    read_policy(config.policy.file)
+    print(f"{options.file}: sound (mode {config.mode}, {config.cluster.kind} cluster)")
     return OK
 
 
@@ -91,4 +94,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     check.add_argument("file", type=Path, metavar="FILE")
     check.set_defaults(command=_check)
+
+    policy_cli.add_to(commands)
     return parser

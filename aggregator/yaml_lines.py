@@ -88,15 +88,19 @@ def dotted(key: Key) -> str:
 
 def read(path: Path) -> Document:
     """The file at ``path``, or `ConfigError` with what is wrong with it as YAML."""
+    return parse(read_text(path), str(path))
+
+
+def read_text(path: Path) -> str:
+    """The text of the file at ``path``, or `ConfigError` where it can't be had."""
     try:
-        text = path.read_text("utf-8")
+        return path.read_text("utf-8")
     except OSError as error:
         what = f"can't be read: {error.strerror}; expected a readable YAML file"
         raise ConfigError(str(path), [Problem(0, "", what)]) from None
     except UnicodeDecodeError as error:
         what = f"byte {error.start} is not UTF-8; expected a text file"
         raise ConfigError(str(path), [Problem(0, "", what)]) from None
-    return parse(text, str(path))
 
 
 def parse(text: str, name: str) -> Document:

@@ -1,0 +1,176 @@
+"""``sickbay-aggregator policy``: check a site's rules, ask what would be done and why."""
+
+import argparse
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # half a second that other commands need not spend
+    from aggregator.policy.explain import Answer
+    from aggregator.policy.rules import Rule
+
+_OK = 0
+_CODE = re.compile(r"[a-z][a-z0-9-]*(:[A-Za-z0-9._-]+)*")
+_WORD = re.compile(r"[a-z][a-z0-9-]*")
+
+
+def add_to(commands: Any) -> None:
+    """Add ``policy`` and what is below it."""
+    policy = commands.add_parser("policy", help="about the rules", allow_abbrev=False)
+    about = policy.add_subparsers(required=True, metavar="COMMAND")
+    check = about.add_parser(
+        "check", help="say everything that is wrong with a file of rules", allow_abbrev=False
+    )
+    check.add_argument("file", type=Path, metavar="FILE")
+    check.set_defaults(command=_check)
+
+    explain = about.add_parser(
+        "explain",
+        help="say what would be done about a fault, and by which rule",
+        allow_abbrev=False,
+    )
+    what = explain.add_mutually_exclusive_group(required=True)
+    what.add_argument("--fault", type=_code, metavar="CODE", help="such as xid:79")
+    what.add_argument("--check", type=_word, metavar="NAME", help="a check that has failed")
+    explain.add_argument(
+        "--reason", type=_word, default="", metavar="WORD", help="the check's reason, such as lost"
+    )
+    explain.add_argument("--component", default="", help="such as /data or a GPU's UUID")
+    explain.add_argument(
+        "--count", type=_count, default=1, metavar="N", help="how often the fault was seen"
+    )
+    explain.add_argument(
+        "--detail",
+        type=_detail,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="what the fault's line says besides, such as verdict=gpu-reset",
+    )
+    explain.add_argument(
+        "--policy", type=Path, metavar="FILE", help="a site's rules on top of the shipped ones"
+    )
+    explain.add_argument("-o", "--output", choices=("text", "json"), default="text")
+    explain.set_defaults(command=_explain)
+
+
+def _check(options: argparse.Namespace) -> int:
+    from aggregator.policy.shipped import read_policy
+
+    shipped = {rule.name: rule for rule in read_policy().rules}
+    policy = read_policy(options.file)
+    added = [rule for rule in policy.rules if rule.name not in shipped]
+    changed = [rule for rule in policy.rules if shipped.get(rule.name, rule) != rule]
+    print(f"{options.file}: sound ({len(added)} rules added, {len(changed)} shipped ones changed)")
+    for rule in changed:
+        print(f"  changed  {rule.name}: {_change(shipped[rule.name], rule)}")
+    for rule in added:
+        print(f"  added    {rule.name}: {rule.action}")
+    return _OK
+
+
+def _change(before: "Rule", after: "Rule") -> str:
+    old, new = asdict(before), asdict(after)
+    if before.action != after.action:
+        return f"{before.action} becomes {after.action}"
+    return ", ".join(key.replace("_", " ") for key in new if old[key] != new[key])
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from aggregator.policy.explain import Question, explain
+    from aggregator.policy.shipped import read_policy
+
+    asked = Question(
+        code=options.fault or "",
+        check=options.check or "",
+        reason=options.reason,
+        component=options.component,
+        count=options.count,
+        details=dict(options.detail),
+    )
+    answer = explain(read_policy(options.policy), asked)
+    print(json.dumps(_as_json(answer), indent=2) if options.output == "json" else _text(answer))
+    return _OK
+
+
+def _text(answer: "Answer") -> str:
+    rule = answer.rule
+    lines = [
+        answer.evidence,
+        f"  means      {answer.meaning}",
+        f"  ended by   {answer.ended_by}",
+    ]
+    if rule is None:
+        lines.append("  action     none: no rule is about it, so it is shown and never acted on")
+    else:
+        after = f" once it has been so for {_duration(rule.hold)}" if rule.hold else ""
+        lines.append(f"  action     {rule.action}{after}, by rule {rule.name}")
+        lines.append(f"  why        {rule.why}")
+        if rule.action != "observe":
+            lines.append(
+                f"  released   when all has been well for {_duration(rule.healthy_for)}, "
+                "by a person at any time"
+            )
+            lines.append("  capped by  mode, limits and the stop switch")
+    for other, wants in answer.others:
+        lines.append(
+            f"  also       {other.action} by rule {other.name}{f', if {wants}' * bool(wants)}"
+        )
+    return "\n".join(lines)
+
+
+def _as_json(answer: "Answer") -> Mapping[str, Any]:
+    rule = answer.rule
+    return {
+        "evidence": answer.evidence,
+        "meaning": answer.meaning,
+        "ended_by": answer.ended_by,
+        "action": rule.action if rule is not None else "none",
+        "rule": rule.name if rule is not None else "",
+        "why": rule.why if rule is not None else "",
+        "for_seconds": rule.hold if rule is not None else 0.0,
+        "healthy_for_seconds": rule.healthy_for if rule is not None else 0.0,
+        "also": [
+            {"rule": other.name, "action": other.action, "if": wants}
+            for other, wants in answer.others
+        ],
+    }
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:g}{unit}"
+    return f"{seconds:g}s"
+
+
+def _code(text: str) -> str:
+    if text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no code; expected one such as xid:{text}")
+    if not _CODE.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no code; expected one such as xid:79")
+    return text
+
+
+def _word(text: str) -> str:
+    if text and not _WORD.fullmatch(text):
+        what = f"{text!r} is no name; expected one such as disk-space"
+        raise argparse.ArgumentTypeError(what)
+    return text
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number of 1 or more")
+    return int(text)
+
+
+def _detail(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not name or not sign:
+        what = f"{text!r}; expected NAME=VALUE, such as verdict=gpu-reset"
+        raise argparse.ArgumentTypeError(what)
+    return name, value

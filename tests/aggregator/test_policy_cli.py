@@ -1,0 +1,148 @@
+"""What a person asks of the rules before they meet a fleet: the real command, the shipped rules."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from aggregator.cli import main
+from aggregator.config import load
+from aggregator.policy.explain import Question, explain
+from aggregator.policy.shipped import read_policy
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def example(page: str) -> str:
+    """The page's block of YAML."""
+    return (DOCS / page).read_text().partition("```yaml\n")[2].partition("```")[0]
+
+
+def ask(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["policy", *words])
+    said = capsys.readouterr()
+    return int(ended.value.code or 0), said.out, said.err
+
+
+@pytest.mark.parametrize(
+    ("asked", "action", "rule"),
+    [
+        (Question("xid:79"), "drain", "gpu-gone"),
+        (Question("xid:31"), "observe", "application-xid"),
+        (Question("xid:31", count=1000), "observe", "application-xid"),
+        (Question("xid:109"), "observe", "contained"),
+        (Question("xid:109", count=2), "drain", "gpu-disputed-repeated"),
+        (Question("xid:154", details={"verdict": "drain-p2p"}), "cordon", "gpu-verdict-drain-p2p"),
+        (Question("xid:4711"), "observe", "unknown-code"),
+        (Question(check="disk-space", reason="inodes"), "cordon", "disk-full"),
+        (Question(check="disk-readonly", component="/data"), "drain", "disk-read-only"),
+    ],
+)
+def test_the_rules_themselves_say_what_would_be_done(
+    asked: Question, action: str, rule: str
+) -> None:
+    answer = explain(read_policy(), asked)
+    assert answer.rule is not None
+    assert (answer.rule.action, answer.rule.name) == (action, rule)
+
+
+def test_what_another_rule_wants_besides_is_said() -> None:
+    answer = explain(read_policy(), Question("gpu-off-bus"))
+    assert [(rule.name, wants) for rule, wants in answer.others] == [
+        ("gpu-off-bus-confirmed", "check gpu-inventory has failed too")
+    ]
+    verdict = explain(read_policy(), Question("xid:154"))
+    assert verdict.rule is None
+    assert {rule.action for rule, _ in verdict.others} == {"drain", "cordon"}
+
+
+def test_a_detail_that_was_given_is_not_wished_otherwise() -> None:
+    answer = explain(read_policy(), Question("xid:154", details={"verdict": "gpu-reset"}))
+    assert answer.rule is not None
+    assert answer.rule.action == "drain"
+    assert answer.others == ()
+
+
+def test_evidence_that_no_rule_names_is_never_acted_on(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = ask(capsys, "explain", "--check", "my-own")
+    assert code == 0
+    assert "none: no rule is about it, so it is shown and never acted on" in out
+
+
+def test_a_sites_file_is_explained_with_the_shipped_rules(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text(
+        "rules:\n"
+        "  - {name: gpu-gone, action: cordon}\n"
+        "  - {name: mine, kind: node, check: my-own, action: cordon, for: 90s}\n"
+    )
+    code, out, _ = ask(capsys, "check", str(file))
+    assert code == 0
+    assert "sound (1 rules added, 1 shipped ones changed)" in out
+    assert "gpu-gone: drain becomes cordon" in out
+    code, out, _ = ask(capsys, "explain", "--policy", str(file), "--fault", "xid:79", "-o", "json")
+    assert json.loads(out)["action"] == "cordon"
+    code, out, _ = ask(capsys, "explain", "--policy", str(file), "--check", "my-own")
+    assert "cordon once it has been so for 90s, by rule mine" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["explain", "--fault", "79"], "'79' is no code; expected one such as xid:79"),
+        (["explain", "--fault", "X id"], "'X id' is no code"),
+        (["explain"], "one of the arguments --fault --check is required"),
+        (["explain", "--fault", "xid:79", "--count", "0"], "expected a whole number of 1 or more"),
+        (["explain", "--fault", "xid:79", "--detail", "verdict"], "expected NAME=VALUE"),
+        (["explain", "--fault", "xid:79", "--policy", "/no/such"], "/no/such: can't be read"),
+        (["check", "/no/such"], "/no/such: can't be read"),
+    ],
+)
+def test_a_question_that_makes_no_sense_is_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = ask(capsys, *words)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+def test_rules_that_no_site_may_have_are_refused_with_their_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text(
+        "rules:\n"
+        "  - name: eager\n"
+        "    kind: gpu\n"
+        '    faults: ["xid:4711"]\n'
+        "    action: drain\n"
+        "  - name: rash\n"
+        "    kind: gpu\n"
+        "    classes: [application]\n"
+        "    action: cordon\n"
+    )
+    code, _, err = ask(capsys, "check", str(file))
+    assert code == 2
+    first, second = err.splitlines()
+    assert first.startswith(f"{file}:4: ")
+    assert "would act on a code that the catalogue doesn't know" in first
+    assert second.startswith(f"{file}:6: ")
+    assert "which an application can cause" in second
+
+
+def test_the_documents_examples_are_sound(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(example("policy.md"))
+    code, out, _ = ask(capsys, "check", str(policy))
+    assert code == 0
+    assert "sound (2 rules added, 2 shipped ones changed)" in out
+    for name in ("tls.crt", "tls.key", "nodes-ca.crt"):
+        (tmp_path / name).touch()
+    local = tmp_path / "aggregator.yaml"
+    local.write_text(example("local.md"))
+    assert load(local).cluster.local.commands.release[0] == "scontrol"
