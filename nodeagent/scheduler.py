@@ -83,15 +83,26 @@ class Scheduler:
         return [CheckInfo(c.name, c.interval, c.off_because) for c in self.checks.values()]
 
     async def run(self) -> None:
-        """Run checks until cancelled. Looks under way are then left to the loop's end."""
+        """Run checks until cancelled. Looks under way are then left to the loop's end.
+
+        No TaskGroup: Python 3.11's loses a cancellation that comes just when a task of it fails.
+        """
         beats: dict[float, list[Scheduled]] = {}
         for check in self.checks.values():
             beats.setdefault(check.interval, []).append(check)
         if not beats:
             await asyncio.get_running_loop().create_future()
-        async with asyncio.TaskGroup() as group:
-            for interval, checks in beats.items():
-                group.create_task(self._beat(interval, checks))
+        beating = [
+            asyncio.create_task(self._beat(interval, checks)) for interval, checks in beats.items()
+        ]
+        try:
+            ended, _ = await asyncio.wait(beating, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in beating:
+                task.cancel()
+            await asyncio.gather(*beating, return_exceptions=True)
+        for task in ended:
+            task.result()
 
     async def run_now(self, names: Collection[str] = ()) -> list[str]:
         """Run these checks (all when empty) out of turn, and wait for them.
