@@ -29,10 +29,12 @@ from aggregator.quarantine.decide.marks import (
     forgive_change,
     is_marked,
     read_overruled,
+    stood_for,
     undo_change,
 )
 from aggregator.quarantine.decide.record import Entry
 from aggregator.quarantine.decide.steps import OURS, Step, Wanted, changed_intent
+from aggregator.quarantine.decide.words import Word
 from aggregator.quarantine.fleet import Hold
 from aggregator.quarantine.ledger import Kind, Ledger, Transition
 from aggregator.quarantine.registrar import Registrar
@@ -94,9 +96,7 @@ class Acts:
             await self._registrar.forget(case.node)
             case.patient.last_error = "the cluster has no node of this name"
             return False
-        if all(
-            (item.code, item.component) in case.patient.overruled for item in wanted.spec.evidence
-        ):
+        if _overruled(case, wanted):
             await self._registrar.forget(case.node)
             return True
         self.note(case, Kind.ADMITTED, f"{wanted.spec.action} admitted: {wanted.spec.reason}")
@@ -110,6 +110,9 @@ class Acts:
         if node is None:
             await self._registrar.forget(case.node)
             case.patient.last_error = "the cluster has no node of this name"
+            return
+        if _overruled(case, wanted):
+            await self._registrar.forget(case.node)
             return
         await self._create_and_mark(case, wanted, node)
 
@@ -201,21 +204,25 @@ class Acts:
         if quarantine.status.phase is not Phase.RELEASING:
             return
         if node is not None:
-            overruled = case.overrule() if quarantine.status.overruled else None
-            await self._cluster.patch_node(node, undo_change(node, quarantine.uid, overruled))
-            if overruled is not None:
-                case.take_overruled(overruled)
+            words = case.overrule() if quarantine.status.overruled else frozenset()
+            undone = await self._undo_node(case, node, quarantine.uid, words)
+            case.over |= words - case.overrule()  # what ended just while it was written
+            case.take_node(undone)
             await self._settle_announcement(case)
             await self._tell(case, node.uid, quarantined=False, message=_because(quarantine))
         await self._registrar.forget(case.node)
-        await self._cluster.drop_quarantine(quarantine)
-        self._end(case, quarantine.uid)
+        await self._drop(case, quarantine)
         self.note(case, Kind.RELEASED, f"released: {_because(quarantine)}")
 
     async def let_go(self, case: Case, quarantine: Quarantine) -> None:
         """The definition is being deleted: the finalizer goes, and nothing is undone."""
+        await self._drop(case, quarantine)
+
+    async def _drop(self, case: Case, quarantine: Quarantine) -> None:
+        case.ended = quarantine.uid  # before: the news of it may come sooner than the answer
         await self._cluster.drop_quarantine(quarantine)
-        self._end(case, quarantine.uid)
+        case.patient.quarantine = None
+        case.uncordoned = case.node_replaced = False
 
     async def forget(self, case: Case, because: str) -> None:
         """An entry without object and cause; the node may carry marks from before an uninstall."""
@@ -226,36 +233,53 @@ class Acts:
 
     async def sweep(self, case: Case) -> None:
         """Our marks without a quarantine: it was taken away past its finalizer, by a person."""
-        await self._unmark(case, case.orphan, overruled=True)
+        undone = await self._unmark(case, case.orphan, overruled=True)
         await self._registrar.forget(case.node)
-        self.note(case, Kind.OVERRULED, "its quarantine was taken away by a person: released")
+        if undone:
+            text = "its quarantine was taken away by a person: released"
+            self.note(case, Kind.OVERRULED, text)
         case.orphan = ""
 
-    async def _unmark(self, case: Case, uid: str, *, overruled: bool) -> None:
+    async def _unmark(self, case: Case, uid: str, *, overruled: bool) -> bool:
+        """Undo marks that no quarantine stands for. Returns whether there were any."""
         node = await self._cluster.read_node(case.node)
         if await self._cluster.read_quarantine(case.node) is not None:
             raise Conflict("a quarantine stands there again")
+        case.take_node(node)
         if node is None or not is_marked(node):
-            return
-        word = case.overrule() if overruled else None
-        await self._cluster.patch_node(node, undo_change(node, uid or "swept", word))
-        if word is not None:
-            case.take_overruled(word)
+            return False
+        words = stood_for(node) | case.overrule() if overruled else frozenset()
+        case.take_node(await self._undo_node(case, node, uid or "swept", words))
         await self._tell(case, node.uid, quarantined=False, message="released")
+        return True
+
+    async def _undo_node(self, case: Case, node: Node, uid: str, words: frozenset[Word]) -> Node:
+        """Undo ours; the node remembers these words too, and no longer those that are over."""
+        over = case.over
+        still = (read_overruled(node.annotations) - over) | words
+        undone = await self._cluster.patch_node(node, undo_change(node, uid, still))
+        case.over -= over
+        return undone
 
     async def forgive(self, case: Case) -> None:
-        """Bring the node's memory of a person's word up to date."""
+        """Take the words that are over out of the node's memory."""
         node = await self._cluster.read_node(case.node)
+        over = case.over
         if node is not None:
-            earlier = read_overruled(node.annotations)
-            still = replace(earlier, evidence=earlier.evidence & case.patient.overruled)
-            if still != earlier:
-                await self._cluster.patch_node(node, forgive_change(still))
-        case.forgive = False
+            remembered = read_overruled(node.annotations)
+            if remembered & over:
+                node = await self._cluster.patch_node(node, forgive_change(remembered - over))
+        case.over -= over
+        case.take_node(node)
 
     async def look_at_node(self, case: Case) -> None:
         """Find out what the news only hinted at."""
-        case.take_node(await self._cluster.read_node(case.node))
+        case.suspect = False  # before: a hint that comes while we read is a new one
+        try:
+            case.take_node(await self._cluster.read_node(case.node))
+        except ClusterError:
+            case.suspect = True
+            raise
 
     async def reread(self, case: Case) -> Quarantine | None:
         """The object as it is now, and not as the news last told of it."""
@@ -314,11 +338,6 @@ class Acts:
             text = f"{wanted.spec.action} held by {held.limit} = {held.value}: {held.reason}"
             self.note(case, Kind.HELD, text, {"limit": held.limit, "value": held.value})
 
-    def _end(self, case: Case, uid: str) -> None:
-        case.patient.quarantine = None
-        case.ended = uid
-        case.uncordoned = case.node_replaced = False
-
     def _announce(self, case: Case, node_uid: str, *, quarantined: bool, message: str) -> None:
         """In the background: nothing that acts waits for it. A newer one waits for the older."""
         earlier = case.trail
@@ -353,6 +372,12 @@ class Acts:
                 return
             else:
                 return
+
+
+def _overruled(case: Case, wanted: Wanted) -> bool:
+    """Whether a person has overruled all of this evidence, as the node that was read remembers."""
+    words = {word.key for word in case.patient.overruled}
+    return all((item.code, item.component) in words for item in wanted.spec.evidence)
 
 
 def _because(quarantine: Quarantine) -> str:

@@ -67,7 +67,8 @@ class Attending:
             case.wanted is not None
             or case.patient.quarantine is not None
             or case.patient.hold is not None
-            or case.forgive
+            or case.suspect
+            or bool(case.orphan or case.over or case.waiters)
             or self.in_record(case)
         )
 
@@ -141,9 +142,13 @@ class Attending:
         if quarantine is None and case.orphan:
             await self._acts.sweep(case)
             return False
-        if case.forgive and (quarantine is None or quarantine.status.phase is not Phase.RELEASING):
+        if case.over and (quarantine is None or quarantine.status.phase is not Phase.RELEASING):
             await self._acts.forgive(case)
-        return await self._do(case, next_step(self._situation(case)))
+        words = case.patient.overruled
+        done = await self._do(case, next_step(self._situation(case)))
+        if case.patient.overruled != words:
+            self._judge(case)  # the node remembers another word than we did
+        return done
 
     async def _do(self, case: Case, step: Step) -> bool:
         quarantine, wanted = case.patient.quarantine, case.wanted

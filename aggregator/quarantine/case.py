@@ -3,18 +3,20 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from aggregator.health.node import NodeHealth
+from aggregator.health.model import Cleared
+from aggregator.health.node import REMEMBERED
 from aggregator.policy.incident import Evidence, Incident
 from aggregator.policy.judge import judge
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.cluster import Action, Node, Phase, Quarantine
-from aggregator.quarantine.decide.marks import Overruled, read_overruled
+from aggregator.quarantine.decide.marks import foreign_hands, read_overruled, words_of
 from aggregator.quarantine.decide.steps import (
     Situation,
     Wanted,
     incidents_of,
     wanted_of,
 )
+from aggregator.quarantine.decide.words import Word, ended_by, stands
 from aggregator.quarantine.fleet import Patient
 
 #: From here on the node carries our marks.
@@ -29,7 +31,8 @@ class Case:
     ``ended``: the uid of the last quarantine that was released; news of it come late.
     ``suspect``: the news hint that the node may be schedulable again, or gone; a read decides.
     ``orphan``: the uid of a quarantine that vanished without its undo.
-    ``forgive``: the node's memory of a person's word is out of date.
+    ``over``: people's words that have ended, and that the node still remembers.
+    ``signs``: what ended before the node's own memory of people's words was read.
     """
 
     patient: Patient
@@ -45,8 +48,8 @@ class Case:
     node_gone: bool = False
     definition_going: bool = False
     orphan: str = ""
-    forgive: bool = False
-    overruled_boot: str = ""
+    over: frozenset[Word] = frozenset()
+    signs: tuple[Cleared, ...] = ()
     wanted: Wanted | None = None
     trail: asyncio.Task[None] | None = None
 
@@ -82,20 +85,41 @@ class Case:
 
     def take_node(self, node: Node | None) -> None:
         """The node as just read: the base for what people did to it."""
-        self.suspect = False
         quarantine = self.patient.quarantine
         self.node_gone = node is None
         self.node_replaced = self.uncordoned = False
         if node is None:
+            self.patient.foreign = ""
             return
+        self.patient.foreign = foreign_hands(node)
         self.take_overruled(read_overruled(node.annotations))
         if quarantine is not None and quarantine.status.phase in MARKED:
             self.node_replaced = node.uid != quarantine.status.node_uid
             self.uncordoned = not self.node_replaced and not node.unschedulable
 
-    def take_overruled(self, overruled: Overruled) -> None:
-        self.overruled_boot = overruled.boot_id
-        self.patient.overruled = overruled.evidence
+    def take_overruled(self, remembered: frozenset[Word]) -> None:
+        """People's words as the node remembers them: read from it, or just written."""
+        self.over &= remembered
+        self.patient.overruled = remembered - self.over
+        if self.signs:
+            self._end_words(self.signs)
+            self.signs = ()
+
+    def take_signs(self, signs: tuple[Cleared, ...], *, node_read: bool) -> None:
+        """What the agent says has ended; a person's word about it ends too.
+
+        ``node_read``: what the node remembers is known. Until then the signs are kept for it.
+        """
+        self._end_words(signs)
+        if not node_read:
+            self.signs = (*self.signs, *signs)[-REMEMBERED:]
+
+    def _end_words(self, signs: tuple[Cleared, ...]) -> None:
+        self._forget_words({word for word in self.patient.overruled if ended_by(word, signs)})
+
+    def _forget_words(self, ended: set[Word]) -> None:
+        self.over |= ended
+        self.patient.overruled -= ended
 
     def rejudge(
         self, policy: Policy, mode: Action, now: float
@@ -106,38 +130,19 @@ class Case:
             return [], None
         judgement = judge(policy, health, self.patient.incidents, now, speaking=self.fresh)
         self.patient.incidents = dict(judgement.incidents)
-        self._remember_overruled(health)
-        self.wanted = wanted_of(self.patient.incidents, self.patient.overruled, mode, policy.hash)
+        if self.fresh:
+            self._forget_words({w for w in self.patient.overruled if not stands(w, health)})
+        overruled = frozenset(word.key for word in self.patient.overruled)
+        self.wanted = wanted_of(self.patient.incidents, overruled, mode, policy.hash)
         return list(judgement.closed), judgement.look_again
 
-    def _remember_overruled(self, health: NodeHealth) -> None:
-        """A person's word holds until the evidence that it was about is over."""
-        if not self.patient.overruled or not self.fresh:
-            return
-        standing = frozenset(
-            item.key
-            for incident in self.patient.incidents.values()
-            for item in incident.in_force
-            if item.key in self.patient.overruled
-        )
-        if standing != self.patient.overruled:
-            self.patient.overruled = standing
-            self.overruled_boot = health.boot_id
-            self.forgive = True
-
-    def overrule(self) -> Overruled:
-        """All that the quarantine stands on, as overruled from now on."""
+    def overrule(self) -> frozenset[Word]:
+        """All that the quarantine stands on and that is not over, as overruled by a person."""
         quarantine = self.patient.quarantine
-        items = set(self.patient.overruled)
-        if quarantine is not None:
-            items |= {(item.code, item.component) for item in quarantine.spec.evidence}
-        if self.wanted is not None:
-            items |= {(item.code, item.component) for item in self.wanted.spec.evidence}
-        health = self.patient.health
-        boot = health.boot_id if health is not None else ""
-        if not boot and quarantine is not None:
-            boot = quarantine.spec.boot_id
-        return Overruled(boot, frozenset(items))
+        spec = quarantine.spec.evidence if quarantine is not None else ()
+        wanted = self.wanted.spec.evidence if self.wanted is not None else ()
+        latest = {(item.code, item.component): item for item in (*spec, *wanted)}
+        return words_of(latest.values())
 
     def situation(
         self, *, mode: Action, in_record: bool, stopped: bool, patient_enough: bool

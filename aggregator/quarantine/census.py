@@ -16,6 +16,7 @@ class Census:
         self._pool_label = pool_label
         self._cases: dict[str, Case] = {}
         self._metas: Mapping[str, NodeMeta] = {}
+        self._listed = False
         self._pools: dict[str, int] = {}
 
     def case(self, node: str) -> Case:
@@ -34,6 +35,7 @@ class Census:
 
     def listed(self, nodes: Sequence[NodeMeta]) -> None:
         """The cluster's nodes, as just listed."""
+        self._listed = True
         self._metas = {meta.name: meta for meta in nodes}
         self._pools = {}
         for meta in nodes:
@@ -50,4 +52,4 @@ class Census:
             for case in self._cases.values()
             if case.patient.health is not None and case.patient.health.has_snapshot
         )
-        return Size(max(len(self._metas), reported), reported, self._pools)
+        return Size(max(len(self._metas), reported), reported, self._pools, listed=self._listed)

@@ -123,25 +123,38 @@ class Controller:
         return self._registrar.problem
 
     async def run(self) -> None:
-        """Until cancelled: the cluster's news, and the rounds."""
+        """Until cancelled: the cluster's news, and the rounds.
+
+        No TaskGroup: Python 3.11's loses a cancellation that comes just when a task of it fails.
+        """
+        parts = [
+            asyncio.create_task(self._following.follow(), name="news"),
+            asyncio.create_task(self._go_round(), name="rounds"),
+        ]
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._following.follow(), name="news")
-                group.create_task(self._go_round(), name="rounds")
+            ended, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            for part in parts:
+                part.cancel()
+            await asyncio.gather(*parts, return_exceptions=True)
             for case in self._census.cases():
                 for task in (case.task, case.trail):
                     if task is not None:
                         task.cancel()
                 if case.timer is not None:
                     case.timer.cancel()
+        for part in ended:
+            part.result()
 
     async def _go_round(self) -> None:
         refreshed = float("-inf")
         while True:
             now = self._clocks.now()
-            if self._attending.view and now - refreshed >= REFRESH:
-                await self._following.refresh_nodes()
+            if (
+                self._attending.view
+                and now - refreshed >= REFRESH
+                and await self._following.refresh_nodes()
+            ):
                 refreshed = now
             self._tell_fleet()
             for case in self._census.cases():

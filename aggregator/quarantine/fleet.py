@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from aggregator.health.node import NodeHealth
 from aggregator.policy.incident import Incident
 from aggregator.quarantine.cluster import NodeMeta, Quarantine
+from aggregator.quarantine.decide.words import Word
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Patient:
     would: str = ""  # what the mode keeps us from doing
     quarantine: Quarantine | None = None
     in_record: bool = False
-    overruled: frozenset[tuple[str, str]] = frozenset()  # (code, component) that a person overruled
+    overruled: frozenset[Word] = frozenset()  # what a person has overruled
     foreign: str = ""  # cordoned by somebody else, being maintained: shown, left alone
     last_error: str = ""
 

@@ -11,6 +11,7 @@ from aggregator.quarantine.cluster import (
     Cluster,
     ClusterError,
     News,
+    NodeMeta,
     NodeUncordoned,
     QuarantineGone,
     QuarantineSeen,
@@ -70,7 +71,8 @@ class Following:
             case NodeUncordoned(node):
                 subject = self._census.case(node)
                 quarantine = subject.patient.quarantine
-                if quarantine is not None and quarantine.status.phase in MARKED:
+                marked = quarantine is not None and quarantine.status.phase in MARKED
+                if marked or subject.patient.foreign:
                     subject.suspect = True
                     self._attending.kick(subject)
             case RecordSeen(record):
@@ -121,27 +123,37 @@ class Following:
                 and case.node not in unschedulable
             ):
                 case.suspect = True
+            if not case.suspect:
+                case.signs = ()  # there is no person's word that they could end
             self._judging.judge(case)
-            if self._attending.busy(case) or case.orphan:
-                self._attending.kick(case)
 
-    async def refresh_nodes(self) -> None:
-        """List the cluster's nodes anew: their number, their pools, our marks on them."""
+    async def refresh_nodes(self) -> bool:
+        """List the cluster's nodes anew: their number, their pools, our marks on them.
+
+        Returns whether they could be listed. The list may be a little old: where it differs from
+        what is known, the node is read.
+        """
         try:
             nodes = await self._cluster.list_nodes()
         except ClusterError as error:
             log.warning("the nodes can't be listed", extra={"error": str(error)})
-            return
+            return False
         self._census.listed(nodes)
         for meta in nodes:
-            case = self._census.case(meta.name)
-            case.patient.meta = meta
-            quarantine = case.patient.quarantine
-            if quarantine is None:
-                case.take_overruled(read_overruled(meta.annotations))
-                if LABEL in meta.labels and not self._attending.in_record(case):
-                    case.orphan = case.orphan or "swept"
-                    self._attending.kick(case)
-            elif quarantine.status.node_uid not in ("", meta.uid):
-                case.suspect = True
-                self._attending.kick(case)
+            self._node_listed(self._census.case(meta.name), meta)
+        return True
+
+    def _node_listed(self, case: Case, meta: NodeMeta) -> None:
+        case.patient.meta = meta
+        quarantine = case.patient.quarantine
+        if quarantine is None:
+            unknown = self._registrar.problem or self._attending.in_record(case)
+            if LABEL in meta.labels and not unknown:
+                case.orphan = case.orphan or "swept"
+        elif quarantine.status.node_uid not in ("", meta.uid):
+            case.suspect = True
+        remembered = read_overruled(meta.annotations)
+        if remembered != case.patient.overruled | case.over or case.patient.foreign:
+            case.suspect = True
+        if case.suspect or case.orphan:
+            self._attending.kick(case)

@@ -65,12 +65,14 @@ class Hearing:
         else:
             health.delta(evidence)
             signs = bool(evidence.cleared or evidence.gone)
+        node_read = self._attending.view and case.patient.meta is not None
+        case.take_signs(evidence.cleared, node_read=node_read)
         for lost in evidence.lost:
             self._acts.note(
                 case, Kind.EVIDENCE_LOST, f"evidence lost ({lost.source}): {lost.message}"
             )
         self._judging.judge(case)
-        if not signs or (case.patient.quarantine is None and not self._attending.in_record(case)):
+        if not signs or (node_read and not self._attending.busy(case)):
             return None
         durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         case.waiters.append(durable)

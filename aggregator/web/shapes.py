@@ -170,10 +170,15 @@ class Lost(Shape, frozen=True, kw_only=True):
 
 
 class Overruled(Shape, frozen=True, kw_only=True):
-    """Evidence that a person has overruled: it quarantines the node no more until it is over."""
+    """Evidence that a person has overruled: it quarantines the node no more until it is over.
+
+    ``cleared_by`` is what ends a fault (reboot, gpu_reset, expiry, operator); empty for what a
+    check sees, which is over when the check is well.
+    """
 
     code: str
     component: str
+    cleared_by: str
 
 
 class Event(Shape, frozen=True, kw_only=True):

@@ -136,7 +136,7 @@ def _incident(patient: Patient, incident: policy.Incident, moment: Moment) -> sh
 
 
 def _doing(patient: Patient, incident: policy.Incident) -> str:
-    overruled = patient.overruled
+    overruled = {word.key for word in patient.overruled}
     if incident.evidence and all(item.key in overruled for item in incident.evidence):
         return "overruled by a person"
     if incident.action == "observe":
@@ -327,8 +327,8 @@ def node(
         hold=hold(patient, mode),
         would=patient.would,
         overruled=[
-            shapes.Overruled(code=code, component=component)
-            for code, component in sorted(patient.overruled)
+            shapes.Overruled(code=one.code, component=one.component, cleared_by=one.cleared_by)
+            for one in sorted(patient.overruled)
         ],
         components=components(health.components.values(), moment) if health else [],
         faults=faults(health.faults.values(), moment) if health else [],

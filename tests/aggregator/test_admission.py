@@ -60,9 +60,10 @@ limits = st.builds(
     quorum_percent=st.floats(0, 100),
 )
 sizes = st.builds(
-    lambda counts, reported: Size(sum(counts.values()), reported, counts),
+    lambda counts, reported, listed: Size(sum(counts.values()), reported, counts, listed=listed),
     st.fixed_dictionaries({pool: st.integers(0, 40) for pool in POOLS}),
     st.integers(0, 120),
+    st.sampled_from([True, True, True, False]),
 )
 stops = st.sampled_from(["", "", "drill"])
 
@@ -88,9 +89,11 @@ def test_no_order_of_proposals_passes_a_limit(
     assert before.items() <= after.items()
     new = after.keys() - before.keys()
     assert new == {node for node in outcome.admitted if node not in before}
+    if stop:
+        assert not outcome.admitted  # nor what stood before: it would be begun now
     if not new:
         return
-    assert not stop
+    assert size.listed
     assert size.reported >= size.nodes * limits.quorum_percent / 100
     assert len(after) <= most(limits, size)
     if limits.pool_label:
@@ -146,9 +149,11 @@ def test_a_lowered_limit_evicts_nobody_and_admits_nobody() -> None:
     assert outcome.held["n4"].limit == "limits.concurrent"
 
 
-def test_the_stop_switch_holds_what_is_new_and_says_why() -> None:
+def test_the_stop_switch_holds_everything_and_says_why() -> None:
     outcome = ask(standing("n1"), OPEN, Size(100, 100), "n1", "n2", stop="fire drill")
-    assert outcome.admitted == {"n1"}
+    assert outcome.admitted == set()  # what stands would be begun now
+    assert outcome.record == standing("n1")
+    assert outcome.held.keys() == {"n1", "n2"}
     assert (outcome.held["n2"].limit, outcome.held["n2"].value) == ("stop", "fire drill")
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
 
 from aggregator.quarantine.cluster import (
+    ClusterError,
     Conflict,
     Evicted,
     EvictionResult,
@@ -96,6 +97,11 @@ class World:
             del self.quarantines[name]
             self.tell(QuarantineGone(name, quarantine.uid))
 
+    def person_removes_by_force(self, name: str) -> None:
+        """Strips the finalizer, and deletes."""
+        quarantine = self.quarantines.pop(name)
+        self.tell(QuarantineGone(name, quarantine.uid))
+
     def person_creates(self, name: str, spec: QuarantineSpec) -> None:
         uid = f"q-{self.tick()}"
         self.put_quarantine(
@@ -112,9 +118,20 @@ class MemoryCluster:
 
     kind = "memory"
 
-    def __init__(self, world: World, *, crash_at: int | None = None, after: bool = False) -> None:
+    def __init__(
+        self,
+        world: World,
+        *,
+        crash_at: int | None = None,
+        after: bool = False,
+        fails: Callable[[str], ClusterError | None] = lambda _: None,
+    ) -> None:
+        """``fails`` is asked before each call, by its name: an error is raised, nothing is done."""
         self.world = world
+        self._fails = fails
         self.calls = 0
+        #: Whether what a call brings about is told as news before the call returns.
+        self.answers_late = False
         self.crashed = asyncio.Event()
         self._crash_at = crash_at
         self._after = after
@@ -124,8 +141,14 @@ class MemoryCluster:
         await asyncio.sleep(0)
         if not self.crashed.is_set():
             self.calls += 1
+            failure = self._fails(name)
+            if failure is not None:
+                raise failure
             strikes = self._crash_at == self.calls
             result = effect() if self._after or not strikes else None
+            if self.answers_late:
+                for _ in range(20):
+                    await asyncio.sleep(0)
             if not strikes:
                 return cast("T", result)
             self.crashed.set()
@@ -156,10 +179,13 @@ class MemoryCluster:
             yield news
 
     async def list_nodes(self) -> list[NodeMeta]:
-        return [
-            NodeMeta(node.name, node.uid, node.labels, node.annotations)
-            for node in self.world.nodes.values()
-        ]
+        def effect() -> list[NodeMeta]:
+            return [
+                NodeMeta(node.name, node.uid, node.labels, node.annotations)
+                for node in self.world.nodes.values()
+            ]
+
+        return await self._call("list_nodes", effect)
 
     async def read_record(self) -> RecordText:
         return await self._call("read_record", lambda: self.world.record)

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 
@@ -19,7 +19,7 @@ from aggregator.health.model import (
 from aggregator.policy.load import load_policy
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.acts import Clocks
-from aggregator.quarantine.cluster import Action
+from aggregator.quarantine.cluster import Action, ClusterError
 from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.drainplan import DrainRules
@@ -123,8 +123,9 @@ class Replica:
         policy: Policy = POLICY,
         crash_at: int | None = None,
         after: bool = False,
+        fails: Callable[[str], ClusterError | None] = lambda _: None,
     ) -> None:
-        self.cluster = MemoryCluster(world, crash_at=crash_at, after=after)
+        self.cluster = MemoryCluster(world, crash_at=crash_at, after=after, fails=fails)
         self.fleet = Fleet()
         self.notes = Notes()
         self.clock = clock
@@ -139,12 +140,21 @@ class Replica:
         )
         self._task = asyncio.create_task(self.controller.run())
 
-    def agent(self, node: str, evidence: Snapshot | Delta, *, boot_id: str = "boot-1") -> None:
+    def agent(
+        self,
+        node: str,
+        evidence: Snapshot | Delta,
+        *,
+        boot_id: str = "boot-1",
+        node_uid: str = "",
+        line: object = None,
+    ) -> Awaitable[None] | None:
         """The node's agent attaches, and says this; later words come on the same stream."""
         patient = self.fleet.patients.get(node)
         if patient is None or not patient.attached or isinstance(evidence, Snapshot):
-            self.controller.attached(hello(node, boot_id), object())
-        self.controller.heard(node, evidence, self.clock())
+            told = replace(hello(node, boot_id), node_uid=node_uid)
+            self.controller.attached(told, line if line is not None else object())
+        return self.controller.heard(node, evidence, self.clock())
 
     async def stop(self) -> None:
         self.cluster.crashed.set()

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.quarantine.cluster import Phase
+from aggregator.quarantine.decide.words import Word
 from aggregator.quarantine.fleet import Fleet, Hold, Standing
 from aggregator.web import view, words
 from aggregator.web.survey import Findings, glance, headline, natural, survey
@@ -174,7 +175,10 @@ def test_an_incident_that_a_person_overruled_says_so() -> None:
     fleet = Fleet()
     patient = well(fleet, "node-1", HANDS.now)
     found = incident_of(patient, HANDS.now)
-    patient.overruled = frozenset(item.key for item in found.evidence)
+    patient.overruled = frozenset(
+        Word(item.code, item.component, item.boot_id, item.cleared_by or "")
+        for item in found.evidence
+    )
     assert look(fleet).incidents[0].doing == "overruled by a person"
 
 

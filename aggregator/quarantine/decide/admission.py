@@ -28,11 +28,15 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large the fleet is, and how much of it has reported since this process started."""
+    """How large the fleet is, and how much of it has reported since this process started.
+
+    ``listed``: the cluster's nodes could be counted; else ``nodes`` is a guess that is too low.
+    """
 
     nodes: int
     reported: int
     pools: Mapping[str, int] = field(default_factory=dict)
+    listed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +93,16 @@ def admit(
     admitted: set[str] = set()
     standing = len(record.entries)
     pools: dict[str, int] = {}
-    fleetwide = _fleetwide(limits, size, stop)
+    waiting = quorum(limits, size)
     for proposal in proposals:
+        if stop:  # also for what was admitted before: it would be begun now
+            held[proposal.node] = stopped(stop)
+            continue
         if proposal.node in record.entries or proposal.node in admitted:
             admitted.add(proposal.node)
             continue
         in_pool = pools.get(proposal.pool, record.in_pool(proposal.pool))
-        hold = fleetwide or _full(limits, size, proposal.pool, standing, in_pool)
+        hold = waiting or _full(limits, size, proposal.pool, standing, in_pool)
         if hold is not None:
             held[proposal.node] = hold
             continue
@@ -108,14 +115,19 @@ def admit(
     return Outcome(after, frozenset(admitted), held)
 
 
-def _fleetwide(limits: Limits, size: Size, stop: str) -> Held | None:
-    if stop:
-        return Held("stop", stop, f"the fleet-wide stop switch is set: {stop}")
-    return quorum(limits, size)
+def stopped(reason: str) -> Held:
+    """What the stop switch says."""
+    return Held("stop", reason, f"the fleet-wide stop switch is set: {reason}")
 
 
 def quorum(limits: Limits, size: Size) -> Held | None:
     """What holds everything until enough of the fleet has reported; None when it has."""
+    if not size.listed:
+        return Held(
+            "limits.quorum_percent",
+            f"{limits.quorum_percent:g}%",
+            "the cluster's nodes could not be counted yet, so no share of them is known",
+        )
     needed = size.nodes * limits.quorum_percent / 100
     if size.reported < needed:
         return Held(

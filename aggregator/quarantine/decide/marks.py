@@ -6,9 +6,10 @@ node, even where nothing is left to undo, so that a late writer with an older ve
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import Any
 
-from aggregator.quarantine.cluster import Node, NodeChange, Quarantine, Taint
+from aggregator.quarantine.cluster import EvidenceItem, Node, NodeChange, Quarantine, Taint
+from aggregator.quarantine.decide.words import Word
 
 TAINT = "sickbay.dev/quarantine"
 LABEL = "sickbay.dev/quarantined"
@@ -19,19 +20,25 @@ RELEASED = "sickbay.dev/released"
 
 #: A label value of Kubernetes is at most 63 characters; annotations are bounded for people's sake.
 _MOST_CODES = 16
+#: Evidence that a node remembers, of its quarantine and of people's words. An annotation of
+#: Kubernetes is at most 256 KiB, all of a node's together.
+_MOST_WORDS = 256
 
-
-@dataclass(frozen=True, slots=True)
-class Overruled:
-    """A person's word against an incident: its evidence, of one boot, acts no more."""
-
-    boot_id: str = ""
-    evidence: frozenset[tuple[str, str]] = frozenset()
+#: Set by those who are about to take the node away, and what to call it.
+_MAINTENANCE = {
+    "ToBeDeletedByClusterAutoscaler": "the autoscaler is removing it",
+    "karpenter.sh/disrupted": "Karpenter is removing it",
+    "node.cloudprovider.kubernetes.io/shutdown": "the cloud has shut it down",
+}
 
 
 def is_marked(node: Node) -> bool:
-    """Whether our taint is on the node."""
-    return any(taint.key == TAINT for taint in node.taints)
+    """Whether anything of ours is on the node that a release takes away."""
+    return (
+        any(taint.key == TAINT for taint in node.taints)
+        or LABEL in node.labels
+        or DID in node.annotations
+    )
 
 
 def cordon_change(node: Node, quarantine: Quarantine) -> NodeChange:
@@ -50,6 +57,7 @@ def cordon_change(node: Node, quarantine: Quarantine) -> NodeChange:
                     "quarantine": quarantine.uid,
                     "incident": quarantine.spec.incident,
                     "unschedulable": cordoned,
+                    "evidence": _rows(sorted(words_of(quarantine.spec.evidence))[:_MOST_WORDS]),
                 },
                 sort_keys=True,
             ),
@@ -57,18 +65,41 @@ def cordon_change(node: Node, quarantine: Quarantine) -> NodeChange:
     )
 
 
-def undo_change(node: Node, quarantine_uid: str, overruled: Overruled | None) -> NodeChange:
-    """Undo exactly ours; remember, where a person overruled us, what was overruled."""
+def words_of(evidence: Iterable[EvidenceItem]) -> frozenset[Word]:
+    """A person's word against all of this evidence that is not over yet."""
+    return frozenset(
+        Word(item.code, item.component, item.boot_id, item.cleared_by)
+        for item in evidence
+        if not item.cleared
+    )
+
+
+def stood_for(node: Node) -> frozenset[Word]:
+    """The evidence that the node was marked for, as the marks themselves remember it."""
+    return _words(_did(node.annotations).get("evidence"))
+
+
+def foreign_hands(node: Node) -> str:
+    """Who else keeps work off the node, for people; empty when nobody does."""
+    for taint in node.taints:
+        if taint.key in _MAINTENANCE:
+            return _MAINTENANCE[taint.key]
+    if node.unschedulable and not _did_cordon(node.annotations):
+        return "it was cordoned before, and stays so when sickbay lets go"
+    return ""
+
+
+def undo_change(
+    node: Node, quarantine_uid: str, overruled: frozenset[Word] | None = None
+) -> NodeChange:
+    """Undo exactly ours. ``overruled`` is all that the node is to remember; None: as it does."""
     annotations: dict[str, str | None] = {
         CODES: None,
         DID: None,
         RELEASED: f"{quarantine_uid}@{node.version}",
     }
-    if overruled is not None and overruled.evidence:
-        earlier = read_overruled(node.annotations)
-        if earlier.boot_id == overruled.boot_id:
-            overruled = Overruled(overruled.boot_id, earlier.evidence | overruled.evidence)
-        annotations[OVERRULED] = write_overruled(overruled)
+    if overruled is not None:
+        annotations |= forgive_change(overruled).annotations
     return NodeChange(
         taints=tuple(taint for taint in node.taints if taint.key != TAINT),
         unschedulable=False if node.unschedulable and _did_cordon(node.annotations) else None,
@@ -77,35 +108,47 @@ def undo_change(node: Node, quarantine_uid: str, overruled: Overruled | None) ->
     )
 
 
-def forgive_change(overruled: Overruled) -> NodeChange:
+def forgive_change(overruled: frozenset[Word]) -> NodeChange:
     """What is still overruled; nothing any more removes the annotation."""
-    text = write_overruled(overruled) if overruled.evidence else None
+    text = write_overruled(overruled) if overruled else None
     return NodeChange(annotations={OVERRULED: text})
 
 
-def _did_cordon(annotations: Mapping[str, str]) -> bool:
-    try:
-        did = json.loads(annotations.get(DID, "{}"))
-    except ValueError:
-        return False
-    return isinstance(did, dict) and did.get("unschedulable") is True
-
-
-def read_overruled(annotations: Mapping[str, str]) -> Overruled:
+def read_overruled(annotations: Mapping[str, str]) -> frozenset[Word]:
     """The node's memory of a person's word. What can't be read counts as nothing overruled."""
+    return _words(_object(annotations.get(OVERRULED, "")).get("evidence"))
+
+
+def write_overruled(overruled: frozenset[Word]) -> str:
+    return json.dumps({"evidence": _rows(sorted(overruled)[:_MOST_WORDS])})
+
+
+def _did_cordon(annotations: Mapping[str, str]) -> bool:
+    return _did(annotations).get("unschedulable") is True
+
+
+def _did(annotations: Mapping[str, str]) -> dict[str, Any]:
+    return _object(annotations.get(DID, ""))
+
+
+def _object(text: str) -> dict[str, Any]:
+    """The JSON object in an annotation, which anybody may have edited; else an empty one."""
     try:
-        data = json.loads(annotations.get(OVERRULED, "{}"))
-        evidence: Iterable[list[str]] = data.get("evidence", ())
-        return Overruled(
-            str(data.get("boot", "")),
-            frozenset((str(code), str(component)) for code, component in evidence),
+        data = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _rows(words: Iterable[Word]) -> list[list[str]]:
+    return [[word.code, word.component, word.boot_id, word.cleared_by] for word in words]
+
+
+def _words(rows: Any) -> frozenset[Word]:
+    try:
+        return frozenset(
+            Word(str(code), str(component), str(boot), str(kind))
+            for code, component, boot, kind in rows or ()
         )
-    except (ValueError, TypeError, AttributeError):
-        return Overruled()
-
-
-def write_overruled(overruled: Overruled) -> str:
-    return json.dumps(
-        {"boot": overruled.boot_id, "evidence": sorted(map(list, overruled.evidence))},
-        sort_keys=True,
-    )
+    except (ValueError, TypeError):
+        return frozenset()

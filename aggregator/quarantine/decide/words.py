@@ -1,0 +1,68 @@
+"""A person's word against evidence: what it is about, and when it is over. Pure.
+
+It is the evidence's own end that ends it: a cleared fault, another boot, a component that is well.
+That the agent no longer knows of the fault is no end, for the agent may have lost it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from aggregator.health.model import Cleared, ClearedBy, Status
+from aggregator.health.node import NodeHealth, boot_ends, ends
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Word:
+    """One piece of evidence that a person has overruled: it acts no more until it is over.
+
+    ``cleared_by`` is empty for level evidence.
+    """
+
+    code: str
+    component: str
+    boot_id: str
+    cleared_by: str
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return (self.code, self.component)
+
+
+def clears(name: str) -> ClearedBy | None:
+    """What ends a fault, by its durable name; None for level evidence.
+
+    A name that nobody knows (written by a newer version, or by hand) is ended by a person alone.
+    """
+    if not name:
+        return None
+    return ClearedBy(name) if name in set(ClearedBy) else ClearedBy.OPERATOR
+
+
+def ended_by(word: Word, signs: Iterable[Cleared]) -> bool:
+    """Whether one of the signs that just came ends what the word is about.
+
+    Asked of each message and not of what is remembered: a fault that was cleared and came again is
+    another one.
+    """
+    kind = clears(word.cleared_by)
+    return kind is not None and any(
+        sign.component == word.component
+        and sign.code in ("", word.code)
+        and ends(sign.how, kind, explicit=bool(sign.code))
+        for sign in signs
+    )
+
+
+def stands(word: Word, health: NodeHealth) -> bool:
+    """Whether what the word is about may still be so, by the node's health."""
+    kind = clears(word.cleared_by)
+    if kind is not None:
+        if word.boot_id and word.boot_id != health.boot_id and boot_ends(kind):
+            return False
+        fault = health.faults.get(word.key)
+        return fault is None or fault.missing or fault.details.get("verdict") != "none"
+    check = (word.code.partition(":")[0], word.component)
+    component = health.components.get(check)
+    if component is None:
+        return health.cleared.get(check) != "gone"
+    return component.status in (Status.FAILED, Status.UNKNOWN)

@@ -1,0 +1,273 @@
+"""A person's word against evidence: what ends it, and what does not."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.health.model import Cleared, ClearedBy, Delta, Snapshot, Status
+from aggregator.health.node import NodeHealth
+from aggregator.quarantine.cluster import (
+    ClusterError,
+    Phase,
+    Quarantine,
+    QuarantineStatus,
+    Taint,
+    Unreachable,
+)
+from aggregator.quarantine.decide.marks import (
+    OVERRULED,
+    TAINT,
+    cordon_change,
+    foreign_hands,
+    is_marked,
+    read_overruled,
+    stood_for,
+    write_overruled,
+)
+from aggregator.quarantine.decide.words import Word, ended_by, stands
+from tests.aggregator.test_steps import ITEM, SPEC
+from tests.support.memorycluster import World, phase_of
+from tests.support.replica import Replica, Turned, component, fault, hello, snapshot, until
+
+WORD = Word("xid:79", "GPU-1", "boot-1", "reboot")
+ILL = snapshot(fault())
+CLEARED = (Cleared("xid:79", "GPU-1", "operator"),)
+
+
+def health_of(*told: Snapshot | Delta, boot_id: str = "boot-1") -> NodeHealth:
+    health = NodeHealth(hello("n1", boot_id))
+    for one in told:
+        if isinstance(one, Snapshot):
+            health.snapshot(one)
+        else:
+            health.delta(one)
+    return health
+
+
+# -- what ends a word ------------------------------------------------------------------------------
+
+
+def test_a_word_outlives_a_fault_that_its_agent_lost() -> None:
+    assert stands(WORD, health_of(ILL))
+    assert stands(WORD, health_of(ILL, snapshot()))  # missing
+    assert stands(WORD, health_of(snapshot()))  # never heard of by this process
+
+
+def test_another_boot_ends_what_a_boot_ends_and_nothing_else() -> None:
+    assert not stands(WORD, health_of(snapshot(), boot_id="boot-2"))
+    assert stands(replace(WORD, cleared_by="operator"), health_of(snapshot(), boot_id="boot-2"))
+    # What a newer version called it is ended by a person alone.
+    assert stands(replace(WORD, cleared_by="moonlight"), health_of(snapshot(), boot_id="boot-2"))
+
+
+def test_the_drivers_word_that_nothing_is_due_ends_a_word() -> None:
+    assert not stands(WORD, health_of(snapshot(fault(details={"verdict": "none"}))))
+
+
+@pytest.mark.parametrize(
+    ("status", "standing"),
+    [(Status.OK, False), (Status.DEGRADED, False), (Status.FAILED, True), (Status.UNKNOWN, True)],
+)
+def test_a_word_about_level_evidence_ends_when_the_check_is_well(
+    status: Status, *, standing: bool
+) -> None:
+    word = Word("disk-space:bytes", "/", "boot-1", "")
+    assert stands(word, health_of(snapshot(component("disk-space", "/", status)))) is standing
+    assert stands(word, health_of(snapshot()))  # not looked at yet
+    assert not stands(word, health_of(snapshot(), Delta(gone=(("disk-space", "/"),))))
+
+
+@pytest.mark.parametrize(
+    ("sign", "cleared_by", "ended"),
+    [
+        (Cleared("xid:79", "GPU-1", "gpu-reset"), "reboot", True),
+        (Cleared("", "GPU-1", "gpu-reset"), "reboot", False),
+        (Cleared("", "GPU-1", "gpu-reset"), "gpu_reset", True),
+        (Cleared("", "GPU-1", "replaced"), "operator", True),
+        (Cleared("", "GPU-2", "replaced"), "operator", False),
+        (Cleared("xid:48", "GPU-1", "operator"), "reboot", False),
+        (Cleared("", "GPU-1", "replaced"), "", False),  # level evidence: its check must be well
+    ],
+)
+def test_a_sign_ends_the_word_about_what_it_ends(
+    sign: Cleared, cleared_by: str, *, ended: bool
+) -> None:
+    assert ended_by(replace(WORD, cleared_by=cleared_by), [sign]) is ended
+
+
+texts = st.text(max_size=12)
+words = st.builds(Word, texts, texts, texts, st.sampled_from(["", *ClearedBy, "moonlight"]))
+
+
+@given(st.frozensets(words, max_size=8))
+def test_a_node_remembers_words_as_they_were_said(some: frozenset[Word]) -> None:
+    assert read_overruled({OVERRULED: write_overruled(some)}) == some
+
+
+@given(st.one_of(st.text(), st.recursive(st.integers(), st.lists).map(json.dumps)))
+def test_an_annotation_that_somebody_edited_overrules_nothing(text: str) -> None:
+    assert read_overruled({OVERRULED: text}) == frozenset()
+    assert read_overruled({OVERRULED: f'{{"evidence": {text}}}'}) == frozenset()
+
+
+def test_the_marks_remember_what_they_were_made_for_but_what_is_over() -> None:
+    world = World()
+    world.add_node("n1")
+    over = replace(ITEM, code="xid:48", cleared="reboot")
+    quarantine = Quarantine(
+        "n1", "q", "1", replace(SPEC, evidence=(ITEM, over)), QuarantineStatus()
+    )
+    node = world.nodes["n1"]
+    change = cordon_change(node, quarantine)
+    marked = replace(node, annotations={k: v for k, v in change.annotations.items() if v})
+    assert stood_for(marked) == {Word("xid:79", "GPU-1", "boot-1", "reboot")}
+
+
+# -- on the real controller ------------------------------------------------------------------------
+
+
+async def overruled(world: World, clock: Turned) -> Replica:
+    """A node that fell ill and that a person has released."""
+    world.add_node("n1")
+    replica = Replica(world, clock=clock)
+    replica.agent("n1", ILL)
+    await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    world.person_deletes("n1")
+    await until(lambda: not world.quarantines)
+    return replica
+
+
+async def test_an_agent_that_lost_its_memory_does_not_undo_a_persons_word() -> None:
+    world, clock = World(), Turned()
+    first = await overruled(world, clock)
+    await first.stop()
+    replica = Replica(world, clock=clock)
+    await until(lambda: not replica.fleet.view_lost)
+    replica.agent("n1", snapshot())  # it knows of nothing
+    await asyncio.sleep(0.05)
+    assert WORD in read_overruled(world.nodes["n1"].annotations)
+    replica.agent("n1", ILL)  # and then reads the kernel's ring again
+    await asyncio.sleep(0.05)
+    assert world.quarantines == {}
+    await replica.stop()
+
+
+async def test_the_end_of_a_word_is_acknowledged_when_the_node_has_forgotten_it() -> None:
+    world, clock = World(), Turned()
+    first = await overruled(world, clock)
+    await first.stop()
+    down = True
+
+    def fails(call: str) -> ClusterError | None:
+        return Unreachable("down") if down and call == "patch_node" else None
+
+    replica = Replica(world, clock=clock, fails=fails)
+    await until(lambda: not replica.fleet.view_lost)
+    await until(lambda: replica.fleet.patients["n1"].overruled)
+    replica.agent("n1", ILL)
+    safe = replica.agent("n1", Delta(cleared=CLEARED))
+    assert isinstance(safe, asyncio.Future)
+    await asyncio.sleep(0.05)
+    assert not safe.done()
+    down = False
+    await asyncio.wait_for(safe, 20)
+    assert OVERRULED not in world.nodes["n1"].annotations
+    await replica.stop()
+
+
+async def test_a_sign_that_comes_before_the_cluster_is_seen_ends_the_word_too() -> None:
+    world, clock = World(), Turned()
+    first = await overruled(world, clock)
+    await first.stop()
+    replica = Replica(world, clock=clock)
+    safe = replica.agent("n1", snapshot(cleared=CLEARED))  # there is no view yet
+    assert isinstance(safe, asyncio.Future)
+    await asyncio.wait_for(safe, 20)
+    assert OVERRULED not in world.nodes["n1"].annotations
+    replica.agent("n1", snapshot(fault(source_seq=9)))  # once more: another fault
+    await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    await replica.stop()
+
+
+async def test_a_quarantine_removed_by_force_is_a_word_about_what_the_marks_remember() -> None:
+    world, clock = World(), Turned()
+    world.add_node("n1")
+    first = Replica(world, clock=clock)
+    first.agent("n1", ILL)
+    await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    await first.stop()
+    replica = Replica(world, clock=clock)
+    await until(lambda: not replica.fleet.view_lost)
+    world.person_removes_by_force("n1")  # before the agent has spoken to this process
+    await until(lambda: not is_marked(world.nodes["n1"]))
+    assert read_overruled(world.nodes["n1"].annotations) == {WORD}
+    assert replica.notes.kinds("n1").count("quarantine.overruled") == 1
+    replica.agent("n1", ILL)
+    await asyncio.sleep(0.05)
+    assert world.quarantines == {}
+    await replica.stop()
+
+
+async def test_an_orderly_release_is_not_told_as_a_persons_whatever_comes_first() -> None:
+    world, clock = World(), Turned()
+    world.add_node("n1")
+    replica = Replica(world, clock=clock)
+    replica.agent("n1", ILL)
+    await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    replica.cluster.answers_late = True  # the news of an object's end come before the answer
+    replica.agent("n1", snapshot(cleared=CLEARED))
+    clock.time += 700
+    replica.agent("n1", snapshot())
+    await until(lambda: not world.quarantines)
+    await asyncio.sleep(0.05)
+    assert "quarantine.overruled" not in replica.notes.kinds("n1")
+    assert replica.notes.kinds("n1").count("quarantine.released") == 1
+    await replica.stop()
+
+
+async def test_whoever_else_keeps_work_off_the_node_is_shown_until_they_let_go() -> None:
+    world, clock = World(), Turned()
+    world.add_node("n1", unschedulable=True)
+    replica = Replica(world, clock=clock)
+    replica.agent("n1", ILL)
+    await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    assert "cordoned before" in replica.fleet.patients["n1"].foreign
+    world.person_deletes("n1")
+    await until(lambda: not world.quarantines)
+    assert replica.fleet.patients["n1"].foreign
+    assert world.nodes["n1"].unschedulable
+    world.person_uncordons("n1")
+    await until(lambda: not replica.fleet.patients["n1"].foreign)
+    await replica.stop()
+
+
+def test_those_who_take_the_node_away_are_named() -> None:
+    world = World()
+    world.add_node("n1", taints=(Taint("karpenter.sh/disrupted", "", "NoSchedule"),))
+    assert foreign_hands(world.nodes["n1"]) == "Karpenter is removing it"
+    world.add_node("n2", taints=(Taint(TAINT, "gpu", "NoSchedule"),))
+    assert foreign_hands(world.nodes["n2"]) == ""
+
+
+async def test_nothing_is_admitted_while_the_nodes_could_not_be_counted() -> None:
+    world, clock = World(), Turned()
+    world.add_node("n1")
+    down = True
+
+    def fails(call: str) -> ClusterError | None:
+        return Unreachable("down") if down and call == "list_nodes" else None
+
+    replica = Replica(world, clock=clock, fails=fails)
+    replica.agent("n1", ILL)
+    await until(lambda: "n1" in replica.fleet.patients and replica.fleet.patients["n1"].hold)
+    hold = replica.fleet.patients["n1"].hold
+    assert hold is not None
+    assert "could not be counted" in hold.reason
+    assert world.writes == []
+    down = False
+    await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    await replica.stop()
