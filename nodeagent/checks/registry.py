@@ -11,6 +11,7 @@ from typing import Any
 from nodeagent.checks import (
     clock,
     container_runtime,
+    disk_ext4,
     disk_readonly,
     disk_space,
     disk_write,
@@ -41,6 +42,7 @@ SPECS: tuple[CheckSpec, ...] = (
     disk_space.SPEC,
     disk_readonly.SPEC,
     disk_write.SPEC,
+    disk_ext4.SPEC,
     nic_link.SPEC,
     reach.SPEC,
     clock.SPEC,

@@ -43,6 +43,8 @@ on = false
 on = false
 [checks.maintenance]
 on = false
+[checks.disk-ext4]
+on = false
 """
 
 

@@ -1,0 +1,130 @@
+"""The errors that ext4 counts in its superblock: damage that it found in its own structure.
+
+Reasons: ``errors`` (an error since this boot: failed), ``old-errors`` (only from before: degraded;
+the count lasts until e2fsck clears it, through any number of boots), ``no-mount-table``: unknown.
+The component is the mount point. A filesystem may go on writing with such an error
+(``errors=continue`` is the default of many distributions); whether it stopped is disk-readonly's
+to tell.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nodeagent.checks.base import CheckSpec, Off, Report
+from nodeagent.checks.disks import MOUNT_OPTIONS, Watch, no_mount_table
+from nodeagent.model import Observation, Status
+from nodeagent.sources import Sources
+from nodeagent.sources.machine import Machine
+from nodeagent.sources.mountinfo import Mount
+
+NAME = "disk-ext4"
+#: Clocks are set at a boot: an error this shortly before it may be of it.
+_SLACK = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """What ext4 noted: ``last`` is wall time in seconds, ``where`` the kernel's function."""
+
+    count: int
+    last: int
+    where: str
+
+
+def judge(mount: Mount, errors: Errors, *, booted: float, rose: bool) -> Observation:
+    """Pure. ``booted`` is the wall time of the boot; ``rose``: the count rose while we looked."""
+    if errors.count == 0:
+        return Observation(NAME, mount.name, Status.OK, "", "no errors")
+    message = f"{errors.count} errors on {mount.source}, the last {_when(errors.last)}"
+    message += f" in {errors.where}" if errors.where else ""
+    if rose or errors.last >= booted - _SLACK:
+        return Observation(NAME, mount.name, Status.FAILED, "errors", message)
+    message += ", before this boot; e2fsck repairs it and clears the count"
+    return Observation(NAME, mount.name, Status.DEGRADED, "old-errors", message)
+
+
+def _when(at: int) -> str:
+    try:
+        return time.strftime("at %Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
+    except (OverflowError, ValueError, OSError):
+        return f"at {at}"
+
+
+def read_errors(machine: Machine, mount: Mount) -> Errors | None:
+    """None where this kernel's ext4 does not count (before Linux 3.7), or the mount is going."""
+    try:
+        device = (machine.sys / "dev/block" / mount.device).resolve().name
+        folder = machine.sys / "fs/ext4" / device
+        count = int((folder / "errors_count").read_text())
+    except (OSError, ValueError):
+        return None
+    last = _number(folder / "last_error_time")
+    return Errors(count, last, _word(folder / "last_error_func"))
+
+
+def _number(path: Path) -> int:
+    try:
+        return int(_word(path))
+    except ValueError:
+        return 0
+
+
+def _word(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+class DiskExt4:
+    """Reads what the kernel has in memory: that touches no device."""
+
+    def __init__(self, machine: Machine, watch: Watch, now: Callable[[], float]) -> None:
+        self._machine = machine
+        self._watch = watch
+        self._now = now
+        self._first: dict[tuple[str, str], int] = {}
+
+    async def look(self) -> Report:
+        try:
+            mounts = self._watch.mounts()
+        except OSError as error:
+            return [no_mount_table(NAME, error)]
+        # Both clocks now and not the boot's own note of the time: that one was not set yet.
+        booted = self._now() - self._machine.clock.boottime()
+        counts: dict[tuple[str, str], int] = {}
+        report = []
+        for mount in mounts:
+            if mount.fstype not in ("ext2", "ext3", "ext4"):
+                continue
+            errors = read_errors(self._machine, mount)
+            if errors is None:
+                continue
+            key = (mount.device, mount.point)
+            # What it was at first, not at the last look: once risen it stays so, because the
+            # error's own time may be a clock's that was wrong.
+            first = counts[key] = min(self._first.get(key, errors.count), errors.count)
+            report.append(judge(mount, errors, booted=booted, rose=errors.count > first))
+        self._first = counts
+        gone = self._watch.gone(NAME, report)
+        return [*report, *gone] if report or gone else Off("no ext4 filesystem")
+
+
+def build(sources: Sources, options: Mapping[str, Any]) -> DiskExt4:
+    return DiskExt4(sources.machine, Watch(sources.machine, options), time.time)
+
+
+SPEC = CheckSpec(
+    name=NAME,
+    sees="an ext4 filesystem that found itself damaged, whether it went on or not",
+    source="/sys/fs/ext4: errors_count, last_error_time and last_error_func",
+    cost="0.3 ms of CPU every 60 s",
+    blind_to="damage that ext4 has not come across; other filesystems, which keep no count",
+    interval=60.0,
+    deadline=5.0,
+    build=build,
+    options=MOUNT_OPTIONS,
+)
