@@ -1,14 +1,20 @@
-"""``sickbay-agent parse-kmsg``: the GPU faults in a kernel log that somebody sent.
+"""``sickbay-agent parse-kmsg``: the faults in a kernel log that somebody sent.
 
 It takes raw ``/dev/kmsg`` records, the output of ``dmesg`` (with or without stamps, ``-T`` and
-``-x`` too) and of ``journalctl -k`` or a syslog file. Which GPUs the machine had is not known here,
-so every address counts, and a text file can be forged: this decodes, it proves nothing.
+``-x`` too) and of ``journalctl -k`` or a syslog file. Which devices and mounts the machine had is
+not known here, so every one counts, and a text file can be forged: this decodes, it proves nothing.
 """
 
 import re
 from pathlib import Path
 from typing import Any
 
+from nodeagent.checks.base import LogCheck
+from nodeagent.checks.disk_io import DiskIo
+from nodeagent.checks.hung_task import HungTask
+from nodeagent.checks.machine_check import MachineCheck
+from nodeagent.checks.oom import Oom
+from nodeagent.checks.pcie_aer import PcieAer
 from nodeagent.checks.sxid import SxidCheck
 from nodeagent.checks.xid import XidCheck
 from nodeagent.clock import SystemClock
@@ -37,10 +43,56 @@ class _AnyGpu(GpuMap):
         return True
 
 
+class _AnyBus:
+    def has(self, address: str) -> bool:
+        del address
+        return True
+
+    def behind(self, address: str) -> tuple[str, ...]:
+        del address
+        return ()
+
+    def interfaces(self, address: str) -> tuple[str, ...]:
+        del address
+        return ()
+
+
+class _AnyMounts:
+    """Where no mount is known, the device stands for it."""
+
+    def on(self, device: str, sector: int | None) -> tuple[str, ...]:
+        del sector
+        return (device,)
+
+    def on_controller(self, controller: str) -> tuple[str, ...]:
+        return (controller,)
+
+
+class _NoGpu(GpuMap):
+    """Any device reports PCIe errors: its address is its name."""
+
+    def has_gpu(self, address: str) -> bool:
+        del address
+        return False
+
+
+def _checks() -> tuple[LogCheck, ...]:
+    machine = Machine(SystemClock())
+    gpus = _AnyGpu(machine)
+    return (
+        XidCheck(gpus),
+        SxidCheck(gpus),
+        MachineCheck(),
+        PcieAer(_AnyBus(), _NoGpu(machine)),
+        DiskIo(_AnyMounts()),
+        Oom(),
+        HungTask(),
+    )
+
+
 def decode_file(path: Path) -> list[dict[str, Any]]:
     """An object per line that is a fault, in the file's order. Raises OSError."""
-    gpus = _AnyGpu(Machine(SystemClock()))
-    checks = (XidCheck(gpus), SxidCheck(gpus))
+    checks = _checks()
     found: list[dict[str, Any]] = []
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -52,7 +104,7 @@ def decode_file(path: Path) -> list[dict[str, Any]]:
 def table(found: list[dict[str, Any]]) -> str:
     """The faults, a line each; says so when there is none."""
     if not found:
-        return "no line of this file is a GPU fault that is known here"
+        return "no line of this file is a fault that is known here"
     rows = [("LINE", "TIME", "CODE", "COMPONENT", "WHAT")]
     rows += [
         (

@@ -1,6 +1,6 @@
 """The fault catalogue: what a code means and what ends it. Facts as data; see catalogue.yaml."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,18 +59,23 @@ class Catalogue:
 def parse_catalogue(data: Mapping[str, Any]) -> Catalogue:
     """Build the catalogue from the parsed YAML. The file is ours: a mistake in it is a bug."""
     classes: dict[str, FaultClass] = {}
-    codes: dict[str, str] = {"gpu-off-bus": "off-bus", "ecc-uncorrectable": "memory-errors"}
+    codes: dict[str, str] = {}
     for name, entry in data["classes"].items():
         classes[name] = FaultClass(name, entry["means"], ClearedBy(entry["clears"]))
-        for kind in ("xid", "sxid"):
-            for item in entry.get(f"{kind}s", ()):
-                for number in _numbers(item):
-                    code = f"{kind}:{number}"
-                    if code in codes:
-                        raise ValueError(f"{code} is in two classes: {codes[code]} and {name}")
-                    codes[code] = name
+        for code in _codes(entry):
+            if code in codes:
+                raise ValueError(f"{code} is in two classes: {codes[code]} and {name}")
+            codes[code] = name
     names = {f"xid:{number}": _in_words(name) for number, name in data["names"].items()}
     return Catalogue(classes, codes, names)
+
+
+def _codes(entry: Mapping[str, Any]) -> Iterator[str]:
+    """A class's codes: those in full, then the numbers of its Xids and SXids."""
+    yield from entry.get("codes", ())
+    for kind in ("xid", "sxid"):
+        for item in entry.get(f"{kind}s", ()):
+            yield from (f"{kind}:{number}" for number in _numbers(item))
 
 
 def _in_words(mnemonic: str) -> str:

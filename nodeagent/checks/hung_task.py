@@ -1,0 +1,89 @@
+"""What the kernel says of tasks and CPUs that hang. Context: nothing is done about it alone.
+
+``INFO: task jbd2/sda1-8:310 blocked for more than 120 seconds.`` (a task in state D; the kernel
+tells of the first ten after a boot and then no more, hung_task_warnings), ``watchdog: BUG: soft
+lockup - CPU#3 stuck for 22s! [python3:4711]``, hard lockups and RCU stalls.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nodeagent.checks.base import CheckSpec
+from nodeagent.checks.loglines import sighting, text
+from nodeagent.model import FaultSighting
+from nodeagent.sources import Sources
+from nodeagent.sources.kmsg import Record, is_packet_log
+
+NAME = "hung-task"
+
+_STARTS = (b"INFO: ", b"watchdog: ", b"NMI watchdog: ", b"BUG: soft", b"rcu: ")
+
+# The task's name is its user's choice, colons and all: the number and the kernel's words after it
+# end it. "in I/O wait" and what it is blocked on came with Linux 6.16.
+_HUNG = re.compile(
+    rb"INFO: task (.{1,64}):(\d{1,10}) (?:blocked|is blocked)(?: in I/O wait)? "
+    rb"for more than (\d{1,6}) seconds\."
+)
+_SOFT = re.compile(
+    rb"(?:NMI )?(?:watchdog: )?BUG: soft lockup - CPU#(\d{1,5}) stuck for (\d{1,6})s! "
+    rb"\[(.{0,64}):(\d{1,10})\]"
+)
+_HARD = re.compile(
+    rb"(?:NMI )?watchdog: (?:BUG: |Watchdog detected |CPU\d{1,5}: Watchdog detected )"
+    rb"hard LOCKUP on cpu (\d{1,5})",
+    re.IGNORECASE,
+)
+_RCU = re.compile(
+    rb"(?:rcu: )?INFO: (rcu_\w{2,16}) (?:self-)?detected (?:expedited )?stalls? on CPUs?\b"
+)
+
+
+class HungTask:
+    """Reads records as they come."""
+
+    def read(self, record: Record) -> Sequence[FaultSighting]:
+        """What hangs by this record, or nothing. Raises nothing, whatever the record."""
+        line = record.text
+        if not line.startswith(_STARTS) or is_packet_log(line):
+            return ()
+        found = _parse(line)
+        if found is None:
+            return ()
+        code, details = found
+        return (sighting(record, check=NAME, code=code, details=details),)
+
+
+def _parse(line: bytes) -> tuple[str, dict[str, str]] | None:
+    hung = _HUNG.match(line)
+    if hung is not None:
+        task = {"name": text(hung[1]), "pid": text(hung[2])}
+        return "hung-task", {**task, "seconds": text(hung[3])}
+    soft = _SOFT.match(line)
+    if soft is not None:
+        task = {"name": text(soft[3]), "pid": text(soft[4])}
+        return "soft-lockup", {"cpu": text(soft[1]), "seconds": text(soft[2]), **task}
+    hard = _HARD.match(line)
+    if hard is not None:
+        return "hard-lockup", {"cpu": text(hard[1])}
+    stall = _RCU.match(line)
+    if stall is not None:
+        return "rcu-stall", {"flavour": text(stall[1])}
+    return None
+
+
+def _build(_sources: Sources, _options: Mapping[str, Any]) -> HungTask:
+    return HungTask()
+
+
+SPEC = CheckSpec(
+    name=NAME,
+    sees="tasks that hang in the kernel, CPUs that are locked up, RCU stalls",
+    source="kernel log, lines of the kernel's own watchdogs",
+    cost="a comparison of 14 bytes for each kernel record",
+    blind_to="tasks after the first ten of a boot (kernel.hung_task_warnings); kernels built or "
+    "set to watch nothing; the check processes looks for itself",
+    interval=0,
+    deadline=0,
+    build=_build,
+)

@@ -1,0 +1,60 @@
+"""Processes that the kernel killed for want of memory. Context: nothing is done about it.
+
+``Out of memory: Killed process 4711 (python3) total-vm:..., anon-rss:...`` is the whole node's
+memory; ``Memory cgroup out of memory: ...`` one container's limit, which is its tenant's business.
+The process's name is its user's choice; it stands behind the kernel's words, and is only shown.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nodeagent.checks.base import CheckSpec
+from nodeagent.checks.loglines import sighting, text
+from nodeagent.model import FaultSighting
+from nodeagent.sources import Sources
+from nodeagent.sources.kmsg import Record, is_packet_log
+
+NAME = "oom"
+
+# Linux before 4.20 writes "Kill process" with a score first and "Killed process" after it.
+_KILLED = re.compile(
+    rb"(?:(Memory cgroup out of memory)|Out of memory(?: \(oom_kill_allocating_task\))?): "
+    rb"Killed process (\d{1,10}) \((.{0,64})\),? (?:UID \d{1,10},? )?total-vm:"
+)
+_RESIDENT = re.compile(rb"anon-rss:(\d{1,15})kB")
+
+
+class Oom:
+    """Reads records as they come."""
+
+    def read(self, record: Record) -> Sequence[FaultSighting]:
+        """The kill of this record, or nothing. Raises nothing, whatever the record."""
+        line = record.text
+        if not line.startswith((b"Out of memory", b"Memory cgroup out of memory")):
+            return ()
+        killed = _KILLED.match(line)
+        if killed is None or is_packet_log(line):
+            return ()
+        resident = _RESIDENT.search(line, killed.end())
+        details = {"pid": text(killed[2]), "name": text(killed[3])}
+        if resident is not None:
+            details["resident_kib"] = text(resident[1])
+        code = "oom:cgroup" if killed[1] else "oom:node"
+        return (sighting(record, check=NAME, code=code, details=details),)
+
+
+def _build(_sources: Sources, _options: Mapping[str, Any]) -> Oom:
+    return Oom()
+
+
+SPEC = CheckSpec(
+    name=NAME,
+    sees="a process that the kernel killed for want of memory: the node's, or its container's",
+    source="kernel log, lines of the memory manager",
+    cost="a comparison of 13 bytes for each kernel record",
+    blind_to="what killed itself when an allocation failed; kills by systemd-oomd or the kubelet",
+    interval=0,
+    deadline=0,
+    build=_build,
+)

@@ -1,0 +1,35 @@
+"""Every code that the kernel log checks send is one that the catalogue names and a rule answers."""
+
+from pathlib import Path
+
+import pytest
+
+from aggregator.policy.catalogue import UNKNOWN
+from aggregator.policy.rules import Rule
+from nodeagent.kmsg_file import decode_file
+from tests.agent.kernel_log import FIXTURES
+from tests.support.replica import POLICY
+
+#: Fixtures of lines that kernels print, and what may be done about the faults in them.
+MACHINE = ("disk-io.log", "machine-check.log", "pcie-aer.log", "context.log")
+
+
+def codes_of(fixture: str) -> set[str]:
+    return {entry["code"] for entry in decode_file(Path(FIXTURES / fixture))}
+
+
+def rules_for(code: str) -> list[Rule]:
+    found = POLICY.catalogue.classify(code)
+    return [rule for rule in POLICY.rules if found in rule.classes or code in rule.faults]
+
+
+@pytest.mark.parametrize("fixture", [*MACHINE, "sxid.log", "xid-variants.log"])
+def test_every_code_has_a_class_or_is_one_that_nobody_has_published(fixture: str) -> None:
+    unnamed = {c for c in codes_of(fixture) if POLICY.catalogue.classify(c) == UNKNOWN}
+    assert unnamed <= {"xid:999", "sxid:19999:unstated"}
+
+
+@pytest.mark.parametrize("fixture", MACHINE)
+def test_what_is_context_or_says_little_is_only_observed(fixture: str) -> None:
+    for code in codes_of(fixture):
+        assert [rule.action for rule in rules_for(code)] == ["observe"], code
