@@ -1,4 +1,7 @@
-"""The program that touches the disks: ``python -I -S -E disk_child.py (space|write):PATH...``
+"""The program that touches the devices: ``python -I -S -E disk_child.py WHAT:PATH...``
+
+WHAT is ``space``, ``write``, ``nvme`` (PATH is a controller's device file) or ``files`` (PATH is
+several, with a tab between).
 
 Started anew for each look and read line by line, so it imports nothing beyond the interpreter's
 own built-in modules: 8 ms of CPU in all. Each job has a thread, so that one that hangs holds up
@@ -7,7 +10,8 @@ no other; a process with a hung thread cannot end, and that is its parent's to r
 Output, a line each, N the job's place in the arguments:
 ``N at TID`` when begun; then ``N space SIZE USED FREE INODES INODES_FREE`` (bytes; FREE without
 what is reserved for root), ``N written MICROSECONDS``, ``N differs`` (read back other bytes),
-``N busy`` (another probe holds the file), or ``N refused ERRNO STEP``.
+``N busy`` (another probe holds the file), ``N page HEX`` (the drive's health log), ``N files``
+and for each file its text as ``=HEX`` or the error as ``!ERRNO``; or ``N refused ERRNO STEP``.
 """
 
 import _thread
@@ -20,7 +24,13 @@ _SIZE = 4096
 _BUSY = (11, 13)  # EAGAIN, EACCES: somebody holds the lock
 _ENOSPC = 28
 _EEXIST = 17
+_EIO = 5
 _REGULAR = 0o100000
+_NVME_ADMIN_CMD = 0xC0484E41  # _IOWR('N', 0x41, 72 bytes)
+_GET_LOG_PAGE, _HEALTH, _WHOLE_CONTROLLER = 0x02, 0x02, 0xFFFFFFFF
+_PAGE, _SENT = 512, 192
+_NVME_TIMEOUT_MS = 5000
+_MOST_OF_A_FILE = 64
 
 
 class _RefusedError(Exception):
@@ -140,7 +150,56 @@ def _unlink(path: bytes) -> int | None:
     return None
 
 
-_PROBES = {"space": space, "write": write}
+def nvme(device: bytes) -> str:
+    """The beginning of the health log (page 2 of the whole controller)."""
+    # Modules that are files: only where there is such a drive.
+    import array
+    import fcntl
+    import struct
+
+    page = array.array("B", bytes(_PAGE))
+    # struct nvme_passthru_cmd of linux/nvme_ioctl.h; its size is in the request's number.
+    command = bytearray(
+        struct.pack(
+            "=BBHIIIQQII6III",
+            *(_GET_LOG_PAGE, 0, 0, _WHOLE_CONTROLLER, 0, 0),
+            *(0, page.buffer_info()[0], 0, _PAGE),
+            *((_PAGE // 4 - 1) << 16 | _HEALTH, 0, 0, 0, 0, 0),
+            *(_NVME_TIMEOUT_MS, 0),
+        )
+    )
+    try:
+        with _Step("open"):
+            file = posix.open(device, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK)
+        try:
+            with _Step("get-log-page"):
+                status = fcntl.ioctl(file, _NVME_ADMIN_CMD, command)
+        finally:
+            posix.close(file)
+    except _RefusedError as error:
+        return "refused {} {}".format(*error.args)
+    if status:  # what the drive itself answers, when it refuses
+        return f"refused {_EIO} nvme-status-{status:#x}"
+    return f"page {page.tobytes()[:_SENT].hex()}"
+
+
+def files(paths: bytes) -> str:
+    """Small files of sysfs whose drivers may ask their hardware."""
+    return " ".join(["files", *map(_file, paths.split(b"\t"))])
+
+
+def _file(path: bytes) -> str:
+    try:
+        file = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK)
+        try:
+            return "=" + posix.read(file, _MOST_OF_A_FILE).hex()
+        finally:
+            posix.close(file)
+    except OSError as error:
+        return f"!{error.errno}"
+
+
+_PROBES = {"space": space, "write": write, "nvme": nvme, "files": files}
 
 
 def _job(number: int, what: str, path: bytes, done: _thread.LockType) -> None:

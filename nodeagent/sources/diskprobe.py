@@ -1,4 +1,4 @@
-"""Disk probes in a child process: what may hang with a device hangs there and not in the agent.
+"""Device probes in a child process: what may hang with a device hangs there, not in the agent.
 
 What is asked at about the same time, statvfs of some paths and writes to others, is one exec'd
 child with a thread for each (starting an interpreter is what costs). A path that has not answered
@@ -15,7 +15,18 @@ from dataclasses import dataclass
 from nodeagent.sources.child import Child, python, where
 from nodeagent.sources.machine import Machine
 
-__all__ = ["Differs", "DiskProbe", "Hung", "NotProbed", "Refused", "Result", "Space", "Written"]
+__all__ = [
+    "Differs",
+    "DiskProbe",
+    "Files",
+    "Hung",
+    "NotProbed",
+    "Page",
+    "Refused",
+    "Result",
+    "Space",
+    "Written",
+]
 
 _SCRIPT = "disk_child.py"
 #: Seconds in which questions gather for one child: checks of one interval ask in the same beat.
@@ -50,7 +61,7 @@ class Differs:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A system call failed at ``step`` (statvfs, open, lock, write, fsync, read, unlink)."""
+    """A system call failed at ``step`` (statvfs, open, lock, write, get-log-page, ...)."""
 
     errno: int
     step: str
@@ -78,9 +89,23 @@ class NotProbed:
     message: str
 
 
-Result = Space | Written | Differs | Refused | Hung | NotProbed
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The beginning of a drive's health log."""
 
-_Job = tuple[str, str]  # what (space, write), path
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Each file's text, stripped, or the errno of why it could not be read; in their order."""
+
+    contents: tuple[str | int, ...]
+
+
+Result = Space | Written | Differs | Page | Files | Refused | Hung | NotProbed
+
+_Job = tuple[str, str]  # what (space, write, nvme, files), path
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +122,7 @@ class _Flight:
 
 
 class DiskProbe:
-    """Runs statvfs and write probes. Safe to ask from several tasks at once.
+    """Runs probes of devices. Safe to ask from several tasks at once.
 
     ``deadline`` is in seconds. A path that somebody else is asking about is not asked twice.
     """
@@ -123,6 +148,20 @@ class DiskProbe:
         The probe is a locked file in the directory (disk_child.NAME), gone afterwards.
         """
         return await self._probe("write", paths, apart=False)
+
+    async def nvme_health(self, devices: Sequence[str]) -> dict[str, Result]:
+        """Page, Refused, Hung or NotProbed for each controller's device file."""
+        return await self._probe("nvme", devices, apart=False)
+
+    async def files(self, groups: Sequence[Sequence[str]]) -> list[Result]:
+        """Files, Hung or NotProbed for each group of small files, such as those of one device.
+
+        For files of sysfs whose drivers ask their hardware. A group hangs as one. Of a file the
+        first 64 bytes are read.
+        """
+        joined = ["\t".join(group) for group in groups]
+        results = await self._probe("files", joined, apart=False)
+        return [results[group] for group in joined]
 
     def outstanding(self) -> dict[str, int]:
         """The paths without an answer, each with the process that waits for it."""
@@ -230,6 +269,10 @@ def _read(word: str, values: Sequence[str]) -> Result:
             return Space(int(size), int(used), int(free), int(inodes), int(inodes_free))
         case "written", [microseconds]:
             return Written(int(microseconds) / 1e6)
+        case "page", [data]:
+            return Page(bytes.fromhex(data))
+        case "files", _:
+            return Files(tuple(_content(value) for value in values))
         case "refused", [errno, step]:
             return Refused(int(errno), step)
         case "differs", []:
@@ -238,3 +281,9 @@ def _read(word: str, values: Sequence[str]) -> Result:
             return Hung(0.0, "behind an earlier probe that still holds the file")
         case _:
             return NotProbed(f"the probe said {' '.join([word, *values])!r}")
+
+
+def _content(value: str) -> str | int:
+    if value.startswith("!"):
+        return int(value[1:])
+    return bytes.fromhex(value[1:]).decode("utf-8", "replace").strip()

@@ -45,6 +45,8 @@ on = false
 on = false
 [checks.disk-ext4]
 on = false
+[checks.disk-nvme]
+on = false
 """
 
 

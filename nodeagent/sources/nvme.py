@@ -1,0 +1,108 @@
+"""NVMe controllers: what sysfs says of them, and the health log that the drive itself keeps.
+
+The log is page 2 of the NVMe base specification ("SMART / Health Information"), got by one admin
+command in a child process (disk_child): a controller that does not answer keeps it waiting.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from nodeagent.sources.machine import Machine
+
+__all__ = ["Controller", "Health", "controllers", "parse_health"]
+
+_SPARE, _TEMPERATURE, _RELIABILITY, _READ_ONLY, _BACKUP = 1, 2, 4, 8, 16
+_SIZE = 192  # what is read of the page's 512 bytes
+_KELVIN = 273
+
+
+@dataclass(frozen=True, slots=True)
+class Controller:
+    """One controller of this machine's PCI bus. ``state`` is the kernel's word: "live", "dead"."""
+
+    name: str
+    state: str
+    model: str
+    serial: str
+
+    @property
+    def identity(self) -> str:
+        """What stays when it gets another name. Few drives have no serial number."""
+        return self.serial or self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """``spare``, its ``spare_threshold`` and ``used`` are per cent, ``temperature`` Celsius.
+
+    ``warning`` is the byte of critical warnings, and the properties are its bits.
+    """
+
+    warning: int
+    temperature: int
+    spare: int
+    spare_threshold: int
+    used: int
+    media_errors: int
+
+    @property
+    def spare_low(self) -> bool:
+        return bool(self.warning & _SPARE)
+
+    @property
+    def hot(self) -> bool:
+        return bool(self.warning & _TEMPERATURE)
+
+    @property
+    def unreliable(self) -> bool:
+        return bool(self.warning & _RELIABILITY)
+
+    @property
+    def read_only(self) -> bool:
+        return bool(self.warning & _READ_ONLY)
+
+    @property
+    def backup_failed(self) -> bool:
+        return bool(self.warning & _BACKUP)
+
+
+def controllers(machine: Machine) -> list[Controller]:
+    """Those on PCI, in the order of their names: others are a network's, and come and go with it.
+
+    Raises OSError when ``/sys/class/nvme`` is there and can't be read.
+    """
+    folder = machine.sys / "class/nvme"
+    try:
+        names = sorted(entry.name for entry in folder.iterdir())
+    except FileNotFoundError:
+        return []
+    return [found for name in names if (found := _controller(folder / name)) is not None]
+
+
+def _controller(folder: Path) -> Controller | None:
+    state = _word(folder / "state")
+    # Kernels before 4.8 have no "state", and what vanishes while we look has none either.
+    if not state or _word(folder / "transport") not in ("", "pcie"):
+        return None
+    return Controller(folder.name, state, _word(folder / "model"), _word(folder / "serial"))
+
+
+def _word(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def parse_health(page: bytes) -> Health:
+    """Of the log page's beginning. Raises ValueError when it is too short, or all zero."""
+    if len(page) < _SIZE or not any(page):
+        raise ValueError(f"{len(page)} bytes that are no health log")
+    return Health(
+        warning=page[0],
+        temperature=int.from_bytes(page[1:3], "little") - _KELVIN,
+        spare=page[3],
+        spare_threshold=page[4],
+        used=page[5],
+        media_errors=int.from_bytes(page[160:176], "little"),
+    )
