@@ -6,6 +6,8 @@ not known here, so every one counts, and a text file can be forged: this decodes
 """
 
 import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,10 @@ _FACILITY = re.compile(rb"^(?:<\d{1,3}>|[a-z]+ *:[a-z]+ *: )")
 _STAMP = re.compile(rb"^\[ *(?:(\d+\.\d+)|[^\]]{1,40})\] ")
 # A date in any format and a host: "Nov 21 11:22:33 host kernel: [  12.3] ".
 _SYSLOG = re.compile(rb"^\S.{5,60}? kernel: ")
+
+_BROKEN_UP = b"NVRM: The NVIDIA GPU "
+_CONTINUED = (b"NVRM: (PCI ID:", b"NVRM: fallen off the bus")
+_LONGEST_LINE = 64 * 1024
 
 
 class _AnyGpu(GpuMap):
@@ -95,10 +101,34 @@ def decode_file(path: Path) -> list[dict[str, Any]]:
     checks = _checks()
     found: list[dict[str, Any]] = []
     with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            record = _record(line.rstrip(b"\r\n"))
+        for number, record in _in_one_piece(lines):
             found += [_entry(number, s) for check in checks for s in check.read(record)]
     return found
+
+
+def _in_one_piece(lines: Iterable[bytes]) -> Iterator[tuple[int, Record]]:
+    """Each record with the number of its first line.
+
+    dmesg and journald print the driver's record of three lines, which tells of a GPU that has left
+    the bus, as three. Here a text file decides nothing, so they may be joined again.
+    """
+    whole: Record | None = None
+    begun = 0
+    for number, line in enumerate(lines, start=1):
+        # A line of megabytes is no line of a log; its beginning says that it is none.
+        record = _record(line[:_LONGEST_LINE].rstrip(b"\r\n"))
+        if whole is not None:
+            if record.text.startswith(_CONTINUED):
+                whole = replace(whole, text=whole.text + rb"\x0a" + record.text)
+                continue
+            yield begun, whole
+            whole = None
+        if record.text.startswith(_BROKEN_UP):
+            whole, begun = record, number
+        else:
+            yield number, record
+    if whole is not None:
+        yield begun, whole
 
 
 def table(found: list[dict[str, Any]]) -> str:

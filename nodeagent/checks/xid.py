@@ -52,14 +52,19 @@ _VERDICT = re.compile(
     rb"to 0x([0-9a-fA-F]{1,8}) \(([^()]{0,64})\)\.?\s*$"
 )
 
+# Units are as in NVIDIA's decode table: SAW_MVB, NETIR_LINK_EVT, and "MSE Degraded".
 _NVLINK5 = re.compile(
-    rb"([A-Z][A-Z0-9_]{2,40})\s+(Fatal|Non-?fatal)\s+(?:XC\d+\s+)?(?:i(\d+)\s+)?"
+    rb"([A-Z][A-Z0-9_]{2,40}(?: [A-Z][a-z]{2,20})?)\s+(Fatal|Non-?fatal)\s+"
+    rb"(?:XC\d+\s+)?(?:i(\d+)\s+)?"
     rb"Link (-?\d{1,3}) \(((?:0x[0-9a-fA-F]{1,8}[, ]*){1,12})\)"
 )
 
 _NVLINK = re.compile(
     rb"NVLink: fatal error detected on link (\d{1,3})\(((?:0x[0-9a-fA-F]{1,8}[, ]*){1,12})\)"
 )
+
+# On Xid 45, by newer drivers: which fault it follows from.
+_CAUSE = re.compile(rb"caused by previous Xid (\d{1,5})\b")
 
 _LONGEST_MESSAGE = 512
 
@@ -163,6 +168,10 @@ def _details(code: int, rest: bytes) -> tuple[dict[str, str], ClearedBy]:
     if code in xid_codes.NVLINK5:
         details |= _nvlink5(rest)
         return details, xid_codes.cleared_by_nvlink5(details.get("severity", ""))
+    if code == xid_codes.FOLLOW_ON:
+        cause = _CAUSE.search(rest)
+        if cause is not None:
+            details["caused_by"] = f"xid:{int(cause[1])}"
     if code == 74:
         link = _NVLINK.search(rest)
         if link is not None:
@@ -190,12 +199,14 @@ def _nvlink5(rest: bytes) -> dict[str, str]:
     line = _NVLINK5.search(rest)
     if line is None:
         return {}
+    registers = _registers(line[5])
     details = {
         "unit": _text(line[1]),
         "severity": "fatal" if line[2] == b"Fatal" else "non-fatal",
         "link": str(int(line[4])),
-        "registers": _registers(line[5]),
+        "registers": registers,
     }
+    details |= zip(("intr_info", "error_status"), registers.split(), strict=False)
     if line[3] not in (None, b"0"):
         details["injected"] = "yes"
     return details

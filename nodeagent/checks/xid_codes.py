@@ -23,6 +23,9 @@ _OPERATOR = frozenset(
 #: NVLink 5: the line's own word decides, see ``cleared_by_nvlink5``.
 NVLINK5 = frozenset(range(144, 151))
 
+#: ROBUST_CHANNEL_PREEMPTIVE_REMOVAL: follows another Xid, or a killed process.
+FOLLOW_ON = 45
+
 #: GPU_RECOVERY_ACTION_CHANGED (driver R565 and later).
 RECOVERY_ACTION = 154
 

@@ -74,6 +74,10 @@ def test_every_line_variant_is_seen_with_its_code_and_what_ends_it(variants: Sig
         (1024, "xid:95", "GPU_RESET"),
         (1025, "gpu-off-bus", "REBOOT"),
         (1026, "gpu-off-bus", "REBOOT"),
+        (1028, "xid:45", "EXPIRY"),
+        (1029, "xid:144", "EXPIRY"),
+        (1030, "xid:150", "GPU_RESET"),
+        (1031, "xid:149", "GPU_RESET"),
     ]
 
 
@@ -125,10 +129,33 @@ def test_nvlink_lines_name_link_and_registers(variants: Sightings) -> None:
         "severity": "fatal",
         "link": "1",
         "registers": "0x021425c6 0x00000000 0x00000000 0x00000000 0x00000000 0x00000000",
+        "intr_info": "0x021425c6",
+        "error_status": "0x00000000",
     }
     assert details[1014]["severity"] == "non-fatal"
     assert details[1014]["link"] == "-1"
     assert details[1014]["injected"] == "yes"
+
+
+def test_nvlink5_names_its_unit_and_the_two_registers_of_nvidias_table(
+    variants: Sightings,
+) -> None:
+    fields = ("unit", "severity", "intr_info", "error_status")
+    assert {
+        fault.source_seq: tuple(fault.details[field] for field in fields)
+        for fault in variants
+        if fault.source_seq >= 1029
+    } == {
+        1029: ("SAW_MVB", "non-fatal", "0x00000001", "0x00000008"),
+        1030: ("MSE Degraded", "fatal", "0x00000042", "0x00000001"),
+        1031: ("NETIR", "fatal", "0x000fe406", "0x00000000"),
+    }
+
+
+def test_a_follow_on_names_what_it_follows_from(variants: Sightings) -> None:
+    caused = {fault.source_seq: fault.details.get("caused_by") for fault in variants}
+    assert caused[1028] == "xid:149"
+    assert caused[1011] is None
 
 
 def test_an_xid_without_an_application_is_said_in_the_drivers_words(check: XidCheck) -> None:

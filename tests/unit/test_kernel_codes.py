@@ -6,6 +6,7 @@ import pytest
 
 from aggregator.policy.catalogue import UNKNOWN
 from aggregator.policy.rules import Rule
+from nodeagent.checks import xid_codes
 from nodeagent.kmsg_file import decode_file
 from tests.agent.kernel_log import FIXTURES
 from tests.support.replica import POLICY
@@ -33,3 +34,14 @@ def test_every_code_has_a_class_or_is_one_that_nobody_has_published(fixture: str
 def test_what_is_context_or_says_little_is_only_observed(fixture: str) -> None:
     for code in codes_of(fixture):
         assert [rule.action for rule in rules_for(code)] == ["observe"], code
+
+
+def test_what_ends_an_xid_is_the_catalogues_word_on_the_node_too() -> None:
+    """But for what its line decides, and contained errors: there a day without one is enough."""
+    catalogue = POLICY.catalogue
+    by_line = {xid_codes.RECOVERY_ACTION, *xid_codes.NVLINK5}
+    for code in range(1, 1000):
+        name = catalogue.classify(f"xid:{code}")
+        if code in by_line or name in (UNKNOWN, "contained"):
+            continue
+        assert xid_codes.cleared_by(code).name.lower() == catalogue.classes[name].clears.value, code

@@ -1,0 +1,81 @@
+"""parse-kmsg on what people send: dmesg's and journald's way with long records, and garbage."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.kmsg_file import decode_file
+from tests.agent.kernel_log import FIXTURES
+
+
+def decoded(tmp_path: Path, text: str) -> list[tuple[int, str, str]]:
+    log = tmp_path / "log"
+    log.write_text(text)
+    return [(entry["line"], entry["code"], entry["component"]) for entry in decode_file(log)]
+
+
+def test_a_record_that_dmesg_broke_up_is_one_fault(tmp_path: Path) -> None:
+    text = """\
+[  81.042000] NVRM: The NVIDIA GPU 0000:3b:00.0
+              NVRM: (PCI ID: 10de:20b5) installed in this system has
+              NVRM: fallen off the bus and is not responding to commands.
+"""
+    assert decoded(tmp_path, text.replace("              ", "[  81.042000] ")) == [
+        (1, "gpu-off-bus", "pci:0000:3b:00")
+    ]
+
+
+def test_lines_of_other_records_are_not_joined(tmp_path: Path) -> None:
+    text = """\
+[  81.0] NVRM: The NVIDIA GPU 0000:3b:00.0
+[  81.1] NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.
+[  81.2] NVRM: fallen off the bus and is not responding to commands.
+"""
+    assert decoded(tmp_path, text) == [(2, "xid:79", "pci:0000:3b:00")]
+
+
+def test_every_kind_of_fault_is_decoded_without_its_machine(tmp_path: Path) -> None:
+    text = """\
+Nov 21 11:22:33 host kernel: I/O error, dev sda, sector 4096 op 0x0:(READ) flags 0x0 phys_seg 1
+[   12.5] nvidia 0000:3b:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver)
+[   13.5] mce: [Hardware Error]: CPU 2: Machine Check: 0 Bank 9: 8c000045000800c0
+[   14.5] Out of memory: Killed process 4711 (python3) total-vm:1kB, anon-rss:1kB
+[   15.5] INFO: task jbd2/sda1-8:310 blocked for more than 120 seconds.
+[   16.5] nvme nvme0: controller is down; will reset: CSTS=0xffffffff, PCI_STATUS=0x10
+"""
+    assert decoded(tmp_path, text) == [
+        (1, "disk-io:error", "sda"),
+        (2, "pcie-aer:corrected", "pci:0000:3b:00.0"),
+        (3, "machine-check:corrected", ""),
+        (4, "oom:node", ""),
+        (5, "hung-task", ""),
+        (6, "disk-io:lost", "nvme0"),
+    ]
+
+
+@pytest.mark.parametrize("fixture", sorted(path.name for path in FIXTURES.glob("*.log")))
+@given(data=st.data())
+def test_no_damage_to_a_log_breaks_it(
+    tmp_path_factory: pytest.TempPathFactory, fixture: str, data: st.DataObject
+) -> None:
+    """Bytes overwritten, cut out and doubled, anywhere."""
+    raw = bytearray((FIXTURES / fixture).read_bytes())
+    for _ in range(data.draw(st.integers(1, 20))):
+        at = data.draw(st.integers(0, len(raw)))
+        raw[at : at + data.draw(st.integers(0, 40))] = data.draw(st.binary(max_size=40))
+    log = tmp_path_factory.mktemp("log") / "log"
+    log.write_bytes(raw)
+    for entry in decode_file(log):
+        assert entry["code"]
+        assert len(entry["message"]) <= 512
+
+
+@pytest.mark.parametrize("filler", [b"x", b"\xff", b"\0", b"\\x0a", b" IN= OUT= ", b"0x0 "])
+def test_a_line_of_100_kb_is_cheap(tmp_path: Path, filler: bytes) -> None:
+    log = tmp_path / "log"
+    starts = [line for name in FIXTURES.glob("*.log") for line in name.read_bytes().splitlines()]
+    log.write_bytes(b"\n".join(start + filler * (100_000 // len(filler)) for start in starts))
+    for entry in decode_file(log):
+        assert len(entry["message"]) <= 512
