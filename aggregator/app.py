@@ -168,6 +168,7 @@ async def run(config: Config) -> None:
         controller,
         name=socket.gethostname(),
         fetch_keys=cluster.signing_keys if isinstance(cluster, KubeCluster) else None,
+        is_current=controller.is_current,
         cluster_away=lambda: bool(fleet.view_lost),
         now=time.monotonic,
         wall=time.time,

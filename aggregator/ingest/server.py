@@ -13,6 +13,7 @@ from importlib.metadata import version
 import grpc
 
 from aggregator.config import Config
+from aggregator.ingest.current import CurrentNodeAuthenticator, IsCurrent
 from aggregator.ingest.identity import (
     Authenticator,
     Caller,
@@ -173,6 +174,7 @@ def build(
     *,
     name: str,
     fetch_keys: Fetch | None,
+    is_current: IsCurrent | None = None,
     cluster_away: Callable[[], bool],
     now: Callable[[], float],
     wall: Callable[[], float],
@@ -180,8 +182,9 @@ def build(
     """The server that ``config`` asks for.
 
     ``name`` is this aggregator's, told to agents. ``fetch_keys`` asks the API server for (issuer,
-    JWKS) and is needed for ``identity.kind: token``. ``cluster_away`` says whether the API server
-    can't be reached now. ``now`` is monotonic seconds, ``wall`` seconds since the epoch.
+    JWKS) and is needed for ``identity.kind: token``. ``is_current`` tells whether a Node has the
+    UID that its token names; None: not asked. ``cluster_away`` says whether the API server can't be
+    reached now. ``now`` is monotonic seconds, ``wall`` seconds since the epoch.
     """
     stats = IngestStats()
     tls, files = config.listen.tls, None
@@ -193,7 +196,7 @@ def build(
         config.listen.grpc,
         tls=files,
         require_client_certificate=config.identity.kind == "certificate",
-        authenticator=_authenticator(config, fetch_keys, now, wall),
+        authenticator=_authenticator(config, fetch_keys, is_current, now, wall),
         intake=intake,
         rules=Rules(
             name=name,
@@ -211,6 +214,7 @@ def build(
 def _authenticator(
     config: Config,
     fetch_keys: Fetch | None,
+    is_current: IsCurrent | None,
     now: Callable[[], float],
     wall: Callable[[], float],
 ) -> Authenticator:
@@ -223,10 +227,11 @@ def _authenticator(
         raise ValueError("identity.kind token needs fetch_keys")
     keys = KeyStore(fetch_keys, identity.keys_cache, now=now)
     keys.load()
-    return TokenAuthenticator(
+    tokens = TokenAuthenticator(
         keys,
         audience=identity.audience,
         service_account=identity.service_account,
         issuer=identity.issuer,
         now=wall,
     )
+    return tokens if is_current is None else CurrentNodeAuthenticator(tokens, is_current)

@@ -96,7 +96,7 @@ class Acts:
             await self._registrar.forget(case.node)
             case.patient.last_error = "the cluster has no node of this name"
             return False
-        if _overruled(case, wanted):
+        if case.misnamed or _overruled(case, wanted):
             await self._registrar.forget(case.node)
             return True
         self.note(case, Kind.ADMITTED, f"{wanted.spec.action} admitted: {wanted.spec.reason}")
@@ -111,7 +111,7 @@ class Acts:
             await self._registrar.forget(case.node)
             case.patient.last_error = "the cluster has no node of this name"
             return
-        if _overruled(case, wanted):
+        if case.misnamed or _overruled(case, wanted):
             await self._registrar.forget(case.node)
             return
         await self._create_and_mark(case, wanted, node)

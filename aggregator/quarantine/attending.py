@@ -31,7 +31,8 @@ _BACKOFF_MOST = 15.0
 
 
 class Attending:
-    """``judge`` is called where a step has changed what the judgement stands on.
+    """``judge`` is called where a step has changed what the judgement stands on, ``shut_out`` where
+    the node proved to be another one than its agent's.
 
     ``view``: the cluster's news are whole. Without them nothing is begun.
     """
@@ -48,6 +49,7 @@ class Attending:
         clocks: Clocks,
         rng: random.Random,
         judge: Callable[[Case], None],
+        shut_out: Callable[[Case], None],
     ) -> None:
         self._cluster = cluster
         self._acts = acts
@@ -58,6 +60,7 @@ class Attending:
         self._clocks = clocks
         self._rng = rng
         self._judge = judge
+        self._shut_out = shut_out
         self._started_at = clocks.now()
         self.view = False
 
@@ -136,6 +139,8 @@ class Attending:
         """Decide and do. True when there was nothing (more) to do now."""
         if case.suspect:
             await self._acts.look_at_node(case)
+        if case.misnamed:
+            self._shut_out(case)
         quarantine = case.patient.quarantine
         if quarantine is not None and quarantine.deleting:
             case.definition_going = await self._cluster.definition_is_going()

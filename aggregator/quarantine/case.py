@@ -31,6 +31,8 @@ class Case:
     ``ended``: the uid of the last quarantine that was released; news of it come late.
     ``suspect``: the news hint that the node may be schedulable again, or gone; a read decides.
     ``orphan``: the uid of a quarantine that vanished without its undo.
+    ``claimed``: the UID of the Node that the agent's identity proves; empty where it proves none.
+    ``misnamed``: the node was read, and is another Node than that: it was made anew.
     ``over``: people's words that have ended, and that the node still remembers.
     ``signs``: what ended before the node's own memory of people's words was read.
     """
@@ -48,6 +50,8 @@ class Case:
     node_gone: bool = False
     definition_going: bool = False
     orphan: str = ""
+    claimed: str = ""
+    misnamed: bool = False
     over: frozenset[Word] = frozenset()
     signs: tuple[Cleared, ...] = ()
     wanted: Wanted | None = None
@@ -87,6 +91,7 @@ class Case:
         """The node as just read: the base for what people did to it."""
         quarantine = self.patient.quarantine
         self.node_gone = node is None
+        self.misnamed = node is not None and self.claimed not in ("", node.uid)
         self.node_replaced = self.uncordoned = False
         if node is None:
             self.patient.foreign = ""
@@ -96,6 +101,20 @@ class Case:
         if quarantine is not None and quarantine.status.phase in MARKED:
             self.node_replaced = node.uid != quarantine.status.node_uid
             self.uncordoned = not self.node_replaced and not node.unschedulable
+
+    def disown(self, policy: Policy, now: float) -> None:
+        """What the agent of another Node of this name said is not this node's evidence.
+
+        What a quarantine stands on stays: it is durable, and may be of the same machine and boot.
+        """
+        self.claimed, self.misnamed = "", False
+        self.patient.attached = False
+        self.patient.health = None
+        self.patient.incidents = {}
+        self.wanted = None
+        quarantine, self.restored = self.patient.quarantine, ""
+        if quarantine is not None:
+            self.take_quarantine(quarantine, policy, now)
 
     def take_overruled(self, remembered: frozenset[Word]) -> None:
         """People's words as the node remembers them: read from it, or just written."""

@@ -5,6 +5,7 @@ node's steps). All of it can be lost: snapshots, Quarantine objects and the reco
 """
 
 import asyncio
+import logging
 import random
 from collections.abc import Awaitable
 
@@ -14,12 +15,12 @@ from aggregator.quarantine.acts import Acts, Clocks
 from aggregator.quarantine.attending import Attending
 from aggregator.quarantine.case import Case
 from aggregator.quarantine.census import Census
-from aggregator.quarantine.cluster import Cluster, Phase
+from aggregator.quarantine.cluster import Cluster, ClusterError, Phase
 from aggregator.quarantine.decide.admission import quorum
 from aggregator.quarantine.drain import Drain
 from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.following import Following
-from aggregator.quarantine.hearing import Hearing
+from aggregator.quarantine.hearing import Hearing, Line
 from aggregator.quarantine.judging import Judging
 from aggregator.quarantine.ledger import Ledger
 from aggregator.quarantine.registrar import Registrar
@@ -29,6 +30,8 @@ from aggregator.quarantine.settings import Settings, limits_for_people
 ROUNDS = 5.0
 #: The list of nodes is read anew so often (seconds).
 REFRESH = 180.0
+
+log = logging.getLogger("sickbay.quarantine")
 
 _IN_SUSPENSE = (Phase.ADMITTED, Phase.CORDONED, Phase.DRAINING, Phase.RELEASING)
 
@@ -47,6 +50,7 @@ class Controller:
         clocks: Clocks,
         rng: random.Random,
     ) -> None:
+        self._cluster = cluster
         self._settings = settings
         self._fleet = fleet
         self._clocks = clocks
@@ -85,6 +89,7 @@ class Controller:
             clocks=clocks,
             rng=rng,
             judge=lambda case: judging.judge(case),  # noqa: PLW0108 - it is made below
+            shut_out=lambda case: hearing.shut_out(case),  # noqa: PLW0108 - it is made below
         )
         judging = Judging(
             policy=policy,
@@ -94,11 +99,12 @@ class Controller:
             clocks=clocks,
             see_to=attending.kick_if_busy,
         )
-        self._hearing = Hearing(
+        self._hearing = hearing = Hearing(
             census=census,
             judging=judging,
             attending=attending,
             acts=acts,
+            policy=policy,
             clocks=clocks,
             silent_after=settings.silent_after,
         )
@@ -121,6 +127,24 @@ class Controller:
     def record_problem(self) -> str:
         """Why the admission record can't be used; empty when it can."""
         return self._registrar.problem
+
+    async def is_current(self, node: str, node_uid: str) -> bool | None:
+        """Whether the cluster's Node of this name has this UID; None: that can't be told now.
+
+        Costs a request only where the list of nodes, which may be a little old, says otherwise.
+        """
+        if not self._attending.view:
+            return None
+        case = self._census.known(node)
+        meta = case.patient.meta if case is not None else None
+        if meta is not None and meta.uid == node_uid:
+            return True
+        try:
+            found = await self._cluster.read_node(node)
+        except ClusterError as error:
+            log.warning("the node can't be read", extra={"node": node, "error": str(error)})
+            return None
+        return found is not None and found.uid == node_uid
 
     async def run(self) -> None:
         """Until cancelled: the cluster's news, and the rounds.
@@ -170,7 +194,7 @@ class Controller:
 
     # -- ingest's Intake -----------------------------------------------------------
 
-    def attached(self, hello: Hello, line: object) -> None:
+    def attached(self, hello: Hello, line: Line) -> None:
         self._hearing.attached(hello, line)
 
     def heard(self, node: str, evidence: Snapshot | Delta, at: float) -> Awaitable[None] | None:
@@ -185,7 +209,7 @@ class Controller:
     def answered(self, node: str, command_id: str, *, ok: bool, message: str) -> None:
         self._hearing.answered(node, command_id, ok=ok, message=message)
 
-    def detached(self, node: str, line: object, reason: str) -> None:
+    def detached(self, node: str, line: Line, reason: str) -> None:
         self._hearing.detached(node, line, reason)
 
     def conflict(self, node: str, detail: str) -> None:

@@ -152,6 +152,8 @@ class Following:
                 case.orphan = case.orphan or "swept"
         elif quarantine.status.node_uid not in ("", meta.uid):
             case.suspect = True
+        if case.claimed not in ("", meta.uid):
+            case.suspect = True
         remembered = read_overruled(meta.annotations)
         if remembered != case.patient.overruled | case.over or case.patient.foreign:
             case.suspect = True

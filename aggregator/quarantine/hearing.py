@@ -3,9 +3,11 @@
 import asyncio
 import logging
 from collections.abc import Awaitable
+from typing import Protocol
 
 from aggregator.health.model import Delta, Hello, Snapshot
 from aggregator.health.node import NodeHealth
+from aggregator.policy.rules import Policy
 from aggregator.quarantine.acts import Acts, Clocks
 from aggregator.quarantine.attending import Attending
 from aggregator.quarantine.case import Case
@@ -14,6 +16,12 @@ from aggregator.quarantine.judging import Judging
 from aggregator.quarantine.ledger import Kind
 
 log = logging.getLogger("sickbay.quarantine")
+
+
+class Line(Protocol):
+    """The way back to an agent: what is asked of ingest's here."""
+
+    def close(self, reason: str) -> None: ...
 
 
 class Hearing:
@@ -26,6 +34,7 @@ class Hearing:
         judging: Judging,
         attending: Attending,
         acts: Acts,
+        policy: Policy,
         clocks: Clocks,
         silent_after: float,
     ) -> None:
@@ -33,12 +42,13 @@ class Hearing:
         self._judging = judging
         self._attending = attending
         self._acts = acts
+        self._policy = policy
         self._clocks = clocks
         self._silent_after = silent_after
-        self._lines: dict[str, object] = {}
+        self._lines: dict[str, Line] = {}
         self._silent: set[str] = set()
 
-    def attached(self, hello: Hello, line: object) -> None:
+    def attached(self, hello: Hello, line: Line) -> None:
         """An authenticated stream said Hello; its snapshot follows."""
         case = self._census.case(hello.node)
         patient = case.patient
@@ -48,6 +58,10 @@ class Hearing:
             patient.health.greet(hello)
         silent = not patient.attached and patient.last_heard is not None
         patient.attached = True
+        case.claimed, case.misnamed = hello.node_uid, False
+        if patient.meta is not None and hello.node_uid not in ("", patient.meta.uid):
+            case.suspect = True  # the list may be old: a read decides
+            self._attending.kick(case)
         self._lines[hello.node] = line
         if silent and hello.node in self._silent:
             self._silent.discard(hello.node)
@@ -57,7 +71,8 @@ class Hearing:
         """Fold and judge, now. A positive sign is acknowledged when it is durable."""
         case = self._census.case(node)
         health = case.patient.health
-        assert health is not None, "ingest says Hello first"
+        if health is None or node not in self._lines:
+            return _never()  # shut out, and its stream has not ended yet
         case.patient.last_heard = at
         if isinstance(evidence, Snapshot):
             health.snapshot(evidence)
@@ -93,17 +108,32 @@ class Hearing:
             extra={"node": node, "command": command_id, "ok": ok, "text": message},
         )
 
-    def detached(self, node: str, line: object, reason: str) -> None:
+    def detached(self, node: str, line: Line, reason: str) -> None:
         if self._lines.get(node) is not line:
             return
         del self._lines[node]
         case = self._census.case(node)
         case.patient.attached = False
         case.patient.last_heard = self._clocks.now()
+        self._unanswered(case)
+        log.info("agent detached", extra={"node": node, "reason": reason})
+
+    def shut_out(self, case: Case) -> None:
+        """The node is another Node than its agent's: end the stream, and unhear what it said."""
+        text = f"its agent's identity is of another Node of this name, with UID {case.claimed}"
+        case.disown(self._policy, self._clocks.now())
+        self._unanswered(case)
+        self._acts.note(case, Kind.AGENT_CONFLICT, f"{text}: not heard")
+        line = self._lines.pop(case.node, None)
+        if line is not None:
+            line.close(text)
+
+    @staticmethod
+    def _unanswered(case: Case) -> None:
+        """What waits to be acknowledged never is: the agent says it again."""
         for waiter in case.waiters:
             waiter.cancel()
         case.waiters.clear()
-        log.info("agent detached", extra={"node": node, "reason": reason})
 
     def conflict(self, node: str, detail: str) -> None:
         case = self._census.case(node)
@@ -120,3 +150,8 @@ class Hearing:
         if now - patient.last_heard >= self._silent_after:
             self._silent.add(case.node)
             self._acts.note(case, Kind.AGENT_SILENT, "its agent is silent; what was failing stands")
+
+
+def _never() -> Awaitable[None]:
+    """The end of what is not acknowledged; the stream's own end cancels it."""
+    return asyncio.get_running_loop().create_future()

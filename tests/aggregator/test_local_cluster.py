@@ -50,7 +50,7 @@ from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.marks import TAINT, is_marked
 from aggregator.quarantine.decide.record import parse_record
 from aggregator.quarantine.fleet import Fleet
-from tests.support.replica import POLICY, SETTINGS, Notes, Turned, fault, hello, snapshot
+from tests.support.replica import POLICY, SETTINGS, FakeLine, Notes, Turned, fault, hello, snapshot
 from tests.support.waiting import until
 
 ITEM = EvidenceItem("xid:79", "GPU-1", "boot-1", "reboot", "gpu-gone", "inc-1", "NVRM: gone")
@@ -465,7 +465,7 @@ class Aggregator:
         await self.cluster.close()
 
     def ill(self) -> None:
-        self.controller.attached(hello("n1"), object())
+        self.controller.attached(hello("n1"), FakeLine())
         self.controller.heard("n1", snapshot(fault()), self.clock())
 
     def well(self) -> None:

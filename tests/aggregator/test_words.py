@@ -30,6 +30,7 @@ from aggregator.quarantine.decide.marks import (
 )
 from aggregator.quarantine.decide.words import Word, ended_by, stands
 from tests.aggregator.test_steps import ITEM, SPEC
+from tests.support import virtualtime
 from tests.support.memorycluster import World, phase_of
 from tests.support.replica import Replica, Turned, component, fault, hello, snapshot, until
 
@@ -253,7 +254,7 @@ def test_those_who_take_the_node_away_are_named() -> None:
     assert foreign_hands(world.nodes["n2"]) == ""
 
 
-async def test_nothing_is_admitted_while_the_nodes_could_not_be_counted() -> None:
+async def the_nodes_could_not_be_counted() -> None:
     world, clock = World(), Turned()
     world.add_node("n1")
     down = True
@@ -271,3 +272,7 @@ async def test_nothing_is_admitted_while_the_nodes_could_not_be_counted() -> Non
     down = False
     await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
     await replica.stop()
+
+
+def test_nothing_is_admitted_while_the_nodes_could_not_be_counted() -> None:
+    virtualtime.run(the_nodes_could_not_be_counted())

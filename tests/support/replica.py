@@ -111,6 +111,16 @@ def snapshot(*evidence: Fault | Component, cleared: tuple[Cleared, ...] = ()) ->
     )
 
 
+@dataclass
+class FakeLine:
+    """The way back to an agent; remembers why it was closed."""
+
+    closed: str = ""
+
+    def close(self, reason: str) -> None:
+        self.closed = reason
+
+
 class Replica:
     """A running controller. `stop` is its orderly end, `die` what kill -9 is."""
 
@@ -147,13 +157,13 @@ class Replica:
         *,
         boot_id: str = "boot-1",
         node_uid: str = "",
-        line: object = None,
+        line: FakeLine | None = None,
     ) -> Awaitable[None] | None:
         """The node's agent attaches, and says this; later words come on the same stream."""
         patient = self.fleet.patients.get(node)
         if patient is None or not patient.attached or isinstance(evidence, Snapshot):
             told = replace(hello(node, boot_id), node_uid=node_uid)
-            self.controller.attached(told, line if line is not None else object())
+            self.controller.attached(told, line or FakeLine())
         return self.controller.heard(node, evidence, self.clock())
 
     async def stop(self) -> None:

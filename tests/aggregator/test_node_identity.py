@@ -1,0 +1,177 @@
+"""A token is of one Node object. Another one of the same name is another node."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+
+from aggregator.health.model import Cleared, Delta
+from aggregator.ingest.current import CurrentNodeAuthenticator
+from aggregator.ingest.identity import Caller, Identity, IdentityError, Refusal
+from aggregator.quarantine.cluster import ClusterError, Phase, Unreachable
+from tests.aggregator.test_identity import ISSUER, tokens
+from tests.support import virtualtime
+from tests.support.ingest import Clock, site
+from tests.support.memorycluster import World, phase_of
+from tests.support.replica import FakeLine, Replica, Turned, fault, snapshot, until
+
+ILL = snapshot(fault())
+
+
+def made_anew(world: World, name: str) -> None:
+    """The machine was replaced: the same name, another Node, another boot."""
+    del world.nodes[name]
+    world.add_node(name, uid=f"uid-new-{name}", boot_id="boot-2")
+
+
+# -- at the door -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("answer", "let_in"), [(True, True), (False, False), (None, True)])
+async def test_the_cluster_is_asked_whether_the_node_of_a_token_is_the_one_there(
+    tmp_path: Path, *, answer: bool | None, let_in: bool
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    async def is_current(node: str, uid: str) -> bool | None:
+        asked.append((node, uid))
+        return answer
+
+    def make(clock: Clock) -> CurrentNodeAuthenticator:
+        return CurrentNodeAuthenticator(tokens(tmp_path)(clock), is_current)
+
+    async with (
+        site(make_authenticator=make) as running,
+        running.agent("node-1", token=ISSUER.token("node-1")) as agent,
+    ):
+        await agent.hello()
+        if let_in:
+            await agent.expect("welcome")
+        else:
+            code, text = await agent.ending()
+            assert code is grpc.StatusCode.PERMISSION_DENIED
+            assert "another Node object" in text
+            assert running.stats.refused == {"another_node": 1}
+            assert running.intake.events == []
+    assert asked == [("node-1", "uid-of-node-1")]
+
+
+class Proves:
+    """An authenticator that believes."""
+
+    async def identify(self, caller: Caller) -> Identity:
+        return Identity(caller.claims, "uid-1")
+
+    async def renew(self, identity: Identity, token: str) -> Identity:
+        return replace(identity, node_uid=token)
+
+
+async def test_a_renewal_is_asked_about_too() -> None:
+    async def is_current(node: str, uid: str) -> bool | None:
+        return uid == "uid-1"
+
+    door = CurrentNodeAuthenticator(Proves(), is_current)
+    known = await door.identify(Caller("n1", "unix:"))
+    with pytest.raises(IdentityError) as refused:
+        await door.renew(known, "uid-2")
+    assert refused.value.refusal is Refusal.ANOTHER_NODE
+
+
+async def test_the_list_answers_where_it_agrees_and_a_read_where_it_does_not() -> None:
+    world, clock = World(), Turned()
+    world.add_node("n1")
+    down = False
+
+    def fails(call: str) -> ClusterError | None:
+        return Unreachable("down") if down else None
+
+    replica = Replica(world, clock=clock, fails=fails)
+    assert await replica.controller.is_current("n1", "uid-n1") is None  # there is no view yet
+    await until(lambda: not replica.fleet.view_lost)
+    calls = replica.cluster.calls
+    assert await replica.controller.is_current("n1", "uid-n1") is True
+    assert replica.cluster.calls == calls
+    assert await replica.controller.is_current("n1", "uid-old") is False
+    made_anew(world, "n1")  # the list does not know yet
+    assert await replica.controller.is_current("n1", "uid-new-n1") is True
+    assert await replica.controller.is_current("nobody", "uid") is False
+    down = True
+    assert await replica.controller.is_current("n1", "uid-new-n1") is None
+    await replica.stop()
+
+
+# -- in the controller -----------------------------------------------------------------------------
+
+
+async def test_a_stream_of_an_older_node_that_came_before_the_view_acts_on_nothing() -> None:
+    world, clock = World(), Turned()
+    world.add_node("n1")
+    replica, line = Replica(world, clock=clock), FakeLine()
+    replica.agent("n1", ILL, node_uid="uid-older", line=line)
+    await until(lambda: line.closed)
+    assert "uid-older" in line.closed
+    late = replica.controller.heard("n1", ILL, clock())  # it has not ended yet
+    assert isinstance(late, asyncio.Future)
+    await asyncio.sleep(0.05)
+    assert not late.done()
+    assert world.writes == []
+    assert replica.fleet.patients["n1"].incidents == {}
+    replica.agent("n1", ILL, node_uid="uid-n1")
+    await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    await replica.stop()
+
+
+async def test_a_node_made_anew_is_not_quarantined_for_what_its_predecessor_says() -> None:
+    world, clock = World(), Turned()
+    world.add_node("n1")
+    replica, line = Replica(world, clock=clock), FakeLine()
+    await until(lambda: not replica.fleet.view_lost)
+    replica.agent("n1", snapshot(), node_uid="uid-n1", line=line)
+    made_anew(world, "n1")  # no list has told of it
+    replica.agent("n1", Delta(faults=(fault(),)), node_uid="uid-n1")
+    await until(lambda: line.closed)
+    await asyncio.sleep(0.05)
+    assert [write for write in world.writes if write != "record"] == []
+    assert "n1" not in world.record.text
+    assert world.nodes["n1"].taints == ()
+    await replica.stop()
+
+
+async def test_a_sign_from_an_older_node_releases_nothing_and_is_not_acknowledged() -> None:
+    world, clock = World(), Turned()
+    world.add_node("n1")
+    first = Replica(world, clock=clock)
+    first.agent("n1", ILL, node_uid="uid-n1")
+    await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    await first.stop()
+    replica, line = Replica(world, clock=clock), FakeLine()
+    await until(lambda: not replica.fleet.view_lost)
+    sign = snapshot(cleared=(Cleared("xid:79", "GPU-1", "operator"),))
+    safe = replica.agent("n1", sign, node_uid="uid-older", line=line)
+    await until(lambda: line.closed)
+    assert isinstance(safe, asyncio.Future)
+    assert safe.cancelled()
+    clock.time += 10_000
+    replica.agent("n1", ILL, node_uid="uid-n1")
+    await asyncio.sleep(0.05)
+    assert phase_of(world, "n1") is Phase.DRAINED
+    await replica.stop()
+
+
+async def the_list_shows_another_node() -> None:
+    world, clock = World(), Turned()
+    world.add_node("n1")
+    replica, line = Replica(world, clock=clock), FakeLine()
+    await until(lambda: not replica.fleet.view_lost)
+    replica.agent("n1", snapshot(), node_uid="uid-n1", line=line)
+    made_anew(world, "n1")
+    clock.time += 200
+    await until(lambda: line.closed)
+    assert "agent.conflict" in replica.notes.kinds("n1")
+    await replica.stop()
+
+
+def test_a_running_stream_ends_when_the_list_shows_that_the_node_is_another() -> None:
+    virtualtime.run(the_list_shows_another_node())
