@@ -47,6 +47,8 @@ on = false
 on = false
 [checks.disk-nvme]
 on = false
+[checks.disk-md]
+on = false
 """
 
 

@@ -1,0 +1,100 @@
+"""Software RAID arrays as ``/sys/block/md*/md`` shows them (the kernel's Documentation/admin-guide/
+md.rst). Reading it touches no disk.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from nodeagent.sources.machine import Machine
+
+__all__ = ["Array", "arrays"]
+
+#: How many members each level does without; mirrors do without all but one.
+_SPARES = {"raid4": 1, "raid5": 1, "raid6": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """One array. ``state``, ``action`` (resync, recover, check, idle) are the kernel's words.
+
+    ``missing``: members that are not there or not in sync. ``faulty``: the members that the kernel
+    has thrown out and that are still named. ``done`` is how far ``action`` is, in per cent.
+    """
+
+    name: str
+    level: str
+    state: str
+    members: int
+    missing: int
+    faulty: tuple[str, ...]
+    action: str
+    done: float | None
+
+    @property
+    def broken(self) -> bool:
+        """Whether data is out of reach: more is lost than the level does without."""
+        if self.state == "broken":
+            return True
+        if self.level == "raid1":
+            return 0 < self.members <= self.missing
+        if self.level == "raid10":  # which of its members, nobody says: all but one at most
+            return 0 < self.members <= self.missing
+        if self.level in _SPARES:
+            return self.missing > _SPARES[self.level]
+        return bool(self.faulty)
+
+
+def arrays(machine: Machine) -> list[Array]:
+    """By name. Raises OSError when ``/sys/block`` can't be read."""
+    folders = sorted((machine.sys / "block").iterdir())
+    found = (_array(folder) for folder in folders if folder.name.startswith("md"))
+    return [array for array in found if array is not None]
+
+
+def _array(folder: Path) -> Array | None:
+    md = folder / "md"
+    state = _word(md / "array_state")
+    # What is cleared is no array, only its name. External metadata without a level is a container,
+    # which is never active: its arrays are listed beside it.
+    if state in ("", "clear"):
+        return None
+    level = _word(md / "level")
+    if level in ("", "container") and _word(md / "metadata_version").startswith("external"):
+        return None
+    return Array(
+        name=folder.name,
+        level=level,
+        state=state,
+        members=_number(_word(md / "raid_disks")),
+        missing=_number(_word(md / "degraded")),
+        faulty=_faulty(md),
+        action=_word(md / "sync_action") or "idle",
+        done=_share(_word(md / "sync_completed")),
+    )
+
+
+def _faulty(md: Path) -> tuple[str, ...]:
+    try:
+        members = sorted(entry for entry in md.iterdir() if entry.name.startswith("dev-"))
+    except OSError:
+        return ()
+    return tuple(m.name[4:] for m in members if "faulty" in _word(m / "state").split(","))
+
+
+def _word(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _number(word: str) -> int:
+    """Of "4", and of "4 (2)" while an array is being reshaped."""
+    first = word.split(" ", 1)[0]
+    return int(first) if first.isascii() and first.isdigit() else 0
+
+
+def _share(word: str) -> float | None:
+    """Per cent, of "5000 / 10000" sectors; None for "none"."""
+    done, slash, whole = word.partition(" / ")
+    return 100 * _number(done) / _number(whole) if slash and _number(whole) else None
