@@ -223,6 +223,11 @@ class Acts:
         await self._cluster.drop_quarantine(quarantine)
         case.patient.quarantine = None
         case.uncordoned = case.node_replaced = False
+        if case.reborn:
+            case.patient.incidents = {}  # of the Node before: judging finds what is of this one
+            health = case.patient.health
+            case.misnamed = health is not None and health.boot_id != case.reborn
+            case.reborn = ""
 
     async def forget(self, case: Case, because: str) -> None:
         """An entry without object and cause; the node may carry marks from before an uninstall."""

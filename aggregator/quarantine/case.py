@@ -13,6 +13,7 @@ from aggregator.quarantine.decide.marks import foreign_hands, read_overruled, wo
 from aggregator.quarantine.decide.steps import (
     Situation,
     Wanted,
+    ended_by_birth,
     incidents_of,
     wanted_of,
 )
@@ -32,7 +33,8 @@ class Case:
     ``suspect``: the news hint that the node may be schedulable again, or gone; a read decides.
     ``orphan``: the uid of a quarantine that vanished without its undo.
     ``claimed``: the UID of the Node that the agent's identity proves; empty where it proves none.
-    ``misnamed``: the node was read, and is another Node than that: it was made anew.
+    ``misnamed``: the node was read, and what is known of it is of another Node of its name.
+    ``reborn``: the boot of the Node that came in place of the quarantined one; empty: none did.
     ``over``: people's words that have ended, and that the node still remembers.
     ``signs``: what ended before the node's own memory of people's words was read.
     """
@@ -47,6 +49,7 @@ class Case:
     suspect: bool = False
     uncordoned: bool = False
     node_replaced: bool = False
+    reborn: str = ""
     node_gone: bool = False
     definition_going: bool = False
     orphan: str = ""
@@ -93,12 +96,18 @@ class Case:
         self.node_gone = node is None
         self.misnamed = node is not None and self.claimed not in ("", node.uid)
         self.node_replaced = self.uncordoned = False
+        self.reborn = ""
         if node is None:
             self.patient.foreign = ""
             return
         self.patient.foreign = foreign_hands(node)
         self.take_overruled(read_overruled(node.annotations))
-        if quarantine is not None and quarantine.status.phase in MARKED:
+        if quarantine is None:
+            return
+        another = quarantine.status.node_uid not in ("", node.uid)
+        if another and ended_by_birth(quarantine.spec, node.boot_id):
+            self.reborn = node.boot_id
+        if quarantine.status.phase in MARKED:
             self.node_replaced = node.uid != quarantine.status.node_uid
             self.uncordoned = not self.node_replaced and not node.unschedulable
 
@@ -177,6 +186,7 @@ class Case:
             recovered=self.fresh and not self.acting,
             uncordoned=self.uncordoned,
             node_replaced=self.node_replaced,
+            reborn=bool(self.reborn),
             node_gone=self.node_gone,
             stopped=stopped,
             conflict=bool(self.patient.conflict),

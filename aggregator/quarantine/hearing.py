@@ -120,7 +120,8 @@ class Hearing:
 
     def shut_out(self, case: Case) -> None:
         """The node is another Node than its agent's: end the stream, and unhear what it said."""
-        text = f"its agent's identity is of another Node of this name, with UID {case.claimed}"
+        whose = f" with UID {case.claimed}" if case.claimed else ""
+        text = f"its agent spoke for another Node of this name{whose}, which is gone"
         case.disown(self._policy, self._clocks.now())
         self._unanswered(case)
         self._acts.note(case, Kind.AGENT_CONFLICT, f"{text}: not heard")

@@ -87,5 +87,5 @@ class Judging:
             text = f"mode {self._mode} keeps us from this: {would}"
             self._acts.note(case, Kind.WOULD_ACT, text)
         case.patient.would = would
-        if wanted is None or wanted.spec.action is Action.OBSERVE:
+        if wanted is None or Action.OBSERVE in (wanted.spec.action, wanted.in_force):
             case.patient.hold = None

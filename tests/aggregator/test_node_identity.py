@@ -20,12 +20,6 @@ from tests.support.replica import FakeLine, Replica, Turned, fault, snapshot, un
 ILL = snapshot(fault())
 
 
-def made_anew(world: World, name: str) -> None:
-    """The machine was replaced: the same name, another Node, another boot."""
-    del world.nodes[name]
-    world.add_node(name, uid=f"uid-new-{name}", boot_id="boot-2")
-
-
 # -- at the door -----------------------------------------------------------------------------------
 
 
@@ -94,11 +88,11 @@ async def test_the_list_answers_where_it_agrees_and_a_read_where_it_does_not() -
     assert await replica.controller.is_current("n1", "uid-n1") is True
     assert replica.cluster.calls == calls
     assert await replica.controller.is_current("n1", "uid-old") is False
-    made_anew(world, "n1")  # the list does not know yet
-    assert await replica.controller.is_current("n1", "uid-new-n1") is True
+    world.renew_node("n1", "boot-2")  # the list does not know yet
+    assert await replica.controller.is_current("n1", world.nodes["n1"].uid) is True
     assert await replica.controller.is_current("nobody", "uid") is False
     down = True
-    assert await replica.controller.is_current("n1", "uid-new-n1") is None
+    assert await replica.controller.is_current("n1", world.nodes["n1"].uid) is None
     await replica.stop()
 
 
@@ -129,7 +123,7 @@ async def test_a_node_made_anew_is_not_quarantined_for_what_its_predecessor_says
     replica, line = Replica(world, clock=clock), FakeLine()
     await until(lambda: not replica.fleet.view_lost)
     replica.agent("n1", snapshot(), node_uid="uid-n1", line=line)
-    made_anew(world, "n1")  # no list has told of it
+    world.renew_node("n1", "boot-2")  # no list has told of it
     replica.agent("n1", Delta(faults=(fault(),)), node_uid="uid-n1")
     await until(lambda: line.closed)
     await asyncio.sleep(0.05)
@@ -160,13 +154,51 @@ async def test_a_sign_from_an_older_node_releases_nothing_and_is_not_acknowledge
     await replica.stop()
 
 
+@pytest.mark.parametrize("proves", [True, False], ids=["token", "certificate"])
+async def test_a_new_node_in_another_boot_is_not_what_the_old_one_was_quarantined_for(
+    *, proves: bool
+) -> None:
+    world, clock = World(), Turned()
+    world.add_node("n1")
+    pod = world.add_pod("n1", "a")
+    world.budget_blocks.add(pod.uid)  # the drain is under way
+    replica = Replica(world, clock=clock)
+    replica.agent("n1", ILL, node_uid="uid-n1" if proves else "")
+    await until(lambda: phase_of(world, "n1") is Phase.DRAINING)
+    world.renew_node("n1", "boot-2")
+    world.budget_blocks.clear()
+    await until(lambda: not world.quarantines)
+    await asyncio.sleep(0.05)
+    assert world.evicted == []
+    assert world.nodes["n1"].taints == ()
+    assert not world.nodes["n1"].unschedulable
+    assert world.quarantines == {}
+    # What its own agent says counts.
+    new = snapshot(fault(boot_id="boot-2"))
+    replica.agent("n1", new, boot_id="boot-2", node_uid=world.nodes["n1"].uid if proves else "")
+    await until(lambda: world.evicted)
+    await replica.stop()
+
+
+async def test_a_new_node_in_the_same_boot_is_the_same_patient() -> None:
+    world, clock = World(), Turned()
+    world.add_node("n1")
+    replica = Replica(world, clock=clock)
+    replica.agent("n1", ILL, node_uid="uid-n1")
+    await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    world.renew_node("n1", "boot-1")
+    await until(lambda: world.nodes["n1"].taints)
+    assert world.nodes["n1"].unschedulable
+    await replica.stop()
+
+
 async def the_list_shows_another_node() -> None:
     world, clock = World(), Turned()
     world.add_node("n1")
     replica, line = Replica(world, clock=clock), FakeLine()
     await until(lambda: not replica.fleet.view_lost)
     replica.agent("n1", snapshot(), node_uid="uid-n1", line=line)
-    made_anew(world, "n1")
+    world.renew_node("n1", "boot-2")
     clock.time += 200
     await until(lambda: line.closed)
     assert "agent.conflict" in replica.notes.kinds("n1")

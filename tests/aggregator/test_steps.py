@@ -28,6 +28,7 @@ from aggregator.quarantine.decide.steps import (
     Step,
     Wanted,
     changed_intent,
+    ended_by_birth,
     incidents_of,
     next_step,
     wanted_of,
@@ -44,6 +45,7 @@ FLAGS = (
     "recovered",
     "uncordoned",
     "node_replaced",
+    "reborn",
     "node_gone",
     "stopped",
     "conflict",
@@ -51,8 +53,8 @@ FLAGS = (
 )
 
 
-def wanted(action: Action) -> Wanted:
-    return Wanted(replace(SPEC, action=action), Action.DRAIN)
+def wanted(action: Action, in_force: Action = Action.DRAIN) -> Wanted:
+    return Wanted(replace(SPEC, action=action), Action.DRAIN, in_force)
 
 
 def quarantines() -> Iterator[Quarantine | None]:
@@ -77,7 +79,14 @@ def quarantines() -> Iterator[Quarantine | None]:
 
 
 def situations(quarantine: Quarantine | None) -> Iterator[Situation]:
-    wishes = (None, wanted(Action.OBSERVE), wanted(Action.CORDON), wanted(Action.DRAIN))
+    wishes = (
+        None,
+        wanted(Action.OBSERVE),
+        wanted(Action.CORDON),
+        wanted(Action.DRAIN),
+        wanted(Action.DRAIN, Action.CORDON),
+        wanted(Action.DRAIN, Action.OBSERVE),
+    )
     for wish, mode in itertools.product(wishes, Action):
         for values in itertools.product((False, True), repeat=len(FLAGS)):
             flags = dict(zip(FLAGS, values, strict=True))
@@ -85,6 +94,8 @@ def situations(quarantine: Quarantine | None) -> Iterator[Situation]:
                 continue  # case.py: recovered means that nothing asks and the agent says so
             if wish is not None and wish.spec.action.strength > mode.strength:
                 continue  # the mode's cap comes before
+            if flags["reborn"] and not flags["node_replaced"]:
+                continue  # case.py: another boot of another Node
             yield Situation(quarantine=quarantine, wanted=wish, mode=mode, **flags)
 
 
@@ -136,6 +147,10 @@ def check_rules(now: Situation, step: Step) -> None:
     if ours and now.recovered:
         assert step == Step(Do.RELEASE, "recovered")
         return
+    if ours and now.reborn:
+        assert step.do is Do.RELEASE
+        assert not step.overruled
+        return
     # From here on nothing ends it.
     assert step.do not in (Do.RELEASE, Do.UNDO, Do.LET_GO)
     if now.conflict:
@@ -152,6 +167,10 @@ def check_rules(now: Situation, step: Step) -> None:
         assert not now.node_gone
         # Not before the agent has spoken, or been silent for so long that what is durable counts.
         assert now.knows or not ours
+        # Not while nothing is in force that asks for it: evictions stop when the cause clears.
+        if ours and now.wanted is not None:
+            assert now.wanted.in_force is Action.DRAIN
+        assert not (ours and now.wanted is None and now.fresh)
     if step.do is Do.CORDON:
         assert not now.node_gone
         assert phase in (Phase.ADMITTED, Phase.INVALID) or now.node_replaced
@@ -160,7 +179,11 @@ def check_rules(now: Situation, step: Step) -> None:
 
 
 def check_without_object(now: Situation, step: Step) -> None:
-    acts = now.wanted is not None and now.wanted.spec.action is not Action.OBSERVE
+    acts = (
+        now.wanted is not None
+        and now.wanted.spec.action is not Action.OBSERVE
+        and now.wanted.in_force is not Action.OBSERVE
+    )
     assert step.do in (Do.NOTHING, Do.PROPOSE, Do.CREATE, Do.FORGET)
     if now.conflict or now.definition_going:
         assert step.do is Do.NOTHING
@@ -235,8 +258,49 @@ def test_a_persons_word_silences_what_it_was_about_and_nothing_else() -> None:
     assert ask(both, overruled=("xid:79", "xid:48")) is None
 
 
-def test_an_incident_that_recovers_still_asks() -> None:
-    assert ask(incident(evidence(over="reboot"))) is not None
+def test_an_incident_that_recovers_still_asks_but_has_nothing_in_force() -> None:
+    recovering = evidence(over="reboot")
+    asked = ask(incident(recovering))
+    assert asked is not None
+    assert asked.in_force is Action.OBSERVE
+    weaker = incident(recovering, evidence("xid:48", "cordon"))
+    asked = ask(weaker)
+    assert asked is not None
+    assert (asked.spec.action, asked.in_force) == (Action.DRAIN, Action.CORDON)
+
+
+@pytest.mark.parametrize(
+    ("cleared_by", "boot_id", "over"),
+    [
+        ("reboot", "boot-2", True),
+        ("gpu_reset", "boot-2", True),
+        ("", "boot-2", True),  # its check looks anew
+        ("operator", "boot-2", False),
+        ("reboot", "boot-1", False),  # the same machine, listed anew
+        ("reboot", "", False),
+    ],
+)
+def test_a_new_node_in_another_boot_ends_what_a_boot_ends(
+    cleared_by: str, boot_id: str, *, over: bool
+) -> None:
+    spec = replace(SPEC, evidence=(replace(ITEM, cleared_by=cleared_by),))
+    assert ended_by_birth(spec, boot_id) is over
+
+
+def test_a_drain_whose_recorded_cause_is_over_does_not_go_on_for_a_silent_agent() -> None:
+    over = replace(SPEC, evidence=(replace(ITEM, cleared="operator"),))
+    for spec, goes_on in ((SPEC, True), (over, False)):
+        quarantine = Quarantine("n1", "q", "1", spec, QuarantineStatus(Phase.DRAINING))
+        now = Situation(
+            quarantine,
+            in_record=True,
+            wanted=None,
+            mode=Action.DRAIN,
+            knows=True,
+            fresh=False,
+            recovered=False,
+        )
+        assert (next_step(now).do is Do.DRAIN) is goes_on
 
 
 def test_intent_is_written_for_more_evidence_a_sign_or_another_action_alone() -> None:

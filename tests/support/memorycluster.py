@@ -84,6 +84,13 @@ class World:
         self.tell(QuarantineSeen(written))
         return written
 
+    def renew_node(self, name: str, boot_id: str) -> None:
+        """The Node is deleted, and another one of its name is made."""
+        before = self.nodes.pop(name)
+        if before.unschedulable:
+            self.tell(NodeUncordoned(name))
+        self.add_node(name, uid=f"uid-{self.tick()}-{name}", boot_id=boot_id)
+
     # -- what people do ------------------------------------------------------------
 
     def person_uncordons(self, name: str) -> None:

@@ -135,7 +135,7 @@ def _object(text: str) -> dict[str, Any]:
     """The JSON object in an annotation, which anybody may have edited; else an empty one."""
     try:
         data = json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}
 

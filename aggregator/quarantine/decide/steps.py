@@ -8,7 +8,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from aggregator.health.model import ClearedBy
+from aggregator.health.node import boot_ends
 from aggregator.policy.incident import Evidence, Incident
 from aggregator.policy.rules import ACTIONS, Policy
 from aggregator.quarantine.cluster import (
@@ -18,6 +18,7 @@ from aggregator.quarantine.cluster import (
     Quarantine,
     QuarantineSpec,
 )
+from aggregator.quarantine.decide.words import clears
 
 OURS = "sickbay"
 
@@ -27,10 +28,15 @@ _UNTOUCHED = (Phase.ADMITTED, Phase.INVALID)
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the open incidents of a node ask for, after the mode's cap and people's word."""
+    """What the open incidents of a node ask for, after the mode's cap and people's word.
+
+    ``in_force`` is the most that evidence asks for which nothing has ended: an incident that is
+    recovering keeps a quarantine, but begins none and evicts nobody.
+    """
 
     spec: QuarantineSpec
     uncapped: Action
+    in_force: Action
 
 
 class Do(enum.StrEnum):
@@ -64,7 +70,8 @@ class Situation:
     ``knows``: a snapshot has come since this process started, or the node has been silent for so
     long that an admitted drain goes on with the recorded evidence. ``fresh``: the agent is attached
     and has spoken since. ``recovered``: every incident is closed by positive signs. ``uncordoned``:
-    the node that we cordoned was read and is schedulable again.
+    the node that we cordoned was read and is schedulable again. ``reborn``: it is another Node, in
+    another boot, which ends all that the quarantine stands on.
     """
 
     quarantine: Quarantine | None
@@ -76,6 +83,7 @@ class Situation:
     recovered: bool
     uncordoned: bool = False
     node_replaced: bool = False
+    reborn: bool = False
     node_gone: bool = False
     stopped: bool = False
     conflict: bool = False
@@ -115,7 +123,11 @@ def next_step(now: Situation) -> Step:
 def _without_object(now: Situation) -> Step:
     if now.conflict or now.definition_going:
         return Step(Do.NOTHING)
-    if now.wanted is not None and now.wanted.spec.action is not Action.OBSERVE:
+    if (
+        now.wanted is not None
+        and now.wanted.spec.action is not Action.OBSERVE
+        and now.wanted.in_force is not Action.OBSERVE
+    ):
         if now.stopped and now.in_record:
             return Step(Do.NOTHING)  # admitted before the stop, and not begun: it waits
         return Step(Do.CREATE if now.in_record else Do.PROPOSE)
@@ -138,6 +150,8 @@ def _ending(now: Situation, quarantine: Quarantine) -> Step | None:
         return Step(Do.RELEASE, "uncordoned by a person", overruled=True)
     if quarantine.spec.requester == OURS and now.recovered:
         return Step(Do.RELEASE, "recovered")
+    if quarantine.spec.requester == OURS and now.reborn:
+        return Step(Do.RELEASE, "the node was made anew, in another boot")
     return None
 
 
@@ -149,7 +163,10 @@ def _may_evict(now: Situation, quarantine: Quarantine) -> bool:
         return False
     if quarantine.spec.requester != OURS:
         return True
-    return now.knows and (now.wanted is not None or not now.fresh)
+    if now.wanted is not None:
+        return now.knows and now.wanted.in_force is Action.DRAIN
+    recorded = any(not item.cleared for item in quarantine.spec.evidence)
+    return now.knows and not now.fresh and recorded
 
 
 def changed_intent(spec: QuarantineSpec, wanted: QuarantineSpec) -> QuarantineSpec | None:
@@ -215,6 +232,28 @@ def wanted_of(
             ),
         ),
         uncapped=uncapped,
+        in_force=max(
+            (
+                Action(item.action)
+                for incident in asking
+                for item in incident.in_force
+                if item.key not in overruled
+            ),
+            key=lambda a: a.strength,
+            default=Action.OBSERVE,
+        ),
+    )
+
+
+def ended_by_birth(spec: QuarantineSpec, boot_id: str) -> bool:
+    """Whether a new Node, in this boot, has nothing of what the quarantine stands on.
+
+    Level evidence is of the machine as it was; its successor's agent tells how it is now.
+    """
+    return bool(boot_id) and all(
+        item.cleared
+        or (item.boot_id != boot_id and (not item.cleared_by or boot_ends(clears(item.cleared_by))))
+        for item in spec.evidence
     )
 
 
@@ -256,7 +295,7 @@ def incidents_of(quarantine: Quarantine, policy: Policy, now: float) -> dict[str
                 if item.rule in rules
                 else quarantine.spec.action.value,
                 message=item.message,
-                cleared_by=ClearedBy(item.cleared_by) if item.cleared_by else None,
+                cleared_by=clears(item.cleared_by) if item.cleared_by else None,
                 since=now,
                 over=item.cleared,
             )

@@ -28,13 +28,11 @@ class Word:
         return (self.code, self.component)
 
 
-def clears(name: str) -> ClearedBy | None:
-    """What ends a fault, by its durable name; None for level evidence.
+def clears(name: str) -> ClearedBy:
+    """What ends a fault, by its durable name.
 
     A name that nobody knows (written by a newer version, or by hand) is ended by a person alone.
     """
-    if not name:
-        return None
     return ClearedBy(name) if name in set(ClearedBy) else ClearedBy.OPERATOR
 
 
@@ -44,20 +42,19 @@ def ended_by(word: Word, signs: Iterable[Cleared]) -> bool:
     Asked of each message and not of what is remembered: a fault that was cleared and came again is
     another one.
     """
-    kind = clears(word.cleared_by)
-    return kind is not None and any(
+    return bool(word.cleared_by) and any(
         sign.component == word.component
         and sign.code in ("", word.code)
-        and ends(sign.how, kind, explicit=bool(sign.code))
+        and ends(sign.how, clears(word.cleared_by), explicit=bool(sign.code))
         for sign in signs
     )
 
 
 def stands(word: Word, health: NodeHealth) -> bool:
     """Whether what the word is about may still be so, by the node's health."""
-    kind = clears(word.cleared_by)
-    if kind is not None:
-        if word.boot_id and word.boot_id != health.boot_id and boot_ends(kind):
+    if word.cleared_by:
+        another_boot = word.boot_id not in ("", health.boot_id)
+        if another_boot and boot_ends(clears(word.cleared_by)):
             return False
         fault = health.faults.get(word.key)
         return fault is None or fault.missing or fault.details.get("verdict") != "none"
