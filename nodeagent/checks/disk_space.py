@@ -9,14 +9,14 @@ check itself.
 Defaults: 90 % is where the kubelet begins to evict for its own disk (nodefs.available below
 10 %), so it is worth a look. 97 % is well past what the kubelet can hold, and a checkpoint or a log
 burst takes the rest in minutes: failed. 97 % of a 30 TB scratch disk leaves 900 GB, so a disk
-with more than ``plenty`` free is never called full. A full *remote* filesystem is degraded at
-most: it is as full on every other node.
+with more than ``plenty`` free is never called full. A *remote* filesystem is degraded at most: it
+is as full on every other node, and whether it answers is disk-mounts's to judge.
 """
 
 import asyncio
 import errno
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
@@ -64,9 +64,14 @@ def judge(mount: Mount, space: Space, limits: Limits) -> Observation:
             message = f"{inodes:.0f} % of inodes used, {space.inodes_free} free"
     if status is Status.OK:
         return Observation(NAME, mount.name, Status.OK, "", message)
-    if mount.remote:
-        status = Status.DEGRADED
-    return Observation(NAME, mount.name, status, reason, message)
+    return of_mount(mount, Observation(NAME, mount.name, status, reason, message))
+
+
+def of_mount(mount: Mount, observation: Observation) -> Observation:
+    """What fails of a remote filesystem is degraded here: it is not this node's disk."""
+    if mount.remote and observation.status is Status.FAILED:
+        return replace(observation, status=Status.DEGRADED)
+    return observation
 
 
 def _space_status(space: Space, used: float, limits: Limits) -> Status:
@@ -122,7 +127,7 @@ class DiskSpace:
             self._probe.space([p for mount, p in paths.items() if mount.remote], apart=True),
         )
         results = local | remote
-        report = [self._verdict(mount, results[path]) for mount, path in paths.items()]
+        report = [of_mount(m, self._verdict(m, results[path])) for m, path in paths.items()]
         report += self._watch.missing(NAME, mounts)
         gone = self._watch.gone(NAME, report)
         return [*report, *gone] if report or gone else Off("no disk is mounted")

@@ -49,6 +49,8 @@ on = false
 on = false
 [checks.disk-md]
 on = false
+[checks.disk-mounts]
+on = false
 """
 
 

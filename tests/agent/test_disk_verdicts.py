@@ -85,6 +85,12 @@ def test_a_full_remote_filesystem_is_not_this_nodes_failure() -> None:
     assert (observation.status, observation.reason) == (Status.DEGRADED, "full")
 
 
+def test_a_remote_filesystem_that_fails_is_not_this_nodes_disk() -> None:
+    failed = disk_space.refused(DISK, Refused(errno.ESTALE, "statvfs"))
+    assert disk_space.of_mount(DISK, failed).status is Status.FAILED
+    assert disk_space.of_mount(HOME, failed).status is Status.DEGRADED
+
+
 def test_a_full_read_only_filesystem_is_ok() -> None:
     image = mount("1 0 8:1 / /usr ro - ext4 /dev/dm-0 ro")
     assert disk_space.judge(image, space(100), LIMITS).status is Status.OK

@@ -1,0 +1,165 @@
+"""Expected mounts, and a remote filesystem that goes away: a FUSE process that is stopped."""
+
+import asyncio
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeagent.checks import disk_mounts, disk_space
+from nodeagent.checks.base import Off
+from nodeagent.model import Status
+from nodeagent.sources import Sources
+from nodeagent.sources.diskprobe import Hung, NotProbed, Refused, Result, Space
+from nodeagent.sources.mountinfo import parse
+from tests.agent.machines import (
+    gone,
+    made_up,
+    observations,
+    options,
+    sources,
+    this_machine,
+    verdicts,
+)
+from tests.agent.real_disks import run, tmpfs
+
+OK = (Status.OK, "")
+MISSING = (Status.FAILED, "not-mounted")
+HOME = parse(b"2 1 0:9 / /home rw - nfs4 filer:/home rw")[0]
+SERVER = Path(__file__).with_name("fuse_server.py")
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict"),
+    [
+        (Space(1, 1, 0, 0, 0), OK),  # full is disk-space's
+        (Hung(12, "D in rpc_wait_bit_killable"), (Status.DEGRADED, "hung")),
+        (Hung(60, "D in rpc_wait_bit_killable"), (Status.FAILED, "hung")),
+        (Refused(errno.ESTALE, "statvfs"), (Status.FAILED, "stale")),
+        (Refused(errno.EIO, "statvfs"), (Status.FAILED, "io-error")),
+        (Refused(errno.EHOSTDOWN, "statvfs"), (Status.FAILED, "io-error")),
+        (Refused(errno.ENOTCONN, "statvfs"), (Status.FAILED, "shut-down")),
+        (Refused(errno.EACCES, "statvfs"), (Status.UNKNOWN, "probe-failed")),
+        (NotProbed("no child"), (Status.UNKNOWN, "probe-failed")),
+    ],
+)
+def test_what_a_remote_filesystem_answers(answer: Result, verdict: tuple[Status, str]) -> None:
+    found = disk_mounts.judge(HOME, answer)
+    assert (found.component, found.status, found.reason) == ("/home", *verdict)
+
+
+async def test_expected_mounts_and_those_of_an_automounter(tmp_path: Path) -> None:
+    machine = made_up(tmp_path)
+    table = machine.proc / "self/mountinfo"
+    check = disk_mounts.build(
+        sources(machine), options(disk_mounts.SPEC, expected=("/scratch", "/data", "/auto"))
+    )
+    assert verdicts(await check.look()) == {"": (Status.UNKNOWN, "no-mount-table")}
+    scratch = f"9 1 8:1 / {tmp_path}/scratch rw - xfs /dev/sda1 rw\n"
+    auto = f"8 1 0:40 / {tmp_path}/auto rw - autofs systemd-1 rw\n"
+    table.write_text(scratch + auto)
+    assert verdicts(await check.look()) == {"/scratch": OK, "/data": MISSING, "/auto": OK}
+    table.write_text(auto)
+    assert verdicts(await check.look())["/scratch"] == MISSING
+
+
+async def test_nothing_expected_and_nothing_remote_is_off(tmp_path: Path) -> None:
+    machine = made_up(tmp_path)
+    (machine.proc / "self/mountinfo").write_text("9 1 8:1 / / rw - xfs /dev/sda1 rw\n")
+    check = disk_mounts.build(sources(machine), options(disk_mounts.SPEC))
+    assert isinstance(await check.look(), Off)
+
+
+def why_not() -> str:
+    if os.geteuid() != 0 or not Path("/dev/fuse").exists() or shutil.which("umount") is None:
+        return "needs root, /dev/fuse and umount"
+    return ""
+
+
+real = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
+
+
+@pytest.fixture
+def filer(tmp_path: Path) -> Iterator[tuple[Path, "subprocess.Popen[str]"]]:
+    point = tmp_path / "home"
+    point.mkdir()
+    command = [sys.executable, str(SERVER), str(point)]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    assert server.stdout.readline() == "mounted\n"
+    try:
+        yield point, server
+    finally:
+        server.kill()
+        server.communicate()
+        subprocess.run(["umount", "--lazy", point], check=False)
+
+
+@pytest.fixture
+async def disks() -> AsyncIterator[Sources]:
+    found = sources(this_machine(), deadline=1.5)
+    yield found
+    await found.disk.close()
+
+
+@pytest.mark.root
+@real
+async def test_a_remote_filesystem_that_goes_away_and_comes_back(
+    filer: tuple[Path, "subprocess.Popen[str]"], disks: Sources
+) -> None:
+    point, server = filer
+    name = str(point)
+    check = disk_mounts.build(disks, options(disk_mounts.SPEC, expected=(name,)))
+    space = disk_space.build(disks, options(disk_space.SPEC))
+    assert verdicts(await check.look())[name] == OK
+    assert verdicts(await space.look())[name] == OK
+    server.send_signal(signal.SIGSTOP)
+    # Both checks at once: they share the one question that is outstanding.
+    mine, its = await asyncio.gather(check.look(), space.look())
+    assert verdicts(mine)[name] == (Status.DEGRADED, "hung")
+    assert verdicts(its)[name] == (Status.DEGRADED, "hung")
+    assert verdicts(its)["/"] == OK
+    assert len(disks.disk.outstanding()) <= 1
+    assert " in " in observations(mine)[name].message, "where it waits"
+    server.send_signal(signal.SIGCONT)
+    for _ in range(100):
+        if verdicts(await check.look())[name] == OK:
+            break
+        await asyncio.sleep(0.05)
+    else:
+        raise AssertionError("it did not come back")
+    server.kill()
+    server.wait()
+    assert verdicts(await check.look())[name] == (Status.FAILED, "shut-down")
+    run("umount", point)
+    assert verdicts(await check.look())[name] == MISSING
+
+
+@pytest.mark.root
+@real
+async def test_a_remote_filesystem_may_be_left_out(
+    filer: tuple[Path, "subprocess.Popen[str]"], disks: Sources
+) -> None:
+    point, _ = filer
+    check = disk_mounts.build(disks, options(disk_mounts.SPEC))
+    assert str(point) in verdicts(await check.look())
+    check = disk_mounts.build(disks, options(disk_mounts.SPEC, exclude=(f"{point.parent}/*",)))
+    report = await check.look()
+    assert isinstance(report, Off) or str(point) not in verdicts(report)
+
+
+@pytest.mark.root
+@real
+async def test_a_real_mount_that_goes_is_missed(tmp_path: Path, disks: Sources) -> None:
+    check = disk_mounts.build(disks, options(disk_mounts.SPEC, expected=(str(tmp_path / "t"),)))
+    with tmpfs(tmp_path / "t", "size=1m") as point:
+        assert verdicts(await check.look())[str(point)] == OK
+    report = await check.look()
+    assert verdicts(report)[str(point)] == MISSING
+    assert gone(report) == []
