@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from nodeagent import units
 
 DEFAULT_CONFIG = Path("/etc/sickbay/agent.toml")
+POD_PROBER_SOCKET = Path("/run/sickbay-pod-network/prober.sock")
 
 #: What it promises (0 on anything but failed) holds for a mistyped command line too.
 SLURM = "--slurm"
@@ -82,6 +83,15 @@ def _parser() -> argparse.ArgumentParser:
         "file", type=Path, metavar="FILE", help="output of dmesg or journalctl -k, or raw records"
     )
     _add_output(decode)
+
+    prober = _command(commands, "pod-prober", "answer check pod-network from the pod network")
+    prober.add_argument(
+        "--socket",
+        type=Path,
+        default=POD_PROBER_SOCKET,
+        metavar="FILE",
+        help=f"where to answer (default: {POD_PROBER_SOCKET})",
+    )
 
     _add_simulate(commands)
     return parser

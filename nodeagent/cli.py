@@ -169,6 +169,13 @@ def _command_parse_kmsg(options: argparse.Namespace, environ: Mapping[str, str])
     return OK
 
 
+def _command_pod_prober(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    del environ
+    from nodeagent import pod_prober
+
+    return pod_prober.run(options.socket)
+
+
 def _command_simulate(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     del environ
     from nodeagent.simulate import command
@@ -185,6 +192,7 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace, Mapping[str, str]], int]] 
     "check": _command_check,
     "checks": _command_checks,
     "parse-kmsg": _command_parse_kmsg,
+    "pod-prober": _command_pod_prober,
     "simulate": _command_simulate,
 }
 

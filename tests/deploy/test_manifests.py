@@ -14,6 +14,7 @@ import yaml
 from aggregator import config as aggregator_config
 from aggregator.quarantine.cluster import Action
 from nodeagent import config as agent_config
+from nodeagent.checks import pod_network
 from tests.deploy.manifests import (
     DEPLOY,
     KUBERNETES,
@@ -81,8 +82,16 @@ def test_every_image_is_one_that_a_dockerfile_makes_and_that_the_kustomization_r
         assert image in dockerfile.read_text("utf-8")
 
 
-@pytest.mark.parametrize("folder", ["kubernetes", "profiles/restricted", "profiles/ephemeral"])
-def test_kustomize_builds_it(folder: str) -> None:
+@pytest.mark.parametrize(
+    ("folder", "more"),
+    [
+        ("kubernetes", []),
+        ("profiles/restricted", []),
+        ("profiles/ephemeral", []),
+        ("profiles/pod-network", ["DaemonSet"]),
+    ],
+)
+def test_kustomize_builds_it(folder: str, more: list[str]) -> None:
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("no kubectl on the path: kustomize itself is not tried")
@@ -90,7 +99,21 @@ def test_kustomize_builds_it(folder: str) -> None:
         [kubectl, "kustomize", DEPLOY / folder], check=True, capture_output=True, text=True
     )
     kinds = [document["kind"] for document in yaml.safe_load_all(built.stdout)]
-    assert sorted(kinds) == sorted(document["kind"] for document in installed())
+    assert sorted(kinds) == sorted([*(document["kind"] for document in installed()), *more])
+
+
+def test_the_pod_networks_prober_has_nothing_but_its_socket() -> None:
+    [prober] = documents(PROFILES / "pod-network" / "pod-prober.yaml")
+    spec = prober["spec"]["template"]["spec"]
+    assert not spec.get("hostNetwork", False)
+    assert spec["automountServiceAccountToken"] is False
+    assert "serviceAccountName" not in spec  # the agents' own identifies agents
+    assert container(spec)["image"] == container(pod_spec(*AGENT))["image"]
+    assert container(spec)["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    socket = Path(pod_network.SOCKET)
+    assert container(spec)["args"] == ["pod-prober", "--socket", str(socket)]
+    assert list(mounts(spec)) == [str(socket.parent)]
+    assert [v["hostPath"]["path"] for v in spec["volumes"]] == [str(socket.parent)]
 
 
 # -- the configurations load -----------------------------------------------------------------------

@@ -81,7 +81,9 @@ def client_with(plane: ControlPlane, token: str) -> ApiClient:
 
 
 @pytest.mark.parametrize(
-    "document", list(installed()), ids=lambda d: f"{d['kind']}/{d['metadata']['name']}"
+    "document",
+    [*installed(), *documents(PROFILES / "pod-network" / "pod-prober.yaml")],
+    ids=lambda d: f"{d['kind']}/{d['metadata']['name']}"
 )
 def test_server_side_dry_run_accepts_it_with_no_unknown_field(
     plane: ControlPlane, document: dict[str, Any]

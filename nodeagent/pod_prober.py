@@ -1,0 +1,148 @@
+"""``sickbay-agent pod-prober``: the half of check ``pod-network`` that lives on the pod network.
+
+An agent on the host's network can't see whether pods reach anything. This process runs in a pod of
+its own, without privileges, and does nothing by itself: it answers on a unix socket in a folder of
+the host, which crosses network namespaces. It is asked one thing, as a line of JSON,
+``{"names": [NAME, ...], "targets": ["HOST:PORT", ...]}``, and answers with one,
+``{"names": {NAME: [REASON, MESSAGE]}, "targets": {...}}``; an empty reason is success.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from nodeagent import logs
+from nodeagent.clock import Clock, SystemClock
+from nodeagent.sources.targets import ResolveError, Resolver, connect
+from nodeagent.units import host_port
+
+log = logging.getLogger(__name__)
+
+#: Questions at a time, and in one of them; far more than a node's own agent asks.
+ASKERS = 4
+MOST = 64
+LARGEST = 64 * 1024
+PATIENCE = 5.0
+
+Findings = dict[str, list[str]]
+
+
+def run(path: Path) -> int:
+    """Answer on ``path`` until told to stop. The exit code."""
+    logs.start("info")
+    try:
+        asyncio.run(_run(path))
+    except OSError as error:
+        sys.stderr.write(f"{path}: can't be listened on: {error.strerror or error}\n")
+        return 1
+    return 0
+
+
+async def _run(path: Path) -> None:
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    server = await start(path, SystemClock())
+    log.info("ready", extra={"socket": str(path)})
+    await stopping.wait()
+    server.close()
+    _forget(path)
+
+
+async def start(path: Path, clock: Clock) -> asyncio.Server:
+    """Listen. Raises OSError. A file that a killed predecessor left is replaced."""
+    prober = _Prober(clock)
+    return await asyncio.start_unix_server(prober.serve, sock=_listener(path), limit=LARGEST)
+
+
+def _listener(path: Path) -> socket.socket:
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    _forget(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)  # who may ask is root: the node's agent
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(before)
+    return listener
+
+
+def _forget(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+
+
+class _Prober:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._asking = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._asking += 1
+        try:
+            async with asyncio.timeout(PATIENCE):
+                line = await reader.readline()
+            writer.write(json.dumps(await self._answer(line)).encode() + b"\n")
+            async with asyncio.timeout(PATIENCE):
+                await writer.drain()
+        except (OSError, TimeoutError, ValueError) as error:
+            log.warning("an asker was not answered: %s", error)
+        finally:
+            self._asking -= 1
+            writer.close()
+
+    async def _answer(self, line: bytes) -> dict[str, Any]:
+        if self._asking > ASKERS:
+            return {"error": "too many ask at once"}
+        try:
+            names, targets = _parse(line)
+        except (ValueError, TypeError) as error:
+            return {"error": str(error)}
+        # Anew each time: a name that was known a minute ago says nothing of the pods' resolver.
+        resolver = Resolver(self._clock)
+        found = await asyncio.gather(
+            *(self._name(resolver, name) for name in names),
+            *(self._target(resolver, *target) for target in targets.values()),
+        )
+        return {
+            "names": dict(zip(names, found, strict=False)),
+            "targets": dict(zip(targets, found[len(names) :], strict=True)),
+        }
+
+    async def _name(self, resolver: Resolver, name: str) -> list[str]:
+        begun = self._clock.boottime()
+        try:
+            addresses = await resolver.addresses(name)
+        except ResolveError as error:
+            return ["unresolved", str(error)]
+        took = self._clock.boottime() - begun
+        return ["", f"{', '.join(addresses[:4])} in {took * 1000:.0f} ms"]
+
+    async def _target(self, resolver: Resolver, host: str, port: int) -> list[str]:
+        try:
+            addresses = await resolver.addresses(host)
+        except ResolveError as error:
+            return ["unresolved", str(error)]
+        connection = await connect(addresses, port, self._clock)
+        return [connection.reason, connection.message]
+
+
+def _parse(line: bytes) -> tuple[list[str], dict[str, tuple[str, int]]]:
+    """Raises ValueError or TypeError."""
+    asked = json.loads(line)
+    if not isinstance(asked, dict):
+        raise TypeError("no question")
+    names, targets = asked.get("names", []), asked.get("targets", [])
+    for texts in (names, targets):
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise TypeError("names and targets are lists of texts")
+    if len(names) + len(targets) > MOST:
+        raise ValueError(f"more than {MOST} questions")
+    return list(dict.fromkeys(names)), {target: host_port(target) for target in targets}

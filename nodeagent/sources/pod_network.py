@@ -1,0 +1,82 @@
+"""Asking the prober that lives on the pod network. See `nodeagent.pod_prober`."""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Answers", "NoProber", "ProberError", "ask"]
+
+_LARGEST = 256 * 1024
+
+
+class NoProber(Exception):
+    """Nobody listens: none is installed, or its pod is away. The text says which was seen."""
+
+
+class ProberError(Exception):
+    """Somebody listens and gives no usable answer. ``reason`` is one word."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """For each name and target: reason (empty: it works) and message."""
+
+    names: Mapping[str, tuple[str, str]]
+    targets: Mapping[str, tuple[str, str]]
+
+
+async def ask(
+    path: Path, names: Sequence[str], targets: Sequence[str], *, deadline: float
+) -> Answers:
+    """What works from the pod network. ``targets`` are "host:port", ``deadline`` is in seconds.
+
+    Raises NoProber or ProberError (``hung``, ``error``, ``garbled``).
+    """
+    question = json.dumps({"names": list(names), "targets": list(targets)}).encode() + b"\n"
+    try:
+        async with asyncio.timeout(deadline):
+            line = await _exchange(path, question)
+    except TimeoutError:
+        raise ProberError("hung", f"the prober gave no answer in {deadline:g} s") from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise NoProber(f"there is no {path}") from None
+    except ConnectionRefusedError:
+        raise NoProber(f"nobody listens on {path}") from None
+    except (OSError, ValueError) as error:
+        raise ProberError("error", f"the prober's socket: {error}") from None
+    return _parse(line, names, targets)
+
+
+async def _exchange(path: Path, question: bytes) -> bytes:
+    reader, writer = await asyncio.open_unix_connection(path, limit=_LARGEST)
+    try:
+        writer.write(question)
+        await writer.drain()
+        return await reader.readline()
+    finally:
+        writer.transport.abort()
+
+
+def _parse(line: bytes, names: Sequence[str], targets: Sequence[str]) -> Answers:
+    try:
+        told = json.loads(line)
+        if "error" in told:
+            raise ProberError("error", f"the prober: {told['error']}")
+        return Answers(_chosen(told["names"], names), _chosen(told["targets"], targets))
+    except (ValueError, TypeError, KeyError):
+        raise ProberError("garbled", f"the prober answered {line[:40]!r}") from None
+
+
+def _chosen(told: Mapping[str, Sequence[str]], asked: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """The answers to what was asked, and no others."""
+    found = {}
+    for key in asked:
+        reason, message = told[key]
+        found[key] = (str(reason), str(message))
+    return found
