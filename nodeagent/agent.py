@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from nodeagent import assembly, keeper, kernel_feed, logs
 from nodeagent.answers import Answers
-from nodeagent.checks import registry
 from nodeagent.checks.base import LogCheck, Off, Report
 from nodeagent.clock import Clock, SystemClock
 from nodeagent.commands import Commands
 from nodeagent.config import Config
-from nodeagent.config_checks import NO_KERNEL_LOG, off_by_config
+from nodeagent.config_checks import NO_KERNEL_LOG, off_by_config, specs_of
 from nodeagent.evidence.diskcopy import DiskCopy
 from nodeagent.evidence.store import NAME, Store
 from nodeagent.keeper import Keeper
@@ -177,7 +176,7 @@ class Agent:
     def _build_checks(self) -> tuple[list[Scheduled], dict[str, LogCheck]]:
         scheduled: list[Scheduled] = []
         log_checks: dict[str, LogCheck] = {}
-        for spec in registry.SPECS:
+        for spec in specs_of(self._config):
             settings = self._config.checks[spec.name]
             off = off_by_config(spec, self._config)
             if off:

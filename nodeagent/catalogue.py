@@ -4,8 +4,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from nodeagent.checks import registry
 from nodeagent.config import Config
+from nodeagent.config_checks import specs_of
 from nodeagent.findings import Findings
 from nodeagent.report import WIDTH
 
@@ -13,7 +13,7 @@ _LABEL = 12
 
 
 def entries(config: Config, findings: Findings) -> list[dict[str, Any]]:
-    """An object per check, in the registry's order, as ``checks -o json`` shows it.
+    """An object per check, the agent's first, as ``checks -o json`` shows it.
 
     ``findings`` tell what a check found nothing to look at for ("no GPU").
     """
@@ -30,7 +30,7 @@ def entries(config: Config, findings: Findings) -> list[dict[str, Any]]:
             "cost": spec.cost,
             "blind_to": spec.blind_to,
         }
-        for spec in registry.SPECS
+        for spec in specs_of(config)
     ]
 
 

@@ -10,10 +10,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodeagent import units, values
 from nodeagent.toml_table import ConfigError, Document, Problem, Table, read_document
+
+if TYPE_CHECKING:
+    from nodeagent.checks.base import CheckSpec
 
 __all__ = [
     "CheckSettings",
@@ -74,8 +77,9 @@ class CheckSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Everything that the agent was told. ``checks`` has an entry for every registered check.
+    """Everything that the agent was told. ``checks`` has an entry for every check, own ones too.
 
+    ``own`` are the checks of the site's own, which the registry does not have.
     ``proc`` and ``sys`` None are this process's own; ``expected_gpus`` None expects nothing.
     """
 
@@ -93,6 +97,7 @@ class Config:
     kernel_log: KernelLogConfig = field(default_factory=KernelLogConfig)
     nvml: NvmlConfig = field(default_factory=NvmlConfig)
     checks: Mapping[str, CheckSettings] = field(default_factory=dict)
+    own: "tuple[CheckSpec, ...]" = ()
 
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -102,8 +107,8 @@ ADDRESS = '"host:port" or "unix:/path"'
 def load(path: Path, environ: Mapping[str, str], *, with_checks: bool = True) -> Config:
     """The configuration in ``path``. Raises ConfigError with everything that is wrong with it.
 
-    ``environ`` gives NODE_NAME. Without ``with_checks``, ``[checks]`` is left unread: that spares
-    whoever only asks the running agent the import of every check.
+    ``environ`` gives NODE_NAME. Without ``with_checks``, ``[checks]`` and ``[own]`` are left
+    unread: that spares whoever only asks the running agent the import of every check.
     """
     return _read(read_document(path), environ, with_checks=with_checks)
 
@@ -127,6 +132,7 @@ def _nothing() -> Document:
 def _read(document: Document, environ: Mapping[str, str], *, with_checks: bool) -> Config:
     top = document.top
     run_dir = top.read("run_dir", Path("/run/sickbay"), values.possible_directory, values.DIRECTORY)
+    own, own_settings = _own(top.table("own"), read=with_checks)
     config = Config(
         node=_node(document, environ),
         host_root=top.read("host_root", Path("/"), values.existing_directory, values.DIRECTORY),
@@ -145,7 +151,8 @@ def _read(document: Document, environ: Mapping[str, str], *, with_checks: bool) 
         uplink=_uplink(top.table("aggregator")),
         kernel_log=_kernel_log(top.table("kernel_log")),
         nvml=_nvml(top.table("nvml")),
-        checks=_checks(top.table("checks"), read=with_checks),
+        checks={**_checks(top.table("checks"), read=with_checks), **own_settings},
+        own=own,
     )
     document.finish()
     return config
@@ -278,3 +285,14 @@ def _checks(table: Table, *, read: bool) -> Mapping[str, CheckSettings]:
     from nodeagent.config_checks import read_checks  # every check comes with it
 
     return read_checks(table)
+
+
+def _own(
+    table: Table, *, read: bool
+) -> "tuple[tuple[CheckSpec, ...], Mapping[str, CheckSettings]]":
+    if not read or not table.names():
+        table.skip()
+        return (), {}
+    from nodeagent.config_own import read_own  # others' code comes with it
+
+    return read_own(table)

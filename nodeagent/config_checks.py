@@ -1,4 +1,4 @@
-"""``[checks.NAME]``: a check's settings, read as its spec says."""
+"""``[checks.NAME]``: a check's settings, read as its spec says; which checks there are."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -28,11 +28,19 @@ _PARSERS: Mapping[Kind, Callable[[Any], Any]] = {
 
 def read_checks(table: Table) -> dict[str, CheckSettings]:
     """Settings of every registered check, by name; what the file doesn't say is the spec's."""
-    return {spec.name: _settings(table.table(spec.name), spec) for spec in registry.SPECS}
+    return {spec.name: settings_of(table.table(spec.name), spec) for spec in registry.SPECS}
+
+
+def specs_of(config: Config) -> tuple[CheckSpec, ...]:
+    """Every check that there is with this configuration: the agent's, then the site's own."""
+    return (*registry.SPECS, *config.own)
 
 
 def off_by_config(spec: CheckSpec, config: Config) -> str:
     """Why the configuration keeps ``spec`` from running; empty when it doesn't."""
+    if spec in config.own:
+        off = not config.checks[spec.name].on
+        return f"off by configuration (own.{spec.name}.on)" if off else ""
     if not config.checks[spec.name].on:
         return f"off by configuration (checks.{spec.name}.on)" if spec.on else "off by default"
     if not spec.interval and not config.kernel_log.enabled:
@@ -42,7 +50,8 @@ def off_by_config(spec: CheckSpec, config: Config) -> str:
     return ""
 
 
-def _settings(table: Table, spec: CheckSpec) -> CheckSettings:
+def settings_of(table: Table, spec: CheckSpec) -> CheckSettings:
+    """The settings in ``table``; what it doesn't say is the spec's."""
     on = table.read("on", spec.on, values.flag, "true or false")
     interval, deadline = spec.interval, spec.deadline
     if spec.interval:

@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from nodeagent import assembly, kernel_feed
-from nodeagent.checks import registry
 from nodeagent.checks.base import CheckSpec, Off, Report
 from nodeagent.clock import Clock
 from nodeagent.config import CheckSettings, Config
-from nodeagent.config_checks import off_by_config
+from nodeagent.config_checks import off_by_config, specs_of
 from nodeagent.evidence.latch import Latch
 from nodeagent.evidence.state import State, StateError, restore
 from nodeagent.evidence.store import NAME as STATE_FILE
@@ -74,7 +73,7 @@ class _Look:
 
     async def findings(self) -> Findings:
         on = []
-        for spec in registry.SPECS:
+        for spec in specs_of(self._config):
             off = off_by_config(spec, self._config)
             if off:
                 self._off[spec.name] = off
@@ -90,7 +89,7 @@ class _Look:
             source="probe",
             checks=[
                 CheckInfo(spec.name, self._settings(spec).interval, self._off.get(spec.name, ""))
-                for spec in registry.SPECS
+                for spec in specs_of(self._config)
             ],
             notes=self._notes,
         )

@@ -74,6 +74,13 @@ class Child:
         """Ask the kernel to end it. In state D it stays until what it waits for returns."""
         self._process.kill()
 
+    def hang_up(self) -> None:
+        """Stop reading. A child that watches for this ends by itself, and is reaped then."""
+        output = self._process.stdout
+        if output is not None and not output.closed:
+            self._stop_reading()
+            self._reap(_REAP_SECONDS[0])
+
     async def close(self, patience: float = 1.0) -> bool:
         """Kill it and wait a moment. False when it could not end: the kernel will end it later."""
         self.kill()
