@@ -2,8 +2,9 @@
 
 Reasons: ``link-down`` (enabled, was up since the boot, has no carrier: failed), ``missing`` (an
 interface that the configuration names does not exist: failed), ``disabled`` (switched off after
-it was up: unknown, but failed for one that the configuration names), ``no-sysfs`` (this check
-could not look: unknown). A port that never had a carrier since the boot is ok: most servers have
+it was up: unknown, but failed for one that the configuration names), ``flapping`` (it lost its
+link ``flaps`` times within ten minutes and has it now: degraded), ``no-sysfs`` (this check could
+not look: unknown). A port that never had a carrier since the boot is ok: most servers have
 some. The kernel's own count of carriers tells, so a restart of the agent forgets nothing. The
 component is the interface.
 """
@@ -13,6 +14,7 @@ from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.disks import SpokenOf
+from nodeagent.checks.rates import Rise
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
 from nodeagent.sources.machine import Machine
@@ -21,14 +23,23 @@ from nodeagent.sources.network import Link, physical_links, read_link
 NAME = "nic-link"
 
 
-def judge(link: Link, *, seen_up: bool, named: bool) -> Observation:
-    """Pure. ``named`` interfaces are in use because somebody says so, even if never up."""
+_WINDOW = 600.0
+
+
+def judge(link: Link, *, seen_up: bool, named: bool, lost: int = 0, flaps: int = 3) -> Observation:
+    """Pure. ``named`` interfaces are in use because somebody says so, even if never up.
+
+    ``lost``: how often the link went within the window.
+    """
     used = seen_up or named or bool(link.times_up)
     if not link.enabled:
         if not used:
             return Observation(NAME, link.name, Status.OK, "", "switched off, never up")
         status = Status.FAILED if named else Status.UNKNOWN  # somebody's decision, or a reset's
         return Observation(NAME, link.name, status, "disabled", "switched off")
+    if link.carrier and lost >= flaps:
+        message = f"up, and lost its link {lost} times in {_WINDOW / 60:.0f} minutes"
+        return Observation(NAME, link.name, Status.DEGRADED, "flapping", message)
     if link.carrier:
         return Observation(NAME, link.name, Status.OK, "", link.state)
     if used:
@@ -38,10 +49,18 @@ def judge(link: Link, *, seen_up: bool, named: bool) -> Observation:
 
 
 class NicLink:
-    def __init__(self, machine: Machine, interfaces: Sequence[str], exclude: Sequence[str]) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        interfaces: Sequence[str],
+        exclude: Sequence[str],
+        flaps: int,
+    ) -> None:
         self._machine = machine
         self._interfaces = interfaces
         self._exclude = frozenset(exclude)
+        self._flaps = flaps
+        self._losses: dict[str, Rise] = {}
         self._seen_up: set[str] = set()
         self._spoken_of = SpokenOf()
 
@@ -51,6 +70,8 @@ class NicLink:
         except OSError as error:
             return [Observation(NAME, "", Status.UNKNOWN, "no-sysfs", str(error))]
         gone = self._spoken_of.gone(NAME, report)
+        for entry in gone:
+            self._losses.pop(entry.component, None)
         return [*report, *gone] if report or gone else Off("no physical network interface")
 
     def _named(self) -> list[Observation]:
@@ -72,20 +93,33 @@ class NicLink:
     def _verdict(self, link: Link, *, named: bool) -> Observation:
         if link.carrier:
             self._seen_up.add(link.name)
-        return judge(link, seen_up=link.name in self._seen_up, named=named)
+        return judge(
+            link,
+            seen_up=link.name in self._seen_up,
+            named=named,
+            lost=self._lost(link),
+            flaps=self._flaps,
+        )
+
+    def _lost(self, link: Link) -> int:
+        """By the kernel's count, so that what goes and comes between two looks is seen."""
+        if link.times_down is None:
+            return 0
+        rise = self._losses.setdefault(link.name, Rise(_WINDOW))
+        return rise.add(self._machine.clock.boottime(), link.times_down)
 
 
 def build(sources: Sources, options: Mapping[str, Any]) -> NicLink:
-    return NicLink(sources.machine, options["interfaces"], options["exclude"])
+    return NicLink(sources.machine, options["interfaces"], options["exclude"], options["flaps"])
 
 
 SPEC = CheckSpec(
     name=NAME,
-    sees="a network port that lost its link",
+    sees="a network port that lost its link, or loses it again and again",
     source="/sys/class/net",
     cost="0.2 ms of CPU every 10 s",
-    blind_to="speed and errors; a link that went and came back between two looks; "
-    "virtual functions; physical ports that moved into a pod",
+    blind_to="speed and errors (nic-health); virtual functions; physical ports that moved into a "
+    "pod",
     interval=10.0,
     deadline=5.0,
     build=build,
@@ -98,5 +132,11 @@ SPEC = CheckSpec(
             "empty: every physical one that was up",
         ),
         Option("exclude", Kind.TEXTS, (), "physical interfaces to leave out"),
+        Option(
+            "flaps",
+            Kind.INTEGER,
+            3,
+            "so many losses of the link within ten minutes are flapping",
+        ),
     ),
 )

@@ -8,7 +8,7 @@ import ipaddress
 import os
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +17,14 @@ from nodeagent.sources.machine import Machine
 __all__ = [
     "Link",
     "Route",
+    "Traffic",
     "default_routes",
     "parse_ipv4",
     "parse_ipv6",
     "physical_links",
+    "ports",
     "read_link",
+    "read_traffic",
 ]
 
 _IFF_UP = 0x1
@@ -48,13 +51,15 @@ class Link:
     """A network interface. ``state`` is the kernel's word for it ("up", "down", "dormant").
 
     ``times_up`` counts how often the carrier came since the interface exists, so it says of a
-    dead port whether it was ever in use since the boot; None where the kernel does not tell.
+    dead port whether it was ever in use since the boot; ``times_down`` how often it went. None
+    where the kernel does not tell (before 4.16).
     """
 
     name: str
     enabled: bool
     state: str
     times_up: int | None
+    times_down: int | None = None
 
     @property
     def carrier(self) -> bool:
@@ -92,7 +97,50 @@ def read_link(machine: Machine, name: str) -> Link | None:
         enabled=bool(flags & _IFF_UP),
         state=_word(folder / "operstate") or "unknown",
         times_up=_number(folder / "carrier_up_count"),
+        times_down=_number(folder / "carrier_down_count"),
     )
+
+
+def ports(machine: Machine, interfaces: Sequence[str], exclude: Iterable[str]) -> list[Link]:
+    """The named interfaces that exist; with no names, the physical ones but for ``exclude``.
+
+    Raises OSError without ``/sys``.
+    """
+    if not interfaces:
+        without = frozenset(exclude)
+        return [link for link in physical_links(machine) if link.name not in without]
+    found = (read_link(machine, name) for name in interfaces)
+    return [link for link in found if link is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What an interface counted since it exists, both directions together.
+
+    ``errors`` are frames that the hardware lost or got damaged; ``drops`` those for which there
+    was no room. (The kernel's "rx_dropped" counts protocols that nobody listens to, too.)
+    """
+
+    packets: int
+    errors: int
+    drops: int
+
+
+_PACKETS = ("rx_packets", "tx_packets")
+_ERRORS = ("rx_errors", "tx_errors")
+_DROPS = ("rx_missed_errors", "tx_dropped")
+
+
+def read_traffic(machine: Machine, name: str) -> Traffic | None:
+    """None when the interface does not tell (any more)."""
+    folder = machine.sys / "class/net" / name / "statistics"
+    sums = []
+    for files in (_PACKETS, _ERRORS, _DROPS):
+        numbers = [_number(folder / file) for file in files]
+        sums.append([number for number in numbers if number is not None])
+    if len(sums[0]) < len(_PACKETS):
+        return None
+    return Traffic(*map(sum, sums))
 
 
 def _word(path: Path) -> str | None:

@@ -51,6 +51,8 @@ on = false
 on = false
 [checks.disk-mounts]
 on = false
+[checks.nic-health]
+on = false
 """
 
 

@@ -8,10 +8,10 @@ import asyncio
 import json
 import sys
 
-from nodeagent.checks import nic_link, reach
+from nodeagent.checks import nic_health, nic_link, reach
 from tests.agent.machines import observations, options, sources, this_machine
 
-SPECS = {spec.name: spec for spec in (nic_link.SPEC, reach.SPEC)}
+SPECS = {spec.name: spec for spec in (nic_health.SPEC, nic_link.SPEC, reach.SPEC)}
 
 
 async def main(name: str, settings: str) -> None:

@@ -137,6 +137,31 @@ def test_a_pulled_cable_is_a_link_that_is_down(wire: Wire) -> None:
     assert look()["nic"][:2] == ["FAILED", "missing"]
 
 
+def test_a_cable_that_is_pulled_again_and_again_is_flapping(wire: Wire) -> None:
+    look = wire.looker("nic-link", interfaces=["nic"])
+    assert look()["nic"][0] == "OK"
+    for _ in range(3):
+        wire.in_gateway("ip", "link", "set", "port", "down")
+        until(lambda: look()["nic"][1] == "link-down")
+        wire.in_gateway("ip", "link", "set", "port", "up")
+        until(lambda: look()["nic"][1] != "link-down")
+    until(lambda: look()["nic"][:2] == ["DEGRADED", "flapping"])
+
+
+def test_a_port_that_drops_what_it_sends(wire: Wire) -> None:
+    look = wire.looker("nic-health", interfaces=["nic"])
+    assert look()["nic"] == ["OK", "", "10 Gbit/s"]  # what veth says of itself
+    # Frames that are too long for the other end are lost in the veth pair, and counted.
+    wire.in_gateway("ip", "link", "set", "port", "mtu", "600")
+    script = (
+        "import socket\n"
+        "sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+        "for _ in range(300):\n    sock.sendto(bytes(1000), ('10.77.0.1', 9))\n"
+    )
+    wire.in_node(sys.executable, "-c", script)
+    until(lambda: look()["nic"][:2] == ["DEGRADED", "drops"])
+
+
 def test_a_pulled_cable_cuts_off_the_gateway(wire: Wire) -> None:
     look = wire.looker("reach")
     assert look()["gateway"][0] == "OK"
