@@ -7,23 +7,27 @@ import random
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nodeagent import assembly, keeper, kernel_feed, logs
 from nodeagent.answers import Answers
-from nodeagent.checks.base import LogCheck, Off, Report
+from nodeagent.checks.base import Off, Report
 from nodeagent.clock import Clock, SystemClock
 from nodeagent.commands import Commands
 from nodeagent.config import Config
-from nodeagent.config_checks import NO_KERNEL_LOG, off_by_config, specs_of
+from nodeagent.config_checks import NO_KERNEL_LOG
 from nodeagent.evidence.diskcopy import DiskCopy
 from nodeagent.evidence.store import NAME, Store
 from nodeagent.keeper import Keeper
 from nodeagent.kernel_feed import KernelFeed
+from nodeagent.lineup import Lineup
 from nodeagent.local import AlreadyRunning, LocalServer
 from nodeagent.model import CheckInfo, Gone
-from nodeagent.scheduler import Scheduled, Scheduler
+from nodeagent.reload import ConfigState, Reloader
+from nodeagent.scheduler import Scheduler
 from nodeagent.sources.kmsg import Cursor, KmsgReader
+from nodeagent.sources.procstate import stuck
 from nodeagent.version import VERSION
 
 if TYPE_CHECKING:
@@ -36,12 +40,15 @@ HOUSEKEEPING = 60.0
 #: Seconds for a last word to the aggregator, and for children to end.
 FAREWELL = 3.0
 
+#: A configuration's file, and what reads it again; that raises ConfigError.
+Source = tuple[Path, Callable[[], Config]]
+
 
 class CannotStart(Exception):
     """The agent cannot run as it was told to; the text says why and what to do."""
 
 
-def run(config: Config) -> int:
+def run(config: Config, source: Source | None = None) -> int:
     """Run the agent until SIGTERM or SIGINT; the process's exit code."""
     # gRPC's C core would write to stderr what the uplink says as JSON.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -50,7 +57,7 @@ def run(config: Config) -> int:
         # The default there keeps a thread for each child.
         asyncio.set_child_watcher(asyncio.PidfdChildWatcher())
     try:
-        asyncio.run(Agent(config).run())
+        asyncio.run(Agent(config, source=source).run())
     except CannotStart as error:
         log.critical("%s", error)
         return 2
@@ -58,7 +65,10 @@ def run(config: Config) -> int:
 
 
 class Agent:
-    """One node's agent. ``random`` gives numbers from [0, 1); ``new_id`` short unique names."""
+    """One node's agent. ``random`` gives numbers from [0, 1); ``new_id`` short unique names.
+
+    ``source`` is where the configuration came from; it is read again when that file changes.
+    """
 
     def __init__(
         self,
@@ -67,6 +77,7 @@ class Agent:
         clock: Clock | None = None,
         random: Callable[[], float] = random.random,
         new_id: Callable[[], str] = lambda: os.urandom(8).hex(),
+        source: Source | None = None,
     ) -> None:
         self._config = config
         self._clock = clock or SystemClock()
@@ -76,8 +87,10 @@ class Agent:
         self._started_at = self._clock.boottime()
         self._machine = assembly.machine(config, self._clock)
         self._uplink: Uplink | None = None
-        #: Checks that do not run, and why.
-        self._off: dict[str, str] = {}
+        self._reloader: Reloader | None = None
+        if source is not None:
+            path, load = source
+            self._reloader = Reloader(path, config, load=load, apply=self._reconfigure)
 
     async def run(self) -> None:
         """Run until told to stop. Raises CannotStart before anything is touched."""
@@ -101,6 +114,8 @@ class Agent:
         ]
         if self._uplink is not None:
             parts.append(asyncio.create_task(self._uplink.run(), name="uplink"))
+        if self._reloader is not None:
+            parts.append(asyncio.create_task(self._reloader.run(), name="configuration"))
         try:
             # What ends by itself, but for the order to stop, is a bug: better to be started anew.
             done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
@@ -150,20 +165,20 @@ class Agent:
             clock=self._clock,
             wake=self._wake,
         )
-        checks, log_checks = self._build_checks()
-        state.latch.keep_checks(
-            {*self._own_checks(), *(check.name for check in checks), *log_checks}
-        )
+        self._lineup = Lineup(self._sources)
+        self._lineup.follow(config)
+        state.latch.keep_checks({*self._own_checks(), *self._lineup.names})
         self._scheduler = Scheduler(
-            checks,
+            self._lineup.scheduled,
             clock=self._clock,
             random=self._random,
             deliver=self._reported,
             known=state.latch.known,
+            stuck=stuck,
         )
         self._feed = KernelFeed(
             self._make_reader,
-            log_checks,
+            self._lineup.log_checks,
             cursor=None if state.kernel_seq is None else Cursor(self._boot_id, state.kernel_seq),
             deliver=self._keeper.take_log,
         )
@@ -172,23 +187,6 @@ class Agent:
         )
         if config.uplink.address:
             self._build_uplink()
-
-    def _build_checks(self) -> tuple[list[Scheduled], dict[str, LogCheck]]:
-        scheduled: list[Scheduled] = []
-        log_checks: dict[str, LogCheck] = {}
-        for spec in specs_of(self._config):
-            settings = self._config.checks[spec.name]
-            off = off_by_config(spec, self._config)
-            if off:
-                self._off[spec.name] = off
-                continue
-            check: Any = spec.build(self._sources, settings.options)
-            if spec.interval:
-                timing = (settings.interval, settings.deadline)
-                scheduled.append(Scheduled(spec.name, check, *timing))
-            else:
-                log_checks[spec.name] = check
-        return scheduled, log_checks
 
     def _build_uplink(self) -> None:
         from nodeagent import wire
@@ -235,6 +233,7 @@ class Agent:
             feed=self._feed,
             infos=self._infos,
             uplink=self._uplink_state,
+            config=ConfigState() if self._reloader is None else self._reloader.state,
             clock=self._clock,
         )
         try:
@@ -250,6 +249,20 @@ class Agent:
                 log.warning("metrics_listen %s: %s", address, error)
 
     # -- running -------------------------------------------------------------------------------
+
+    def _reconfigure(self, config: Config) -> None:
+        """Follow a changed configuration; checks whose settings stand go on undisturbed."""
+        logs.set_level(config.log_level)
+        before = self._lineup.names
+        self._config = config
+        self._lineup.follow(config)
+        self._scheduler.use(self._lineup.scheduled)
+        self._feed.checks = self._lineup.log_checks
+        latch = self._keeper.latch
+        ended = sorted(before - self._lineup.names)
+        self._keeper.take([Gone(name, each) for name in ended for each in latch.known(name)])
+        if self._uplink is not None:
+            self._uplink.renew()
 
     def _wake(self) -> bool:
         if self._uplink is None:
@@ -292,7 +305,7 @@ class Agent:
         unscheduled = [CheckInfo(name, 0.0) for name in (*self._feed.checks, *self._own_checks())]
         off = [
             CheckInfo(name, self._config.checks[name].interval, why)
-            for name, why in self._off.items()
+            for name, why in self._lineup.off.items()
         ]
         if not self._config.kernel_log.enabled:
             off.append(CheckInfo(kernel_feed.CHECK, 0.0, NO_KERNEL_LOG))

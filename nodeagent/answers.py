@@ -4,14 +4,16 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nodeagent import results
+from nodeagent import explain, results
 from nodeagent.clock import Clock
 from nodeagent.commands import CommandRefused, Commands
 from nodeagent.keeper import Keeper
 from nodeagent.kernel_feed import KernelFeed
 from nodeagent.local import Answer, Routes, json_answer
 from nodeagent.model import CheckInfo
+from nodeagent.reload import ConfigState
 from nodeagent.scheduler import Scheduler
+from nodeagent.sources.procstate import stuck
 from nodeagent.version import VERSION
 
 
@@ -28,6 +30,7 @@ class Answers:
         feed: KernelFeed,
         infos: Callable[[], Sequence[CheckInfo]],
         uplink: Callable[[], Mapping[str, Any]],
+        config: ConfigState,
         clock: Clock,
     ) -> None:
         self._node = node
@@ -37,12 +40,14 @@ class Answers:
         self._feed = feed
         self._infos = infos
         self._uplink = uplink
+        self._config = config
         self._clock = clock
         self._started_at = clock.boottime()
 
     def routes(self) -> Routes:
         """For the unix socket: who may open it is root."""
         return self.public_routes() | {
+            ("GET", "/v1/explain"): self._explain,
             ("GET", "/v1/results"): self._results,
             ("POST", "/v1/run-checks"): self._run_checks,
         }
@@ -62,6 +67,22 @@ class Answers:
         now = self._clock.boottime()
         latch = self._keeper.latch
         return json_answer(results.as_json(latch, self._infos(), self._about(now), now))
+
+    async def _explain(self, _: bytes) -> Answer:
+        """All in memory, and /proc of our own processes: what hangs cannot hold this up."""
+        waiting = explain.waiting(stuck())
+        checks = explain.as_json(
+            latch=self._keeper.latch,
+            infos=self._infos(),
+            scheduled=self._scheduler.checks,
+            log_checks=self._feed.checks,
+            lines=self._feed.lines,
+            now=self._clock.boottime(),
+        )
+        config = {"problem": self._config.problem, "restart_for": self._config.restart_for}
+        return json_answer(
+            {"stuck": waiting, "node": self._node, "config": config, "checks": checks}
+        )
 
     async def _metrics(self, _: bytes) -> Answer:
         now = self._clock.boottime()
@@ -88,4 +109,5 @@ class Answers:
             uplink=self._uplink(),
             state_problem=self._keeper.problem,
             kernel_records=self._feed.records,
+            config=self._config,
         )

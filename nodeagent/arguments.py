@@ -78,7 +78,15 @@ def _parser() -> argparse.ArgumentParser:
     _add_timeout(checks)
     _add_output(checks)
 
-    decode = _command(commands, "parse-kmsg", "the GPU faults in a kernel log file")
+    explain = _command(commands, "explain", "why the running agent says what it says")
+    explain.add_argument(
+        "check", nargs="?", default="", metavar="CHECK", help="of this check alone (default: all)"
+    )
+    _add_config(explain)
+    _add_timeout(explain)
+    _add_output(explain)
+
+    decode = _command(commands, "parse-kmsg", "the faults in a kernel log file")
     decode.add_argument(
         "file", type=Path, metavar="FILE", help="output of dmesg or journalctl -k, or raw records"
     )

@@ -107,7 +107,7 @@ def _command_run(options: argparse.Namespace, environ: Mapping[str, str]) -> int
     config = _load(options, environ)
     from nodeagent import agent
 
-    return agent.run(config)
+    return agent.run(config, (options.config or DEFAULT_CONFIG, lambda: _load(options, environ)))
 
 
 def _command_check(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
@@ -141,6 +141,32 @@ def _command_checks(options: argparse.Namespace, environ: Mapping[str, str]) -> 
         return OK
 
     return tell(_gathered(options, environ, lambda findings: leave(tell(findings))))
+
+
+def _command_explain(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    config = _load(options, environ, with_checks=False)
+    from nodeagent import explain
+    from nodeagent.ask import AgentTrouble, NoAgent, get_json
+    from nodeagent.report import as_json
+
+    try:
+        answer = get_json(config.socket, "/v1/explain", options.timeout)
+    except (NoAgent, AgentTrouble) as error:
+        _write(sys.stderr, f"sickbay-agent: {error}\n")
+        return BAD
+    known = [check["name"] for check in answer["checks"]]
+    if options.check and options.check not in known:
+        _write(
+            sys.stderr,
+            f"sickbay-agent: the agent has no check {options.check!r}; it has {', '.join(known)}\n",
+        )
+        return USAGE
+    if options.output == "json":
+        checks = [c for c in answer["checks"] if options.check in ("", c["name"])]
+        print(as_json({**answer, "checks": checks}))
+    else:
+        print(explain.table(answer, options.check))
+    return OK
 
 
 def _gathered(
@@ -191,6 +217,7 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace, Mapping[str, str]], int]] 
     "run": _command_run,
     "check": _command_check,
     "checks": _command_checks,
+    "explain": _command_explain,
     "parse-kmsg": _command_parse_kmsg,
     "pod-prober": _command_pod_prober,
     "simulate": _command_simulate,

@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from nodeagent.checks.base import LogCheck
-from nodeagent.model import Evidence, Loss, Observation, Status
+from nodeagent.model import Evidence, FaultSighting, Loss, Observation, Status
 from nodeagent.sources.kmsg import (
     SOURCE,
     Cursor,
@@ -23,6 +24,8 @@ BATCH = 512
 #: Seconds until the next try when the log cannot be opened, or (in tests) a file has no more.
 RETRY = 60.0
 POLL_FILE = 0.2
+#: Records kept per check, to show what was read.
+LINES = 8
 
 
 def readable() -> Observation:
@@ -69,7 +72,10 @@ class KernelFeed:
         self.records = 0
         self.cursor = cursor
         self._make_reader = reader
+        #: By name; may be replaced while the log is read.
         self.checks = checks
+        #: The latest records in which each check saw something.
+        self.lines: dict[str, deque[Record]] = {}
         self._deliver = deliver
         self._reader: KmsgReader | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -109,11 +115,18 @@ class KernelFeed:
             self._unavailable(error)
             return
         self.records += len(batch)
-        evidence = [each for item in batch for each in read(self.checks, item)]
+        evidence = [each for item in batch for each in self._read(item)]
         if evidence or reader.cursor != self.cursor:
             self.cursor = reader.cursor
             self._deliver(evidence, self.cursor)
         self._go_on(reader)
+
+    def _read(self, item: Record | Loss) -> list[Evidence]:
+        evidence = read(self.checks, item)
+        if isinstance(item, Record):
+            for name in {each.check for each in evidence if isinstance(each, FaultSighting)}:
+                self.lines.setdefault(name, deque(maxlen=LINES)).append(item)
+        return evidence
 
     def _go_on(self, reader: KmsgReader) -> None:
         """Come back for what is left: at once, or (a file cannot be waited for) in a while.

@@ -66,3 +66,8 @@ class JsonLines(logging.Handler):
 def start(level: str, *, fd: int = 1) -> None:
     """Send this process's logs to ``fd`` from ``level`` ("debug", "info", ...) up."""
     logging.basicConfig(level=level.upper(), handlers=[JsonLines(fd, time.time)], force=True)
+
+
+def set_level(level: str) -> None:
+    """From now on from ``level`` up."""
+    logging.getLogger().setLevel(level.upper())

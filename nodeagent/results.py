@@ -8,6 +8,7 @@ from typing import Any
 from nodeagent.evidence.latch import Latch
 from nodeagent.findings import from_latch
 from nodeagent.model import CheckInfo
+from nodeagent.reload import ConfigState
 from nodeagent.scheduler import Scheduled
 
 
@@ -21,6 +22,7 @@ class About:
     uplink: Mapping[str, Any]
     state_problem: str
     kernel_records: int
+    config: ConfigState
 
 
 def as_json(latch: Latch, checks: Sequence[CheckInfo], about: About, now: float) -> dict[str, Any]:
@@ -34,6 +36,8 @@ def as_json(latch: Latch, checks: Sequence[CheckInfo], about: About, now: float)
         "last_seq": latch.last_seq,
         "last_acked": latch.last_acked,
         "state_problem": about.state_problem,
+        "config_problem": about.config.problem,
+        "config_restart_for": list(about.config.restart_for),
     }
     return findings.as_json() | {"agent": agent}
 
@@ -49,6 +53,13 @@ def metrics(latch: Latch, checks: Iterable[Scheduled], about: About, now: float)
     page.one("sickbay_agent_unacknowledged_messages", "gauge", "Sent, not yet safe.", unacked)
     saved = int(not about.state_problem)
     page.one("sickbay_agent_state_saved", "gauge", "The latest save of the state went.", saved)
+    current = int(not (about.config.problem or about.config.restart_for))
+    text = "The configuration's file is what the agent runs by."
+    page.one("sickbay_agent_config_current", "gauge", text, current)
+    text = "Changed configurations that were taken over."
+    page.one("sickbay_agent_config_reloads_total", "counter", text, about.config.reloads)
+    text = "Changed configurations that were refused."
+    page.one("sickbay_agent_config_refused_total", "counter", text, about.config.failures)
     records = about.kernel_records
     page.one("sickbay_agent_kernel_records_total", "counter", "Kernel log records.", records)
     statuses = Counter((e.check, e.status.name.lower()) for e in latch.components.values())

@@ -47,6 +47,8 @@ class Scheduled:
     #: Since when a look is under way that has outlived its deadline.
     hung_since: float | None = None
     running: "asyncio.Task[None] | None" = field(default=None, repr=False)
+    #: What the latest look that went well said; None before the first.
+    report: Report | None = field(default=None, repr=False)
 
 
 class Deliver(Protocol):
@@ -59,7 +61,7 @@ class Scheduler:
     """Gives what checks report to ``deliver``.
 
     ``known`` names the components that a check has reported, for which a hung look says "unknown".
-    ``random`` gives numbers from [0, 1).
+    ``random`` gives numbers from [0, 1). ``stuck`` tells what of ours hangs in the kernel.
     """
 
     def __init__(
@@ -70,13 +72,18 @@ class Scheduler:
         random: Callable[[], float],
         deliver: Deliver,
         known: Callable[[str], Sequence[str]],
+        stuck: Callable[[], Sequence[object]] = tuple,
     ) -> None:
         self.checks: Mapping[str, Scheduled] = {check.name: check for check in checks}
         self._clock = clock
         self._random = random
         self._deliver = deliver
         self._known = known
+        self._stuck = stuck
         self._looks: set[asyncio.Task[None]] = set()
+        #: One task for all checks of one interval; under 0 the wait for other checks.
+        self._beats: dict[float, asyncio.Task[object]] = {}
+        self._changed = asyncio.Event()
 
     def infos(self) -> list[CheckInfo]:
         """Each check as Hello tells of it."""
@@ -87,22 +94,28 @@ class Scheduler:
 
         No TaskGroup: Python 3.11's loses a cancellation that comes just when a task of it fails.
         """
-        beats: dict[float, list[Scheduled]] = {}
-        for check in self.checks.values():
-            beats.setdefault(check.interval, []).append(check)
-        if not beats:
-            await asyncio.get_running_loop().create_future()
-        beating = [
-            asyncio.create_task(self._beat(interval, checks)) for interval, checks in beats.items()
-        ]
         try:
-            ended, _ = await asyncio.wait(beating, return_when=asyncio.FIRST_COMPLETED)
+            while True:
+                self._start_beats()
+                await asyncio.wait(self._beats.values(), return_when=asyncio.FIRST_COMPLETED)
+                self._end_beats()
         finally:
-            for task in beating:
+            for task in self._beats.values():
                 task.cancel()
-            await asyncio.gather(*beating, return_exceptions=True)
-        for task in ended:
-            task.result()
+            await asyncio.gather(*self._beats.values(), return_exceptions=True)
+            self._beats.clear()
+
+    def use(self, checks: Sequence[Scheduled]) -> None:
+        """Run these from now on. Those that ran before go on undisturbed; new ones look at once.
+
+        What a look of one that is no longer here still brings is dropped.
+        """
+        before = self.checks
+        self.checks = {check.name: check for check in checks}
+        for check in checks:
+            if before.get(check.name) is not check:
+                self._keep(asyncio.create_task(self._look_once(check)))
+        self._changed.set()
 
     async def run_now(self, names: Collection[str] = ()) -> list[str]:
         """Run these checks (all when empty) out of turn, and wait for them.
@@ -119,9 +132,23 @@ class Scheduler:
         for task in self._looks:
             task.cancel()
 
-    async def _beat(self, interval: float, checks: Sequence[Scheduled]) -> None:
+    def _start_beats(self) -> None:
+        if 0.0 not in self._beats:
+            self._changed.clear()
+            self._beats[0.0] = asyncio.create_task(self._changed.wait())
+        for interval in {check.interval for check in self.checks.values()} - self._beats.keys():
+            self._beats[interval] = asyncio.create_task(self._beat(interval))
+
+    def _end_beats(self) -> None:
+        """Forget those that have ended: no check has their interval any more, or it is a bug."""
+        for interval, task in list(self._beats.items()):
+            if task.done():
+                del self._beats[interval]
+                task.result()
+
+    async def _beat(self, interval: float) -> None:
         await asyncio.sleep(self._random() * min(interval, FIRST_LOOK))
-        while True:
+        while checks := [each for each in self.checks.values() if each.interval == interval]:
             for check in checks:
                 if check.running is None:
                     self._keep(asyncio.create_task(self._look_once(check)))
@@ -137,9 +164,10 @@ class Scheduler:
         if not task.done() and check.hung_since is None:
             check.hung_since = self._clock.boottime()
             check.hangs += 1
-            log.warning("check %s gave no result in %g s", check.name, check.deadline)
-            message = f"no result in {check.deadline:g} s"
-            self._deliver(check.name, self._unknown(check, HUNG, message), whole=False)
+            waits = "".join(f"; {each}" for each in self._stuck()[:3])
+            message = f"no result in {check.deadline:g} s{waits}"
+            log.warning("check %s: %s", check.name, message)
+            self._tell(check, self._unknown(check, HUNG, message), whole=False)
 
     async def _look(self, check: Scheduled) -> None:
         started = self._clock.boottime()
@@ -151,17 +179,22 @@ class Scheduler:
             if check.error != message:
                 log.exception("check %s failed", check.name)
             check.error = message
-            self._deliver(check.name, self._unknown(check, CHECK_ERROR, message), whole=False)
+            self._tell(check, self._unknown(check, CHECK_ERROR, message), whole=False)
         else:
             check.off_because = report.reason if isinstance(report, Off) else ""
             check.error = ""
             check.last_success = self._clock.boottime()
-            self._deliver(check.name, report, whole=True)
+            check.report = report
+            self._tell(check, report, whole=True)
         finally:
             check.looks += 1
             check.last_duration = self._clock.boottime() - started
             check.hung_since = None
             check.running = None
+
+    def _tell(self, check: Scheduled, report: Report, *, whole: bool) -> None:
+        if self.checks.get(check.name) is check:
+            self._deliver(check.name, report, whole=whole)
 
     def _unknown(self, check: Scheduled, reason: str, message: str) -> Report:
         components = self._known(check.name) or [""]

@@ -59,6 +59,7 @@ class Uplink:
         self._random = random
         self._stream: Stream | None = None
         self._stopping = asyncio.Event()
+        self._renewing = False
 
     @property
     def streaming(self) -> bool:
@@ -85,6 +86,12 @@ class Uplink:
         """End ``run`` in order: what is pending is sent, the stream half-closed."""
         self._stopping.set()
         if self._stream is not None:
+            self._stream.stop()
+
+    def renew(self) -> None:
+        """Greet anew: what Hello says of us has changed. What is pending is sent before."""
+        if self._stream is not None:
+            self._renewing = True
             self._stream.stop()
 
     async def run(self) -> None:
@@ -129,8 +136,11 @@ class Uplink:
                 ended = await self._stream.attend(self._hello())
             finally:
                 self._stream = None
+        renewing, self._renewing = self._renewing, False
         if ended.redirect:
             log.info("redirected", extra={"from": address, "to": ended.redirect})
+            self._changed(connected=False)
+        elif renewing:
             self._changed(connected=False)
         else:
             self._failed(ended.reason)

@@ -1,0 +1,158 @@
+"""``GET /v1/explain`` and ``sickbay-agent explain``: why the agent says what it says."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.explain import table
+from nodeagent.sources.procstate import stuck
+from tests.agent import real_disks
+from tests.agent.agent_process import QUIET, AgentProcess
+from tests.agent.cli import agent as cli
+from tests.support.ward import until
+
+GPU = "pci:0000:3b:00"
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., AgentProcess]]:
+    made: list[AgentProcess] = []
+
+    def start(**how: Any) -> AgentProcess:
+        made.append(AgentProcess(tmp_path / "node", **how))
+        return made[-1].start()
+
+    yield start
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+async def agent(start: Callable[..., AgentProcess]) -> AgentProcess:
+    return await start().up()
+
+
+async def explained(agent: AgentProcess) -> dict[str, Any]:
+    status, body = await agent.ask("/v1/explain")
+    assert status == 200
+    return dict(json.loads(body))
+
+
+def of(answer: dict[str, Any], name: str) -> dict[str, Any]:
+    [found] = [check for check in answer["checks"] if check["name"] == name]
+    return dict(found)
+
+
+async def until_hung(agent: AgentProcess, wchan: str) -> None:
+    """Until the late check's own message says where its probe waits."""
+    for _ in range(400):
+        [result, *_] = of(await explained(agent), "disk-write")["results"] or [{"message": ""}]
+        if wchan in result["message"]:
+            assert result["status"] in ("unknown", "degraded")
+            return
+        await asyncio.sleep(0.025)
+    raise AssertionError(agent.log())
+
+
+async def until_faults(agent: AgentProcess, name: str, count: int) -> dict[str, Any]:
+    for _ in range(400):
+        check = of(await explained(agent), name)
+        if sum(fault["count"] for fault in check["faults"]) >= count:
+            return check
+        await asyncio.sleep(0.025)
+    raise AssertionError(agent.log())
+
+
+async def test_a_fault_comes_with_the_line_that_it_was_read_from(agent: AgentProcess) -> None:
+    agent.xid(31, pid=1)
+    seq = agent.xid(31, pid=2)
+    agent.line("NVRM: Xid (PCI:0000:99:00): 79, GPU has fallen off the bus.")
+    agent.line("usb 1-1: new high-speed USB device")
+    agent.xid(31, pid=3)
+    check = await until_faults(agent, "xid", 3)
+    [fault] = check["faults"]
+    assert (fault["code"], fault["component"], fault["count"]) == ("xid:31", GPU, 3)
+    assert len(fault["occurrence_ages"]) == 3
+    assert [line["seq"] for line in check["lines"]] == [seq - 1, seq, seq + 3]
+    assert check["lines"][1]["text"].startswith("NVRM: Xid (PCI:0000:3b:00): 31, pid=2")
+    assert check["refused_lines"] == {"foreign": 1, "packets": 0}
+
+
+async def test_a_check_comes_with_its_latest_report_word_for_word(
+    start: Callable[..., AgentProcess],
+) -> None:
+    agent = start(more=QUIET.replace("[checks.memory]\non = false", ""))
+    await agent.up()
+    for _ in range(400):
+        check = of(await explained(agent), "memory")
+        if check["look"]["looks"]:
+            break
+        await asyncio.sleep(0.025)
+    [said] = check["look"]["said"]
+    assert (said["kind"], said["check"]) == ("Observation", "memory")
+    assert said["status"] == check["results"][0]["status"]
+    assert check["look"]["deadline_seconds"] == 5
+
+
+async def test_the_command_shows_it_to_people_and_as_json(agent: AgentProcess) -> None:
+    agent.xid(79)
+    await until_faults(agent, "xid", 1)
+    shown = await asyncio.to_thread(cli, "explain", "xid", "--config", agent.config)
+    assert (shown.code, shown.err) == (0, "")
+    assert "xid:79" in shown.out
+    assert "NVRM: Xid (PCI:0000:3b:00): 79" in shown.out
+    assert "sxid" not in shown.out
+    told = await asyncio.to_thread(cli, "explain", "xid", "--config", agent.config, "-o", "json")
+    assert [check["name"] for check in told.json["checks"]] == ["xid"]
+    wrong = await asyncio.to_thread(cli, "explain", "nope", "--config", agent.config)
+    assert wrong.code == 2
+    assert "no check 'nope'" in wrong.err
+
+
+async def test_without_an_agent_it_says_so(tmp_path: Path) -> None:
+    config = tmp_path / "agent.toml"
+    config.write_text(f'run_dir = "{tmp_path}"\n')
+    shown = await asyncio.to_thread(cli, "explain", "--config", config)
+    assert shown.code == 1
+    assert "agent.sock" in shown.err
+    assert "Traceback" not in shown.err
+
+
+@pytest.mark.root
+@pytest.mark.skipif(bool(real_disks.why_not()), reason=real_disks.why_not() or "-")
+async def test_what_hangs_in_the_kernel_is_told_first_with_where_it_waits(
+    start: Callable[..., AgentProcess], tmp_path: Path
+) -> None:
+    point = tmp_path / "disk"
+    on = f'[checks.disk-write]\npaths = ["{point}"]\ninterval = "1s"\ndeadline = "2s"'
+    more = QUIET.replace("[checks.disk-write]\non = false", on)
+    with real_disks.ext4(point), real_disks.frozen(point):
+        agent = await start(more=more).up()
+        answer: dict[str, Any] = {}
+        for _ in range(800):
+            answer = await explained(agent)
+            if answer["stuck"]:
+                break
+            await asyncio.sleep(0.025)
+        assert next(iter(answer)) == "stuck", "before all else"
+        [waiting] = answer["stuck"]
+        assert "disk_child" in waiting["command"]
+        assert waiting["waits_in"], "a kernel function"
+        assert table(answer).splitlines()[0].startswith("STUCK: ")
+        assert waiting["waits_in"] in table(answer).splitlines()[0]
+        await until_hung(agent, waiting["waits_in"])
+        # The agent lives, answers and sees.
+        assert (await agent.ask("/healthz"))[0] == 200
+        agent.xid(79)
+        assert (await until_faults(agent, "xid", 1))["faults"]
+        assert agent.process is not None
+        assert agent.process.poll() is None
+    await until(lambda: not real_disks.alive(waiting["pid"]), within=20)
+
+
+def test_a_process_that_only_sleeps_is_not_stuck() -> None:
+    assert stuck() == []

@@ -1,0 +1,269 @@
+"""The configuration is read again when its file changes; evidence goes on meanwhile."""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.config import CheckSettings, Config, ConfigError, default
+from nodeagent.lineup import Lineup
+from nodeagent.reload import Reloader
+from nodeagent.toml_table import Problem
+from tests.agent.agent_process import QUIET, AgentProcess
+from tests.agent.machines import made_up, sources
+from tests.support.ward import FakeWard, until
+
+ENVIRON = {"NODE_NAME": "node-a"}
+
+
+def changed(config: Config, check: str, **settings: Any) -> Config:
+    wanted = replace(config.checks[check], **settings)
+    return replace(config, checks={**config.checks, check: wanted})
+
+
+# -- which checks are built again -------------------------------------------------------------
+
+
+@pytest.fixture
+def config() -> Config:
+    return default(ENVIRON)
+
+
+@pytest.fixture
+def lineup(tmp_path: Path, config: Config) -> Lineup:
+    made = Lineup(sources(made_up(tmp_path)))
+    made.follow(config)
+    return made
+
+
+def objects(lineup: Lineup) -> dict[str, object]:
+    return {check.name: check for check in lineup.scheduled} | dict(lineup.log_checks)
+
+
+def test_a_check_whose_settings_stand_goes_on_as_it_is(lineup: Lineup, config: Config) -> None:
+    before = objects(lineup)
+    lineup.follow(changed(config, "disk-space", interval=30.0))
+    after = objects(lineup)
+    assert {name for name in before if before[name] is not after[name]} == {"disk-space"}
+
+
+def test_a_changed_option_builds_the_check_again(lineup: Lineup, config: Config) -> None:
+    before = objects(lineup)
+    options = {**config.checks["disk-io"].options, "exclude": ("/scratch",)}
+    lineup.follow(changed(config, "disk-io", options=options))
+    assert objects(lineup)["disk-io"] is not before["disk-io"]
+
+
+def test_only_the_gpu_checks_ask_how_many_gpus_there_should_be(
+    lineup: Lineup, config: Config
+) -> None:
+    before = objects(lineup)
+    lineup.follow(replace(config, expected_gpus=8))
+    after = objects(lineup)
+    other = {name for name in before if before[name] is not after[name]}
+    assert "gpu-inventory" in other
+    assert all(name.startswith("gpu") for name in other)
+
+
+def test_a_check_that_is_turned_off_runs_no_more_and_says_why(
+    lineup: Lineup, config: Config
+) -> None:
+    lineup.follow(changed(config, "disk-space", on=False))
+    assert "disk-space" not in lineup.names
+    assert lineup.off["disk-space"] == "off by configuration (checks.disk-space.on)"
+
+
+# -- which file is read, and when -------------------------------------------------------------
+
+
+class Source:
+    """A file of JSON numbers that stand for configurations."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "agent.toml"
+        self.path.write_text("60")
+        self.loads = 0
+        self.applied: list[float] = []
+        self.reloader = Reloader(
+            self.path, self.load(), load=self.load, apply=self._apply, every=0.01
+        )
+
+    def load(self) -> Config:
+        self.loads += 1
+        try:
+            interval = float(json.loads(self.path.read_text()))
+        except (OSError, ValueError) as error:
+            raise ConfigError([Problem(str(self.path), 1, "interval", str(error), "")]) from None
+        settings = CheckSettings(on=True, interval=interval, deadline=1.0)
+        return Config(node="node-a", checks={"a": settings})
+
+    def _apply(self, config: Config) -> None:
+        self.applied.append(config.checks["a"].interval)
+
+    async def run_until(self, condition: Callable[[], object]) -> None:
+        task = asyncio.create_task(self.reloader.run())
+        try:
+            await until(condition)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    return Source(tmp_path)
+
+
+async def test_a_file_that_stands_as_it_was_is_read_once_more_and_changes_nothing(
+    source: Source,
+) -> None:
+    """Once more, for it may have changed between the start's reading and the first look."""
+    await source.run_until(lambda: source.loads >= 2)
+    task = asyncio.create_task(source.reloader.run())
+    await asyncio.sleep(0.1)  # ten looks
+    task.cancel()
+    assert (source.loads, source.applied) == (2, [])
+
+
+async def test_a_file_that_is_written_anew_is_taken_over(source: Source) -> None:
+    source.path.write_text("300")
+    await source.run_until(lambda: source.applied)
+    assert source.applied == [300.0]
+    assert source.reloader.state.reloads == 1
+
+
+async def test_a_configmaps_swapped_link_is_a_change(tmp_path: Path) -> None:
+    """As the kubelet does it: agent.toml -> ..data/agent.toml, and ..data is renamed over."""
+    for name, text in (("..1", "60"), ("..2", "300")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "agent.toml").write_text(text)
+    (tmp_path / "..data").symlink_to("..1")
+    source = Source.__new__(Source)
+    source.path = tmp_path / "agent.toml"
+    source.path.symlink_to("..data/agent.toml")
+    source.loads, source.applied = 0, []
+    source.reloader = Reloader(
+        source.path, source.load(), load=source.load, apply=source._apply, every=0.01
+    )
+    await source.run_until(lambda: source.loads >= 2)
+    (tmp_path / "..data_tmp").symlink_to("..2")
+    (tmp_path / "..data_tmp").rename(tmp_path / "..data")
+    await source.run_until(lambda: source.applied)
+    assert source.applied == [300.0]
+
+
+async def test_a_bad_file_keeps_the_old_configuration_and_is_said(
+    source: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    source.path.write_text("no number")
+    await source.run_until(lambda: source.reloader.state.problem)
+    assert source.applied == []
+    assert str(source.path) in source.reloader.state.problem
+    assert "goes on with the one before" in caplog.text
+    source.path.write_text("300")
+    await source.run_until(lambda: source.applied)
+    assert source.reloader.state.problem == ""
+
+
+async def test_a_file_that_is_gone_is_said(source: Source) -> None:
+    source.path.unlink()
+    await source.run_until(lambda: source.reloader.state.problem)
+    assert source.applied == []
+
+
+async def test_a_file_on_a_disk_that_hangs_holds_nothing_up(tmp_path: Path) -> None:
+    """A FIFO without a writer: who opens it waits, and cannot be cancelled."""
+    source = Source(tmp_path)
+    source.path.unlink()
+    os.mkfifo(source.path)
+    try:
+        await source.run_until(lambda: source.loads >= 2)
+    finally:
+        os.close(os.open(source.path, os.O_WRONLY | os.O_NONBLOCK))  # lets the thread go
+
+
+# -- a whole agent ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def ward() -> AsyncIterator[FakeWard]:
+    ward = await FakeWard().start()
+    yield ward
+    await ward.stop()
+
+
+@pytest.fixture
+def agent(tmp_path: Path, ward: FakeWard) -> Iterator[AgentProcess]:
+    (tmp_path / "disk").mkdir()
+    on = f'[checks.disk-write]\npaths = ["{tmp_path / "disk"}"]\ninterval = "1h"'
+    off = "[checks.disk-write]\non = false"
+    agent = AgentProcess(tmp_path / "node", aggregator=ward.address, more=QUIET.replace(off, on))
+    yield agent
+    agent.close()
+
+
+async def test_a_running_agent_follows_its_file_without_a_gap(
+    ward: FakeWard, agent: AgentProcess, tmp_path: Path
+) -> None:
+    agent.start()
+    await agent.up()
+    agent.xid(31)
+    place = ("disk-write", str(tmp_path / "disk"))
+    await until(lambda: ward.streams and place in ward.latest.components, what=agent.log())
+    await until(lambda: ("xid:31", "pci:0000:3b:00") in ward.latest.faults, what=agent.log())
+    looks = await _explained(agent, "disk-write")
+
+    # A bad file first: said everywhere, and nothing changes.
+    good = agent.more
+    agent.more = good + '\n[checks.disk-wriet]\non = "yes"\n'
+    agent.write_config()
+    await until_true(lambda: _problem(agent), what=agent.log())
+    assert "disk-wriet" in await _problem(agent)
+    metrics = (await agent.ask("/metrics"))[1]
+    assert "sickbay_agent_config_current 0" in metrics
+    assert "disk-wriet" in agent.log()
+    assert place in ward.latest.components
+
+    # Then another interval for a check that was off, and disk-write off.
+    agent.more = good.replace('interval = "1h"', "on = false").replace(
+        "[checks.memory]\non = false", '[checks.memory]\ninterval = "1h"'
+    )
+    agent.write_config()
+    agent.xid(79)
+    await until(
+        lambda: place not in ward.latest.components and ("memory", "") in ward.latest.components,
+        within=20,
+        what=agent.log(),
+    )
+    await until(lambda: ("xid:79", "pci:0000:3b:00") in ward.latest.faults, what=agent.log())
+    fault = ward.latest.faults["xid:31", "pci:0000:3b:00"]
+    assert fault.count == 1, "nothing was read twice"
+    names = {check.name: check.off_because for check in ward.latest.hello.checks}
+    assert names["memory"] == "", "Hello says what runs now"
+    assert "off by configuration" in names["disk-write"]
+    assert await _problem(agent) == ""
+    assert looks["look"]["looks"] == 1
+
+
+async def _explained(agent: AgentProcess, check: str) -> dict[str, Any]:
+    status, body = await agent.ask("/v1/explain")
+    assert status == 200
+    [found] = [each for each in json.loads(body)["checks"] if each["name"] == check]
+    return dict(found)
+
+
+async def _problem(agent: AgentProcess) -> str:
+    _, body = await agent.ask("/v1/results")
+    return str(json.loads(body)["agent"]["config_problem"])
+
+
+async def until_true(condition: Callable[[], Any], what: str) -> None:
+    end = asyncio.get_running_loop().time() + 20
+    while not await condition():
+        assert asyncio.get_running_loop().time() < end, what
+        await asyncio.sleep(0.05)
