@@ -53,6 +53,8 @@ on = false
 on = false
 [checks.nic-health]
 on = false
+[checks.infiniband]
+on = false
 """
 
 

@@ -1,0 +1,204 @@
+"""InfiniBand and RoCE ports: their link, its rate, and what they count as errors.
+
+Reasons, strongest first: ``missing`` (the adapter has left the PCI bus, or a device that the
+configuration names does not exist: failed), ``link-down`` (was up and has no link: failed),
+``inactive`` (has a link and is not active: no subnet manager, say: failed), ``slow`` (below
+``rate``: failed; below what it was: degraded), ``errors`` (of the last hour, symbol errors above
+the limit, integrity errors or buffer overruns: failed), ``flapping`` (its link went within the
+hour: degraded), ``receive-errors`` and ``retries`` (degraded: the other end may be the cause),
+``hung`` (the driver does not answer; failed after a minute), ``disabled``, ``not-told`` and
+``no-sysfs``: unknown. The component is device and port ("mlx5_0/1").
+
+A port that never had a link is ok: many adapters have one. Its own count of lost links tells.
+Thresholds: those of a fleet's published check (any integrity error or overrun; 120 symbol errors
+an hour, the InfiniBand specification's bit error rate of 1e-12 at 2.5 Gbit/s in round numbers).
+"""
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
+from nodeagent.checks.disks import SpokenOf, hung
+from nodeagent.checks.rates import Rises
+from nodeagent.model import Observation, Status
+from nodeagent.sources import Sources
+from nodeagent.sources.diskprobe import DiskProbe, Hung
+from nodeagent.sources.infiniband import Place, Port, PortReader, list_ports
+from nodeagent.sources.machine import Machine
+
+NAME = "infiniband"
+_HOUR = 3600.0
+
+
+def judge_link(name: str, port: Port, *, used: bool, named: bool) -> Observation | None:
+    """None when the port is active. Pure. ``used``: it was active before."""
+    if port.active:
+        return None
+    words = f"state {port.state}, physical state {port.physical or 'not told'}"
+    if port.physical == "Disabled" and not named:  # somebody's decision, or a reset's
+        status = Status.UNKNOWN if used else Status.OK
+        return Observation(NAME, name, status, "disabled" if used else "", words)
+    if not (used or named):
+        return Observation(NAME, name, Status.OK, "", f"{words}: never up, not in use")
+    if port.physical == "LinkUp" and not port.ethernet:
+        message = f"{words}: is a subnet manager running?"
+        return Observation(NAME, name, Status.FAILED, "inactive", message)
+    message = f"{words}: cable, transceiver or switch port"
+    return Observation(NAME, name, Status.FAILED, "link-down", message)
+
+
+def judge_quality(
+    name: str, port: Port, rose: Mapping[str, int], *, wanted: float, seen: float, symbols: int
+) -> Observation:
+    """Of an active port. Pure. ``rose``: within the hour. Rates are Gbit/s, 0 where unknown.
+
+    ``symbols``: so many symbol errors in an hour are still well.
+    """
+    if 0 < port.rate < wanted:
+        message = f"{port.rate:g} Gbit/s, and the configuration says {wanted:g}"
+        return Observation(NAME, name, Status.FAILED, "slow", message)
+    bad = {
+        "symbol_error": symbols,
+        "local_link_integrity_errors": 0,
+        "excessive_buffer_overrun_errors": 0,
+    }
+    failing = [f"{rose[c]} {c}" for c, limit in bad.items() if rose.get(c, 0) > limit]
+    if failing:
+        message = f"{', '.join(failing)} within an hour"
+        return Observation(NAME, name, Status.FAILED, "errors", message)
+    if rose.get("link_downed", 0) or rose.get("link_error_recovery", 0):
+        lost, mended = rose.get("link_downed", 0), rose.get("link_error_recovery", 0)
+        message = f"within an hour the link was lost {lost} times and recovered {mended} times"
+        return Observation(NAME, name, Status.DEGRADED, "flapping", message)
+    if 0 < port.rate < seen:
+        message = f"{port.rate:g} Gbit/s, and it was {seen:g} before"
+        return Observation(NAME, name, Status.DEGRADED, "slow", message)
+    for counter, limit, reason in (
+        ("port_rcv_errors", symbols, "receive-errors"),
+        ("rnr_nak_retry_err", 0, "retries"),
+    ):
+        if rose.get(counter, 0) > limit:
+            message = f"{rose[counter]} {counter} within an hour"
+            return Observation(NAME, name, Status.DEGRADED, reason, message)
+    kind = "RoCE" if port.ethernet else "InfiniBand"
+    return Observation(NAME, name, Status.OK, "", f"{kind}, {port.rate:g} Gbit/s")
+
+
+class Infiniband:
+    def __init__(self, machine: Machine, probe: DiskProbe, options: Mapping[str, Any]) -> None:
+        self._machine = machine
+        self._reader = PortReader(machine, probe)
+        self._devices: Sequence[str] = options["devices"]
+        self._exclude: Sequence[str] = options["exclude"]
+        self._wanted: int = options["rate"]
+        self._symbols: int = options["symbol_errors"]
+        self._known: dict[str, Place] = {}
+        self._active: set[str] = set()
+        self._rates: dict[str, float] = {}
+        self._counters: dict[str, Rises] = {}
+        self._spoken_of = SpokenOf()
+
+    async def look(self) -> Report:
+        try:
+            places = [place for place in list_ports(self._machine) if self._watches(place)]
+        except OSError as error:
+            return [Observation(NAME, "", Status.UNKNOWN, "no-sysfs", str(error))]
+        ports = await self._reader.read(places)
+        report = [self._verdict(place, port) for place, port in ports.items()]
+        report += self._missing(places)
+        gone = self._spoken_of.gone(NAME, report)
+        for entry in gone:
+            self._forget(entry.component)
+        return [*report, *gone] if report or gone else Off("no InfiniBand or RoCE device")
+
+    def _watches(self, place: Place) -> bool:
+        if self._devices:
+            return self._is_named(place)
+        return not any(
+            fnmatch.fnmatchcase(name, pattern)
+            for name in (place.device, str(place))
+            for pattern in self._exclude
+        )
+
+    def _is_named(self, place: Place) -> bool:
+        return place.device in self._devices or str(place) in self._devices
+
+    def _verdict(self, place: Place, port: Port | Hung | str) -> Observation:
+        name = str(place)
+        self._known[name] = place
+        if isinstance(port, Hung):
+            return hung(NAME, name, port)
+        if isinstance(port, str):
+            return Observation(NAME, name, Status.UNKNOWN, "not-told", port)
+        rises = self._counters.setdefault(name, Rises(_HOUR))
+        rose = rises.add(self._machine.clock.boottime(), dict(port.counters))
+        if port.active:
+            self._active.add(name)
+        used = name in self._active or port.counters.get("link_downed", 0) > 0
+        down = judge_link(name, port, used=used, named=self._is_named(place))
+        if down is not None:
+            return down
+        seen = self._rates[name] = max(self._rates.get(name, 0.0), port.rate)
+        return judge_quality(
+            name, port, rose, wanted=self._wanted, seen=seen, symbols=self._symbols
+        )
+
+    def _missing(self, places: Sequence[Place]) -> list[Observation]:
+        """Named devices that don't exist, and adapters that fell off the bus.
+
+        One that is still on the bus was moved into a pod's network, or its driver was unloaded:
+        somebody's doing.
+        """
+        here = {str(place) for place in places}
+        lost = []
+        for name, place in self._known.items():
+            if name not in here and place.pci and not self._on_the_bus(place.pci):
+                message = f"its adapter has left the PCI bus ({place.pci})"
+                lost.append(Observation(NAME, name, Status.FAILED, "missing", message))
+        told = {o.component for o in lost} | here
+        devices = {name.partition("/")[0] for name in told}
+        lost += [
+            Observation(NAME, name, Status.FAILED, "missing", "named, and no such device")
+            for name in self._devices
+            if name not in told and name not in devices
+        ]
+        return lost
+
+    def _on_the_bus(self, pci: str) -> bool:
+        return (self._machine.sys / "bus/pci/devices" / pci).exists()
+
+    def _forget(self, name: str) -> None:
+        for memory in (self._known, self._rates, self._counters):
+            memory.pop(name, None)
+        self._active.discard(name)
+
+
+def build(sources: Sources, options: Mapping[str, Any]) -> Infiniband:
+    return Infiniband(sources.machine, sources.disk, options)
+
+
+SPEC = CheckSpec(
+    name=NAME,
+    sees="an InfiniBand or RoCE port without a link, inactive, slow or with errors; an adapter "
+    "that left the bus",
+    source="/sys/class/infiniband: state, phys_state, rate and counters, read in a child process",
+    cost="12 ms of CPU every 30 s, and 0.2 ms for each port; nothing without such a device",
+    blind_to="the fabric beyond the port; virtual functions; counters that have reached their end, "
+    "as those of old adapters do at 65,535",
+    interval=30.0,
+    deadline=20.0,
+    build=build,
+    options=(
+        Option(
+            "devices",
+            Kind.TEXTS,
+            (),
+            'devices or ports ("mlx5_0", "mlx5_0/1") that must exist and be up; empty: all '
+            "that were up",
+        ),
+        Option("exclude", Kind.TEXTS, (), "devices or ports to leave out, as shell patterns"),
+        Option("rate", Kind.INTEGER, 0, "Gbit/s that every port must have; 0: what it had before"),
+        Option("symbol_errors", Kind.INTEGER, 120, "more of them in an hour are failed"),
+    ),
+)

@@ -1,0 +1,147 @@
+"""InfiniBand and RoCE ports as ``/sys/class/infiniband`` shows them (the kernel's
+Documentation/ABI/stable/sysfs-class-infiniband).
+
+Listing them touches no device. Their files do: many drivers ask their firmware, which may hang, so
+a child reads those (``DiskProbe.files``). What a driver refuses it refuses for ever, some with a
+line in the kernel log each time, so such a file is asked for once.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from nodeagent.sources.diskprobe import DiskProbe, Files, Hung, Result
+from nodeagent.sources.machine import Machine
+
+__all__ = ["COUNTERS", "Place", "Port", "PortReader", "list_ports", "parse_port"]
+
+#: Of the port (PortCounters of the InfiniBand architecture) and of its hardware.
+COUNTERS: Mapping[str, str] = {
+    "symbol_error": "counters",
+    "link_error_recovery": "counters",
+    "link_downed": "counters",
+    "port_rcv_errors": "counters",
+    "local_link_integrity_errors": "counters",
+    "excessive_buffer_overrun_errors": "counters",
+    "rnr_nak_retry_err": "hw_counters",
+}
+_WORDS = ("state", "phys_state", "rate", "link_layer")
+_RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a port is. ``pci`` is its device's address on the bus; empty for SoftRoCE."""
+
+    device: str
+    port: str
+    pci: str
+
+    def __str__(self) -> str:
+        return f"{self.device}/{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """What a port says: its states' words ("ACTIVE", "LinkUp"), its rate in Gbit/s (0: unknown)."""
+
+    state: str
+    physical: str
+    rate: float
+    ethernet: bool
+    counters: Mapping[str, int]
+
+    @property
+    def active(self) -> bool:
+        return self.state.startswith("ACTIVE") and self.physical in ("LinkUp", "")
+
+
+def list_ports(machine: Machine) -> list[Place]:
+    """By name, without virtual functions: those move into pods. Raises OSError."""
+    try:
+        devices = sorted((machine.sys / "class/infiniband").iterdir())
+    except FileNotFoundError:
+        return []
+    return [
+        Place(device.name, number, _pci(device))
+        for device in devices
+        if not (device / "device/physfn").exists()
+        for number in _numbers(device / "ports")
+    ]
+
+
+def _numbers(folder: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in folder.iterdir() if entry.name.isdigit())
+    except OSError:
+        return []  # it vanished while we looked
+
+
+def _pci(device: Path) -> str:
+    name = (device / "device").resolve().name
+    return name if re.fullmatch(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", name) else ""
+
+
+def parse_port(values: Mapping[str, str]) -> Port | None:
+    """Of its files' texts by name. None when it does not even say its state. Pure."""
+    state = _after_number(values.get("state", ""))
+    if not state:
+        return None
+    rate = _RATE.match(values.get("rate", ""))
+    return Port(
+        state=state,
+        physical=_after_number(values.get("phys_state", "")),
+        rate=float(rate[1]) if rate else 0.0,
+        ethernet=values.get("link_layer") == "Ethernet",
+        counters={
+            name: int(values[name])
+            for name in COUNTERS
+            if values.get(name, "").isascii() and values.get(name, "").isdigit()
+        },
+    )
+
+
+def _after_number(text: str) -> str:
+    """Of "4: ACTIVE"."""
+    number, colon, word = text.partition(":")
+    return word.strip() if colon and number.strip().isdigit() else ""
+
+
+class PortReader:
+    """Reads ports, and remembers which files their drivers refuse."""
+
+    def __init__(self, machine: Machine, probe: DiskProbe) -> None:
+        self._folder = machine.sys / "class/infiniband"
+        self._probe = probe
+        self._refused: dict[Place, frozenset[str]] = {}
+
+    async def read(self, places: list[Place]) -> dict[Place, Port | Hung | str]:
+        """Each port, or how it hangs, or a text that says why there is none."""
+        self._refused = {place: self._refused.get(place, frozenset()) for place in places}
+        names = {place: self._names(place) for place in places}
+        groups = [[self._path(place, name) for name in names[place]] for place in places]
+        answers = await self._probe.files(groups)
+        return {
+            place: self._port(place, names[place], answer)
+            for place, answer in zip(places, answers, strict=True)
+        }
+
+    def _names(self, place: Place) -> list[str]:
+        refused = self._refused[place]
+        return [*_WORDS, *(name for name in COUNTERS if name not in refused)]
+
+    def _path(self, place: Place, name: str) -> str:
+        inside = COUNTERS.get(name, "")
+        return str(self._folder / place.device / "ports" / place.port / inside / name)
+
+    def _port(self, place: Place, names: list[str], answer: Result) -> Port | Hung | str:
+        if isinstance(answer, Hung):
+            return answer
+        if not isinstance(answer, Files):
+            return str(answer)
+        contents = dict(zip(names, answer.contents, strict=True))
+        refused = {name for name, content in contents.items() if isinstance(content, int)}
+        self._refused[place] |= refused & COUNTERS.keys()
+        port = parse_port({n: c for n, c in contents.items() if isinstance(c, str)})
+        return "it does not say its state" if port is None else port

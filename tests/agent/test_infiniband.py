@@ -1,0 +1,258 @@
+"""InfiniBand and RoCE ports, from trees as mlx5 and others make them in sysfs."""
+
+import errno
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.checks import infiniband
+from nodeagent.checks.base import Off
+from nodeagent.clock import SystemClock
+from nodeagent.model import Status
+from nodeagent.sources.diskprobe import DiskProbe, Files, Hung, Result
+from nodeagent.sources.infiniband import COUNTERS, Port, parse_port
+from nodeagent.sources.machine import Machine
+from tests.agent.machines import (
+    gone,
+    made_up,
+    observations,
+    options,
+    sources,
+    this_machine,
+    verdicts,
+)
+
+OK = (Status.OK, "")
+DOWN, MISSING = (Status.FAILED, "link-down"), (Status.FAILED, "missing")
+
+
+class Stepped(SystemClock):
+    now = 10_000.0
+
+    def boottime(self) -> float:
+        return self.now
+
+
+def device(machine: Machine, name: str, pci: str, ports: int = 1) -> list[Path]:
+    """An adapter, up and well; the folders of its ports."""
+    on_bus = machine.sys / "bus/pci/devices" / pci
+    on_bus.mkdir(parents=True)
+    folder = machine.sys / "class/infiniband" / name
+    folder.mkdir(parents=True)
+    (folder / "device").symlink_to(on_bus)
+    found = [folder / "ports" / str(number + 1) for number in range(ports)]
+    for port in found:
+        (port / "counters").mkdir(parents=True)
+        (port / "hw_counters").mkdir()
+        say(port, state="4: ACTIVE", phys_state="5: LinkUp", link_layer="InfiniBand")
+        say(port, rate="400 Gb/sec (4X NDR)", **dict.fromkeys(COUNTERS, "0"))
+    return found
+
+
+def say(port: Path, **files: str) -> None:
+    for name, text in files.items():
+        (port / COUNTERS.get(name, "") / name).write_text(f"{text}\n")
+
+
+def built(machine: Machine, **settings: object) -> infiniband.Infiniband:
+    return infiniband.build(sources(machine), options(infiniband.SPEC, **settings))
+
+
+ACTIVE = Port("ACTIVE", "LinkUp", 400, ethernet=False, counters={})
+
+
+@pytest.mark.parametrize(
+    ("port", "used", "named", "verdict"),
+    [
+        (ACTIVE, True, False, None),
+        (replace(ACTIVE, state="ACTIVE_DEFER"), True, False, None),
+        (replace(ACTIVE, state="DOWN", physical="Polling"), True, False, DOWN),
+        (replace(ACTIVE, state="DOWN", physical="Polling"), False, False, OK),
+        (replace(ACTIVE, state="DOWN", physical="Polling"), False, True, DOWN),
+        (replace(ACTIVE, state="INIT"), True, False, (Status.FAILED, "inactive")),
+        (replace(ACTIVE, state="ARMED"), False, True, (Status.FAILED, "inactive")),
+        (replace(ACTIVE, state="INIT"), False, False, OK),
+        (replace(ACTIVE, state="DOWN", ethernet=True), True, False, DOWN),
+        (replace(ACTIVE, state="DOWN", physical="Disabled"), False, False, OK),
+        (
+            replace(ACTIVE, state="DOWN", physical="Disabled"),
+            True,
+            False,
+            (Status.UNKNOWN, "disabled"),
+        ),
+        (replace(ACTIVE, state="DOWN", physical="Disabled"), True, True, DOWN),
+    ],
+)
+def test_links(*, port: Port, used: bool, named: bool, verdict: tuple[Status, str] | None) -> None:
+    found = infiniband.judge_link("mlx5_0/1", port, used=used, named=named)
+    assert (found and (found.status, found.reason)) == verdict
+
+
+@pytest.mark.parametrize(
+    ("rose", "verdict"),
+    [
+        ({}, OK),
+        ({"symbol_error": 120}, OK),
+        ({"symbol_error": 121}, (Status.FAILED, "errors")),
+        ({"local_link_integrity_errors": 1}, (Status.FAILED, "errors")),
+        ({"excessive_buffer_overrun_errors": 1}, (Status.FAILED, "errors")),
+        ({"link_downed": 1}, (Status.DEGRADED, "flapping")),
+        ({"link_error_recovery": 1}, (Status.DEGRADED, "flapping")),
+        ({"port_rcv_errors": 121}, (Status.DEGRADED, "receive-errors")),
+        ({"rnr_nak_retry_err": 1}, (Status.DEGRADED, "retries")),
+        ({"rnr_nak_retry_err": 1, "symbol_error": 500}, (Status.FAILED, "errors")),
+    ],
+)
+def test_counters(rose: Mapping[str, int], verdict: tuple[Status, str]) -> None:
+    found = infiniband.judge_quality("mlx5_0/1", ACTIVE, rose, wanted=0, seen=400, symbols=120)
+    assert (found.status, found.reason) == verdict
+
+
+@pytest.mark.parametrize(
+    ("rate", "wanted", "verdict"),
+    [
+        (400, 400, OK),
+        (400, 0, OK),
+        (200, 400, (Status.FAILED, "slow")),
+        (200, 0, (Status.DEGRADED, "slow")),
+        (0, 400, OK),  # a driver that does not tell
+    ],
+)
+def test_rates(rate: float, wanted: float, verdict: tuple[Status, str]) -> None:
+    port = replace(ACTIVE, rate=rate)
+    found = infiniband.judge_quality("p", port, {}, wanted=wanted, seen=400, symbols=120)
+    assert (found.status, found.reason) == verdict
+
+
+@given(st.dictionaries(st.sampled_from(["state", "phys_state", "rate", *COUNTERS]), st.text()))
+def test_garbage_is_survived(values: dict[str, str]) -> None:
+    port = parse_port(values)
+    assert port is None or port.rate >= 0
+
+
+async def test_an_adapter_with_a_spare_port_and_a_virtual_function(tmp_path: Path) -> None:
+    machine = made_up(tmp_path)
+    assert isinstance(await built(machine).look(), Off)
+    first, spare = device(machine, "mlx5_0", "0000:3b:00.0", ports=2)
+    say(spare, state="1: DOWN", phys_state="3: Disabled")
+    device(machine, "mlx5_9", "0000:3b:01.0")
+    (machine.sys / "bus/pci/devices/0000:3b:01.0/physfn").mkdir()
+    check = built(machine)
+    report = await check.look()
+    assert verdicts(report) == {"mlx5_0/1": OK, "mlx5_0/2": OK}
+    assert observations(report)["mlx5_0/1"].message == "InfiniBand, 400 Gbit/s"
+    say(first, state="1: DOWN", phys_state="2: Polling")
+    assert verdicts(await check.look())["mlx5_0/1"] == DOWN
+    say(first, state="4: ACTIVE", phys_state="5: LinkUp", rate="100 Gb/sec (1X NDR)")
+    assert verdicts(await check.look())["mlx5_0/1"] == (Status.DEGRADED, "slow")
+
+
+async def test_a_restarted_agent_still_knows_that_the_port_was_up(tmp_path: Path) -> None:
+    machine = made_up(tmp_path)
+    [port] = device(machine, "mlx5_0", "0000:3b:00.0")
+    say(port, state="1: DOWN", phys_state="2: Polling", link_downed="1")
+    assert verdicts(await built(machine).look()) == {"mlx5_0/1": DOWN}
+
+
+async def test_counters_count_by_the_hour_and_survive_their_reset(tmp_path: Path) -> None:
+    clock = Stepped()
+    machine = made_up(tmp_path, clock)
+    [port] = device(machine, "mlx5_0", "0000:3b:00.0")
+    say(port, symbol_error="4000", link_downed="3")
+    check = built(machine)
+    assert verdicts(await check.look()) == {"mlx5_0/1": OK}, "nobody knows when those were"
+    clock.now += 30
+    say(port, symbol_error="4130")
+    report = await check.look()
+    assert verdicts(report) == {"mlx5_0/1": (Status.FAILED, "errors")}
+    assert observations(report)["mlx5_0/1"].message == "130 symbol_error within an hour"
+    clock.now += 30
+    say(port, symbol_error="0", link_downed="0")  # somebody cleared them
+    assert verdicts(await check.look()) == {"mlx5_0/1": (Status.FAILED, "errors")}
+    clock.now += 3600
+    assert verdicts(await check.look()) == {"mlx5_0/1": OK}
+
+
+async def test_an_adapter_off_the_bus_is_missing_and_one_in_a_pod_is_gone(tmp_path: Path) -> None:
+    machine = made_up(tmp_path)
+    device(machine, "mlx5_0", "0000:3b:00.0")
+    device(machine, "mlx5_1", "0000:5e:00.0")
+    check = built(machine)
+    await check.look()
+    for name in ("mlx5_0", "mlx5_1"):
+        (machine.sys / "class/infiniband" / name).rename(tmp_path / name)
+    (machine.sys / "bus/pci/devices/0000:3b:00.0").rename(tmp_path / "pci")
+    report = await check.look()
+    assert verdicts(report) == {"mlx5_0/1": MISSING}
+    assert gone(report) == ["mlx5_1/1"]
+    assert verdicts(await check.look()) == {"mlx5_0/1": MISSING}
+    (tmp_path / "pci").rename(machine.sys / "bus/pci/devices/0000:3b:00.0")
+    (tmp_path / "mlx5_0").rename(machine.sys / "class/infiniband/mlx5_0")
+    assert verdicts(await check.look()) == {"mlx5_0/1": OK}
+
+
+async def test_named_devices_must_exist_and_others_are_left_out(tmp_path: Path) -> None:
+    machine = made_up(tmp_path)
+    device(machine, "mlx5_0", "0000:3b:00.0")
+    device(machine, "mlx5_1", "0000:5e:00.0", ports=2)
+    named = built(machine, devices=("mlx5_0", "mlx5_1/2", "mlx5_2"))
+    assert verdicts(await named.look()) == {"mlx5_0/1": OK, "mlx5_1/2": OK, "mlx5_2": MISSING}
+    without = built(machine, exclude=("mlx5_1/?", "rxe*"))
+    assert verdicts(await without.look()) == {"mlx5_0/1": OK}
+
+
+class Asked(DiskProbe):
+    """Reads for real, notes what was asked, refuses one file and may hang."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__(machine=machine)
+        self.names: list[str] = []
+        self.hangs: Hung | None = None
+
+    async def files(self, groups: Sequence[Sequence[str]]) -> list[Result]:
+        if self.hangs:
+            return [self.hangs for _ in groups]
+        self.names = [Path(path).name for group in groups for path in group]
+        found: list[Result] = []
+        for group, answer in zip(groups, await super().files(groups), strict=True):
+            assert isinstance(answer, Files)
+            named = zip(group, answer.contents, strict=True)
+            found.append(
+                Files(tuple(errno.EINVAL if p.endswith("symbol_error") else c for p, c in named))
+            )
+        return found
+
+
+async def test_a_file_that_is_refused_is_asked_for_once(tmp_path: Path) -> None:
+    machine = made_up(tmp_path)
+    device(machine, "mlx5_0", "0000:3b:00.0")
+    probe = Asked(machine)
+    found = replace(sources(machine), disk=probe)
+    check = infiniband.build(found, options(infiniband.SPEC))
+    assert verdicts(await check.look()) == {"mlx5_0/1": OK}
+    assert "symbol_error" in probe.names
+    assert verdicts(await check.look()) == {"mlx5_0/1": OK}
+    assert "symbol_error" not in probe.names
+    assert "link_downed" in probe.names
+    probe.hangs = Hung(12.0, "D in mlx5_cmd_exec")
+    report = await check.look()
+    assert verdicts(report) == {"mlx5_0/1": (Status.DEGRADED, "hung")}
+    assert "D in mlx5_cmd_exec" in observations(report)["mlx5_0/1"].message
+
+
+async def test_half_a_port_is_survived(tmp_path: Path) -> None:
+    machine = made_up(tmp_path)
+    [port] = device(machine, "mlx5_0", "0000:3b:00.0")
+    say(port, symbol_error="N/A (no PMA)", rate="what?")
+    (port / "phys_state").unlink()
+    assert verdicts(await built(machine).look()) == {"mlx5_0/1": OK}
+    (port / "state").unlink()
+    assert verdicts(await built(machine).look()) == {"mlx5_0/1": (Status.UNKNOWN, "not-told")}
+
+
+async def test_this_machine_survives_a_look() -> None:
+    assert isinstance(await built(this_machine()).look(), Off | list)
