@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from nodeagent.clock import Clock
 from nodeagent.sources.child import Child, python
 
-__all__ = ["Connection", "ResolveError", "Resolver", "connect"]
+__all__ = ["Connection", "ResolveError", "Resolver", "connect", "resolve"]
 
 _MOST_ADDRESSES = 4
 _UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
@@ -52,7 +52,7 @@ class Resolver:
         if known and now - at < self._keep:
             return known
         try:
-            fresh = await self._ask(host)
+            fresh = await resolve(host, deadline=self._deadline)
         except ResolveError:
             if known:
                 return known
@@ -65,25 +65,27 @@ class Resolver:
         at, known = self._known.get(host, (0.0, ()))
         self._known[host] = (at - self._keep, known)
 
-    async def _ask(self, host: str) -> tuple[str, ...]:
-        found: list[str] = []
-        failures: list[str] = []
 
-        def heard(line: str) -> None:
-            word, _, rest = line.partition(" ")
-            (found if word == "address" else failures).append(rest)
+async def resolve(host: str, *, deadline: float = 5.0) -> tuple[str, ...]:
+    """The resolver's answer of this moment, at least one address. Raises ResolveError."""
+    found: list[str] = []
+    failures: list[str] = []
 
-        try:
-            child = Child(python("resolve_child.py", host), heard)
-        except OSError as error:
-            raise ResolveError(f"cannot start the resolver: {error.strerror}") from error
-        await asyncio.wait([child.ended], timeout=self._deadline)
-        if not child.ended.done():
-            await child.close()
-            raise ResolveError(f"the resolver gave no answer in {self._deadline:.0f} s")
-        if not found:
-            raise ResolveError(failures[-1] if failures else "no address")
-        return tuple(found)
+    def heard(line: str) -> None:
+        word, _, rest = line.partition(" ")
+        (found if word == "address" else failures).append(rest)
+
+    try:
+        child = Child(python("resolve_child.py", host), heard)
+    except OSError as error:
+        raise ResolveError(f"cannot start the resolver: {error.strerror}") from error
+    await asyncio.wait([child.ended], timeout=deadline)
+    if not child.ended.done():
+        await child.close()
+        raise ResolveError(f"the resolver gave no answer in {deadline:.0f} s")
+    if not found:
+        raise ResolveError(failures[-1] if failures else "no address")
+    return tuple(found)
 
 
 def _is_address(host: str) -> bool:

@@ -55,6 +55,8 @@ on = false
 on = false
 [checks.infiniband]
 on = false
+[checks.dns]
+on = false
 """
 
 
