@@ -271,11 +271,14 @@ def _missing_files(config: Config, root: Path) -> Iterator[_Finding]:
         if file is None:
             continue
         try:
-            with (root / file.relative_to("/")).open("rb"):
-                pass
+            with (root / file.relative_to("/")).open("rb") as opened:
+                empty = key[-1] == "secret_file" and not opened.read(4096).strip()
         except OSError as error:
             text = f"{file} can't be read: {error.strerror}; expected a readable file"
             yield _finding(key, text)
+            continue
+        if empty:  # nothing is sent that is not signed: no alert would ever leave
+            yield _finding(key, f"{file} is empty; expected a file with a secret in it")
 
 
 def _files(config: Config) -> Iterator[tuple[Key, Path | None]]:

@@ -14,6 +14,8 @@ from pydantic import BeforeValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+#: Seconds. Ten years: what is longer is a slip, and what counts milliseconds stays in its range.
+LONGEST = 3650 * 86400.0
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
 
@@ -46,7 +48,10 @@ def duration(value: object) -> float:
     match = _DURATION.fullmatch(value.strip())
     if match is None:
         raise _refuse(f"{show(value)} is no duration", expected)
-    return float(match[1]) * UNITS[match[2]]
+    seconds = float(match[1]) * UNITS[match[2]]
+    if seconds > LONGEST:
+        raise _refuse(f"{show(value)} is too long", 'at most ten years, "3650d"')
+    return seconds
 
 
 def percent(value: object) -> float:

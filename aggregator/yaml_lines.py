@@ -23,6 +23,7 @@ M = TypeVar("M", bound=BaseModel)
 
 #: Deep enough for any settings, and far from the interpreter's own limit.
 MAX_DEPTH = 20
+_TOO_DEEP = f"nested deeper than {MAX_DEPTH}; expected a flatter file"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -112,6 +113,8 @@ def parse(text: str, name: str) -> Document:
         what = getattr(error, "problem", None) or getattr(error, "reason", None) or "not YAML"
         line = 0 if mark is None else mark.line + 1
         raise ConfigError(name, [Problem(line, "", f"{what}; expected YAML")]) from None
+    except RecursionError:  # PyYAML goes as deep as the text does
+        raise ConfigError(name, [Problem(0, "", _TOO_DEEP)]) from None
     if root is None:
         return Document(name, {})
     reader = _Reader()
@@ -137,7 +140,7 @@ class _Reader:
     def value(self, node: yaml.Node, key: Key) -> Any:
         self.lines.setdefault(key, node.start_mark.line + 1)
         if len(key) > MAX_DEPTH:  # also ends an alias that holds itself
-            self.refuse(node, (), f"nested deeper than {MAX_DEPTH}; expected a flatter file")
+            self.refuse(node, (), _TOO_DEEP)
             return None
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, key)
@@ -196,6 +199,8 @@ def _words(model: type[BaseModel], error: ErrorDetails) -> str:
         return "missing; expected this key with a value"
     if kind == "value":
         return error["msg"]
+    if kind == "greater_than_equal" and isinstance(value, str):  # a duration, in seconds by now
+        return f'{show(value)}; expected at least "{context["ge"]:g}s"'
     expected = _EXPECTED.get(kind, "{msg}").format(msg=error["msg"], **context)
     return f"{show(value)}; expected {expected}"
 

@@ -185,6 +185,9 @@ def read_document(path: Path) -> Document:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError([_syntax_problem(file, text, str(error))]) from None
+    except RecursionError:  # tomllib goes as deep as the text does
+        what = "is nested too deeply to be read"
+        raise ConfigError([Problem(file, 0, "", what, "tables of settings")]) from None
     return Document(file, content, text)
 
 

@@ -9,6 +9,7 @@ from nodeagent import units
 from nodeagent.toml_table import described
 
 DURATION = 'a duration such as "30s" or "10m"'
+_LONGEST = 3650 * 86400.0
 ABSOLUTE = "an absolute path"
 FILE = "the absolute path of a readable file"
 DIRECTORY = "the absolute path of a directory"
@@ -48,12 +49,14 @@ def integer(low: int, high: int | None = None) -> Callable[[Any], int]:
 
 
 def duration(low: float = 0.0) -> Callable[[Any], float]:
-    """Seconds, at least ``low``."""
+    """Seconds, at least ``low``, at most ten years: the aggregator takes no longer interval."""
 
     def parse(value: Any) -> float:
         seconds = units.duration(with_unit(value))
         if seconds < low:
             raise ValueError(f'"{value}" is less than {low:g} s')
+        if seconds > _LONGEST:
+            raise ValueError(f'"{value}" is more than ten years')
         return seconds
 
     return parse

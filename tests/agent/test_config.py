@@ -126,6 +126,7 @@ BAD = [
     ('[checks.xid]\non = "yes"', 2, "checks.xid.on", "is the text", "true or false"),
     ('[checks.xid]\ninterval = "9s"', 2, "checks.xid.interval", "as the kernel log comes", "no"),
     ('[checks.reach]\ninterval = "1ms"', 2, "checks.reach.interval", "less than 0.1 s", '"30s"'),
+    ('[checks.reach]\ninterval = "9999d"', 2, "checks.reach.interval", "more than ten", "dur"),
     ("[checks.reach]\ndeadline = 5", 2, "checks.reach.deadline", "without a unit", "duration"),
     ('[checks.reach]\nintervall = "9s"', 2, "checks.reach.intervall", "checks.reach.interval", ""),
 ]
@@ -165,6 +166,11 @@ def test_a_file_that_is_no_toml_is_told_with_its_line(
     [problem] = problems(file, text)
     assert problem.startswith(f"{file}:{line}: {what}")
     assert "; expected " in problem
+
+
+def test_a_file_nested_without_end_is_refused_and_is_no_defect_of_ours(file: Path) -> None:
+    [problem] = problems(file, "a = " + "[" * 5000)
+    assert problem == f"{file}: is nested too deeply to be read; expected tables of settings"
 
 
 def test_a_missing_file_a_directory_and_an_unreadable_one_are_told(tmp_path: Path) -> None:

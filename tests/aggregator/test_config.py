@@ -107,7 +107,7 @@ BAD: list[tuple[str, str]] = [
     ("agents: {heartbeat: 10 s}", 'agents.heartbeat: "10 s" is no duration'),
     ("agents: {heartbeat: 10sec}", 'agents.heartbeat: "10sec" is no duration'),
     ("agents: {heartbeat: -1s}", 'agents.heartbeat: "-1s" is no duration'),
-    ("agents: {heartbeat: 10ms}", 'agents.heartbeat: "10ms"; expected at least 1'),
+    ("agents: {heartbeat: 10ms}", 'agents.heartbeat: "10ms"; expected at least "1s"'),
     (
         "agents: {heartbeat: 40s}",
         "agents.silent_after: 60s is less than two heartbeats, so that one late heartbeat is ",
@@ -157,6 +157,11 @@ BAD: list[tuple[str, str]] = [
         "alerts: {webhooks: [{url: 'http://x', secret_file: /no/such}]}",
         "alerts.webhooks[0].secret_file: /no/such can't be read",
     ),
+    (
+        "alerts: {webhooks: [{url: 'http://x', secret_file: /dev/null}]}",
+        "alerts.webhooks[0].secret_file: /dev/null is empty; expected a file with a secret in it",
+    ),
+    ("drain: {deadline: 99999d}", 'drain.deadline: "99999d" is too long; expected at most ten'),
     ("log_level: loud", 'log_level: "loud"; expected debug, info, warning or error'),
     ("[1, 2]: x", "not a plain key; expected a word before the colon"),
     ("mode: !!python/object:os.system x", "mode: "),
@@ -271,6 +276,7 @@ def test_secrets_are_not_echoed(tmp_path: Path) -> None:
         ("- mode", ":1: a list; expected keys with values"),
         ("just text", ':1: "just text"; expected keys with values'),
         ("a: &a {b: *a}", ": nested deeper than 20"),
+        ("a: " + "[" * 5000, ": nested deeper than 20; expected a flatter file"),
     ],
 )
 def test_what_is_no_yaml_is_said_with_its_line(tmp_path: Path, text: str, says: str) -> None:
@@ -403,6 +409,20 @@ def test_config_check_reads_the_policy_too(tmp_path: Path) -> None:
     done = command("config", "check", str(file))
     assert done.returncode == 2
     assert done.stderr.startswith(f"{tmp_path}/policy.yaml:1: ")
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [(b"rules: \xe9", "byte 7 is not UTF-8"), (b"a: " + b"[" * 5000, "nested deeper than 20")],
+)
+def test_a_policy_that_is_no_text_or_has_no_end_is_refused(
+    tmp_path: Path, policy: bytes, says: str
+) -> None:
+    (tmp_path / "policy.yaml").write_bytes(policy)
+    file = written(tmp_path, LOCAL + "policy: {file: policy.yaml}\n")
+    done = command("config", "check", str(file))
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"{tmp_path}/policy.yaml: {says}; expected ")
 
 
 def test_a_port_in_use_is_said_without_a_traceback(tmp_path: Path) -> None:
