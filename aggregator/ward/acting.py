@@ -25,13 +25,22 @@ def wish(action: Action, reason: str, requester: str) -> QuarantineSpec:
     return QuarantineSpec(action=action, kind="manual", reason=reason, requester=who)
 
 
-def stopped(before: str, reason: str) -> str:
-    """After a stop."""
+def stopped(before: str, reason: str, *, how: str = "") -> str:
+    """After a stop. ``how``, here and below: the options that whoever acts again needs again."""
     was = f' (it was stopped already: "{before}")' if before else ""
     return (
         f"Stopped{was}: {reason}\n"
         "No new quarantine and no eviction from now on, but for a few that are in flight. "
-        "Releases go on.\nTo go on: sickbay resume"
+        f"Releases go on.\nTo go on: sickbay resume{how}"
+    )
+
+
+def stopped_where_nothing_was(namespace: str, reason: str) -> str:
+    """After a stop that made the record: the namespace may be the wrong one."""
+    return (
+        f"{stopped('', reason)}\n"
+        f"BUT: there was no record in namespace {namespace}. If sickbay runs in another one, "
+        "nothing is stopped: say which with --namespace. See: sickbay status"
     )
 
 
@@ -40,20 +49,21 @@ def resumed(before: str) -> str:
     return f'Resumed; it was stopped: "{before}"' if before else "It was not stopped."
 
 
-def released(node: str, reason: str) -> str:
+def released(node: str, spec: QuarantineSpec) -> str:
     """After a release."""
+    overruled = ", and this evidence quarantines the node no more until it is over"
     return (
-        f"{node}: release asked for (it was quarantined: {clean(reason)}).\n"
-        "The aggregator undoes what it did, and this evidence quarantines the node no more until "
-        f"it is over. See: sickbay node {node}"
+        f"{node}: release asked for (it was quarantined: {clean(spec.reason)}).\n"
+        f"The aggregator undoes what it did{overruled if spec.evidence else ''}. "
+        f"See: sickbay node {node}"
     )
 
 
-def quarantined(node: str, spec: QuarantineSpec) -> str:
+def quarantined(node: str, spec: QuarantineSpec, *, how: str = "") -> str:
     """After a quarantine by hand."""
     return (
         f"{node}: {spec.action} asked for: {spec.reason}\n"
-        f"What a person makes, a person ends: sickbay release {node}"
+        f"What a person makes, a person ends: sickbay release {node}{how}"
     )
 
 
@@ -62,10 +72,10 @@ def none_such(node: str) -> str:
     return f"{node} is not in quarantine: there is nothing to release\n  See: sickbay quarantines"
 
 
-def already(node: str, spec: QuarantineSpec) -> str:
-    """There is one already."""
+def already(node: str, spec: QuarantineSpec, *, change: str) -> str:
+    """There is one already. ``change``: what changes it."""
     return (
         f"{node} is in quarantine already ({spec.action}, by {spec.requester or 'hand'}: "
         f"{clean(spec.reason)})\n"
-        f"  To change it: kubectl edit quarantine {node}, or release it first"
+        f"  To change it: {change}"
     )

@@ -13,6 +13,7 @@ import random
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,8 @@ def _nodes(options: argparse.Namespace) -> None:
         after = page["next"]
         if not after:
             break
-    _print(options, {"items": items, "total": page["total"], "next": ""}, show.nodes)
+    how = partial(show.nodes, asked=bool(options.standing))
+    _print(options, {"items": items, "total": page["total"], "next": ""}, how)
 
 
 def _node(options: argparse.Namespace) -> None:

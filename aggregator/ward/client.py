@@ -4,6 +4,7 @@ import http.client
 import json
 import ssl
 from collections.abc import Iterator
+from http import HTTPStatus
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode, urlsplit
@@ -33,7 +34,9 @@ class Client:
         self._opener = _opener(host, ca_file)
 
     def get(self, *path: str, **query: object) -> Any:
-        """The JSON at /api/v1/PATH. Raises WardError, with what to do."""
+        """The JSON at /api/v1/PATH. Raises WardError, with what to do, and UsageError for a query
+        that the API can't understand.
+        """
         asked = {name: value for name, value in query.items() if value not in {None, ""}}
         where = "/".join(quote(part, safe="") for part in path)
         target = f"{self.url}/api/v1/{where}" + (f"?{urlencode(asked)}" if asked else "")
@@ -69,7 +72,8 @@ class Client:
             response: http.client.HTTPResponse = self._opener.open(target, timeout=self._timeout)
         except HTTPError as error:
             with error:
-                raise WardError(_said(error)) from error
+                kind = UsageError if error.code == HTTPStatus.BAD_REQUEST else WardError
+                raise kind(_said(error)) from error
         except (URLError, OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", "") or error
             raise WardError(

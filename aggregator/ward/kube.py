@@ -21,15 +21,23 @@ from aggregator.quarantine.cluster import (
     Refused,
 )
 from aggregator.ward import acting
-from aggregator.ward.errors import WardError
+from aggregator.ward.errors import UsageError, WardError
 
 _DEADLINE = 20.0
 
 
 class KubeHands:
-    """`Hands` on the cluster that ``sources`` lead to; the record is in ``namespace``."""
+    """`Hands` on the cluster that ``sources`` lead to; the record is in ``namespace``.
+
+    Raises UsageError where they lead nowhere.
+    """
 
     def __init__(self, sources: Sources, namespace: str) -> None:
+        if not sources.in_cluster and not sources.has_file:
+            raise UsageError(
+                f"there is no kubeconfig at {sources.path}, and this is no pod with a service "
+                "account; expected --kubeconfig FILE, or --local DATABASE without Kubernetes"
+            )
         self._sources = sources
         self._namespace = namespace
 
@@ -38,9 +46,9 @@ class KubeHands:
             before = await self._stop(api)
             if before is None:
                 await self._make_record(api, reason)
-            else:
-                await self._set_stop(api, reason)
-            return acting.stopped(before or "", reason)
+                return acting.stopped_where_nothing_was(self._namespace, reason)
+            await self._set_stop(api, reason)
+            return acting.stopped(before, reason)
 
         return self._do(work)
 
@@ -65,7 +73,7 @@ class KubeHands:
                 )
             except NotFound as error:
                 raise WardError(acting.none_such(node)) from error
-            return acting.released(node, found.spec.reason)
+            return acting.released(node, found.spec)
 
         return self._do(work)
 
@@ -91,7 +99,8 @@ class KubeHands:
                 known = await api.request(
                     "GET", paths.quarantine(node), kind="quarantines", lane=Lane.TAINT
                 )
-                text = acting.already(node, decode_quarantine(known).spec)
+                change = f"kubectl edit quarantine {node}, or release it first"
+                text = acting.already(node, decode_quarantine(known).spec, change=change)
                 raise WardError(text) from error
             except NotFound as error:
                 raise WardError(

@@ -1,14 +1,28 @@
 """Acting without Kubernetes: on the local cluster's own file, which the aggregator looks at too."""
 
+import shlex
+import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from aggregator.local.store import Store
 from aggregator.quarantine.cluster import ClusterError, Conflict, QuarantineSpec
 from aggregator.ward import acting
 from aggregator.ward.errors import UsageError, WardError
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a wish in this file would be seen. Opening it as a `Store` would make it one."""
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            query = "SELECT count(*) FROM sqlite_master WHERE name IN ('record', 'quarantines')"
+            return bool(database.execute(query).fetchone() == (2,))
+    except sqlite3.OperationalError:
+        return True  # it can't be looked at now; whoever opens it says why
+    except sqlite3.DatabaseError:
+        return False
 
 
 class LocalHands:
@@ -20,13 +34,19 @@ class LocalHands:
                 f"--local: there is no database at {path}; expected the aggregator's "
                 "cluster.local.database"
             )
+        if not _is_ours(path):
+            raise UsageError(
+                f"--local: {path} is no local cluster's database; expected the aggregator's "
+                "cluster.local.database"
+            )
         self._path = path
+        self._how = f" --local {shlex.quote(str(path))}"
 
     def stop(self, reason: str) -> str:
         with self._store() as store:
             before = store.record().stop
             store.set_stop(reason)
-            return acting.stopped(before, reason)
+            return acting.stopped(before, reason, how=self._how)
 
     def resume(self) -> str:
         with self._store() as store:
@@ -40,7 +60,7 @@ class LocalHands:
             if found is None:
                 raise WardError(acting.none_such(node))
             store.delete_quarantine(node)
-            return acting.released(node, found.spec.reason)
+            return acting.released(node, found.spec)
 
     def quarantine(self, node: str, spec: QuarantineSpec) -> str:
         with self._store() as store:
@@ -50,8 +70,9 @@ class LocalHands:
                 found = store.quarantine(node)
                 if found is None:
                     raise
-                raise WardError(acting.already(node, found.spec)) from error
-            return acting.quarantined(node, spec)
+                change = f"release it first: sickbay release {node}{self._how}"
+                raise WardError(acting.already(node, found.spec, change=change)) from error
+            return acting.quarantined(node, spec, how=self._how)
 
     @contextmanager
     def _store(self) -> Iterator[Store]:

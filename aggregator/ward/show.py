@@ -61,10 +61,10 @@ def status(fleet: Answer, screen: Screen) -> Iterator[str]:
         )
 
 
-def nodes(page: Answer, screen: Screen) -> Iterator[str]:
-    """Nodes in lines."""
+def nodes(page: Answer, screen: Screen, *, asked: bool = False) -> Iterator[str]:
+    """Nodes in lines. ``asked``: for some of them alone."""
     if not page["items"]:
-        yield "No node like that." if page["total"] == 0 else "No more."
+        yield "No node stands so." if asked else "No node is known yet."
         return
     yield table(
         ["NODE", "STANDING", "AGENT", "HEARD", "WHY"],

@@ -157,13 +157,15 @@ class Survey:
         match name.removeprefix("limits."):
             case "concurrent" if value.isdecimal():
                 return _use(name, value, used, int(value), "nodes in quarantine at once")
-            case "concurrent_percent" if _percent(value) is not None:
+            case "concurrent_percent" if nodes and _percent(value) is not None:
                 most = allowance(nodes, _percent(value) or 0.0)
                 return _use(name, value, used, most, f"{value} of {nodes:,} {_nodes(nodes)}")
             case "pool_percent" if _percent(value) is not None and self._pools:
                 pool, taken, most = self._fullest_pool(_percent(value) or 0.0)
                 text = f"{value} of a pool; the fullest is {pool or '(no pool)'}"
                 return _use(name, value, taken, most, text)
+            case "concurrent_percent":
+                text = "of all nodes"
             case "evictions_at_once":
                 text = "evictions in flight at once"
             case "quorum_percent":

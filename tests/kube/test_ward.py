@@ -39,6 +39,17 @@ async def test_stop_is_seen_in_the_record_and_resume_ends_it(
     assert "It was not stopped." in (await sickbay("resume", *person)).out
 
 
+async def test_a_stop_where_no_sickbay_is_says_that_it_may_stop_nothing(
+    cluster_space: Space, person: list[str]
+) -> None:
+    done = await sickbay("stop", "--reason", "fabric work", *person)
+    assert done.code == 0, done.err
+    assert f"BUT: there was no record in namespace {cluster_space.namespace}" in done.out
+    again = await sickbay("stop", "--reason", "fabric work", *person)
+    assert 'stopped already: "fabric work"' in again.out
+    assert "BUT" not in again.out
+
+
 async def test_a_quarantine_by_hand_is_made_and_released(
     kube: KubeCluster, cluster_space: Space, person: list[str]
 ) -> None:

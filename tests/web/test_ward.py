@@ -4,8 +4,10 @@ import asyncio
 import json
 import os
 import signal
+import sqlite3
 import sys
 from collections.abc import AsyncIterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -242,7 +244,7 @@ def database(tmp_path: Path) -> Path:
 async def test_stop_and_resume_on_a_local_cluster(database: Path) -> None:
     done = await sickbay("stop", "--reason", "fabric work", "--local", str(database))
     assert done.code == 0, done.err
-    assert "sickbay resume" in done.out
+    assert f"sickbay resume --local {database}" in done.out
     store = Store(database, wall=lambda: NIGHT)
     assert store.record().stop == "fabric work"
     again = await sickbay("stop", "--reason", "more of it", "--local", str(database))
@@ -260,12 +262,14 @@ async def test_quarantine_and_release_on_a_local_cluster(database: Path) -> None
     store = Store(database, wall=lambda: NIGHT)
     found = store.quarantine("node-1")
     assert found is not None
+    assert f"sickbay release node-1 --local {database}" in done.out
     assert found.spec == QuarantineSpec(Action.DRAIN, "manual", "fan 3 is dead", "a person")
     again = await sickbay("quarantine", "node-1", *ask)
     assert again.code == 1
     assert "in quarantine already (drain, by a person: fan 3 is dead)" in again.err
     done = await sickbay("release", "node-1", "--local", str(database), "-o", "json")
     assert json.loads(done.out)["done"]
+    assert "evidence" not in done.out, "it was made by hand, and rests on none"
     assert store.quarantine("node-1") is None
     done = await sickbay("release", "node-1", "--local", str(database))
     assert done.code == 1
@@ -275,9 +279,30 @@ async def test_quarantine_and_release_on_a_local_cluster(database: Path) -> None
 
 async def test_without_a_kubeconfig_it_says_so(tmp_path: Path) -> None:
     done = await sickbay("resume", HOME=str(tmp_path), KUBECONFIG="")
-    assert done.code == 1
-    assert "kubeconfig" in done.err
+    assert done.code == 2
+    assert f"no kubeconfig at {tmp_path}/.kube/config" in done.err
+    assert "expected --kubeconfig FILE, or --local DATABASE" in done.err
     assert "Traceback" not in done.err
+
+
+async def test_another_database_is_not_taken_for_the_local_cluster(tmp_path: Path) -> None:
+    other = tmp_path / "history.db"
+    with closing(sqlite3.connect(other)) as database:
+        database.execute("CREATE TABLE transitions (at REAL)")
+    noise = tmp_path / "noise.db"
+    noise.write_bytes(b"no database" * 100)
+    for path in (other, noise):
+        before = path.read_bytes()
+        done = await sickbay("stop", "--reason", "x", "--local", str(path))
+        assert done.code == 2
+        assert f"{path} is no local cluster's database" in done.err
+        assert path.read_bytes() == before
+
+
+async def test_a_query_that_makes_no_sense_is_exit_2(served: Served) -> None:
+    done = await sickbay("history", "--since", "yesterday", "--url", served.url)
+    assert done.code == 2
+    assert "expected seconds since the epoch, or RFC 3339" in done.err
 
 
 # -- text --------------------------------------------------------------------------------------
@@ -315,11 +340,12 @@ async def test_an_empty_fleet_is_no_error() -> None:
         served.history.items.clear()
         served.feed.prime(())
         for command, says in (
-            ("nodes", "No node like that."),
+            ("nodes", "No node is known yet."),
+            ("nodes --standing held", "No node stands so."),
             ("quarantines", "No node is in quarantine."),
             ("incidents", "Nothing is wrong."),
             ("history", "Nothing is known to have happened."),
             ("status", "No node is known yet."),
         ):
-            done = await sickbay(command, "--url", served.url)
+            done = await sickbay(*command.split(), "--url", served.url)
             assert (done.code, done.out.splitlines()[0]) == (0, says)
