@@ -57,6 +57,8 @@ on = false
 on = false
 [checks.dns]
 on = false
+[checks.net-tables]
+on = false
 """
 
 
