@@ -1,0 +1,59 @@
+"""What the shipped rules make of the disk and network checks: little, but for a node's own loss."""
+
+import pytest
+
+from aggregator.health.model import Status
+from aggregator.health.node import NodeHealth
+from aggregator.policy.judge import judge
+from tests.support.replica import POLICY, component, hello, snapshot
+
+
+def action(check: str, reason: str, status: Status = Status.FAILED, seconds: float = 900) -> str:
+    """What a node's evidence of so many seconds comes to; empty: no incident."""
+    health = NodeHealth(hello("n1"))
+    health.snapshot(snapshot(component(check, "thing", status, reason, since=1000.0 - seconds)))
+    incidents = judge(POLICY, health, {}, 1000.0).incidents.values()
+    return ",".join(sorted(incident.action for incident in incidents))
+
+
+@pytest.mark.parametrize(
+    ("check", "reason", "expected"),
+    [
+        ("disk-mounts", "not-mounted", "cordon"),
+        ("disk-mounts", "hung", "observe"),
+        ("disk-mounts", "stale", "observe"),
+        ("disk-nvme", "dead", "cordon"),
+        ("disk-nvme", "read-only", "cordon"),
+        ("disk-nvme", "missing", "observe"),
+        ("disk-nvme", "unreliable", "observe"),
+        ("disk-ext4", "errors", "observe"),
+        ("disk-md", "broken", "observe"),
+        ("disk-md", "inactive", "observe"),
+        ("infiniband", "link-down", "cordon"),
+        ("infiniband", "missing", "cordon"),
+        (
+            "infiniband",
+            "inactive",
+            "observe",
+        ),  # a subnet manager that is away, for the whole fabric
+        ("infiniband", "errors", "observe"),
+        ("nic-health", "slow", "observe"),
+        ("nic-health", "errors", "observe"),
+        ("dns", "timeout", "observe"),
+        ("dns", "unresolved", "observe"),
+        ("net-tables", "full", "observe"),
+    ],
+)
+def test_what_acts_and_what_is_only_seen(check: str, reason: str, expected: str) -> None:
+    assert action(check, reason) == expected
+    for status in (Status.DEGRADED, Status.UNKNOWN, Status.OK):
+        assert action(check, reason, status) == ""
+
+
+def test_a_mount_may_be_late_at_a_boot() -> None:
+    assert action("disk-mounts", "not-mounted", seconds=299) == "observe"
+    assert action("disk-mounts", "not-mounted", seconds=300) == "cordon"
+
+
+def test_a_link_that_is_away_for_a_moment_is_only_seen() -> None:
+    assert action("infiniband", "link-down", seconds=59) == "observe"
