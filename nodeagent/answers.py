@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nodeagent import explain, results
+from nodeagent import explain, orders, results
 from nodeagent.clock import Clock
 from nodeagent.commands import CommandRefused, Commands
 from nodeagent.keeper import Keeper
@@ -46,11 +46,15 @@ class Answers:
 
     def routes(self) -> Routes:
         """For the unix socket: who may open it is root."""
-        return self.public_routes() | {
-            ("GET", "/v1/explain"): self._explain,
-            ("GET", "/v1/results"): self._results,
-            ("POST", "/v1/run-checks"): self._run_checks,
-        }
+        return (
+            self.public_routes()
+            | orders.routes(self._commands)
+            | {
+                ("GET", "/v1/explain"): self._explain,
+                ("GET", "/v1/results"): self._results,
+                ("POST", "/v1/run-checks"): self._run_checks,
+            }
+        )
 
     def public_routes(self) -> Routes:
         """For a port, where anybody may ask: no evidence by name, and no order is taken."""

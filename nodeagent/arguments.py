@@ -36,6 +36,8 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
         if options.slurm and options.fail_on is not None:
             raise BadUsage("argument --fail-on: not allowed with argument --slurm", "")
         options.fail_on = options.fail_on or "failed"
+    if options.command == "cleared" and not options.gpu and not options.code:
+        raise BadUsage("one of the arguments --gpu --code is required", "")
     return options
 
 
@@ -101,8 +103,30 @@ def _parser() -> argparse.ArgumentParser:
         help=f"where to answer (default: {POD_PROBER_SOCKET})",
     )
 
+    _add_cleared(commands)
+    _add_quiesce(commands)
     _add_simulate(commands)
     return parser
+
+
+def _add_cleared(commands: Any) -> None:
+    cleared = _command(commands, "cleared", "tell the running agent that faults are over")
+    what = cleared.add_argument
+    what("--gpu", default="", metavar="UUID", help="of this GPU; its PCI address will do")
+    what("--code", default="", metavar="CODE", help="this one alone, such as xid:48")
+    _add_config(cleared)
+    _add_timeout(cleared)
+
+
+def _add_quiesce(commands: Any) -> None:
+    quiesce = _command(commands, "quiesce", "have the running agent let go of the GPU driver")
+    how = quiesce.add_mutually_exclusive_group(required=True)
+    how.add_argument(
+        "--for", dest="seconds", type=_timeout, metavar="TIME", help='so long, such as "30m"'
+    )
+    how.add_argument("--end", action="store_true", help="use it again now")
+    _add_config(quiesce)
+    _add_timeout(quiesce)
 
 
 def _add_simulate(commands: Any) -> None:

@@ -3,14 +3,20 @@
 import json
 import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+_REFUSED = 400
 _LARGEST = 32 * 1024 * 1024
 
 
 class NoAgent(Exception):
     """Nobody listens on the socket; the text says what was found."""
+
+
+class Refused(Exception):
+    """The agent understood and will not; the text says why."""
 
 
 class AgentTrouble(Exception):
@@ -26,18 +32,27 @@ def get_json(path: Path, resource: str, timeout: float) -> Any:
 
     Raises NoAgent, or AgentTrouble when it is there and doesn't answer in time or with sense.
     """
+    return _decoded(_asked(path, "GET", resource, b"", timeout), path)
+
+
+def post_json(path: Path, resource: str, order: Mapping[str, object], timeout: float) -> Any:
+    """POST ``order``; what the agent says to it. Raises as ``get_json`` does, and Refused."""
+    body = json.dumps(order).encode()
+    return _decoded(_asked(path, "POST", resource, body, timeout), path)
+
+
+def _asked(path: Path, method: str, resource: str, body: bytes, timeout: float) -> bytes:
     deadline = time.monotonic() + timeout
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         _connect(connection, path, timeout)
         try:
-            raw = _exchange(connection, resource, deadline)
+            return _exchange(connection, f"{method} {resource}", body, deadline)
         except TimeoutError:
             raise AgentTrouble(
                 "hung", f"the agent on {path} took the question and gave no answer in {timeout:g} s"
             ) from None
         except OSError as error:
             raise AgentTrouble("broken", f"the agent on {path} hung up: {error}") from None
-    return _decoded(raw, path)
 
 
 def _connect(connection: socket.socket, path: Path, timeout: float) -> None:
@@ -56,10 +71,11 @@ def _connect(connection: socket.socket, path: Path, timeout: float) -> None:
         raise AgentTrouble("broken", f"{path} can't be used: {error}") from None
 
 
-def _exchange(connection: socket.socket, resource: str, deadline: float) -> bytes:
+def _exchange(connection: socket.socket, what: str, body: bytes, deadline: float) -> bytes:
     # HTTP/1.0: the answer is neither chunked nor kept alive, so its end is the connection's.
-    request = f"GET {resource} HTTP/1.0\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-    connection.sendall(request.encode("ascii"))
+    length = f"Content-Length: {len(body)}\r\n" if body else ""
+    head = f"{what} HTTP/1.0\r\nHost: localhost\r\n{length}Connection: close\r\n\r\n"
+    connection.sendall(head.encode("ascii") + body)
     received = bytearray()
     end: int | None = None
     while len(received) < _LARGEST and (end is None or len(received) < end):
@@ -92,9 +108,14 @@ def _decoded(raw: bytes, path: Path) -> Any:
     status = head.split(b"\r\n", 1)[0].split(b" ")
     if len(status) < 2 or not status[0].startswith(b"HTTP/") or not status[1].isdigit():
         raise AgentTrouble("broken", f"what listens on {path} is no sickbay agent")
-    if int(status[1]) != 200:
-        raise AgentTrouble("broken", f"the agent on {path} answered {int(status[1])}")
+    code = int(status[1])
+    if code not in (200, _REFUSED):
+        raise AgentTrouble("broken", f"the agent on {path} answered {code}")
     try:
-        return json.loads(body)
+        answer = json.loads(body)
     except ValueError:
         raise AgentTrouble("broken", f"the agent on {path} gave no valid JSON") from None
+    if code == _REFUSED:
+        why = answer.get("error") if isinstance(answer, dict) else None
+        raise Refused(str(why or "the agent gave no reason"))
+    return answer

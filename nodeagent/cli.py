@@ -202,6 +202,20 @@ def _command_pod_prober(options: argparse.Namespace, environ: Mapping[str, str])
     return pod_prober.run(options.socket)
 
 
+def _command_order(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """``cleared`` and ``quiesce``."""
+    config = _load(options, environ, with_checks=False)
+    from nodeagent import tell
+
+    order = {"cleared": tell.cleared, "quiesce": tell.quiesce}[options.command]
+    try:
+        print(order(config, options))
+    except tell.NotDone as error:
+        _write(sys.stderr, f"sickbay-agent: {error}\n")
+        return BAD
+    return OK
+
+
 def _command_simulate(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     del environ
     from nodeagent.simulate import command
@@ -220,6 +234,8 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace, Mapping[str, str]], int]] 
     "explain": _command_explain,
     "parse-kmsg": _command_parse_kmsg,
     "pod-prober": _command_pod_prober,
+    "cleared": _command_order,
+    "quiesce": _command_order,
     "simulate": _command_simulate,
 }
 

@@ -1,5 +1,6 @@
 """What others may ask of the agent: the aggregator by the stream, people by the socket."""
 
+import logging
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -10,6 +11,9 @@ from nodeagent.sources.nvml import Nvml
 
 #: NVML is let go of for a driver upgrade or a reset. Longer than this is a forgotten request.
 LONGEST_QUIESCE = 24 * 3600.0
+
+
+log = logging.getLogger(__name__)
 
 
 class CommandRefused(Exception):
@@ -40,6 +44,8 @@ class Commands:
         self._keeper = keeper
         self._scheduler = scheduler
         self._nvml = nvml
+        if keeper.quiesced_until:  # what an earlier agent of this boot was told holds for this one
+            nvml.stand_aside_until(keeper.quiesced_until)
 
     @property
     def latch(self) -> Latch:
@@ -61,14 +67,46 @@ class Commands:
         self._keeper.changed_by_hand()
         return f"cleared {count}" if count else "nothing matched: nothing was latched"
 
+    def cleared(self, *, gpu: str, code: str) -> str:
+        """A person says that a GPU (UUID or PCI address) is well, of this code or of every one.
+
+        Without ``gpu`` it is the code on every component. Raises CommandRefused, too for a GPU that
+        this node does not have: a mistyped UUID must not look like a GPU without faults.
+        """
+        if not gpu:
+            return self.clear_faults("", code)
+        names = self._keeper.names_of_gpu(gpu)
+        if not names:
+            known = ", ".join(self._keeper.gpus()) or "none"
+            raise CommandRefused(f"this node has no GPU {gpu}; it has {known}")
+        count = sum(
+            self._keeper.latch.clear_by_operator(component=name, code=code) for name in names
+        )
+        self._keeper.changed_by_hand()
+        log.info("cleared by hand", extra={"gpu": gpu, "code": code, "entries": count})
+        of = f" of {code}" if code else ""
+        return f"{gpu}: cleared {count}{of}" if count else f"{gpu}: nothing{of} was latched"
+
     async def quiesce(self, seconds: float) -> str:
-        """Let go of the driver for a while; 0 takes it up again. Raises CommandRefused."""
+        """Let go of the driver for a while; 0 takes it up again. Raises CommandRefused.
+
+        The GPU checks say at once that they stand aside, and the next agent of this boot keeps to
+        it too.
+        """
         if not 0 <= seconds <= LONGEST_QUIESCE:
             raise CommandRefused(f"{seconds:g} s: expected 0 to {LONGEST_QUIESCE:g}")
         if not seconds:
             self._nvml.resume()
+            self._keeper.quiesce_until(self._nvml.quiesced_until)
+            log.info("the GPU driver is used again")
             return "NVML is used again"
-        if not await self._nvml.quiesce(seconds):
+        is_free = await self._nvml.quiesce(seconds)
+        self._keeper.quiesce_until(self._nvml.quiesced_until)
+        log.info("the GPU driver is let go of", extra={"seconds": seconds, "is_free": is_free})
+        gpu_checks = [name for name in self._scheduler.checks if name.startswith("gpu-")]
+        if gpu_checks:
+            await self._scheduler.run_now(gpu_checks)
+        if not is_free:
             raise CommandRefused(
                 "a worker hangs in the driver and cannot be ended: the driver stays in use until "
                 "the node is rebooted"

@@ -16,7 +16,7 @@ from nodeagent.evidence.latch import Latch
 from nodeagent.evidence.state import State
 from nodeagent.evidence.store import Store
 from nodeagent.model import Batch, Evidence, Observation, Status
-from nodeagent.sources.gpus import GpuMap
+from nodeagent.sources.gpus import GpuMap, normalise
 from nodeagent.sources.kmsg import Cursor
 
 log = logging.getLogger(__name__)
@@ -71,11 +71,42 @@ class Keeper:
         changed = self.latch.apply(evidence, self._clock.boottime())
         self._state.kernel_seq = None if cursor is None else cursor.seq
         self._save_within(SAVE_CURSOR_WITHIN)
-        self._changed(changed=changed)
+        # Counts can wait: a restart reads them again from where the saved cursor is.
+        self._changed(changed=changed, within=SAVE_CURSOR_WITHIN)
 
     def changed_by_hand(self) -> None:
         """The latch was changed directly (cleared, expired): save and send it."""
         self._changed(changed=True)
+
+    @property
+    def quiesced_until(self) -> float:
+        """When NVML may be used again (boottime seconds), by what was last ordered; 0 if never."""
+        return self._state.quiesced_until
+
+    def quiesce_until(self, at: float) -> None:
+        """Keep ``at`` for the next agent of this boot."""
+        self._state.quiesced_until = max(at, 0.0)
+        self.persist()
+
+    def gpus(self) -> list[str]:
+        """The components of the node's GPUs: UUIDs, and addresses of those without one."""
+        return sorted({self._gpus.component(address) for address in self._gpus.addresses()})
+
+    def names_of_gpu(self, gpu: str) -> list[str]:
+        """Every component that evidence on this GPU (UUID or PCI address) may stand under.
+
+        What was logged before NVML had named the GPU stands under its address; a GPU that was
+        replaced, under a UUID that only the evidence still has.
+        """
+        address = normalise(gpu.removeprefix("pci:"))
+        uuids = self._gpus.remembered()
+        names = {f"pci:{slot}" for slot, uuid in uuids.items() if gpu == uuid or slot == address}
+        if address in self._gpus.addresses():
+            names.add(f"pci:{address}")
+        names |= {self._gpus.component(name.removeprefix("pci:")) for name in names}
+        told = {fault.component for fault in self.latch.faults.values()}
+        told |= {entry.component for entry in self.latch.components.values()}
+        return sorted(names | ({gpu} & told))
 
     def persist(self) -> None:
         """Save now. A state that cannot be saved is kept in memory, said, and sent all the same."""
@@ -99,7 +130,7 @@ class Keeper:
             self._timer.cancel()
         self._copy.close()
 
-    def _changed(self, *, changed: bool) -> None:
+    def _changed(self, *, changed: bool, within: float = SAVE_WITHIN) -> None:
         if self.latch.urgent:
             self._worth_a_copy = True
             if self._wake():
@@ -108,7 +139,7 @@ class Keeper:
                 self.persist()
         elif changed:
             self._wake()
-            self._save_within(SAVE_WITHIN)
+            self._save_within(within)
 
     def _save_within(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()

@@ -28,9 +28,10 @@ _LIKE_STARTING = frozenset(
 class GpuInventory:
     """One observation per GPU, and one of the node (component "") about NVML and the number."""
 
-    def __init__(self, sources: Sources, boot_grace: float) -> None:
+    def __init__(self, sources: Sources, boot_grace: float, quiesce_grace: float) -> None:
         self._sources = sources
         self._boot_grace = boot_grace
+        self._quiesce_grace = quiesce_grace
         self._per_gpu = PerGpu(SPEC.name, sources)
         self._has_been_ok = False
 
@@ -39,12 +40,30 @@ class GpuInventory:
         if isinstance(sample, Off):
             return sample
         self._has_been_ok |= sample.trouble is None
+        if sample.trouble is not None and sample.trouble.kind is TroubleKind.QUIESCED:
+            self._has_been_ok = False  # whoever asked for it may reload the driver
         replaced = self._learn(sample)
         verdicts = {"": self._node(sample)} | self._gpus(sample)
+        verdicts = {name: self._marked(verdict) for name, verdict in verdicts.items()}
         observed = self._per_gpu.report(verdicts)
         gone = {each.component for each in observed if isinstance(each, Gone)}
         missed = [Gone(SPEC.name, uuid) for uuid in replaced if uuid not in gone]
         return [*(Clearing(uuid, how="replaced") for uuid in replaced), *missed, *observed]
+
+    def _marked(self, verdict: Verdict) -> Verdict:
+        """A fault that is seen while somebody works on the GPUs, or has just done so, is none yet.
+
+        A reset takes a GPU off the bus for seconds, and a driver comes back GPU by GPU.
+        """
+        status, reason, message = verdict
+        back_for = self._sources.nvml.back_for
+        if status is not Status.FAILED or back_for >= self._quiesce_grace:
+            return verdict
+        return (
+            Status.UNKNOWN,
+            "after-quiesce",
+            f"{reason}: {message}; the agent stood aside until {back_for:.0f} s ago",
+        )
 
     def _learn(self, sample: GpuSample) -> list[str]:
         """Teach the map which GPU sits where. Gives the UUIDs whose slot another has taken."""
@@ -126,8 +145,12 @@ class GpuInventory:
         return status, reason, message
 
     def _unknown(self, trouble: NvmlTrouble) -> Verdict:
-        """A driver container compiles for minutes: after a boot its absence is a start."""
-        is_young = self._sources.machine.clock.boottime() < self._boot_grace
+        """A driver container compiles for minutes: after a boot its absence is a start.
+
+        So it is after a quiesce, which is asked for by whoever replaces the driver.
+        """
+        now = self._sources.machine.clock.boottime()
+        is_young = min(now, self._sources.nvml.back_for) < self._boot_grace
         is_starting = is_young and not self._has_been_ok and trouble.kind in _LIKE_STARTING
         reason = TroubleKind.STARTING if is_starting else trouble.kind
         return Status.UNKNOWN, reason.value, trouble.message
@@ -175,7 +198,7 @@ def _usable(sample: GpuSample) -> int:
 
 
 def _build(sources: Sources, options: Mapping[str, Any]) -> GpuInventory:
-    return GpuInventory(sources, options["boot_grace"])
+    return GpuInventory(sources, options["boot_grace"], options["quiesce_grace"])
 
 
 SPEC = CheckSpec(
@@ -193,7 +216,13 @@ SPEC = CheckSpec(
             name="boot_grace",
             kind=Kind.DURATION,
             default=1200.0,
-            help="How long after a boot an absent driver counts as starting.",
+            help="How long after a boot, or after quiesce, an absent driver counts as starting.",
+        ),
+        Option(
+            name="quiesce_grace",
+            kind=Kind.DURATION,
+            default=300.0,
+            help="How long after quiesce a fault of the inventory is unknown, `after-quiesce`.",
         ),
     ),
 )

@@ -21,11 +21,16 @@ class StateError(ValueError):
 
 @dataclass(slots=True)
 class State:
-    """What the state file holds. ``kernel_seq`` is the last kernel log record consumed."""
+    """What the state file holds.
+
+    ``kernel_seq`` is the last kernel log record consumed, ``quiesced_until`` (boottime seconds)
+    when NVML may be used again.
+    """
 
     latch: Latch
     kernel_seq: int | None = None
     gpus: Mapping[str, str] | None = None
+    quiesced_until: float = 0.0
 
 
 def dump(state: State, now: float) -> dict[str, Any]:
@@ -45,6 +50,7 @@ def dump(state: State, now: float) -> dict[str, Any]:
         "clearings": [[c.component, c.how, c.code] for c in latch.owed.clearings],
         "losses": [[loss.source, loss.records, loss.message] for loss in latch.owed.losses],
         "gpus": dict(state.gpus or {}),
+        "quiesced_until": state.quiesced_until,
     }
 
 
@@ -85,7 +91,8 @@ def _restore(document: Any, boot_id: str, new_epoch: Callable[[], str] | None) -
     latch.components = {entry.key: entry for entry in components}
     latch.applied = {str(source): int(seq) for source, seq in document["applied"].items()}
     kernel_seq = document["kernel_seq"]
-    return State(latch, None if kernel_seq is None else int(kernel_seq), gpus)
+    quiesced_until = float(document.get("quiesced_until", 0.0))  # 0.1.0 had none
+    return State(latch, None if kernel_seq is None else int(kernel_seq), gpus, quiesced_until)
 
 
 def _component(entry: ComponentEntry) -> list[Any]:

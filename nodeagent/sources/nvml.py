@@ -7,6 +7,7 @@ holds the driver open for it: ``quiesce`` lets go.
 """
 
 import asyncio
+import math
 import os
 from collections.abc import Mapping
 
@@ -92,7 +93,8 @@ class Nvml:
         self._last: GpuSample | None = None
         self._failures = 0
         self._not_before = 0.0
-        self._quiesced_until = 0.0
+        #: When quiesce ends or ended, by time or by order; before any boot if there was none.
+        self._quiesced_until = -math.inf
 
     def has_library(self) -> bool:
         """Whether an NVML library is configured or found. Looks at files only."""
@@ -124,23 +126,37 @@ class Nvml:
 
         A GPU reset, a MIG change and a driver upgrade fail while a process has NVML open.
         """
-        self._quiesced_until = self._now() + seconds
-        self._last = None
+        self.stand_aside_until(self._now() + seconds)
         async with self._lifecycle:
             if self._worker is not None:
                 await self._end(self._worker)
             self._forget_the_dead()
             return not self._stuck
 
+    def stand_aside_until(self, at: float) -> None:
+        """Start no worker before ``at`` (boottime seconds), as an earlier agent was told."""
+        self._quiesced_until = at
+        self._last = None
+        self._failures, self._not_before = 0, 0.0
+
     def resume(self) -> None:
         """End ``quiesce`` early. The next sample starts a worker."""
-        self._quiesced_until = 0.0
-        self._failures, self._not_before = 0, 0.0
+        self.stand_aside_until(min(self._quiesced_until, self._now()))
 
     @property
     def quiesced_for(self) -> float:
         """Seconds for which the driver is still let alone; 0 when it is not."""
         return max(0.0, self._quiesced_until - self._now())
+
+    @property
+    def quiesced_until(self) -> float:
+        """When ``quiesce`` ends or ended, in boottime seconds; minus infinity if there was none."""
+        return self._quiesced_until
+
+    @property
+    def back_for(self) -> float:
+        """Seconds since ``quiesce`` ended; 0 while it lasts, infinite when there was none."""
+        return max(0.0, self._now() - self._quiesced_until)
 
     async def close(self) -> None:
         """End the worker for good."""

@@ -1,5 +1,7 @@
 """Every GPU is there, or it is said which is not: by NVML, by PCI, by memory, by expectation."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from nodeagent.checks.base import Off
 from nodeagent.model import Clearing
 from nodeagent.sources.gpusample import TroubleKind
 from tests.nvml import fake_pci, gpu, pci_of, uuid_of
-from tests.nvml.look import Bench, look
+from tests.nvml.look import Bench, look, until
 
 TWO = [gpu(0), gpu(1)]
 
@@ -294,8 +296,9 @@ async def test_a_driver_that_goes_after_it_was_there_is_not_starting(tmp_path: P
     async with Bench(tmp_path, TWO, boottime=60.0) as bench:
         check = bench.build(gpu_inventory.SPEC)
         assert (await look(check)).status("") == ("OK", "")
-        await bench.nvml.quiesce(1)
-        bench.nvml.resume()
+        (pid,) = bench.nvml.worker_pids
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: bench.nvml.worker_pids == (), "the worker's end")
         bench.gpus.fail("nvmlInitWithFlags", code=9)
         (bench.gpus.sys / "module/nvidia").rmdir()
         bench.later()
