@@ -1,11 +1,14 @@
 """Whether this node reaches its gateway and the configured targets. Evidence, not blame.
 
 One target that fails says nothing of this node: the aggregator sees how many nodes it fails for.
-Components: ``gateway``, ``gateway-ipv6``, and each target as ``tcp://host:port``.
+Components: ``gateway``, ``gateway-ipv6``, and each target as ``tcp://host:port`` or
+``http://host:port/path``.
 Reasons: ``unreachable`` (no answer; failed), ``no-route`` (the default route of a gateway that
 answered is gone; failed), ``never-answered`` (a gateway of which nothing was ever heard: unknown,
 some answer nobody), ``refused`` (the host answers and the service does not), ``timeout``,
-``unresolved`` (no address for its name) and ``error``: failed; ``no-procfs``: unknown.
+``unresolved`` (no address for its name), ``http-error`` (a status of 400 or more, but for 401 and
+403: who asks for a password is there), ``garbled`` (no HTTP) and ``error``: failed; ``no-procfs``:
+unknown.
 """
 
 import asyncio
@@ -18,39 +21,66 @@ from nodeagent.checks.disks import SpokenOf
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
 from nodeagent.sources.gateway import PATIENCE, Answer, GatewayProbe
+from nodeagent.sources.http import HttpError, Url, request
 from nodeagent.sources.machine import Machine
 from nodeagent.sources.network import Route, default_routes
 from nodeagent.sources.targets import ResolveError, Resolver, connect
 from nodeagent.units import host_port
 
 NAME = "reach"
+_MOST_ADDRESSES = 4
+_HTTP_SECONDS = 5.0  # for all of a target's addresses
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A TCP service. ``str`` is its component."""
+    """A TCP service, or an HTTP one where there is a ``path``. ``str`` is its component."""
 
     host: str
     port: int
+    path: str = ""
+
+    @property
+    def authority(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"tcp://{host}:{self.port}"
+        return f"{'http' if self.path else 'tcp'}://{self.authority}{self.path}"
 
 
 def parse_targets(texts: Sequence[str]) -> tuple[Target, ...]:
-    """Of "tcp://host:port" or "host:port". Raises ValueError."""
+    """Of "tcp://host:port", "host:port" or "http://host/path". Raises ValueError."""
     return tuple(dict.fromkeys(_parse_target(text) for text in texts))
 
 
 def _parse_target(text: str) -> Target:
     scheme, separator, rest = text.partition("://")
-    if separator and scheme != "tcp":
-        raise ValueError(f'"{text}": only tcp:// targets are known')
-    host, port = host_port(rest if separator else text)
+    if not separator:
+        scheme, rest = "tcp", text
+    if scheme == "https":
+        raise ValueError(f'"{text}": TLS is not spoken here; "tcp://host:443" tries the port')
+    if scheme not in ("tcp", "http"):
+        raise ValueError(f'"{text}": only tcp:// and http:// targets are known')
+    path = ""
+    if scheme == "http":
+        rest, _, path = rest.partition("/")
+        path = "/" + path
+        if any(ord(char) <= 32 or ord(char) >= 127 for char in rest + path):
+            raise ValueError(f'"{text}" has a space or another character that belongs in no URL')
+        rest = rest if ":" in rest.rpartition("]")[2] else f"{rest}:80"
+    host, port = host_port(rest)
     if not host:
         raise ValueError(f'"{text}" has no host')
-    return Target(host, port)
+    return Target(host, port, path)
+
+
+def judge_http(target: Target, status: int, seconds: float) -> Observation:
+    """What an HTTP status says. Pure."""
+    message = f"answers {status} in {seconds * 1000:.1f} ms"
+    if status < 400 or status in (401, 403):
+        return Observation(NAME, str(target), Status.OK, "", message)
+    return Observation(NAME, str(target), Status.FAILED, "http-error", message)
 
 
 def judge_gateway(component: str, route: Route, answer: Answer, *, answered: bool) -> Observation:
@@ -118,11 +148,30 @@ class Reach:
             addresses = await self._resolver.addresses(target.host)
         except ResolveError as error:
             return Observation(NAME, str(target), Status.FAILED, "unresolved", str(error))
+        if target.path:
+            return await self._http(target, addresses)
         connection = await connect(addresses, target.port, self._machine.clock)
         if connection.reason:
             self._resolver.doubt(target.host)
         status = Status.FAILED if connection.reason else Status.OK
         return Observation(NAME, str(target), status, connection.reason, connection.message)
+
+    async def _http(self, target: Target, addresses: Sequence[str]) -> Observation:
+        """Of the first of its addresses that takes it. Only the answer's head counts."""
+        begun = self._machine.clock.boottime()
+        tried = addresses[:_MOST_ADDRESSES]
+        last = HttpError("error", "no address")
+        for address in tried:
+            url = Url(address, target.port, target.path)
+            deadline = _HTTP_SECONDS / len(tried)
+            try:
+                answer = await request(url, host=target.authority, deadline=deadline, limit=None)
+            except HttpError as error:
+                last = error
+                continue
+            return judge_http(target, answer.status, self._machine.clock.boottime() - begun)
+        self._resolver.doubt(target.host)
+        return Observation(NAME, str(target), Status.FAILED, last.reason, str(last))
 
 
 def _component(route: Route) -> str:
@@ -137,10 +186,12 @@ def build(sources: Sources, options: Mapping[str, Any]) -> Reach:
 SPEC = CheckSpec(
     name=NAME,
     sees="a gateway or a service that does not answer this node",
-    source="one ICMP echo, the kernel's neighbour table when that is not answered; TCP connections",
+    source="one ICMP echo, the kernel's neighbour table when that is not answered; TCP and "
+    "HTTP connections",
     cost="1 ms of CPU every 30 s; 12 ms for a gateway that drops echoes, and for a target's name "
     "every 5 minutes",
-    blind_to="gateways that never answered; whatever a service does after it took the connection",
+    blind_to="gateways that never answered; what a TCP service does after it took the connection; "
+    "TLS",
     interval=30.0,
     deadline=20.0,
     build=build,
@@ -149,7 +200,8 @@ SPEC = CheckSpec(
             "targets",
             Kind.TEXTS,
             (),
-            'services that every node must reach, such as "tcp://registry.example.org:443"',
+            'services that every node must reach, such as "tcp://registry.example.org:443" or '
+            '"http://filer.example.org/status"',
             parse_targets,
         ),
     ),

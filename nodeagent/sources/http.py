@@ -83,16 +83,19 @@ async def request(
     *,
     method: str = "GET",
     headers: Mapping[str, str] | None = None,
+    host: str = "",
     deadline: float = 5.0,
-    limit: int = 65536,
+    limit: int | None = 65536,
 ) -> Response:
     """One request without a body, on a connection of its own. Raises HttpError.
 
-    ``deadline`` (seconds) is for all of it, ``limit`` (bytes) for the answer's body.
+    ``host`` is the name that the server is asked by, where that is not its address.
+    ``deadline`` (seconds) is for all of it, ``limit`` (bytes) for the answer's body;
+    None leaves the body unread, however long it is.
     """
     try:
         async with asyncio.timeout(deadline):
-            return await _exchange(url, method, headers or {}, limit)
+            return await _exchange(url, method, headers or {}, host or url.authority, limit)
     except TimeoutError:
         message = f"{url.authority} gave no answer in {deadline:g} s"
         raise HttpError("timeout", message) from None
@@ -104,12 +107,14 @@ async def request(
         raise HttpError(reason, f"{url.authority}: {what}") from error
 
 
-async def _exchange(url: Url, method: str, headers: Mapping[str, str], limit: int) -> Response:
+async def _exchange(
+    url: Url, method: str, headers: Mapping[str, str], host: str, limit: int | None
+) -> Response:
     reader, writer = await asyncio.open_connection(url.host, url.port, limit=_MOST_HEAD)
     try:
         lines = [
             f"{method} {url.path} HTTP/1.1",
-            f"Host: {url.authority}",
+            f"Host: {host}",
             "Connection: close",
             "Accept: */*",
             "User-Agent: sickbay-agent",
@@ -127,7 +132,7 @@ async def _exchange(url: Url, method: str, headers: Mapping[str, str], limit: in
         writer.transport.abort()
 
 
-async def _answer(reader: asyncio.StreamReader, limit: int) -> Response:
+async def _answer(reader: asyncio.StreamReader, limit: int | None) -> Response:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     status_line, *rest = head.rstrip("\r\n").split("\r\n")
     version, _, words = status_line.partition(" ")
@@ -138,7 +143,8 @@ async def _answer(reader: asyncio.StreamReader, limit: int) -> Response:
     for line in rest:
         name, _, value = line.partition(":")
         headers[name.strip().lower()] = value.strip()
-    return Response(int(code), headers, await _body(reader, headers, int(code), limit))
+    body = b"" if limit is None else await _body(reader, headers, int(code), limit)
+    return Response(int(code), headers, body)
 
 
 async def _body(

@@ -19,6 +19,7 @@ from nodeagent.sources import neighbour_child
 from nodeagent.sources.gateway import Answer
 from nodeagent.sources.network import Link, Route, default_routes, parse_ipv4, parse_ipv6
 from nodeagent.sources.targets import ResolveError, Resolver
+from tests.agent.http_server import Request, response, serving
 from tests.agent.machines import gone, made_up, options, sources, this_machine, verdicts
 
 OK = (Status.OK, "")
@@ -68,6 +69,9 @@ def test_garbage_is_no_route(text: str) -> None:
         ("tcp://filer.example.org:2049", "tcp://filer.example.org:2049"),
         ("10.0.0.1:443", "tcp://10.0.0.1:443"),
         ("tcp://[fd00::1]:443", "tcp://[fd00::1]:443"),
+        ("http://filer.example.org", "http://filer.example.org:80/"),
+        ("http://filer.example.org:8080/a/b?c", "http://filer.example.org:8080/a/b?c"),
+        ("http://[fd00::1]/", "http://[fd00::1]:80/"),
     ],
 )
 def test_targets(text: str, component: str) -> None:
@@ -76,7 +80,21 @@ def test_targets(text: str, component: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["host", "tcp://host", ":80", "http://host:80", "host:0", "host:99999", "a b:1", "::1:80"],
+    [
+        "host",
+        "tcp://host",
+        ":80",
+        "https://host",
+        "udp://host:80",
+        "http:///x",
+        "http://host/a b",
+        "http://user@host/",
+        "http://h\u00f6st/",
+        "host:0",
+        "host:99999",
+        "a b:1",
+        "::1:80",
+    ],
 )
 def test_bad_targets_are_refused_when_configured(text: str) -> None:
     with pytest.raises(ValueError):
@@ -267,6 +285,43 @@ async def test_a_service_that_takes_no_connection_times_out(tmp_path: Path) -> N
             for sock in waiting:
                 sock.close()
     assert found == {f"tcp://127.0.0.1:{port}": (Status.FAILED, "timeout")}
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict"),
+    [
+        (response("hello"), OK),
+        (response("", "302 Found", Location="/elsewhere"), OK),
+        (response("", "401 Unauthorized"), OK),
+        (response("", "403 Forbidden"), OK),
+        (response("", "404 Not Found"), (Status.FAILED, "http-error")),
+        (response("", "503 Service Unavailable"), (Status.FAILED, "http-error")),
+        (response(b"x" * 200_000), OK),  # nobody reads so much
+        (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", (Status.FAILED, "garbled")),
+    ],
+)
+async def test_http_targets(tmp_path: Path, answer: bytes, verdict: tuple[Status, str]) -> None:
+    asked: list[Request] = []
+
+    def answering(request: Request) -> bytes:
+        asked.append(request)
+        return answer
+
+    async with serving(answering) as url:
+        port = url.rpartition(":")[2]
+        target = f"http://localhost:{port}/ready?x=1"
+        assert verdicts(await reach_of(tmp_path, target).look()) == {target: verdict}
+    [request] = asked
+    assert (request.method, request.path) == ("GET", "/ready?x=1")
+    assert request.headers["host"] == f"localhost:{port}"
+
+
+async def test_an_http_target_that_is_not_there(
+    tmp_path: Path, unused_tcp_port_factory: Callable[[], int]
+) -> None:
+    target = f"http://127.0.0.1:{unused_tcp_port_factory()}/"
+    found = verdicts(await reach_of(tmp_path, target).look())
+    assert found == {target: (Status.FAILED, "refused")}
 
 
 async def test_a_name_without_an_address_is_unresolved(tmp_path: Path) -> None:
