@@ -6,7 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 UV := $(shell command -v uv || echo build/uv/bin/uv)
-BENCHES := taint agent
+BENCHES := taint agent scale
 
 .PHONY: help
 help: ## This list
@@ -83,6 +83,10 @@ bench-taint: env ## Kernel line to taint on the real API server
 .PHONY: bench-agent
 bench-agent: env ## What the agent costs (BENCH_SECONDS=60 for a short look)
 	@$(BIN)/python -m tests.bench.agent
+
+.PHONY: bench-scale
+bench-scale: env ## What one replica bears (BENCH_NODES=3200 for a short look)
+	@$(BIN)/python -m tests.bench.scale
 
 .PHONY: clean
 clean: ## Remove what was built here

@@ -1,13 +1,16 @@
 """Who may speak to the API server next: lanes by priority over one token bucket.
 
 The API server stays alive because we ask it little. What must not wait behind the rest goes first:
-a release is never held up by evictions, and a lease waits for nobody.
+a release is never held up by evictions, and a lease waits for nobody. So that there is an order at
+all, only so many requests are under way at a time: when a hundred nodes fail at once, their taints
+go before the first of them is told of in an Event.
 """
 
 import asyncio
+import contextlib
 import enum
 import heapq
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 from aggregator.quarantine.cluster import Unreachable
@@ -18,11 +21,13 @@ class Lane(enum.IntEnum):
 
     LEASE = 0  # no limiter at all: a lease that waits is a lease that is lost
     RELEASE = 1
-    RECORD = 2  # the admission record, and the reads that every decision starts with
+    RECORD = 2  # the admission record: all proposals of a moment wait for it together
     TAINT = 3
-    EVICTION = 4
-    STATUS = 5
-    EVENT = 6
+    READ = 4  # after the taints: what is begun is finished before the next is begun
+    PHASE = 5  # what the next step of a quarantine waits for
+    EVICTION = 6
+    STATUS = 7
+    EVENT = 8
 
 
 class TokenBucket:
@@ -71,7 +76,8 @@ class _Waiter:
 class Limiter:
     """Lets requests go in order of lane, then of arrival, as the bucket allows.
 
-    ``clock`` and ``sleep`` belong together; a test gives both.
+    ``at_once``: how many may be under way, if that is bounded. Releases are above it: requests that
+    hang must not hold them up. ``clock`` and ``sleep`` belong together; a test gives both.
     """
 
     def __init__(
@@ -79,9 +85,13 @@ class Limiter:
         *,
         qps: float,
         burst: int,
+        at_once: int | None = None,
         clock: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        self._at_once = at_once
+        self._under_way = 0
+        self._room = asyncio.Event()
         self._clock = clock
         self._sleep = sleep
         self._bucket = TokenBucket(qps, burst, clock())
@@ -95,19 +105,49 @@ class Limiter:
         """How many requests stand in line."""
         return sum(not waiter.go.done() for waiter in self._waiting)
 
+    @contextlib.asynccontextmanager
+    async def turn(self, lane: Lane) -> AsyncIterator[None]:
+        """Around a request: enters when it may be sent. Raises Unreachable when closed."""
+        await self.acquire(lane)
+        try:
+            yield
+        finally:
+            self._end(lane)
+
     async def acquire(self, lane: Lane) -> None:
-        """Return when the request may be sent. Raises Unreachable when the limiter is closed."""
+        """Return when the request may be sent. Raises Unreachable when the limiter is closed.
+
+        It counts as under way until `turn` ends it.
+        """
         if lane is Lane.LEASE:
             return
         now = self._clock()
-        if not self._waiting and now >= self._paused_until and self._bucket.take(now):
+        free = not self._waiting and now >= self._paused_until and not self._full(lane)
+        if free and self._bucket.take(now):
+            self._under_way += 1
             return
         self._turn += 1
         waiter = _Waiter(lane, self._turn, asyncio.get_running_loop().create_future())
         heapq.heappush(self._waiting, waiter)
+        self._room.set()  # a release may go where the head of the line could not
         if self._pump is None or self._pump.done():
             self._pump = asyncio.create_task(self._let_go(), name="kube-limiter")
-        await waiter.go
+        try:
+            await waiter.go
+        except asyncio.CancelledError:
+            if waiter.go.done() and not waiter.go.cancelled() and waiter.go.exception() is None:
+                self._end(lane)  # it was let go, and did not hear of it
+            raise
+
+    def _end(self, lane: Lane) -> None:
+        if lane is not Lane.LEASE:
+            self._under_way -= 1
+            self._room.set()
+
+    def _full(self, lane: int) -> bool:
+        if self._at_once is None or lane <= Lane.RELEASE:
+            return False
+        return self._under_way >= self._at_once
 
     def pause(self, seconds: float) -> None:
         """Nobody but a lease goes for so long: the server asked for it (Retry-After)."""
@@ -124,12 +164,17 @@ class Limiter:
 
     async def _let_go(self) -> None:
         while self._drop_gone():
+            if self._full(self._waiting[0].lane):
+                self._room.clear()
+                await self._room.wait()
+                continue
             now = self._clock()
             delay = max(self._paused_until - now, self._bucket.wait(now))
             if delay > 0:
                 await self._sleep(delay)
                 continue  # a pause may have come, and somebody more urgent
             self._bucket.take(now)
+            self._under_way += 1
             heapq.heappop(self._waiting).go.set_result(None)
 
     def _drop_gone(self) -> bool:

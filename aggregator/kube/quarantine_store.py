@@ -134,7 +134,7 @@ class QuarantineStore:
 
     async def _get(self, node: str) -> bytes:
         return await self._transport.request(
-            "GET", paths.quarantine(node), kind="quarantines", lane=Lane.RECORD
+            "GET", paths.quarantine(node), kind="quarantines", lane=Lane.READ
         )
 
     async def _patch(self, path: str, patch: Mapping[str, object], lane: Lane) -> Quarantine:
@@ -159,7 +159,7 @@ def _lane(before: QuarantineStatus, after: QuarantineStatus) -> Lane:
     if after.phase is Phase.RELEASING:
         return Lane.RELEASE
     if after.phase is not before.phase or not before.admitted_at:
-        return Lane.TAINT
+        return Lane.PHASE
     return Lane.STATUS
 
 

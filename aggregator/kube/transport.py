@@ -146,24 +146,25 @@ class Transport:
         accept: str = JSON,
     ) -> bytes | Failure:
         """As `request`, but a refusal is returned. Raises Unreachable where no answer came."""
-        await self._limiter.acquire(lane)
         headers = {"Accept": accept}
         if body is not None:
             headers["Content-Type"] = content_type
         target = f"{path}?{urlencode(query)}" if query else path
         ask = _Ask(method, target, kind, headers, body)
-        wire = self._current()
-        answer = await self._once(wire, ask)
-        if isinstance(answer, Failure) and answer.code == 401 and await self._renewed(wire):
-            answer = await self._once(self._current(), ask)
-        return answer
+        async with self._limiter.turn(lane):
+            wire = self._current()
+            answer = await self._once(wire, ask)
+            if isinstance(answer, Failure) and answer.code == 401 and await self._renewed(wire):
+                answer = await self._once(self._current(), ask)
+            return answer
 
     @contextlib.asynccontextmanager
     async def stream(
         self, path: str, *, kind: str, query: Mapping[str, str], accept: str
     ) -> AsyncIterator[aiohttp.StreamReader]:
         """A watch's bytes as they come. Raises as `request` while it is opened."""
-        await self._limiter.acquire(Lane.RECORD)
+        async with self._limiter.turn(Lane.RECORD):
+            pass  # it is under way for hours: only its beginning is rationed
         ask = _Ask("WATCH", f"{path}?{urlencode(query)}", kind, {"Accept": accept})
         response = await self._open_stream(self._current(), ask)
         try:

@@ -27,8 +27,10 @@ class FakeTime:
         self.now += seconds
 
 
-def limiter(time: FakeTime, *, qps: float = 10.0, burst: int = 1) -> Limiter:
-    return Limiter(qps=qps, burst=burst, clock=time.clock, sleep=time.sleep)
+def limiter(
+    time: FakeTime, *, qps: float = 10.0, burst: int = 1, at_once: int | None = None
+) -> Limiter:
+    return Limiter(qps=qps, burst=burst, at_once=at_once, clock=time.clock, sleep=time.sleep)
 
 
 @given(
@@ -147,3 +149,76 @@ async def test_closing_ends_the_waiting() -> None:
     limited.close()
     with pytest.raises(Unreachable, match="closed"):
         await waiting
+
+
+class Flights:
+    """Requests that are under way until the test ends them; ``began`` in the order they went."""
+
+    def __init__(self, limited: Limiter) -> None:
+        self._limited = limited
+        self.began: list[str] = []
+        self._ends: dict[str, asyncio.Event] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def ask(self, name: str, lane: Lane) -> "asyncio.Task[None]":
+        async def fly() -> None:
+            async with self._limited.turn(lane):
+                self.began.append(name)
+                await self._ends[name].wait()
+
+        self._ends[name] = asyncio.Event()
+        self._tasks.append(asyncio.create_task(fly()))
+        await settled()
+        return self._tasks[-1]
+
+    async def end(self, name: str) -> None:
+        self._ends[name].set()
+        await settled()
+
+
+async def settled() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_only_so_many_are_under_way_and_the_most_urgent_is_next() -> None:
+    flights = Flights(limiter(FakeTime(), qps=1e6, burst=1000, at_once=2))
+    for name, lane in (("a", Lane.EVENT), ("b", Lane.EVENT), ("c", Lane.EVENT), ("d", Lane.TAINT)):
+        await flights.ask(name, lane)
+    assert flights.began == ["a", "b"]
+    await flights.end("b")
+    assert flights.began == ["a", "b", "d"]
+    await flights.end("a")
+    await flights.end("d")
+    assert flights.began == ["a", "b", "d", "c"]
+    await flights.end("c")
+
+
+async def test_a_release_waits_for_none_of_those_under_way() -> None:
+    flights = Flights(limiter(FakeTime(), qps=1e6, burst=1000, at_once=1))
+    await flights.ask("hangs", Lane.TAINT)
+    await flights.ask("waits", Lane.TAINT)
+    await flights.ask("release", Lane.RELEASE)
+    await flights.ask("another", Lane.RELEASE)
+    assert flights.began == ["hangs", "release", "another"]
+    await flights.end("release")
+    await flights.end("another")
+    assert flights.began == ["hangs", "release", "another"]  # above the bound, and gave no room
+    await flights.end("hangs")
+    assert flights.began[-1] == "waits"
+    await flights.end("waits")
+
+
+async def test_one_that_gives_up_under_way_or_just_let_go_leaves_its_room() -> None:
+    limited = limiter(FakeTime(), qps=1e6, burst=1000, at_once=1)
+    flights = Flights(limited)
+    first = await flights.ask("first", Lane.TAINT)
+    second = await flights.ask("second", Lane.TAINT)
+    first.cancel()
+    for _ in range(3):  # the pump lets it go; it has not heard of it when it is cancelled
+        await asyncio.sleep(0)
+    second.cancel()
+    await settled()
+    await flights.ask("third", Lane.TAINT)
+    assert flights.began[-1] == "third"
+    await flights.end("third")
