@@ -24,6 +24,11 @@ BATCH = 512
 #: Seconds until the next try when the log cannot be opened, or (in tests) a file has no more.
 RETRY = 60.0
 POLL_FILE = 0.2
+#: Seconds for which a log that goes on and on is left alone between two batches: each wake-up costs
+#: more than the records of a moment, and a first line is read at once.
+PAUSE = 0.05
+#: Batches closer together than this are such a log.
+BUSY = 2 * PAUSE
 #: Records kept per check, to show what was read.
 LINES = 8
 
@@ -80,6 +85,8 @@ class KernelFeed:
         self._reader: KmsgReader | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._complaint = ""
+        #: When the latest batch was read that had something in it (the loop's time).
+        self._read_at = -BUSY
 
     def start(self) -> None:
         """Open the log and read on; where it cannot be, say so and try again later."""
@@ -92,8 +99,7 @@ class KernelFeed:
         self._complaint = ""
         self._reader = reader
         self._deliver([readable()], self.cursor)
-        if reader.pollable:
-            asyncio.get_running_loop().add_reader(reader.fileno(), self._readable, reader)
+        self._listen(reader)
         self._readable(reader)
 
     def stop(self) -> None:
@@ -116,10 +122,11 @@ class KernelFeed:
             return
         self.records += len(batch)
         evidence = [each for item in batch for each in self._read(item)]
-        if evidence or reader.cursor != self.cursor:
+        moved = reader.cursor != self.cursor
+        if evidence or moved:
             self.cursor = reader.cursor
             self._deliver(evidence, self.cursor)
-        self._go_on(reader)
+        self._go_on(reader, moved=moved)
 
     def _read(self, item: Record | Loss) -> list[Evidence]:
         evidence = read(self.checks, item)
@@ -128,7 +135,7 @@ class KernelFeed:
                 self.lines.setdefault(name, deque(maxlen=LINES)).append(item)
         return evidence
 
-    def _go_on(self, reader: KmsgReader) -> None:
+    def _go_on(self, reader: KmsgReader, *, moved: bool) -> None:
         """Come back for what is left: at once, or (a file cannot be waited for) in a while.
 
         A reader may hold lines that it has read and not given yet, for which no descriptor wakes.
@@ -136,9 +143,25 @@ class KernelFeed:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if not reader.caught_up or not reader.pollable:
-            wait = POLL_FILE if reader.caught_up else 0
-            self._timer = asyncio.get_running_loop().call_later(wait, self._readable, reader)
+        loop = asyncio.get_running_loop()
+        busy = moved and loop.time() - self._read_at < BUSY
+        if moved:
+            self._read_at = loop.time()
+        if not reader.caught_up:
+            self._timer = loop.call_later(0, self._readable, reader)
+        elif not reader.pollable:
+            self._timer = loop.call_later(POLL_FILE, self._readable, reader)
+        elif busy:
+            loop.remove_reader(reader.fileno())
+            self._timer = loop.call_later(PAUSE, self._resume, reader)
+
+    def _resume(self, reader: KmsgReader) -> None:
+        self._listen(reader)
+        self._readable(reader)
+
+    def _listen(self, reader: KmsgReader) -> None:
+        if reader.pollable:
+            asyncio.get_running_loop().add_reader(reader.fileno(), self._readable, reader)
 
     def _unavailable(self, error: KernelLogUnavailable) -> None:
         if str(error) != self._complaint:

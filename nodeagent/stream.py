@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 HEARTBEAT = 15.0
 #: Counts and messages are sent at most this often; new faults, statuses and signs at once.
 LAZY = 1.0
+#: While they go on and on (a burst), each waits twice as long as the one before, up to so much.
+LAZIEST = 5.0
 #: How long the other side may take to greet, and to end an ended stream.
 GREETING = 15.0
 FAREWELL = 1.0
@@ -65,6 +67,7 @@ class Stream:
         self._token = token
         self._on_welcome = on_welcome
         self._lazy = lazy
+        self._lazy_wait = lazy
         self._wake = asyncio.Event()
         self._welcome = asyncio.Event()
         self._stopping = False
@@ -158,12 +161,19 @@ class Stream:
 
     async def _send_delta(self) -> None:
         now = self._clock.boottime()
+        urgent = self._host.latch.urgent
         out = self._host.latch.delta(now)
         if out is not None:
             message = wire.delta(out, now)
             self._host.persist()
-            self._lazy_at = self._now() + self._lazy
+            self._wait_longer(urgent=urgent)
             await self._send(message)
+
+    def _wait_longer(self, *, urgent: bool) -> None:
+        """Set when counts may be sent again; longer if they have changed all the while."""
+        on_and_on = not urgent and self._now() - self._lazy_at < self._lazy_wait
+        self._lazy_wait = min(2 * self._lazy_wait, LAZIEST) if on_and_on else self._lazy
+        self._lazy_at = self._now() + self._lazy_wait
 
     async def _beat(self) -> None:
         try:

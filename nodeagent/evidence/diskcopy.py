@@ -99,8 +99,9 @@ class DiskCopy:
         self._start_if_due()
         self._closed = True
         if self._child is not None:
-            assert self._child.stdout is not None
-            asyncio.get_running_loop().remove_reader(self._child.stdout)
+            # Closed when it has said its last and has not quite ended.
+            if self._child.stdout is not None and not self._child.stdout.closed:
+                asyncio.get_running_loop().remove_reader(self._child.stdout)
             _forget(self._child)
             self._child = None
 

@@ -111,7 +111,7 @@ socket = "{self.socket}"
 {uplink if self.aggregator else ""}
 [kernel_log]
 path = "{self.kernel_log}"
-boot_grace = "10000d"
+boot_grace = "3650d"
 {self.more_kernel_log}
 {self.more}
 """

@@ -85,7 +85,7 @@ def test_an_old_xid_in_the_ring_is_history_for_a_look_without_an_agent(tmp_path:
     old = agent("check", "--config", config, "-o", "json")
     assert (old.code, old.json["faults"][0]["historical"]) == (0, True), old
     # ... and news where the machine came up within boot_grace.
-    config.write_text(config.read_text().replace("1ms", "10000d"))
+    config.write_text(config.read_text().replace("1ms", "3650d"))
     new = agent("check", "--config", config, "-o", "json")
     assert (new.code, new.json["faults"][0]["historical"]) == (1, False), new
     assert new.json["faults"][0]["component"] == f"pci:{GPU}"

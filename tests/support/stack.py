@@ -288,7 +288,7 @@ class NodeAgent(AgentProcess):
         super().write_config()
         text = self.config.read_text().replace('node = "node-a"', f'node = "{self.node}"')
         if self.kernel_log == "/dev/kmsg":
-            text = text.replace('boot_grace = "10000d"', 'boot_grace = "1s"')
+            text = text.replace('boot_grace = "3650d"', 'boot_grace = "1s"')
         self.config.write_text(text)
 
 

@@ -1,0 +1,85 @@
+"""A burst of kernel log lines: counted to the last, told in a handful of messages, held up by none.
+
+`make bench-agent` measures 40,000 in a minute; here is what must hold of any.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from sickbay.v1 import sickbay_pb2 as pb
+from tests.agent.agent_process import AgentProcess
+from tests.bench.processes import cost
+from tests.support.ward import FakeWard, until
+
+GPU = "pci:0000:3b:00"
+LINES = 6_000
+SECONDS = 6.0
+CODES = (13, 31, 94)
+
+
+@pytest.fixture
+async def ward() -> AsyncIterator[FakeWard]:
+    ward = FakeWard()
+    ward.welcome = pb.Welcome(aggregator="fake", heartbeat_interval_ms=15_000)
+    await ward.start()
+    yield ward
+    await ward.stop()
+
+
+@pytest.fixture
+def agent(tmp_path: Path, ward: FakeWard) -> Iterator[AgentProcess]:
+    agent = AgentProcess(tmp_path / "node", aggregator=ward.address)
+    yield agent
+    agent.close()
+
+
+def pour(agent: AgentProcess) -> None:
+    begun, sent = time.monotonic(), 0
+    while sent < LINES:
+        due = min(LINES, int(LINES * (time.monotonic() - begun) / SECONDS) + 1)
+        for number in range(sent, due):
+            agent.xid(CODES[number % len(CODES)], pid=number)
+        sent = due
+        time.sleep(0.005)
+
+
+async def test_a_burst_is_counted_in_a_few_messages_and_hides_nothing(
+    ward: FakeWard, agent: AgentProcess
+) -> None:
+    await agent.start().up()
+    await until(lambda: ward.streams and ward.latest.components, what=agent.log())
+    assert agent.process is not None
+    spent, messages = cost(agent.process.pid).cpu_s, len(ward.latest.messages)
+    await asyncio.to_thread(pour, agent)
+    agent.xid(79)
+    written = time.monotonic()
+    await until(lambda: ("xid:79", GPU) in ward.latest.faults, what=agent.log())
+    assert time.monotonic() - written < 1.0
+    await until(
+        lambda: [ward.latest.faults[f"xid:{code}", GPU].count for code in CODES] == [2000] * 3,
+        what=agent.log(),
+    )
+    assert len(ward.latest.messages) - messages < 20
+    fault = ward.latest.faults["xid:31", GPU]
+    assert 0 < fault.first_age_ms - fault.last_age_ms < 2000 * SECONDS
+    # A tenth of a second for a thousand lines, and as much again for a slow machine.
+    assert cost(agent.process.pid).cpu_s - spent < 2 * LINES / 10_000
+
+
+async def test_a_single_line_is_read_at_once(ward: FakeWard, agent: AgentProcess) -> None:
+    """Only a log that goes on and on is left alone for a moment."""
+    await agent.start().up()
+    await until(lambda: ward.streams and ward.latest.components, what=agent.log())
+    took = []
+    for number in range(5):
+        await asyncio.sleep(0.3)
+        written = time.monotonic()
+        agent.xid(100 + number)
+        key = (f"xid:{100 + number}", GPU)
+        await until(lambda key=key: key in ward.latest.faults)  # type: ignore[misc]  # a loop's lambda keeps its value by default
+        took.append(time.monotonic() - written)
+    assert sorted(took)[2] < 0.05, took

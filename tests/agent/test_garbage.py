@@ -1,0 +1,132 @@
+"""Whatever the kernel gives: garbage in procfs and sysfs, files that vanish, lines cut anywhere.
+
+A check may say that it does not know. It may not raise: the scheduler would say "check-error", and
+what else it could have seen would be lost with it.
+"""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nodeagent.checks import registry
+from nodeagent.checks.base import CheckSpec
+from nodeagent.sources.machine import Machine
+from tests.agent.kernel_log import FIXTURES, GPU, HandClock, record
+from tests.agent.machines import options, sources
+
+LOG_CHECKS = [spec for spec in registry.SPECS if not spec.interval]
+
+#: Checks that read procfs and sysfs alone: no device, no network and no other process is asked.
+FILE_CHECKS = [
+    spec
+    for spec in registry.SPECS
+    if spec.name
+    in {
+        *("disk-ext4", "disk-md", "disk-readonly", "infiniband", "memory", "nic-health"),
+        *("nic-link", "pressure", "processes", "reboot"),
+    }
+]
+
+#: Every file that they read.
+FILES = (
+    *("proc/meminfo", "proc/mdstat", "proc/self/mountinfo", "proc/uptime", "proc/loadavg"),
+    *("proc/pressure/cpu", "proc/pressure/io", "proc/pressure/memory", "proc/17/stat"),
+    *("proc/17/status", "proc/17/wchan", "proc/net/dev", "proc/net/route"),
+    *(f"sys/class/net/eth0/{name}" for name in ("carrier", "operstate", "speed", "flags")),
+    *(f"sys/class/net/eth0/{name}" for name in ("carrier_changes", "carrier_down_count", "type")),
+    *(f"sys/class/net/eth0/statistics/{name}" for name in ("rx_errors", "tx_errors")),
+    *("sys/class/net/eth0/device/vendor", "sys/dev/block/8:1/partition", "sys/dev/block/8:1/size"),
+    *("sys/fs/ext4/sda1/errors_count", "sys/block/md0/md/array_state", "sys/block/md0/md/degraded"),
+    *(f"sys/class/infiniband/mlx5_0/ports/1/{name}" for name in ("state", "phys_state", "rate")),
+    *(f"sys/class/infiniband/mlx5_0/ports/1/counters/{name}" for name in ("link_downed",)),
+    *(f"sys/bus/pci/devices/{GPU}.0/{name}" for name in ("vendor", "class")),
+    "sys/fs/pstore/dmesg-efi-1",
+)
+
+#: Starts that get past a reader's first look.
+STARTS = (
+    *(
+        b"",
+        b"0",
+        b"-1",
+        b"MemTotal:  ",
+        b"some avg10=",
+        b"1 0 8:1 / /data rw - ext4 /dev/sda1 rw\n",
+    ),
+    *(b"17 (a) b) D 1 ", b"4: ACTIVE", b"md0 : active raid1 sda1[0] sdb1[1](F)\n", b"99" * 40),
+)
+
+content = st.one_of(
+    st.tuples(st.sampled_from(STARTS), st.binary(max_size=80)).map(b"".join),
+    # None: not there. A folder: every read of it is an error (EISDIR, as EINVAL would be).
+    st.sampled_from([None, "folder"]),
+)
+
+
+def a_machine(root: Path, files: dict[str, bytes | str | None]) -> Machine:
+    for name in ("proc/self", "sys"):
+        (root / name).mkdir(parents=True, exist_ok=True)
+    for name, what in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(what, bytes):
+            path.write_bytes(what)
+        elif what is not None:
+            path.mkdir()
+    return Machine(clock=HandClock(), proc=root / "proc", sys=root / "sys")
+
+
+@pytest.mark.parametrize("spec", FILE_CHECKS, ids=lambda spec: str(spec.name))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(files=st.fixed_dictionaries(dict.fromkeys(FILES, content)))
+def test_no_file_breaks_a_check(
+    tmp_path_factory: pytest.TempPathFactory, spec: CheckSpec, files: dict[str, bytes | str | None]
+) -> None:
+    machine = a_machine(tmp_path_factory.mktemp("machine"), files)
+    check = spec.build(sources(machine), options(spec))
+
+    async def looks() -> None:
+        # Twice: counters and baselines matter from the second look on.
+        for _ in range(2):
+            await check.look()  # type: ignore[union-attr]  # it has an interval, so it is a Check
+
+    asyncio.run(looks())
+
+
+LINES = [
+    line.partition(b";")[2]
+    for fixture in sorted(FIXTURES.glob("*.log"))
+    for line in fixture.read_bytes().splitlines()
+    if not line.startswith(b" ")
+]
+
+
+@pytest.mark.parametrize("spec", LOG_CHECKS, ids=lambda spec: str(spec.name))
+@settings(max_examples=300, deadline=None)
+@given(
+    line=st.sampled_from(LINES),
+    cut=st.integers(0, 200),
+    filler=st.binary(max_size=40),
+    repeat=st.sampled_from([1, 2500]),
+    tail=st.booleans(),
+)
+def test_no_line_breaks_a_log_check(  # hypothesis gives each its own
+    tmp_path_factory: pytest.TempPathFactory,
+    spec: CheckSpec,
+    line: bytes,
+    cut: int,
+    filler: bytes,
+    repeat: int,
+    tail: bool,  # noqa: FBT001  # hypothesis gives it by name
+) -> None:
+    """True lines cut anywhere, filled with up to 100 KB of anything, with or without their end."""
+    root = tmp_path_factory.getbasetemp() / "log-checks"
+    check = spec.build(sources(a_machine(root, {})), options(spec))
+    damaged = line[:cut] + filler * repeat + (line[cut:] if tail else b"")
+    for fault in check.read(record(damaged)):  # type: ignore[union-attr]  # without an interval it is a LogCheck
+        assert fault.check == spec.name
+        assert len(fault.message) <= 512
+        assert all(len(value) <= 512 for value in fault.details.values())
