@@ -113,5 +113,6 @@ class Answers:
             uplink=self._uplink(),
             state_problem=self._keeper.problem,
             kernel_records=self._feed.records,
+            quiesced_for=self._commands.quiesced_for(),
             config=self._config,
         )

@@ -22,6 +22,7 @@ class About:
     uplink: Mapping[str, Any]
     state_problem: str
     kernel_records: int
+    quiesced_for: float
     config: ConfigState
 
 
@@ -36,6 +37,7 @@ def as_json(latch: Latch, checks: Sequence[CheckInfo], about: About, now: float)
         "last_seq": latch.last_seq,
         "last_acked": latch.last_acked,
         "state_problem": about.state_problem,
+        "quiesced_seconds": round(about.quiesced_for, 3),
         "config_problem": about.config.problem,
         "config_restart_for": list(about.config.restart_for),
     }
@@ -76,6 +78,8 @@ def metrics(latch: Latch, checks: Iterable[Scheduled], about: About, now: float)
         "Latched faults by code.",
         [({"code": code}, n) for code, n in sorted(codes.items())],
     )
+    text = "Seconds for which the GPU driver is still let go of."
+    page.one("sickbay_agent_quiesced_seconds", "gauge", text, about.quiesced_for)
     _check_metrics(page, list(checks), now)
     return page.text()
 
@@ -89,6 +93,11 @@ def _check_metrics(page: "_Page", checks: Sequence[Scheduled], now: float) -> No
     each("errors_total", "counter", "Looks that ended with the check's own error.", "errors")
     each("hangs_total", "counter", "Looks that outlived their deadline.", "hangs")
     each("duration_seconds", "gauge", "How long the latest look took.", "last_duration")
+    # A look that hangs has not ended, and its check is no success for as long as that goes on.
+    looked = [check for check in checks if check.looks or check.hung_since is not None]
+    well = [({"check": c.name}, int(not c.error and c.hung_since is None)) for c in looked]
+    about = "The latest look ended well and in time, whatever it saw."
+    page.family("sickbay_agent_check_success", "gauge", about, well)
     ages = [({"check": c.name}, now - c.last_success) for c in checks if c.last_success is not None]
     about = "Since the check last ended well."
     page.family("sickbay_agent_check_success_age_seconds", "gauge", about, ages)

@@ -1,6 +1,7 @@
 """The scheduler in virtual time: cadence, deadlines, hung and failing checks."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import pairwise
 from random import Random
@@ -63,6 +64,24 @@ async def run_for(made: Scheduler, seconds: float) -> None:
 async def never() -> Report:
     await asyncio.get_running_loop().create_future()
     return []
+
+
+def test_agents_that_start_together_do_not_stay_in_step() -> None:
+    """They were rolled out in one second, and within the hour no moment is better than another."""
+
+    async def story() -> None:
+        probes = [Probe() for _ in range(300)]
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        agents = [scheduler([scheduled("a", p)], seed=n)[0] for n, p in enumerate(probes)]
+        await asyncio.gather(*(run_for(each, 3600) for each in agents))
+        last_minute = Counter(
+            int(at - started) for probe in probes for at in probe.looks if at > started + 3540
+        )
+        assert 270 <= sum(last_minute.values()) <= 330, "each looks once a minute"
+        assert max(last_minute.values()) <= 20, "5 in each second would be even"
+
+    run(story())
 
 
 def test_looks_come_soon_and_then_at_jittered_intervals() -> None:
