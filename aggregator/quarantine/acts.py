@@ -33,7 +33,7 @@ from aggregator.quarantine.decide.marks import (
     undo_change,
 )
 from aggregator.quarantine.decide.record import Entry
-from aggregator.quarantine.decide.steps import OURS, Step, Wanted, changed_intent
+from aggregator.quarantine.decide.steps import OURS, UNCORDONED, Step, Wanted, changed_intent
 from aggregator.quarantine.decide.words import Word
 from aggregator.quarantine.fleet import Hold
 from aggregator.quarantine.ledger import Kind, Ledger, Transition
@@ -90,14 +90,15 @@ class Acts:
             self._hold(case, held, wanted)
             return False
         case.patient.hold = None
+        words = case.patient.overruled
         node = await reading
         case.take_node(node)
         if node is None:
             await self._registrar.forget(case.node)
             case.patient.last_error = "the cluster has no node of this name"
             return False
-        if case.misnamed or _overruled(case, wanted):
-            await self._registrar.forget(case.node)
+        if case.misnamed or case.patient.overruled != words:
+            await self._registrar.forget(case.node)  # we decided on another picture: again
             return True
         self.note(case, Kind.ADMITTED, f"{wanted.spec.action} admitted: {wanted.spec.reason}")
         await self._create_and_mark(case, wanted, node)
@@ -105,15 +106,15 @@ class Acts:
 
     async def create(self, case: Case, wanted: Wanted) -> None:
         """The record allows it already: finish what was begun."""
+        words = case.patient.overruled
         node = await self._cluster.read_node(case.node)
         case.take_node(node)
         if node is None:
             await self._registrar.forget(case.node)
             case.patient.last_error = "the cluster has no node of this name"
             return
-        if case.misnamed or _overruled(case, wanted):
-            await self._registrar.forget(case.node)
-            return
+        if case.misnamed or case.patient.overruled != words:
+            return  # we decided on another picture: again
         await self._create_and_mark(case, wanted, node)
 
     async def _create_and_mark(self, case: Case, wanted: Wanted, node: Node) -> None:
@@ -205,7 +206,8 @@ class Acts:
             return
         if node is not None:
             words = case.overrule() if quarantine.status.overruled else frozenset()
-            undone = await self._undo_node(case, node, quarantine.uid, words)
+            theirs = quarantine.status.released_because == UNCORDONED
+            undone = await self._undo_node(case, node, quarantine.uid, words, uncordoned=theirs)
             case.over |= words - case.overrule()  # what ended just while it was written
             case.take_node(undone)
             await self._settle_announcement(case)
@@ -253,16 +255,26 @@ class Acts:
         case.take_node(node)
         if node is None or not is_marked(node):
             return False
-        words = stood_for(node) | case.overrule() if overruled else frozenset()
+        words = case.overrule(stood_for(node)) if overruled else frozenset()
         case.take_node(await self._undo_node(case, node, uid or "swept", words))
         await self._tell(case, node.uid, quarantined=False, message="released")
         return True
 
-    async def _undo_node(self, case: Case, node: Node, uid: str, words: frozenset[Word]) -> Node:
+    async def _undo_node(
+        self,
+        case: Case,
+        node: Node,
+        uid: str,
+        words: frozenset[Word],
+        *,
+        uncordoned: bool = False,
+    ) -> Node:
         """Undo ours; the node remembers these words too, and no longer those that are over."""
         over = case.over
         still = (read_overruled(node.annotations) - over) | words
-        undone = await self._cluster.patch_node(node, undo_change(node, uid, still))
+        undone = await self._cluster.patch_node(
+            node, undo_change(node, uid, still, uncordoned=uncordoned)
+        )
         case.over -= over
         return undone
 
@@ -377,12 +389,6 @@ class Acts:
                 return
             else:
                 return
-
-
-def _overruled(case: Case, wanted: Wanted) -> bool:
-    """Whether a person has overruled all of this evidence, as the node that was read remembers."""
-    words = {word.key for word in case.patient.overruled}
-    return all((item.code, item.component) in words for item in wanted.spec.evidence)
 
 
 def _because(quarantine: Quarantine) -> str:

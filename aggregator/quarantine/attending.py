@@ -18,7 +18,7 @@ from aggregator.quarantine.cluster import (
     Phase,
     Refused,
 )
-from aggregator.quarantine.decide.steps import Do, Situation, Step, next_step
+from aggregator.quarantine.decide.steps import Do, Situation, Step, next_step, unsaved
 from aggregator.quarantine.drain import Drain
 from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.registrar import Registrar
@@ -137,10 +137,18 @@ class Attending:
 
     async def _one_step(self, case: Case) -> bool:
         """Decide and do. True when there was nothing (more) to do now."""
-        if case.suspect:
-            await self._acts.look_at_node(case)
+        words = case.patient.overruled
+        done = await self._next(case)
         if case.misnamed:
             self._shut_out(case)
+        if case.patient.overruled != words:
+            self._judge(case)  # the node remembers other words of people than we did
+        return done
+
+    async def _next(self, case: Case) -> bool:
+        if case.suspect:
+            await self._acts.look_at_node(case)
+            return False
         quarantine = case.patient.quarantine
         if quarantine is not None and quarantine.deleting:
             case.definition_going = await self._cluster.definition_is_going()
@@ -149,11 +157,8 @@ class Attending:
             return False
         if case.over and (quarantine is None or quarantine.status.phase is not Phase.RELEASING):
             await self._acts.forgive(case)
-        words = case.patient.overruled
-        done = await self._do(case, next_step(self._situation(case)))
-        if case.patient.overruled != words:
-            self._judge(case)  # the node remembers another word than we did
-        return done
+            return False
+        return await self._do(case, next_step(self._situation(case)))
 
     async def _do(self, case: Case, step: Step) -> bool:
         quarantine, wanted = case.patient.quarantine, case.wanted
@@ -217,6 +222,10 @@ class Attending:
 
     @staticmethod
     def _settle_waiters(case: Case) -> None:
+        """Acknowledge what was heard, unless it could not be made durable yet (a conflict, say)."""
+        quarantine = case.patient.quarantine
+        if quarantine is not None and unsaved(quarantine, case.wanted):
+            return
         for waiter in case.waiters:
             if not waiter.done():
                 waiter.set_result(None)

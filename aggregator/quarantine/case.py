@@ -164,13 +164,23 @@ class Case:
         self.wanted = wanted_of(self.patient.incidents, overruled, mode, policy.hash)
         return list(judgement.closed), judgement.look_again
 
-    def overrule(self) -> frozenset[Word]:
-        """All that the quarantine stands on and that is not over, as overruled by a person."""
+    def overrule(self, remembered: frozenset[Word] = frozenset()) -> frozenset[Word]:
+        """All that the quarantine stands on and that is not over, as overruled by a person.
+
+        ``remembered`` is what the node's marks say of it.
+        """
         quarantine = self.patient.quarantine
         spec = quarantine.spec.evidence if quarantine is not None else ()
         wanted = self.wanted.spec.evidence if self.wanted is not None else ()
         latest = {(item.code, item.component): item for item in (*spec, *wanted)}
-        return words_of(latest.values())
+        over = {
+            item.key
+            for incident in self.patient.incidents.values()
+            for item in incident.evidence
+            if item.over
+        }
+        words = words_of(latest.values()) | remembered
+        return frozenset(word for word in words if word.key not in over)
 
     def situation(
         self, *, mode: Action, in_record: bool, stopped: bool, patient_enough: bool

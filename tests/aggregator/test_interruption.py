@@ -12,7 +12,14 @@ from dataclasses import replace
 import pytest
 
 from aggregator.health.model import Cleared
-from aggregator.quarantine.cluster import Action, Phase, QuarantineSpec, Taint
+from aggregator.quarantine.cluster import (
+    Action,
+    ClusterError,
+    Phase,
+    QuarantineSpec,
+    Taint,
+    Unreachable,
+)
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.marks import OVERRULED, TAINT, is_marked
 from aggregator.quarantine.decide.record import parse_record
@@ -317,4 +324,84 @@ async def test_nothing_is_released_for_an_agent_that_has_not_spoken_since_the_st
     clock.time += 700
     replica.agent("n1", snapshot(), boot_id="boot-2")
     await reaches_released(world)
+    await replica.stop()
+
+
+async def test_a_sign_that_comes_during_a_stop_is_durable_before_it_is_acknowledged() -> None:
+    world, clock = world_with_jobs(), Turned()
+    await quarantined(world, clock)
+    world.person_stops("drill")
+    replica = Replica(world, clock=clock)
+    await until(lambda: not replica.fleet.view_lost)
+    replica.agent("n1", ILL)
+    safe = replica.agent("n1", WELL)
+    assert isinstance(safe, asyncio.Future)
+    await asyncio.wait_for(safe, 20)
+    await replica.stop()
+    # Its agent tells no more of the sign; the next aggregator knows of it all the same.
+    another = Replica(world, clock=clock)
+    await until(lambda: not another.fleet.view_lost)
+    another.agent("n1", snapshot())
+    clock.time += 700
+    another.agent("n1", snapshot())
+    await reaches_released(world)
+    await another.stop()
+
+
+async def test_a_sign_that_comes_during_a_conflict_waits_for_its_end() -> None:
+    world, clock = world_with_jobs(), Turned()
+    await quarantined(world, clock)
+    replica = Replica(world, clock=clock)
+    await until(lambda: not replica.fleet.view_lost)
+    replica.agent("n1", ILL)
+    replica.controller.conflict("n1", "a and b")
+    safe = replica.agent("n1", WELL)
+    assert isinstance(safe, asyncio.Future)
+    await asyncio.sleep(0.05)
+    assert not safe.done()
+    replica.controller.conflict("n1", "")
+    await asyncio.wait_for(safe, 20)
+    assert world.quarantines["n1"].spec.evidence[0].cleared == "operator"
+    await replica.stop()
+
+
+async def test_a_cordon_after_the_uncordon_that_released_a_node_is_a_persons_and_stays() -> None:
+    world, clock = world_with_jobs(), Turned()
+    await quarantined(world, clock)
+    held = True
+
+    def fails(call: str) -> ClusterError | None:
+        return Unreachable("down") if held and call == "patch_node" else None
+
+    replica = Replica(world, clock=clock, fails=fails)
+    await until(lambda: not replica.fleet.view_lost)
+    replica.agent("n1", ILL)
+    world.person_uncordons("n1")
+    await until(lambda: phase_of(world, "n1") is Phase.RELEASING)
+    world.person_cordons("n1")
+    held = False
+    await reaches_released(world)
+    assert world.nodes["n1"].unschedulable
+    assert not is_marked(world.nodes["n1"])
+    await replica.stop()
+
+
+async def test_a_cause_that_has_gone_quarantines_nobody_once_there_is_room_again() -> None:
+    world, clock = world_with_jobs(), Turned()
+    world.add_node("n2")
+    settings = replace(SETTINGS, limits=Limits(1, 100, quorum_percent=0))
+    replica = Replica(world, clock=clock, settings=settings)
+    await until(lambda: not replica.fleet.view_lost)
+    replica.agent("n1", ILL)
+    await drained(world)
+    replica.agent("n2", ILL)
+    await until(lambda: replica.fleet.patients["n2"].hold)
+    replica.agent("n2", WELL)  # recovering, and still held
+    world.person_deletes("n1")
+    await until(lambda: "n1" not in world.quarantines)
+    clock.time += 20
+    replica.agent("n2", WELL)
+    await asyncio.sleep(0.05)
+    assert "n2" not in world.quarantines
+    assert replica.fleet.patients["n2"].hold is None
     await replica.stop()

@@ -158,7 +158,7 @@ def check_rules(now: Situation, step: Step) -> None:
     elif not now.in_record:
         assert step.do is Do.ENTER  # it acts only while its entry stands
     elif now.stopped:
-        assert step.do is Do.NOTHING
+        assert step.do in (Do.NOTHING, Do.UPDATE)  # what is known is written, nothing is done
     if step.do is Do.DRAIN:
         assert now.mode is Action.DRAIN
         assert quarantine.spec.action is Action.DRAIN

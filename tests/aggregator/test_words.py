@@ -214,6 +214,25 @@ async def test_a_quarantine_removed_by_force_is_a_word_about_what_the_marks_reme
     await replica.stop()
 
 
+async def test_what_was_over_before_the_force_is_not_overruled_and_does_not_begin_anew() -> None:
+    world, clock = World(), Turned()
+    world.add_node("n1")
+    replica = Replica(world, clock=clock)
+    read_only = component("disk-readonly", "/", Status.FAILED, "read-only")
+    replica.agent("n1", snapshot(fault(), read_only))
+    await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    replica.agent("n1", Delta(cleared=CLEARED))  # recovering; the disk is not
+    await until(lambda: world.quarantines["n1"].spec.evidence[0].cleared)
+    world.person_removes_by_force("n1")
+    await until(lambda: not is_marked(world.nodes["n1"]))
+    await asyncio.sleep(0.05)
+    assert {word.code for word in read_overruled(world.nodes["n1"].annotations)} == {
+        "disk-readonly:read-only"
+    }
+    assert world.quarantines == {}
+    await replica.stop()
+
+
 async def test_an_orderly_release_is_not_told_as_a_persons_whatever_comes_first() -> None:
     world, clock = World(), Turned()
     world.add_node("n1")

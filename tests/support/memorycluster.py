@@ -93,6 +93,9 @@ class World:
 
     # -- what people do ------------------------------------------------------------
 
+    def person_cordons(self, name: str) -> None:
+        self.set_node(replace(self.nodes[name], unschedulable=True))
+
     def person_uncordons(self, name: str) -> None:
         self.set_node(replace(self.nodes[name], unschedulable=False))
 
@@ -132,10 +135,15 @@ class MemoryCluster:
         crash_at: int | None = None,
         after: bool = False,
         fails: Callable[[str], ClusterError | None] = lambda _: None,
+        loses: Callable[[str], ClusterError | None] = lambda _: None,
     ) -> None:
-        """``fails`` is asked before each call, by its name: an error is raised, nothing is done."""
+        """``fails`` is asked before each call, by its name: an error is raised, nothing is done.
+
+        ``loses`` is asked after it: what was asked for is done, and its answer is an error.
+        """
         self.world = world
         self._fails = fails
+        self._loses = loses
         self.calls = 0
         #: Whether what a call brings about is told as news before the call returns.
         self.answers_late = False
@@ -157,10 +165,17 @@ class MemoryCluster:
                 for _ in range(20):
                     await asyncio.sleep(0)
             if not strikes:
+                lost = self._loses(name)
+                if lost is not None:
+                    raise lost
                 return cast("T", result)
             self.crashed.set()
         await asyncio.Event().wait()  # a dead process does nothing more, and no handler runs
         raise AssertionError(name)
+
+    def crash_in(self, calls: int, *, after: bool) -> None:
+        """Die at the so-manieth call from now, before or after it is done."""
+        self._crash_at, self._after = self.calls + calls, after
 
     # -- the protocol -----------------------------------------------------------------
 

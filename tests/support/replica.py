@@ -134,8 +134,9 @@ class Replica:
         crash_at: int | None = None,
         after: bool = False,
         fails: Callable[[str], ClusterError | None] = lambda _: None,
+        cluster: MemoryCluster | None = None,
     ) -> None:
-        self.cluster = MemoryCluster(world, crash_at=crash_at, after=after, fails=fails)
+        self.cluster = cluster or MemoryCluster(world, crash_at=crash_at, after=after, fails=fails)
         self.fleet = Fleet()
         self.notes = Notes()
         self.clock = clock
@@ -148,7 +149,7 @@ class Replica:
             clocks=Clocks(clock, clock),
             rng=random.Random(7),
         )
-        self._task = asyncio.create_task(self.controller.run())
+        self.task = asyncio.create_task(self.controller.run())
 
     def agent(
         self,
@@ -168,8 +169,8 @@ class Replica:
 
     async def stop(self) -> None:
         self.cluster.crashed.set()
-        self._task.cancel()
-        await asyncio.wait([self._task])
+        self.task.cancel()
+        await asyncio.wait([self.task])
 
 
 async def until(what: Callable[[], object], *, within: float = 20.0) -> None:

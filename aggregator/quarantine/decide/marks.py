@@ -90,9 +90,17 @@ def foreign_hands(node: Node) -> str:
 
 
 def undo_change(
-    node: Node, quarantine_uid: str, overruled: frozenset[Word] | None = None
+    node: Node,
+    quarantine_uid: str,
+    overruled: frozenset[Word] | None = None,
+    *,
+    uncordoned: bool = False,
 ) -> NodeChange:
-    """Undo exactly ours. ``overruled`` is all that the node is to remember; None: as it does."""
+    """Undo exactly ours. ``overruled`` is all that the node is to remember; None: as it does.
+
+    ``uncordoned``: our cordon was undone by a person; if there is one now it is theirs.
+    """
+    ours = _did_cordon(node.annotations) and not uncordoned
     annotations: dict[str, str | None] = {
         CODES: None,
         DID: None,
@@ -102,7 +110,7 @@ def undo_change(
         annotations |= forgive_change(overruled).annotations
     return NodeChange(
         taints=tuple(taint for taint in node.taints if taint.key != TAINT),
-        unschedulable=False if node.unschedulable and _did_cordon(node.annotations) else None,
+        unschedulable=False if node.unschedulable and ours else None,
         labels={LABEL: None},
         annotations=annotations,
     )

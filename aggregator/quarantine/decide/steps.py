@@ -21,6 +21,7 @@ from aggregator.quarantine.cluster import (
 from aggregator.quarantine.decide.words import clears
 
 OURS = "sickbay"
+UNCORDONED = "uncordoned by a person"
 
 #: The node carries no mark yet. An object that made no sense, and was mended, begins here too.
 _UNTOUCHED = (Phase.ADMITTED, Phase.INVALID)
@@ -105,16 +106,12 @@ def next_step(now: Situation) -> Step:
         return Step(Do.NOTHING)
     if not now.in_record:
         return Step(Do.ENTER)
+    if unsaved(quarantine, now.wanted):
+        return Step(Do.UPDATE)  # stop or not: a sign that is not written is lost with us
     if now.stopped:
         return Step(Do.NOTHING)
     if quarantine.status.phase in _UNTOUCHED or now.node_replaced:
         return Step(Do.NOTHING) if now.node_gone else Step(Do.CORDON)
-    if (
-        quarantine.spec.requester == OURS
-        and now.wanted is not None
-        and changed_intent(quarantine.spec, now.wanted.spec) is not None
-    ):
-        return Step(Do.UPDATE)
     if _may_evict(now, quarantine):
         return Step(Do.DRAIN)
     return Step(Do.NOTHING)
@@ -147,7 +144,7 @@ def _ending(now: Situation, quarantine: Quarantine) -> Step | None:
     if quarantine.problem:
         return None
     if now.uncordoned:
-        return Step(Do.RELEASE, "uncordoned by a person", overruled=True)
+        return Step(Do.RELEASE, UNCORDONED, overruled=True)
     if quarantine.spec.requester == OURS and now.recovered:
         return Step(Do.RELEASE, "recovered")
     if quarantine.spec.requester == OURS and now.reborn:
@@ -167,6 +164,15 @@ def _may_evict(now: Situation, quarantine: Quarantine) -> bool:
         return now.knows and now.wanted.in_force is Action.DRAIN
     recorded = any(not item.cleared for item in quarantine.spec.evidence)
     return now.knows and not now.fresh and recorded
+
+
+def unsaved(quarantine: Quarantine, wanted: Wanted | None) -> bool:
+    """Whether the intent has changed, or a sign has come, that is not durable yet."""
+    return (
+        quarantine.spec.requester == OURS
+        and wanted is not None
+        and changed_intent(quarantine.spec, wanted.spec) is not None
+    )
 
 
 def changed_intent(spec: QuarantineSpec, wanted: QuarantineSpec) -> QuarantineSpec | None:
