@@ -8,6 +8,7 @@ from nodeagent.evidence.latch import Latch
 from nodeagent.keeper import Keeper
 from nodeagent.scheduler import Scheduler
 from nodeagent.sources.nvml import Nvml
+from nodeagent.sources.peers import Peers
 
 #: NVML is let go of for a driver upgrade or a reset. Longer than this is a forgotten request.
 LONGEST_QUIESCE = 24 * 3600.0
@@ -36,14 +37,17 @@ class Host(Protocol):
 
     async def run_checks(self, names: Sequence[str]) -> str: ...
 
+    def name_peers(self, addresses: Sequence[str]) -> None: ...
+
 
 class Commands:
     """Carries commands out. Results are sentences for people."""
 
-    def __init__(self, *, keeper: Keeper, scheduler: Scheduler, nvml: Nvml) -> None:
+    def __init__(self, *, keeper: Keeper, scheduler: Scheduler, nvml: Nvml, peers: Peers) -> None:
         self._keeper = keeper
         self._scheduler = scheduler
         self._nvml = nvml
+        self._peers = peers
         if keeper.quiesced_until:  # what an earlier agent of this boot was told holds for this one
             nvml.stand_aside_until(keeper.quiesced_until)
 
@@ -103,15 +107,25 @@ class Commands:
         is_free = await self._nvml.quiesce(seconds)
         self._keeper.quiesce_until(self._nvml.quiesced_until)
         log.info("the GPU driver is let go of", extra={"seconds": seconds, "is_free": is_free})
-        gpu_checks = [name for name in self._scheduler.checks if name.startswith("gpu-")]
-        if gpu_checks:
-            await self._scheduler.run_now(gpu_checks)
+        if self._gpu_checks():
+            await self._scheduler.run_now(self._gpu_checks())
         if not is_free:
             raise CommandRefused(
                 "a worker hangs in the driver and cannot be ended: the driver stays in use until "
                 "the node is rebooted"
             )
         return f"NVML is let go of for {seconds:g} s"
+
+    def name_peers(self, addresses: Sequence[str]) -> None:
+        """Whom to probe from the next look on."""
+        self._peers.named(addresses)
+
+    def _gpu_checks(self) -> list[str]:
+        """Ours, which then say that they stand aside; a site's own may open the driver itself."""
+        from nodeagent.checks import registry  # loaded long since where checks run
+
+        ours = registry.by_name()
+        return [name for name in self._scheduler.checks if name in ours and name.startswith("gpu-")]
 
     async def run_checks(self, names: Sequence[str]) -> str:
         """Run checks now (all when empty). Raises CommandRefused for a name that is none."""

@@ -1,5 +1,6 @@
 """``[own.NAME]`` from the file to a running agent: settings, mistakes, listing, metrics."""
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -211,6 +212,32 @@ def test_checks_lists_it_and_check_runs_it(tmp_path: Path) -> None:
     assert done.code == 1
     assert "two of four are out" in done.row("lights")
     assert "cannot be started: ENOENT" in done.row("gone")
+
+
+async def test_it_comes_and_goes_with_the_file_of_a_running_agent(tmp_path: Path) -> None:
+    node = AgentProcess(tmp_path)
+
+    async def found() -> set[str]:
+        _, body = await node.ask("/v1/results")
+        return {each["check"] for each in json.loads(body)["results"]} & {"lights", "gone"}
+
+    try:
+        await node.start().up()
+        assert await found() == set()
+        bare = node.config.read_text()
+        node.config.write_text(bare + own(tmp_path).removeprefix(QUIET))
+        async with asyncio.timeout(20):
+            while await found() != {"lights", "gone"}:  # noqa: ASYNC110  another process
+                await asyncio.sleep(0.1)
+        node.config.write_text(bare)
+        async with asyncio.timeout(20):
+            while await found() != {"lights"}:  # noqa: ASYNC110  another process
+                await asyncio.sleep(0.1)
+        _, body = await node.ask("/v1/results")
+        names = {check["name"] for check in json.loads(body)["checks"]}
+        assert not names & {"lights", "gone"}, "what failed stays known, its check is gone"
+    finally:
+        node.close()
 
 
 async def test_an_agent_that_stops_leaves_no_program_behind(tmp_path: Path) -> None:
