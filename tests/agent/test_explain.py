@@ -13,6 +13,7 @@ from nodeagent.sources.procstate import stuck
 from tests.agent import real_disks
 from tests.agent.agent_process import QUIET, AgentProcess
 from tests.agent.cli import agent as cli
+from tests.nvml import FakeGpus, gpu
 from tests.support.ward import until
 
 GPU = "pci:0000:3b:00"
@@ -152,6 +153,31 @@ async def test_what_hangs_in_the_kernel_is_told_first_with_where_it_waits(
         assert agent.process is not None
         assert agent.process.poll() is None
     await until(lambda: not real_disks.alive(waiting["pid"]), within=20)
+
+
+async def test_liveness_depends_on_neither_the_driver_nor_the_aggregator(
+    start: Callable[..., AgentProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVML hangs in its first call, nobody listens where the aggregator should be."""
+    gpus = FakeGpus(tmp_path / "gpus", [gpu(0)])
+    gpus.fail("nvmlInitWithFlags", hang=True)
+    for name, value in gpus.env.items():
+        monkeypatch.setenv(name, value)
+    agent = start(aggregator="127.0.0.1:9", more=QUIET + '[nvml]\ndeadline = "1s"\n')
+    await agent.up()
+    try:
+        for _ in range(800):
+            results = of(await explained(agent), "gpu-inventory")["results"]
+            if results and "hung" in results[0]["reason"]:
+                break
+            assert (await agent.ask("/healthz"))[0] == 200
+            await asyncio.sleep(0.025)
+        assert {result["status"] for result in results} == {"unknown"}
+        assert (await agent.ask("/healthz"))[0] == 200
+        agent.xid(79)
+        assert (await until_faults(agent, "xid", 1))["faults"]
+    finally:
+        gpus.heal()
 
 
 def test_a_process_that_only_sleeps_is_not_stuck() -> None:
