@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nodeagent.checks import own
 from nodeagent.checks.own import NAGIOS, NPD
@@ -186,6 +188,44 @@ async def test_every_process_that_it_leaves_behind_is_ended(tmp_path: Path, end:
     await verdict(tmp_path, LEAVES.format(pids=pids, end=end), time_limit=3)
     assert len(pids_in(pids)) == 5
     assert not [pid for pid in pids_in(pids) if alive(pid)]
+
+
+async def test_who_forks_and_forks_is_ended_to_the_last(tmp_path: Path) -> None:
+    """Each in a session of its own, and new ones while the first are being ended."""
+    pids = tmp_path / "pids"
+    text = f"""
+    for ((i = 0; i < 200; i++)); do
+      setsid bash -c 'echo $$ >> {pids}; (sleep 60 &) ; (sleep 60 &) ; exec sleep 60' &
+    done
+    wait"""
+    found = await verdict(tmp_path, text, time_limit=1.0)
+    assert found[:2] == (Status.UNKNOWN, "timeout")
+    started = pids_in(pids)
+    assert len(started) > 20
+    assert not [pid for pid in started if alive(pid)]
+    sessions = {int(stat[3]) for stat in map(own_child._stat, everybody()) if len(stat) > 3}
+    assert not sessions & set(started), "nor their children, which nobody is the parent of"
+
+
+def everybody() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+@given(
+    protocol=st.sampled_from(own.PROTOCOLS),
+    code=st.integers(0, 255),
+    out=st.text(max_size=40),
+    err=st.text(max_size=40),
+)
+def test_only_codes_that_a_protocol_has_say_anything_of_the_node(
+    protocol: str, code: int, out: str, err: str
+) -> None:
+    status, reason, message = own.judge(protocol, Outcome(exit=code, out=out, err=err))
+    known = {NAGIOS: {0, 1, 2}, NPD: {0, 1}}[protocol]
+    assert (status is Status.UNKNOWN) == (code not in known)
+    assert re.fullmatch(r"[a-z-]*", reason)
+    assert message.isprintable()
+    assert message or code == 0
 
 
 def test_without_the_kernels_list_of_children_they_are_found_all_the_same(
