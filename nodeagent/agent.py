@@ -183,7 +183,10 @@ class Agent:
             deliver=self._keeper.take_log,
         )
         self._commands = Commands(
-            keeper=self._keeper, scheduler=self._scheduler, nvml=self._sources.nvml
+            keeper=self._keeper,
+            scheduler=self._scheduler,
+            nvml=self._sources.nvml,
+            peers=self._sources.peers,
         )
         if config.uplink.address:
             self._build_uplink()

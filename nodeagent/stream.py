@@ -248,9 +248,11 @@ class Stream:
             interval = max(1.0, welcome.heartbeat_interval_ms / 1000)
             self._beat_at = min(self._beat_at, self._now() + interval * self._random())
             self._interval = interval
-        self._welcome.set()
+        self._host.name_peers(welcome.peers)
         self._wake.set()
-        self._on_welcome(welcome.aggregator)
+        if not self._welcome.is_set():  # later ones only name other peers
+            self._welcome.set()
+            self._on_welcome(welcome.aggregator)
 
     def _begin(self, message: pb.AggregatorMessage) -> None:
         if len(self._commands) >= COMMANDS:

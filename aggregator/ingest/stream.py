@@ -76,6 +76,10 @@ class Streams(Protocol):
 
     def detach(self, stream: "Stream") -> None: ...
 
+    def peers(self, stream: "Stream") -> Sequence[str]:
+        """The addresses that this stream's node is to probe."""
+        ...
+
 
 class Stream:
     """One call of Attend, from its opening to its end."""
@@ -109,6 +113,7 @@ class Stream:
         self._seq = 0
         self._resyncs = Resyncs()
         self._leave_by = float("inf")
+        self._named: tuple[str, ...] = ()
         self.node = ""
         self.instance = ""
         self.peer = context.peer()
@@ -166,13 +171,24 @@ class Stream:
         self._attached = True
         self._streams.attach(self)
         self._intake.attached(hello, self)
+        self._welcome(self._streams.peers(self))
+
+    def _welcome(self, peers: Sequence[str]) -> None:
+        self._named = tuple(peers)
         self._outbox.put(
             wire.welcome(
                 name=self._rules.name,
                 version=self._rules.version,
                 heartbeat=self._rules.heartbeat,
+                peers=self._named,
             )
         )
+
+    def name_peers(self) -> None:
+        """Tell the agent whom to probe, if that has changed since it was told."""
+        peers = tuple(self._streams.peers(self))
+        if self._attached and self._ending is None and peers != self._named:
+            self._welcome(peers)
 
     async def _listen(self, allowance: Allowance) -> None:
         message: pb.AgentMessage | None

@@ -4,6 +4,7 @@ import logging
 
 from aggregator.ingest.conflicts import Conflicts
 from aggregator.ingest.intake import Intake
+from aggregator.ingest.peers import Rings, address_of
 from aggregator.ingest.stats import IngestStats
 from aggregator.ingest.stream import Rules, Stream
 
@@ -12,6 +13,9 @@ log = logging.getLogger(__name__)
 #: Seconds after the API server is back in which tokens may stay expired: kubelets renew them when
 #: they next look, which takes them minutes.
 GRACE = 600.0
+#: Seconds between two rounds of naming peers, and how many streams are looked at in one second.
+PEERS_EVERY = 60.0
+PEERS_AT_ONCE = 200
 
 
 class StreamTable:
@@ -23,6 +27,9 @@ class StreamTable:
         self._rules = rules
         self._by_node: dict[str, Stream] = {}
         self._conflicts = Conflicts()
+        self._rings = Rings()
+        self._to_name: list[Stream] = []
+        self._name_again = rules.now() + PEERS_EVERY
         self._excused_until = float("-inf")
 
     def attach(self, stream: Stream) -> None:
@@ -32,6 +39,7 @@ class StreamTable:
             self._stats.superseded += 1
             older.supersede(stream.peer)
         self._by_node[stream.node] = stream
+        self._rings.put(stream.node, address_of(stream.peer))
         self._stats.attached = len(self._by_node)
         if self._conflicts.attached(stream.node, stream.instance, self._rules.now()):
             self._stats.conflicts += 1
@@ -47,6 +55,7 @@ class StreamTable:
         self._conflicts.heard(stream.node, stream.instance, stream.last_heard)
         if self._by_node.get(stream.node) is stream:
             del self._by_node[stream.node]
+            self._rings.remove(stream.node)
             self._stats.attached = len(self._by_node)
 
     def tick(self) -> None:
@@ -62,6 +71,22 @@ class StreamTable:
         self._stats.overdue = overdue
         for node in self._conflicts.over(now):
             self._intake.conflict(node, "")
+
+        self._name_peers(now)
+
+    def peers(self, stream: Stream) -> tuple[str, ...]:
+        """The addresses that this stream's node is to probe."""
+        return self._rings.peers(stream.node)
+
+    def _name_peers(self, now: float) -> None:
+        """Nodes come and go: once in a while each is told of its peers anew, a few at a time."""
+        if not self._to_name and now >= self._name_again:
+            self._to_name = list(self._by_node.values())
+            self._name_again = now + PEERS_EVERY
+        for stream in self._to_name[-PEERS_AT_ONCE:]:
+            if self._by_node.get(stream.node) is stream:
+                stream.name_peers()
+        del self._to_name[-PEERS_AT_ONCE:]
 
     def close_all(self, reason: str) -> None:
         """End every stream: the aggregator stops."""

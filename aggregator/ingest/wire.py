@@ -251,13 +251,16 @@ def _text(text: str) -> str:
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
 
 
-def welcome(*, name: str, version: str, heartbeat: float) -> pb.AggregatorMessage:
-    """``heartbeat`` is in seconds."""
+def welcome(
+    *, name: str, version: str, heartbeat: float, peers: Sequence[str] = ()
+) -> pb.AggregatorMessage:
+    """``heartbeat`` is in seconds, ``peers`` are addresses that the node is to probe."""
     return pb.AggregatorMessage(
         welcome=pb.Welcome(
             aggregator=name,
             aggregator_version=version,
             heartbeat_interval_ms=round(heartbeat * 1000),
+            peers=peers,
         )
     )
 

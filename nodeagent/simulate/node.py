@@ -229,6 +229,9 @@ class SimulatedNode:
             )
         return f"ran {len(names or machine.CHECKS)} checks (simulated)"
 
+    def name_peers(self, addresses: Sequence[str]) -> None:
+        """It has no network of its own to probe them from."""
+
 
 def _unique() -> str:
     """A name that no earlier run has used, whatever the seed: a restart is another agent."""

@@ -1,11 +1,12 @@
 """What reads the machine: files, devices, drivers. Sources give facts, not verdicts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nodeagent.sources.diskprobe import DiskProbe
 from nodeagent.sources.gpus import GpuMap
 from nodeagent.sources.machine import Machine
 from nodeagent.sources.nvml import Nvml
+from nodeagent.sources.peers import Peers
 
 __all__ = ["Sources"]
 
@@ -19,3 +20,4 @@ class Sources:
     disk: DiskProbe
     gpus: GpuMap
     expected_gpus: int | None = None
+    peers: Peers = field(default_factory=Peers)

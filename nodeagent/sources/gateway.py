@@ -17,7 +17,7 @@ from nodeagent.clock import Clock
 from nodeagent.sources.child import Child, python, where
 from nodeagent.sources.network import Route
 
-__all__ = ["PATIENCE", "Answer", "GatewayProbe"]
+__all__ = ["PATIENCE", "Answer", "GatewayProbe", "echo"]
 
 _ECHO_REQUEST = {socket.AF_INET: 8, socket.AF_INET6: 128}
 _ECHO_REPLY = {socket.AF_INET: 0, socket.AF_INET6: 129}
@@ -92,22 +92,24 @@ class GatewayProbe:
         """Seconds that it took, or None and why it could not even be sent."""
         begun = self._clock.boottime()
         try:
-            return await _echo(address, interface, self._clock), ""
+            return await echo(address, interface, self._clock), ""
         except OSError as error:  # the kernel says "no route to host" where nobody answers ARP
             await asyncio.sleep(max(0.0, begun + _ECHO_SECONDS - self._clock.boottime()))
             return None, f"; {error.strerror}"
 
 
-async def _echo(address: str, interface: str, clock: Clock) -> float | None:
-    """Seconds to the reply, or None. Raises OSError when it cannot be sent."""
+async def echo(address: str, interface: str, clock: Clock) -> float | None:
+    """Seconds to the reply, or None after a second. Raises OSError when it cannot be sent.
+
+    ``interface`` may be empty for an address that means the same on all of them.
+    """
     ip = ipaddress.ip_address(address)
     family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
     sock = _echo_socket(family)
     with sock:
         sock.setblocking(False)
-        index = socket.if_nametoindex(interface)
         # A link-local gateway means nothing without its interface.
-        scope = index if ip.is_link_local else 0
+        scope = socket.if_nametoindex(interface) if ip.is_link_local else 0
         datagram = sock.type == socket.SOCK_DGRAM and sock.proto == socket.IPPROTO_UDP
         port = _DISCARD if datagram else 0
         sock.connect((address, port) if family == socket.AF_INET else (address, port, 0, scope))

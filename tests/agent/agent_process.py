@@ -59,6 +59,8 @@ on = false
 on = false
 [checks.net-tables]
 on = false
+[checks.peers]
+on = false
 """
 
 

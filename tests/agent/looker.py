@@ -8,19 +8,22 @@ import asyncio
 import json
 import sys
 
-from nodeagent.checks import nic_health, nic_link, reach
+from nodeagent.checks import nic_health, nic_link, peers, reach
 from tests.agent.machines import observations, options, sources, this_machine
 
-SPECS = {spec.name: spec for spec in (nic_health.SPEC, nic_link.SPEC, reach.SPEC)}
+SPECS = {spec.name: spec for spec in (nic_health.SPEC, nic_link.SPEC, peers.SPEC, reach.SPEC)}
 
 
 async def main(name: str, settings: str) -> None:
     spec = SPECS[name]
-    check = spec.build(sources(this_machine()), options(spec, **json.loads(settings)))
+    chosen = json.loads(settings)
+    found = sources(this_machine())
+    found.peers.named(chosen.pop("peers", ()))
+    check = spec.build(found, options(spec, **chosen))
     loop = asyncio.get_running_loop()
     while await loop.run_in_executor(None, sys.stdin.readline):
-        found = observations(await check.look())  # type: ignore[union-attr]  # no LogCheck here
-        print(json.dumps({n: [o.status.name, o.reason, o.message] for n, o in found.items()}))
+        said = observations(await check.look())  # type: ignore[union-attr]  # no LogCheck here
+        print(json.dumps({n: [o.status.name, o.reason, o.message] for n, o in said.items()}))
         sys.stdout.flush()
 
 

@@ -196,6 +196,18 @@ def test_a_gateway_that_drops_echoes_is_reachable(wire: Wire) -> None:
     assert (status, message.split(": ")[1]) == ("OK", "answers on the link, and no echo")
 
 
+def test_a_peer_that_stops_answering_is_unreachable(wire: Wire) -> None:
+    look = wire.looker("peers", peers=["10.77.0.1", "fd77::1", "10.77.0.99"])
+    found = look()
+    assert [found[name][0] for name in ("10.77.0.1", "fd77::1")] == ["OK", "OK"]
+    assert found["10.77.0.99"][:2] == ["UNKNOWN", "never-answered"]
+    wire.in_gateway("ip", "link", "set", "port", "down")
+    for name in ("10.77.0.1", "fd77::1"):
+        until(lambda name=name: look()[name][:2] == ["FAILED", "unreachable"])  # type: ignore[misc]
+    wire.in_gateway("ip", "link", "set", "port", "up")
+    until(lambda: look()["10.77.0.1"][0] == "OK")
+
+
 def test_an_ipv6_gateway_is_asked_by_icmpv6(wire: Wire) -> None:
     wire.in_node("ip", "-6", "route", "add", "default", "via", "fd77::1", "dev", "nic")
     found = wire.looker("reach")()

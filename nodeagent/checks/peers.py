@@ -1,0 +1,80 @@
+"""Whether this node reaches the other nodes that the aggregator names: edges of a graph.
+
+One edge that fails accuses neither end: the aggregator sees which node's edges fail. Reasons:
+``unreachable`` (answered before and does not now: failed), ``never-answered`` (unknown: a firewall
+may drop echoes). The component is the peer's address.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from nodeagent.checks.base import CheckSpec, Off, Report
+from nodeagent.checks.disks import SpokenOf
+from nodeagent.model import Observation, Status
+from nodeagent.sources import Sources
+from nodeagent.sources.gateway import echo
+from nodeagent.sources.machine import Machine
+from nodeagent.sources.peers import Peers
+
+NAME = "peers"
+#: Packets get lost: so many in a row are none.
+_TRIES = 2
+
+
+def judge(address: str, seconds: float | None, trouble: str, *, answered: bool) -> Observation:
+    """Pure. ``seconds`` is None without an answer; ``answered``: it was heard of before."""
+    if seconds is not None:
+        message = f"answers an echo in {seconds * 1000:.1f} ms"
+        return Observation(NAME, address, Status.OK, "", message)
+    message = trouble or f"no answer to {_TRIES} echoes"
+    if answered:
+        return Observation(NAME, address, Status.FAILED, "unreachable", message)
+    return Observation(NAME, address, Status.UNKNOWN, "never-answered", message)
+
+
+class PeerCheck:
+    """All are asked at once."""
+
+    def __init__(self, machine: Machine, peers: Peers) -> None:
+        self._machine = machine
+        self._peers = peers
+        self._answered: set[str] = set()
+        self._spoken_of = SpokenOf()
+
+    async def look(self) -> Report:
+        addresses = self._peers.addresses
+        self._answered &= set(addresses)
+        report = await asyncio.gather(*(self._ask(address) for address in addresses))
+        gone = self._spoken_of.gone(NAME, report)
+        return [*report, *gone] if report or gone else Off("the aggregator names no peers")
+
+    async def _ask(self, address: str) -> Observation:
+        seconds, trouble = None, ""
+        for _ in range(_TRIES):
+            try:
+                seconds = await echo(address, "", self._machine.clock)
+            except OSError as error:  # no route, or nobody answers on the link
+                trouble = error.strerror or str(error)
+            if seconds is not None:
+                self._answered.add(address)
+                break
+        return judge(address, seconds, trouble, answered=address in self._answered)
+
+
+def build(sources: Sources, options: Mapping[str, Any]) -> PeerCheck:
+    del options
+    return PeerCheck(sources.machine, sources.peers)
+
+
+SPEC = CheckSpec(
+    name=NAME,
+    sees="other nodes that no longer answer this one",
+    source="ICMP echoes to up to 8 nodes that the aggregator names",
+    cost="1 ms of CPU every 30 s; nothing without an aggregator",
+    blind_to="peers that never answered (a firewall); whether a peer is down or the way to it; "
+    "after a restart of the agent: what answered before",
+    interval=30.0,
+    deadline=10.0,
+    build=build,
+)

@@ -1,0 +1,199 @@
+"""Who probes whom: the graph's shape, and that agents are told of it."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.health.model import Hello
+from aggregator.ingest.identity import Caller, TrustingAuthenticator
+from aggregator.ingest.peers import DEGREE, Rings, address_of
+from aggregator.ingest.stats import IngestStats, Sparingly
+from aggregator.ingest.stream import Rules, Stream
+from aggregator.ingest.streams import PEERS_EVERY, StreamTable
+from sickbay.v1 import sickbay_pb2 as pb
+from tests.support import evidence as said
+from tests.support.intake import RecordingIntake, until
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:10.0.0.5:43512", "10.0.0.5"),
+        ("ipv6:%5Bfd00::5%5D:43512", "fd00::5"),
+        ("ipv6:[fd00::5]:43512", "fd00::5"),
+        ("ipv6:%5B::ffff:10.0.0.5%5D:43512", "10.0.0.5"),  # a server that listens on [::]
+        ("ipv4:127.0.0.1:43512", ""),
+        ("ipv6:%5B::1%5D:43512", ""),
+        ("ipv6:%5Bfe80::1%25eth0%5D:43512", ""),
+        ("unix:/run/x.sock", ""),
+        ("ipv4:what?:1", ""),
+        ("", ""),
+    ],
+)
+def test_where_an_agent_comes_from(peer: str, address: str) -> None:
+    assert address_of(peer) == address
+
+
+def fleet(count: int) -> Rings:
+    ring = Rings()
+    for number in range(count):
+        ring.put(f"n{number}", f"10.0.{number // 250}.{number % 250}")
+    return ring
+
+
+def test_a_fleet_probes_itself_evenly() -> None:
+    ring = fleet(1000)
+    probed: dict[str, int] = {}
+    for number in range(1000):
+        peers = ring.peers(f"n{number}")
+        assert DEGREE - 2 <= len(peers) <= DEGREE  # two rings may agree
+        assert f"10.0.{number // 250}.{number % 250}" not in peers
+        for peer in peers:
+            probed[peer] = probed.get(peer, 0) + 1
+    assert len(probed) == 1000
+    assert min(probed.values()) >= DEGREE - 2
+    assert max(probed.values()) <= DEGREE
+
+
+def test_a_node_that_goes_changes_few_others() -> None:
+    ring = fleet(500)
+    before = {f"n{number}": ring.peers(f"n{number}") for number in range(500)}
+    ring.remove("n7")
+    changed = [n for n, peers in before.items() if n != "n7" and ring.peers(n) != peers]
+    assert 0 < len(changed) <= DEGREE
+    assert all("10.0.0.7" in before[node] for node in changed)
+    assert not any("10.0.0.7" in ring.peers(node) for node in before)
+
+
+def test_few_nodes_probe_each_other() -> None:
+    assert fleet(2).peers("n0") == ("10.0.0.1",)
+    assert fleet(1).peers("n0") == ()
+    assert Rings().peers("n0") == ()
+
+
+def test_a_node_that_cannot_be_probed_probes_others() -> None:
+    rings = fleet(50)
+    rings.put("behind-a-proxy", "")
+    assert len(rings.peers("behind-a-proxy")) >= DEGREE - 2
+
+
+def test_an_address_that_hides_several_nodes_is_nobodys_peer() -> None:
+    ring = fleet(3)
+    ring.put("n9", "10.0.0.1")
+    assert ring.peers("n0") == ("10.0.0.2",)
+    ring.remove("n9")
+    assert "10.0.0.1" in ring.peers("n2") + ring.peers("n0")
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abcdef"), st.sampled_from(["", "10.0.0.1", "10.0.0.2", "10.0.0.3"])
+        ),
+        max_size=40,
+    )
+)
+def test_what_happened_before_does_not_matter(steps: list[tuple[str, str]]) -> None:
+    ring, anew = Rings(), Rings()
+    last: dict[str, str] = {}
+    for node, address in steps:
+        ring.put(node, address)
+        last[node] = address
+    for node, address in sorted(last.items()):
+        anew.put(node, address)
+    for node in "abcdef":
+        assert ring.peers(node) == anew.peers(node)
+
+
+# -- the streams -------------------------------------------------------------------------------
+
+
+@dataclass
+class Talk:
+    """A call's context by hand, from an address of the test's choice."""
+
+    address: str
+    heard: asyncio.Queue[object] = field(default_factory=asyncio.Queue)
+    said: list[pb.AggregatorMessage] = field(default_factory=list)
+
+    async def read(self) -> object:
+        return await self.heard.get()
+
+    async def write(self, message: pb.AggregatorMessage) -> None:
+        self.said.append(message)
+
+    def peer(self) -> str:
+        return f"ipv4:{self.address}:4711"
+
+    def peers(self) -> list[list[str]]:
+        """Of each Welcome that was said."""
+        kinds = [m.welcome for m in self.said if m.WhichOneof("body") == "welcome"]
+        return [list(welcome.peers) for welcome in kinds]
+
+
+class Ward:
+    """A table of streams without a server below it, and a clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.intake = RecordingIntake()
+        self.stats = IngestStats()
+        self.rules = Rules(
+            name="aggregator-0",
+            version="0.1.0",
+            heartbeat=10.0,
+            silent_after=1e9,
+            now=lambda: self.now,
+            wall=lambda: self.now,
+            cluster_away=lambda: False,
+        )
+        self.table = StreamTable(self.intake, self.stats, self.rules)
+        self.tasks: list[asyncio.Task[object]] = []
+
+    async def attach(self, node: str, address: str) -> Talk:
+        talk = Talk(address)
+        stream = Stream(
+            talk,
+            # It believes this machine; the peers come from the address of the call itself.
+            caller=lambda name: Caller(name, "ipv4:127.0.0.1:1", {}, {}),
+            rules=self.rules,
+            authenticator=TrustingAuthenticator(),
+            intake=self.intake,
+            streams=self.table,
+            stats=self.stats,
+            sparingly=Sparingly(),
+        )
+        self.tasks.append(asyncio.create_task(stream.serve()))
+        hello = Hello(node, "boot-1", "epoch-1", "0.1.0", 1, instance=f"i-{node}")
+        talk.heard.put_nowait(said.hello(hello))
+        await until(lambda: talk.said)
+        return talk
+
+
+@pytest.fixture
+def ward() -> Iterator[Ward]:
+    found = Ward()
+    yield found
+    for task in found.tasks:
+        task.cancel()
+
+
+async def test_agents_are_told_of_their_peers_and_again_when_they_change(ward: Ward) -> None:
+    first = await ward.attach("n1", "10.0.0.1")
+    second = await ward.attach("n2", "10.0.0.2")
+    assert (first.peers(), second.peers()) == ([[]], [["10.0.0.1"]])
+    ward.table.tick()
+    assert first.peers() == [[]], "not at once: at a failover all come within a minute"
+    ward.now += PEERS_EVERY
+    ward.table.tick()
+    await until(lambda: len(first.peers()) == 2)
+    assert first.peers() == [[], ["10.0.0.2"]]
+    ward.now += PEERS_EVERY
+    ward.table.tick()
+    await asyncio.sleep(0)
+    assert (len(first.peers()), len(second.peers())) == (2, 1), "what is known is not told again"
+    ward.table.close_all("the test is over")
