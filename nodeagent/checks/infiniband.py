@@ -183,7 +183,7 @@ SPEC = CheckSpec(
     sees="an InfiniBand or RoCE port without a link, inactive, slow or with errors; an adapter "
     "that left the bus",
     source="/sys/class/infiniband: state, phys_state, rate and counters, read in a child process",
-    cost="12 ms of CPU every 30 s, and 0.2 ms for each port; nothing without such a device",
+    cost="14 ms of CPU every 30 s for 9 ports; nothing without such a device",
     blind_to="the fabric beyond the port; virtual functions; counters that have reached their end, "
     "as those of old adapters do at 65,535",
     interval=30.0,
