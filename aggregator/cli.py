@@ -41,7 +41,7 @@ def _run(options: argparse.Namespace) -> int:
     from aggregator import app, logs
     from aggregator.ingest.listening import ListenError
     from aggregator.ingest.tls import TlsError
-    from aggregator.state import StateError
+    from aggregator.state import StateError, sole_user
     from aggregator.web.server import WebListenError
 
     logs.start(config.log_level)
@@ -49,7 +49,8 @@ def _run(options: argparse.Namespace) -> int:
     # thresholds the p99 of opening one is three times as long (measured, 10,000 streams).
     gc.set_threshold(100_000, 20, 50)
     try:
-        asyncio.run(app.run(config))
+        with sole_user(config):
+            asyncio.run(app.run(config))
     except (ListenError, StateError, TlsError, WebListenError) as error:
         print(f"sickbay-aggregator: {error}", file=sys.stderr)
         return FAILED

@@ -53,3 +53,32 @@ def test_a_folder_that_cannot_be_made_is_named_with_its_key(tmp_path: Path) -> N
         f"sickbay-aggregator: history.database: the folder {tmp_path}/b/deep can't be made: "
         "Not a directory; make it and let this user write to it, or name another\n"
     )
+
+
+async def test_a_second_aggregator_on_a_local_clusters_file_refuses_to_start(
+    tmp_path: Path,
+) -> None:
+    file = settings(tmp_path)
+    first = await asyncio.create_subprocess_exec(*command(file), stdout=asyncio.subprocess.DEVNULL)
+    database = tmp_path / "a/cluster.db"
+    await until(lambda: database.exists() or first.returncode, within=30)
+    second = await asyncio.create_subprocess_exec(
+        *command(file), stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+    )
+    _, said = await asyncio.wait_for(second.communicate(), 60)
+    assert second.returncode == 1
+    assert said.decode() == (
+        f"sickbay-aggregator: cluster.local.database: another aggregator runs on {database}: it "
+        f"holds {database}.lock; stop it first, or name another file\n"
+    )
+    first.kill()
+    await first.wait()
+    third = await asyncio.create_subprocess_exec(
+        *command(file), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    assert third.stdout is not None
+    while b'"connected"' not in (line := await asyncio.wait_for(third.stdout.readline(), 30)):
+        assert line, "it ended"
+    third.send_signal(signal.SIGTERM)
+    await third.communicate()
+    assert third.returncode == 0
