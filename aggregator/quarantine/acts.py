@@ -77,21 +77,24 @@ class Acts:
         """Ask for admission and, when admitted, make the object and mark the node.
 
         The node is read while the record is written: both come before the object is made, whose
-        making proves that no other stands.
+        making proves that no other stands. Thousands that are held read nothing.
         """
-        reading = asyncio.create_task(self._cluster.read_node(case.node))
+        proposal = self._proposal(case, wanted)
+        reading = None
+        if self._registrar.likely(proposal):
+            reading = asyncio.create_task(self._cluster.read_node(case.node))
         try:
-            held = await self._registrar.propose(self._proposal(case, wanted))
+            held = await self._registrar.propose(proposal)
         except BaseException:
-            reading.cancel()
+            await _given_up(reading)
             raise
         if held is not None:
-            reading.cancel()
+            await _given_up(reading)
             self._hold(case, held, wanted)
             return False
         case.patient.hold = None
         words = case.patient.overruled
-        node = await reading
+        node = await (reading or self._cluster.read_node(case.node))
         case.take_node(node)
         if node is None:
             await self._registrar.forget(case.node)
@@ -389,6 +392,12 @@ class Acts:
                 return
             else:
                 return
+
+
+async def _given_up(reading: "asyncio.Task[Node | None] | None") -> None:
+    if reading is not None:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
 
 
 def _because(quarantine: Quarantine) -> str:

@@ -98,7 +98,10 @@ class Attending:
             except NotFound as error:
                 failures = await self._after_failure(case, failures, str(error), reread=True)
             except Refused as error:
-                log.warning("refused", extra={"node": case.node, "error": str(error)})
+                if (
+                    str(error) != case.patient.last_error
+                ):  # it is asked again for as long as it takes
+                    log.warning("refused", extra={"node": case.node, "error": str(error)})
                 failures = await self._after_failure(case, failures + 5, str(error))
             except ClusterError as error:
                 failures = await self._after_failure(
@@ -124,7 +127,7 @@ class Attending:
         """Wait with full jitter, then look at what is there now."""
         if not reread or failures > 2:
             case.patient.last_error = error
-        most = min(_BACKOFF_MOST, _BACKOFF_FIRST * 2**failures)
+        most = min(_BACKOFF_MOST, _BACKOFF_FIRST * 2.0 ** min(failures, 10))
         pause = self._rng.uniform(0, most) if not reread or failures else 0.0
         await asyncio.sleep(max(pause, at_least or 0.0))
         if reread:

@@ -32,6 +32,7 @@ class Case:
     ``ended``: the uid of the last quarantine that was released; news of it come late.
     ``suspect``: the news hint that the node may be schedulable again, or gone; a read decides.
     ``orphan``: the uid of a quarantine that vanished without its undo.
+    ``silent``: it was told that the agent has been gone for too long.
     ``claimed``: the UID of the Node that the agent's identity proves; empty where it proves none.
     ``misnamed``: the node was read, and what is known of it is of another Node of its name.
     ``reborn``: the boot of the Node that came in place of the quarantined one; empty: none did.
@@ -53,6 +54,7 @@ class Case:
     node_gone: bool = False
     definition_going: bool = False
     orphan: str = ""
+    silent: bool = False
     claimed: str = ""
     misnamed: bool = False
     over: frozenset[Word] = frozenset()

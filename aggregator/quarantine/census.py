@@ -33,6 +33,17 @@ class Census:
         """A copy: what is done with them may add to them."""
         return list(self._cases.values())
 
+    def forget(self, case: Case) -> None:
+        """The node is no more, and nothing is left to do for it."""
+        if case.timer is not None:
+            case.timer.cancel()
+        del self._cases[case.node]
+        self._fleet.patients.pop(case.node, None)
+
+    def is_listed(self, node: str) -> bool:
+        """Whether the latest list had the node."""
+        return node in self._metas
+
     def listed(self, nodes: Sequence[NodeMeta]) -> None:
         """The cluster's nodes, as just listed."""
         self._listed = True

@@ -27,6 +27,9 @@ from aggregator.quarantine.registrar import Registrar
 
 log = logging.getLogger("sickbay.quarantine")
 
+#: A node that the cluster has no more is shown for so long after its agent's last word (seconds).
+FORGOTTEN_AFTER = 3600.0
+
 
 class Following:
     """Takes the news in, one after the other."""
@@ -141,7 +144,25 @@ class Following:
         self._census.listed(nodes)
         for meta in nodes:
             self._node_listed(self._census.case(meta.name), meta)
+        for case in self._census.cases():
+            if self._is_no_more(case):
+                self._census.forget(case)
         return True
+
+    def _is_no_more(self, case: Case) -> bool:
+        """Whether the node was taken away long ago: fleets that grow and shrink name many."""
+        patient = case.patient
+        if self._census.is_listed(case.node) or patient.attached or patient.quarantine is not None:
+            return False
+        if case.task is not None and not case.task.done():
+            return False
+        if self._attending.in_record(case) or case.orphan or case.waiters:
+            return False
+        if patient.last_heard is None:
+            return True
+        # What the cluster never listed may have no other way to be known than its agent's word.
+        silent = self._clocks.now() - patient.last_heard
+        return patient.meta is not None and silent >= FORGOTTEN_AFTER
 
     def _node_listed(self, case: Case, meta: NodeMeta) -> None:
         case.patient.meta = meta

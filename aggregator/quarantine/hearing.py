@@ -46,7 +46,6 @@ class Hearing:
         self._clocks = clocks
         self._silent_after = silent_after
         self._lines: dict[str, Line] = {}
-        self._silent: set[str] = set()
 
     def attached(self, hello: Hello, line: Line) -> None:
         """An authenticated stream said Hello; its snapshot follows."""
@@ -63,8 +62,8 @@ class Hearing:
             case.suspect = True  # the list may be old: a read decides
             self._attending.kick(case)
         self._lines[hello.node] = line
-        if silent and hello.node in self._silent:
-            self._silent.discard(hello.node)
+        if silent and case.silent:
+            case.silent = False
             self._acts.note(case, Kind.AGENT_BACK, "its agent is back")
 
     def heard(self, node: str, evidence: Snapshot | Delta, at: float) -> Awaitable[None] | None:
@@ -146,10 +145,10 @@ class Hearing:
     def note_silence(self, case: Case, now: float) -> None:
         """Tell, once, that an agent has been gone for too long."""
         patient = case.patient
-        if patient.attached or patient.last_heard is None or case.node in self._silent:
+        if patient.attached or patient.last_heard is None or case.silent:
             return
         if now - patient.last_heard >= self._silent_after:
-            self._silent.add(case.node)
+            case.silent = True
             self._acts.note(case, Kind.AGENT_SILENT, "its agent is silent; what was failing stands")
 
 

@@ -18,6 +18,9 @@ from aggregator.quarantine.decide.record import (
     parse_record,
 )
 
+#: Of so many that wait, none can be told to be admitted soon.
+_MOST_LIKELY = 32
+
 
 @dataclass(frozen=True, slots=True)
 class _Request:
@@ -71,6 +74,22 @@ class Registrar:
     def seen(self, stored: RecordText) -> None:
         """The record as the cluster's news tell of it: a person's stop, another replica's write."""
         self._take(stored)
+
+    def likely(self, proposal: Proposal) -> bool:
+        """Whether it would be admitted by the record as last seen, after those that wait."""
+        if self._stored is None or self.problem or len(self._waiting) > _MOST_LIKELY:
+            return False
+        asked = [request.propose for request in self._waiting if request.propose is not None]
+        outcome = admit(
+            self._record,
+            [*asked, proposal],
+            self._limits,
+            self._size(),
+            now=self._wall(),
+            policy_hash=self._policy_hash,
+            stop=self._stored.stop,
+        )
+        return proposal.node in outcome.admitted
 
     async def propose(self, proposal: Proposal) -> Held | None:
         """None when the node's entry stands now; else what holds it."""

@@ -332,6 +332,7 @@ class Ward(RuleBasedStateMachine):
         if before is not None and before.status is status:
             return
         agent.levels[check, "/"] = component(check, "/", status, told, since=since)
+        self.words[name] &= agent.standing()
         self._say(agent, Delta(components=(agent.levels[check, "/"],)))
         self._go(0)
 

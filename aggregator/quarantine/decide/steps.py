@@ -125,9 +125,8 @@ def _without_object(now: Situation) -> Step:
         and now.wanted.spec.action is not Action.OBSERVE
         and now.wanted.in_force is not Action.OBSERVE
     ):
-        if now.stopped and now.in_record:
-            return Step(Do.NOTHING)  # admitted before the stop, and not begun: it waits
-        return Step(Do.CREATE if now.in_record else Do.PROPOSE)
+        # Admitted before a stop, and not begun: admission holds it, and says so.
+        return Step(Do.CREATE if now.in_record and not now.stopped else Do.PROPOSE)
     if now.in_record and now.fresh:
         return Step(Do.FORGET, "its cause has gone before it was acted on")
     return Step(Do.NOTHING)
@@ -218,8 +217,8 @@ def wanted_of(
     ]
     if not asking:
         return None
-    lead = max(asking, key=lambda incident: (ACTIONS.index(incident.action), -incident.since))
-    uncapped = Action(lead.action)
+    lead = max(asking, key=lambda incident: (ACTIONS.index(_asks_for(incident)), -incident.since))
+    uncapped = Action(_asks_for(lead))
     action = min(uncapped, mode, key=lambda a: a.strength)
     return Wanted(
         spec=QuarantineSpec(
@@ -249,6 +248,16 @@ def wanted_of(
             default=Action.OBSERVE,
         ),
     )
+
+
+def _asks_for(incident: Incident) -> str:
+    """The most that its evidence asks for. What a check saw counts until the incident closes.
+
+    Else a check that flaps beside weaker evidence would change the intent, which is written, each
+    time. What may be done now is `Wanted.in_force`'s to say.
+    """
+    seen = [item.action for item in incident.evidence if item.over and item.cleared_by is None]
+    return max((incident.action, *seen), key=ACTIONS.index)
 
 
 def ended_by_birth(spec: QuarantineSpec, boot_id: str) -> bool:

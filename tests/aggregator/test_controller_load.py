@@ -1,0 +1,183 @@
+"""What the controller costs the cluster and itself when much happens, or the same for long."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from aggregator.health.model import Delta, Status
+from aggregator.quarantine.cluster import ClusterError, Phase, Refused
+from aggregator.quarantine.decide.admission import Limits
+from tests.aggregator.test_controller_machine import LoopClock
+from tests.support import virtualtime
+from tests.support.memorycluster import World, phase_of
+from tests.support.replica import (
+    SETTINGS,
+    FakeLine,
+    Replica,
+    Turned,
+    component,
+    fault,
+    snapshot,
+    until,
+)
+
+ILL = snapshot(fault())
+
+
+def in_virtual_time(test: Callable[[virtualtime.VirtualTimeLoop], Awaitable[None]]) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, virtualtime.VirtualTimeLoop)
+        await test(loop)
+
+    virtualtime.run(main())
+
+
+def test_proposals_that_are_held_cost_no_request_however_many_and_however_long() -> None:
+    async def test(loop: virtualtime.VirtualTimeLoop) -> None:
+        world, calls = World(), Counter[str]()
+        for number in range(300):
+            world.add_node(f"n{number}")
+
+        def count(call: str) -> ClusterError | None:
+            calls[call] += 1
+            return None
+
+        replica = Replica(
+            world,
+            clock=LoopClock(loop),
+            settings=replace(SETTINGS, limits=Limits(3, 100, quorum_percent=0)),
+            fails=count,
+        )
+        await until(lambda: not replica.fleet.view_lost)
+        for number in range(300):
+            replica.agent(f"n{number}", ILL)
+        await asyncio.sleep(1)
+        assert len(world.quarantines) == 3
+        assert calls["read_node"] <= 40
+        calls.clear()
+        await asyncio.sleep(100)
+        assert sum(patient.hold is not None for patient in replica.fleet.patients.values()) == 297
+        assert set(calls) <= {"list_nodes"}
+        await replica.stop()
+
+    in_virtual_time(test)
+
+
+def test_a_cluster_that_refuses_for_a_day_is_asked_on_and_the_node_is_seen_to_then() -> None:
+    async def test(loop: virtualtime.VirtualTimeLoop) -> None:
+        world, refusing, asked = World(), True, 0
+        world.add_node("n1")
+
+        def fails(call: str) -> ClusterError | None:
+            nonlocal asked
+            if call != "create_quarantine":
+                return None
+            asked += 1
+            return Refused("no right to create") if refusing else None
+
+        replica = Replica(world, clock=LoopClock(loop), fails=fails)
+        replica.agent("n1", ILL)
+        await asyncio.sleep(1)
+        task = replica.controller._census.case("n1").task
+        await asyncio.sleep(86400)
+        assert replica.controller._census.case("n1").task is task  # it did not die of it
+        assert replica.fleet.patients["n1"].last_error == "no right to create"
+        assert asked < 86400 / 5
+        refusing = False
+        await asyncio.sleep(30)
+        assert phase_of(world, "n1") is Phase.DRAINED
+        await replica.stop()
+
+    in_virtual_time(test)
+
+
+def test_a_check_that_flaps_is_not_written_each_time() -> None:
+    async def test(loop: virtualtime.VirtualTimeLoop) -> None:
+        world = World()
+        world.add_node("n1")
+        replica = Replica(world, clock=LoopClock(loop))
+        full = component("disk-space", "/", Status.FAILED, "bytes")
+        replica.agent("n1", snapshot(full))
+        await asyncio.sleep(1)
+        written = 0
+        for turn in range(20):
+            status = Status.OK if turn % 2 else Status.FAILED
+            told = "" if turn % 2 else "read-only"
+            flapping = component("disk-readonly", "/", status, told, since=loop.time())
+            replica.agent("n1", Delta(components=(flapping,)))
+            await asyncio.sleep(15)
+            if turn == 3:
+                assert phase_of(world, "n1") is Phase.DRAINED
+                written = len(world.writes)
+        assert world.writes[written:] == []
+        await replica.stop()
+
+    in_virtual_time(test)
+
+
+def test_nodes_that_come_and_go_are_not_remembered_for_ever() -> None:
+    async def test(loop: virtualtime.VirtualTimeLoop) -> None:
+        world = World()
+        world.add_node("stays")
+        world.add_node("ill")
+        replica = Replica(world, clock=LoopClock(loop))
+        await until(lambda: not replica.fleet.view_lost)
+        replica.agent("ill", ILL)
+        await until(lambda: phase_of(world, "ill") is Phase.DRAINED)
+        del world.nodes["ill"]
+        replica.agent("certificate-only", snapshot())  # no Node of the cluster's, and alive
+        for number in range(30):
+            name = f"spot-{number}"
+            world.add_node(name)
+            line = FakeLine()
+            replica.agent(name, ILL if number % 5 == 0 else snapshot(), line=line)
+            await asyncio.sleep(400)
+            replica.controller.detached(name, line, "gone")
+            if name in world.quarantines:
+                world.person_deletes(name)
+                await asyncio.sleep(5)
+            del world.nodes[name]
+        await asyncio.sleep(200)
+        assert "spot-29" in replica.fleet.patients  # for people, for a while
+        assert len(replica.fleet.patients) < 20
+        await asyncio.sleep(4000)
+        # What is in quarantine, and what was never listed, stays.
+        assert set(replica.fleet.patients) == {"stays", "ill", "certificate-only"}
+        world.add_node("spot-3")
+        await asyncio.sleep(200)
+        assert "spot-3" in replica.fleet.patients
+        await replica.stop()
+
+    in_virtual_time(test)
+
+
+@pytest.mark.parametrize("kicks", [1, 50])
+async def test_one_task_at_most_works_on_a_node(kicks: int) -> None:
+    world = World()
+    world.add_node("n1")
+    at_work, most = 0, 0
+
+    replica = Replica(world, clock=Turned())
+    real = replica.controller._attending._one_step
+
+    async def counted(case: object) -> bool:
+        nonlocal at_work, most
+        at_work += 1
+        most = max(most, at_work)
+        try:
+            return await real(case)  # type: ignore[arg-type]
+        finally:
+            at_work -= 1
+
+    replica.controller._attending._one_step = counted  # type: ignore[method-assign]
+    await until(lambda: not replica.fleet.view_lost)
+    for _ in range(kicks):
+        replica.agent("n1", ILL)
+        await asyncio.sleep(0)
+    await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    assert most == 1
+    await replica.stop()
