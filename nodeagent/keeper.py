@@ -131,13 +131,16 @@ class Keeper:
         self._copy.close()
 
     def _changed(self, *, changed: bool, within: float = SAVE_WITHIN) -> None:
+        # What is urgent stays so until somebody listens, and was saved when it came.
+        if not changed:
+            return
         if self.latch.urgent:
             self._worth_a_copy = True
             if self._wake():
                 self._save_within(SAVE_WITHIN)
             else:
                 self.persist()
-        elif changed:
+        else:
             self._wake()
             self._save_within(within)
 

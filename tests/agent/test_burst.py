@@ -83,3 +83,21 @@ async def test_a_single_line_is_read_at_once(ward: FakeWard, agent: AgentProcess
         await until(lambda key=key: key in ward.latest.faults)  # type: ignore[misc]  # a loop's lambda keeps its value by default
         took.append(time.monotonic() - written)
     assert sorted(took)[2] < 0.05, took
+
+
+async def test_lines_that_say_nothing_are_not_saved_one_by_one(tmp_path: Path) -> None:
+    """With no aggregator to take it, what was urgent stays so; it was saved when it came."""
+    agent = AgentProcess(tmp_path / "alone")
+    try:
+        await agent.start().up()
+        agent.xid(79)
+        state = agent.run_dir / "state.json"
+        await until(lambda: agent.state()["faults"], what=agent.log())
+        files = set()
+        for _ in range(60):
+            agent.line("usb 1-1: new high-speed USB device")
+            await asyncio.sleep(0.02)
+            files.add(state.stat().st_ino)  # each save is a new file
+        assert len(files) <= 3
+    finally:
+        agent.close()
