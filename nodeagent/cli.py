@@ -151,7 +151,11 @@ def _command_explain(options: argparse.Namespace, environ: Mapping[str, str]) ->
 
     try:
         answer = get_json(config.socket, "/v1/explain", options.timeout)
-    except (NoAgent, AgentTrouble) as error:
+    except NoAgent as error:
+        look = "start one, or take one look: sickbay-agent check"
+        _write(sys.stderr, f"sickbay-agent: no agent is running ({error}); {look}\n")
+        return BAD
+    except AgentTrouble as error:
         _write(sys.stderr, f"sickbay-agent: {error}\n")
         return BAD
     known = [check["name"] for check in answer["checks"]]

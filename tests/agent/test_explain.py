@@ -119,7 +119,8 @@ async def test_without_an_agent_it_says_so(tmp_path: Path) -> None:
     config.write_text(f'run_dir = "{tmp_path}"\n')
     shown = await asyncio.to_thread(cli, "explain", "--config", config)
     assert shown.code == 1
-    assert "agent.sock" in shown.err
+    assert f"no agent is running (there is no {tmp_path}/agent.sock)" in shown.err
+    assert "sickbay-agent check" in shown.err
     assert "Traceback" not in shown.err
 
 
