@@ -607,12 +607,12 @@ class Observing(Ward):
 
 
 _HOW = settings(
-    max_examples=60,
-    stateful_step_count=30,
+    max_examples=200,
+    stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 Ward.TestCase.settings = _HOW
-Observing.TestCase.settings = settings(_HOW, max_examples=15)
+Observing.TestCase.settings = settings(_HOW, max_examples=30)
 TestWard = Ward.TestCase
 TestObserving = Observing.TestCase
