@@ -77,11 +77,14 @@ class Param:
 def read_query(params: tuple[Param, ...], query: Mapping[str, str]) -> dict[str, Any]:
     """Every parameter's value. Raises BadQuery for an unknown one too: a typo must not pass."""
     known = {param.name: param for param in params}
-    for name in query:
+    names = list(query)
+    for name in names:
         if name not in known:
             near = get_close_matches(name, known, n=1)
             hint = f'did you mean "{near[0]}"?' if near else _known(known)
             raise BadQuery(f'there is no parameter "{name[:80]}" here', hint)
+        if names.count(name) > 1:
+            raise BadQuery(f'"{name}" is given more than once', "expected it once")
     return {
         name: param.read(query[name]) if query.get(name) else param.default
         for name, param in known.items()

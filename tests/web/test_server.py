@@ -134,6 +134,7 @@ async def test_paging_goes_on_after_a_node_that_has_gone(served: Served) -> None
         ("/api/v1/nodes?stnading=held", 'did you mean "standing"?'),
         ("/api/v1/nodes?standing=sick", "expected one of ok, unknown"),
         ("/api/v1/nodes?limit=0", "a whole number from 1 to 1000"),
+        ("/api/v1/nodes?limit=1&limit=2", "expected it once"),
         ("/api/v1/nodes?limit=99999999999999999999", "a whole number from 1 to 1000"),
         ("/api/v1/transitions?since=yesterday", "RFC 3339"),
         ("/api/v1/transitions?since=nan", "RFC 3339"),
