@@ -77,7 +77,7 @@ class Param:
 def read_query(params: tuple[Param, ...], query: Mapping[str, str]) -> dict[str, Any]:
     """Every parameter's value. Raises BadQuery for an unknown one too: a typo must not pass."""
     known = {param.name: param for param in params}
-    names = list(query)
+    names = [name for name, _ in query.items()]  # a MultiDict iterates over each name once
     for name in names:
         if name not in known:
             near = get_close_matches(name, known, n=1)
