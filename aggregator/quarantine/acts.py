@@ -216,8 +216,9 @@ class Acts:
             await self._settle_announcement(case)
             await self._tell(case, node.uid, quarantined=False, message=_because(quarantine))
         await self._registrar.forget(case.node)
+        if case.ended != quarantine.uid:  # once, however often the object must be dropped
+            self.note(case, Kind.RELEASED, f"released: {_because(quarantine)}")
         await self._drop(case, quarantine)
-        self.note(case, Kind.RELEASED, f"released: {_because(quarantine)}")
 
     async def let_go(self, case: Case, quarantine: Quarantine) -> None:
         """The definition is being deleted: the finalizer goes, and nothing is undone."""

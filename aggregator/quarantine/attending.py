@@ -141,12 +141,13 @@ class Attending:
     async def _one_step(self, case: Case) -> bool:
         """Decide and do. True when there was nothing (more) to do now."""
         words = case.patient.overruled
-        done = await self._next(case)
-        if case.misnamed:
-            self._shut_out(case)
-        if case.patient.overruled != words:
-            self._judge(case)  # the node remembers other words of people than we did
-        return done
+        try:
+            return await self._next(case)
+        finally:  # what a step has learned counts also where it failed in the end
+            if case.misnamed:
+                self._shut_out(case)
+            if case.patient.overruled != words:
+                self._judge(case)  # the node remembers other words of people than we did
 
     async def _next(self, case: Case) -> bool:
         if case.suspect:

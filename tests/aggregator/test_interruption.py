@@ -23,7 +23,7 @@ from aggregator.quarantine.cluster import (
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.marks import OVERRULED, TAINT, is_marked
 from aggregator.quarantine.decide.record import parse_record
-from tests.support.memorycluster import World, phase_of
+from tests.support.memorycluster import MemoryCluster, World, phase_of
 from tests.support.replica import SETTINGS, Replica, Turned, fault, snapshot, until
 
 FOREIGN = Taint("example.com/theirs", "1", "NoSchedule")
@@ -362,6 +362,27 @@ async def test_a_sign_that_comes_during_a_conflict_waits_for_its_end() -> None:
     replica.controller.conflict("n1", "")
     await asyncio.wait_for(safe, 20)
     assert world.quarantines["n1"].spec.evidence[0].cleared == "operator"
+    await replica.stop()
+
+
+async def test_a_release_whose_last_answer_is_lost_is_told_and_not_undone() -> None:
+    world, clock = world_with_jobs(), Turned()
+    await quarantined(world, clock)
+    lost = [Unreachable("the answer was lost")]
+
+    def loses(call: str) -> ClusterError | None:
+        return lost.pop() if lost and call == "drop_quarantine" else None
+
+    replica = Replica(world, clock=clock, cluster=MemoryCluster(world, loses=loses))
+    await until(lambda: not replica.fleet.view_lost)
+    replica.agent("n1", ILL)
+    world.person_deletes("n1")
+    await reaches_released(world)
+    await asyncio.sleep(0.5)  # more than its first pause after a failure
+    assert not lost
+    assert world.quarantines == {}
+    check_released(world)
+    assert replica.notes.kinds("n1").count("quarantine.released") == 1
     await replica.stop()
 
 
