@@ -126,7 +126,7 @@ async def test_a_remote_filesystem_that_goes_away_and_comes_back(
     assert verdicts(its)[name] == (Status.DEGRADED, "hung")
     assert verdicts(its)["/"] == OK
     assert len(disks.disk.outstanding()) <= 1
-    assert " in " in observations(mine)[name].message, "where it waits"
+    assert "the probe is " in observations(mine)[name].message, "where it waits"
     server.send_signal(signal.SIGCONT)
     for _ in range(100):
         if verdicts(await check.look())[name] == OK:
