@@ -71,6 +71,8 @@ class PlayedAgent:
     faults: dict[tuple[str, str], Fault] = field(default_factory=dict)
     levels: dict[tuple[str, str], Component] = field(default_factory=dict)
     unacked: list[Cleared] = field(default_factory=list)
+    #: Signs that it forgot before anybody acknowledged them: an operator has to say them again.
+    forgotten: list[Cleared] = field(default_factory=list)
     line: FakeLine | None = None
 
     @property
@@ -382,6 +384,7 @@ class Ward(RuleBasedStateMachine):
         agent = self.agents[name]
         self._detach(agent)
         agent.epoch += 1
+        agent.forgotten += agent.unacked
         remembered, agent.faults, agent.unacked = agent.faults, {}, []
         levels, agent.levels = agent.levels, {}
         self._attach(agent)
@@ -573,6 +576,7 @@ class Ward(RuleBasedStateMachine):
         for name, agent in self.agents.items():
             self._inside(lambda name=name: self.replica.controller.conflict(name, ""))  # type: ignore[misc]
             self._detach(agent)
+            agent.unacked += agent.forgotten
             agent.unacked += [Cleared(*key, "operator") for key in agent.faults]
             agent.faults.clear()
             agent.levels = {(c, "/"): component(c, "/", Status.OK) for c, _ in LEVELS}
