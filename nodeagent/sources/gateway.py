@@ -30,10 +30,14 @@ PATIENCE = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``reachable`` and how that was found, for people."""
+    """``reachable`` and how that was found, for people.
+
+    ``silent``: it answers on the link, as the kernel found, and no echo.
+    """
 
     reachable: bool
     how: str
+    silent: bool = False
 
 
 class GatewayProbe:
@@ -85,7 +89,7 @@ class GatewayProbe:
             return Answer(True, f"answers an echo in {taken * 1000:.1f} ms")
         last = heard[-1] if heard else "gave no answer"
         if last == "state reachable":
-            return Answer(True, "answers on the link, and no echo")
+            return Answer(True, "answers on the link, and no echo", silent=True)
         return Answer(False, f"no echo; neighbour {last}{trouble}")
 
     async def _try_echo(self, address: str, interface: str) -> tuple[float | None, str]:

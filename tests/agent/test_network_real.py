@@ -208,6 +208,20 @@ def test_a_peer_that_stops_answering_is_unreachable(wire: Wire) -> None:
     until(lambda: look()["10.77.0.1"][0] == "OK")
 
 
+def test_a_gateway_that_drops_echoes_and_goes_is_noticed_a_few_looks_later(wire: Wire) -> None:
+    wire.in_gateway("sh", "-c", "echo 1 > /proc/sys/net/ipv4/icmp_echo_ignore_all")
+    look = wire.looker("reach")
+    assert look()["gateway"][2].endswith("answers on the link, and no echo")
+    wire.in_gateway("ip", "address", "delete", "10.77.0.1/24", "dev", "port")
+    wire.in_node("ip", "neighbour", "flush", "all")
+    for _ in range(3):  # the kernel is not asked each time
+        assert look()["gateway"][2].endswith("drops echoes, and answered on the link lately")
+    assert look()["gateway"][:2] == ["FAILED", "unreachable"]
+    assert look()["gateway"][:2] == ["FAILED", "unreachable"]  # asked each time from now on
+    wire.in_gateway("ip", "address", "add", "10.77.0.1/24", "dev", "port")
+    assert look()["gateway"][0] == "OK"
+
+
 def test_an_ipv6_gateway_is_asked_by_icmpv6(wire: Wire) -> None:
     wire.in_node("ip", "-6", "route", "add", "default", "via", "fd77::1", "dev", "nic")
     found = wire.looker("reach")()
