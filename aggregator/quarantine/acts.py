@@ -173,7 +173,7 @@ class Acts:
 
     async def update(self, case: Case, quarantine: Quarantine, wanted: Wanted) -> None:
         """Make durable what has changed in the intent."""
-        spec = changed_intent(quarantine.spec, wanted.spec)
+        spec = changed_intent(quarantine.spec, wanted)
         if spec is None:
             return
         written = await self._cluster.write_quarantine_spec(quarantine, spec)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from aggregator.policy.incident import Incident
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.acts import Acts, Clocks
-from aggregator.quarantine.case import Case
-from aggregator.quarantine.cluster import Action
+from aggregator.quarantine.case import MARKED, Case
+from aggregator.quarantine.cluster import Action, Phase, Quarantine
 from aggregator.quarantine.ledger import Kind, Ledger, Transition
 
 
@@ -81,7 +81,11 @@ class Judging:
     def _tell_would(self, case: Case) -> None:
         wanted = case.wanted
         would = ""
-        if wanted is not None and wanted.spec.action is not wanted.uncapped:
+        if (
+            wanted is not None
+            and wanted.spec.action is not wanted.uncapped
+            and not _is_done(case.patient.quarantine, wanted.uncapped)
+        ):
             would = f"{wanted.uncapped}: {wanted.spec.reason}"
         if would and would != case.patient.would:
             text = f"mode {self._mode} keeps us from this: {would}"
@@ -89,3 +93,11 @@ class Judging:
         case.patient.would = would
         if wanted is None or Action.OBSERVE in (wanted.spec.action, wanted.in_force):
             case.patient.hold = None
+
+
+def _is_done(quarantine: Quarantine | None, action: Action) -> bool:
+    """Whether the action was carried out, when the mode still gave leave."""
+    if quarantine is None:
+        return False
+    phase = quarantine.status.phase
+    return phase is Phase.DRAINED or (action is Action.CORDON and phase in MARKED)

@@ -301,21 +301,76 @@ def test_a_drain_whose_recorded_cause_is_over_does_not_go_on_for_a_silent_agent(
         assert (next_step(now).do is Do.DRAIN) is goes_on
 
 
+def asking(spec: QuarantineSpec) -> Wanted:
+    return Wanted(spec, spec.action, spec.action)
+
+
 def test_intent_is_written_for_more_evidence_a_sign_or_another_action_alone() -> None:
-    assert changed_intent(SPEC, SPEC) is None
-    assert changed_intent(SPEC, replace(SPEC, reason="other words", policy_hash="x")) is None
-    stronger = changed_intent(replace(SPEC, action=Action.CORDON), SPEC)
+    assert changed_intent(SPEC, asking(SPEC)) is None
+    other = replace(SPEC, reason="other words", policy_hash="x")
+    assert changed_intent(SPEC, asking(other)) is None
+    stronger = changed_intent(replace(SPEC, action=Action.CORDON), asking(SPEC))
     assert stronger is not None
     assert stronger.action is Action.DRAIN
-    more = changed_intent(SPEC, replace(SPEC, evidence=(replace(ITEM, code="xid:48"),)))
+    more = changed_intent(SPEC, asking(replace(SPEC, evidence=(replace(ITEM, code="xid:48"),))))
     assert more is not None
     assert [item.code for item in more.evidence] == ["xid:79", "xid:48"]  # none is dropped
-    sign = changed_intent(SPEC, replace(SPEC, evidence=(replace(ITEM, cleared="reboot"),)))
+    sign = changed_intent(SPEC, asking(replace(SPEC, evidence=(replace(ITEM, cleared="reboot"),))))
     assert sign is not None
     assert sign.evidence[0].cleared == "reboot"
     level = replace(ITEM, code="disk-space:bytes", cleared_by="")
     spec = replace(SPEC, evidence=(level,))
-    assert changed_intent(spec, replace(spec, evidence=())) is None
+    assert changed_intent(spec, asking(replace(spec, evidence=()))) is None
+
+
+@pytest.mark.parametrize(
+    ("stands", "capped", "uncapped", "becomes"),
+    [
+        # A stricter mode after a restart: what was decided stands, and is not done any further.
+        (Action.DRAIN, Action.OBSERVE, Action.DRAIN, None),
+        (Action.DRAIN, Action.CORDON, Action.DRAIN, None),
+        (Action.CORDON, Action.OBSERVE, Action.CORDON, None),
+        # ... and is not raised past the mode.
+        (Action.CORDON, Action.OBSERVE, Action.DRAIN, None),
+        (Action.CORDON, Action.CORDON, Action.DRAIN, None),
+        (Action.CORDON, Action.DRAIN, Action.DRAIN, Action.DRAIN),
+        # Evidence that asks for less lowers it in any mode.
+        (Action.DRAIN, Action.CORDON, Action.CORDON, Action.CORDON),
+        (Action.DRAIN, Action.OBSERVE, Action.CORDON, Action.CORDON),
+    ],
+)
+def test_the_mode_raises_no_standing_quarantine_and_lowers_none(
+    stands: Action, capped: Action, uncapped: Action, becomes: Action | None
+) -> None:
+    wish = Wanted(replace(SPEC, action=capped), uncapped, uncapped)
+    changed = changed_intent(replace(SPEC, action=stands), wish)
+    assert (changed.action if changed is not None else None) is becomes
+
+
+@pytest.mark.parametrize("mode", list(Action))
+@pytest.mark.parametrize("requester", [OURS, "alice"])
+def test_what_was_admitted_and_not_begun_is_not_begun_in_mode_observe(
+    mode: Action, requester: str
+) -> None:
+    spec = replace(SPEC, requester=requester)
+    now = Situation(
+        Quarantine("n1", "q", "1", spec, QuarantineStatus(Phase.ADMITTED)),
+        in_record=True,
+        wanted=Wanted(replace(SPEC, action=mode), Action.DRAIN, Action.DRAIN),
+        mode=mode,
+        knows=True,
+        fresh=True,
+        recovered=False,
+    )
+    begun = mode is not Action.OBSERVE or requester != OURS  # a person's own word is no rule's
+    assert next_step(now).do is (Do.CORDON if begun else Do.NOTHING)
+    again = replace(now, node_replaced=True, quarantine=with_phase(now, Phase.DRAINED))
+    assert next_step(again).do is (Do.CORDON if begun else Do.NOTHING)
+
+
+def with_phase(now: Situation, phase: Phase) -> Quarantine:
+    assert now.quarantine is not None
+    return replace(now.quarantine, status=QuarantineStatus(phase))
 
 
 codes = st.sampled_from(["xid:79", "xid:48", "disk-space:bytes"])

@@ -111,7 +111,8 @@ def next_step(now: Situation) -> Step:
     if now.stopped:
         return Step(Do.NOTHING)
     if quarantine.status.phase in _UNTOUCHED or now.node_replaced:
-        return Step(Do.NOTHING) if now.node_gone else Step(Do.CORDON)
+        observing = now.mode is Action.OBSERVE and quarantine.spec.requester == OURS
+        return Step(Do.NOTHING) if now.node_gone or observing else Step(Do.CORDON)
     if _may_evict(now, quarantine):
         return Step(Do.DRAIN)
     return Step(Do.NOTHING)
@@ -170,19 +171,22 @@ def unsaved(quarantine: Quarantine, wanted: Wanted | None) -> bool:
     return (
         quarantine.spec.requester == OURS
         and wanted is not None
-        and changed_intent(quarantine.spec, wanted.spec) is not None
+        and changed_intent(quarantine.spec, wanted) is not None
     )
 
 
-def changed_intent(spec: QuarantineSpec, wanted: QuarantineSpec) -> QuarantineSpec | None:
+def changed_intent(spec: QuarantineSpec, wanted: Wanted) -> QuarantineSpec | None:
     """The spec to write, or None when what is durable says it already.
 
     Written are a changed action, evidence that has come to it, and a fault's positive sign.
     Level evidence that comes and goes is not: that can be seen again.
+
+    The mode caps what is done, so it keeps an action from being raised. It lowers none: what was
+    decided before stands, and is shown as it is; only evidence that asks for less lowers it.
     """
     known = {(item.code, item.component): item for item in spec.evidence}
     merged = dict(known)
-    for item in wanted.evidence:
+    for item in wanted.spec.evidence:
         key = (item.code, item.component)
         before = known.get(key)
         if before is None:
@@ -190,9 +194,11 @@ def changed_intent(spec: QuarantineSpec, wanted: QuarantineSpec) -> QuarantineSp
         elif item.cleared_by and item.cleared != before.cleared:
             merged[key] = replace(before, cleared=item.cleared)
     evidence = tuple(merged.values())
-    if evidence == spec.evidence and wanted.action is spec.action:
+    raised = max(spec.action, wanted.spec.action, key=lambda action: action.strength)
+    action = min(raised, wanted.uncapped, key=lambda action: action.strength)
+    if evidence == spec.evidence and action is spec.action:
         return None
-    return replace(spec, evidence=evidence, action=wanted.action)
+    return replace(spec, evidence=evidence, action=action)
 
 
 def wanted_of(
