@@ -223,6 +223,7 @@ def _contradictions(config: Config) -> Iterator[_Finding]:
     """What is sound by itself and not together."""
     yield from _exposed(config.listen)
     yield from _unprovable(config)
+    yield from _shared(config)
     if config.agents.silent_after < 2 * config.agents.heartbeat:
         text = (
             f"{config.agents.silent_after:g}s is less than two heartbeats, so that one late "
@@ -242,6 +243,22 @@ def _exposed(listen: Listen) -> Iterator[_Finding]:
                 yield _finding(("listen", name), text)
     if listen.grpc == listen.web and not listen.grpc.endswith(":0"):
         yield _finding(("listen", "web"), "the same as listen.grpc; expected another port")
+
+
+def _shared(config: Config) -> Iterator[_Finding]:
+    """Databases that would be one file: each is written as if it were alone."""
+    history = config.history.database.partition("///")[2]
+    files: dict[str, str] = {}
+    if config.cluster.kind == "local":
+        files[str(config.cluster.local.database)] = "cluster.local.database"
+    for key, path in (
+        (("history", "database"), history),
+        (("alerts", "outbox"), str(config.alerts.outbox)),
+    ):
+        if path in files:
+            text = f"the same file as {files[path]}; expected one of its own"
+            yield _finding(key, text, files[path].partition(".")[0])
+        files.setdefault(path, ".".join(key))
 
 
 def _unprovable(config: Config) -> Iterator[_Finding]:

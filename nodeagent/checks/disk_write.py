@@ -38,8 +38,6 @@ _REFUSALS = {
     errno.EROFS: (Status.FAILED, "read-only"),
     errno.ENOSPC: (Status.DEGRADED, "no-space"),
     errno.EDQUOT: (Status.DEGRADED, "no-space"),
-    errno.ENOENT: (Status.UNKNOWN, "no-directory"),
-    errno.ENOTDIR: (Status.UNKNOWN, "no-directory"),
     errno.EACCES: (Status.UNKNOWN, "not-permitted"),
     errno.EPERM: (Status.UNKNOWN, "not-permitted"),
 }
@@ -64,6 +62,9 @@ def judge(path: str, result: Result, *, only_this_mount: bool = False) -> Observ
         case Refused(errno=errno.EROFS) if only_this_mount:
             message = "mounted read-only for this process; mount it writable or drop it from paths"
             return Observation(NAME, path, Status.UNKNOWN, "read-only-mount", message)
+        case Refused(errno=errno.ENOENT | errno.ENOTDIR):
+            message = "there is no such directory: make it, or set checks.disk-write.paths"
+            return Observation(NAME, path, Status.UNKNOWN, "no-directory", message)
         case Refused():
             status, reason = _REFUSALS.get(result.errno, (Status.UNKNOWN, "probe-failed"))
             return Observation(NAME, path, status, reason, str(result))

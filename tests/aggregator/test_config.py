@@ -442,3 +442,15 @@ history: {{database: 'sqlite:///{tmp_path}/history.db'}}
     assert done.returncode == 1
     assert "something else listens there already" in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_two_databases_in_one_file_are_refused(tmp_path: Path) -> None:
+    text = f"""{LOCAL}
+cluster: {{kind: local, local: {{database: {tmp_path}/one.db}}}}
+identity: {{kind: insecure-trust-hello}}
+history: {{database: "sqlite:///{tmp_path}/one.db"}}
+alerts: {{outbox: {tmp_path}/one.db}}
+"""
+    first, second = problems(tmp_path, text)
+    assert "history.database: the same file as cluster.local.database" in first
+    assert "alerts.outbox: the same file as cluster.local.database" in second
