@@ -79,7 +79,7 @@ class Bench:
         agent.keep_in_memory(self._memory / node)
         agent.start()
         self._stack.attached(agent)
-        time.sleep(0.5)  # its first looks are over: a trial is of a steady agent
+        time.sleep(1.0)  # its first looks are over: a trial is of a steady agent
         begun = time.monotonic()
         write_real_kmsg(f"NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=bench, trial {node}")
         tainted = self._taints.when(node)
