@@ -23,8 +23,8 @@ from tests.bench.watcher import Watcher
 from tests.controlplane.plane import ControlPlane
 from tests.support.stack import TAINT, Stack, start_job, write_real_kmsg
 
-#: Writes and syncs without end. A megabyte at a time: with sixteen it moves 6 GB/s where the disk is
-#: a fast one, and what is measured is the memory's bandwidth.
+#: Writes and syncs without end. A megabyte at a time: with sixteen it moves 6 GB/s on a fast disk,
+#: and what is measured is the memory's bandwidth.
 _BUSY = """
 import os, sys
 f = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR, 0o600)
