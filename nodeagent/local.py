@@ -96,12 +96,7 @@ class LocalServer:
     async def serve_socket(self, routes: Routes) -> None:
         """Answer ``routes`` on the claimed socket. Raises OSError."""
         assert self._path is not None
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        before = os.umask(0o177)
-        try:
-            listener.bind(str(self._path))
-        finally:
-            os.umask(before)
+        listener = private_socket(self._path)
         serve = partial(self._serve, routes)
         self._servers.append(
             await asyncio.start_unix_server(serve, sock=listener, limit=LARGEST_HEAD)
@@ -171,6 +166,17 @@ class LocalServer:
         except Exception as error:  # outermost edge: the asker hears of it, the agent lives on
             log.exception("%s %s failed", method, path)
             return json_answer({"error": f"{type(error).__name__}: {error}"}, 500)
+
+
+def private_socket(path: Path) -> socket.socket:
+    """A unix socket at ``path`` that its owner alone may connect to. Raises OSError."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(before)
+    return listener
 
 
 async def _request(reader: asyncio.StreamReader) -> tuple[str, str, bytes]:

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import signal
 import socket
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 
 from nodeagent import logs
 from nodeagent.clock import Clock, SystemClock
+from nodeagent.local import private_socket
 from nodeagent.sources.targets import ResolveError, Resolver, connect
 from nodeagent.units import host_port
 
@@ -65,13 +65,7 @@ async def start(path: Path, clock: Clock) -> asyncio.Server:
 def _listener(path: Path) -> socket.socket:
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     _forget(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)  # who may ask is root: the node's agent
-    try:
-        listener.bind(str(path))
-    finally:
-        os.umask(before)
-    return listener
+    return private_socket(path)  # who may ask is root: the node's agent
 
 
 def _forget(path: Path) -> None:
