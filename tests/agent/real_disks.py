@@ -4,8 +4,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -66,6 +66,17 @@ def frozen(point: Path) -> Iterator[None]:
         yield
     finally:
         run("fsfreeze", "--unfreeze", point)
+
+
+@contextmanager
+def freezer(point: Path) -> Iterator[Callable[[], None]]:
+    """A frozen ext4 at ``point``; gives what thaws it, once, at the latest at the end.
+
+    Whoever creates a file there meanwhile waits in state D, and no signal ends him.
+    """
+    with ext4(point), ExitStack() as cold:
+        cold.enter_context(frozen(point))
+        yield cold.close
 
 
 def loop_of(point: Path) -> str:

@@ -17,6 +17,7 @@ from nodeagent.checks import container_runtime
 from nodeagent.checks.base import Off
 from nodeagent.model import Status
 from tests.agent.machines import made_up, options, sources, verdicts
+from tests.controlplane.processes import stopped
 from tests.support.waiting import until
 
 OK = (Status.OK, "")
@@ -31,12 +32,6 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def check_of(root: Path, *sockets: str) -> container_runtime.ContainerRuntime:
     settings = options(container_runtime.SPEC, sockets=sockets)
     return container_runtime.build(sources(made_up(root)), settings)
-
-
-def thread_states(pid: int) -> set[str]:
-    """The state of each of its threads, as proc(5) has it."""
-    stats = [file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/stat")]
-    return {stat.rpartition(")")[2].split()[0] for stat in stats}
 
 
 def place(root: Path) -> Path:
@@ -86,7 +81,7 @@ async def test_a_stopped_runtime_takes_connections_and_hangs(tmp_path: Path) -> 
     check = check_of(tmp_path)
     with server_process(place(tmp_path)) as pid:
         os.kill(pid, signal.SIGSTOP)
-        await until(lambda: thread_states(pid) == {"T"})
+        await until(lambda: stopped(pid))
         assert verdicts(await check.look()) == {PATH: (Status.FAILED, "timeout")}
         os.kill(pid, signal.SIGCONT)
         assert verdicts(await check.look()) == {PATH: OK}

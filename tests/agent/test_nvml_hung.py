@@ -2,9 +2,7 @@
 
 import asyncio
 import os
-import shutil
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 from nodeagent.clock import SystemClock
 from nodeagent.sources.gpusample import TroubleKind
 from nodeagent.sources.procstate import read_state
+from tests.agent import real_disks
 from tests.nvml import gpu, uuid_of
 from tests.nvml.look import Bench, until
 
@@ -188,29 +187,11 @@ async def test_quiesce_while_a_sample_is_under_way_ends_that_too(tmp_path: Path)
 
 @pytest.fixture
 def frozen(tmp_path: Path) -> Iterator[Frozen]:
-    """A frozen ext4: whoever creates a file there waits in state D, and no signal ends him."""
-    image, folder = tmp_path / "image", tmp_path / "frozen"
-    if os.geteuid() != 0 or not shutil.which("mkfs.ext4") or not shutil.which("fsfreeze"):
-        pytest.skip("needs root, mkfs.ext4 and fsfreeze")
-    folder.mkdir()
-    with image.open("wb") as file:
-        file.truncate(8 << 20)
-    subprocess.run(["mkfs.ext4", "-q", image], check=True)
-    subprocess.run(["mount", "-o", "loop", image, folder], check=True)
-    subprocess.run(["fsfreeze", "--freeze", folder], check=True)
-    thawed = False
-
-    def thaw() -> None:
-        nonlocal thawed
-        if not thawed:
-            subprocess.run(["fsfreeze", "--unfreeze", folder], check=True)
-            thawed = True
-
-    try:
-        yield folder, thaw
-    finally:
-        thaw()
-        subprocess.run(["umount", "--lazy", folder], check=True)
+    """A folder on a frozen ext4, and what thaws it."""
+    if real_disks.why_not():
+        pytest.skip(real_disks.why_not())
+    with real_disks.freezer(tmp_path / "frozen") as thaw:
+        yield tmp_path / "frozen", thaw
 
 
 @pytest.mark.root

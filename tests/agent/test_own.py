@@ -3,7 +3,6 @@
 import asyncio
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -19,7 +18,9 @@ from nodeagent.checks.own import NAGIOS, NPD
 from nodeagent.model import Status
 from nodeagent.sources import own_child
 from nodeagent.sources.program import Outcome, Program, Stuck
+from tests.agent import real_disks
 from tests.agent.machines import made_up, observations, sources
+from tests.controlplane.processes import ended
 from tests.support.ward import until
 
 BASH = "#!/bin/bash\n"
@@ -47,14 +48,6 @@ async def run(*command: str, time_limit: float = 10.0) -> Outcome:
     ran = await Program(command, time_limit=time_limit, host_root=Path("/")).run()
     assert isinstance(ran, Outcome)
     return ran
-
-
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
 
 
 def pids_in(path: Path) -> list[int]:
@@ -187,7 +180,7 @@ async def test_every_process_that_it_leaves_behind_is_ended(tmp_path: Path, end:
     pids = tmp_path / "pids"
     await verdict(tmp_path, LEAVES.format(pids=pids, end=end), time_limit=3)
     assert len(pids_in(pids)) == 5
-    assert not [pid for pid in pids_in(pids) if alive(pid)]
+    assert not [pid for pid in pids_in(pids) if not ended(pid)]
 
 
 async def test_who_forks_and_forks_is_ended_to_the_last(tmp_path: Path) -> None:
@@ -202,7 +195,7 @@ async def test_who_forks_and_forks_is_ended_to_the_last(tmp_path: Path) -> None:
     assert found[:2] == (Status.UNKNOWN, "timeout")
     started = pids_in(pids)
     assert len(started) > 20
-    assert not [pid for pid in started if alive(pid)]
+    assert not [pid for pid in started if not ended(pid)]
     sessions = {int(stat[3]) for stat in map(own_child._stat, everybody()) if len(stat) > 3}
     assert not sessions & set(started), "nor their children, which nobody is the parent of"
 
@@ -295,7 +288,7 @@ async def test_a_look_that_is_cancelled_ends_the_program(tmp_path: Path) -> None
     await until(lambda: len(pids_in(pids)) == 2, what="the program")
     look.cancel()
     await asyncio.wait({look})
-    await until(lambda: not any(map(alive, pids_in(pids))), what="its end")
+    await until(lambda: all(map(ended, pids_in(pids))), what="its end")
 
 
 AGENT = """
@@ -315,34 +308,16 @@ async def test_the_agents_death_ends_the_program(tmp_path: Path) -> None:
     finally:
         agent.kill()
         agent.wait()
-    await until(lambda: not any(map(alive, pids_in(pids))), what="its end")
+    await until(lambda: all(map(ended, pids_in(pids))), what="its end")
 
 
 @pytest.fixture
 def frozen(tmp_path: Path) -> Iterator[tuple[Path, Callable[[], None]]]:
-    """A frozen ext4: whoever creates a file there waits in state D, and no signal ends him."""
-    image, folder = tmp_path / "image", tmp_path / "frozen"
-    if os.geteuid() != 0 or not shutil.which("mkfs.ext4") or not shutil.which("fsfreeze"):
-        pytest.skip("needs root, mkfs.ext4 and fsfreeze")
-    folder.mkdir()
-    with image.open("wb") as file:
-        file.truncate(8 << 20)
-    subprocess.run(["mkfs.ext4", "-q", image], check=True)
-    subprocess.run(["mount", "-o", "loop", image, folder], check=True)
-    subprocess.run(["fsfreeze", "--freeze", folder], check=True)
-    cold = True
-
-    def thaw() -> None:
-        nonlocal cold
-        if cold:
-            subprocess.run(["fsfreeze", "--unfreeze", folder], check=True)
-        cold = False
-
-    try:
-        yield folder, thaw
-    finally:
-        thaw()
-        subprocess.run(["umount", "--lazy", folder], check=True)
+    """A folder on a frozen ext4, and what thaws it."""
+    if real_disks.why_not():
+        pytest.skip(real_disks.why_not())
+    with real_disks.freezer(tmp_path / "frozen") as thaw:
+        yield tmp_path / "frozen", thaw
 
 
 @pytest.mark.root

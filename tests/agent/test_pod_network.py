@@ -20,6 +20,7 @@ from nodeagent.model import Status
 from nodeagent.pod_prober import LARGEST, MOST, start
 from tests.agent.machines import made_up, options, sources, verdicts
 from tests.agent.test_network_real import Wire, why_not, wire  # noqa: F401 - a fixture
+from tests.controlplane.processes import stopped
 from tests.support.waiting import until
 
 OK = (Status.OK, "")
@@ -113,12 +114,8 @@ async def test_a_stopped_prober_is_hung(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(pod_network, "_DEADLINE", 1.0)
     with prober(place(tmp_path)) as process:
         os.kill(process.pid, signal.SIGSTOP)
-        await until(lambda: state_of(process.pid) == "T")
+        await until(lambda: stopped(process.pid))
         assert verdicts(await check_of(tmp_path).look()) == {"": (Status.UNKNOWN, "hung")}
-
-
-def state_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 @pytest.mark.parametrize(

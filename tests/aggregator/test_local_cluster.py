@@ -50,6 +50,7 @@ from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.marks import TAINT, is_marked
 from aggregator.quarantine.decide.record import parse_record
 from aggregator.quarantine.fleet import Fleet
+from tests.controlplane.processes import ended
 from tests.support.replica import POLICY, SETTINGS, FakeLine, Notes, Turned, fault, hello, snapshot
 from tests.support.waiting import until
 
@@ -349,7 +350,7 @@ async def test_a_command_that_takes_too_long_is_ended_with_its_children(tmp_path
     argv = ["sh", "-c", f"sleep 300 & echo $! > {children}; wait"]
     with pytest.raises(CommandFailed, match=r"did not end within 0\.5 s"):
         await run_command(argv, values=VALUES, limit=0.5)
-    await until(lambda: has_ended(int(children.read_text())))
+    await until(lambda: ended(int(children.read_text())))
 
 
 async def test_a_command_is_ended_when_the_aggregator_is_told_to_end(tmp_path: Path) -> None:
@@ -359,7 +360,7 @@ async def test_a_command_is_ended_when_the_aggregator_is_told_to_end(tmp_path: P
     await until(mine.exists)
     running.cancel()
     await asyncio.wait({running})
-    assert has_ended(int(mine.read_text()))
+    assert ended(int(mine.read_text()))
 
 
 async def test_what_a_command_leaves_running_does_not_keep_us_waiting(tmp_path: Path) -> None:
@@ -369,15 +370,6 @@ async def test_what_a_command_leaves_running_does_not_keep_us_waiting(tmp_path: 
     await run_command(argv, values=VALUES, limit=20)
     assert time.monotonic() - began < 10
     os.kill(int(child.read_text()), signal.SIGKILL)
-
-
-def has_ended(pid: int) -> bool:
-    """Gone, or only waiting for its parent to notice."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return True
-    return status.rpartition(")")[2].split()[0] == "Z"
 
 
 async def test_the_drain_command_is_tried_until_it_succeeds_and_then_no_more(

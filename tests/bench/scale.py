@@ -17,10 +17,10 @@ from typing import Any
 
 from tests.bench.figures import percentile, table, write
 from tests.bench.processes import cost
-from tests.bench.watcher import Watcher
+from tests.bench.watcher import Watcher, tainted
 from tests.controlplane.plane import ControlPlane
 from tests.support.simulator import Simulator
-from tests.support.stack import TAINT, AggregatorProcess, install
+from tests.support.stack import AggregatorProcess, install
 
 #: The aggregator's own user, as the audit log names it.
 AGGREGATOR = "system:serviceaccount:sickbay:sickbay-aggregator"
@@ -35,12 +35,6 @@ LIFTED = {"requests_per_second": 100_000, "burst": 100_000}
 FAULT = "xid:79"
 
 
-def _tainted(event: dict[str, Any]) -> list[str]:
-    node = event["object"]
-    keys = [taint["key"] for taint in node.get("spec", {}).get("taints", [])]
-    return [node["metadata"]["name"]] if TAINT in keys else []
-
-
 class Bench:
     """One aggregator, one fleet. Each trial takes nodes that no other has used."""
 
@@ -49,7 +43,7 @@ class Bench:
         self._fresh = list(nodes)
         self._simulator = simulator
         random.Random(0).shuffle(self._fresh)
-        self._taints = Watcher(plane, "/api/v1/nodes?watch=true&resourceVersion=0", _tainted)
+        self._taints = Watcher(plane, "/api/v1/nodes?watch=true&resourceVersion=0", tainted)
 
     def burst(self, size: int) -> float:
         """Seconds from ``size`` faults at once to the last taint."""

@@ -19,9 +19,9 @@ from statistics import median
 from typing import Any
 
 from tests.bench.figures import percentile, table, write
-from tests.bench.watcher import Watcher
+from tests.bench.watcher import Watcher, tainted
 from tests.controlplane.plane import ControlPlane
-from tests.support.stack import TAINT, Stack, start_job, write_real_kmsg
+from tests.support.stack import Stack, start_job, write_real_kmsg
 
 #: Writes and syncs without end. A megabyte at a time: with sixteen it moves 6 GB/s on a fast disk,
 #: and what is measured is the memory's bandwidth.
@@ -46,12 +46,6 @@ def busy_disk(folder: Path) -> Iterator[None]:
         process.wait()
 
 
-def _tainted(event: dict[str, Any]) -> list[str]:
-    node = event["object"]
-    keys = [taint["key"] for taint in node.get("spec", {}).get("taints", [])]
-    return [node["metadata"]["name"]] if TAINT in keys else []
-
-
 def _evicted(event: dict[str, Any]) -> list[str]:
     pod = event["object"]
     going = event["type"] == "DELETED" or "deletionTimestamp" in pod["metadata"]
@@ -66,7 +60,7 @@ class Bench:
         self._memory = memory
         self._stack = stack
         self._namespace = namespace
-        self._taints = Watcher(plane, "/api/v1/nodes?watch=true", _tainted)
+        self._taints = Watcher(plane, "/api/v1/nodes?watch=true", tainted)
         self._pods = Watcher(plane, f"/api/v1/namespaces/{namespace}/pods?watch=true", _evicted)
 
     def trial(self, node: str) -> tuple[float, float]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.controlplane.plane import ControlPlane
+from tests.support.stack import TAINT
 
 
 class Watcher:
@@ -37,3 +38,10 @@ class Watcher:
             if not self._come.wait_for(lambda: key in self.seen, within):
                 raise TimeoutError(f"{key} was not seen within {within:g} s")
             return self.seen[key]
+
+
+def tainted(event: dict[str, Any]) -> list[str]:
+    """The node of a watch event, where our taint is on it: a key for `Watcher`."""
+    node = event["object"]
+    keys = [taint["key"] for taint in node.get("spec", {}).get("taints", [])]
+    return [node["metadata"]["name"]] if TAINT in keys else []

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
+from tests.controlplane.processes import stopped
 from tests.controlplane.waiting import wait_until
 
 _KEEPER = Path(__file__).with_name("keeper.py")
@@ -105,7 +106,7 @@ class Server:
         os.kill(pid, signal.SIGSTOP)
         # The signal is only on its way: a thread that runs on another core may answer one more
         # request.
-        wait_until(lambda: _stopped(pid), what=f"{self.name} to stop", every_s=0.001)
+        wait_until(lambda: stopped(pid), what=f"{self.name} to stop", every_s=0.001)
         self.paused = True
 
     def resume(self) -> None:
@@ -139,9 +140,3 @@ class Server:
         if self._process is None or self._process.poll() is not None:
             raise PlaneError(f"{self.name} is not running")
         return self._process
-
-
-def _stopped(pid: int) -> bool:
-    """Whether every thread of the process is stopped (proc(5): state T)."""
-    stats = [file.read_text(encoding="utf-8") for file in Path(f"/proc/{pid}/task").glob("*/stat")]
-    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -18,6 +17,7 @@ from tests.controlplane.api import MERGE_PATCH, ApiClient
 from tests.controlplane.objects import LINGER, PENDING
 from tests.controlplane.plane import ADMIN, ControlPlane
 from tests.controlplane.ports import ReservedPort
+from tests.controlplane.processes import ended
 from tests.controlplane.pytest_plugin import Space, StartControlPlane
 from tests.controlplane.waiting import wait_until
 
@@ -357,17 +357,7 @@ def test_nothing_is_left_behind_however_its_starter_ends(
         starter.send_signal(end)
         starter.wait(30)
     wait_until(lambda: not Path(folder).exists(), what=f"{folder} to be removed")
-    wait_until(lambda: not any(_alive(int(pid)) for pid in pids), what=f"{pids} to end")
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    # Where nobody reaps orphans at once, a zombie is as good as gone.
-    state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-    return state != "Z"
+    wait_until(lambda: all(ended(int(pid)) for pid in pids), what=f"{pids} to end")
 
 
 def test_kubeconfigs_stand_alone(control_plane: ControlPlane) -> None:
