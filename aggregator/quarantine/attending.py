@@ -98,9 +98,8 @@ class Attending:
             except NotFound as error:
                 failures = await self._after_failure(case, failures, str(error), reread=True)
             except Refused as error:
-                if (
-                    str(error) != case.patient.last_error
-                ):  # it is asked again for as long as it takes
+                # Asked again for as long as it takes, and said once.
+                if str(error) != case.patient.last_error:
                     log.warning("refused", extra={"node": case.node, "error": str(error)})
                 failures = await self._after_failure(case, failures + 5, str(error))
             except ClusterError as error:
