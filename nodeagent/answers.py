@@ -1,5 +1,6 @@
 """What the agent answers on its own node."""
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,8 +14,11 @@ from nodeagent.local import Answer, Routes, json_answer
 from nodeagent.model import CheckInfo
 from nodeagent.reload import ConfigState
 from nodeagent.scheduler import Scheduler
-from nodeagent.sources.procstate import stuck
+from nodeagent.sources.procstate import Stuck, stuck
 from nodeagent.version import VERSION
+
+#: Seconds between two looks at what is in the kernel.
+_STUCK_FOR = 0.25
 
 
 class Answers:
@@ -74,7 +78,7 @@ class Answers:
 
     async def _explain(self, _: bytes) -> Answer:
         """All in memory, and /proc of our own processes: what hangs cannot hold this up."""
-        waiting = explain.waiting(stuck())
+        waiting = explain.waiting(await self._stuck())
         checks = explain.as_json(
             latch=self._keeper.latch,
             infos=self._infos(),
@@ -87,6 +91,15 @@ class Answers:
         return json_answer(
             {"stuck": waiting, "node": self._node, "config": config, "checks": checks}
         )
+
+    async def _stuck(self) -> list[Stuck]:
+        """What is in the kernel at two looks: every write waits there for a moment."""
+        first = stuck()
+        if not first:
+            return []
+        await asyncio.sleep(_STUCK_FOR)
+        again = set(stuck())
+        return [each for each in first if each in again]
 
     async def _metrics(self, _: bytes) -> Answer:
         now = self._clock.boottime()
