@@ -115,6 +115,7 @@ class Agent:
         if self._uplink is not None:
             parts.append(asyncio.create_task(self._uplink.run(), name="uplink"))
         if self._reloader is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._reloader.look_now)
             parts.append(asyncio.create_task(self._reloader.run(), name="configuration"))
         try:
             # What ends by itself, but for the order to stop, is a bug: better to be started anew.

@@ -39,6 +39,9 @@ from nodeagent.model import (
 
 #: Whole looks in a row without a component after which it is dropped. One look may have missed it.
 ABSENT_LOOKS = 2
+#: Seconds for which the new words of a component that is not failing may wait for a message that is
+#: sent anyway. "Answers in 0.9 ms" is another text at every look, and moves nobody.
+WORDS_WAIT = 900.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,8 @@ class Latch:
         self.applied: dict[str, int] = {}
         self._limits = limits or Limits()
         self._changed_components: set[ComponentKey] = set()
+        #: Components of which the words alone have changed, and since when that was not sent.
+        self._reworded: dict[ComponentKey, float] = {}
         self._changed_faults: set[FaultKey] = set()
         self._gone: dict[ComponentKey, ComponentEntry] = {}
         self._sent: dict[tuple[str, ...], bytes] = {}
@@ -181,7 +186,9 @@ class Latch:
             return None
         seq = self._next_seq()
         clearings, losses = self.owed.carry(seq, everything=False)
-        components = [self.components[key] for key in sorted(self._changed_components)]
+        components = [
+            self.components[key] for key in sorted(self._changed_components | self._reworded.keys())
+        ]
         faults = [self.faults[key] for key in sorted(self._changed_faults)]
         gone = list(self._gone.values())
         self._forget_changes()
@@ -214,8 +221,8 @@ class Latch:
             return self._admit(ComponentEntry.first(seen, now))
         entry.absent = 0
         fresh = ComponentEntry.first(seen, now)
-        if (entry.status, entry.reason, entry.message) == (seen.status, seen.reason, fresh.message):
-            return False
+        if (entry.status, entry.reason) == (seen.status, seen.reason):
+            return self._reword(entry, fresh.message, now)
         if entry.status is not seen.status:
             entry.since = now
             entry.recent.append((seen.status, now))
@@ -223,6 +230,18 @@ class Latch:
         # The reason alone is no transition either, but policy may match it.
         self.urgent |= entry.status is not seen.status or entry.reason != seen.reason
         entry.status, entry.reason, entry.message = seen.status, seen.reason, fresh.message
+        self._changed_components.add(entry.key)
+        return True
+
+    def _reword(self, entry: ComponentEntry, message: str, now: float) -> bool:
+        """Whether the words of ``entry`` are others and worth a message of their own."""
+        if entry.message != message:
+            entry.message = message
+            self._reworded.setdefault(entry.key, now)
+        waited = now - self._reworded.get(entry.key, now)
+        calm = entry.status in (Status.OK, Status.UNKNOWN) and waited < WORDS_WAIT
+        if entry.key not in self._reworded or calm:
+            return False
         self._changed_components.add(entry.key)
         return True
 
@@ -332,6 +351,7 @@ class Latch:
     def _drop_component(self, entry: ComponentEntry) -> None:
         del self.components[entry.key]
         self._changed_components.discard(entry.key)
+        self._reworded.pop(entry.key, None)
         self._gone[entry.key] = entry
         self.urgent = True
 
@@ -341,6 +361,7 @@ class Latch:
 
     def _forget_changes(self) -> None:
         self._changed_components.clear()
+        self._reworded.clear()
         self._changed_faults.clear()
         self._gone.clear()
         self.urgent = False

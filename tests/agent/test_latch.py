@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from hashlib import blake2b
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -157,15 +158,57 @@ def test_expiry_ends_a_fault_a_day_after_its_last_occurrence_and_is_told() -> No
 
 def test_a_message_alone_is_no_transition_and_not_urgent_but_is_sent() -> None:
     held = latch()
-    held.apply([disk(Status.OK, "40 %")], 10.0)
+    held.apply([disk(Status.DEGRADED, "90 %")], 10.0)
     held.delta(10.0)
-    assert held.apply([disk(Status.OK, "41 %")], 20.0) is True
+    assert held.apply([disk(Status.DEGRADED, "91 %")], 20.0) is True
     assert not held.urgent
     out = held.delta(21.0)
     assert out is not None
     assert [(c.message, c.since, c.recent) for c in out.components] == [
-        ("41 %", 10.0, [(Status.OK, 10.0)])
+        ("91 %", 10.0, [(Status.DEGRADED, 10.0)])
     ]
+
+
+@pytest.mark.parametrize("status", [Status.OK, Status.UNKNOWN])
+def test_words_about_what_is_not_failing_are_sent_with_the_next_message(status: Status) -> None:
+    held = latch()
+    held.apply([disk(status, "40 %")], 10.0)
+    held.delta(10.0)
+    assert held.apply([disk(status, "41 %")], 20.0) is False
+    assert not held.pending
+    assert held.delta(20.0) is None
+    assert held.components["disk-space", "/"].message == "41 %", "who asks here hears the latest"
+    held.apply([disk(Status.FAILED, component="/other")], 30.0)
+    out = held.delta(30.0)
+    assert out is not None
+    assert [c.message for c in out.components] == ["41 %", ""]
+    assert held.apply([disk(status, "41 %")], 10_000.0) is False, "they have been sent"
+
+
+def test_words_wait_a_quarter_of_an_hour_at_most_whatever_comes_after_them() -> None:
+    held = latch()
+    held.apply([disk(Status.OK, "0")], 0.0)
+    held.delta(0.0)
+    told = []
+    for minute in range(1, 61):
+        held.apply([disk(Status.OK, str(minute))], minute * 60.0)
+        if held.pending:
+            out = held.delta(minute * 60.0)
+            assert out is not None
+            told += [entry.message for entry in out.components]
+    assert told == ["16", "32", "48"]
+
+
+def test_words_of_what_has_failed_meanwhile_are_not_kept_back() -> None:
+    held = latch()
+    held.apply([disk(Status.OK, "40 %")], 0.0)
+    held.delta(0.0)
+    held.apply([disk(Status.OK, "41 %")], 1.0)
+    held.apply([disk(Status.FAILED, "41 %")], 2.0)
+    assert held.urgent
+    out = held.delta(2.0)
+    assert out is not None
+    assert [(c.status, c.message) for c in out.components] == [(Status.FAILED, "41 %")]
 
 
 def test_a_status_change_is_urgent_and_remembered() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -235,6 +236,8 @@ async def test_a_running_agent_follows_its_file_without_a_gap(
     )
     agent.write_config()
     agent.xid(79)
+    assert agent.process is not None
+    agent.process.send_signal(signal.SIGHUP)
     await until(
         lambda: place not in ward.latest.components and ("memory", "") in ward.latest.components,
         within=20,
@@ -263,7 +266,7 @@ async def _problem(agent: AgentProcess) -> str:
 
 
 async def until_true(condition: Callable[[], Any], what: str) -> None:
-    end = asyncio.get_running_loop().time() + 20
+    end = asyncio.get_running_loop().time() + 60
     while not await condition():
         assert asyncio.get_running_loop().time() < end, what
         await asyncio.sleep(0.05)
