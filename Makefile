@@ -6,7 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 UV := $(shell command -v uv || echo build/uv/bin/uv)
-BENCHES := taint agent scale
+BENCHES := taint agent scale network
 
 .PHONY: help
 help: ## This list
@@ -87,6 +87,10 @@ bench-agent: env ## What the agent costs (BENCH_SECONDS=60 for a short look)
 .PHONY: bench-scale
 bench-scale: env ## What one replica bears (BENCH_NODES=3200 for a short look)
 	@$(BIN)/python -m tests.bench.scale
+
+.PHONY: bench-network
+bench-network: env ## Whom triangulation blames in graphs of known faults (BENCH_GRAPHS=5)
+	@$(BIN)/python -m tests.bench.network
 
 .PHONY: clean
 clean: ## Remove what was built here

@@ -1,0 +1,271 @@
+"""Network triangulation: whom a failing network is blamed on. Pure; one edge's update is cheap.
+
+In this order, an accused node (see `graph`) is not blamed
+- when enough nodes of its rack or switch, as a label names it, were accused within `WINDOW`: then
+  the domain is blamed;
+- when more than `MOST_AT_ONCE` others that no domain explains were accused within `WINDOW`, or many
+  nodes that nobody accuses miss many of theirs: something is shared that no label names (a network
+  in pieces, say), and nobody is blamed for it.
+So a rule that waits (``for``) longer than failures need to be seen blames no node for what it
+shares with others.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from heapq import nsmallest
+from math import ceil
+
+from aggregator.health.model import Status
+from aggregator.policy.network.graph import Graph
+from aggregator.policy.network.targets import Target, Targets
+from aggregator.policy.network.verdict import DOMAIN, NAMED, SHARED, Finding, Verdict
+
+#: What begins within so many seconds of one another is taken to have one cause.
+WINDOW = 300.0
+#: So many nodes may fail of themselves within the window.
+MOST_AT_ONCE = 3
+#: So many of a domain's nodes, and this share of them, are the domain's failure.
+FEWEST_OF_DOMAIN = 2
+SHARE_OF_DOMAIN = 0.05
+
+PEERS = "peers"
+REACH = "reach"
+_GATEWAYS = ("gateway", "gateway-ipv6")
+
+
+@dataclass(slots=True)
+class _Domain:
+    """``accused``: since when each of its nodes has been. ``since``: since when it is blamed."""
+
+    members: set[str] = field(default_factory=set)
+    accused: dict[str, float] = field(default_factory=dict)
+    since: float | None = None
+
+    @property
+    def needed(self) -> int:
+        return max(FEWEST_OF_DOMAIN, ceil(SHARE_OF_DOMAIN * len(self.members)))
+
+    def judge(self, now: float) -> bool:
+        """Whether that it is blamed has changed."""
+        blamed = self.since is not None
+        if blamed and len(self.accused) < FEWEST_OF_DOMAIN:
+            self.since = None
+        elif not blamed and len(self.accused) >= self.needed:
+            lately = sum(1 for since in self.accused.values() if now - since <= WINDOW)
+            if lately >= self.needed:
+                self.since = now
+        return blamed != (self.since is not None)
+
+
+class Triangulation:
+    """Takes in what agents say of the network, and tells who is to blame. Times are monotonic."""
+
+    def __init__(self) -> None:
+        self._graph = Graph()
+        self._targets = Targets()
+        self._findings: dict[str, Finding] = {}
+        self._domains: dict[str, _Domain] = {}
+        self._domains_of: dict[str, tuple[str, ...]] = {}
+        self._accused: dict[str, float] = {}
+        self._sudden: dict[str, float] = {}  # the latest accused that no domain explains
+        self._shared: dict[str, None] = {}
+        self._shared_since = 0.0
+        self._unrest = False
+        self._relabelled: set[str] = set()
+
+    # -- what is known -----------------------------------------------------------------
+
+    def place(self, node: str, address: str) -> None:
+        """The node is looked for at ``address``; empty: nobody looks for it."""
+        self._graph.place(node, address)
+
+    def label(self, node: str, domains: Iterable[str]) -> None:
+        """The racks, switches and the like that the node is in ("rack=r7")."""
+        wanted = tuple(sorted(set(domains)))
+        before = self._domains_of.get(node, ())
+        if wanted == before:
+            return
+        for name in before:
+            domain = self._domains[name]
+            domain.members.discard(node)
+            domain.accused.pop(node, None)
+            if not domain.members:
+                del self._domains[name]
+        for name in wanted:
+            domain = self._domains.setdefault(name, _Domain())
+            domain.members.add(node)
+            if node in self._accused:
+                domain.accused[node] = self._accused[node]
+        self._relabelled.update(before, wanted)
+        self._domains_of[node] = wanted
+        self._graph.touch(node)
+
+    def speak(self, node: str, *, speaking: bool) -> None:
+        """Whether the node's agent is attached and has given its snapshot."""
+        self._graph.speak(node, speaking=speaking)
+        self._targets.count(node, counts=speaking and node not in self._accused)
+
+    def see(self, observer: str, check: str, component: str, status: Status | None) -> None:
+        """What a network check of the observer says; None: the component is gone."""
+        reached = None if status in (None, Status.UNKNOWN) else status is not Status.FAILED
+        if check == PEERS:
+            self._graph.peer(observer, component, reached=reached)
+        elif check == REACH and component in _GATEWAYS:
+            self._graph.gateway(observer, component, reached=reached)
+        else:
+            self._targets.told(observer, (check, component), reached=reached)
+
+    def forget(self, node: str) -> None:
+        """The node is no more."""
+        self.label(node, ())
+        del self._domains_of[node]
+        self._graph.forget(node)
+        self._targets.forget(node)
+
+    # -- what follows ------------------------------------------------------------------
+
+    def settle(self, now: float) -> tuple[dict[str, Finding], bool]:
+        """Judge what has changed since the last call.
+
+        Returns the findings that differ from before, by node, and whether `verdicts` may.
+        """
+        changed: dict[str, Finding] = {}
+        dirty = self._graph.take_dirty()
+        others = False
+        for name in self._relabelled & self._domains.keys():
+            others |= self._domains[name].judge(now)
+        self._relabelled.clear()
+        for node in dirty:
+            others |= self._weigh(node, now)
+        unrest = self._graph.unrest(self._accused.keys())
+        if unrest != self._unrest:
+            self._unrest, others = unrest, True
+            self._shared_since = self._shared_since if self._shared else now
+        # A second look: what one of them did to a domain or to the burst counts for all of them.
+        affected = dict.fromkeys(dirty)
+        if others:
+            affected.update(dict.fromkeys(self._accused))
+        for node in affected:
+            finding = self._finding(node, now)
+            if finding is not None:
+                changed[node] = finding
+        return changed, self._targets.settle(now) or others
+
+    def finding(self, node: str) -> Finding | None:
+        """As last settled."""
+        return self._findings.get(node)
+
+    def verdicts(self) -> list[Verdict]:
+        """The targets and domains that are blamed now, and what is shared by nodes unnamed."""
+        found = list(self._targets.verdicts())
+        for name, domain in self._domains.items():
+            if domain.since is not None:
+                count, total = len(domain.accused), len(domain.members)
+                found.append(
+                    Verdict(
+                        "domain",
+                        name,
+                        f"{count} of the {total} nodes of {name} were lost to the network together",
+                        domain.since,
+                        count,
+                        tuple(nsmallest(NAMED, domain.accused)),
+                    )
+                )
+        if self._shared or self._unrest:
+            found.append(self._unnamed())
+        return found
+
+    def _unnamed(self) -> Verdict:
+        nodes = self._accused if self._unrest else self._shared
+        text = (
+            "many nodes miss many of their peers: the network is in pieces, and nobody is blamed"
+            if self._unrest
+            else f"{len(nodes)} nodes were lost to the network together, and no label names what "
+            "they share: nobody is blamed"
+        )
+        named = tuple(nsmallest(NAMED, nodes))
+        return Verdict("unnamed", "", text, self._shared_since, len(nodes), named)
+
+    def _weigh(self, node: str, now: float) -> bool:
+        """Put the node among the accused or take it out. Whether that changes others' standing."""
+        accused = self._graph.knows(node) and bool(self._graph.look(node).accusation)
+        if accused == (node in self._accused):
+            return False
+        self._targets.count(node, counts=not accused and self._graph.speaks(node))
+        if accused:
+            self._accused[node] = now
+        else:
+            del self._accused[node]
+        changed = False
+        for name in self._domains_of.get(node, ()):
+            domain = self._domains[name]
+            if accused:
+                domain.accused[node] = now
+            else:
+                domain.accused.pop(node, None)
+            if domain.judge(now):
+                changed = True
+                for explained in domain.accused if domain.since is not None else ():
+                    self._unsuspect(explained)
+        if accused:
+            return self._suspect(node, now) or changed
+        return self._unsuspect(node) or changed
+
+    def _suspect(self, node: str, now: float) -> bool:
+        """Count it among those that no domain explains. Whether some are shared for it.
+
+        The latest few are enough to know whether there were too many within the window.
+        """
+        if self._blamed_domain(node):
+            return False
+        self._sudden[node] = now
+        oldest = next(iter(self._sudden))
+        while now - self._sudden[oldest] > WINDOW or len(self._sudden) > MOST_AT_ONCE + 1:
+            del self._sudden[oldest]
+            oldest = next(iter(self._sudden))
+        if len(self._sudden) <= MOST_AT_ONCE:
+            return False
+        if not self._shared:
+            self._shared_since = now
+        self._shared.update(dict.fromkeys(self._sudden))
+        return True
+
+    def _unsuspect(self, node: str) -> bool:
+        """It is well, or explained. Whether others' standing may differ for it."""
+        self._sudden.pop(node, None)
+        return self._shared.pop(node, "") is None
+
+    def _blamed_domain(self, node: str) -> str:
+        """The domain that is blamed for the node's failure; empty: none."""
+        for name in self._domains_of.get(node, ()):
+            if self._domains[name].since is not None:
+                return name
+        return ""
+
+    def _finding(self, node: str, now: float) -> Finding | None:
+        """The node's finding where it differs from the last; it is kept."""
+        if not self._graph.knows(node):
+            self._findings.pop(node, None)
+            return None
+        look = self._graph.look(node)
+        status, reason, message = Status.UNKNOWN, "", look.message
+        if look.accusation:
+            domain = self._blamed_domain(node)
+            if domain:
+                reason, message = DOMAIN, f"{look.message}; so it is for others of {domain}"
+            elif self._unrest or node in self._shared:
+                reason = SHARED
+                message = f"{look.message}; so it is for too many others at once"
+            else:
+                status, reason = Status.FAILED, look.accusation
+        elif look.well:
+            status = Status.OK
+        before = self._findings.get(node)
+        if before is not None and (before.status, before.reason) == (status, reason):
+            return None
+        found = Finding(status, reason, message, now, look.edges)
+        self._findings[node] = found
+        return found
+
+
+__all__ = ["PEERS", "REACH", "Target", "Triangulation"]
