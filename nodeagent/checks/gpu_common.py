@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from nodeagent.checks.base import Off
+from nodeagent.checks.base import Off, Report
 from nodeagent.model import Gone, Observation, Status
 from nodeagent.sources import Sources
 from nodeagent.sources.gpusample import CALLS, Code, Gpu, GpuSample, TroubleKind
@@ -14,7 +14,13 @@ DEADLINE = 15.0
 
 COST = "one round trip to the NVML worker, shared by the GPU checks"
 
+#: The same for values that the worker reads seldom.
+COST_SELDOM = "nothing beside gpu-inventory; a few calls for each GPU every 5 minutes"
+
 _NO_GPU = Off("no GPU")
+
+#: Where every GPU of the node is too old, too new or not built for what a check looks at.
+NOT_SUPPORTED = Off("not supported by these GPUs")
 
 _REASONS: dict[int, str] = {
     Code.NOT_SUPPORTED: "unsupported",
@@ -65,6 +71,13 @@ def reason_of(code: int) -> str:
     return _REASONS.get(code, f"nvml-error-{code}")
 
 
+def nobody_has(sample: GpuSample, call: str) -> bool:
+    """Whether no GPU of the node has what ``call`` asks for: nothing to look at, and no news."""
+    absent = (Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND)
+    codes = [gpu.errors.get(call) for gpu in sample.gpus]
+    return sample.trouble is None and bool(codes) and all(code in absent for code in codes)
+
+
 class PerGpu:
     """Turns a sample into one observation per GPU of the node, those not heard of included."""
 
@@ -95,6 +108,29 @@ class PerGpu:
         evidence += [Gone(self._check, name) for name in sorted(self._reported - verdicts.keys())]
         self._reported = frozenset(verdicts)
         return evidence
+
+
+class EachGpu:
+    """A check that judges each GPU by this look alone.
+
+    ``call`` is what it needs: where no GPU of the node has that, the check is off.
+    """
+
+    def __init__(
+        self, check: str, sources: Sources, call: str, judge: Callable[[Gpu], Verdict]
+    ) -> None:
+        self._sources = sources
+        self._call = call
+        self._judge = judge
+        self._per_gpu = PerGpu(check, sources)
+
+    async def look(self) -> Report:
+        sample = await take_sample(self._sources)
+        if isinstance(sample, Off):
+            return sample
+        if nobody_has(sample, self._call):
+            return NOT_SUPPORTED
+        return self._per_gpu.observe(sample, self._judge)
 
 
 def _silent(sample: GpuSample) -> Verdict:

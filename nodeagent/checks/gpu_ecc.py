@@ -55,6 +55,9 @@ class GpuEcc:
 
 def judge(gpu: Gpu) -> Verdict:
     """The verdict on one GPU."""
+    if gpu.sram_threshold_exceeded:
+        text = "the SRAM has had more uncorrectable errors than NVIDIA allows: replace the GPU"
+        return Status.FAILED, "sram-threshold", text
     ecc = gpu.ecc
     if ecc is None or ecc.uncorrected is None:
         return gpu_common.unreadable(gpu, "ecc")
@@ -97,8 +100,9 @@ def _build(sources: Sources, _options: Mapping[str, Any]) -> GpuEcc:
 
 SPEC = CheckSpec(
     name="gpu-ecc",
-    sees="uncorrectable memory errors, and counters that fall because the GPU was reset",
-    source="NVML, nvmlDeviceGetTotalEccErrors",
+    sees="uncorrectable memory errors, and counters that fall because the GPU was reset; an SRAM "
+    "beyond NVIDIA's threshold",
+    source="NVML, nvmlDeviceGetTotalEccErrors, nvmlDeviceGetSramEccErrorStatus",
     cost=gpu_common.COST,
     blind_to="GPUs without ECC; which job it hit; errors counted before the agent's first look "
     "are shown but not dated",

@@ -1,28 +1,18 @@
-"""Memory rows that the GPU has replaced, is waiting to replace, or could not replace."""
+"""Memory rows that the GPU has replaced, is waiting to replace, or could not replace.
+
+Reasons: ``failure`` (failed), ``pending``, ``no-reserve`` (degraded: a memory bank has no spare row
+left, so that its next bad row is a failure).
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
 from nodeagent.checks import gpu_common
-from nodeagent.checks.base import CheckSpec, Off, Report
-from nodeagent.checks.gpu_common import PerGpu, Verdict
+from nodeagent.checks.base import CheckSpec
+from nodeagent.checks.gpu_common import EachGpu, Verdict
 from nodeagent.model import Status
 from nodeagent.sources import Sources
 from nodeagent.sources.gpusample import Gpu
-
-
-class GpuRows:
-    """Row remapping of each GPU."""
-
-    def __init__(self, sources: Sources) -> None:
-        self._sources = sources
-        self._per_gpu = PerGpu(SPEC.name, sources)
-
-    async def look(self) -> Report:
-        sample = await gpu_common.take_sample(self._sources)
-        if isinstance(sample, Off):
-            return sample
-        return self._per_gpu.observe(sample, judge)
 
 
 def judge(gpu: Gpu) -> Verdict:
@@ -31,23 +21,29 @@ def judge(gpu: Gpu) -> Verdict:
     if rows is None:
         return gpu_common.unreadable(gpu, "rows")
     counts = f"rows remapped: {rows.uncorrected} uncorrectable, {rows.corrected} corrected"
+    spent = 0 if gpu.reserve is None else gpu.reserve.none
+    if spent:
+        counts += f"; {spent} memory banks have no spare row left"
     if rows.failure:
         return Status.FAILED, "failure", f"a row could not be remapped: replace the GPU; {counts}"
     if rows.pending:
         return Status.DEGRADED, "pending", f"a remapping waits for a GPU reset; {counts}"
+    if spent:
+        return Status.DEGRADED, "no-reserve", counts
     return Status.OK, "", counts
 
 
-def _build(sources: Sources, _options: Mapping[str, Any]) -> GpuRows:
-    return GpuRows(sources)
+def _build(sources: Sources, _options: Mapping[str, Any]) -> EachGpu:
+    return EachGpu(SPEC.name, sources, "rows", judge)
 
 
 SPEC = CheckSpec(
     name="gpu-rows",
-    sees="row remapping that failed (replace the GPU) or waits for a reset",
-    source="NVML, nvmlDeviceGetRemappedRows",
+    sees="row remapping that failed (replace the GPU) or waits for a reset; memory banks without "
+    "a spare row, before they need one",
+    source="NVML, nvmlDeviceGetRemappedRows, nvmlDeviceGetRowRemapperHistogram",
     cost=gpu_common.COST,
-    blind_to="GPUs before Ampere, which retire pages instead",
+    blind_to="GPUs before Ampere, which retire pages instead (gpu-pages)",
     interval=gpu_common.INTERVAL,
     deadline=gpu_common.DEADLINE,
     build=_build,

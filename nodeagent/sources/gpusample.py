@@ -33,6 +33,15 @@ CALLS = {
     "recovery": "nvmlDeviceGetFieldValues",
     "rows": "nvmlDeviceGetRemappedRows",
     "ecc": "nvmlDeviceGetTotalEccErrors",
+    "replays": "nvmlDeviceGetFieldValues",
+    "clocks": "nvmlDeviceGetCurrentClocksEventReasons",
+    "reserve": "nvmlDeviceGetRowRemapperHistogram",
+    "pages": "nvmlDeviceGetRetiredPages",
+    "sram": "nvmlDeviceGetSramEccErrorStatus",
+    "links": "nvmlDeviceGetNvLinkState",
+    "linkerr": "nvmlDeviceGetNvLinkErrorCounter",
+    "fabric": "nvmlDeviceGetGpuFabricInfoV",
+    "inforom": "nvmlDeviceValidateInforom",
 }
 
 
@@ -86,11 +95,67 @@ class RemappedRows:
 
 
 @dataclass(frozen=True, slots=True)
+class RowReserve:
+    """Memory banks by how many spare rows they have left; a bank of ``none`` can heal no more."""
+
+    full: int
+    high: int
+    partial: int
+    low: int
+    none: int
+
+
+@dataclass(frozen=True, slots=True)
+class RetiredPages:
+    """Memory pages taken out of use, as GPUs before Ampere do it.
+
+    ``double_bit_lately``: those for double-bit errors within the last week. ``pending``: some wait
+    for a reset of the GPU.
+    """
+
+    single_bit: int
+    double_bit: int
+    double_bit_lately: int
+    pending: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NvLinks:
+    """``states`` has an entry for each NVLink of the GPU by number: whether it is active.
+
+    ``errors`` has the error counters of the active ones, by kind ("replay", "crc", "recovery", ...)
+    and link number; what the GPU does not count is not there. None: they could not be read.
+    """
+
+    states: tuple[bool, ...]
+    errors: Mapping[str, Mapping[int, int]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """The GPU's place in an NVLink fabric (nvml.h, ``nvmlGpuFabricInfo_v3_t``).
+
+    ``state``: 0 not supported, 1 not started, 2 in progress, 3 completed. ``status``: NVML's return
+    code of a registration that is completed. ``health`` and ``summary`` as the driver packs them.
+    """
+
+    state: int
+    status: int
+    health: int
+    summary: int
+    cluster: str
+    clique: int
+
+
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """One GPU by its NVML index.
 
     ``uuid`` and ``pci`` ("0000:3b:00") are empty only when the GPU never said them to this worker.
     A value that could not be read is None and its call is in ``errors`` with NVML's return code.
+    ``clocks`` are the bits of nvmlClocksEventReasons, ``replays`` a counter of the PCIe link,
+    ``inforom`` the code of its latest validation. From ``reserve`` on, what changes seldom: it may
+    be five minutes old, the validation a day.
     """
 
     index: int
@@ -100,6 +165,14 @@ class Gpu:
     ecc: EccCounts | None = None
     rows: RemappedRows | None = None
     recovery_action: int | None = None
+    clocks: int | None = None
+    replays: int | None = None
+    reserve: RowReserve | None = None
+    pages: RetiredPages | None = None
+    sram_threshold_exceeded: bool | None = None
+    links: NvLinks | None = None
+    fabric: Fabric | None = None
+    inforom: int | None = None
     errors: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -119,8 +192,10 @@ class GpuSample:
 
 
 def gpu_from_wire(message: Mapping[str, Any]) -> Gpu:
-    """One GPU from the worker's JSON (``nvml_worker`` writes it; both ship together)."""
-    ecc, rows = message["ecc"], message["rows"]
+    """One GPU from the worker's JSON (``nvml_sampler`` writes it; both ship together)."""
+    get = message.get
+    ecc, rows, reserve, pages = get("ecc"), get("rows"), get("reserve"), get("pages")
+    links, fabric = get("links"), get("fabric")
     return Gpu(
         index=message["index"],
         uuid=message["uuid"],
@@ -130,6 +205,31 @@ def gpu_from_wire(message: Mapping[str, Any]) -> Gpu:
         rows=None
         if rows is None
         else RemappedRows(rows[0], rows[1], pending=bool(rows[2]), failure=bool(rows[3])),
-        recovery_action=message["recovery_action"],
+        recovery_action=get("recovery_action"),
+        clocks=get("clocks"),
+        replays=get("replays"),
+        reserve=None if reserve is None else RowReserve(*reserve),
+        pages=None if pages is None else RetiredPages(pages[0], pages[1], pages[2], bool(pages[3])),
+        sram_threshold_exceeded=get("sram"),
+        links=None if links is None else _links_from_wire(links),
+        fabric=None if fabric is None else Fabric(**fabric),
+        inforom=get("inforom"),
         errors=message["errors"],
+    )
+
+
+def _links_from_wire(links: Mapping[str, Any]) -> NvLinks:
+    errors = links["errors"]
+    return NvLinks(
+        states=tuple(map(bool, links["states"])),
+        errors=None
+        if errors is None and links["up"]
+        else {
+            kind: {
+                link: count
+                for link, count in zip(links["up"], counts, strict=True)
+                if count is not None
+            }
+            for kind, counts in (errors or {}).items()
+        },
     )

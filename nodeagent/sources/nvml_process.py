@@ -144,7 +144,8 @@ class NvmlProcess:
             await self._begin()
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(b'{"op": "sample"}\n')
+            question = {"op": "sample", "at": self.asked_at}
+            self._process.stdin.write(json.dumps(question).encode() + b"\n")
             await self._process.stdin.drain()
         except ConnectionError:
             await self._ended()

@@ -6,39 +6,30 @@ asks this program over a pipe (``nvml_process`` is the other end). It runs by it
 is counted on 10,000 nodes.
 
 Arguments: the folder that holds ``pynvml``, then libraries to try in order (paths or names).
-Standard input: ``{"op": "sample"}``, one a line; its end is the end of this process.
+Standard input: ``{"op": "sample", "at": SECONDS}``, one a line (of the agent's clock); its end is
+the end of this process.
 Standard output, one JSON object a line:
 
 - once ``{"ready": LIBRARY, "driver": VERSION}``, or ``{"failed": CODE, "message": TEXT}`` and exit;
 - per request ``{"count": N, "error": CODE}``, a ``{"index": ...}`` per GPU, and ``{"end": true}``.
 
 What it is doing stands in its process name (``nvml 3 rows``), for the agent and for ``ps`` alike.
+What is read is the business of ``nvml_sampler``.
 """
 
 import ctypes
 import json
 import os
 import sys
+import time
 import types
-from collections.abc import Callable
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 _SIGKILL = 9
 
-_NOT_SUPPORTED = 3
 _LIBRARY_NOT_FOUND = 12
-_FUNCTION_NOT_FOUND = 13
-_GPU_IS_LOST = 15
 _LIBRARY_MISMATCH = 18
-_UNKNOWN = 999
-
-_VOLATILE, _AGGREGATE = 0, 1
-_CORRECTED, _UNCORRECTED = 0, 1
-_RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
-
-#: By NVML's value type: the member of the union that holds a field's value.
-_VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 
 def _import_pynvml(folder: str) -> Any:
@@ -78,6 +69,12 @@ def _load(libraries: list[str]) -> tuple[str, list[str]]:
     return "", refusals
 
 
+def _sampler_class() -> Any:
+    """A module and not a part of this file: a program's own bytecode is kept nowhere."""
+    sys.path.append(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
+    return __import__("nvml_sampler").Sampler
+
+
 class _Wire:
     """Standard output, kept for us: what the driver's library prints must not reach it."""
 
@@ -101,109 +98,12 @@ class _Progress:
         os.write(self._comm, f"nvml {text}"[:15].encode())
 
 
-class Sampler:
-    """Reads every GPU once per request, through one initialised NVML."""
-
-    def __init__(self, pynvml: Any, say: Callable[[str], None]) -> None:
-        self._nvml = pynvml
-        self._say = say
-        #: (uuid, pci, name) by index: a GPU that is lost no longer says who it was.
-        self._identities: dict[int, tuple[str, str, str]] = {}
-
-    def start(self) -> str:
-        """Initialise NVML for the life of this process and give the driver's version."""
-        self._say("init")
-        self._nvml.nvmlInitWithFlags(0)
-        self._say("driver")
-        try:
-            return str(self._nvml.nvmlSystemGetDriverVersion())
-        except self._nvml.NVMLError:
-            return ""  # nothing but a text for people hangs on it
-
-    def sample(self, send: Callable[[dict[str, Any]], None]) -> None:
-        """Send the count, then each GPU as soon as it has answered, then the end."""
-        errors: dict[str, int] = {}
-        count = self._call(errors, "count", "", self._nvml.nvmlDeviceGetCount) or 0
-        send({"count": count, "error": errors.get("count", 0)})
-        for index in range(count):
-            send(self._gpu(index))
-        self._say("idle")
-        send({"end": True})
-
-    def _gpu(self, index: int) -> dict[str, Any]:
-        nvml, errors = self._nvml, dict[str, int]()
-
-        def call(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-            if _GPU_IS_LOST in errors.values():
-                return None  # each further call would wait for a GPU that is not there
-            return self._call(errors, name, f"{index} ", function, *arguments)
-
-        handle = call("handle", nvml.nvmlDeviceGetHandleByIndex, index)
-        gpu: dict[str, Any] = {"index": index, "recovery_action": None, "rows": None, "ecc": None}
-        if handle is not None:
-            self._identify(index, handle, call)
-            gpu["recovery_action"] = call("recovery", self._recovery_action, handle)
-            gpu["rows"] = call("rows", nvml.nvmlDeviceGetRemappedRows, handle)
-            gpu["ecc"] = self._ecc(handle, call)
-        gpu["uuid"], gpu["pci"], gpu["name"] = self._identities.get(index, ("", "", ""))
-        gpu["errors"] = errors
-        return gpu
-
-    def _identify(self, index: int, handle: Any, call: Callable[..., Any]) -> None:
-        uuid = call("uuid", self._nvml.nvmlDeviceGetUUID, handle)
-        known = self._identities.get(index)
-        if uuid is None or (known is not None and known[0] == uuid and known[1]):
-            return
-        info = call("pci", self._nvml.nvmlDeviceGetPciInfo, handle)
-        pci = "" if info is None else f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}"
-        name = call("name", self._nvml.nvmlDeviceGetName, handle)
-        self._identities[index] = (uuid, pci, name or "")
-
-    def _recovery_action(self, handle: Any) -> int:
-        field = self._nvml.nvmlDeviceGetFieldValues(handle, [_RECOVERY_ACTION])[0]
-        if field.nvmlReturn != 0:
-            raise self._nvml.NVMLError(field.nvmlReturn)
-        if not 0 <= field.valueType < len(_VALUE_MEMBERS):
-            raise self._nvml.NVMLError(_NOT_SUPPORTED)  # a type that is newer than we are
-        return int(getattr(field.value, _VALUE_MEMBERS[field.valueType]))
-
-    def _ecc(self, handle: Any, call: Callable[..., Any]) -> list[int | None] | None:
-        total = self._nvml.nvmlDeviceGetTotalEccErrors
-        counts = [
-            call("ecc", total, handle, kind, life)
-            for life in (_VOLATILE, _AGGREGATE)
-            for kind in (_CORRECTED, _UNCORRECTED)
-        ]
-        return None if all(count is None for count in counts) else counts
-
-    def _call(
-        self,
-        errors: dict[str, int],
-        name: str,
-        prefix: str,
-        function: Callable[..., Any],
-        *arguments: Any,
-    ) -> Any:
-        """What ``function`` gives, or None and its NVML code in ``errors``."""
-        self._say(prefix + name)
-        try:
-            return function(*arguments)
-        except self._nvml.NVMLError as error:
-            errors.setdefault(name, error.value)
-        except self._nvml.NVMLLibraryMismatchError:
-            # Not an NVMLError: pynvml's word for a function that this library does not have.
-            errors.setdefault(name, _FUNCTION_NOT_FOUND)
-        except UnicodeDecodeError:
-            errors.setdefault(name, _UNKNOWN)  # a text that is none
-        return None
-
-
 def _serve(wire: _Wire, pynvml: Any, libraries: list[str]) -> None:
     library, refusals = _load(libraries)
     if not library:
         wire.send({"failed": _LIBRARY_NOT_FOUND, "message": "; ".join(refusals)})
         return
-    sampler = Sampler(pynvml, _Progress().say)
+    sampler = _sampler_class()(pynvml, _Progress().say, time.time)
     try:
         driver = sampler.start()
     except pynvml.NVMLError as error:
@@ -214,8 +114,9 @@ def _serve(wire: _Wire, pynvml: Any, libraries: list[str]) -> None:
         return
     wire.send({"ready": library, "driver": driver})
     for line in sys.stdin.buffer:
-        if json.loads(line)["op"] == "sample":
-            sampler.sample(wire.send)
+        request = json.loads(line)
+        if request["op"] == "sample":
+            sampler.sample(wire.send, request["at"])
 
 
 def main() -> None:

@@ -112,3 +112,12 @@ async def test_a_rise_is_not_missed_for_one_count_that_could_not_be_read(tmp_pat
             bench.later()
             seen = await look(check)
     assert [fault.details["new"] for fault in seen.faults] == ["1"]
+
+
+async def test_an_sram_beyond_the_threshold_is_failed(tmp_path: Path) -> None:
+    gpus = [gpu(0, sram=True), gpu(1, sram=None), gpu(2)]
+    async with Bench(tmp_path, gpus) as bench:
+        seen = await look(bench.build(gpu_ecc.SPEC))
+    assert seen.status(uuid_of(0)) == ("FAILED", "sram-threshold")
+    assert seen.status(uuid_of(1)) == ("OK", ""), "before Ampere nobody knows"
+    assert seen.status(uuid_of(2)) == ("OK", "")

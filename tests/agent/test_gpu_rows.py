@@ -29,6 +29,16 @@ async def test_each_state_of_the_rows_has_its_verdict(
     assert seen.status(uuid_of(1)) == ("OK", "")
 
 
+async def test_a_bank_without_a_spare_row_is_told_before_it_needs_one(tmp_path: Path) -> None:
+    gpus = [gpu(0, reserve=(2500, 40, 10, 9, 1)), gpu(1, reserve=(0, 0, 0, 2560, 0))]
+    async with Bench(tmp_path, [*gpus, gpu(2, reserve=None)]) as bench:
+        seen = await look(bench.build(gpu_rows.SPEC))
+    assert seen.status(uuid_of(0)) == ("DEGRADED", "no-reserve")
+    assert "1 memory banks" in seen.by_component[uuid_of(0)].message
+    assert seen.status(uuid_of(1)) == ("OK", "")
+    assert seen.status(uuid_of(2)) == ("OK", ""), "a driver that does not tell is no fault"
+
+
 async def test_the_message_has_the_counts(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0, rows=(9, 3, 0, 0))]) as bench:
         seen = await look(bench.build(gpu_rows.SPEC))

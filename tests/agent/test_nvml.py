@@ -28,7 +28,7 @@ async def test_a_sample_has_every_gpu_with_all_its_values(tmp_path: Path) -> Non
     assert second.ecc == EccCounts(7, 2, 90, 3)
     assert second.rows == RemappedRows(4, 5, pending=True, failure=False)
     assert second.recovery_action == 4
-    assert second.errors == {}
+    assert second.errors == {"pages": 3}, "not on this GPU"
 
 
 async def test_nvml_is_initialised_once_and_kept(tmp_path: Path) -> None:
@@ -67,18 +67,22 @@ async def test_what_a_gpu_does_not_support_is_none_with_its_code(tmp_path: Path,
         bench.gpus.fail("nvmlDeviceGetRemappedRows", gpu=0, code=code)
         (only,) = (await bench.sample()).gpus
     assert only.rows is None
-    assert only.errors == {"rows": code}
+    assert only.errors == {"rows": code, "pages": 3}
     assert only.ecc == EccCounts(0, 0, 0, 0)
 
 
 async def test_a_gpu_of_the_years_before_all_this_still_has_its_name(tmp_path: Path) -> None:
     nothing = (UNSUPPORTED,) * 4
-    old = gpu(0, ecc=nothing, rows=nothing, recovery_action=UNSUPPORTED)
+    absent = dict.fromkeys(("clocks", "replays", "reserve", "sram", "fabric"))
+    old = gpu(0, ecc=nothing, rows=nothing, recovery_action=UNSUPPORTED, links=(), **absent)
     async with Bench(tmp_path, [old]) as bench:
         (only,) = (await bench.sample()).gpus
     assert only.uuid == uuid_of(0)
     assert (only.ecc, only.rows, only.recovery_action) == (None, None, None)
-    assert only.errors == {"recovery": 3, "rows": 3, "ecc": 3}
+    assert (only.reserve, only.pages, only.links, only.fabric) == (None,) * 4
+    refused = ("recovery", "replays", "rows", "ecc", "clocks")
+    seldom = ("reserve", "pages", "sram", "links", "fabric")
+    assert only.errors == dict.fromkeys((*refused, *seldom), 3)
 
 
 async def test_a_field_that_fails_within_a_batch_that_succeeds_is_that_field_s_error(
@@ -88,7 +92,7 @@ async def test_a_field_that_fails_within_a_batch_that_succeeds_is_that_field_s_e
         bench.gpus.fail("field:230", gpu=0, code=999)
         (only,) = (await bench.sample()).gpus
     assert only.recovery_action is None
-    assert only.errors == {"recovery": 999}
+    assert only.errors == {"recovery": 999, "pages": 3}
 
 
 async def test_a_gpu_lost_in_the_middle_of_a_sample_keeps_its_name_and_is_asked_no_more(
@@ -114,7 +118,7 @@ async def test_a_gpu_whose_handle_is_lost_is_known_from_before(tmp_path: Path) -
         sample = await bench.sample()
     assert (sample.gpus[0].uuid, sample.gpus[0].pci) == (uuid_of(0), pci_of(0))
     assert sample.gpus[0].errors == {"handle": 15}
-    assert sample.gpus[1].errors == {}
+    assert sample.gpus[1].errors == {"pages": 3}
 
 
 @pytest.mark.parametrize(

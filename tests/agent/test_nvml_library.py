@@ -10,7 +10,7 @@ import pytest
 
 from nodeagent.sources.nvml_library import SONAME, candidates
 from nodeagent.sources.nvml_process import worker_command
-from nodeagent.sources.nvml_worker import Sampler
+from nodeagent.sources.nvml_sampler import Sampler
 from tests.nvml import FakeGpus, gpu, library
 
 TRIPLET = f"usr/lib/{os.uname().machine}-linux-gnu"
@@ -97,7 +97,7 @@ def test_what_pynvml_calls_a_mismatch_is_a_function_that_is_not_there(
     monkeypatch.setattr(pynvml, "nvmlLib", None)
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
     monkeypatch.setattr(pynvml, "CDLL", lambda _name: pynvml.cdll.LoadLibrary(str(library())))
-    sampler = Sampler(pynvml, lambda _text: None)
+    sampler = Sampler(pynvml, lambda _text: None, lambda: 0.0)
     assert sampler.start() == "580.65.06"
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
     with pytest.raises(pynvml.NVMLLibraryMismatchError):

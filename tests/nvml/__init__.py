@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,17 @@ UNSUPPORTED = -1
 
 @dataclass(frozen=True)
 class FakeGpu:
-    """``ecc``: volatile corrected, volatile uncorrected, the same two in the GPU's life.
-    ``rows``: corrected, uncorrected, pending, failure."""
+    """A GPU as NVML tells of it; None is "does not have it".
+
+    ``ecc``: volatile corrected, volatile uncorrected, the same two in the GPU's life.
+    ``rows``: corrected, uncorrected, pending, failure. ``clocks``: bits of the event reasons.
+    ``reserve``: banks with full, high, partial, low, no reserve. ``pages``: the times, in seconds
+    since 1970, of those retired for single-bit and double-bit errors; ``pages_pending``.
+    ``links``: 1 for each NVLink that is active. ``link_errors``: by (field id, link), for those
+    that differ from 0. ``link_fields``: the field ids of error counters that exist;
+    ``link_counters``: the older counters, by (counter, link). ``fabric``: state, status, health
+    mask, health summary, clique, and the newest version of the structure that the driver knows.
+    """
 
     uuid: str
     pci: str
@@ -39,6 +48,45 @@ class FakeGpu:
     ecc: tuple[int, int, int, int] = (0, 0, 0, 0)
     rows: tuple[int, int, int, int] = (0, 0, 0, 0)
     recovery_action: int = 0
+    clocks: int | None = 1
+    replays: int | None = 0
+    reserve: tuple[int, int, int, int, int] | None = (2559, 1, 0, 0, 0)
+    pages: tuple[Sequence[float], Sequence[float]] | None = None
+    pages_pending: bool = False
+    sram: bool | None = False
+    links: Sequence[int] = (1,) * 18
+    link_fields: Sequence[int] = (161, 162, 163)
+    link_errors: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    link_counters: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    fabric: tuple[int, int, int, int, int, int] | None = (3, 0, 0, 1, 7, 3)
+
+    def values(self, index: int) -> list[str]:
+        """The lines of the scenario that say all this."""
+        found: list[tuple[str, int, Sequence[int]]] = []
+        if self.recovery_action >= 0:
+            found.append(("field:230", self.recovery_action, [0]))
+        for name, value in (("clocks", self.clocks), ("field:94", self.replays)):
+            if value is not None:
+                found.append((name, value, [0]))
+        if self.sram is not None:
+            found.append(("sram", int(self.sram), [0]))
+        for name, values in (("reserve", self.reserve), ("fabric", self.fabric)):
+            found += [(name, value, [scope]) for scope, value in enumerate(values or ())]
+        if self.pages is not None:
+            found.append(("pages", int(self.pages_pending), [0]))
+            for cause, times in zip(("single", "double"), self.pages, strict=True):
+                found += [(f"pages:{cause}", 1, [int(at * 1e6)]) for at in times]
+        found += [("link", state, [link]) for link, state in enumerate(self.links)]
+        for number in self.link_fields:
+            good = [i for i in range(len(self.links)) if (number, i) not in self.link_errors]
+            found.append((f"field:{number}", 0, good))
+        found += [(f"field:{n}", count, [link]) for (n, link), count in self.link_errors.items()]
+        found += [(f"counter:{n}", c, [link]) for (n, link), c in self.link_counters.items()]
+        return [
+            f"value {index} {name} {value} {' '.join(map(str, scopes))}"
+            for name, value, scopes in found
+            if scopes
+        ]
 
 
 def uuid_of(index: int) -> str:
@@ -169,7 +217,8 @@ class FakeGpus:
 
     def _save(self) -> None:
         lines = ["driver 580.65.06"]
-        for each in self._gpus:
+        for index, each in enumerate(self._gpus):
+            lines += each.values(index)
             numbers = " ".join(map(str, (*each.ecc, *each.rows, each.recovery_action)))
             lines.append(f"gpu {each.uuid} {each.pci} {numbers} {each.name}")
         lines += [f"rule {call} {gpu} {what}" for (call, gpu), what in self._rules.items()]

@@ -5,6 +5,9 @@
  *
  *   driver 580.65.06
  *   gpu UUID PCI ECC*4 ROWS*4 ACTION NAME...     one line per GPU, in the order of their indices
+ *   value GPU NAME NUMBER SCOPE SCOPE...         what else that GPU says: NAME is "field:94" for a
+ *                                                field, or a call's own word; no line, no support.
+ *                                                With several scopes (links, say), for each of them
  *   rule CALL GPU error CODE                     CALL returns CODE ("field:230": one field's)
  *   rule CALL GPU hang                           until the rule is gone
  *   rule CALL GPU abort
@@ -23,7 +26,8 @@
 
 enum {
   SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7,
-  MAX_GPUS = 64, MAX_RULES = 64, RECOVERY_ACTION_FIELD = 230, VALUE_UNSIGNED_INT = 1,
+  ARGUMENT_VERSION_MISMATCH = 25,
+  MAX_GPUS = 64, MAX_RULES = 64, MAX_VALUES = 4096, VALUE_UNSIGNED_LONG_LONG = 3,
 };
 
 typedef void *device_t;
@@ -54,14 +58,33 @@ struct rule {
   int gpu;
 };
 
+struct value {
+  char name[20];
+  int gpu;
+  long long scope; /* a link, an element of an array, the time stamp of a page */
+  unsigned long long number;
+};
+
 static struct {
   char driver[80];
   struct gpu gpus[MAX_GPUS];
   struct rule rules[MAX_RULES];
-  int gpu_count, rule_count;
+  struct value values[MAX_VALUES];
+  int gpu_count, rule_count, value_count;
 } scenario;
 
 static int initialised;
+
+static int read_values(const char *line) {
+  struct value read;
+  int at = 0, more = 0, any = 0;
+  if (sscanf(line, "value %d %19s %llu%n", &read.gpu, read.name, &read.number, &at) != 3) return 0;
+  for (; sscanf(line + at, "%lld%n", &read.scope, &more) == 1; at += more, any = 1) {
+    if (scenario.value_count >= MAX_VALUES) return 0;
+    scenario.values[scenario.value_count++] = read;
+  }
+  return any;
+}
 
 static void read_line(const char *line) {
   if (sscanf(line, "driver %79s", scenario.driver) == 1) return;
@@ -75,6 +98,7 @@ static void read_line(const char *line) {
     struct rule *r = &scenario.rules[scenario.rule_count++];
     if (sscanf(line, "rule %63s %d %15s %255[^\n]", r->call, &r->gpu, r->what, r->arg) >= 3) return;
   }
+  if (!strncmp(line, "value ", 6) && read_values(line)) return;
   fprintf(stderr, "nvml.c: cannot read this line of the scenario: %s", line);
   exit(70);
 }
@@ -95,7 +119,7 @@ static void refresh(void) {
   FILE *file = fopen(path, "r");
   if (!file) return; /* replaced at this moment: the next call reads it */
   memset(&scenario, 0, sizeof scenario);
-  char line[1024];
+  char line[4096];
   while (fgets(line, sizeof line, file)) read_line(line);
   fclose(file);
   seen = now;
@@ -240,24 +264,143 @@ int nvmlDeviceGetRemappedRows(device_t device, unsigned *corrected, unsigned *un
   return SUCCESS;
 }
 
-static void fill(const struct gpu *gpu, int index, field_value_t *field) {
+/* What this GPU says under a name and scope; SUCCESS or NOT_SUPPORTED. */
+static int look_up(const char *name, int gpu, long long scope, unsigned long long *number) {
+  for (int i = 0; i < scenario.value_count; i++) {
+    const struct value *v = &scenario.values[i];
+    if (v->gpu == gpu && v->scope == scope && !strcmp(v->name, name)) {
+      *number = v->number;
+      return SUCCESS;
+    }
+  }
+  return NOT_SUPPORTED;
+}
+
+static void fill(int index, field_value_t *field) {
   char name[32];
   snprintf(name, sizeof name, "field:%u", field->field_id);
   const struct rule *r = rule_for(name, index);
-  if (r) {
-    field->nvml_return = atoi(r->arg);
-  } else if (field->field_id != RECOVERY_ACTION_FIELD || gpu->action < 0) {
-    field->nvml_return = NOT_SUPPORTED;
-  } else {
-    field->nvml_return = SUCCESS;
-    field->value_type = VALUE_UNSIGNED_INT;
-    field->value.ui = gpu->action;
-  }
+  field->value_type = VALUE_UNSIGNED_LONG_LONG;
+  field->nvml_return = r ? atoi(r->arg) : look_up(name, index, field->scope_id, &field->value.ull);
 }
 
 int nvmlDeviceGetFieldValues(device_t device, int count, field_value_t *fields) {
   struct gpu *gpu;
   int code = enter_gpu("nvmlDeviceGetFieldValues", device, &gpu);
-  for (int i = 0; !code && i < count; i++) fill(gpu, index_of(device), &fields[i]);
+  for (int i = 0; !code && i < count; i++) fill(index_of(device), &fields[i]);
   return code;
+}
+
+/* A call that gives one number. */
+static int number(const char *call, const char *name, device_t device, long long scope,
+                  unsigned long long *out) {
+  struct gpu *gpu;
+  int code = enter_gpu(call, device, &gpu);
+  return code ? code : look_up(name, index_of(device), scope, out);
+}
+
+/* One call by its older and its newer name. */
+int nvmlDeviceGetCurrentClocksThrottleReasons(device_t device, unsigned long long *reasons) {
+  return number("nvmlDeviceGetCurrentClocksThrottleReasons", "clocks", device, 0, reasons);
+}
+
+int nvmlDeviceGetCurrentClocksEventReasons(device_t device, unsigned long long *reasons) {
+  return number("nvmlDeviceGetCurrentClocksEventReasons", "clocks", device, 0, reasons);
+}
+
+int nvmlDeviceGetRowRemapperHistogram(device_t device, unsigned out[5]) {
+  for (int i = 0; i < 5; i++) {
+    unsigned long long banks;
+    int code = number("nvmlDeviceGetRowRemapperHistogram", "reserve", device, i, &banks);
+    if (code) return code;
+    out[i] = banks;
+  }
+  return SUCCESS;
+}
+
+/* The pages' scopes are their time stamps, in microseconds since 1970. pynvml asks for their number
+ * with four arguments only: with no room given, times is not to be touched. */
+int nvmlDeviceGetRetiredPages_v2(device_t device, unsigned cause, unsigned *count,
+                                 unsigned long long *addresses, unsigned long long *times) {
+  struct gpu *gpu;
+  const char *name = cause ? "pages:double" : "pages:single";
+  unsigned long long any;
+  unsigned found = 0, room = addresses ? *count : 0;
+  int code = enter_gpu("nvmlDeviceGetRetiredPages_v2", device, &gpu);
+  if (!code) code = look_up("pages", index_of(device), 0, &any);
+  if (code) return code;
+  for (int i = 0; i < scenario.value_count; i++) {
+    const struct value *v = &scenario.values[i];
+    if (v->gpu != index_of(device) || strcmp(v->name, name)) continue;
+    if (found < room) {
+      addresses[found] = v->number;
+      times[found] = v->scope;
+    }
+    found++;
+  }
+  *count = found;
+  return found > room ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
+int nvmlDeviceGetRetiredPagesPendingStatus(device_t device, unsigned *pending) {
+  unsigned long long value;
+  int code = number("nvmlDeviceGetRetiredPagesPendingStatus", "pages", device, 0, &value);
+  if (!code) *pending = value;
+  return code;
+}
+
+typedef struct {
+  unsigned version;
+  unsigned long long counts[11];
+  unsigned threshold_exceeded;
+} sram_t;
+
+int nvmlDeviceGetSramEccErrorStatus(device_t device, sram_t *status) {
+  unsigned long long value;
+  int code = number("nvmlDeviceGetSramEccErrorStatus", "sram", device, 0, &value);
+  if (!code) status->threshold_exceeded = value;
+  return code;
+}
+
+int nvmlDeviceGetNvLinkState(device_t device, unsigned link, unsigned *active) {
+  unsigned long long value;
+  int code = number("nvmlDeviceGetNvLinkState", "link", device, link, &value);
+  if (!code) *active = value;
+  return code;
+}
+
+int nvmlDeviceGetNvLinkErrorCounter(device_t device, unsigned link, unsigned counter,
+                                    unsigned long long *value) {
+  char name[20];
+  snprintf(name, sizeof name, "counter:%u", counter);
+  return number("nvmlDeviceGetNvLinkErrorCounter", name, device, link, value);
+}
+
+typedef struct {
+  unsigned version;
+  unsigned char cluster[16];
+  unsigned status, clique, state, health;
+  unsigned char summary; /* from version 3 on */
+} fabric_t;
+
+/* "fabric": 0 state, 1 status, 2 health, 3 summary, 4 clique, 5 the newest version it knows. */
+int nvmlDeviceGetGpuFabricInfoV(device_t device, fabric_t *info) {
+  unsigned long long said[6];
+  for (int i = 0; i < 6; i++) {
+    int code = number("nvmlDeviceGetGpuFabricInfoV", "fabric", device, i, &said[i]);
+    if (code) return code;
+  }
+  if (info->version >> 24 > said[5]) return ARGUMENT_VERSION_MISMATCH;
+  memset(info->cluster, 0xc1, sizeof info->cluster);
+  info->state = said[0];
+  info->status = said[1];
+  info->health = said[2];
+  info->clique = said[4];
+  if (info->version >> 24 >= 3) info->summary = said[3];
+  return SUCCESS;
+}
+
+int nvmlDeviceValidateInforom(device_t device) {
+  struct gpu *gpu;
+  return enter_gpu("nvmlDeviceValidateInforom", device, &gpu);
 }

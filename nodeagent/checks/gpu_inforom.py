@@ -1,0 +1,40 @@
+"""Whether the checksum of a GPU's InfoROM (its configuration and its memory of errors) holds.
+
+Reason ``corrupted`` (degraded): what the GPU remembers, retired pages and its limits among it, is
+not to be trusted.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from nodeagent.checks import gpu_common
+from nodeagent.checks.base import CheckSpec
+from nodeagent.checks.gpu_common import EachGpu, Verdict
+from nodeagent.model import Status
+from nodeagent.sources import Sources
+from nodeagent.sources.gpusample import Code, Gpu
+
+
+def judge(gpu: Gpu) -> Verdict:
+    """The verdict on one GPU."""
+    if gpu.inforom is None:
+        return gpu_common.unreadable(gpu, "inforom")
+    if gpu.inforom == Code.CORRUPTED_INFOROM:
+        return Status.DEGRADED, "corrupted", "the InfoROM is corrupted (error 14)"
+    return Status.OK, "", "the InfoROM is valid"
+
+
+def _build(sources: Sources, _options: Mapping[str, Any]) -> EachGpu:
+    return EachGpu(SPEC.name, sources, "inforom", judge)
+
+
+SPEC = CheckSpec(
+    name="gpu-inforom",
+    sees="a GPU whose InfoROM is corrupted",
+    source="NVML, nvmlDeviceValidateInforom",
+    cost="one call for each GPU at the start and once a day",
+    blind_to="what happens to it within the day, unless another call says so (gpu-inventory)",
+    interval=gpu_common.INTERVAL,
+    deadline=gpu_common.DEADLINE,
+    build=_build,
+)

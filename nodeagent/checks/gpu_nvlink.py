@@ -1,0 +1,139 @@
+"""The NVLinks of each GPU: which are up, and the errors that they count.
+
+Reasons: ``link-down`` (failed: a link that was up is not), ``fewer-links`` (degraded: other GPUs of
+the node have more), ``recovery`` (degraded: a link had to be brought up again within the hour),
+``errors`` (degraded: more than ``errors_per_hour`` on one link). A fault of a link may be the other
+end's.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from nodeagent.checks import gpu_common
+from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
+from nodeagent.checks.gpu_common import PerGpu, Verdict
+from nodeagent.checks.rates import Rises
+from nodeagent.model import Status
+from nodeagent.sources import Sources
+from nodeagent.sources.gpusample import Gpu, GpuSample, NvLinks
+
+_WINDOW = 3600.0
+
+#: Kinds of which one is too many: the link was lost for a moment, or for good. NVLink 5's
+#: "link-recovery" is not among them: it counts recoveries that no program notices.
+_RECOVERIES = ("recovery", "recovery-failed")
+_MOST_NAMED = 8
+
+
+class GpuNvlink:
+    """A link that was up when the agent first looked, or since, is to stay so."""
+
+    def __init__(self, sources: Sources, errors_per_hour: int) -> None:
+        self._sources = sources
+        self._errors_per_hour = errors_per_hour
+        self._per_gpu = PerGpu(SPEC.name, sources)
+        #: By UUID: the links that have been up, and the rises of what they count.
+        self._been_up: dict[str, set[int]] = {}
+        self._rises: dict[str, Rises] = {}
+
+    async def look(self) -> Report:
+        sample = await gpu_common.take_sample(self._sources)
+        if isinstance(sample, Off):
+            return sample
+        if gpu_common.nobody_has(sample, "links"):
+            return gpu_common.NOT_SUPPORTED
+        if self._sources.nvml.quiesced_for:
+            self._been_up.clear()  # whoever asked for it may change the links on purpose
+        usual = _usual(sample)
+        return self._per_gpu.observe(sample, lambda gpu: self._verdict(gpu, usual, sample.at))
+
+    def _verdict(self, gpu: Gpu, usual: int, at: float) -> Verdict:
+        if gpu.links is None:
+            return gpu_common.unreadable(gpu, "links")
+        up = {link for link, is_up in enumerate(gpu.links.states) if is_up}
+        been_up = self._been_up.setdefault(gpu.uuid, set())
+        been_up |= up
+        rises = self._rises.setdefault(gpu.uuid, Rises(_WINDOW))
+        counted = {} if gpu.links.errors is None else rises.add(at, _flat(gpu.links))
+        return judge(gpu, up, been_up, usual, counted, self._errors_per_hour)
+
+
+def judge(
+    gpu: Gpu,
+    up: set[int],
+    been_up: set[int],
+    usual: int,
+    rises: Mapping[str, int],
+    errors_per_hour: int,
+) -> Verdict:
+    """The verdict on one GPU with links. Pure.
+
+    ``usual`` is how many most GPUs of the node have up; ``rises`` what was counted within the
+    hour, by "KIND LINK".
+    """
+    text = f"{len(up)} NVLinks are up"
+    if been_up - up:
+        return Status.FAILED, "link-down", f"NVLink {_names(been_up - up)} was up and is not"
+    recovered = {name: n for name, n in rises.items() if n and name.split()[0] in _RECOVERIES}
+    if recovered:
+        return Status.DEGRADED, "recovery", f"{text}; within an hour: {_counts(recovered)}"
+    many = {name: n for name, n in rises.items() if n > errors_per_hour}
+    if many:
+        return Status.DEGRADED, "errors", f"{text}; within an hour: {_counts(many)}"
+    if up and len(up) < usual:
+        return Status.DEGRADED, "fewer-links", f"{text}, and {usual} of most GPUs of this node"
+    if gpu.links is not None and gpu.links.errors is None:
+        code = gpu.errors.get("linkerr", 0)
+        text += f"; their errors can't be read (error {code})"
+    return Status.OK, "", text
+
+
+def _usual(sample: GpuSample) -> int:
+    """How many links more than half of the GPUs have up at least; 0 when there is no such word."""
+    counts = sorted(sum(gpu.links.states) for gpu in sample.gpus if gpu.links is not None)
+    return counts[(len(counts) - 1) // 2] if len(counts) > 2 else 0
+
+
+def _flat(links: NvLinks) -> dict[str, int]:
+    return {
+        f"{kind} {link}": count
+        for kind, counts in (links.errors or {}).items()
+        for link, count in counts.items()
+    }
+
+
+def _counts(rises: Mapping[str, int]) -> str:
+    """In the way of "12 crc on link 3", the most first."""
+    worst = sorted(rises, key=lambda name: -rises[name])[:_MOST_NAMED]
+    return ", ".join(f"{rises[name]} {' on link '.join(name.split())}" for name in worst)
+
+
+def _names(links: set[int]) -> str:
+    return ", ".join(map(str, sorted(links)))
+
+
+def _build(sources: Sources, options: Mapping[str, Any]) -> GpuNvlink:
+    return GpuNvlink(sources, options["errors_per_hour"])
+
+
+SPEC = CheckSpec(
+    name="gpu-nvlink",
+    sees="an NVLink that went down, had to be recovered or counts many errors; a GPU with fewer "
+    "links than the others",
+    source="NVML, nvmlDeviceGetNvLinkState; error counters by field values, or by "
+    "nvmlDeviceGetNvLinkErrorCounter",
+    cost="nothing beside gpu-inventory; some 20 calls for each GPU every 5 minutes",
+    blind_to="which end of a link is sick; a link that was down before the agent started, where "
+    "the other GPUs have no more; the last minutes",
+    interval=gpu_common.INTERVAL,
+    deadline=gpu_common.DEADLINE,
+    build=_build,
+    options=(
+        Option(
+            name="errors_per_hour",
+            kind=Kind.INTEGER,
+            default=100,
+            help="Replays, CRC and other errors of one link within an hour that are still well.",
+        ),
+    ),
+)

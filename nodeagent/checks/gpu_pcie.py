@@ -1,0 +1,139 @@
+"""How each GPU is connected: the width of its PCIe link, and the errors on it.
+
+Reasons: ``narrow`` (below ``width``, if that is set: failed; below what it was, or below the other
+GPUs: degraded), ``errors`` (degraded: AER counted fatal or non-fatal ones within the hour),
+``replays`` (degraded: more than ``replays_per_minute`` over ten minutes), ``no-sysfs`` (unknown).
+The speed is shown and not judged: it falls when the GPU is idle.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from nodeagent.checks import gpu_common
+from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
+from nodeagent.checks.gpu_common import PerGpu, Verdict
+from nodeagent.checks.rates import Rise, Rises
+from nodeagent.model import Status
+from nodeagent.sources import Sources
+from nodeagent.sources.gpusample import GpuSample
+from nodeagent.sources.pcielink import PcieLink, read_link
+
+_ERROR_WINDOW = 3600.0
+_REPLAY_WINDOW = 600.0
+
+
+class GpuPcie:
+    """Asks sysfs, so that a driver that hangs is no hindrance; NVML for its count of replays."""
+
+    def __init__(self, sources: Sources, width: int, replays_per_minute: int) -> None:
+        self._sources = sources
+        self._wanted = width
+        self._replays_per_minute = replays_per_minute
+        self._per_gpu = PerGpu(SPEC.name, sources)
+        #: By address: the widest link seen, and the rises of what is counted.
+        self._widest: dict[str, int] = {}
+        self._errors: dict[str, Rises] = {}
+        self._replays: dict[str, Rise] = {}
+
+    async def look(self) -> Report:
+        sample = await gpu_common.take_sample(self._sources)
+        if isinstance(sample, Off):
+            return sample
+        machine, gpus = self._sources.machine, self._sources.gpus
+        links = {each: read_link(machine, f"{each}.0") for each in sorted(gpus.present())}
+        if not links:
+            return self._per_gpu.report({"": (Status.UNKNOWN, "no-sysfs", "no GPU on the PCI bus")})
+        usual = _usual(list(links.values()))
+        replays = _replays_by_nvml(sample)
+        return self._per_gpu.report(
+            {
+                gpus.component(address): self._verdict(address, link, replays.get(address), usual)
+                for address, link in links.items()
+            }
+        )
+
+    def _verdict(self, address: str, link: PcieLink, replays: int | None, usual: int) -> Verdict:
+        now = self._sources.machine.clock.boottime()
+        seen = self._widest[address] = max(self._widest.get(address, 0), link.width or 0)
+        counts = {"fatal": link.fatal, "non-fatal": link.nonfatal}
+        errors = self._errors.setdefault(address, Rises(_ERROR_WINDOW))
+        rises = errors.add(now, {name: n for name, n in counts.items() if n is not None})
+        replayed = link.replays if replays is None else replays
+        if replayed is not None:
+            # Two counters that begin apart: the higher of them must not look like a rise.
+            key = f"{address} {'sysfs' if replays is None else 'nvml'}"
+            rise = self._replays.setdefault(key, Rise(_REPLAY_WINDOW))
+            rises["replays"] = rise.add(now, replayed)
+        return judge(
+            link,
+            rises,
+            wanted=self._wanted,
+            seen=max(seen, usual if link.max_width is None or link.max_width >= usual else 0),
+            most_replays=self._replays_per_minute * int(_REPLAY_WINDOW / 60),
+        )
+
+
+def judge(
+    link: PcieLink, rises: Mapping[str, int], *, wanted: int, seen: int, most_replays: int
+) -> Verdict:
+    """The verdict on one GPU's link. Pure. ``seen``: the width that it had, or the others have."""
+    if link.width is None:
+        return Status.UNKNOWN, "no-sysfs", "the width of the link can't be read"
+    text = f"{link.width} lanes" + (f" at {link.speed}" if link.speed else "")
+    if link.width < wanted:
+        return Status.FAILED, "narrow", f"{text}, and the configuration says {wanted}"
+    if link.width < seen:
+        return Status.DEGRADED, "narrow", f"{text}, and it had, or other GPUs have, {seen}"
+    worst = [name for name in ("fatal", "non-fatal") if rises.get(name)]
+    if worst:
+        counted = ", ".join(f"{rises[name]} {name}" for name in worst)
+        return Status.DEGRADED, "errors", f"{text}; PCIe errors within an hour: {counted}"
+    if rises.get("replays", 0) > most_replays:
+        minutes = int(_REPLAY_WINDOW / 60)
+        return (
+            Status.DEGRADED,
+            "replays",
+            f"{text}; {rises['replays']} replays in {minutes} minutes",
+        )
+    return Status.OK, "", text
+
+
+def _usual(links: list[PcieLink]) -> int:
+    """The width that more than half of the GPUs have at least; 0 when there is no such word."""
+    widths = sorted(link.width or 0 for link in links)
+    return widths[(len(widths) - 1) // 2] if len(widths) > 2 else 0
+
+
+def _replays_by_nvml(sample: GpuSample) -> dict[str, int]:
+    return {gpu.pci: gpu.replays for gpu in sample.gpus if gpu.pci and gpu.replays is not None}
+
+
+def _build(sources: Sources, options: Mapping[str, Any]) -> GpuPcie:
+    return GpuPcie(sources, options["width"], options["replays_per_minute"])
+
+
+SPEC = CheckSpec(
+    name="gpu-pcie",
+    sees="a GPU whose PCIe link lost lanes, damages what it carries or repeats it",
+    source="/sys/bus/pci/devices: current_link_width, aer_dev_*; NVML field 94 (PCIe replays)",
+    cost="0.1 ms of CPU every 60 s for a GPU",
+    blind_to="without width: a link that was narrow before the agent started, where the other "
+    "GPUs' are too; the speed, which falls when a GPU is idle",
+    interval=gpu_common.INTERVAL,
+    deadline=gpu_common.DEADLINE,
+    build=_build,
+    options=(
+        Option(
+            name="width",
+            kind=Kind.INTEGER,
+            default=0,
+            help="Lanes that every GPU is to have; 0: as many as it had before.",
+        ),
+        Option(
+            name="replays_per_minute",
+            kind=Kind.INTEGER,
+            default=8,
+            help="Replays on one link that are still well, on average over ten minutes.",
+        ),
+    ),
+)

@@ -1,0 +1,315 @@
+"""What the NVML worker reads of each GPU, and how often.
+
+Identity, counters and what may change at any moment are read for every sample. What changes
+seldom or costs many calls (spare rows, retired pages, NVLinks, the fabric) is read again when it
+is ``SLOW_EVERY`` old, and the InfoROM is validated once a day, as NVIDIA asks. ``nvml_worker``
+runs this under ``-I -S``: what is imported here is memory on every node.
+"""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+#: Seconds for which what changes seldom is given again, and for which a validation is.
+SLOW_EVERY = 290.0
+INFOROM_EVERY = 86_400.0
+
+_INVALID_ARGUMENT = 2
+_NOT_SUPPORTED = 3
+_FUNCTION_NOT_FOUND = 13
+_GPU_IS_LOST = 15
+_RESET_REQUIRED = 16
+_VERSION_MISMATCH = 25
+_UNKNOWN = 999
+
+_VOLATILE, _AGGREGATE = 0, 1
+_CORRECTED, _UNCORRECTED = 0, 1
+_SINGLE_BIT, _DOUBLE_BIT = 0, 1
+_WEEK = 7 * 86_400.0
+
+#: Field ids of nvml.h: NVML_FI_DEV_GET_GPU_RECOVERY_ACTION and NVML_FI_DEV_PCIE_REPLAY_COUNTER.
+_RECOVERY_ACTION = 230
+_PCIE_REPLAYS = 94
+
+_MAX_LINKS = 18
+#: Error counters of one NVLink by field id (the scope is the link): those of the data link layer
+#: up to Hopper, then NVLink 5's.
+_LINK_FIELDS = {
+    "replay": 161,
+    "recovery": 162,
+    "crc": 163,
+    "receive": 208,
+    "integrity": 211,
+    "recovery-failed": 214,
+    "link-recovery": 215,
+}
+#: The same before there were fields for it: counters of nvmlDeviceGetNvLinkErrorCounter.
+_LINK_COUNTERS = {"replay": 0, "recovery": 1, "crc": 2, "crc-data": 3}
+
+#: By NVML's value type: the member of the union that holds a field's value, and what stands there
+#: for "not available" (nvml.h, NVML_VALUE_NOT_AVAILABLE: all bits set).
+_VALUES = (
+    ("dVal", -1.0),
+    ("uiVal", 2**32 - 1),
+    ("ulVal", 2**64 - 1),
+    ("ullVal", 2**64 - 1),
+    ("sllVal", -1),
+    ("siVal", -1),
+    ("usVal", 2**16 - 1),
+)
+
+#: Makes one NVML call about a GPU: its name in errors, the function, its arguments.
+_Call = Callable[..., Any]
+
+
+class Sampler:
+    """Reads every GPU once per request, through one initialised NVML.
+
+    ``say`` is told which call is under way; ``wall`` gives the time that the driver's stamps are
+    compared with, in seconds since 1970.
+    """
+
+    def __init__(self, pynvml: Any, say: Callable[[str], None], wall: Callable[[], float]) -> None:
+        self._nvml = pynvml
+        self._say = say
+        self._wall = wall
+        #: (uuid, pci, name) by index: a GPU that is lost no longer says who it was.
+        self._identities: dict[int, tuple[str, str, str]] = {}
+        #: What changes seldom, by UUID: when it was read, the values, the errors.
+        self._slow: dict[str, tuple[float, dict[str, Any], dict[str, int]]] = {}
+        #: The code of each InfoROM's validation by UUID, and when that was.
+        self._inforoms: dict[str, tuple[float, int]] = {}
+
+    def start(self) -> str:
+        """Initialise NVML for the life of this process and give the driver's version."""
+        self._say("init")
+        self._nvml.nvmlInitWithFlags(0)
+        self._say("driver")
+        try:
+            return str(self._nvml.nvmlSystemGetDriverVersion())
+        except self._nvml.NVMLError:
+            return ""  # nothing but a text for people hangs on it
+
+    def sample(self, send: Callable[[dict[str, Any]], None], at: float) -> None:
+        """Send the count, then each GPU as soon as it has answered, then the end."""
+        errors: dict[str, int] = {}
+        count = self._call(errors, "count", "", self._nvml.nvmlDeviceGetCount) or 0
+        send({"count": count, "error": errors.get("count", 0)})
+        for index in range(count):
+            send(self._gpu(index, at))
+        self._say("idle")
+        send({"end": True})
+
+    def _gpu(self, index: int, at: float) -> dict[str, Any]:
+        nvml, errors = self._nvml, dict[str, int]()
+
+        def call(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+            if _GPU_IS_LOST in errors.values():
+                return None  # each further call would wait for a GPU that is not there
+            return self._call(errors, name, f"{index} ", function, *arguments)
+
+        handle = call("handle", nvml.nvmlDeviceGetHandleByIndex, index)
+        gpu: dict[str, Any] = {"index": index}
+        if handle is not None:
+            self._identify(index, handle, call)
+            gpu |= self._quick(handle, call, errors)
+        uuid, gpu["pci"], gpu["name"] = self._identities.get(index, ("", "", ""))
+        gpu["uuid"], gpu["errors"] = uuid, errors
+        if handle is not None and "uuid" not in errors and _GPU_IS_LOST not in errors.values():
+            gpu |= self._seldom(uuid, handle, call, errors, at)
+        return gpu
+
+    def _identify(self, index: int, handle: Any, call: _Call) -> None:
+        uuid = call("uuid", self._nvml.nvmlDeviceGetUUID, handle)
+        known = self._identities.get(index)
+        if uuid is None or (known is not None and known[0] == uuid and known[1]):
+            return
+        info = call("pci", self._nvml.nvmlDeviceGetPciInfo, handle)
+        pci = "" if info is None else f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}"
+        name = call("name", self._nvml.nvmlDeviceGetName, handle)
+        self._identities[index] = (uuid, pci, name or "")
+
+    # ---- at every sample ------------------------------------------------------------------------
+
+    def _quick(self, handle: Any, call: _Call, errors: dict[str, int]) -> dict[str, Any]:
+        action, replays = call("recovery", self._fields, handle) or (None, None)
+        for name, value in (("recovery", action), ("replays", replays)):
+            if isinstance(value, self._nvml.NVMLError):
+                errors.setdefault(name, value.value)
+        return {
+            "recovery_action": action if isinstance(action, int) else None,
+            "replays": replays if isinstance(replays, int) else None,
+            "rows": call("rows", self._nvml.nvmlDeviceGetRemappedRows, handle),
+            "ecc": self._ecc(handle, call),
+            "clocks": call("clocks", self._clocks, handle),
+        }
+
+    def _fields(self, handle: Any) -> list[Any]:
+        """The values of the fields read at every sample; an NVMLError where there is none."""
+        fields = self._nvml.nvmlDeviceGetFieldValues(handle, [_RECOVERY_ACTION, _PCIE_REPLAYS])
+        return [self._value(field) for field in fields]
+
+    def _value(self, field: Any) -> Any:
+        if field.nvmlReturn != 0:
+            return self._nvml.NVMLError(field.nvmlReturn)
+        if not 0 <= field.valueType < len(_VALUES):
+            return self._nvml.NVMLError(_NOT_SUPPORTED)  # a type that is newer than we are
+        member, missing = _VALUES[field.valueType]
+        value = getattr(field.value, member)
+        if not value >= 0 or value == missing:  # a double may be no number at all
+            return self._nvml.NVMLError(_NOT_SUPPORTED)
+        return int(value) if value < 2**64 else self._nvml.NVMLError(_UNKNOWN)
+
+    def _ecc(self, handle: Any, call: _Call) -> list[int | None] | None:
+        total = self._nvml.nvmlDeviceGetTotalEccErrors
+        counts = [
+            call("ecc", total, handle, kind, life)
+            for life in (_VOLATILE, _AGGREGATE)
+            for kind in (_CORRECTED, _UNCORRECTED)
+        ]
+        return None if all(count is None for count in counts) else counts
+
+    def _clocks(self, handle: Any) -> int:
+        """The bits of nvmlClocksEventReasons, by its older name where the driver is older."""
+        try:
+            return int(self._nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+        except (self._nvml.NVMLError_FunctionNotFound, self._nvml.NVMLLibraryMismatchError):
+            return int(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+
+    # ---- seldom ---------------------------------------------------------------------------------
+
+    def _seldom(
+        self, uuid: str, handle: Any, call: _Call, errors: dict[str, int], at: float
+    ) -> dict[str, Any]:
+        """What changes seldom, read now or before, with ``errors`` as they were then."""
+        known = self._slow.get(uuid)
+        if known is not None and at - known[0] < SLOW_EVERY:
+            for name, code in known[2].items():
+                errors.setdefault(name, code)
+            return known[1]
+        before = set(errors)
+        values = {
+            "reserve": call("reserve", self._reserve, handle),
+            "pages": call("pages", self._pages, handle),
+            "sram": call("sram", self._sram, handle),
+            "links": self._links(handle, call),
+            "fabric": call("fabric", self._fabric, handle),
+            "inforom": self._inforom(uuid, handle, call, at),
+        }
+        if not {_GPU_IS_LOST, _RESET_REQUIRED}.intersection(errors.values()):
+            # What such a GPU says is no news to keep: it is asked again at the next sample.
+            self._slow[uuid] = (at, values, {k: errors[k] for k in errors.keys() - before})
+        return values
+
+    def _reserve(self, handle: Any) -> list[int]:
+        found = self._nvml.nvmlDeviceGetRowRemapperHistogram(handle)
+        return [found.max, found.high, found.partial, found.low, found.none]
+
+    def _pages(self, handle: Any) -> list[int]:
+        """Pages retired for single-bit and double-bit errors, the latter's last week, pending."""
+        nvml = self._nvml
+        single = nvml.nvmlDeviceGetRetiredPages_v2(handle, _SINGLE_BIT)
+        double = nvml.nvmlDeviceGetRetiredPages_v2(handle, _DOUBLE_BIT)
+        since = self._wall() - _WEEK
+        lately = sum(page["timestamp"] / 1e6 >= since for page in double)
+        pending = nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle)
+        return [len(single), len(double), lately, int(pending == 1)]
+
+    def _sram(self, handle: Any) -> bool:
+        status = self._nvml.c_nvmlEccSramErrorStatus_v1_t()
+        self._nvml.nvmlDeviceGetSramEccErrorStatus(handle, ctypes.byref(status))
+        return bool(status.bThresholdExceeded)
+
+    def _links(self, handle: Any, call: _Call) -> dict[str, Any] | None:
+        """Which NVLinks are up, by number, and the error counters of each that is."""
+        states = call("links", self._link_states, handle)
+        if states is None:
+            return None
+        up = [link for link, active in enumerate(states) if active]
+        errors = call("linkerr", self._link_errors, handle, up) if up else None
+        return {"states": states, "up": up, "errors": errors}
+
+    def _link_states(self, handle: Any) -> list[int]:
+        states: list[int] = []
+        for link in range(_MAX_LINKS):
+            try:
+                states.append(int(self._nvml.nvmlDeviceGetNvLinkState(handle, link) == 1))
+            except self._nvml.NVMLError as error:
+                if states and error.value in (_INVALID_ARGUMENT, _NOT_SUPPORTED):
+                    break  # this GPU has no more
+                raise
+        return states
+
+    def _link_errors(self, handle: Any, links: list[int]) -> dict[str, list[int | None]]:
+        """By kind the counters of ``links`` in their order; kinds that no link counts are out."""
+        asked = [(field, link) for field in _LINK_FIELDS.values() for link in links]
+        values = iter(self._nvml.nvmlDeviceGetFieldValues(handle, asked))
+        found: dict[str, list[int | None]] = {}
+        for kind in _LINK_FIELDS:
+            counts = [self._value(next(values)) for _ in links]
+            known = [count if isinstance(count, int) else None for count in counts]
+            if any(count is not None for count in known):
+                found[kind] = known
+        if found:
+            return found
+        counter = self._nvml.nvmlDeviceGetNvLinkErrorCounter
+        return {
+            kind: [int(counter(handle, link, number)) for link in links]
+            for kind, number in _LINK_COUNTERS.items()
+        }
+
+    def _fabric(self, handle: Any) -> dict[str, Any]:
+        try:
+            info = self._nvml.c_nvmlGpuFabricInfo_v3_t()
+            self._nvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
+        except self._nvml.NVMLError as error:
+            if error.value not in (_VERSION_MISMATCH, _INVALID_ARGUMENT):
+                raise
+            info = self._nvml.c_nvmlGpuFabricInfo_v2_t()
+            self._nvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
+        return {
+            "state": info.state,
+            "status": info.status,
+            "health": info.healthMask,
+            "summary": getattr(info, "healthSummary", 0),
+            "cluster": bytes(info.clusterUuid).hex(),
+            "clique": info.cliqueId,
+        }
+
+    def _inforom(self, uuid: str, handle: Any, call: _Call, at: float) -> int | None:
+        """The code of the validation, 0 for a good one; None where it could not be made."""
+        known = self._inforoms.get(uuid)
+        if known is None or at - known[0] >= INFOROM_EVERY:
+            code = call("inforom", self._validate_inforom, handle)
+            if code is None:
+                return None
+            self._inforoms[uuid] = known = (at, code)
+        return known[1]
+
+    def _validate_inforom(self, handle: Any) -> int:
+        try:
+            self._nvml.nvmlDeviceValidateInforom(handle)
+        except self._nvml.NVMLError_CorruptedInforom as error:
+            return int(error.value)
+        return 0
+
+    def _call(
+        self,
+        errors: dict[str, int],
+        name: str,
+        prefix: str,
+        function: Callable[..., Any],
+        *arguments: Any,
+    ) -> Any:
+        """What ``function`` gives, or None and its NVML code in ``errors``."""
+        self._say(prefix + name)
+        try:
+            return function(*arguments)
+        except self._nvml.NVMLError as error:
+            errors.setdefault(name, error.value)
+        except self._nvml.NVMLLibraryMismatchError:
+            # Not an NVMLError: pynvml's word for a function that this library does not have.
+            errors.setdefault(name, _FUNCTION_NOT_FOUND)
+        except UnicodeDecodeError:
+            errors.setdefault(name, _UNKNOWN)  # a text that is none
+        return None

@@ -1,0 +1,141 @@
+"""NVLinks: one that went down, errors by the hour, from Volta's counters to Blackwell's."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.checks import gpu_nvlink
+from nodeagent.checks.base import Off
+from tests.nvml import gpu, uuid_of
+from tests.nvml.look import Bench, look
+
+HOPPER = {"link_fields": (161, 162, 163)}
+BLACKWELL = {"link_fields": (208, 211, 214, 215)}
+
+
+def volta(link: int = 0, **counts: int) -> Mapping[str, Any]:
+    """Six links without error fields, and what the older counters of one of them say."""
+    numbers = {"replay": 0, "recovery": 1, "crc": 2, "crc_data": 3}
+    counters = {(number, each): 0 for number in range(4) for each in range(6)}
+    counters |= {(numbers[name], link): count for name, count in counts.items()}
+    return {"links": (1,) * 6, "link_fields": (), "link_counters": counters}
+
+
+async def test_links_that_are_up_are_well(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(0), gpu(1, links=(1,) * 4), gpu(2, links=())]) as bench:
+        seen = await look(bench.build(gpu_nvlink.SPEC))
+    assert seen.status(uuid_of(0)) == ("OK", "")
+    assert seen.by_component[uuid_of(0)].message == "18 NVLinks are up"
+    assert seen.status(uuid_of(2)) == ("UNKNOWN", "unsupported")
+
+
+async def test_a_link_that_went_down_is_named_until_it_is_up(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(0), gpu(1)]) as bench:
+        check = bench.build(gpu_nvlink.SPEC)
+        await look(check)
+        bench.gpus.write([gpu(0), gpu(1, links=(1,) * 12 + (0,) + (1,) * 5)])
+        bench.later(301)
+        seen = await look(check)
+        assert seen.status(uuid_of(1)) == ("FAILED", "link-down")
+        assert seen.by_component[uuid_of(1)].message == "NVLink 12 was up and is not"
+        assert seen.status(uuid_of(0)) == ("OK", "")
+        bench.gpus.write([gpu(0), gpu(1)])
+        bench.later(301)
+        assert (await look(check)).status(uuid_of(1)) == ("OK", "")
+
+
+async def test_links_taken_down_in_a_quiesce_are_nobody_s_loss(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(0), gpu(1)]) as bench:
+        check = bench.build(gpu_nvlink.SPEC)
+        await look(check)
+        await bench.nvml.quiesce(600)
+        await look(check)
+        bench.gpus.write([gpu(0, links=(1,) * 9 + (0,) * 9), gpu(1)])
+        bench.later(601)
+        assert (await look(check)).status(uuid_of(0)) == ("OK", "")
+
+
+async def test_fewer_links_than_the_other_gpus_are_noticed_from_the_first_look(
+    tmp_path: Path,
+) -> None:
+    gpus = [gpu(index) for index in range(3)] + [gpu(3, links=(1,) * 17 + (0,))]
+    async with Bench(tmp_path, gpus) as bench:
+        seen = await look(bench.build(gpu_nvlink.SPEC))
+    assert seen.status(uuid_of(3)) == ("DEGRADED", "fewer-links")
+    assert seen.status(uuid_of(0)) == ("OK", "")
+
+
+async def test_pairs_with_a_bridge_do_not_accuse_those_without(tmp_path: Path) -> None:
+    bridged, bare = {"links": (1,) * 4}, {"links": (0,) * 4}
+    gpus = [gpu(0, **bridged), gpu(1, **bridged), gpu(2, **bare), gpu(3, **bare)]
+    async with Bench(tmp_path, gpus) as bench:
+        seen = await look(bench.build(gpu_nvlink.SPEC))
+    assert {seen.status(uuid_of(index)) for index in range(4)} == {("OK", "")}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason", "says"),
+    [
+        (HOPPER, HOPPER | {"link_errors": {(162, 5): 1}}, "recovery", "1 recovery on link 5"),
+        (HOPPER, HOPPER | {"link_errors": {(163, 5): 101}}, "errors", "101 crc on link 5"),
+        (HOPPER, HOPPER | {"link_errors": {(161, 2): 5000}}, "errors", "5000 replay on link 2"),
+        (HOPPER, HOPPER | {"link_errors": {(163, 5): 100}}, "", ""),
+        (
+            BLACKWELL,
+            BLACKWELL | {"link_errors": {(214, 17): 1}},
+            "recovery",
+            "1 recovery-failed on link 17",
+        ),
+        (BLACKWELL, BLACKWELL | {"link_errors": {(215, 1): 3}}, "", ""),
+        (BLACKWELL, BLACKWELL | {"link_errors": {(208, 1): 300}}, "errors", "300 receive"),
+        (volta(), volta(3, recovery=1), "recovery", "1 recovery on link 3"),
+        (volta(), volta(3, crc_data=101), "errors", "101 crc-data on link 3"),
+    ],
+)
+async def test_errors_of_every_generation_are_counted_by_the_hour(
+    tmp_path: Path, before: Mapping[str, Any], after: Mapping[str, Any], reason: str, says: str
+) -> None:
+    async with Bench(tmp_path, [gpu(0, **before)]) as bench:
+        check = bench.build(gpu_nvlink.SPEC)
+        assert (await look(check)).status(uuid_of(0)) == ("OK", "")
+        bench.gpus.write([gpu(0, **after)])
+        bench.later(301)
+        seen = await look(check)
+        assert seen.status(uuid_of(0)) == ("DEGRADED" if reason else "OK", reason)
+        assert says in seen.by_component[uuid_of(0)].message
+        bench.later(3601)
+        assert (await look(check)).status(uuid_of(0)) == ("OK", ""), "over after an hour"
+
+
+async def test_errors_from_before_the_first_look_and_a_reset_are_no_rise(tmp_path: Path) -> None:
+    many = {(162, link): 90 for link in range(18)}
+    async with Bench(tmp_path, [gpu(0, link_errors=many)]) as bench:
+        check = bench.build(gpu_nvlink.SPEC)
+        assert (await look(check)).status(uuid_of(0)) == ("OK", "")
+        bench.gpus.write([gpu(0)])
+        bench.later(301)
+        assert (await look(check)).status(uuid_of(0)) == ("OK", "")
+
+
+async def test_counters_that_nobody_may_read_leave_the_states(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(0, link_fields=())]) as bench:
+        seen = await look(bench.build(gpu_nvlink.SPEC))
+    assert seen.status(uuid_of(0)) == ("OK", "")
+    assert "can't be read (error 3)" in seen.by_component[uuid_of(0)].message
+
+
+async def test_gpus_without_nvlink_are_not_looked_at(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(0, links=()), gpu(1, links=())]) as bench:
+        assert await bench.build(gpu_nvlink.SPEC).look() == Off("not supported by these GPUs")
+
+
+async def test_links_are_read_every_five_minutes_and_not_at_every_sample(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(0)]) as bench:
+        for _ in range(4):
+            await bench.sample()
+        assert bench.gpus.calls("nvmlDeviceGetNvLinkState") == 18
+        bench.later(120)
+        await bench.sample()
+        assert bench.gpus.calls("nvmlDeviceGetNvLinkState") == 36

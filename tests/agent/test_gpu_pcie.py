@@ -1,0 +1,140 @@
+"""The PCIe link of each GPU, by sysfs even while the driver hangs."""
+
+from pathlib import Path
+
+import pytest
+
+from nodeagent.checks import gpu_pcie
+from nodeagent.sources.machine import Machine
+from nodeagent.sources.pcielink import PcieLink, read_link
+from tests.agent.kernel_log import HandClock
+from tests.nvml import gpu, pci_of, uuid_of
+from tests.nvml.look import Bench, look
+
+COR = "RxErr 3\nBadTLP 1\nBadDLLP 0\nRollover 2\nTimeout {}\nTOTAL_ERR_COR 6\n"
+
+
+def link(
+    sys: Path,
+    index: int,
+    *,
+    width: str = "16",
+    most: str = "16",
+    timeouts: int = 5,
+    nonfatal: int = 0,
+    fatal: int = 0,
+) -> None:
+    device = sys / f"bus/pci/devices/{pci_of(index)}.0"
+    for name, text in {
+        "current_link_width": f"{width}\n",
+        "max_link_width": f"{most}\n",
+        "current_link_speed": "16.0 GT/s PCIe\n",
+        "aer_dev_correctable": COR.format(timeouts),
+        "aer_dev_nonfatal": f"Undefined 0\nTOTAL_ERR_NONFATAL {nonfatal}\n",
+        "aer_dev_fatal": f"Undefined 0\nTOTAL_ERR_FATAL {fatal}\n",
+    }.items():
+        (device / name).write_text(text)
+
+
+def test_a_link_of_a_real_kernel_s_files(tmp_path: Path) -> None:
+    (tmp_path / f"bus/pci/devices/{pci_of(0)}.0").mkdir(parents=True)
+    link(tmp_path, 0, width="8", nonfatal=4, fatal=1)
+    machine = Machine(clock=HandClock(), sys=tmp_path)
+    assert read_link(machine, f"{pci_of(0)}.0") == PcieLink(8, 16, "16.0 GT/s PCIe", 7, 4, 1)
+
+
+@pytest.mark.parametrize("width", ["", "0", "63", "255", "-1", "x8", "٤", "9" * 80])
+def test_a_width_that_is_none_is_unknown(tmp_path: Path, width: str) -> None:
+    (tmp_path / f"bus/pci/devices/{pci_of(0)}.0").mkdir(parents=True)
+    link(tmp_path, 0, width=width)
+    assert read_link(Machine(clock=HandClock(), sys=tmp_path), f"{pci_of(0)}.0").width is None
+
+
+async def test_a_link_that_lost_lanes_is_degraded(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(0), gpu(1)]) as bench:
+        for index in range(2):
+            link(bench.gpus.sys, index)
+        check = bench.build(gpu_pcie.SPEC)
+        assert (await look(check)).status("pci:" + pci_of(1)) == ("OK", "")
+        link(bench.gpus.sys, 1, width="4")
+        bench.later()
+        seen = await look(check)
+    assert seen.status("pci:" + pci_of(1)) == ("DEGRADED", "narrow")
+    assert "4 lanes at 16.0 GT/s" in seen.by_component["pci:" + pci_of(1)].message
+
+
+async def test_the_narrow_one_among_its_like_is_noticed_at_the_first_look(tmp_path: Path) -> None:
+    known = {pci_of(index): uuid_of(index) for index in range(4)}
+    async with Bench(tmp_path, [gpu(i) for i in range(4)], remembered=known) as bench:
+        for index in range(4):
+            link(bench.gpus.sys, index, width="8" if index == 2 else "16")
+        seen = await look(bench.build(gpu_pcie.SPEC))
+        assert seen.status(uuid_of(2)) == ("DEGRADED", "narrow")
+        link(bench.gpus.sys, 2, width="8", most="8")
+        seen = await look(bench.build(gpu_pcie.SPEC))
+        assert seen.status(uuid_of(2)) == ("OK", ""), "another kind of card, in its own slot"
+
+
+async def test_below_what_the_configuration_says_is_failed(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(0)]) as bench:
+        link(bench.gpus.sys, 0, width="8", most="8")
+        check = gpu_pcie.SPEC.build(bench.sources, {"width": 16, "replays_per_minute": 8})
+        seen = await look(check)  # type: ignore[arg-type]  # it reads no log
+    assert seen.status("pci:" + pci_of(0)) == ("FAILED", "narrow")
+
+
+@pytest.mark.parametrize(
+    ("nonfatal", "fatal", "word"), [(9, 11, "2 fatal"), (11, 9, "2 non-fatal")]
+)
+async def test_errors_are_told_for_an_hour_and_not_those_from_before(
+    tmp_path: Path, nonfatal: int, fatal: int, word: str
+) -> None:
+    async with Bench(tmp_path, [gpu(0)]) as bench:
+        link(bench.gpus.sys, 0, nonfatal=9, fatal=9)
+        check = bench.build(gpu_pcie.SPEC)
+        assert (await look(check)).status("pci:" + pci_of(0)) == ("OK", "")
+        link(bench.gpus.sys, 0, nonfatal=nonfatal, fatal=fatal)
+        bench.later()
+        seen = await look(check)
+        assert seen.status("pci:" + pci_of(0)) == ("DEGRADED", "errors")
+        assert word in seen.by_component["pci:" + pci_of(0)].message
+        bench.later(3601)
+        assert (await look(check)).status("pci:" + pci_of(0)) == ("OK", "")
+
+
+@pytest.mark.parametrize(("rise", "status"), [(80, "OK"), (81, "DEGRADED")])
+async def test_more_than_eight_replays_a_minute_are_too_many(
+    tmp_path: Path, rise: int, status: str
+) -> None:
+    async with Bench(tmp_path, [gpu(0, replays=1000)]) as bench:
+        link(bench.gpus.sys, 0)
+        check = bench.build(gpu_pcie.SPEC)
+        await look(check)
+        bench.gpus.write([gpu(0, replays=1000 + rise)])
+        bench.later()
+        assert (await look(check)).status("pci:" + pci_of(0))[0] == status
+
+
+async def test_a_driver_that_hangs_does_not_hide_the_link(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(0, replays=7000)], deadline=0.2, init_deadline=0.2) as bench:
+        link(bench.gpus.sys, 0)
+        check = bench.build(gpu_pcie.SPEC)
+        await look(check)
+        bench.gpus.fail("nvmlDeviceGetUUID", hang=True)
+        link(bench.gpus.sys, 0, width="4")
+        bench.later()
+        assert (await look(check)).status("pci:" + pci_of(0)) == ("DEGRADED", "narrow")
+        link(bench.gpus.sys, 0, timeouts=90)
+        bench.later(61)
+        seen = await look(check)
+    assert seen.status("pci:" + pci_of(0)) == ("DEGRADED", "replays"), "the kernel counts them too"
+
+
+async def test_a_bus_without_these_files_is_unknown(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(0)]) as bench:
+        seen = await look(bench.build(gpu_pcie.SPEC))
+        assert seen.status("pci:" + pci_of(0)) == ("UNKNOWN", "no-sysfs")
+        bench.gpus.write([gpu(0)], pci=[])
+        bench.later()
+        seen = await look(bench.build(gpu_pcie.SPEC))
+    assert seen.status("") == ("UNKNOWN", "no-sysfs")
