@@ -3,6 +3,7 @@
 import argparse
 import json
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +14,7 @@ if TYPE_CHECKING:  # half a second that other commands need not spend
     from aggregator.policy.rules import Rule
 
 _OK = 0
+_ODD = 1
 _CODE = re.compile(r"[a-z][a-z0-9-]*(:[A-Za-z0-9._-]+)*")
 _WORD = re.compile(r"[a-z][a-z0-9-]*")
 
@@ -25,6 +27,9 @@ def add_to(commands: Any) -> None:
         "check", help="say everything that is wrong with a file of rules", allow_abbrev=False
     )
     check.add_argument("file", type=Path, metavar="FILE")
+    check.add_argument(
+        "--strict", action="store_true", help="exit with 1 where something is odd, too"
+    )
     check.set_defaults(command=_check)
 
     explain = about.add_parser(
@@ -43,6 +48,15 @@ def add_to(commands: Any) -> None:
         "--count", type=_count, default=1, metavar="N", help="how often the fault was seen"
     )
     explain.add_argument(
+        "--jobs", type=_count, default=1, metavar="N", help="in how many jobs the fault was seen"
+    )
+    explain.add_argument(
+        "--flaps", type=_count, default=0, metavar="N", help="how often the check began to fail"
+    )
+    explain.add_argument(
+        "--driver", default="", metavar="VERSION", help="the node's driver, such as 580.82.07"
+    )
+    explain.add_argument(
         "--detail",
         type=_detail,
         action="append",
@@ -58,7 +72,7 @@ def add_to(commands: Any) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from aggregator.policy.shipped import read_policy
+    from aggregator.policy.shipped import odd, read_policy
 
     shipped = {rule.name: rule for rule in read_policy().rules}
     policy = read_policy(options.file)
@@ -69,7 +83,11 @@ def _check(options: argparse.Namespace) -> int:
         print(f"  changed  {rule.name}: {_change(shipped[rule.name], rule)}")
     for rule in added:
         print(f"  added    {rule.name}: {rule.action}")
-    return _OK
+    found = odd(options.file)
+    for problem in found:
+        key = f"{problem.key}: " if problem.key else ""
+        print(f"{options.file}:{problem.line}: warning: {key}{problem.text}", file=sys.stderr)
+    return _ODD if found and options.strict else _OK
 
 
 def _change(before: "Rule", after: "Rule") -> str:
@@ -89,6 +107,9 @@ def _explain(options: argparse.Namespace) -> int:
         reason=options.reason,
         component=options.component,
         count=options.count,
+        jobs=options.jobs,
+        flaps=options.flaps,
+        driver=options.driver,
         details=dict(options.detail),
     )
     answer = explain(read_policy(options.policy), asked)
@@ -97,21 +118,26 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _text(answer: "Answer") -> str:
+    from aggregator.policy.explain import in_words
+
     rule = answer.rule
-    lines = [
-        answer.evidence,
-        f"  means      {answer.meaning}",
+    lines = [answer.evidence, f"  means      {answer.meaning}"]
+    if answer.published:
+        lines.append(f"  NVIDIA     {answer.published}")
+    if answer.row:
+        lines.append(f"  registers  {answer.row}")
+    lines += [
         f"  ended by   {answer.ended_by}",
     ]
     if rule is None:
         lines.append("  action     none: no rule is about it, so it is shown and never acted on")
     else:
-        after = f" once it has been so for {_duration(rule.hold)}" if rule.hold else ""
+        after = f" once it has been so for {in_words(rule.hold)}" if rule.hold else ""
         lines.append(f"  action     {rule.action}{after}, by rule {rule.name}")
         lines.append(f"  why        {rule.why}")
         if rule.action != "observe":
             lines.append(
-                f"  released   when all has been well for {_duration(rule.healthy_for)}, "
+                f"  released   when all has been well for {in_words(rule.healthy_for)}, "
                 "by a person at any time"
             )
             lines.append("  capped by  mode, limits and the stop switch")
@@ -127,6 +153,8 @@ def _as_json(answer: "Answer") -> Mapping[str, Any]:
     return {
         "evidence": answer.evidence,
         "meaning": answer.meaning,
+        "published": answer.published,
+        "registers": answer.row,
         "ended_by": answer.ended_by,
         "action": rule.action if rule is not None else "none",
         "rule": rule.name if rule is not None else "",
@@ -138,13 +166,6 @@ def _as_json(answer: "Answer") -> Mapping[str, Any]:
             for other, wants in answer.others
         ],
     }
-
-
-def _duration(seconds: float) -> str:
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= size and seconds % size == 0:
-            return f"{seconds / size:g}{unit}"
-    return f"{seconds:g}s"
 
 
 def _code(text: str) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aggregator.health.model import ClearedBy, Fault
+from aggregator.policy.nvlink5 import CLASSES, Nvlink5, Row, parse_nvlink5
 
 UNKNOWN = "unknown"
 
@@ -21,12 +22,26 @@ class FaultClass:
 
 
 @dataclass(frozen=True, slots=True)
+class Published:
+    """What NVIDIA's catalogue says of an Xid, in its own words. ``on`` are the products that can
+    log it, empty where it is marked unused on all of them; ``now`` and ``then`` are its immediate
+    and its investigatory action, empty where it publishes none.
+    """
+
+    mnemonic: str
+    on: tuple[str, ...]
+    now: str
+    then: str
+
+
+@dataclass(frozen=True, slots=True)
 class Catalogue:
-    """``classes`` by name, ``codes`` ("xid:79") to class names, ``names`` to mnemonics."""
+    """``classes`` by name, ``codes`` ("xid:79") to class names, ``published`` to NVIDIA's words."""
 
     classes: Mapping[str, FaultClass]
     codes: Mapping[str, str]
-    names: Mapping[str, str]
+    published: Mapping[str, Published]
+    nvlink5: Nvlink5
 
     def classify(self, code: str) -> str:
         """The class of a code; "unknown" for one that stands nowhere, which never acts.
@@ -45,15 +60,24 @@ class Catalogue:
             return {"fatal": "switch-fatal", "non-fatal": "switch-non-fatal"}.get(word, UNKNOWN)
         return UNKNOWN
 
-    def clears(self, fault: Fault) -> ClearedBy:
+    def class_of(self, fault: Fault, traits: Mapping[str, str]) -> str:
+        """The fault's class, where its line decides too. ``traits`` are the node's ("driver")."""
+        row = self.decode(fault, traits)
+        return self.classify(fault.code) if row is None else CLASSES[row.action]
+
+    def decode(self, fault: Fault, traits: Mapping[str, str]) -> Row | None:
+        """The row of NVLink 5's table that the fault's registers meet; None: none."""
+        return self.nvlink5.row(fault.code, fault.details, traits.get("driver", ""))
+
+    def clears(self, fault: Fault, traits: Mapping[str, str]) -> ClearedBy:
         """What ends the fault: the catalogue's word, or the agent's for a code unknown to us."""
-        found = self.classes.get(self.classify(fault.code))
+        found = self.classes.get(self.class_of(fault, traits))
         return found.clears if found is not None else fault.cleared_by
 
     def describe(self, code: str) -> str:
         """A code with its name, for people."""
-        name = self.names.get(code)
-        return f"{code} ({name})" if name else code
+        found = self.published.get(code)
+        return f"{code} ({_in_words(found.mnemonic)})" if found is not None else code
 
 
 def parse_catalogue(data: Mapping[str, Any]) -> Catalogue:
@@ -66,8 +90,15 @@ def parse_catalogue(data: Mapping[str, Any]) -> Catalogue:
             if code in codes:
                 raise ValueError(f"{code} is in two classes: {codes[code]} and {name}")
             codes[code] = name
-    names = {f"xid:{number}": _in_words(name) for number, name in data["names"].items()}
-    return Catalogue(classes, codes, names)
+    published = {f"xid:{number}": _published(text) for number, text in data["xids"].items()}
+    return Catalogue(classes, codes, published, parse_nvlink5(data["nvlink5"]))
+
+
+def _published(text: str) -> Published:
+    """``MNEMONIC; a100 h100; RESET_GPU; CONTACT_SUPPORT``, with "-" for nothing."""
+    mnemonic, on, now, then = (part.strip() for part in text.split(";"))
+    products = () if on in ("unused", "-") else tuple(on.split())
+    return Published(mnemonic, products, now.strip("-"), then.strip("-"))
 
 
 def _codes(entry: Mapping[str, Any]) -> Iterator[str]:

@@ -13,7 +13,8 @@ from aggregator.policy.rules import ACTIONS, Policy, Rule, matches
 class Question:
     """A fault by its ``code``, or level evidence by ``check`` and ``reason``.
 
-    ``count``: how often the fault was seen; ``details``: what its line said besides.
+    ``count``: how often the fault was seen, in ``jobs`` jobs; ``details``: what its line said
+    besides; ``flaps``: how often the component began to fail; ``driver``: the node's version.
     """
 
     code: str = ""
@@ -21,12 +22,16 @@ class Question:
     reason: str = ""
     component: str = ""
     count: int = 1
+    jobs: int = 1
+    flaps: int = 0
+    driver: str = ""
     details: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``rule`` decides; None where no rule is about the evidence.
+    """``rule`` decides; None where no rule is about the evidence. ``published`` is what NVIDIA's
+    catalogue says of an Xid, ``row`` of its registers; empty where it says nothing.
 
     ``others`` are further rules that are about it, each with what it wants besides; empty text
     where it wants nothing more and is only weaker.
@@ -37,6 +42,8 @@ class Answer:
     ended_by: str
     rule: Rule | None
     others: tuple[tuple[Rule, str], ...]
+    published: str = ""
+    row: str = ""
 
 
 def explain(policy: Policy, asked: Question) -> Answer:
@@ -48,33 +55,57 @@ def explain(policy: Policy, asked: Question) -> Answer:
         wants = _wants(rule, asked)
         if rule not in met and wants and rule in _met(policy, _obliging(rule, asked), rule):
             others.append((rule, wants))
-    return Answer(_evidence(policy, asked), *_catalogued(policy, asked), decides, tuple(others))
+    return Answer(
+        _evidence(policy, asked),
+        *_catalogued(policy, asked),
+        decides,
+        tuple(others),
+        _published(policy, asked),
+        _row(policy, asked),
+    )
 
 
 def _met(policy: Policy, asked: Question, obliged: Rule | None = None) -> list[Rule]:
-    health = NodeHealth(Hello("node", "boot", "epoch", "", 1, ""))
+    health = NodeHealth(Hello("node", "boot", "epoch", "", 1, "", traits=_traits(asked)))
     components: list[Component] = []
     faults: list[Fault] = []
     if asked.check:
-        components.append(_failed(asked.check, asked.component, asked.reason))
+        flapped = _flapped(asked, obliged) if obliged is not None else _flapped(asked)
+        components.append(flapped)
     else:
-        faults.append(_latched(policy, asked))
+        faults.append(_latched(policy, asked, obliged))
     if obliged is not None and obliged.confirmed_by:
         components.append(_failed(obliged.confirmed_by, "", "failed"))
     health.snapshot(Snapshot(tuple(components), tuple(faults)))
     of_it = {
         match.rule.name: match.rule
-        for match in matches(policy, health)
+        for match in matches(policy, health, now=0.0)
         if bool(match.rule.check) == bool(asked.check)
     }
     return list(of_it.values())
+
+
+def _traits(asked: Question) -> Mapping[str, str]:
+    return {"driver": asked.driver} if asked.driver else {}
+
+
+def _flapped(asked: Question, obliged: Rule | None = None) -> Component:
+    """A component that has failed now, as often as was asked, a second apart."""
+    flaps = max(asked.flaps, obliged.flaps if obliged is not None else 0)
+    past = [
+        (-2.0 * ago - wait, status)
+        for ago in range(flaps, 0, -1)
+        for wait, status in ((0.001, Status.OK), (0.0, Status.FAILED))
+    ]
+    return replace(_failed(asked.check, asked.component, asked.reason), recent=tuple(past))
 
 
 def _failed(check: str, component: str, reason: str) -> Component:
     return Component(check, component, Status.FAILED, reason, "", 0.0)
 
 
-def _latched(policy: Policy, asked: Question) -> Fault:
+def _latched(policy: Policy, asked: Question, obliged: Rule | None = None) -> Fault:
+    apart = obliged.apart if obliged is not None and obliged.min_jobs else _JOBS_APART
     fault = Fault(
         code=asked.code,
         check="",
@@ -85,11 +116,12 @@ def _latched(policy: Policy, asked: Question) -> Fault:
         source_seq=0,
         first_at=0.0,
         last_at=0.0,
-        count=asked.count,
+        count=max(asked.count, asked.jobs),
+        occurrences=tuple(-apart * ago for ago in range(asked.jobs - 1, -1, -1)),
         cleared_by=ClearedBy.OPERATOR,
         details=asked.details or {},
     )
-    return replace(fault, cleared_by=policy.catalogue.clears(fault))
+    return replace(fault, cleared_by=policy.catalogue.clears(fault, _traits(asked)))
 
 
 def _obliging(rule: Rule, asked: Question) -> Question:
@@ -98,6 +130,8 @@ def _obliging(rule: Rule, asked: Question) -> Question:
     return replace(
         asked,
         count=max(asked.count, rule.min_count),
+        jobs=max(asked.jobs, rule.min_jobs),
+        flaps=max(asked.flaps, rule.flaps),
         details={**details, **(asked.details or {})},
         reason=asked.reason or next(iter(rule.reasons), ""),
     )
@@ -108,6 +142,13 @@ def _wants(rule: Rule, asked: Question) -> str:
     wants = []
     if not asked.check and rule.min_count > asked.count:
         wants.append(f"seen {rule.min_count} times")
+    if not asked.check and rule.min_jobs > asked.jobs:
+        wants.append(
+            f"seen on it alone over {rule.min_jobs} jobs within {in_words(rule.within)} "
+            f"({in_words(rule.apart)} or more apart)"
+        )
+    if rule.flaps > asked.flaps:
+        wants.append(f"it begins to fail {rule.flaps} times within {in_words(rule.within)}")
     for name, values in rule.details.items():
         if given.get(name, "") not in values:
             wants.append(f"{name} is {' or '.join(values)}")
@@ -128,12 +169,48 @@ def _catalogued(policy: Policy, asked: Question) -> tuple[str, str]:
     """What it means, and what ends it."""
     if asked.check:
         return f"check {asked.check} has failed", "the check is well again"
-    name = policy.catalogue.classify(asked.code)
+    name = policy.catalogue.class_of(_latched(policy, asked), _traits(asked))
     if name == UNKNOWN:
         return "unknown: a code that the catalogue does not have", "what its agent says"
     found = policy.catalogue.classes[name]
     return f"{name}: {found.means}", _ENDS[found.clears]
 
+
+def _published(policy: Policy, asked: Question) -> str:
+    found = policy.catalogue.published.get(asked.code)
+    if found is None:
+        return ""
+    on = (
+        f"on {', '.join(name.upper() for name in found.on)}"
+        if found.on
+        else "unused since the A100"
+    )
+    first = f"; first {found.now}" if found.now else "; no action is published"
+    return f"{found.mnemonic}, {on}{first}{f', then {found.then}' * bool(found.then)}"
+
+
+def _row(policy: Policy, asked: Question) -> str:
+    if policy.catalogue.classify(asked.code) != "nvlink5":
+        return ""
+    row = policy.catalogue.decode(_latched(policy, asked), _traits(asked))
+    if row is not None:
+        return f"{row.unit}, {row.severity}: {row.action}; then {row.then}"
+    return (
+        "none: tell --detail intr_info=0x..., --detail error_status=0x... and --driver, and if you "
+        "have, NVIDIA's table has no row for them"
+    )
+
+
+def in_words(seconds: float) -> str:
+    """``90s``, ``10m``, ``1d``: as a rule's file would say it."""
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:g}{unit}"
+    return f"{seconds:g}s"
+
+
+#: Seconds between two jobs of a question: apart for any rule.
+_JOBS_APART = 5760.0
 
 _ENDS = {
     ClearedBy.REBOOT: "a boot",

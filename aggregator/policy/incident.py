@@ -37,7 +37,8 @@ class Incident:
 
     Everything of one kind (gpu, disk, network, node) on one node in one boot is one incident: two
     reasons that alternate do not move its start, and many components may share it. ``action`` is
-    the strongest that its evidence asks for, before mode and admission.
+    the strongest that its evidence asks for, before mode and admission. ``remembered``: it was
+    brought back from what is durable, which does not hold its start; the agent's snapshot does.
     """
 
     id: str
@@ -50,6 +51,7 @@ class Incident:
     evidence: tuple[Evidence, ...]
     healthy_for: float
     recovering_since: float | None = None
+    remembered: bool = False
 
     @property
     def in_force(self) -> tuple[Evidence, ...]:

@@ -7,15 +7,17 @@ Invariants:
 - It closes when none is in force and ``healthy_for`` has passed since, with the agent speaking. A
   check that fails again for a moment, or an agent that falls silent, begins that time anew.
 - What was lost (missing from a snapshot of the same boot) keeps an incident open and opens none.
+- Nothing that is judged over time needs this process's memory: `past` reads it from the snapshot.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from aggregator.health.model import Status
+from aggregator.health.model import Component, Status
 from aggregator.health.node import NodeHealth, boot_ends
 from aggregator.policy.incident import Evidence, Incident, incident_id
-from aggregator.policy.rules import ACTIONS, KINDS, Match, Policy, matches
+from aggregator.policy.past import flapping, seen_well, well_since
+from aggregator.policy.rules import ACTIONS, FLAPS, KINDS, Match, Policy, Rule, matches
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,31 +42,81 @@ def judge(
     ``speaking`` is whether the agent is attached and has given its snapshot: while it has not, no
     time counts towards recovery.
     """
-    found = list(matches(policy, health))
-    due = _strongest(match for match in found if match.due <= now)
+    rules = {rule.name: rule for rule in policy.rules}
+    found = list(matches(policy, health, now))
+    begun = [match for match in found if match.due <= now]
+    due = _strongest(begun)
     after: dict[str, Incident] = {}
     closed: list[Incident] = []
     again: list[float] = [match.due for match in found if match.due > now]
     for kind in KINDS:
         for acting in (True, False):
             ident, earlier = _open_of(kind, health, before, acting=acting)
-            evidence = _fold(earlier, due, health, kind=kind, acting=acting)
+            evidence = _fold(earlier, due, health, rules, now, kind=kind, acting=acting)
             if not evidence:
                 continue
-            incident = _incident(ident, kind, health, earlier, evidence, now, policy)
-            if incident.in_force:
+            start = _start(earlier, begun, evidence, now, acting=acting)
+            incident = _incident(ident, kind, health, earlier, evidence, start, policy, rules)
+            if incident.in_force or not speaking:
                 after[ident] = replace(incident, recovering_since=None)
+                again += _flapping_ends(incident, health, rules)
                 continue
-            if not speaking:
-                after[ident] = replace(incident, recovering_since=None)
-                continue
-            since = now if incident.recovering_since is None else incident.recovering_since
+            since = _well_since(incident, health, now)
             if now >= since + incident.healthy_for:
                 closed.append(incident)
                 continue
             after[ident] = replace(incident, recovering_since=since)
             again.append(since + incident.healthy_for)
-    return Judgement(after, tuple(closed), min(again, default=None))
+    return Judgement(after, tuple(closed), min((at for at in again if at > now), default=None))
+
+
+def _start(
+    earlier: Incident | None,
+    begun: Iterable[Match],
+    evidence: Iterable[Evidence],
+    now: float,
+    *,
+    acting: bool,
+) -> float:
+    """When the incident began: by its evidence, and not when this process first saw it."""
+    if earlier is not None and not earlier.remembered:
+        return earlier.since
+    keys = {item.key for item in evidence}
+    dates = [
+        match.due
+        for match in begun
+        if (match.code, match.component) in keys and (match.rule.action != "observe") == acting
+    ]
+    if earlier is not None:
+        dates.append(earlier.since)
+    return min(dates, default=now)
+
+
+def _well_since(incident: Incident, health: NodeHealth, now: float) -> float:
+    """Since when all has been well: what failed for a moment, between two messages, counts too."""
+    if incident.recovering_since is None:
+        return now
+    since = incident.recovering_since
+    for item in incident.evidence:
+        if item.cleared_by is None:
+            component = health.components.get((item.code.partition(":")[0], item.component))
+            if component is not None:
+                since = max(since, well_since(component))
+    return min(since, now)
+
+
+def _flapping_ends(
+    incident: Incident, health: NodeHealth, rules: Mapping[str, Rule]
+) -> Iterable[float]:
+    """When time alone may end the flapping that the incident rests on."""
+    for item in incident.in_force:
+        check, _, reason = item.code.partition(":")
+        component = health.components.get((check, item.component))
+        rule = rules.get(item.rule)
+        if reason == FLAPS and component is not None and rule is not None and rule.flaps:
+            found = flapping(component, rule.flaps, rule.within)
+            if found is not None:
+                yield found.until
 
 
 def _strongest(found: Iterable[Match]) -> dict[tuple[str, str], Match]:
@@ -101,6 +153,8 @@ def _fold(
     earlier: Incident | None,
     due: Mapping[tuple[str, str], Match],
     health: NodeHealth,
+    rules: Mapping[str, Rule],
+    now: float,
     *,
     kind: str,
     acting: bool,
@@ -114,7 +168,7 @@ def _fold(
         over = (
             _fault_over(item, health)
             if item.cleared_by is not None
-            else _level_over(item, health, superseding)
+            else _level_over(item, health, superseding, rules, now)
         )
         held[item.key] = replace(item, over=over, lost=_lost(item, health))
     for key, match in due.items():
@@ -131,7 +185,7 @@ def _fold(
             rule=known.rule if known is not None and weaker else match.rule.name,
             action=known.action if known is not None and weaker else match.rule.action,
             message=match.message,
-            cleared_by=match.cleared_by,
+            cleared_by=known.cleared_by if known is not None and weaker else match.cleared_by,
             since=known.since if known is not None else match.since,
             lost=match.lost,
         )
@@ -149,23 +203,42 @@ def _superseding(
     )
 
 
-def _level_over(item: Evidence, health: NodeHealth, superseding: frozenset[tuple[str, str]]) -> str:
+def _level_over(
+    item: Evidence,
+    health: NodeHealth,
+    superseding: frozenset[tuple[str, str]],
+    rules: Mapping[str, Rule],
+    now: float,
+) -> str:
     """The sign that level evidence is over; empty while its check fails, for whatever reason.
 
     Another reason takes its place only when that counts itself: else a check that fails on and on,
     for reasons that alternate or that no rule names, would look well.
     """
-    check = item.code.partition(":")[0]
+    check, _, reason = item.code.partition(":")
     if health.cleared.get((check, item.component)) == "gone":
         return "gone"
     component = health.components.get((check, item.component))
-    if component is None or component.status is Status.UNKNOWN:
+    if component is None or (component.status is Status.UNKNOWN and not seen_well(component)):
         return item.over
+    if reason == FLAPS:
+        return _steady(component, rules.get(item.rule), now)
     if component.status is not Status.FAILED:
         return "ok"
     code = f"{check}:{component.reason or 'failed'}"
     replaced = code != item.code and (code, item.component) in superseding
     return "changed" if replaced else ""
+
+
+def _steady(component: Component, rule: Rule | None, now: float) -> str:
+    """The sign that flapping is over: it has become rare, and the component does not fail."""
+    if component.status is Status.FAILED:
+        return ""
+    if rule is not None and rule.flaps:
+        found = flapping(component, rule.flaps, rule.within)
+        if found is not None and found.until > now:
+            return ""
+    return "steady"
 
 
 def _fault_over(item: Evidence, health: NodeHealth) -> str:
@@ -196,10 +269,10 @@ def _incident(
     health: NodeHealth,
     earlier: Incident | None,
     evidence: tuple[Evidence, ...],
-    now: float,
+    since: float,
     policy: Policy,
+    rules: Mapping[str, Rule],
 ) -> Incident:
-    healthy_for = {rule.name: rule.healthy_for for rule in policy.rules}
     weighty = [item for item in evidence if not item.over] or list(evidence)
     action = max((item.action for item in weighty), key=ACTIONS.index)
     lead = next(item for item in weighty if item.action == action)
@@ -210,10 +283,13 @@ def _incident(
         kind=kind,
         action=action,
         summary=_summary(lead, evidence, policy),
-        since=earlier.since if earlier is not None else now,
+        since=since,
         evidence=evidence,
-        healthy_for=max(healthy_for.get(item.rule, 0.0) for item in evidence),
+        healthy_for=max(
+            rules[item.rule].healthy_for if item.rule in rules else 0.0 for item in evidence
+        ),
         recovering_since=earlier.recovering_since if earlier is not None else None,
+        remembered=earlier is not None and earlier.remembered and since == earlier.since,
     )
 
 

@@ -3,14 +3,17 @@
 import difflib
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import yaml
+from pydantic_core import PydanticCustomError
 
+from aggregator.config_values import duration
 from aggregator.policy.catalogue import UNKNOWN, Catalogue, parse_catalogue
+from aggregator.policy.past import LEAST_APART, LONGEST, MOST_FLAPS, MOST_JOBS
 from aggregator.policy.rules import ACTIONS, KINDS, Policy, Rule
 from aggregator.yaml_lines import ConfigError, Document, Key, Problem, parse
 
@@ -23,15 +26,21 @@ _KEYS = {
     "classes": "classes",
     "details": "details",
     "minCount": "min_count",
+    "minJobs": "min_jobs",
+    "apart": "apart",
+    "within": "within",
     "confirmedBy": "confirmed_by",
     "check": "check",
     "reasons": "reasons",
     "components": "components",
+    "flaps": "flaps",
     "for": "hold",
     "healthyFor": "healthy_for",
 }
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+#: Least and most of the keys that count.
+_COUNTS = {"minCount": (1, 1_000_000), "minJobs": (2, MOST_JOBS), "flaps": (2, MOST_FLAPS)}
+#: Classes of which one fault says nothing, however often one job logs it.
+_ALONE = frozenset({"application", "ignore", "follow-on", "no-action"})
 
 
 def load_policy(catalogue: str, shipped: str, site: str = "", site_name: str = "") -> Policy:
@@ -87,6 +96,29 @@ def _parse(text: str, name: str, catalogue: Catalogue, known: Mapping[str, Rule]
 def _hint(word: str, known: Iterable[str]) -> str:
     guess = difflib.get_close_matches(word, list(known), 1)
     return f" (did you mean {guess[0]!r}?)" if guess else ""
+
+
+def impossible(code: str, catalogue: Catalogue) -> str:
+    """Why no fault can have a code that meets this pattern; empty: one can, as far as is known."""
+    kind, colon, rest = code.partition(":")
+    if any(sign in kind for sign in "*?["):
+        return ""
+    kinds = {known.partition(":")[0] for known in catalogue.codes}
+    if kind not in kinds:
+        return f"can't match: no code is of the kind {kind!r}{_hint(kind, kinds)}"
+    if kind in ("xid", "sxid") and colon:
+        number, _, word = rest.partition(":")
+        if not any(sign in rest for sign in "*?[") and not (
+            number.isdecimal()
+            and number == str(int(number))
+            and (word in ("fatal", "non-fatal", "unstated") if kind == "sxid" else ":" not in rest)
+        ):
+            form = "xid:79" if kind == "xid" else "sxid:12028:fatal"
+            return f"can't match: {code!r} is no code; expected one such as {form}"
+        return ""
+    if not any(fnmatchcase(known, code) for known in catalogue.codes):
+        return f"can't match: no code is {code!r}{_hint(code, catalogue.codes)}"
+    return ""
 
 
 class _Reader:
@@ -150,19 +182,10 @@ class _Reader:
                 return self._one_of(key, value, KINDS)
             case "action":
                 return self._one_of(key, value, ACTIONS)
-            case "for" | "healthyFor":
-                found = _DURATION.fullmatch(str(value))
-                if found is None:
-                    self._problem(
-                        (key,), f"{value!r} is not a duration; expected one such as 30s or 10m"
-                    )
-                    return 0.0
-                return float(found[1]) * _UNITS[found[2]]
-            case "minCount":
-                if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                    self._problem((key,), f"{value!r}; expected a whole number of 1 or more")
-                    return 1
-                return value
+            case "for" | "healthyFor" | "apart" | "within":
+                return self._age(key, value)
+            case "minCount" | "minJobs" | "flaps":
+                return self._count(key, value)
             case "faults" | "classes" | "reasons" | "components":
                 if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
                     self._problem((key,), f"{value!r}; expected a list of texts")
@@ -180,6 +203,24 @@ class _Reader:
                     self._problem((key,), f"{value!r}; expected a text")
                     return ""
                 return value
+
+    def _age(self, key: str, value: Any) -> float:
+        """Seconds; the windows are bounded by what the agents' rings hold."""
+        try:
+            seconds = duration(value)
+        except PydanticCustomError as error:
+            self._problem((key,), error.message())
+            return 0.0
+        if key in ("apart", "within") and not LEAST_APART <= seconds <= LONGEST:
+            self._problem((key,), f"{value}; expected from 1m to 24h, which the agents remember")
+        return seconds
+
+    def _count(self, key: str, value: Any) -> int:
+        least, most = _COUNTS[key]
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            self._problem((key,), f"{value!r}; expected a whole number from {least} to {most}")
+            return least
+        return value
 
     def _one_of(self, key: str, value: Any, allowed: tuple[str, ...]) -> str:
         if value not in allowed:
@@ -202,6 +243,11 @@ class _Reader:
                     ("classes",),
                     f"no class {name!r}{_hint(name, known)}; expected some of {', '.join(known)}",
                 )
+        self._judge_past(rule)
+        for code in rule.faults:
+            problem = impossible(code, self._catalogue)
+            if problem:
+                self._problem(("faults",), problem)
         if not acts:
             return
         if UNKNOWN in rule.classes:
@@ -215,13 +261,37 @@ class _Reader:
                     "know; expected known codes, or action: observe",
                 )
         named = {self._catalogue.classify(code) for code in rule.faults} | set(rule.classes)
-        alone = named & {"application", "ignore", "follow-on", "no-action"}
-        if alone and rule.min_count < 2:
+        if named & _ALONE and not rule.min_jobs:
             self._problem(
                 (),
-                f"would act on one fault of class {', '.join(sorted(alone))}, which an "
-                "application can cause; expected minCount of 2 or more, or action: observe",
+                f"would act on one job's faults of class {', '.join(sorted(named & _ALONE))}, "
+                "which an application can cause; expected minJobs of 2 or more (the same code on "
+                "the same GPU over several jobs), or action: observe",
             )
+
+    def _judge_past(self, rule: Rule) -> None:
+        """What looks back must look at something that is there."""
+        by_fault = bool(rule.faults or rule.classes)
+        if rule.flaps and by_fault:
+            self._problem(("flaps",), "is about a check; expected minJobs for faults")
+        if rule.flaps and (rule.hold or rule.reasons):
+            text = (
+                "can't match: what flaps fails for short times, with any reason; expected neither"
+            )
+            self._problem(("flaps",), f"{text} for nor reasons beside it")
+        if rule.min_jobs and not by_fault:
+            self._problem(("minJobs",), "is about faults; expected flaps for a check")
+        if rule.min_jobs and rule.apart * (rule.min_jobs - 1) >= rule.within:
+            self._problem(
+                ("minJobs",),
+                f"can't match: {rule.min_jobs} jobs, {rule.apart:g}s apart, don't fit within "
+                f"{rule.within:g}s; expected a longer within",
+            )
+        for key in ("minCount", "details", "confirmedBy"):
+            if not by_fault and getattr(rule, _KEYS[key]) not in (1, {}, ""):
+                self._problem((key,), "is about faults, and this rule is about a check")
+        if by_fault and rule.reasons:
+            self._problem(("reasons",), "is about a check, and this rule is about faults")
 
     def _problem(self, below: Key, text: str) -> None:
         self._problems.append(self._document.problem((*self._path, *below), text))

@@ -11,9 +11,12 @@ from fnmatch import fnmatchcase
 from aggregator.health.model import ClearedBy, Component, Fault, Status
 from aggregator.health.node import NodeHealth
 from aggregator.policy.catalogue import UNKNOWN, Catalogue
+from aggregator.policy.past import failing, flapping, jobs
 
 ACTIONS = ("observe", "cordon", "drain")
 KINDS = ("gpu", "disk", "network", "node")
+#: The reason of evidence that is a flapping component's: "nic-link:flaps". No check has it.
+FLAPS = "flaps"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,10 @@ class Rule:
 
     A rule is for faults (``faults`` are patterns of codes, ``classes`` of the catalogue) or for
     level evidence (``check``, and ``reasons`` where not every one counts).
+
+    ``min_jobs`` asks that the fault came so often ``within`` seconds, ``apart`` seconds or more
+    from the time before, and on no other component then. ``flaps`` asks that the component changed
+    so often from well to failed ``within`` seconds, whatever it is now.
     """
 
     name: str
@@ -32,10 +39,14 @@ class Rule:
     classes: tuple[str, ...] = ()
     details: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     min_count: int = 1
+    min_jobs: int = 0
+    apart: float = 600.0
+    within: float = 86_400.0
     confirmed_by: str = ""
     check: str = ""
     reasons: tuple[str, ...] = ()
     components: tuple[str, ...] = ()
+    flaps: int = 0
     hold: float = 0.0
     healthy_for: float = 600.0
 
@@ -64,45 +75,83 @@ class Match:
     lost: bool = False
 
 
-def matches(policy: Policy, health: NodeHealth) -> Iterator[Match]:
+def matches(policy: Policy, health: NodeHealth, now: float) -> Iterator[Match]:
     """Every rule that meets some evidence of the node, in the order of the rules."""
+    failed = [one for one in health.components.values() if one.status is Status.FAILED]
     for rule in policy.rules:
-        if rule.check:
-            for component in health.components.values():
-                if _meets_component(rule, component):
-                    code = f"{component.check}:{component.reason or 'failed'}"
-                    yield Match(
-                        rule,
-                        code,
-                        component.component,
-                        health.boot_id,
-                        component.message,
-                        None,
-                        component.since,
-                        component.since + rule.hold,
-                    )
+        if rule.flaps:
+            yield from _flapping(rule, health, now)
+        elif rule.check:
+            yield from _failing(rule, failed, health.boot_id)
         else:
             for fault in health.faults.values():
-                if _meets_fault(rule, fault, health, policy.catalogue):
-                    yield Match(
-                        rule,
-                        fault.code,
-                        fault.component,
-                        fault.boot_id,
-                        fault.message,
-                        policy.catalogue.clears(fault),
-                        fault.first_at,
-                        fault.first_at + rule.hold,
-                        lost=fault.missing,
-                    )
+                match = _latched(rule, fault, health, policy.catalogue)
+                if match is not None:
+                    yield match
 
 
-def _meets_component(rule: Rule, component: Component) -> bool:
-    return (
-        component.status is Status.FAILED
-        and component.check == rule.check
-        and (not rule.reasons or component.reason in rule.reasons)
-        and _meets_name(rule, component.component)
+def _failing(rule: Rule, failed: list[Component], boot_id: str) -> Iterator[Match]:
+    for component in failed:
+        if component.check != rule.check or not _meets_name(rule, component.component):
+            continue
+        if rule.reasons and component.reason not in rule.reasons:
+            continue
+        since, counted = failing(component)
+        yield Match(
+            rule=rule,
+            code=f"{component.check}:{component.reason or 'failed'}",
+            component=component.component,
+            boot_id=boot_id,
+            message=component.message,
+            cleared_by=None,
+            since=since,
+            due=counted + rule.hold,
+        )
+
+
+def _flapping(rule: Rule, health: NodeHealth, now: float) -> Iterator[Match]:
+    for component in health.components.values():
+        if component.check != rule.check or not _meets_name(rule, component.component):
+            continue
+        found = flapping(component, rule.flaps, rule.within)
+        if found is None or found.until <= now:
+            continue
+        yield Match(
+            rule=rule,
+            code=f"{component.check}:{FLAPS}",
+            component=component.component,
+            boot_id=health.boot_id,
+            message=component.message,
+            cleared_by=None,
+            since=found.since,
+            due=found.since,
+        )
+
+
+def _latched(rule: Rule, fault: Fault, health: NodeHealth, catalogue: Catalogue) -> Match | None:
+    if not _meets_fault(rule, fault, health, catalogue):
+        return None
+    due = fault.first_at + rule.hold
+    if rule.min_jobs:
+        others = [
+            other
+            for other in health.faults.values()
+            if other.code == fault.code and other.component != fault.component
+        ]
+        confirmed = jobs(fault, others, least=rule.min_jobs, apart=rule.apart, within=rule.within)
+        if confirmed is None:
+            return None
+        due = max(due, confirmed)
+    return Match(
+        rule=rule,
+        code=fault.code,
+        component=fault.component,
+        boot_id=fault.boot_id,
+        message=fault.message,
+        cleared_by=catalogue.clears(fault, health.traits),
+        since=fault.first_at,
+        due=due,
+        lost=fault.missing,
     )
 
 
@@ -114,7 +163,7 @@ def _meets_fault(rule: Rule, fault: Fault, health: NodeHealth, catalogue: Catalo
     if rule.faults:
         if not any(fnmatchcase(fault.code, pattern) for pattern in rule.faults):
             return False
-    elif catalogue.classify(fault.code) not in rule.classes:
+    elif catalogue.class_of(fault, health.traits) not in rule.classes:
         return False
     if rule.action != "observe" and catalogue.classify(fault.code) == UNKNOWN:
         return False

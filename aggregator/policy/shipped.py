@@ -3,9 +3,10 @@
 from importlib.resources import files
 from pathlib import Path
 
+from aggregator.policy.lint import parse_checks, warnings
 from aggregator.policy.load import load_policy
 from aggregator.policy.rules import Policy
-from aggregator.yaml_lines import read_text
+from aggregator.yaml_lines import Problem, read_text
 
 
 def read_policy(site: Path | None = None) -> Policy:
@@ -20,3 +21,12 @@ def read_policy(site: Path | None = None) -> Policy:
         read_text(site) if site is not None else "",
         str(site or ""),
     )
+
+
+def odd(site: Path) -> list[Problem]:
+    """What is allowed in the file at ``site``, and most likely a mistake.
+
+    Raises `ConfigError` as `read_policy` does.
+    """
+    checks = (files("aggregator.policy") / "checks.yaml").read_text("utf-8")
+    return warnings(read_policy(site), read_text(site), str(site), parse_checks(checks))

@@ -12,6 +12,9 @@ WINDOW = 86_400.0
 #: or a burst, and a larger number would say no more.
 TRANSITIONS = 64
 OCCURRENCES = 32
+#: Seconds. Of occurrences that come closer together the first and the last are kept: a job that
+#: logs a hundred lines must not push out the job before it.
+BURST = 30.0
 #: A message longer than this is a log and not a message; it would swell every snapshot.
 MESSAGE = 1000
 
@@ -75,9 +78,9 @@ class ComponentEntry:
         return "\x1f".join(parts).encode() + b"\n"
 
     def trim(self, now: float) -> None:
-        """Forget transitions that no policy window reaches; the latest always stays."""
+        """Forget transitions that no policy window reaches, but for how it was at its start."""
         del self.recent[:-TRANSITIONS]
-        while len(self.recent) > 1 and self.recent[0][1] < now - WINDOW:
+        while len(self.recent) > 1 and self.recent[1][1] < now - WINDOW:
             del self.recent[0]
 
 
@@ -133,23 +136,35 @@ class FaultEntry:
         self.count += 1
         self.last = seen.at
         self.last_seq = seen.source_seq
-        self.message = seen.message[:MESSAGE]
-        self.details = _details(seen)
-        self.occurrences.append(seen.at)
-        del self.occurrences[:-OCCURRENCES]
+        if not self._is_milder(seen):
+            self.message = seen.message[:MESSAGE]
+            self.details = _details(seen)
+        if len(self.occurrences) > 1 and seen.at - self.occurrences[-2] < BURST:
+            self.occurrences[-1] = seen.at
+        else:
+            self.occurrences.append(seen.at)
+            del self.occurrences[:-OCCURRENCES]
         harder = _HARDNESS.index(seen.cleared_by) > _HARDNESS.index(self.cleared_by)
         if harder:
             self.cleared_by = seen.cleared_by
         return harder
+
+    def _is_milder(self, seen: FaultSighting) -> bool:
+        """Whether it says less than what is latched: one NVLink 5 code has many meanings."""
+        words = self.details.get("severity"), seen.details.get("severity")
+        return words == ("fatal", "non-fatal")
 
     def line(self) -> bytes:
         """The fault's line of the digest; docs/contract.md fixes the bytes."""
         identity = (self.boot_id, self.source, str(self.source_seq), str(self.count))
         return "\x1f".join(("f", self.code, self.component, *identity)).encode() + b"\n"
 
-    def trim(self, now: float) -> None:
-        """Forget occurrences that no policy window reaches; the latest always stays."""
-        while len(self.occurrences) > 1 and self.occurrences[0] < now - WINDOW:
+    def trim(self) -> None:
+        """Forget occurrences of more than a policy window before the latest.
+
+        Not before now: what made the fault count must not be forgotten while it is latched.
+        """
+        while len(self.occurrences) > 1 and self.occurrences[0] < self.last - WINDOW:
             del self.occurrences[0]
 
 

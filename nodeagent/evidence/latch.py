@@ -373,5 +373,5 @@ class Latch:
             entry.trim(now)
             self._sent[("c", *entry.key)] = entry.line()
         for fault in faults:
-            fault.trim(now)
+            fault.trim()
             self._sent[("f", *fault.key)] = fault.line()

@@ -1,13 +1,14 @@
 """The latch: what is in force, what is owed, what is said when it overflows."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import blake2b
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.evidence.entries import OCCURRENCES, TRANSITIONS, WINDOW
+from nodeagent.evidence.entries import BURST, OCCURRENCES, TRANSITIONS, WINDOW
 from nodeagent.evidence.latch import Latch, Limits, Outgoing
 from nodeagent.model import (
     Batch,
@@ -91,10 +92,37 @@ def test_a_new_sighting_turns_a_historical_fault_into_a_live_one() -> None:
 
 def test_occurrences_are_bounded_and_the_count_is_not() -> None:
     held = latch()
-    held.apply([xid(seq, at=float(seq)) for seq in range(1, 101)], NOW)
+    held.apply([xid(seq, at=seq * BURST) for seq in range(1, 101)], NOW)
     fault = held.faults["xid:79", "GPU-1"]
     assert fault.count == 100
-    assert fault.occurrences == [float(seq) for seq in range(101 - OCCURRENCES, 101)]
+    assert fault.occurrences == [seq * BURST for seq in range(101 - OCCURRENCES, 101)]
+
+
+def test_a_burst_does_not_push_out_the_occurrence_before_it() -> None:
+    held = latch()
+    burst = [xid(seq, at=10_000.0 + seq / 100) for seq in range(2, 1_000)]
+    held.apply([xid(1, at=10.0), *burst], NOW)
+    fault = held.faults["xid:79", "GPU-1"]
+    assert fault.count == 999
+    assert fault.occurrences == [10.0, 10_000.02, 10_009.99]
+
+
+def test_occurrences_of_a_latched_fault_are_kept_for_a_day_before_the_latest() -> None:
+    held = latch()
+    held.apply([xid(1, at=0.0), xid(2, at=WINDOW - 10), xid(3, at=WINDOW + 10)], NOW)
+    held.snapshot(WINDOW * 2)
+    assert held.faults["xid:79", "GPU-1"].occurrences == [WINDOW - 10, WINDOW + 10]
+
+
+def test_a_milder_meaning_of_the_same_code_does_not_hide_the_fatal_one() -> None:
+    held = latch()
+    fatal = replace(xid(1, 145), details={"severity": "fatal", "intr_info": "0x00000007"})
+    mild = replace(xid(2, 145), details={"severity": "non-fatal", "intr_info": "0x00000003"})
+    held.apply([fatal, mild], NOW)
+    fault = held.faults["xid:145", "GPU-1"]
+    assert (fault.count, fault.details["intr_info"]) == (2, "0x00000007")
+    held.apply([replace(fatal, source_seq=3, details={"severity": "fatal"})], NOW)
+    assert fault.details == {"severity": "fatal"}
 
 
 def test_what_is_harder_to_end_wins() -> None:
@@ -229,7 +257,7 @@ def test_transitions_are_bounded_in_number_and_in_time() -> None:
     entry = held.components["disk-space", "/"]
     assert [at for _, at in entry.recent] == [float(t) for t in range(200 - TRANSITIONS, 200)]
     held.snapshot(WINDOW + 190.0)
-    assert [at for _, at in entry.recent] == [float(t) for t in range(190, 200)]
+    assert [at for _, at in entry.recent] == [float(t) for t in range(189, 200)]
 
 
 def test_absence_clears_no_failure() -> None:

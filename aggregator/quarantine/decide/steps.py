@@ -332,5 +332,6 @@ def incidents_of(quarantine: Quarantine, policy: Policy, now: float) -> dict[str
             since=now,
             evidence=evidence,
             healthy_for=max((rule.healthy_for for rule in known), default=600.0),
+            remembered=True,
         )
     return restored

@@ -1,0 +1,151 @@
+"""What in a site's rules is allowed and most likely a mistake. Pure: texts and rules go in.
+
+Refused (`load`) is what no policy may ask for; said here is what can have no effect, as far as this
+version knows. These are no errors, because a newer version may know more: another shipped rule, or
+another check, must not keep an aggregator from starting with a file that it ran with before.
+"""
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+import yaml
+
+from aggregator.policy.catalogue import UNKNOWN
+from aggregator.policy.rules import ACTIONS, Policy, Rule
+from aggregator.yaml_lines import Document, Key, Problem, parse
+
+#: The agent's checks by name, each with the reasons of its failures; None: any.
+Checks = Mapping[str, Sequence[str] | None]
+
+
+def parse_checks(text: str) -> Checks:
+    """Read checks.yaml."""
+    return {name: None if of == "any" else of for name, of in yaml.safe_load(text).items()}
+
+
+def warnings(policy: Policy, site: str, site_name: str, checks: Checks) -> list[Problem]:
+    """What is odd about the rules of the site's file, each with its line. ``policy`` has them."""
+    document = parse(site, site_name)
+    found: list[Problem] = []
+    places: dict[str, Key] = {}
+    for index, entry in enumerate(document.data.get("rules", ())):
+        places[entry["name"]] = ("rules", index)
+    for rule in policy.rules:
+        if rule.name in places:
+            found += _about(rule, places[rule.name], document, policy, checks)
+    for one, other in _shadows(policy):
+        found += _shadowed(one, other, places, document)
+    return sorted(found)
+
+
+def _about(
+    rule: Rule, key: Key, document: Document, policy: Policy, checks: Checks
+) -> Iterator[Problem]:
+    for name, words in (("check", rule.check), ("confirmedBy", rule.confirmed_by)):
+        if words and words not in checks:
+            yield document.problem((*key, name), _unknown_check(words, checks))
+    reasons = checks.get(rule.check)
+    if rule.check in checks and reasons is not None:
+        for reason in rule.reasons:
+            if reason not in reasons:
+                known = f"expected some of {', '.join(reasons)}" if reasons else "it never fails"
+                text = f"check {rule.check} never fails with reason {reason!r}"
+                text += f"{_hint(reason, reasons)}; {known}"
+                yield document.problem((*key, "reasons"), text)
+        if not reasons and not rule.reasons:
+            text = f"check {rule.check} never says failed, at most degraded; no rule can match it"
+            yield document.problem((*key, "check"), text)
+    for code in rule.faults:
+        if not any(sign in code for sign in "*?[") and policy.catalogue.classify(code) == UNKNOWN:
+            text = f"{code!r} is in no catalogue; right if something of the site's own sends it"
+            yield document.problem((*key, "faults"), text)
+
+
+def _unknown_check(name: str, checks: Checks) -> str:
+    hint = _hint(name, checks)
+    if hint:
+        return f"no check of ours is {name!r}{hint}; with that slip it never matches"
+    return f"no check of ours is {name!r}; right if it is a check of the site's own"
+
+
+def _hint(word: str, known: Iterable[str]) -> str:
+    guess = difflib.get_close_matches(word, list(known), 1)
+    return f" (did you mean {guess[0]!r}?)" if guess else ""
+
+
+def _shadowed(
+    one: Rule, other: Rule, places: Mapping[str, Key], document: Document
+) -> Iterator[Problem]:
+    more = "asks for more" if _strength(other) > _strength(one) else "stands before it"
+    if one.name in places:
+        text = f"never decides: whatever it meets, {other.name!r} meets too, and {more}"
+        if _strength(other) > _strength(one):
+            text += f"; to lower its action, change {other.name!r} itself"
+        yield document.problem(places[one.name], text)
+    elif other.name in places:
+        text = f"shadows the shipped rule {one.name!r}: whatever that meets, this meets too"
+        yield document.problem(places[other.name], text)
+
+
+def _shadows(policy: Policy) -> Iterator[tuple[Rule, Rule]]:
+    """(rule, the one that always decides in its place), one for each rule that is shadowed."""
+    met = {rule.name: _codes(rule, policy) for rule in policy.rules}
+    for place, one in enumerate(policy.rules):
+        for other_place, other in enumerate(policy.rules):
+            if other_place == place or _strength(other) < _strength(one):
+                continue
+            if _strength(other) == _strength(one) and other_place > place:
+                continue
+            if met[one.name] <= met[other.name] and _covers(other, one):
+                yield one, other
+                break
+
+
+def _codes(rule: Rule, policy: Policy) -> frozenset[str]:
+    """What the rule is about, as far as it can be listed: classes and known codes, or its check."""
+    if rule.check:
+        return frozenset((f"check {rule.check}{' flaps' * bool(rule.flaps)}",))
+    catalogue = policy.catalogue
+    if not rule.faults:
+        of_classes = {code for code, name in catalogue.codes.items() if name in rule.classes}
+        return frozenset(of_classes | {f"class {name}" for name in rule.classes})
+    known = {
+        code
+        for code in catalogue.codes
+        if any(fnmatchcase(code, pattern) for pattern in rule.faults)
+    }
+    return frozenset(known | {code for code in rule.faults if "*" not in code})
+
+
+def _covers(wide: Rule, narrow: Rule) -> bool:
+    """Whether all else that ``wide`` asks for is given where ``narrow`` matches, and no later."""
+    return (
+        wide.hold <= narrow.hold
+        and wide.min_count <= max(narrow.min_count, narrow.min_jobs)
+        and wide.confirmed_by in ("", narrow.confirmed_by)
+        and _no_narrower(wide.reasons, narrow.reasons)
+        and _no_narrower(wide.components, narrow.components)
+        and all(
+            name in narrow.details and set(narrow.details[name]) <= set(values)
+            for name, values in wide.details.items()
+        )
+        and (wide.min_jobs == 0 or _looks_back_as_far(wide, narrow, "min_jobs"))
+        and (wide.flaps == 0 or _looks_back_as_far(wide, narrow, "flaps"))
+    )
+
+
+def _looks_back_as_far(wide: Rule, narrow: Rule, count: str) -> bool:
+    return (
+        getattr(wide, count) <= getattr(narrow, count)
+        and wide.within >= narrow.within
+        and (count == "flaps" or wide.apart == narrow.apart)
+    )
+
+
+def _no_narrower(wide: Sequence[str], narrow: Sequence[str]) -> bool:
+    return not wide or (bool(narrow) and set(narrow) <= set(wide))
+
+
+def _strength(rule: Rule) -> int:
+    return ACTIONS.index(rule.action)

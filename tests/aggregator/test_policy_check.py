@@ -1,0 +1,168 @@
+"""What is wrong or odd in a site's rules is said, with file, line and reason."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from aggregator.policy.lint import parse_checks, warnings
+from aggregator.policy.load import load_policy
+from aggregator.yaml_lines import ConfigError
+from nodeagent.checks import registry
+from tests.support.replica import shipped_policy
+
+SOURCE = Path(__file__).parents[2]
+CHECKS = parse_checks((SOURCE / "aggregator/policy/checks.yaml").read_text())
+OWN_WORDS = {"kernel-log", "agent-state"}  # the agent's about itself; no check of the registry
+
+
+def rule(text: str) -> str:
+    return f"rules:\n  - {{{text}}}\n"
+
+
+def odd(site: str) -> list[str]:
+    policy = shipped_policy(site)
+    return [f"{one.line} {one.key}: {one.text}" for one in warnings(policy, site, "s.yaml", CHECKS)]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name: a, kind: gpu, faults: ['xid:4711'], action: drain", "doesn't know"),
+        ("name: a, kind: gpu, faults: ['xid:7*'], action: drain", "doesn't know"),
+        ("name: a, kind: gpu, classes: [unknown], action: cordon", "unknown codes"),
+        ("name: a, kind: gpu, classes: [fatal-gpus], action: drain", "did you mean 'fatal-gpu'?"),
+        ("name: a, kind: gpu, faults: [XID:79], action: observe", "no code is of the kind 'XID'"),
+        ("name: a, kind: gpu, faults: ['xid:79x'], action: observe", "expected one such as xid:79"),
+        ("name: a, kind: gpu, faults: ['xid:079'], action: observe", "'xid:079' is no code"),
+        ("name: a, kind: gpu, faults: ['sxid:12028'], action: observe", "sxid:12028:fatal"),
+        ("name: a, kind: disk, faults: ['disk-io:errors'], action: observe", "disk-io:error"),
+        ("name: a, kind: gpu, classes: [application], action: cordon", "expected minJobs of 2"),
+        ("name: a, kind: gpu, faults: ['xid:31'], minCount: 50, action: cordon", "minJobs of 2"),
+        ("name: a, kind: gpu, faults: ['xid:45'], action: drain", "class follow-on"),
+        ("name: a, kind: gpu, faults: ['xid:31'], minJobs: 1, action: cordon", "from 2 to 15"),
+        ("name: a, kind: gpu, faults: ['xid:31'], minJobs: 16, action: cordon", "from 2 to 15"),
+        (
+            (
+                "name: a, kind: gpu, faults: ['xid:31'], minJobs: 3, apart: 1h, within: 2h, "
+                "action: cordon"
+            ),
+            "don't fit within",
+        ),
+        ("name: a, kind: gpu, faults: ['xid:31'], flaps: 3, action: observe", "is about a check"),
+        ("name: a, kind: disk, check: disk-space, minJobs: 3, action: observe", "about faults"),
+        ("name: a, kind: disk, check: disk-space, minCount: 3, action: observe", "about faults"),
+        ("name: a, kind: disk, check: disk-space, flaps: 3, for: 1m, action: observe", "can't mat"),
+        ("name: a, kind: disk, check: disk-space, flaps: 21, action: observe", "from 2 to 20"),
+        ("name: a, kind: gpu, action: observe", "either faults or classes, or a check"),
+        (
+            "name: a, kind: gpu, action: observe, check: disk-space, classes: [nvlink]",
+            "either faults or classes, or a check",
+        ),
+        ("name: disk-full, for: 10", "10 is no duration; expected a number with its unit"),
+        ("name: disk-full, for: -1s", "is no duration"),
+        ("name: disk-full, healthyFor: 4000d", "is too long; expected at most ten years"),
+        ("name: link-flapping, within: 25h", "expected from 1m to 24h"),
+        ("name: link-flapping, within: 0s", "expected from 1m to 24h"),
+        ("name: application-xid-repeated, apart: 30s", "expected from 1m to 24h"),
+    ],
+)
+def test_what_no_policy_may_ask_for_is_refused_with_its_line(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        shipped_policy(rule(text))
+    (line,) = refused.value.lines()
+    assert line.startswith("site.yaml:2: ")
+    assert said in line
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "name: a, kind: disk, check: disk-spce, action: cordon",
+            "2 rules[0].check: no check of ours is 'disk-spce' (did you mean 'disk-space'?)",
+        ),
+        ("name: a, kind: node, check: my-own, action: cordon", "a check of the site's own"),
+        (
+            "name: a, kind: disk, check: disk-nvme, reasons: [hto], action: cordon",
+            "never fails with reason 'hto'",
+        ),
+        (
+            "name: a, kind: network, check: nic-link, reasons: [flapping], action: cordon",
+            "never fails with reason 'flapping'",
+        ),
+        ("name: a, kind: node, check: memory, action: cordon", "never says failed"),
+        (
+            "name: a, kind: gpu, faults: [gpu-off-bus], confirmedBy: gpu-inventry, action: cordon",
+            "did you mean 'gpu-inventory'?",
+        ),
+        ("name: a, kind: gpu, faults: ['xid:900'], action: observe", "is in no catalogue"),
+        (
+            "name: a, kind: gpu, faults: ['xid:48'], action: cordon",
+            "'gpu-fatal' meets too, and asks for more; to lower its action, change 'gpu-fatal'",
+        ),
+        ("name: a, kind: gpu, classes: [fatal-gpu], minCount: 3, action: drain", "stands before"),
+        (
+            "name: a, kind: disk, check: disk-space, reasons: [full], for: 1m, action: cordon",
+            "never decides: whatever it meets, 'disk-full' meets too",
+        ),
+        (
+            "name: a, kind: network, check: nic-link, flaps: 6, within: 30m, action: observe",
+            "'link-flapping' meets too",
+        ),
+        (
+            (
+                "name: a, kind: gpu, classes: [contained, nominal, nvlink5, nvlink5-ignore, "
+                "nvlink5-follow, off-bus, disputed-gpu, switch-non-fatal], action: cordon"
+            ),
+            "2 rules[0]: shadows the shipped rule 'contained'",
+        ),
+    ],
+)
+def test_what_can_have_no_effect_is_said_with_its_line(text: str, said: str) -> None:
+    (line,) = odd(rule(text))
+    assert line.startswith("2 rules[0]")
+    assert said in line
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "name: a, kind: disk, check: disk-space, reasons: [full], for: 10s, action: cordon",
+        "name: a, kind: disk, check: disk-space, components: ['/data*'], action: drain",
+        "name: gpu-fatal, action: cordon",
+        "name: a, kind: network, check: nic-link, flaps: 4, within: 30m, action: observe",
+        "name: a, kind: network, check: reach, reasons: [whatever], action: cordon",
+        "name: a, kind: gpu, faults: ['xid:31'], minJobs: 3, apart: 5m, action: cordon",
+    ],
+)
+def test_what_makes_a_difference_is_not_complained_of(text: str) -> None:
+    assert odd(rule(text)) == []
+
+
+def test_no_shipped_rule_is_odd() -> None:
+    text = (SOURCE / "aggregator/policy/rules.yaml").read_text()
+    catalogue = (SOURCE / "aggregator/policy/catalogue.yaml").read_text()
+    policy = load_policy(catalogue, text)
+    assert [one.text for one in warnings(policy, text, "rules.yaml", CHECKS)] == []
+
+
+def test_the_checks_that_rules_can_be_about_are_the_agents_own() -> None:
+    of_components = {
+        spec.name for spec in registry.SPECS if not spec.source.startswith("kernel log")
+    }
+    assert set(CHECKS) == of_components | OWN_WORDS
+
+
+def test_the_reasons_that_a_check_fails_with_are_known() -> None:
+    """Every word beside Status.FAILED in the check's own source, and none that it never says."""
+    shared = "".join((SOURCE / f"nodeagent/checks/{one}.py").read_text() for one in ("disks",))
+    sources = "".join(path.read_text() for path in (SOURCE / "nodeagent/sources").glob("*.py"))
+    for name, reasons in CHECKS.items():
+        if name in OWN_WORDS or reasons is None:
+            continue
+        text = (SOURCE / f"nodeagent/checks/{name.replace('-', '_')}.py").read_text()
+        said = set(re.findall(r'Status\.FAILED, "([a-z0-9-]+)"', text))
+        assert said <= set(reasons), name
+        for reason in reasons:
+            assert re.search(rf'["`]{reason}["`]', text + shared + sources), (name, reason)
