@@ -9,7 +9,7 @@ from nodeagent import explain, orders, results
 from nodeagent.clock import Clock
 from nodeagent.commands import CommandRefused, Commands
 from nodeagent.keeper import Keeper
-from nodeagent.kernel_feed import KernelFeed
+from nodeagent.kernel_feed import KernelFeed, Tally
 from nodeagent.local import Answer, Routes, json_answer
 from nodeagent.model import CheckInfo
 from nodeagent.reload import ConfigState
@@ -126,6 +126,8 @@ class Answers:
             uplink=self._uplink(),
             state_problem=self._keeper.problem,
             kernel_records=self._feed.records,
+            kernel_seconds=self._feed.seconds,
+            log_checks={name: self._feed.tallies.get(name, Tally()) for name in self._feed.checks},
             quiesced_for=self._commands.quiesced_for(),
             config=self._config,
         )

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from nodeagent.checks.base import LogCheck
 from nodeagent.model import Evidence, FaultSighting, Loss, Observation, Status
@@ -43,18 +44,35 @@ def unavailable(error: KernelLogUnavailable) -> Observation:
     return Observation(CHECK, "", Status.UNKNOWN, "unavailable", str(error))
 
 
-def read(checks: Mapping[str, LogCheck], item: Record | Loss) -> list[Evidence]:
-    """What ``checks``, by name, make of one item of the log."""
+@dataclass(slots=True)
+class Tally:
+    """What a check has made of the log: faults seen, and records on which it failed itself."""
+
+    faults: int = 0
+    errors: int = 0
+
+
+def read(
+    checks: Mapping[str, LogCheck], item: Record | Loss, tallies: dict[str, Tally] | None = None
+) -> list[Evidence]:
+    """What ``checks``, by name, make of one item of the log; counted in ``tallies``."""
     if isinstance(item, Loss):
         return [item]
     evidence: list[Evidence] = []
     for name, check in checks.items():
         try:
-            evidence += check.read(item)
+            found = check.read(item)
         except Exception:  # outermost edge of a check: its bug must not cost the other records
             log.exception("check %s failed on kernel log record %d", name, item.seq)
             what = f"check {name} failed on record {item.seq}; the agent's log has the reason"
             evidence.append(Loss(SOURCE, 1, what))
+            if tallies is not None:
+                tallies.setdefault(name, Tally()).errors += 1
+        else:
+            if found:
+                evidence += found
+                if tallies is not None:
+                    tallies.setdefault(name, Tally()).faults += len(found)
     return evidence
 
 
@@ -75,6 +93,9 @@ class KernelFeed:
         deliver: Callable[[Sequence[Evidence], Cursor | None], None],
     ) -> None:
         self.records = 0
+        #: Seconds spent on them by all checks together: a clock for each would cost more than they.
+        self.seconds = 0.0
+        self.tallies: dict[str, Tally] = {}
         self.cursor = cursor
         self._make_reader = reader
         #: By name; may be replaced while the log is read.
@@ -114,6 +135,7 @@ class KernelFeed:
 
     def _readable(self, reader: KmsgReader) -> None:
         """One batch."""
+        began = asyncio.get_running_loop().time()
         try:
             batch = reader.read_batch(BATCH)
         except KernelLogUnavailable as error:
@@ -126,10 +148,11 @@ class KernelFeed:
         if evidence or moved:
             self.cursor = reader.cursor
             self._deliver(evidence, self.cursor)
+        self.seconds += asyncio.get_running_loop().time() - began
         self._go_on(reader, moved=moved)
 
     def _read(self, item: Record | Loss) -> list[Evidence]:
-        evidence = read(self.checks, item)
+        evidence = read(self.checks, item, self.tallies)
         if isinstance(item, Record):
             for name in {each.check for each in evidence if isinstance(each, FaultSighting)}:
                 self.lines.setdefault(name, deque(maxlen=LINES)).append(item)

@@ -7,6 +7,7 @@ from typing import Any
 
 from nodeagent.evidence.latch import Latch
 from nodeagent.findings import from_latch
+from nodeagent.kernel_feed import Tally
 from nodeagent.model import CheckInfo
 from nodeagent.reload import ConfigState
 from nodeagent.scheduler import Scheduled
@@ -22,6 +23,8 @@ class About:
     uplink: Mapping[str, Any]
     state_problem: str
     kernel_records: int
+    kernel_seconds: float
+    log_checks: Mapping[str, Tally]
     quiesced_for: float
     config: ConfigState
 
@@ -64,6 +67,9 @@ def metrics(latch: Latch, checks: Iterable[Scheduled], about: About, now: float)
     page.one("sickbay_agent_config_refused_total", "counter", text, about.config.failures)
     records = about.kernel_records
     page.one("sickbay_agent_kernel_records_total", "counter", "Kernel log records.", records)
+    text = "Spent on reading them, all checks together."
+    page.one("sickbay_agent_kernel_seconds_total", "counter", text, about.kernel_seconds)
+    _log_check_metrics(page, about.log_checks)
     statuses = Counter((e.check, e.status.name.lower()) for e in latch.components.values())
     page.family(
         "sickbay_agent_components",
@@ -82,6 +88,15 @@ def metrics(latch: Latch, checks: Iterable[Scheduled], about: About, now: float)
     page.one("sickbay_agent_quiesced_seconds", "gauge", text, about.quiesced_for)
     _check_metrics(page, list(checks), now)
     return page.text()
+
+
+def _log_check_metrics(page: "_Page", tallies: Mapping[str, Tally]) -> None:
+    faults = [({"check": name}, tally.faults) for name, tally in tallies.items()]
+    text = "Faults seen in the kernel log."
+    page.family("sickbay_agent_log_check_faults_total", "counter", text, faults)
+    errors = [({"check": name}, tally.errors) for name, tally in tallies.items()]
+    text = "Records on which the check failed itself."
+    page.family("sickbay_agent_log_check_errors_total", "counter", text, errors)
 
 
 def _check_metrics(page: "_Page", checks: Sequence[Scheduled], now: float) -> None:

@@ -51,7 +51,7 @@ class GpuFabric:
         self._per_gpu = PerGpu(SPEC.name, sources)
         #: UUIDs that have been registered since we look: they are not starting any more.
         self._joined: set[str] = set()
-        #: When NVML last gave no answer: the driver may have been loaded anew.
+        #: When NVML last gave no answer (the driver may have been loaded anew), or it was loaded.
         self._trouble_at = -math.inf
 
     async def look(self) -> Report:
@@ -63,6 +63,9 @@ class GpuFabric:
         if sample.trouble is not None:
             self._joined.clear()  # a driver that comes back registers anew
             self._trouble_at = sample.at
+        if self._trouble_at < self._sources.driver_loads.at:
+            self._joined.clear()
+            self._trouble_at = self._sources.driver_loads.at
         return self._per_gpu.observe(sample, self._verdict)
 
     def _verdict(self, gpu: Gpu) -> Verdict:

@@ -34,11 +34,16 @@ class GpuInventory:
         self._quiesce_grace = quiesce_grace
         self._per_gpu = PerGpu(SPEC.name, sources)
         self._has_been_ok = False
+        #: The latest load of the driver that we know of.
+        self._load = sources.driver_loads.at
 
     async def look(self) -> Report:
         sample = await gpu_common.take_sample(self._sources)
         if isinstance(sample, Off):
             return sample
+        if self._load != self._sources.driver_loads.at:
+            self._load = self._sources.driver_loads.at
+            self._has_been_ok = False
         self._has_been_ok |= sample.trouble is None
         if sample.trouble is not None and sample.trouble.kind is TroubleKind.QUIESCED:
             self._has_been_ok = False  # whoever asked for it may reload the driver
@@ -147,10 +152,11 @@ class GpuInventory:
     def _unknown(self, trouble: NvmlTrouble) -> Verdict:
         """A driver container compiles for minutes: after a boot its absence is a start.
 
-        So it is after a quiesce, which is asked for by whoever replaces the driver.
+        So it is after a quiesce, which is asked for by whoever replaces the driver, and after a
+        driver was loaded.
         """
         now = self._sources.machine.clock.boottime()
-        is_young = min(now, self._sources.nvml.back_for) < self._boot_grace
+        is_young = min(now, now - self._load, self._sources.nvml.back_for) < self._boot_grace
         is_starting = is_young and not self._has_been_ok and trouble.kind in _LIKE_STARTING
         reason = TroubleKind.STARTING if is_starting else trouble.kind
         return Status.UNKNOWN, reason.value, trouble.message

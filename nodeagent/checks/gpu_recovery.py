@@ -1,5 +1,6 @@
 """What the driver itself says must be done to a GPU before it is used again."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,7 +9,7 @@ from nodeagent.checks.base import CheckSpec, Off, Report
 from nodeagent.checks.gpu_common import PerGpu, Verdict
 from nodeagent.model import Clearing, Status
 from nodeagent.sources import Sources
-from nodeagent.sources.gpusample import Gpu
+from nodeagent.sources.gpusample import Code, Gpu
 
 #: nvmlDeviceGpuRecoveryAction_t. Two are degraded: peer traffic or the IMEX domain is what must
 #: be mended there, and the GPU need not be reset for it.
@@ -35,23 +36,47 @@ class GpuRecovery:
         self._per_gpu = PerGpu(SPEC.name, sources)
         #: UUIDs for which a reset was asked and that have not been at "none" since.
         self._wanted: set[str] = set()
+        #: By UUID the load of the driver that has been told as a reset.
+        self._loads_told: dict[str, float] = {}
 
     async def look(self) -> Report:
         sample = await gpu_common.take_sample(self._sources)
         if isinstance(sample, Off):
             return sample
-        clearings = [gone for gpu in sample.gpus for gone in self._clearing(gpu)]
+        clearings = [sign for gpu in sample.gpus for sign in self._clearing(gpu, sample.at)]
         return [*clearings, *self._per_gpu.observe(sample, judge)]
 
-    def _clearing(self, gpu: Gpu) -> list[Clearing]:
+    def _clearing(self, gpu: Gpu, at: float) -> list[Clearing]:
         if not gpu.uuid:
             return []
+        if self._was_loaded_anew(gpu, at):
+            self._wanted.discard(gpu.uuid)
+            return [Clearing(component=gpu.uuid, how="gpu-reset")]
         if gpu.recovery_action in _RESETTING:
             self._wanted.add(gpu.uuid)
         elif gpu.recovery_action == 0 and gpu.uuid in self._wanted:
             self._wanted.remove(gpu.uuid)
             return [Clearing(component=gpu.uuid, how="gpu-reset")]
         return []
+
+    def _was_loaded_anew(self, gpu: Gpu, at: float) -> bool:
+        """Whether the driver has been loaded, says nothing bad of the GPU since, and it answers."""
+        loads = self._sources.driver_loads
+        told = self._loads_told.get(gpu.uuid, -math.inf)
+        if at <= loads.at or not loads.ended(gpu.pci, told) or _is_ill(gpu):
+            return False
+        self._loads_told[gpu.uuid] = loads.at
+        return True
+
+
+def _is_ill(gpu: Gpu) -> bool:
+    """Whether it does not answer, or asks for another reset."""
+    sick = (Code.GPU_IS_LOST, Code.RESET_REQUIRED)
+    return (
+        "handle" in gpu.errors
+        or bool(gpu.recovery_action)
+        or any(code in sick for code in gpu.errors.values())
+    )
 
 
 def judge(gpu: Gpu) -> Verdict:
@@ -70,7 +95,7 @@ def _build(sources: Sources, _options: Mapping[str, Any]) -> GpuRecovery:
 SPEC = CheckSpec(
     name="gpu-recovery",
     sees="the driver's own verdict on a GPU: reset, reboot, drain and reset; and when it is over",
-    source="NVML field 230 (GPU recovery action)",
+    source="NVML field 230 (GPU recovery action); the driver's loading, in the kernel log",
     cost=gpu_common.COST,
     blind_to="drivers before R565, which do not say it; a reset done while no agent ran",
     interval=gpu_common.INTERVAL,

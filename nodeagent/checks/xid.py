@@ -15,6 +15,7 @@ from nodeagent.checks import xid_codes
 from nodeagent.checks.base import CheckSpec
 from nodeagent.model import ClearedBy, FaultSighting
 from nodeagent.sources import Sources
+from nodeagent.sources.driver_loads import DriverLoads
 from nodeagent.sources.gpus import GpuMap, normalise
 from nodeagent.sources.kmsg import SOURCE, Record, is_packet_log
 
@@ -40,6 +41,8 @@ _OFF_BUS = re.compile(
 _GPU_AT = re.compile(
     rb"NVRM: GPU at " + _ADDRESS + rb": (GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})$"
 )
+
+_LOADED = b"NVRM: loading NVIDIA UNIX "
 
 # A process name is at most 15 bytes of the user's choosing, commas included: the first ", " may
 # cut it short, which costs nothing but a detail.
@@ -72,13 +75,15 @@ _LONGEST_MESSAGE = 512
 class XidCheck:
     """Reads records as they come. ``foreign`` counts lines about GPUs that the node does not have.
 
-    ``packets`` counts driver lines that were a logged packet's prefix: somebody tried.
+    ``packets`` counts driver lines that were a logged packet's prefix: somebody tried. ``loads``
+    is told when the driver was loaded, and what it said of a GPU since.
     """
 
-    def __init__(self, gpus: GpuMap) -> None:
+    def __init__(self, gpus: GpuMap, loads: DriverLoads | None = None) -> None:
         self.foreign = 0
         self.packets = 0
         self._gpus = gpus
+        self._loads = loads or DriverLoads()
 
     def read(self, record: Record) -> Sequence[FaultSighting]:
         """The Xid of this record, or nothing. Raises nothing, whatever the record."""
@@ -94,6 +99,8 @@ class XidCheck:
         named = _GPU_AT.match(text)
         if named is not None:
             self._learn(named[1], named[2])
+        elif text.startswith(_LOADED) and not (record.historical or is_packet_log(text)):
+            self._loads.loaded(record.at)
         return ()
 
     def _xid(self, record: Record, line: re.Match[bytes]) -> Sequence[FaultSighting]:
@@ -148,6 +155,7 @@ class XidCheck:
         if address is None or not self._gpus.has_gpu(address):
             self.foreign += 1
             return None
+        self._loads.erred(address)
         return address
 
     def _learn(self, raw_address: bytes, uuid: bytes) -> None:
@@ -222,7 +230,7 @@ def _text(raw: bytes) -> str:
 
 
 def _build(sources: Sources, _options: Mapping[str, Any]) -> XidCheck:
-    return XidCheck(sources.gpus)
+    return XidCheck(sources.gpus, sources.driver_loads)
 
 
 SPEC = CheckSpec(

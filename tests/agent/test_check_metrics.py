@@ -89,6 +89,23 @@ async def test_every_check_that_runs_is_on_the_page(node: AgentProcess) -> None:
     assert all(names <= each.keys() for each in found.values())
 
 
+async def test_kernel_log_checks_report_what_they_saw_and_the_time_of_all(
+    node: AgentProcess,
+) -> None:
+    await node.start().up()
+    node.xid(79)
+    node.xid(43)
+    text = ""
+    async with asyncio.timeout(20):
+        while 'log_check_faults_total{check="xid"} 2' not in text:
+            _, text = await node.ask("/metrics")
+    assert 'sickbay_agent_log_check_errors_total{check="xid"} 0' in text
+    assert 'sickbay_agent_log_check_faults_total{check="sxid"} 0' in text
+    spent = re.search(r"^sickbay_agent_kernel_seconds_total (\S+)$", text, re.MULTILINE)
+    assert spent is not None
+    assert 0 < float(spent[1]) < 5
+
+
 async def test_the_documented_metrics_are_those_of_the_page(node: AgentProcess) -> None:
     await node.start().up()
     _, text = await node.ask("/metrics")

@@ -78,6 +78,18 @@ async def test_a_driver_that_was_loaded_anew_may_take_its_time(tmp_path: Path) -
         assert (await look(check)).status(uuid_of(0)) == ("FAILED", "not-registered")
 
 
+async def test_a_load_in_the_kernel_log_begins_its_time_anew(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(0)]) as bench:
+        check = bench.build(gpu_fabric.SPEC)
+        await look(check)
+        bench.gpus.write([gpu(0, fabric=STARTING)])
+        bench.sources.driver_loads.loaded(bench.clock.boottime())
+        bench.later(301)
+        assert (await look(check)).status(uuid_of(0)) == ("UNKNOWN", "starting")
+        bench.later(900)
+        assert (await look(check)).status(uuid_of(0)) == ("FAILED", "not-registered")
+
+
 @pytest.mark.parametrize("fabric", [None, (0, 0, 0, 0, 0, 3)])
 async def test_gpus_that_are_part_of_no_fabric_are_not_looked_at(
     tmp_path: Path, fabric: tuple[int, ...] | None

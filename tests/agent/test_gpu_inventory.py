@@ -305,6 +305,21 @@ async def test_a_driver_that_goes_after_it_was_there_is_not_starting(tmp_path: P
         assert (await look(check)).status("") == ("FAILED", "driver-not-loaded")
 
 
+async def test_a_driver_that_was_loaded_lately_may_be_starting_again(tmp_path: Path) -> None:
+    async with Bench(tmp_path, TWO, expected=2) as bench:
+        check = bench.build(gpu_inventory.SPEC)
+        assert (await look(check)).status("") == ("OK", "")
+        bench.sources.driver_loads.loaded(bench.clock.boottime())
+        (pid,) = bench.nvml.worker_pids
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: bench.nvml.worker_pids == (), "the worker's end")
+        bench.gpus.fail("nvmlInitWithFlags", code=18)
+        bench.later()
+        assert (await look(check)).status("") == ("UNKNOWN", "starting")
+        bench.later(1200)
+        assert (await look(check)).status("") == ("UNKNOWN", "library-mismatch")
+
+
 async def test_a_quiesced_node_accuses_nobody(tmp_path: Path) -> None:
     async with Bench(tmp_path, TWO, expected=2) as bench:
         check = bench.build(gpu_inventory.SPEC)

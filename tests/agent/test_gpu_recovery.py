@@ -1,12 +1,17 @@
 """The driver's recovery action, and its end as the sign of a reset."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from nodeagent.checks import gpu_recovery
+from nodeagent.checks import gpu_recovery, xid
+from nodeagent.checks.base import LogCheck
 from nodeagent.model import Clearing
-from tests.nvml import UNSUPPORTED, gpu, uuid_of
+from nodeagent.sources.kmsg import Record
+from tests.agent.kernel_log import record
+from tests.nvml import UNSUPPORTED, gpu, pci_of, uuid_of
 from tests.nvml.look import Bench, look
 
 
@@ -83,3 +88,90 @@ async def test_a_reset_done_while_the_agent_stood_aside_is_noticed(tmp_path: Pat
         bench.gpus.write([gpu(0)])
         bench.later(601)
         assert (await look(check)).clearings == [Clearing(component=uuid_of(0), how="gpu-reset")]
+
+
+# -- the driver loaded anew --------------------------------------------------------------------
+
+LOADED = b"NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.65.06  Thu Jul 17 16:25:03 UTC 2026"
+LOADED_OPEN = b"NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build"
+SIGN = [Clearing(component=uuid_of(0), how="gpu-reset")]
+
+
+def xids(bench: Bench) -> LogCheck:
+    return cast("LogCheck", xid.SPEC.build(bench.sources, {}))
+
+
+def line(bench: Bench, text: bytes) -> Record:
+    return replace(record(text), at=bench.clock.boottime())
+
+
+def an_xid(bench: Bench, index: int = 0) -> Record:
+    return line(bench, f"NVRM: Xid (PCI:{pci_of(index)}): 95, pid=1, name=x, text".encode())
+
+
+@pytest.mark.parametrize("text", [LOADED, LOADED_OPEN])
+async def test_a_driver_that_was_loaded_anew_has_reset_the_gpus_that_answer(
+    tmp_path: Path, text: bytes
+) -> None:
+    async with Bench(tmp_path, [gpu(0), gpu(1), gpu(2)]) as bench:
+        log, check = xids(bench), bench.build(gpu_recovery.SPEC)
+        assert (await look(check)).clearings == []
+        log.read(an_xid(bench))
+        log.read(line(bench, text))
+        bench.gpus.fail("nvmlDeviceGetHandleByIndex_v2", gpu=1, code=999)
+        bench.gpus.fail("nvmlDeviceGetRemappedRows", gpu=2, code=16)
+        bench.later()
+        assert (await look(check)).clearings == SIGN
+        bench.later()
+        assert (await look(check)).clearings == [], "one load is one sign"
+        bench.gpus.heal()
+        bench.later()
+        late = {each.component for each in (await look(check)).clearings}
+    assert late == {uuid_of(1), uuid_of(2)}, "they answer now"
+
+
+async def test_an_xid_that_came_after_the_load_is_not_over(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(0), gpu(1)]) as bench:
+        log, check = xids(bench), bench.build(gpu_recovery.SPEC)
+        await look(check)
+        log.read(line(bench, LOADED))
+        log.read(an_xid(bench, index=1))
+        bench.later()
+        assert (await look(check)).clearings == SIGN
+        log.read(line(bench, LOADED))
+        bench.later()
+        assert len((await look(check)).clearings) == 2, "the next load counts for both"
+
+
+async def test_a_look_from_before_the_load_says_nothing(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(0)]) as bench:
+        check = bench.build(gpu_recovery.SPEC)
+        await look(check)
+        xids(bench).read(line(bench, LOADED))
+        assert (await look(check)).clearings == [], "the sample is older than the line"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"tmpfs: Unknown parameter 'x\\x0a" + LOADED + b"'",
+        LOADED[1:],
+        LOADED + b" IN=eth0 OUT= MAC= SRC=10.0.0.1 DST=10.0.0.2 LEN=40 TOS=0x00 PROTO=TCP",
+    ],
+)
+async def test_no_forged_load_is_believed(tmp_path: Path, text: bytes) -> None:
+    async with Bench(tmp_path, [gpu(0)]) as bench:
+        check = bench.build(gpu_recovery.SPEC)
+        await look(check)
+        xids(bench).read(line(bench, text))
+        bench.later()
+        assert (await look(check)).clearings == []
+
+
+async def test_a_load_of_before_our_time_is_history(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(0)]) as bench:
+        check = bench.build(gpu_recovery.SPEC)
+        await look(check)
+        xids(bench).read(replace(line(bench, LOADED), historical=True))
+        bench.later()
+        assert (await look(check)).clearings == []

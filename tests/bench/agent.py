@@ -22,7 +22,7 @@ from tests.bench.figures import table, write
 from tests.bench.processes import Cost, cost
 from tests.bench.relay import Relay
 from tests.controlplane.waiting import wait_until
-from tests.nvml import FakeGpus, gpu
+from tests.nvml import FakeGpus, gpu, link_the_rest
 from tests.support.pki import Authority
 from tests.support.stack import free_port
 
@@ -58,6 +58,7 @@ def _agent(
     folder: Path, programs: Path, port: int, authority: Authority
 ) -> "subprocess.Popen[bytes]":
     gpus = FakeGpus(folder / "gpus", [gpu(index) for index in range(8)])
+    link_the_rest(gpus.sys)  # the PCI bus alone is made up: the driver of a GPU is bound there
     (folder / "agent.toml").write_text(
         f"""
 node = "bench"

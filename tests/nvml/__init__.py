@@ -142,6 +142,16 @@ def fake_pci(root: Path, addresses: Iterable[str], driver: str = "nvidia") -> Pa
     return root
 
 
+def link_the_rest(sys: Path, real: Path = Path("/sys")) -> None:
+    """Give the made-up ``sys`` all of this machine's own that it does not have: disks, NICs, ..."""
+    for each in real.iterdir():
+        ours = sys / each.name
+        if not ours.exists():
+            ours.symlink_to(each)
+        elif not ours.is_symlink() and each.name in ("bus", "module"):
+            link_the_rest(ours, each)
+
+
 class FakeGpus:
     """A machine's GPUs, changed while an agent looks at them. Lives in ``folder``."""
 
