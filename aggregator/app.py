@@ -19,6 +19,7 @@ from typing import Any
 from aggregator.alerts.alerts import Address, Alerts
 from aggregator.config import Config
 from aggregator.history.history import History
+from aggregator.hooks.build import hook_rules
 from aggregator.ingest.server import build
 from aggregator.kube.cluster import KubeCluster
 from aggregator.local.cluster import Commands, LocalCluster
@@ -85,12 +86,19 @@ def _settings(config: Config) -> Settings:
         drain=DrainRules(
             delete_empty_dir_data=drain.delete_empty_dir_data,
             evict_unmanaged=drain.evict_unmanaged,
+            evict_unwilling=drain.evict_unwilling,
             protected=drain.protected_labels(),
+            namespaces=tuple(one.rule() for one in drain.namespaces),
+            stuck_after=drain.stuck_after,
+            gangs=drain.gangs,
+            gang_pods=drain.gang_pods,
         ),
         drain_deadline=drain.deadline,
         evictions_at_once=limits.evictions_at_once,
         silent_after=config.agents.silent_after,
         silent_drain_after=limits.silent_drain_after,
+        off_balancers=drain.off_load_balancers,
+        hooks=hook_rules(drain, wall=time.time),
     )
 
 

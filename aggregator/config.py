@@ -8,16 +8,18 @@ people, deploy/aggregator.yaml an example.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 
+from aggregator.config_drain import Drain
+from aggregator.config_drain import contradictions as drain_contradictions
+from aggregator.config_section import Positive, Section, Strings
 from aggregator.config_values import (
     Address,
     DatabaseUrl,
     Duration,
     HttpUrl,
-    Labels,
     MaybePath,
     OrdinaryPath,
     Percent,
@@ -30,25 +32,8 @@ from aggregator.yaml_lines import ConfigError, Document, Key, read, validate
 
 __all__ = ["Config", "ConfigError", "load"]
 
-Strings = Annotated[tuple[str, ...], Field(strict=False)]
 Kinds = Annotated[tuple[Annotated[Kind, Field(strict=False)], ...], Field(strict=False)]
 Whole = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
-
-
-class Section(BaseModel):
-    """Unknown keys are refused, and nothing is guessed: the text "5" is no number."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _nothing_is_the_default(cls, data: Any) -> Any:
-        """A key with nothing after it (its lines commented out, say) is as if it were not there."""
-        if not isinstance(data, dict):
-            return data
-        known = cls.model_fields
-        return {k: v for k, v in data.items() if v is not None or k not in known}
 
 
 class LocalCommands(Section):
@@ -125,21 +110,6 @@ class Limits(Section):
     evictions_at_once: Positive = 50
     quorum_percent: Percent = 50.0
     silent_drain_after: Duration = 300.0
-
-
-class Drain(Section):
-    deadline: Duration = 7 * 86400.0
-    delete_empty_dir_data: bool = False
-    evict_unmanaged: bool = False
-    protected_selector: Labels = ""
-    """``key=value,key=value``: a pod that has all of these labels is never evicted."""
-
-    def protected_labels(self) -> dict[str, str] | None:
-        """The selector as labels; None: no pod is protected."""
-        if not self.protected_selector:
-            return None
-        pairs = (pair.partition("=") for pair in self.protected_selector.split(","))
-        return {key: value for key, _, value in pairs}
 
 
 class Policy(Section):
@@ -224,6 +194,8 @@ def _contradictions(config: Config) -> Iterator[_Finding]:
     yield from _exposed(config.listen)
     yield from _unprovable(config)
     yield from _shared(config)
+    for key, text in drain_contradictions(config.drain):
+        yield _finding(key, text)
     if config.agents.silent_after < 2 * config.agents.heartbeat:
         text = (
             f"{config.agents.silent_after:g}s is less than two heartbeats, so that one late "
@@ -307,5 +279,9 @@ def _files(config: Config) -> Iterator[tuple[Key, Path | None]]:
         yield ("listen", "tls", "key_file"), tls.key_file
         yield ("listen", "tls", "client_ca_file"), tls.client_ca_file
     yield ("policy", "file"), config.policy.file
+    hooks = {"pre_evict": config.drain.pre_evict, "post_release": config.drain.post_release}
+    for name, hook in hooks.items():
+        if hook.webhook is not None:
+            yield ("drain", name, "webhook", "secret_file"), hook.webhook.secret_file
     for number, webhook in enumerate(config.alerts.webhooks):
         yield ("alerts", "webhooks", number, "secret_file"), webhook.secret_file

@@ -150,6 +150,9 @@ ServiceAccount = Annotated[
 DatabaseUrl = Annotated[
     str, shaped(r"sqlite:////[^?]+", 'a database URL: "sqlite:///" and the absolute path of a file')
 ]
+NamespacePattern = Annotated[
+    str, shaped(r"[a-z0-9*?-]+", 'a namespace, or a pattern with "*" and "?" such as "slurm-*"')
+]
 _LABEL = r"[A-Za-z0-9./_-]+=[A-Za-z0-9._-]*"
 Labels = Annotated[
     str, shaped(rf"({_LABEL}(,{_LABEL})*)?", '"KEY=VALUE", more with commas, or "" for none')

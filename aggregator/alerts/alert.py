@@ -15,6 +15,9 @@ SEVERITY = {
     Kind.CORDONED: "warning",
     Kind.DRAINED: "info",
     Kind.BLOCKED: "warning",
+    Kind.FORCED: "warning",
+    Kind.OVERDUE: "critical",
+    Kind.HOOK_FAILED: "critical",
     Kind.OVERRULED: "info",
     Kind.RELEASED: "info",
     Kind.AGENT_SILENT: "warning",
@@ -84,10 +87,12 @@ def topic_of(transition: Transition) -> str:
     """What it is about: two of one topic say the same, unless something in between ended it."""
     kind = transition.kind
     about = [kind.value, transition.node, transition.incident]
-    if kind is Kind.BLOCKED:
+    if kind in (Kind.BLOCKED, Kind.FORCED):
         about.append(transition.details.get("pod", ""))
     elif kind is Kind.HELD:
         about.append(transition.details.get("limit", ""))
+    elif kind in (Kind.HOOK, Kind.HOOK_FAILED):
+        about.append(transition.details.get("hook", ""))
     elif kind in (Kind.INCIDENT_CHANGED, Kind.EVIDENCE_LOST, Kind.AGENT_CONFLICT, Kind.EVICTED):
         about.append(transition.summary)
     return _digest(*about)

@@ -200,7 +200,7 @@ class Courier:
             async with self._session.post(
                 self._webhook.url,
                 data=content,
-                headers=headers(delivery, content, secret, now),
+                headers=headers(delivery.id, content, secret, now),
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(total=self._webhook.timeout),
             ) as response:
@@ -210,7 +210,7 @@ class Courier:
         except TimeoutError:
             return Answer(Verdict.AGAIN, f"no answer within {self._webhook.timeout:g} s")
         except (aiohttp.ClientError, OSError, ssl.SSLError, ValueError) as error:
-            return Answer(Verdict.AGAIN, _words(error))
+            return Answer(Verdict.AGAIN, words_of(error))
 
 
 def read_secret(path: Path) -> bytes:
@@ -232,7 +232,7 @@ def name_of(url: str) -> str:
     return parts.netloc.rpartition("@")[2]
 
 
-def _words(error: Exception) -> str:
+def words_of(error: Exception) -> str:
     """Some of aiohttp's errors hold the whole URL, which must not be logged."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError):  # is one of the next, too
         return f"its certificate is not trusted: {error.certificate_error}"

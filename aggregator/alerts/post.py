@@ -60,8 +60,11 @@ def body(delivery: Delivery) -> bytes:
     return f'{head}{about}"alerts":{delivery.alerts}}}'.encode()
 
 
-def headers(delivery: Delivery, content: bytes, secret: bytes, now: float) -> dict[str, str]:
-    """What a receiver needs to trust the body, to refuse an old one, and to take it once."""
+def headers(ident: str, content: bytes, secret: bytes, now: float) -> dict[str, str]:
+    """What a receiver needs to trust the body, to refuse an old one, and to take it once.
+
+    ``ident`` is the same for each attempt of one delivery.
+    """
     timestamp = str(int(now))
     digest = hmac.new(secret, timestamp.encode() + b"." + content, hashlib.sha256).hexdigest()
     return {
@@ -69,7 +72,7 @@ def headers(delivery: Delivery, content: bytes, secret: bytes, now: float) -> di
         "User-Agent": "sickbay-aggregator",
         SIGNATURE: f"sha256={digest}",
         TIMESTAMP: timestamp,
-        DELIVERY: delivery.id,
+        DELIVERY: ident,
     }
 
 
@@ -82,10 +85,10 @@ def judge_answer(status: int, given: Mapping[str, str], now: float) -> Answer:
     because = f"HTTP {status}"
     if 300 <= status < 400:
         because += ": it redirects, which is not followed; configure where it points to"
-    return Answer(Verdict.AGAIN, because, _retry_after(given.get("Retry-After", ""), now))
+    return Answer(Verdict.AGAIN, because, retry_after(given.get("Retry-After", ""), now))
 
 
-def _retry_after(text: str, now: float) -> float | None:
+def retry_after(text: str, now: float) -> float | None:
     """Seconds of "120" or of an HTTP date; None for anything else."""
     text = text.strip()
     if text.isascii() and text.isdigit():

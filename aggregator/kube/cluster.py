@@ -11,7 +11,7 @@ from aggregator.kube import announcements, paths, rights
 from aggregator.kube.access import Sources
 from aggregator.kube.definition import read_definition
 from aggregator.kube.errors import Failure
-from aggregator.kube.evictions import eviction_of, read_refusal
+from aggregator.kube.evictions import deletion_of, eviction_of, read_deletion, read_refusal
 from aggregator.kube.keys import signing_keys
 from aggregator.kube.limiter import Lane, Limiter
 from aggregator.kube.news import Newsroom
@@ -213,13 +213,35 @@ class KubeCluster:
         )
         return [to_pod(pod) for pod in decode(body, PodList).items or ()]
 
-    async def evict(self, pod: Pod) -> EvictionResult:
+    async def pods_labelled(self, namespace: str, label: str, value: str) -> list[Pod]:
+        body = await self._transport.request(
+            "GET",
+            paths.pods(namespace),
+            kind="pods",
+            lane=Lane.EVICTION,
+            query={"labelSelector": f"{label}={value}"},
+        )
+        return [to_pod(pod) for pod in decode(body, PodList).items or ()]
+
+    async def delete_pod(self, pod: Pod, *, grace: int) -> EvictionResult:
+        answer = await self._transport.ask(
+            "DELETE",
+            paths.pod(pod.namespace, pod.name),
+            kind="pods",
+            lane=Lane.EVICTION,
+            body=encode(deletion_of(pod, grace)),
+        )
+        if isinstance(answer, Failure):
+            return read_deletion(answer, pod)
+        return EvictionResult(Evicted.ACCEPTED)
+
+    async def evict(self, pod: Pod, *, dry_run: bool = False) -> EvictionResult:
         answer = await self._transport.ask(
             "POST",
             paths.eviction(pod.namespace, pod.name),
             kind="pods/eviction",
             lane=Lane.EVICTION,
-            body=encode(eviction_of(pod)),
+            body=encode(eviction_of(pod, dry_run=dry_run)),
         )
         if isinstance(answer, Failure):
             return read_refusal(answer)

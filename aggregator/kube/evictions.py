@@ -13,14 +13,44 @@ _TWO_BUDGETS = "more than one PodDisruptionBudget"
 _ENDING = "NamespaceTerminating"
 
 
-def eviction_of(pod: Pod) -> dict[str, object]:
+def eviction_of(pod: Pod, *, dry_run: bool = False) -> dict[str, object]:
     """The body. Both preconditions: with the uid alone, a repeated one evicts a second time."""
+    options: dict[str, object] = {"preconditions": _preconditions(pod)}
+    if dry_run:
+        options["dryRun"] = ["All"]
     return {
         "apiVersion": "policy/v1",
         "kind": "Eviction",
         "metadata": {"name": pod.name, "namespace": pod.namespace},
-        "deleteOptions": {"preconditions": {"uid": pod.uid, "resourceVersion": pod.version}},
+        "deleteOptions": options,
     }
+
+
+def deletion_of(pod: Pod, grace: int) -> dict[str, object]:
+    """The body of a deletion past the budgets. A grace of 0 would take the pod from under its
+    kubelet, and never is asked for.
+    """
+    return {
+        "apiVersion": "v1",
+        "kind": "DeleteOptions",
+        "preconditions": _preconditions(pod),
+        "gracePeriodSeconds": max(1, grace),
+    }
+
+
+def read_deletion(failure: Failure, pod: Pod) -> EvictionResult:
+    """What a refused deletion means for this pod. Raises where it isn't about the pod."""
+    if failure.code == 403 and failure.cause(_ENDING) is None:
+        text = (
+            f"may not be deleted: {pod.namespace} has not bound the ClusterRole "
+            "sickbay-aggregator-force (deploy/examples/force-rbac.yaml)"
+        )
+        return EvictionResult(Evicted.FORBIDDEN, text)
+    return read_refusal(failure)
+
+
+def _preconditions(pod: Pod) -> dict[str, str]:
+    return {"uid": pod.uid, "resourceVersion": pod.version}
 
 
 def read_refusal(failure: Failure) -> EvictionResult:
@@ -29,7 +59,9 @@ def read_refusal(failure: Failure) -> EvictionResult:
         return EvictionResult(Evicted.GONE, failure.message)
     budget = failure.cause(DISRUPTION_BUDGET)
     if failure.code == 429 and budget is not None:
-        return EvictionResult(Evicted.BLOCKED, budget.message or failure.message)
+        # Retry-After, where there is one: the budget was changed and is not counted yet.
+        text = budget.message or failure.message
+        return EvictionResult(Evicted.BLOCKED, text, failure.retry_after)
     if failure.code == 403 and failure.cause(_ENDING) is not None:
         return EvictionResult(Evicted.BLOCKED, "its namespace is being deleted")
     if failure.code == 500 and _TWO_BUDGETS in failure.message:

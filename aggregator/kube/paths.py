@@ -28,8 +28,16 @@ def quarantine(name: str) -> str:
     return f"{QUARANTINES}/{quoted(name)}"
 
 
-def eviction(namespace: str, pod: str) -> str:
-    return f"/api/v1/namespaces/{quoted(namespace)}/pods/{quoted(pod)}/eviction"
+def pods(namespace: str) -> str:
+    return f"/api/v1/namespaces/{quoted(namespace)}/pods"
+
+
+def pod(namespace: str, name: str) -> str:
+    return f"{pods(namespace)}/{quoted(name)}"
+
+
+def eviction(namespace: str, name: str) -> str:
+    return f"{pod(namespace, name)}/eviction"
 
 
 def config_maps(namespace: str) -> str:

@@ -9,11 +9,13 @@ import datetime as dt
 
 import msgspec
 
-from aggregator.kube.objects import Meta, decode
+from aggregator.kube.objects import Meta, decode, seconds
 from aggregator.quarantine.cluster import (
     Action,
     Blocker,
     EvidenceItem,
+    HookState,
+    HookStatus,
     Phase,
     Quarantine,
     QuarantineSpec,
@@ -57,6 +59,15 @@ class Block(msgspec.Struct, frozen=True, omit_defaults=True):
     since: str | None = None
 
 
+class Hook(msgspec.Struct, frozen=True, rename="camel"):
+    """status.preEvict. None is sent as null, which removes the field."""
+
+    state: HookState
+    asked_at: str | None = None
+    ended_at: str | None = None
+    message: str | None = None
+
+
 class State(msgspec.Struct, frozen=True, rename="camel"):
     """status. None is sent as null, which removes the field."""
 
@@ -67,6 +78,9 @@ class State(msgspec.Struct, frozen=True, rename="camel"):
     cordoned_at: str | None = None
     drain_started_at: str | None = None
     drained_at: str | None = None
+    deadline_at: str | None = None
+    overdue_at: str | None = None
+    pre_evict: Hook | None = None
     released_because: str | None = None
     overruled: bool | None = None
     pods_remaining: int | None = None
@@ -142,6 +156,9 @@ def encode_status(status: QuarantineStatus) -> State:
         cordoned_at=timestamp(status.cordoned_at),
         drain_started_at=timestamp(status.drain_started_at),
         drained_at=timestamp(status.drained_at),
+        deadline_at=timestamp(status.deadline_at),
+        overdue_at=timestamp(status.overdue_at),
+        pre_evict=_encode_hook(status.pre_evict),
         released_because=status.released_because or None,
         overruled=status.overruled or None,
         pods_remaining=status.pods_remaining,
@@ -160,9 +177,20 @@ def timestamp(at: float) -> str | None:
     return dt.datetime.fromtimestamp(at, dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def seconds(text: str | None) -> float:
-    """Seconds since the epoch of an RFC 3339 time; 0 for none. Raises ValueError."""
-    return dt.datetime.fromisoformat(text).timestamp() if text else 0.0
+def _encode_hook(hook: HookStatus | None) -> Hook | None:
+    if hook is None:
+        return None
+    return Hook(
+        hook.state, timestamp(hook.asked_at), timestamp(hook.ended_at), hook.message or None
+    )
+
+
+def _decode_hook(hook: Hook | None) -> HookStatus | None:
+    if hook is None:
+        return None
+    return HookStatus(
+        hook.state, seconds(hook.asked_at), seconds(hook.ended_at), hook.message or ""
+    )
 
 
 def _decode_spec(raw: msgspec.Raw) -> tuple[QuarantineSpec, str]:
@@ -209,6 +237,9 @@ def _decode_status(raw: msgspec.Raw) -> tuple[QuarantineStatus, str]:
                 cordoned_at=seconds(state.cordoned_at),
                 drain_started_at=seconds(state.drain_started_at),
                 drained_at=seconds(state.drained_at),
+                deadline_at=seconds(state.deadline_at),
+                overdue_at=seconds(state.overdue_at),
+                pre_evict=_decode_hook(state.pre_evict),
                 released_because=state.released_because or "",
                 overruled=bool(state.overruled),
                 pods_remaining=state.pods_remaining,

@@ -10,6 +10,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import IO
 
 from aggregator.quarantine.cluster import Unreachable
@@ -23,9 +24,27 @@ class CommandFailed(Unreachable):
     """The command did not exit with 0 in its time; it is tried again."""
 
 
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a command ended; ``output`` is the end of what it wrote on stdout and stderr."""
+
+    code: int
+    output: str
+
+
 async def run_command(argv: Sequence[str], *, values: Mapping[str, str], limit: float) -> None:
+    """Run it to its success. Raises `CommandFailed`, also where it exits with other than 0."""
+    finished = await finish_command(argv, values=values, limit=limit)
+    if finished.code != 0:
+        raise CommandFailed(f"{argv[0]} exited with {finished.code}: {finished.output}")
+
+
+async def finish_command(
+    argv: Sequence[str], *, values: Mapping[str, str], limit: float
+) -> Finished:
     """Run it, without a shell. ``{node}``, ``{reason}``, ``{action}`` in arguments are filled in,
-    and stand in the environment as SICKBAY_NODE and so on. Raises `CommandFailed`.
+    and stand in the environment as SICKBAY_NODE and so on. Raises `CommandFailed` where it can't
+    be run, or does not end within ``limit`` seconds.
     """
     values = {name: text.replace("\0", "") for name, text in values.items()}
     filled = [_fill(word, values) for word in argv]
@@ -56,8 +75,7 @@ async def run_command(argv: Sequence[str], *, values: Mapping[str, str], limit: 
                 await process.wait()
         text = _end_of(output)
     log.info("command", extra={"argv": filled, "rc": process.returncode, "output": text})
-    if process.returncode != 0:
-        raise CommandFailed(f"{argv[0]} exited with {process.returncode}: {text}")
+    return Finished(process.returncode or 0, text)
 
 
 def _end_of(output: IO[bytes]) -> str:

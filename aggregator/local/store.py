@@ -18,6 +18,8 @@ from aggregator.quarantine.cluster import (
     Blocker,
     Conflict,
     EvidenceItem,
+    HookState,
+    HookStatus,
     Node,
     NotFound,
     Phase,
@@ -287,4 +289,8 @@ def _spec(data: Mapping[str, Any]) -> QuarantineSpec:
 
 def _status(data: Mapping[str, Any]) -> QuarantineStatus:
     blockers = tuple(Blocker(**item) for item in data["blockers"])
-    return QuarantineStatus(**{**data, "phase": Phase(data["phase"]), "blockers": blockers})
+    told = data.get("pre_evict")
+    hook = HookStatus(**{**told, "state": HookState(told["state"])}) if told else None
+    return QuarantineStatus(
+        **{**data, "phase": Phase(data["phase"]), "blockers": blockers, "pre_evict": hook}
+    )

@@ -7,7 +7,7 @@ whoever acts on an older picture fails with `Conflict`, reads again, and decides
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
 from aggregator.policy.rules import Policy
@@ -65,6 +65,7 @@ class Acts:
         clocks: Clocks,
         policy: Policy,
         pool_of: Callable[[str], str],
+        after_release: Callable[[Case, Quarantine], Awaitable[None]],
     ) -> None:
         self._cluster = cluster
         self._registrar = registrar
@@ -72,6 +73,7 @@ class Acts:
         self._clocks = clocks
         self._policy = policy
         self._pool_of = pool_of
+        self._after_release = after_release
 
     async def propose(self, case: Case, wanted: Wanted) -> bool:
         """Ask for admission and, when admitted, make the object and mark the node.
@@ -79,6 +81,8 @@ class Acts:
         The node is read while the record is written: both come before the object is made, whose
         making proves that no other stands. Thousands that are held read nothing.
         """
+        if self._leave_alone(case, wanted):
+            return False
         proposal = self._proposal(case, wanted)
         reading = None
         if self._registrar.likely(proposal):
@@ -103,6 +107,9 @@ class Acts:
         if case.misnamed or case.patient.overruled != words:
             await self._registrar.forget(case.node)  # we decided on another picture: again
             return True
+        if self._leave_alone(case, wanted):
+            await self._registrar.forget(case.node)  # not ours, and not counted
+            return False
         self.note(case, Kind.ADMITTED, f"{wanted.spec.action} admitted: {wanted.spec.reason}")
         await self._create_and_mark(case, wanted, node)
         return True
@@ -118,6 +125,9 @@ class Acts:
             return
         if case.misnamed or case.patient.overruled != words:
             return  # we decided on another picture: again
+        if self._leave_alone(case, wanted):
+            await self._registrar.forget(case.node)
+            return
         await self._create_and_mark(case, wanted, node)
 
     async def _create_and_mark(self, case: Case, wanted: Wanted, node: Node) -> None:
@@ -136,6 +146,8 @@ class Acts:
         if node is None:
             await self._say(case, quarantine, "the cluster has no node of this name")
             return
+        if case.patient.maintained and quarantine.spec.requester == OURS:
+            return  # what comes next sees it
         if not quarantine.has_finalizer:
             case.patient.quarantine = quarantine = await self._cluster.add_finalizer(quarantine)
         await self._mark(case, quarantine, node)
@@ -216,6 +228,7 @@ class Acts:
             await self._settle_announcement(case)
             await self._tell(case, node.uid, quarantined=False, message=_because(quarantine))
         await self._registrar.forget(case.node)
+        await self._after_release(case, quarantine)
         if case.ended != quarantine.uid:  # once, however often the object must be dropped
             self.note(case, Kind.RELEASED, f"released: {_because(quarantine)}")
         await self._drop(case, quarantine)
@@ -350,6 +363,13 @@ class Acts:
     def _proposal(self, case: Case, wanted: Wanted) -> Proposal:
         spec = wanted.spec
         return Proposal(case.node, spec.incident, self._pool_of(case.node), spec.action.value)
+
+    def _leave_alone(self, case: Case, wanted: Wanted) -> bool:
+        """Whether somebody else is at work on the node: it is held then, and looked at again."""
+        if not case.patient.maintained:
+            return False
+        self._hold(case, Held("maintenance", "others", case.patient.maintained), wanted)
+        return True
 
     def _hold(self, case: Case, held: Held, wanted: Wanted) -> None:
         before = case.patient.hold

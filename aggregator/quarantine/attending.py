@@ -151,6 +151,7 @@ class Attending:
     async def _next(self, case: Case) -> bool:
         if case.suspect:
             await self._acts.look_at_node(case)
+            await self._drain.explain(case)
             return False
         quarantine = case.patient.quarantine
         if quarantine is not None and quarantine.deleting:

@@ -9,6 +9,7 @@ from aggregator.policy.incident import Evidence, Incident
 from aggregator.policy.judge import judge
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.cluster import Action, Node, Phase, Quarantine
+from aggregator.quarantine.decide.maintenance import maintained_by
 from aggregator.quarantine.decide.marks import foreign_hands, read_overruled, words_of
 from aggregator.quarantine.decide.steps import (
     Situation,
@@ -100,9 +101,10 @@ class Case:
         self.node_replaced = self.uncordoned = False
         self.reborn = ""
         if node is None:
-            self.patient.foreign = ""
+            self.patient.foreign = self.patient.maintained = ""
             return
         self.patient.foreign = foreign_hands(node)
+        self.patient.maintained = maintained_by(node)
         self.take_overruled(read_overruled(node.annotations))
         if quarantine is None:
             return
@@ -200,6 +202,7 @@ class Case:
             node_replaced=self.node_replaced,
             reborn=bool(self.reborn),
             node_gone=self.node_gone,
+            maintained=bool(self.patient.maintained),
             stopped=stopped,
             conflict=bool(self.patient.conflict),
             definition_going=self.definition_going,

@@ -102,9 +102,34 @@ class Blocker:
     since: float
 
 
+class HookState(enum.StrEnum):
+    """How far a site's own step before the first eviction has come."""
+
+    ASKING = "Asking"  # begun; it may have run already, and is asked again
+    DONE = "Done"
+    GIVEN_UP = "GivenUp"  # not done in its time, and the configuration says to go on
+
+
+@dataclass(frozen=True, slots=True)
+class HookStatus:
+    """What came of the hook. ``asked_at`` is when it was first asked; ``message`` its last words.
+
+    ``ended_at`` in state Asking is when it was said that its time is over.
+    """
+
+    state: HookState
+    asked_at: float
+    ended_at: float = 0.0
+    message: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class QuarantineStatus:
-    """Progress. Times are wall clock seconds since the epoch (0: not yet)."""
+    """Progress. Times are wall clock seconds since the epoch (0: not yet).
+
+    ``deadline_at`` is when a drain should have ended, and ``overdue_at`` when it was said that it
+    has not.
+    """
 
     phase: Phase = Phase.ADMITTED
     message: str = ""
@@ -113,6 +138,9 @@ class QuarantineStatus:
     cordoned_at: float = 0.0
     drain_started_at: float = 0.0
     drained_at: float = 0.0
+    deadline_at: float = 0.0
+    overdue_at: float = 0.0
+    pre_evict: HookStatus | None = None
     released_because: str = ""
     overruled: bool = False
     pods_remaining: int | None = None
@@ -180,7 +208,12 @@ class NodeChange:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod on a node, with what decides whether and how it may go."""
+    """A pod on a node, with what decides whether and how it may go.
+
+    ``created_at`` and ``deletion_at`` are the cluster's own wall clock seconds (0: not);
+    ``deletion_at`` is when its grace is over. ``grace`` is what it asks for, in seconds. ``group``
+    is what its spec names as its gang.
+    """
 
     namespace: str
     name: str
@@ -193,6 +226,12 @@ class Pod:
     owner_name: str
     empty_dir: bool
     labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    node: str = ""
+    created_at: float = 0.0
+    deletion_at: float = 0.0
+    grace: float = 30.0
+    group: str = ""
 
     @property
     def key(self) -> str:
@@ -206,12 +245,16 @@ class Evicted(enum.StrEnum):
     GONE = "gone"  # 404, or 409: that pod is no longer this pod
     BLOCKED = "blocked"  # 429 with cause DisruptionBudget: this pod's own state
     MISCONFIGURED = "misconfigured"  # 500: two budgets cover it; never heals by itself
+    FORBIDDEN = "forbidden"  # 403: we have no right to delete pods of its namespace
 
 
 @dataclass(frozen=True, slots=True)
 class EvictionResult:
+    """``retry_after``: seconds, where the cluster named them."""
+
     outcome: Evicted
     message: str = ""
+    retry_after: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,8 +383,16 @@ class Cluster(Protocol):
 
     async def pods_on(self, node: str) -> list[Pod]: ...
 
-    async def evict(self, pod: Pod) -> EvictionResult:
-        """With the pod's uid and version as preconditions."""
+    async def pods_labelled(self, namespace: str, label: str, value: str) -> list[Pod]:
+        """The pods of a namespace with this label, on whatever node."""
+        ...
+
+    async def evict(self, pod: Pod, *, dry_run: bool = False) -> EvictionResult:
+        """With the pod's uid and version as preconditions. ``dry_run``: only ask whether."""
+        ...
+
+    async def delete_pod(self, pod: Pod, *, grace: int) -> EvictionResult:
+        """Past its budgets, with the same preconditions. ``grace`` is in seconds, 1 or more."""
         ...
 
     async def announce(

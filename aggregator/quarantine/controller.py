@@ -21,6 +21,7 @@ from aggregator.quarantine.drain import Drain
 from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.following import Following
 from aggregator.quarantine.hearing import Hearing, Line
+from aggregator.quarantine.hooking import Hooking
 from aggregator.quarantine.judging import Judging
 from aggregator.quarantine.ledger import Ledger
 from aggregator.quarantine.registrar import Registrar
@@ -69,12 +70,16 @@ class Controller:
             clocks=clocks,
             policy=policy,
             pool_of=census.pool_of,
+            after_release=lambda case, done: hooking.after_release(case, done),  # noqa: PLW0108 - below
         )
+        hooking = Hooking(acts=acts, clocks=clocks, rules=settings.hooks, rng=rng)
         drain = Drain(
             cluster=cluster,
             acts=acts,
             clocks=clocks,
             rules=settings.drain,
+            hooking=hooking,
+            off_balancers=settings.off_balancers,
             at_once=asyncio.Semaphore(settings.evictions_at_once),
             deadline=settings.drain_deadline,
             rng=rng,
@@ -184,6 +189,8 @@ class Controller:
             for case in self._census.cases():
                 self._hearing.note_silence(case, now)
                 if case.patient.hold is not None or _in_suspense(case):
+                    if case.patient.maintained:
+                        case.suspect = True  # whether they have ended: a read tells
                     self._attending.kick(case)
             await asyncio.sleep(ROUNDS)
 

@@ -1,52 +1,40 @@
 """Emptying one node, as kubectl drain does: gently on budgets, never twice for one pod.
 
 Before each eviction the caller is asked whether the drain still stands (`still`): evictions stop
-when the cause clears, a person says so, the stop switch is set, or the mode no longer allows them.
-Those in flight at that moment, a few per node, may still land.
+when the cause clears, a person says so, somebody else maintains the node, the stop switch is set,
+or the mode no longer allows them. Those in flight at that moment, a few per node, may still land.
 """
 
 import asyncio
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from aggregator.quarantine.acts import Acts, Clocks
-from aggregator.quarantine.case import Case
-from aggregator.quarantine.cluster import (
-    Blocker,
-    Cluster,
-    Evicted,
-    EvictionResult,
-    Phase,
-    Pod,
-    Quarantine,
-    QuarantineStatus,
-)
-from aggregator.quarantine.decide.drainplan import DrainPlan, DrainRules, plan_drain
+from aggregator.quarantine.case import MARKED, Case
+from aggregator.quarantine.cluster import Cluster, Phase, Quarantine, QuarantineStatus
+from aggregator.quarantine.decide.drainplan import DrainPlan, DrainRules, Moment, plan_drain, span
+from aggregator.quarantine.decide.marks import exclude_change
+from aggregator.quarantine.decide.steps import OURS
+from aggregator.quarantine.evicting import Evictions
+from aggregator.quarantine.hooking import Hooking
 from aggregator.quarantine.ledger import Kind
 
-#: Evictions of one node that may be in flight at once: so many may land late.
-IN_FLIGHT_PER_NODE = 4
 #: Progress is written at most so often (seconds), but for phase changes.
 STATUS_EVERY = 10.0
+#: The node itself is read again so often while it is drained (seconds): who else is at work on it.
+NODE_EVERY = 10.0
 _LOOK_FIRST = 0.1
 _LOOK_MOST = 15.0
-_RETRY_FIRST = 1.0
-_RETRY_MOST = 15.0
-
-
-@dataclass(slots=True)
-class _Blocked:
-    """A pod that a budget protects: since when (wall), and when to ask again (monotonic)."""
-
-    reason: str
-    since: float
-    retry_at: float
-    wait: float
+_EVICTING = "evicting pods"
+_UNDER_WAY = (Phase.ADMITTED, Phase.DRAINING)
 
 
 class Drain:
-    """Drains nodes; ``at_once`` bounds the evictions in flight in the whole fleet."""
+    """Drains nodes; ``at_once`` bounds the evictions in flight in the whole fleet.
+
+    ``deadline``: seconds from a drain's begin. It stands in the Quarantine from then on.
+    """
 
     def __init__(
         self,
@@ -55,147 +43,149 @@ class Drain:
         acts: Acts,
         clocks: Clocks,
         rules: DrainRules,
+        hooking: Hooking,
         at_once: asyncio.Semaphore,
         deadline: float,
+        off_balancers: bool,
         rng: random.Random,
     ) -> None:
         self._cluster = cluster
         self._acts = acts
         self._clocks = clocks
         self._rules = rules
+        self._hooking = hooking
         self._at_once = at_once
         self._deadline = deadline
+        self._off_balancers = off_balancers
         self._rng = rng
 
     async def run(self, case: Case, still: Callable[[], bool]) -> None:
         """Drain until nothing remains or ``still`` says no. Raises `ClusterError`; run it again."""
-        blocked: dict[str, _Blocked] = {}
-        look = _LOOK_FIRST
-        written_at = float("-inf")
-        begun = await self._begin(case)
-        if not begun:
-            return
+        if await self._begin(case, still) and await self._hooking.before_evictions(case, still):
+            await self._empty(case, still)
+        await self.explain(case)
+
+    async def _empty(self, case: Case, still: Callable[[], bool]) -> None:
+        evictions = Evictions(
+            cluster=self._cluster,
+            acts=self._acts,
+            clocks=self._clocks,
+            rules=self._rules,
+            at_once=self._at_once,
+            rng=self._rng,
+            case=case,
+            still=still,
+        )
+        look, written_at, read_at = _LOOK_FIRST, float("-inf"), self._clocks.now()
         while still():
-            plan = plan_drain(await self._cluster.pods_on(case.node), self._rules)
-            if not still():
+            if self._clocks.now() - read_at >= NODE_EVERY:
+                read_at = self._clocks.now()
+                case.take_node(await self._cluster.read_node(case.node))
+                continue
+            pods = await self._cluster.pods_on(case.node)
+            quarantine = case.patient.quarantine
+            if quarantine is None or not still():
                 return
+            plan = plan_drain(pods, self._rules, self._moment(quarantine.status))
             if plan.remaining == 0:
-                await self._finish(case)
+                await self._finish(case, quarantine, plan, evictions)
                 return
-            moved = await self._evict(case, plan, blocked, still)
+            moved = await evictions.ask(plan)
             if self._clocks.now() - written_at >= STATUS_EVERY and still():
-                await self._progress(case, plan, blocked)
+                await self._progress(case, plan, evictions)
                 written_at = self._clocks.now()
             look = _LOOK_FIRST if moved else min(_LOOK_MOST, look * 1.5)
             await self._pause(case, look)
 
-    async def _begin(self, case: Case) -> bool:
-        quarantine = case.patient.quarantine
-        if quarantine is None:
+    def _moment(self, status: QuarantineStatus) -> Moment:
+        now = self._clocks.wall()
+        began = status.drain_started_at or now
+        return Moment(now, began, status.deadline_at or began + self._deadline)
+
+    async def _begin(self, case: Case, still: Callable[[], bool]) -> bool:
+        """See that the node is ours to drain, take it off the load balancers, and say so.
+
+        The node is read in full before the Quarantine is seen to stand: the fence of every patch.
+        """
+        node = await self._cluster.read_node(case.node)
+        quarantine = await self._acts.reread(case)
+        case.take_node(node)
+        if node is None or quarantine is None or not still():
             return False
+        if quarantine.status.phase not in MARKED:
+            return False
+        change = exclude_change(node) if self._off_balancers else None
+        if change is not None:
+            case.take_node(await self._cluster.patch_node(node, change))
         if quarantine.status.phase is Phase.DRAINING:
             return True
-        now = self._clocks.wall()
+        began = quarantine.status.drain_started_at or self._clocks.wall()
         status = replace(
             quarantine.status,
             phase=Phase.DRAINING,
-            message="evicting pods",
-            drain_started_at=quarantine.status.drain_started_at or now,
+            message=_EVICTING,
+            drain_started_at=began,
+            deadline_at=quarantine.status.deadline_at or began + self._deadline,
         )
         await self._acts.write_status(case, quarantine, status)
         self._acts.note(case, Kind.DRAINING, "draining")
         return True
 
-    async def _finish(self, case: Case) -> None:
-        quarantine = case.patient.quarantine
-        if quarantine is None:
-            return
+    async def _finish(
+        self, case: Case, quarantine: Quarantine, plan: DrainPlan, evictions: Evictions
+    ) -> None:
+        message = "no pods are left that would go"
+        if plan.stuck:
+            message += f"; stuck in Terminating, and not waited for: {', '.join(plan.stuck)}"
         status = replace(
             quarantine.status,
             phase=Phase.DRAINED,
-            message="no pods are left that would go",
+            message=message[:1000],
             drained_at=self._clocks.wall(),
             pods_remaining=0,
-            blockers=(),
+            blockers=evictions.blockers(plan),
         )
         await self._acts.write_status(case, quarantine, status)
-        self._acts.note(case, Kind.DRAINED, "drained")
+        self._acts.note(case, Kind.DRAINED, "drained" if not plan.stuck else f"drained: {message}")
 
-    async def _evict(
-        self,
-        case: Case,
-        plan: DrainPlan,
-        blocked: dict[str, _Blocked],
-        still: Callable[[], bool],
-    ) -> bool:
-        """Ask for every eviction that is due. Returns whether any was accepted."""
-        present = {pod.uid for pod in plan.evict}
-        for uid in [uid for uid in blocked if uid not in present]:
-            del blocked[uid]
-        now = self._clocks.now()
-        due = [p for p in plan.evict if p.uid not in blocked or blocked[p.uid].retry_at <= now]
-        lane = asyncio.Semaphore(IN_FLIGHT_PER_NODE)
-
-        async def one(pod: Pod) -> bool:
-            async with lane, self._at_once:
-                if not still():
-                    return False
-                return self._note(case, pod, await self._cluster.evict(pod), blocked)
-
-        outcomes = await asyncio.gather(*(one(pod) for pod in due), return_exceptions=True)
-        failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        if failures:
-            raise failures[0]
-        return any(outcome is True for outcome in outcomes)
-
-    def _note(
-        self, case: Case, pod: Pod, result: EvictionResult, blocked: dict[str, _Blocked]
-    ) -> bool:
-        if result.outcome in (Evicted.ACCEPTED, Evicted.GONE):
-            blocked.pop(pod.uid, None)
-            if result.outcome is Evicted.ACCEPTED:
-                self._acts.note(case, Kind.EVICTED, f"evicted {pod.key}", {"pod": pod.key})
-            return True
-        known = blocked.get(pod.uid)
-        wait = min(_RETRY_MOST, known.wait * 2) if known is not None else _RETRY_FIRST
-        since = known.since if known is not None else self._clocks.wall()
-        jittered = wait * self._rng.uniform(0.7, 1.0)
-        blocked[pod.uid] = _Blocked(result.message, since, self._clocks.now() + jittered, wait)
-        if known is None:
-            text = f"{pod.key} is not evicted: {result.message}"
-            self._acts.note(case, Kind.BLOCKED, text, {"pod": pod.key})
-        return False
-
-    async def _progress(self, case: Case, plan: DrainPlan, blocked: dict[str, _Blocked]) -> None:
+    async def _progress(self, case: Case, plan: DrainPlan, evictions: Evictions) -> None:
         quarantine = case.patient.quarantine
         if quarantine is None:
             return
-        status = self._status(quarantine, plan, blocked)
+        moment = self._moment(quarantine.status)
+        late = moment.now >= moment.deadline
+        blockers = evictions.blockers(plan)
+        status = replace(
+            quarantine.status,
+            message=_late(plan, moment) if late else _EVICTING,
+            deadline_at=moment.deadline,
+            overdue_at=(quarantine.status.overdue_at or moment.now) if late else 0.0,
+            pods_remaining=plan.remaining,
+            blockers=blockers,
+        )
+        if status == quarantine.status:
+            return
+        newly = late and not quarantine.status.overdue_at
+        await self._acts.write_status(case, quarantine, status)
+        if newly:
+            named = "; ".join(f"{one.pod}: {one.reason}" for one in blockers[:3])
+            text = f"{status.message}. In the way: {named or 'nobody by name'}"
+            self._acts.note(case, Kind.OVERDUE, text, {"pods": str(plan.remaining)})
+
+    async def explain(self, case: Case) -> None:
+        """Why a drain does not go on now, where its object would not say so."""
+        quarantine = case.patient.quarantine
+        if quarantine is None or quarantine.status.phase not in _UNDER_WAY:
+            return
+        status = quarantine.status
+        if case.node_gone:
+            message = "the node is gone: nothing is left to drain"
+            status = replace(status, message=message, pods_remaining=0, blockers=())
+        elif case.patient.maintained and quarantine.spec.requester == OURS:
+            message = f"left alone, somebody else is at work: {case.patient.maintained}"
+            status = replace(status, message=message)
         if status != quarantine.status:
             await self._acts.write_status(case, quarantine, status)
-
-    def _status(
-        self, quarantine: Quarantine, plan: DrainPlan, blocked: dict[str, _Blocked]
-    ) -> QuarantineStatus:
-        now = self._clocks.wall()
-        before = {blocker.pod: blocker.since for blocker in quarantine.status.blockers}
-        names = {pod.uid: pod.key for pod in plan.evict}
-        blockers = [
-            Blocker(names[uid], entry.reason, entry.since)
-            for uid, entry in blocked.items()
-            if uid in names
-        ]
-        blockers += [
-            Blocker(key, reason, before.get(key, now)) for key, reason in plan.kept.items()
-        ]
-        started = quarantine.status.drain_started_at or now
-        late = now - started > self._deadline
-        return replace(
-            quarantine.status,
-            message="past its deadline; a person must decide" if late else "evicting pods",
-            pods_remaining=plan.remaining,
-            blockers=tuple(sorted(blockers, key=lambda blocker: blocker.since)[:20]),
-        )
 
     @staticmethod
     async def _pause(case: Case, seconds: float) -> None:
@@ -206,3 +196,9 @@ class Drain:
         except TimeoutError:
             return
         case.again.clear()
+
+
+def _late(plan: DrainPlan, moment: Moment) -> str:
+    asked = span(round(moment.deadline - moment.began))
+    forced = ", and are deleted" if plan.force else ", nothing is forced; a person must decide"
+    return f"past its deadline: {plan.remaining} pods have not left in {asked}{forced}"

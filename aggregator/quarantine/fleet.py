@@ -51,6 +51,7 @@ class Patient:
     in_record: bool = False
     overruled: frozenset[Word] = frozenset()  # what a person has overruled
     foreign: str = ""  # cordoned by somebody else, being maintained: shown, left alone
+    maintained: str = ""  # who else is at work on the node; nothing is begun beside them
     last_error: str = ""
 
     def standing(self) -> Standing:

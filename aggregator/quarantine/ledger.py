@@ -19,6 +19,10 @@ class Kind(enum.StrEnum):
     DRAINING = "quarantine.draining"
     EVICTED = "pod.evicted"
     BLOCKED = "pod.blocked"
+    FORCED = "pod.forced"  # deleted past its budgets, as its namespace's policy allows
+    OVERDUE = "quarantine.overdue"  # a drain has passed its deadline
+    HOOK = "quarantine.hook"  # a site's own step before the evictions, or after the release
+    HOOK_FAILED = "quarantine.hook_failed"
     DRAINED = "quarantine.drained"
     RELEASING = "quarantine.releasing"
     RELEASED = "quarantine.released"

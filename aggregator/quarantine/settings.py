@@ -1,10 +1,11 @@
 """What the controller is told, and how its limits read to people."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aggregator.quarantine.cluster import Action
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.drainplan import DrainRules
+from aggregator.quarantine.hooking import HookRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,8 @@ class Settings:
     evictions_at_once: int
     silent_after: float
     silent_drain_after: float
+    off_balancers: bool = True
+    hooks: HookRules = field(default_factory=HookRules)
 
 
 def limits_for_people(settings: Settings) -> dict[str, str]:

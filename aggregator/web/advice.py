@@ -24,6 +24,8 @@ _HOLDS = {
     "fall ill at once, suspect a common cause first; else raise limits.concurrent.",
     "limits.concurrent_percent": "Repair or release nodes in quarantine (sickbay quarantines). If "
     "many fall ill at once, suspect a common cause first.",
+    "maintenance": "Nothing, while somebody else is at work on the node: it is looked at again. To "
+    'act on it all the same: sickbay quarantine NODE --action drain --reason "..."',
     "limits.pool_percent": "This pool has lost as many nodes as it may. Repair or release some of "
     "them, or look for what they share.",
 }
@@ -89,7 +91,7 @@ def for_quarantine(patient: Patient, quarantine: Quarantine, clears: Iterable[st
     if status.phase is Phase.DRAINING and status.blockers:
         return (
             f"Waiting for {_pods(len(status.blockers))} that may not be evicted now. Ask their "
-            "owners, or let the budget heal; nothing is forced."
+            "owners, or let the budget heal; nothing is forced but where drain.namespaces says so."
         )
     if status.phase in (Phase.ADMITTED, Phase.DRAINING):
         return "Nothing yet: it is under way."

@@ -111,9 +111,10 @@ class Watched(MemoryCluster):
 
         return await super()._call(name, watched)
 
-    async def evict(self, pod: Pod) -> EvictionResult:
-        result = await super().evict(pod)
-        self._machine.looked_at_eviction(pod)
+    async def evict(self, pod: Pod, *, dry_run: bool = False) -> EvictionResult:
+        result = await super().evict(pod, dry_run=dry_run)
+        if not dry_run:
+            self._machine.looked_at_eviction(pod)
         return result
 
 

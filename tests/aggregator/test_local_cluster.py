@@ -24,11 +24,14 @@ from aggregator.local.store import Store
 from aggregator.quarantine.acts import Clocks
 from aggregator.quarantine.cluster import (
     Action,
+    Blocker,
     Cluster,
     ClusterError,
     Conflict,
     Evicted,
     EvidenceItem,
+    HookState,
+    HookStatus,
     News,
     NodeChange,
     NodeUncordoned,
@@ -198,7 +201,17 @@ async def test_a_patch_that_changes_nothing_leaves_the_version(path: Path) -> No
 
 
 async def test_everything_written_comes_back_as_it_was(path: Path) -> None:
-    status = QuarantineStatus(Phase.DRAINED, "done", "uid", 1.0, 2.0, 3.0, 4.0, "x", overruled=True)
+    hook = HookStatus(HookState.DONE, 2.5, 2.75, "drained")
+    status = QuarantineStatus(
+        Phase.DRAINED,
+        "done",
+        "uid",
+        *(1.0, 2.0, 3.0, 4.0, 5.0, 6.0),
+        pre_evict=hook,
+        released_because="x",
+        overruled=True,
+        blockers=(Blocker("jobs/a", "a budget", 7.0),),
+    )
     async with opened(path) as cluster:
         quarantine = await cluster.create_quarantine("n1", SPEC)
         written = await cluster.write_quarantine_status(quarantine, status)

@@ -46,6 +46,7 @@ FLAGS = (
     "node_replaced",
     "reborn",
     "node_gone",
+    "maintained",
     "stopped",
     "conflict",
     "definition_going",
@@ -158,6 +159,8 @@ def check_rules(now: Situation, step: Step) -> None:
         assert step.do is Do.ENTER  # it acts only while its entry stands
     elif now.stopped:
         assert step.do in (Do.NOTHING, Do.UPDATE)  # what is known is written, nothing is done
+    if step.do in (Do.CORDON, Do.DRAIN):
+        assert not (ours and now.maintained)  # nothing is done beside somebody else
     if step.do is Do.DRAIN:
         assert now.mode is Action.DRAIN
         assert quarantine.spec.action is Action.DRAIN

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aggregator.kube.objects import seconds
 from aggregator.kube.quarantines import (
     FINALIZER,
     Spec,
@@ -15,13 +16,14 @@ from aggregator.kube.quarantines import (
     decode_quarantine,
     encode_spec,
     encode_status,
-    seconds,
     timestamp,
 )
 from aggregator.quarantine.cluster import (
     Action,
     Blocker,
     EvidenceItem,
+    HookState,
+    HookStatus,
     Phase,
     QuarantineSpec,
     QuarantineStatus,
@@ -55,6 +57,9 @@ STATUS = st.builds(
     released_because=TEXT,
     overruled=st.booleans(),
     pods_remaining=st.one_of(st.none(), st.integers(0, 500)),
+    deadline_at=MOMENT,
+    overdue_at=MOMENT,
+    pre_evict=st.none() | st.builds(HookStatus, st.sampled_from(HookState), MOMENT, MOMENT, TEXT),
     blockers=st.lists(st.builds(Blocker, TEXT, TEXT, MOMENT), max_size=3).map(tuple),
 )
 

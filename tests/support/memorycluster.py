@@ -46,6 +46,7 @@ class World:
     record: RecordText = field(default_factory=lambda: RecordText("", "1", ""))
     budget_blocks: set[str] = field(default_factory=set)  # pod uids
     evicted: list[str] = field(default_factory=list)  # pod uids, each 2xx
+    forced: list[str] = field(default_factory=list)  # pod uids that were deleted past a budget
     writes: list[str] = field(default_factory=list)
     announced: list[tuple[str, bool]] = field(default_factory=list)
     definition_going: bool = False
@@ -64,6 +65,7 @@ class World:
         pod = Pod(
             "jobs", name, f"uid-{name}", self.tick(), "Running", False, False, "Job", "j", False
         )
+        pod = replace(pod, node=node)
         pod = replace(pod, **changes)  # type: ignore[arg-type]  # a test's words
         self.pods[f"{node}/{name}"] = pod
         return pod
@@ -321,13 +323,38 @@ class MemoryCluster:
 
         return await self._call("pods_on", effect)
 
-    async def evict(self, pod: Pod) -> EvictionResult:
+    async def pods_labelled(self, namespace: str, label: str, value: str) -> list[Pod]:
+        def effect() -> list[Pod]:
+            return [
+                pod
+                for pod in self.world.pods.values()
+                if pod.namespace == namespace and pod.labels.get(label) == value
+            ]
+
+        return await self._call("pods_labelled", effect)
+
+    async def delete_pod(self, pod: Pod, *, grace: int) -> EvictionResult:
+        def effect() -> EvictionResult:
+            assert grace >= 1
+            key = next((k for k, p in self.world.pods.items() if p.uid == pod.uid), None)
+            if key is None or self.world.pods[key].version != pod.version:
+                return EvictionResult(Evicted.GONE)
+            self.world.forced.append(pod.uid)
+            self.world.writes.append(f"delete {pod.uid}")
+            self.world.pods[key] = replace(pod, deleting=True, version=self.world.tick())
+            return EvictionResult(Evicted.ACCEPTED)
+
+        return await self._call("delete_pod", effect)
+
+    async def evict(self, pod: Pod, *, dry_run: bool = False) -> EvictionResult:
         def effect() -> EvictionResult:
             key = next((k for k, p in self.world.pods.items() if p.uid == pod.uid), None)
             if key is None or self.world.pods[key].version != pod.version:
                 return EvictionResult(Evicted.GONE)
             if pod.uid in self.world.budget_blocks:
                 return EvictionResult(Evicted.BLOCKED, "the budget of jobs/j needs it")
+            if dry_run:
+                return EvictionResult(Evicted.ACCEPTED)
             self.world.evicted.append(pod.uid)
             self.world.writes.append(f"evict {pod.uid}")
             self.world.pods[key] = replace(pod, deleting=True, version=self.world.tick())

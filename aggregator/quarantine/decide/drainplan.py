@@ -1,63 +1,211 @@
 """Which pods of a node may go, and what keeps the others. Pure; as kubectl drain does."""
 
+import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
 from aggregator.quarantine.cluster import Pod
+from aggregator.quarantine.decide.gangs import Gang, Gangs, gang_of
 
-_FINISHED = ("Succeeded", "Failed")
+FINISHED = ("Succeeded", "Failed")
+#: A pod's own word to autoscalers that it must not be moved.
+_UNWILLING = {
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    "karpenter.sh/do-not-disrupt": "true",
+}
+
+
+class Leave(enum.StrEnum):
+    """How the pods of a namespace leave."""
+
+    EVICT = "evict"  # asked, as their budgets allow
+    WAIT = "wait"  # they may complete first, for a while
+    FORCE = "force"  # asked, and after a while deleted past their budgets
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceRule:
+    """How the pods of namespaces whose name matches leave. Seconds since the drain began.
+
+    ``force_after`` None: at the drain's deadline.
+    """
+
+    match: str
+    leave: Leave
+    wait: float = 0.0
+    force_after: float | None = None
+
+
+_ASKED = NamespaceRule("*", Leave.EVICT)
 
 
 @dataclass(frozen=True, slots=True)
 class DrainRules:
-    """What a drain may take with it. A pod that has all labels of ``protected`` never goes."""
+    """What a drain may take with it. A pod that has all labels of ``protected`` never goes.
+
+    ``stuck_after``: seconds that a pod may be in Terminating past its grace before the drain no
+    longer waits for it. ``gang_pods``: a gang of more is not taken whole.
+    """
 
     delete_empty_dir_data: bool = False
     evict_unmanaged: bool = False
+    evict_unwilling: bool = False
     protected: Mapping[str, str] | None = None
+    namespaces: tuple[NamespaceRule, ...] = ()
+    stuck_after: float = 600.0
+    gangs: Gangs = Gangs.NODE
+    gang_pods: int = 256
+
+    def of(self, namespace: str) -> NamespaceRule:
+        """The first rule whose pattern matches; none: its pods are asked to leave."""
+        found = (rule for rule in self.namespaces if fnmatchcase(namespace, rule.match))
+        return next(found, _ASKED)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Wall clock seconds: now, when the drain began, and when it should have ended."""
+
+    now: float
+    began: float
+    deadline: float
 
 
 @dataclass(frozen=True, slots=True)
 class DrainPlan:
-    """``evict`` now, ``leaving`` already, ``kept`` by rule with the reason (by pod key)."""
+    """``evict`` now; ``force`` now, for their time to be asked is over; ``leaving`` already.
 
-    evict: tuple[Pod, ...]
-    leaving: tuple[Pod, ...]
-    kept: Mapping[str, str]
+    By pod key, with the reason: ``kept`` until a person acts, ``waiting`` for their time, ``stuck``
+    in Terminating, which nobody waits for any more.
+    """
+
+    evict: tuple[Pod, ...] = ()
+    force: tuple[Pod, ...] = ()
+    leaving: tuple[Pod, ...] = ()
+    kept: Mapping[str, str] | None = None
+    waiting: Mapping[str, str] | None = None
+    stuck: Mapping[str, str] | None = None
 
     @property
     def remaining(self) -> int:
-        return len(self.evict) + len(self.leaving) + len(self.kept)
+        """Pods that still have to leave the node."""
+        going = len(self.evict) + len(self.force) + len(self.leaving)
+        return going + len(self.kept or ()) + len(self.waiting or ())
+
+    @property
+    def named(self) -> dict[str, str]:
+        """Every pod that is not asked to leave now, and why not."""
+        return {**(self.kept or {}), **(self.waiting or {}), **(self.stuck or {})}
 
 
-def plan_drain(pods: Sequence[Pod], rules: DrainRules) -> DrainPlan:
+def plan_drain(pods: Sequence[Pod], rules: DrainRules, moment: Moment) -> DrainPlan:
     """Sort a node's pods. Those of DaemonSets and mirror pods are not counted at all."""
     evict: list[Pod] = []
+    force: list[Pod] = []
     leaving: list[Pod] = []
     kept: dict[str, str] = {}
+    waiting: dict[str, str] = {}
+    stuck: dict[str, str] = {}
     for pod in pods:
-        if pod.mirror or pod.owner_kind == "DaemonSet":
+        if stays_by_nature(pod):
             continue
         if pod.deleting:
-            leaving.append(pod)
+            reason = _stuck_because(pod, rules, moment)
+            if reason:
+                stuck[pod.key] = reason
+            else:
+                leaving.append(pod)
             continue
-        reason = _kept_because(pod, rules)
+        reason = kept_because(pod, rules)
         if reason:
             kept[pod.key] = reason
+        elif reason := _waits_because(pod, rules, moment):
+            waiting[pod.key] = reason
+        elif _is_due_by_force(pod, rules, moment):
+            force.append(pod)
         else:
             evict.append(pod)
-    return DrainPlan(tuple(evict), tuple(leaving), kept)
+    plan = DrainPlan(tuple(evict), tuple(force), tuple(leaving), kept, waiting, stuck)
+    return _together(pods, plan)
 
 
-def _kept_because(pod: Pod, rules: DrainRules) -> str:
+def stays_by_nature(pod: Pod) -> bool:
+    """Whether the pod belongs to its node and not on it: nothing would be won by its eviction."""
+    return pod.mirror or pod.owner_kind == "DaemonSet"
+
+
+def kept_because(pod: Pod, rules: DrainRules) -> str:
+    """Why the pod is not to go at all; empty when it may."""
     if rules.protected and all(
         pod.labels.get(key) == value for key, value in rules.protected.items()
     ):
         return "protected by drain.protected_selector"
-    if pod.phase in _FINISHED:
+    rule = rules.of(pod.namespace)
+    if rule.leave is Leave.NEVER:
+        return f'never evicted (drain.namespaces "{rule.match}")'
+    if pod.phase in FINISHED:
         return ""
     if not pod.owner_kind and not rules.evict_unmanaged:
         return "has no controller that would make it anew (drain.evict_unmanaged is off)"
     if pod.empty_dir and not rules.delete_empty_dir_data:
         return "has emptyDir data that would be lost (drain.delete_empty_dir_data is off)"
+    said = next((key for key, no in _UNWILLING.items() if pod.annotations.get(key) == no), "")
+    if said and not rules.evict_unwilling:
+        return f"asks not to be evicted ({said}; drain.evict_unwilling is off)"
     return ""
+
+
+def _stuck_because(pod: Pod, rules: DrainRules, moment: Moment) -> str:
+    if not pod.deletion_at or moment.now < pod.deletion_at + rules.stuck_after:
+        return ""
+    return f"stuck in Terminating for more than {span(rules.stuck_after)}: not waited for"
+
+
+def _waits_because(pod: Pod, rules: DrainRules, moment: Moment) -> str:
+    rule = rules.of(pod.namespace)
+    if pod.phase in FINISHED or moment.now >= moment.began + rule.wait:
+        return ""
+    return f'may complete, for {span(rule.wait)} at most (drain.namespaces "{rule.match}")'
+
+
+def _is_due_by_force(pod: Pod, rules: DrainRules, moment: Moment) -> bool:
+    rule = rules.of(pod.namespace)
+    if rule.leave is not Leave.FORCE:
+        return False
+    after = moment.deadline if rule.force_after is None else moment.began + rule.force_after
+    return moment.now >= after
+
+
+def _together(pods: Sequence[Pod], plan: DrainPlan) -> DrainPlan:
+    """A gang goes when all of it on this node may: else its other pods wait for the one."""
+    named = plan.named
+    held: dict[Gang, str] = {}
+    for pod in pods:
+        gang = gang_of(pod)
+        # Not those that are as good as gone: they hold up nobody.
+        if gang is not None and pod.key in named and not pod.deleting:
+            held.setdefault(gang, f"{pod.key} {named[pod.key]}")
+    if not held:
+        return plan
+    going = [(pod, gang_of(pod)) for pod in (*plan.evict, *plan.force)]
+    waiting = {
+        pod.key: f"goes together with its gang: {held[gang]}"
+        for pod, gang in going
+        if gang is not None and gang in held and pod.phase not in FINISHED
+    }
+    return replace(
+        plan,
+        evict=tuple(pod for pod in plan.evict if pod.key not in waiting),
+        force=tuple(pod for pod in plan.force if pod.key not in waiting),
+        waiting={**(plan.waiting or {}), **waiting},
+    )
+
+
+def span(seconds: float) -> str:
+    """A duration as the configuration writes it."""
+    for unit, size in (("d", 86400.0), ("h", 3600.0), ("m", 60.0)):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:g}{unit}"
+    return f"{seconds:g}s"

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from aggregator.quarantine.cluster import EvidenceItem, Node, NodeChange, Quarantine, Taint
+from aggregator.quarantine.decide.maintenance import maintained_by
 from aggregator.quarantine.decide.words import Word
 
 TAINT = "sickbay.dev/quarantine"
@@ -17,19 +18,15 @@ CODES = "sickbay.dev/codes"
 DID = "sickbay.dev/did"
 OVERRULED = "sickbay.dev/overruled"
 RELEASED = "sickbay.dev/released"
+#: Kubernetes' own: cloud load balancers send the node nothing any more.
+OFF_BALANCERS = "node.kubernetes.io/exclude-from-external-load-balancers"
 
 #: A label value of Kubernetes is at most 63 characters; annotations are bounded for people's sake.
 _MOST_CODES = 16
 #: Evidence that a node remembers, of its quarantine and of people's words. An annotation of
 #: Kubernetes is at most 256 KiB, all of a node's together.
 _MOST_WORDS = 256
-
-#: Set by those who are about to take the node away, and what to call it.
-_MAINTENANCE = {
-    "ToBeDeletedByClusterAutoscaler": "the autoscaler is removing it",
-    "karpenter.sh/disrupted": "Karpenter is removing it",
-    "node.cloudprovider.kubernetes.io/shutdown": "the cloud has shut it down",
-}
+_EXCLUDED = "off_balancers"
 
 
 def is_marked(node: Node) -> bool:
@@ -57,6 +54,7 @@ def cordon_change(node: Node, quarantine: Quarantine) -> NodeChange:
                     "quarantine": quarantine.uid,
                     "incident": quarantine.spec.incident,
                     "unschedulable": cordoned,
+                    **({_EXCLUDED: True} if _did_exclude(node) else {}),
                     "evidence": _rows(sorted(words_of(quarantine.spec.evidence))[:_MOST_WORDS]),
                 },
                 sort_keys=True,
@@ -81,12 +79,21 @@ def stood_for(node: Node) -> frozenset[Word]:
 
 def foreign_hands(node: Node) -> str:
     """Who else keeps work off the node, for people; empty when nobody does."""
-    for taint in node.taints:
-        if taint.key in _MAINTENANCE:
-            return _MAINTENANCE[taint.key]
+    maintained = maintained_by(node)
+    if maintained:
+        return maintained
     if node.unschedulable and not _did_cordon(node.annotations):
         return "it was cordoned before, and stays so when sickbay lets go"
     return ""
+
+
+def exclude_change(node: Node) -> NodeChange | None:
+    """Take a node that is marked off the load balancers; None where it is, by whomever."""
+    did = _did(node.annotations)
+    if OFF_BALANCERS in node.labels or not did:
+        return None
+    text = json.dumps({**did, _EXCLUDED: True}, sort_keys=True)
+    return NodeChange(labels={OFF_BALANCERS: ""}, annotations={DID: text})
 
 
 def undo_change(
@@ -111,7 +118,7 @@ def undo_change(
     return NodeChange(
         taints=tuple(taint for taint in node.taints if taint.key != TAINT),
         unschedulable=False if node.unschedulable and ours else None,
-        labels={LABEL: None},
+        labels={LABEL: None, **({OFF_BALANCERS: None} if _did_exclude(node) else {})},
         annotations=annotations,
     )
 
@@ -129,6 +136,10 @@ def read_overruled(annotations: Mapping[str, str]) -> frozenset[Word]:
 
 def write_overruled(overruled: frozenset[Word]) -> str:
     return json.dumps({"evidence": _rows(sorted(overruled)[:_MOST_WORDS])})
+
+
+def _did_exclude(node: Node) -> bool:
+    return _did(node.annotations).get(_EXCLUDED) is True
 
 
 def _did_cordon(annotations: Mapping[str, str]) -> bool:

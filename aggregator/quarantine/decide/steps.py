@@ -72,7 +72,8 @@ class Situation:
     long that an admitted drain goes on with the recorded evidence. ``fresh``: the agent is attached
     and has spoken since. ``recovered``: every incident is closed by positive signs. ``uncordoned``:
     the node that we cordoned was read and is schedulable again. ``reborn``: it is another Node, in
-    another boot, which ends all that the quarantine stands on.
+    another boot, which ends all that the quarantine stands on. ``maintained``: somebody else is at
+    work on the node; what a person made by hand goes on beside them, ours does not.
     """
 
     quarantine: Quarantine | None
@@ -86,6 +87,7 @@ class Situation:
     node_replaced: bool = False
     reborn: bool = False
     node_gone: bool = False
+    maintained: bool = False
     stopped: bool = False
     conflict: bool = False
     definition_going: bool = False
@@ -111,8 +113,9 @@ def next_step(now: Situation) -> Step:
     if now.stopped:
         return Step(Do.NOTHING)
     if quarantine.status.phase in _UNTOUCHED or now.node_replaced:
-        observing = now.mode is Action.OBSERVE and quarantine.spec.requester == OURS
-        return Step(Do.NOTHING) if now.node_gone or observing else Step(Do.CORDON)
+        ours = quarantine.spec.requester == OURS
+        held = ours and (now.mode is Action.OBSERVE or now.maintained)
+        return Step(Do.NOTHING) if now.node_gone or held else Step(Do.CORDON)
     if _may_evict(now, quarantine):
         return Step(Do.DRAIN)
     return Step(Do.NOTHING)
@@ -160,6 +163,8 @@ def _may_evict(now: Situation, quarantine: Quarantine) -> bool:
         return False
     if quarantine.spec.requester != OURS:
         return True
+    if now.maintained:
+        return False
     if now.wanted is not None:
         return now.knows and now.wanted.in_force is Action.DRAIN
     recorded = any(not item.cleared for item in quarantine.spec.evidence)

@@ -1,0 +1,69 @@
+"""A hook that is an HTTP endpoint of the site's, signed like an alert (docs/alerts.md).
+
+200: done. 202: not yet, ask again (Retry-After is honoured). Anything else: it has failed, and is
+tried again too. `X-Sickbay-Delivery` is the same for every attempt about one quarantine.
+"""
+
+import json
+import ssl
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import aiohttp
+
+from aggregator.alerts.courier import SecretError, read_secret, words_of
+from aggregator.alerts.post import headers, retry_after
+from aggregator.quarantine.hooking import HookAnswer, Said
+from aggregator.thread import OneThread
+
+BODY_VERSION = 1
+#: Seconds for one attempt: who needs longer answers 202.
+_ATTEMPT = 30.0
+_MOST_ANSWER = 2000
+
+
+class WebhookHook:
+    """Implements `Hook`. ``wall`` is wall clock seconds, for the signature."""
+
+    def __init__(self, url: str, secret_file: Path, *, wall: Callable[[], float]) -> None:
+        self._url = url
+        self._secret_file = secret_file
+        self._wall = wall
+
+    async def ask(self, values: Mapping[str, str], *, limit: float) -> HookAnswer:
+        timeout = aiohttp.ClientTimeout(total=min(limit, _ATTEMPT))
+        content = json.dumps({"version": BODY_VERSION, "source": "sickbay", **values}).encode()
+        ident = f"{values['quarantine']}-{values['hook']}"
+        thread = OneThread("hook-secret")  # a file system that hangs must not stop the event loop
+        try:
+            now = self._wall()
+            secret = await thread.run(read_secret, self._secret_file)
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as session,
+                session.post(
+                    self._url,
+                    data=content,
+                    headers=headers(ident, content, secret, now),
+                    allow_redirects=False,
+                ) as response,
+            ):
+                said = await response.content.read(_MOST_ANSWER)
+                return _judge(response.status, said, response.headers, now)
+        except SecretError as error:
+            return HookAnswer(Said.FAILED, str(error))
+        except TimeoutError:
+            return HookAnswer(Said.FAILED, f"no answer within {timeout.total:g} s")
+        except (aiohttp.ClientError, OSError, ssl.SSLError, ValueError) as error:
+            return HookAnswer(Said.FAILED, words_of(error))
+        finally:
+            thread.stop()
+
+
+def _judge(status: int, said: bytes, given: Mapping[str, str], now: float) -> HookAnswer:
+    text = said.decode(errors="replace").strip()
+    again = retry_after(given.get("Retry-After", ""), now)
+    if status == 200:
+        return HookAnswer(Said.DONE, text)
+    if status == 202:
+        return HookAnswer(Said.LATER, text, again)
+    return HookAnswer(Said.FAILED, f"HTTP {status}: {text}".rstrip(": "), again)

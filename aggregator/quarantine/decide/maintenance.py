@@ -1,0 +1,35 @@
+"""Who else is at work on a node, told by the marks that they set themselves. Pure.
+
+Such a node is theirs until the mark is gone: we begin nothing and evict nobody beside them. Their
+marks are never touched, nor is `cluster-autoscaler.kubernetes.io/scale-down-disabled`.
+"""
+
+from aggregator.quarantine.cluster import Node
+
+_TAINTS = {
+    "ToBeDeletedByClusterAutoscaler": "the autoscaler is removing it",
+    "karpenter.sh/disrupted": "Karpenter is removing it",
+    "karpenter.sh/disruption": "Karpenter is removing it",
+    "node.cloudprovider.kubernetes.io/shutdown": "the cloud has shut it down",
+    "node.kubernetes.io/out-of-service": "it was declared out of service",
+}
+_DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
+_EXCLUDED = "remediation.medik8s.io/exclude-from-remediation"
+_UPGRADE = "nvidia.com/gpu-driver-upgrade-state"
+#: States of that upgrade in which nothing is being done to the node (yet, or any more).
+_NO_UPGRADE = ("", "unknown", "upgrade-required", "upgrade-done")
+
+
+def maintained_by(node: Node) -> str:
+    """Who is at work on the node, for people; empty when nobody is."""
+    for taint in node.taints:
+        if taint.key in _TAINTS:
+            return f"{_TAINTS[taint.key]} (taint {taint.key})"
+    state = node.labels.get(_UPGRADE, "")
+    if state not in _NO_UPGRADE:
+        return f"its GPU driver is being upgraded ({_UPGRADE}={state})"
+    if node.labels.get(_EXCLUDED) == "true":
+        return f"it is excluded from remediation (label {_EXCLUDED})"
+    if node.annotations.get(_DO_NOT_DISRUPT) == "true":
+        return f"it is not to be disrupted (annotation {_DO_NOT_DISRUPT})"
+    return ""
