@@ -26,7 +26,7 @@ FILE_CHECKS = [
     if spec.name
     in {
         *("disk-ext4", "disk-md", "disk-readonly", "infiniband", "memory", "nic-health"),
-        *("nic-link", "pressure", "processes", "reboot"),
+        *("net-tables", "nic-link", "pressure", "processes", "reboot"),
     }
 ]
 
@@ -43,6 +43,11 @@ FILES = (
     *(f"sys/class/infiniband/mlx5_0/ports/1/{name}" for name in ("state", "phys_state", "rate")),
     *(f"sys/class/infiniband/mlx5_0/ports/1/counters/{name}" for name in ("link_downed",)),
     *(f"sys/bus/pci/devices/{GPU}.0/{name}" for name in ("vendor", "class")),
+    *("proc/net/stat/arp_cache", "proc/net/stat/ndisc_cache", "proc/net/stat/nf_conntrack"),
+    *(f"proc/sys/net/{family}/neigh/default/gc_thresh3" for family in ("ipv4", "ipv6")),
+    *(f"proc/sys/net/netfilter/nf_conntrack_{name}" for name in ("count", "max")),
+    *(f"sys/fs/ext4/sda1/last_error_{name}" for name in ("time", "func")),
+    *(f"sys/block/md0/md/{name}" for name in ("level", "raid_disks", "sync_completed")),
     "sys/fs/pstore/dmesg-efi-1",
 )
 
@@ -61,9 +66,13 @@ STARTS = (
 
 content = st.one_of(
     st.tuples(st.sampled_from(STARTS), st.binary(max_size=80)).map(b"".join),
-    # None: not there. A folder: every read of it is an error (EISDIR, as EINVAL would be).
-    st.sampled_from([None, "folder"]),
+    # None: not there. "refused": a real file of sysfs whose every read is EINVAL. "gone": listed
+    # and no longer there when it is opened. "folder": a read of it is EISDIR.
+    st.sampled_from([None, "refused", "gone", "folder"]),
 )
+
+#: The kernel knows no speed of a loopback device and says "invalid argument".
+REFUSED = Path("/sys/class/net/lo/speed")
 
 
 def a_machine(root: Path, files: dict[str, bytes | str | None]) -> Machine:
@@ -74,9 +83,18 @@ def a_machine(root: Path, files: dict[str, bytes | str | None]) -> Machine:
         path.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(what, bytes):
             path.write_bytes(what)
+        elif what == "refused":
+            path.symlink_to(REFUSED)
+        elif what == "gone":
+            path.symlink_to(path.with_name("nowhere"))
         elif what is not None:
             path.mkdir()
     return Machine(clock=HandClock(), proc=root / "proc", sys=root / "sys")
+
+
+def test_a_refused_file_is_one() -> None:
+    with pytest.raises(OSError, match="Invalid argument"):
+        REFUSED.read_text()
 
 
 @pytest.mark.parametrize("spec", FILE_CHECKS, ids=lambda spec: str(spec.name))
