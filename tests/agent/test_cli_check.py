@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
+from nodeagent.checks import registry
 from nodeagent.model import ClearedBy, Status
 from tests.agent import real_disks
 from tests.agent.agent_process import QUIET, AgentProcess
 from tests.agent.cli import PROGRAM, StandIn, agent, answer, configured, fault, result
 from tests.agent.kernel_log import GPU, pci_device, raw
-from tests.nvml import FakeGpus, gpu, uuid_of
+from tests.nvml import FakeGpus, gpu, link_the_rest, uuid_of
 from tests.support.ward import until
 
 XID = f"NVRM: Xid (PCI:{GPU}): 79, pid=1, name=x, GPU has fallen off the bus."
@@ -72,6 +73,30 @@ def test_one_look_sees_gpus_and_their_faults_through_the_real_pynvml(tmp_path: P
     assert done.code == 1, done
     assert done.row(f"gpu-rows       {uuid_of(1)}").startswith("failed")
     assert done.row(f"gpu-inventory  {uuid_of(0)}").startswith("ok")
+
+
+def test_one_look_at_a_machine_of_eight_gpus_is_json_with_each_of_them(tmp_path: Path) -> None:
+    gpus = [gpu(index) for index in range(8)]
+    gpus[3] = gpu(3, fabric=(3, 999, 0, 0, 7, 3), clocks=0x40)
+    machine = FakeGpus(tmp_path, gpus)
+    link_the_rest(machine.sys)
+    config = configured(tmp_path, "[expect]\ngpus = 8\n")
+    done = agent("check", "-o", "json", "--config", config, env=machine.env)
+    assert done.code == 1, done
+    assert done.json["status"] == "failed"
+    found = {(r["check"], r["component"]): r["status"] for r in done.json["results"]}
+    off = {each["name"]: each["off_because"] for each in done.json["checks"]}
+    per_gpu = {spec.name for spec in registry.SPECS if spec.name.startswith("gpu-")}
+    per_gpu -= {"gpu-pages"}
+    sick = {("gpu-fabric", uuid_of(3)): "failed", ("gpu-clocks", uuid_of(3)): "degraded"}
+    for name in per_gpu:
+        for index in range(8):
+            key = (name, uuid_of(index))
+            assert found[key] == sick.get(key, "ok"), (key, done.out)
+    assert off["gpu-pages"] == "not supported by these GPUs"
+    # But for the PCI bus the machine is the real one.
+    assert ("nic-health", "") not in found, "no sysfs, it would say"
+    assert len(done.json["checks"]) == len(registry.SPECS)
 
 
 def test_an_old_xid_in_the_ring_is_history_for_a_look_without_an_agent(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from nodeagent.checks import gpu_pcie
 from nodeagent.sources.machine import Machine
 from nodeagent.sources.pcielink import PcieLink, read_link
 from tests.agent.kernel_log import HandClock
-from tests.nvml import gpu, pci_of, uuid_of
+from tests.nvml import PCIE_LINK, gpu, pci_of, uuid_of
 from tests.nvml.look import Bench, look
 
 COR = "RxErr 3\nBadTLP 1\nBadDLLP 0\nRollover 2\nTimeout {}\nTOTAL_ERR_COR 6\n"
@@ -132,6 +132,8 @@ async def test_a_driver_that_hangs_does_not_hide_the_link(tmp_path: Path) -> Non
 
 async def test_a_bus_without_these_files_is_unknown(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0)]) as bench:
+        for name in PCIE_LINK:
+            (bench.gpus.sys / f"bus/pci/devices/{pci_of(0)}.0" / name).unlink()
         seen = await look(bench.build(gpu_pcie.SPEC))
         assert seen.status("pci:" + pci_of(0)) == ("UNKNOWN", "no-sysfs")
         bench.gpus.write([gpu(0)], pci=[])

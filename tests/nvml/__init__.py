@@ -120,6 +120,17 @@ def library() -> Path:
     return target
 
 
+#: What sysfs says of a link that is as it should be.
+PCIE_LINK = {
+    "current_link_width": "16",
+    "max_link_width": "16",
+    "current_link_speed": "32.0 GT/s PCIe",
+    "aer_dev_correctable": "RxErr 0\nBadTLP 0\nRollover 0\nTimeout 0\nTOTAL_ERR_COR 0",
+    "aer_dev_nonfatal": "Undefined 0\nTOTAL_ERR_NONFATAL 0",
+    "aer_dev_fatal": "Undefined 0\nTOTAL_ERR_FATAL 0",
+}
+
+
 def fake_pci(root: Path, addresses: Iterable[str], driver: str = "nvidia") -> Path:
     """A sysfs under ``root`` with an NVIDIA GPU at each address; those at no address are gone."""
     devices = root / "bus/pci/devices"
@@ -132,7 +143,10 @@ def fake_pci(root: Path, addresses: Iterable[str], driver: str = "nvidia") -> Pa
             shutil.rmtree(device)
     for name in wanted:
         device = devices / name
-        device.mkdir(exist_ok=True)
+        if not device.exists():
+            device.mkdir()
+            for file, text in PCIE_LINK.items():
+                (device / file).write_text(f"{text}\n")
         (device / "vendor").write_text("0x10de\n")
         (device / "class").write_text("0x030200\n")
         (device / "driver").unlink(missing_ok=True)

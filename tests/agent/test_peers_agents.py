@@ -1,0 +1,186 @@
+"""Cases that other agents get wrong, on one node: two GPUs, an NVSwitch, and an NVML that hangs.
+
+What gpud and node-problem-detector made of the same cases was measured on this kind of machine.
+Those that are a test elsewhere: a MIG instance's Xid, Xid 154's verdict, forged lines, restarts and
+ring overruns (test_xid, test_kmsg_device, test_uplink), disks that are full, remounted or damaged
+(test_disk_real, test_disk_io), PCIe AER, machine checks and lockups (test_pcie_aer,
+test_kernel_context), who may ask the agent for what (test_agent).
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.clock import SystemClock
+from tests.agent.agent_process import QUIET, AgentProcess
+from tests.agent.kernel_log import GPU, OTHER_GPU, pci_device
+from tests.bench.processes import cost
+from tests.nvml import FakeGpus, gpu
+
+SWITCH = "0000:c1:00"
+HANGS = """
+[nvml]
+deadline = "0.3s"
+[checks.gpu-inventory]
+interval = "0.5s"
+"""
+
+
+@pytest.fixture(scope="module")
+def nvml(tmp_path_factory: pytest.TempPathFactory) -> FakeGpus:
+    gpus = [gpu(0, pci=GPU, uuid="GPU-a"), gpu(1, pci=OTHER_GPU, uuid="GPU-b")]
+    return FakeGpus(tmp_path_factory.mktemp("nvml"), gpus)
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory, nvml: FakeGpus) -> Iterator[AgentProcess]:
+    """Its NVML hangs from the start."""
+    nvml.fail("nvmlInitWithFlags", hang=True)
+    agent = AgentProcess(tmp_path_factory.mktemp("node"), more=QUIET + HANGS)
+    pci_device(agent.folder / "sys", f"{OTHER_GPU}.0", "0x030200")
+    pci_device(agent.folder / "sys", f"{SWITCH}.0", "0x068000")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in nvml.env.items():
+            patch.setenv(name, value)
+        agent.start()
+    try:
+        wait_for((agent.run_dir / "agent.sock").exists, agent.log)
+        yield agent
+    finally:
+        nvml.heal()
+        agent.close()
+
+
+def wait_for(what: Callable[[], Any], hint: Callable[[], object], within: float = 30.0) -> Any:
+    end = time.monotonic() + within
+    while not (found := what()):
+        assert time.monotonic() < end, hint()
+        time.sleep(0.02)
+    return found
+
+
+def told(node: AgentProcess) -> dict[str, Any]:
+    status, body = node._ask("/v1/results", "GET", "")
+    assert status == 200
+    answer: dict[str, Any] = json.loads(body)
+    return answer
+
+
+def fault(node: AgentProcess, code: str, component: str = f"pci:{GPU}") -> dict[str, Any]:
+    """The latched fault, once it is there."""
+
+    def look() -> dict[str, Any] | None:
+        for each in told(node)["faults"]:
+            if (each["code"], each["component"]) == (code, component):
+                return dict(each)
+        return None
+
+    found: dict[str, Any] = wait_for(look, lambda: told(node)["faults"])
+    return found
+
+
+def inventory(node: AgentProcess) -> dict[str, tuple[str, str, str]]:
+    return {
+        each["component"]: (each["status"], each["reason"], each["message"])
+        for each in told(node)["results"]
+        if each["check"] == "gpu-inventory"
+    }
+
+
+def test_nvml_that_hangs_at_the_start_is_said_and_the_agent_answers(node: AgentProcess) -> None:
+    seen = wait_for(lambda: inventory(node).get(""), node.log)
+    assert seen[0] == "unknown"
+    assert seen[1] in ("starting", "hung")
+    assert "nvmlInit" in seen[2]
+
+
+def test_gpu_lines_count_on_a_node_whose_nvml_is_broken(node: AgentProcess) -> None:
+    node.line(f"NVRM: Xid (PCI:{GPU}): 79, pid=1, name=x, GPU has fallen off the bus.")
+    assert "fallen off the bus" in fault(node, "xid:79")["message"]
+
+
+def test_two_gpus_that_fail_at_once_are_two_faults_each_with_its_own_words(
+    node: AgentProcess,
+) -> None:
+    node.line(f"NVRM: Xid (PCI:{GPU}): 95, pid=1, name=x, the first")
+    node.line(f"NVRM: Xid (PCI:{OTHER_GPU}): 95, pid=2, name=y, the second")
+    first, second = fault(node, "xid:95"), fault(node, "xid:95", f"pci:{OTHER_GPU}")
+    assert first["message"].endswith("the first")
+    assert second["message"].endswith("the second")
+    assert (first["count"], second["count"]) == (1, 1)
+
+
+def test_an_sxid_that_the_driver_calls_non_fatal_is_not_fatal(node: AgentProcess) -> None:
+    line = "nvidia-nvswitch0: SXid (PCI:{}.0): 12028, {}, Link 32 egress non-posted PRIV error"
+    node.line(line.format(SWITCH, "Non-fatal"))
+    assert fault(node, "sxid:12028:non-fatal", "")
+    node.line(line.format(SWITCH, "Fatal").replace("12028", "12030"))
+    assert fault(node, "sxid:12030:fatal", "")
+
+
+def test_an_xid_and_an_sxid_that_nobody_has_named_are_told(node: AgentProcess) -> None:
+    node.line(f"NVRM: Xid (PCI:{GPU}): 987, pid=1, name=x, new")
+    node.line(f"nvidia-nvswitch0: SXid (PCI:{SWITCH}.0): 98765, Non-fatal, Link 1 new")
+    assert fault(node, "xid:987")
+    assert fault(node, "sxid:98765:non-fatal", "")
+
+
+def test_an_event_s_time_is_right_to_the_millisecond(node: AgentProcess) -> None:
+    """The kernel's stamp is whole; a peer takes the uptime in whole seconds and is early by one."""
+    before = SystemClock().boottime()
+    node.line(f"NVRM: Xid (PCI:{GPU}): 31, pid=1, name=x, MMU Fault")
+    after = SystemClock().boottime()
+    fault(node, "xid:31")
+    asked = SystemClock().boottime()
+    age = fault(node, "xid:31")["last_age_seconds"]
+    answered = SystemClock().boottime()
+    # Between the two the agent took its "now"; rounding costs half a millisecond.
+    assert before - 0.001 <= answered - age
+    assert asked - age <= after + 0.001
+
+
+def test_nvml_that_hangs_later_leaves_no_gpu_healthy(node: AgentProcess, nvml: FakeGpus) -> None:
+    nvml.heal()
+    wait_for(lambda: inventory(node).get("GPU-b", ("",))[0] == "ok", lambda: inventory(node))
+    nvml.fail("nvmlDeviceGetUUID", hang=True)
+
+    def nobody_is_well() -> bool:
+        seen = inventory(node)
+        return {"", "GPU-a", "GPU-b"} <= seen.keys() and not any(
+            s == "ok" for s, *_ in seen.values()
+        )
+
+    wait_for(nobody_is_well, lambda: inventory(node))
+    assert all(reason == "hung" for _, reason, _ in inventory(node).values())
+    nvml.heal()
+    wait_for(lambda: inventory(node)["GPU-b"][0] == "ok", lambda: inventory(node))
+
+
+def test_the_fault_after_20_000_distinct_xids_is_seen_at_once(
+    tmp_path: Path,
+) -> None:
+    """A peer took a core for 94 s and saw it 94 s late; the other was blind for the overrun."""
+    node = AgentProcess(tmp_path)
+    pci_device(node.folder / "sys", f"{OTHER_GPU}.0", "0x030200")
+    try:
+        node.start()
+        wait_for((node.run_dir / "agent.sock").exists, node.log)
+        wait_for(lambda: told(node)["results"], node.log)
+        assert node.process is not None
+        spent = cost(node.process.pid).cpu_s
+        for code in range(20_000):
+            node.line(f"NVRM: Xid (PCI:{GPU}): {70_000 + code}, pid={code}, name=x, text")
+        node.line(f"NVRM: Xid (PCI:{OTHER_GPU}): 79, pid=1, name=x, GPU has fallen off the bus.")
+        began = time.monotonic()
+        fault(node, "xid:79", f"pci:{OTHER_GPU}")
+        assert time.monotonic() - began < 10.0
+        assert cost(node.process.pid).cpu_s - spent < 15.0
+        answer = told(node)
+        assert len(answer["faults"]) <= 1024
+        assert any("evidence lost" in note for note in answer["notes"])
+    finally:
+        node.close()
