@@ -99,6 +99,7 @@ def _settings(config: Config) -> Settings:
         silent_drain_after=limits.silent_drain_after,
         off_balancers=drain.off_load_balancers,
         hooks=hook_rules(drain, wall=time.time),
+        silent_action="cordon" if config.agents.silent_failing == "cordon" else "observe",
     )
 
 

@@ -97,6 +97,8 @@ class Identity(Section):
 class Agents(Section):
     heartbeat: Annotated[Duration, Field(ge=1)] = 10.0
     silent_after: Annotated[Duration, Field(ge=1)] = 60.0
+    silent_failing: Literal["alert", "cordon"] = "alert"
+    """What is done where an agent is silent, its kubelet ready, and its last evidence failing."""
 
 
 class Limits(Section):

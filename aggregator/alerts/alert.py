@@ -20,7 +20,10 @@ SEVERITY = {
     Kind.HOOK_FAILED: "critical",
     Kind.OVERRULED: "info",
     Kind.RELEASED: "info",
+    Kind.RELEASE_HELD: "warning",
+    Kind.WISHED: "info",
     Kind.AGENT_SILENT: "warning",
+    Kind.SILENT_FAILING: "critical",
     Kind.AGENT_CONFLICT: "critical",
     Kind.EVIDENCE_LOST: "warning",
     Kind.STOPPED: "warning",
@@ -93,7 +96,14 @@ def topic_of(transition: Transition) -> str:
         about.append(transition.details.get("limit", ""))
     elif kind in (Kind.HOOK, Kind.HOOK_FAILED):
         about.append(transition.details.get("hook", ""))
-    elif kind in (Kind.INCIDENT_CHANGED, Kind.EVIDENCE_LOST, Kind.AGENT_CONFLICT, Kind.EVICTED):
+    elif kind in (
+        Kind.WISHED,
+        Kind.RELEASE_HELD,
+        Kind.INCIDENT_CHANGED,
+        Kind.EVIDENCE_LOST,
+        Kind.AGENT_CONFLICT,
+        Kind.EVICTED,
+    ):
         about.append(transition.summary)
     return _digest(*about)
 
@@ -121,7 +131,7 @@ def ends(transition: Transition) -> Ends | None:
         case Kind.RELEASED | Kind.OVERRULED:
             return Ends(node, _UNDONE - {Kind.RELEASED, Kind.OVERRULED})
         case Kind.AGENT_BACK:
-            return Ends(node, frozenset({Kind.AGENT_SILENT}))
+            return Ends(node, frozenset({Kind.AGENT_SILENT, Kind.SILENT_FAILING}))
         case Kind.AGENT_SILENT:
             return Ends(node, frozenset({Kind.AGENT_BACK}))
         case Kind.RESUMED:

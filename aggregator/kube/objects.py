@@ -86,8 +86,21 @@ class NodeInfo(msgspec.Struct, frozen=True):
 
 
 class NodeStatus(msgspec.Struct, frozen=True, rename="camel"):
+    capacity: dict[str, str] | None = None
+    allocatable: dict[str, str] | None = None
     conditions: list[Condition] | None = None
     node_info: NodeInfo | None = None
+
+
+#: Whose extended resources are accelerators: a device plugin can keep one of them out.
+_ACCELERATORS = (
+    "nvidia.com/",
+    "amd.com/",
+    "gpu.intel.com/",
+    "habana.ai/",
+    "google.com/",
+    "aws.amazon.com/",
+)
 
 
 class NodeObject(msgspec.Struct, frozen=True):
@@ -228,7 +241,18 @@ def to_node(node: NodeObject) -> Node:
         annotations=meta.annotations or {},
         boot_id=info.boot_id if info else "",
         ready=None if ready is None or ready.status == "Unknown" else ready.status == "True",
+        devices=_devices(node.status) if node.status else {},
     )
+
+
+def _devices(status: NodeStatus) -> dict[str, tuple[str, str]]:
+    """Quantities as they are written: the API server writes equal ones alike."""
+    allocatable = status.allocatable or {}
+    return {
+        name: (most, allocatable.get(name, "0"))
+        for name, most in (status.capacity or {}).items()
+        if name.startswith(_ACCELERATORS)
+    }
 
 
 def to_pod(pod: PodObject) -> Pod:

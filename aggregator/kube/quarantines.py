@@ -83,6 +83,7 @@ class State(msgspec.Struct, frozen=True, rename="camel"):
     pre_evict: Hook | None = None
     released_because: str | None = None
     overruled: bool | None = None
+    release_held: str | None = None
     pods_remaining: int | None = None
     blockers: list[Block] | None = None
 
@@ -161,6 +162,7 @@ def encode_status(status: QuarantineStatus) -> State:
         pre_evict=_encode_hook(status.pre_evict),
         released_because=status.released_because or None,
         overruled=status.overruled or None,
+        release_held=status.release_held or None,
         pods_remaining=status.pods_remaining,
         blockers=[
             Block(blocker.pod, blocker.reason, timestamp(blocker.since))
@@ -222,7 +224,14 @@ def _decode_spec(raw: msgspec.Raw) -> tuple[QuarantineSpec, str]:
         policy_hash=spec.policy_hash or "",
         evidence=tuple(evidence),
     )
-    return decoded, problem if spec.action is Action.OBSERVE else ""
+    if spec.action is Action.OBSERVE:
+        return decoded, problem
+    if spec.requester == "sickbay" and not evidence:
+        return decoded, (
+            "spec.requester: sickbay is the aggregator's own name, and it writes its evidence; "
+            "expected yours"
+        )
+    return decoded, ""
 
 
 def _decode_status(raw: msgspec.Raw) -> tuple[QuarantineStatus, str]:
@@ -242,6 +251,7 @@ def _decode_status(raw: msgspec.Raw) -> tuple[QuarantineStatus, str]:
                 pre_evict=_decode_hook(state.pre_evict),
                 released_because=state.released_because or "",
                 overruled=bool(state.overruled),
+                release_held=state.release_held or "",
                 pods_remaining=state.pods_remaining,
                 blockers=tuple(
                     Blocker(block.pod, block.reason, seconds(block.since))

@@ -18,6 +18,7 @@ from aggregator.health.node import NodeHealth, boot_ends
 from aggregator.policy.incident import Evidence, Incident, incident_id
 from aggregator.policy.past import flapping, seen_well, well_since
 from aggregator.policy.rules import ACTIONS, FLAPS, KINDS, Match, Policy, Rule, matches
+from aggregator.policy.silent import SILENT_FAILING, SILENT_RULE, silent_rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +37,15 @@ def judge(
     now: float,
     *,
     speaking: bool = True,
+    more: Iterable[Match] = (),
 ) -> Judgement:
     """Fold the node's health into its incidents.
 
     ``speaking`` is whether the agent is attached and has given its snapshot: while it has not, no
-    time counts towards recovery.
+    time counts towards recovery. ``more`` is evidence that no agent tells of.
     """
-    rules = {rule.name: rule for rule in policy.rules}
-    found = list(matches(policy, health, now))
+    rules = {rule.name: rule for rule in policy.rules} | {SILENT_RULE: silent_rule("observe")}
+    found = [*matches(policy, health, now), *more]
     begun = [match for match in found if match.due <= now]
     due = _strongest(begun)
     after: dict[str, Incident] = {}
@@ -52,7 +54,9 @@ def judge(
     for kind in KINDS:
         for acting in (True, False):
             ident, earlier = _open_of(kind, health, before, acting=acting)
-            evidence = _fold(earlier, due, health, rules, now, kind=kind, acting=acting)
+            evidence = _fold(
+                earlier, due, health, rules, now, kind=kind, acting=acting, speaking=speaking
+            )
             if not evidence:
                 continue
             start = _start(earlier, begun, evidence, now, acting=acting)
@@ -158,6 +162,7 @@ def _fold(
     *,
     kind: str,
     acting: bool,
+    speaking: bool,
 ) -> tuple[Evidence, ...]:
     """The earlier evidence, in force or over, and what has come to it."""
     held: dict[tuple[str, str], Evidence] = {}
@@ -165,11 +170,12 @@ def _fold(
     for item in earlier.evidence if earlier is not None else ():
         if not acting and item.key in due and due[item.key].rule.action != "observe":
             continue
-        over = (
-            _fault_over(item, health)
-            if item.cleared_by is not None
-            else _level_over(item, health, superseding, rules, now)
-        )
+        if item.code == SILENT_FAILING:
+            over = "speaking" if speaking else ""
+        elif item.cleared_by is not None:
+            over = _fault_over(item, health)
+        else:
+            over = _level_over(item, health, superseding, rules, now)
         held[item.key] = replace(item, over=over, lost=_lost(item, health))
     for key, match in due.items():
         if match.rule.kind != kind:
@@ -296,4 +302,6 @@ def _incident(
 def _summary(lead: Evidence, evidence: tuple[Evidence, ...], policy: Policy) -> str:
     where = f" on {lead.component}" if lead.component else ""
     more = f", and {len(evidence) - 1} more" if len(evidence) > 1 else ""
+    if lead.code == SILENT_FAILING:
+        return f"{lead.message}{more}"
     return f"{policy.catalogue.describe(lead.code)}{where}{more}"

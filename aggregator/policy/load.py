@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from aggregator.config_values import duration
 from aggregator.policy.catalogue import UNKNOWN, Catalogue, parse_catalogue
 from aggregator.policy.past import LEAST_APART, LONGEST, MOST_FLAPS, MOST_JOBS
-from aggregator.policy.rules import ACTIONS, KINDS, Policy, Rule
+from aggregator.policy.rules import ACTIONS, KINDS, LONGEST_REPEAT, RELEASES, Policy, Rule
 from aggregator.yaml_lines import ConfigError, Document, Key, Problem, parse
 
 _KEYS = {
@@ -36,11 +36,14 @@ _KEYS = {
     "flaps": "flaps",
     "for": "hold",
     "healthyFor": "healthy_for",
+    "release": "release",
+    "repeatWithin": "repeat_within",
 }
 #: Least and most of the keys that count.
 _COUNTS = {"minCount": (1, 1_000_000), "minJobs": (2, MOST_JOBS), "flaps": (2, MOST_FLAPS)}
 #: Classes of which one fault says nothing, however often one job logs it.
 _ALONE = frozenset({"application", "ignore", "follow-on", "no-action"})
+_CHOICES = {"kind": KINDS, "action": ACTIONS, "release": RELEASES}
 
 
 def load_policy(catalogue: str, shipped: str, site: str = "", site_name: str = "") -> Policy:
@@ -178,11 +181,9 @@ class _Reader:
 
     def _value(self, key: str, value: Any) -> Any:
         match key:
-            case "kind":
-                return self._one_of(key, value, KINDS)
-            case "action":
-                return self._one_of(key, value, ACTIONS)
-            case "for" | "healthyFor" | "apart" | "within":
+            case "kind" | "action" | "release":
+                return self._one_of(key, value, _CHOICES[key])
+            case "for" | "healthyFor" | "apart" | "within" | "repeatWithin":
                 return self._age(key, value)
             case "minCount" | "minJobs" | "flaps":
                 return self._count(key, value)
@@ -213,6 +214,8 @@ class _Reader:
             return 0.0
         if key in ("apart", "within") and not LEAST_APART <= seconds <= LONGEST:
             self._problem((key,), f"{value}; expected from 1m to 24h, which the agents remember")
+        if key == "repeatWithin" and seconds > LONGEST_REPEAT:
+            self._problem((key,), f"{value}; expected 28d at most, which a node remembers")
         return seconds
 
     def _count(self, key: str, value: Any) -> int:

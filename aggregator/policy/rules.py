@@ -17,6 +17,12 @@ ACTIONS = ("observe", "cordon", "drain")
 KINDS = ("gpu", "disk", "network", "node")
 #: The reason of evidence that is a flapping component's: "nic-link:flaps". No check has it.
 FLAPS = "flaps"
+#: How a node is released: by itself once it has recovered, or by a person alone.
+RELEASES = ("recovered", "manual")
+#: The same fault again so soon after a release wants a person (seconds).
+REPEAT_WITHIN = 7 * 86400.0
+#: No rule may look back further: a node remembers its releases for so long (seconds).
+LONGEST_REPEAT = 28 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +30,9 @@ class Rule:
     """One line of policy. ``hold`` ("for" in the file) and ``healthy_for`` are seconds.
 
     A rule is for faults (``faults`` are patterns of codes, ``classes`` of the catalogue) or for
-    level evidence (``check``, and ``reasons`` where not every one counts).
+    level evidence (``check``, and ``reasons`` where not every one counts). ``release`` is one of
+    `RELEASES`; ``repeat_within`` (seconds): the same fault of the same component so soon after a
+    release wants a person; 0: it does not.
 
     ``min_jobs`` asks that the fault came so often ``within`` seconds, ``apart`` seconds or more
     from the time before, and on no other component then. ``flaps`` asks that the component changed
@@ -49,6 +57,8 @@ class Rule:
     flaps: int = 0
     hold: float = 0.0
     healthy_for: float = 600.0
+    release: str = "recovered"
+    repeat_within: float = REPEAT_WITHIN
 
 
 @dataclass(frozen=True, slots=True)

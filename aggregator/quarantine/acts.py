@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
 from aggregator.policy.rules import Policy
-from aggregator.quarantine.case import Case
+from aggregator.quarantine.case import MARKED, Case
 from aggregator.quarantine.cluster import (
     Action,
     Cluster,
@@ -20,6 +20,7 @@ from aggregator.quarantine.cluster import (
     Node,
     Phase,
     Quarantine,
+    QuarantineSpec,
     QuarantineStatus,
     Unreachable,
 )
@@ -33,7 +34,9 @@ from aggregator.quarantine.decide.marks import (
     undo_change,
 )
 from aggregator.quarantine.decide.record import Entry
+from aggregator.quarantine.decide.release import RELEASES, release_hold, remember
 from aggregator.quarantine.decide.steps import OURS, UNCORDONED, Step, Wanted, changed_intent
+from aggregator.quarantine.decide.wishes import FORCE, FORCED
 from aggregator.quarantine.decide.words import Word
 from aggregator.quarantine.fleet import Hold
 from aggregator.quarantine.ledger import Kind, Ledger, Transition
@@ -43,6 +46,8 @@ log = logging.getLogger("sickbay.quarantine")
 
 #: An announcement trails; after so many tries the next transition tells the truth again.
 _ANNOUNCE_TRIES = 6
+#: What speaks against a release is looked at again after so long (seconds).
+LOOK_AGAIN = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +109,7 @@ class Acts:
             await self._registrar.forget(case.node)
             case.patient.last_error = "the cluster has no node of this name"
             return False
-        if case.misnamed or case.patient.overruled != words:
+        if case.misnamed or case.patient.overruled != words or self._spared(case, wanted):
             await self._registrar.forget(case.node)  # we decided on another picture: again
             return True
         if self._leave_alone(case, wanted):
@@ -123,7 +128,7 @@ class Acts:
             await self._registrar.forget(case.node)
             case.patient.last_error = "the cluster has no node of this name"
             return
-        if case.misnamed or case.patient.overruled != words:
+        if case.misnamed or case.patient.overruled != words or self._spared(case, wanted):
             return  # we decided on another picture: again
         if self._leave_alone(case, wanted):
             await self._registrar.forget(case.node)
@@ -144,10 +149,12 @@ class Acts:
         if quarantine is None or quarantine.deleting or quarantine.status.phase is Phase.RELEASING:
             return
         if node is None:
-            await self._say(case, quarantine, "the cluster has no node of this name")
+            await self._no_node(case, quarantine)
             return
         if case.patient.maintained and quarantine.spec.requester == OURS:
             return  # what comes next sees it
+        if quarantine.spec.requester == OURS and case.wishes.exempt(self._clocks.wall()):
+            return  # what we were about to do was decided before we knew
         if not quarantine.has_finalizer:
             case.patient.quarantine = quarantine = await self._cluster.add_finalizer(quarantine)
         await self._mark(case, quarantine, node)
@@ -171,6 +178,11 @@ class Acts:
     async def enter(self, case: Case, quarantine: Quarantine) -> None:
         """Count a quarantine that the record does not have, such as one made by hand."""
         spec = quarantine.spec
+        if spec.requester != OURS:
+            case.take_node(await self._cluster.read_node(case.node))
+            if case.node_gone:
+                await self._no_node(case, quarantine)
+                return
         await self._registrar.enter(
             Entry(
                 node=case.node,
@@ -198,17 +210,75 @@ class Acts:
             self.note(case, Kind.INCIDENT_CHANGED, text)
 
     async def release(self, case: Case, quarantine: Quarantine, step: Step) -> None:
-        """Change the phase; what undoes it comes next, whoever does it."""
+        """Change the phase; what undoes it comes next, whoever does it.
+
+        What a person ends goes at once. What recovers by itself is looked at once more, in full.
+        """
+        if not step.overruled and quarantine.status.phase in MARKED:
+            found = await self._against_release(case, quarantine)
+            if found:
+                await self._hold_release(case, quarantine, found)
+                return
+            taken_back = quarantine.spec.requester != FORCED or not case.wishes.force_asked
+            if case.uncordoned or not taken_back:
+                return  # people have said other things than we knew of: decide again
         status = replace(
             quarantine.status,
             phase=Phase.RELEASING,
             message=f"being released: {step.because}",
             released_because=step.because,
             overruled=step.overruled,
+            release_held="",
         )
         kind = Kind.OVERRULED if step.overruled else Kind.RELEASING
         case.patient.quarantine = await self._cluster.write_quarantine_status(quarantine, status)
         self.note(case, kind, f"{step.because}: being released")
+
+    async def _against_release(self, case: Case, quarantine: Quarantine) -> str:
+        node = await self._cluster.read_node(case.node)
+        case.take_node(node)
+        if node is None:
+            return ""
+        return release_hold(
+            quarantine,
+            node=node,
+            health=case.patient.health if not case.reborn else None,
+            policy=self._policy,
+            wishes=case.wishes,
+        )
+
+    async def _hold_release(self, case: Case, quarantine: Quarantine, why: str) -> None:
+        if case.release_held != why:
+            text = f"its cause is over, and it is not released: {why}"
+            self.note(case, Kind.RELEASE_HELD, text)
+        case.patient.release_held = why
+        if quarantine.status.release_held != why:
+            await self.write_status(case, quarantine, replace(quarantine.status, release_held=why))
+        case.release_look = self._clocks.now() + LOOK_AGAIN
+
+    async def unhold(self, case: Case, quarantine: Quarantine) -> None:
+        """It is ill again: what spoke against its release has no meaning any more."""
+        case.patient.release_held, case.release_look = "", 0.0
+        if quarantine.status.release_held:
+            await self.write_status(case, quarantine, replace(quarantine.status, release_held=""))
+
+    async def force(self, case: Case) -> None:
+        """A quarantine for an annotation of a person: made, or changed with it."""
+        case.take_node(await self._cluster.read_node(case.node))
+        action = case.wishes.forced(self._clocks.wall())
+        if action is None or case.misnamed:
+            return  # taken back in between
+        reason, quarantine = case.wishes.force_reason, case.patient.quarantine
+        if quarantine is None:
+            spec = QuarantineSpec(action, "manual", reason, requester=FORCED)
+            case.patient.quarantine = await self._cluster.create_quarantine(case.node, spec)
+            return
+        spec = replace(quarantine.spec, action=action, reason=reason)
+        written = await self._cluster.write_quarantine_spec(quarantine, spec)
+        if action is not Action.DRAIN and written.status.phase is Phase.DRAINING:
+            status = replace(written.status, phase=Phase.CORDONED, blockers=())
+            written = await self._cluster.write_quarantine_status(written, status)
+        case.patient.quarantine = written
 
     async def undo(self, case: Case) -> None:
         """Undo the node, tell, take the entry out, let the object go. In this order."""
@@ -222,7 +292,13 @@ class Acts:
         if node is not None:
             words = case.overrule() if quarantine.status.overruled else frozenset()
             theirs = quarantine.status.released_because == UNCORDONED
-            undone = await self._undo_node(case, node, quarantine.uid, words, uncordoned=theirs)
+            memory = remember(node, quarantine.spec.evidence, self._clocks.wall())
+            more: dict[str, str | None] = {RELEASES: memory if memory != "[]" else None}
+            if quarantine.status.overruled and quarantine.spec.requester == FORCED:
+                more[FORCE] = None  # the later word of a person takes the earlier one back
+            undone = await self._undo_node(
+                case, node, quarantine.uid, words, uncordoned=theirs, more=more
+            )
             case.over |= words - case.overrule()  # what ended just while it was written
             case.take_node(undone)
             await self._settle_announcement(case)
@@ -241,6 +317,7 @@ class Acts:
         case.ended = quarantine.uid  # before: the news of it may come sooner than the answer
         await self._cluster.drop_quarantine(quarantine)
         case.patient.quarantine = None
+        case.patient.release_held, case.release_look = "", 0.0
         case.uncordoned = case.node_replaced = False
         if case.reborn:
             case.patient.incidents = {}  # of the Node before: judging finds what is of this one
@@ -285,12 +362,13 @@ class Acts:
         words: frozenset[Word],
         *,
         uncordoned: bool = False,
+        more: Mapping[str, str | None] | None = None,
     ) -> Node:
         """Undo ours; the node remembers these words too, and no longer those that are over."""
         over = case.over
         still = (read_overruled(node.annotations) - over) | words
         undone = await self._cluster.patch_node(
-            node, undo_change(node, uid, still, uncordoned=uncordoned)
+            node, undo_change(node, uid, still, uncordoned=uncordoned, more=more)
         )
         case.over -= over
         return undone
@@ -336,10 +414,19 @@ class Acts:
         status = replace(quarantine.status, phase=Phase.INVALID, message=quarantine.problem)
         await self.write_status(case, quarantine, status)
 
-    async def _say(self, case: Case, quarantine: Quarantine, message: str) -> None:
+    async def _no_node(self, case: Case, quarantine: Quarantine) -> None:
+        """Say that there is nothing to act on. One made by hand is invalid, until there is."""
+        message = "the cluster has no node of this name"
         case.patient.last_error = message
-        if quarantine.status.message != message:
-            await self.write_status(case, quarantine, replace(quarantine.status, message=message))
+        by_hand = quarantine.spec.requester != OURS and quarantine.status.phase is Phase.ADMITTED
+        phase = Phase.INVALID if by_hand else quarantine.status.phase
+        if (quarantine.status.message, quarantine.status.phase) != (message, phase):
+            status = replace(quarantine.status, phase=phase, message=message)
+            await self.write_status(case, quarantine, status)
+
+    def _spared(self, case: Case, wanted: Wanted) -> bool:
+        """Whether a person has asked for less than we want, by the node as it was just read."""
+        return case.wishes.cap(self._clocks.wall()).strength < wanted.spec.action.strength
 
     def note(
         self, case: Case, kind: Kind, summary: str, details: Mapping[str, str] | None = None

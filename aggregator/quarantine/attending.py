@@ -70,6 +70,7 @@ class Attending:
             case.wanted is not None
             or case.patient.quarantine is not None
             or case.patient.hold is not None
+            or case.wishes.force is not None
             or case.suspect
             or bool(case.orphan or case.over or case.waiters)
             or self.in_record(case)
@@ -139,14 +140,14 @@ class Attending:
 
     async def _one_step(self, case: Case) -> bool:
         """Decide and do. True when there was nothing (more) to do now."""
-        words = case.patient.overruled
+        words, wishes = case.patient.overruled, case.wishes
         try:
             return await self._next(case)
         finally:  # what a step has learned counts also where it failed in the end
             if case.misnamed:
                 self._shut_out(case)
-            if case.patient.overruled != words:
-                self._judge(case)  # the node remembers other words of people than we did
+            if case.patient.overruled != words or case.wishes != wishes:
+                self._judge(case)  # people have said other things than we knew of
 
     async def _next(self, case: Case) -> bool:
         if case.suspect:
@@ -176,6 +177,8 @@ class Attending:
                 return not admitted
             case Do.CREATE if wanted is not None:
                 await self._acts.create(case, wanted)
+            case Do.FORCE:
+                await self._acts.force(case)
             case Do.FORGET:
                 await self._acts.forget(case, step.because)
             case Do.UNDO:
@@ -204,6 +207,8 @@ class Attending:
                 await self._drain.run(case, lambda: self._still_draining(case))
             case Do.RELEASE:
                 await self._acts.release(case, quarantine, step)
+            case Do.UNHOLD:
+                await self._acts.unhold(case, quarantine)
             case Do.LET_GO:
                 await self._acts.let_go(case, quarantine)
 
@@ -217,6 +222,8 @@ class Attending:
             in_record=self.in_record(case),
             stopped=bool(self._fleet.stop),
             patient_enough=waited,
+            now=self._clocks.now(),
+            wall=self._clocks.wall(),
         )
 
     def in_record(self, case: Case) -> bool:

@@ -8,16 +8,19 @@ from aggregator.health.node import REMEMBERED
 from aggregator.policy.incident import Evidence, Incident
 from aggregator.policy.judge import judge
 from aggregator.policy.rules import Policy
+from aggregator.policy.silent import silent_match
 from aggregator.quarantine.cluster import Action, Node, Phase, Quarantine
 from aggregator.quarantine.decide.maintenance import maintained_by
 from aggregator.quarantine.decide.marks import foreign_hands, read_overruled, words_of
 from aggregator.quarantine.decide.steps import (
+    OURS,
     Situation,
     Wanted,
     ended_by_birth,
     incidents_of,
     wanted_of,
 )
+from aggregator.quarantine.decide.wishes import NONE, Wishes, describe, read_wishes
 from aggregator.quarantine.decide.words import Word, ended_by, stands
 from aggregator.quarantine.fleet import Patient
 
@@ -39,6 +42,10 @@ class Case:
     ``reborn``: the boot of the Node that came in place of the quarantined one; empty: none did.
     ``over``: people's words that have ended, and that the node still remembers.
     ``signs``: what ended before the node's own memory of people's words was read.
+    ``wishes``: what people ask of the node in its annotations, as last read in full, or listed.
+    ``release_look``: when to look again at what speaks against its release (monotonic).
+    ``looked_at``: when the node was last read for what nothing tells of (monotonic).
+    ``silent_failing``: what was failing when its agent fell silent, while its kubelet is ready.
     """
 
     patient: Patient
@@ -60,6 +67,12 @@ class Case:
     misnamed: bool = False
     over: frozenset[Word] = frozenset()
     signs: tuple[Cleared, ...] = ()
+    wishes: Wishes = NONE
+    wishes_known: bool = False
+    release_look: float = 0.0
+    looked_at: float = float("-inf")
+    silent_failing: str = ""
+    silent_failing_since: float = 0.0
     wanted: Wanted | None = None
     trail: asyncio.Task[None] | None = None
 
@@ -105,6 +118,7 @@ class Case:
             return
         self.patient.foreign = foreign_hands(node)
         self.patient.maintained = maintained_by(node)
+        self.wishes, self.wishes_known = read_wishes(node.annotations), True
         self.take_overruled(read_overruled(node.annotations))
         if quarantine is None:
             return
@@ -128,6 +142,24 @@ class Case:
         quarantine, self.restored = self.patient.quarantine, ""
         if quarantine is not None:
             self.take_quarantine(quarantine, policy, now)
+
+    def hear_wishes(self, wall: float) -> tuple[str, ...]:
+        """What people ask of the node, for whoever shows it. Returns what was not so before."""
+        before, self.patient.wishes = self.patient.wishes, describe(self.wishes, wall)
+        self.patient.exempt = self.wishes.exempt(wall)
+        new = tuple(one for one in self.patient.wishes if one not in before)
+        return new or (
+            ("nobody asks anything special of it any more",)
+            * bool(before and not self.patient.wishes)
+        )
+
+    @property
+    def release_held(self) -> str:
+        """Why it is not released although its cause is over; empty: nothing speaks against it."""
+        quarantine = self.patient.quarantine
+        if quarantine is None:
+            return ""
+        return self.patient.release_held or quarantine.status.release_held
 
     def take_overruled(self, remembered: frozenset[Word]) -> None:
         """People's words as the node remembers them: read from it, or just written."""
@@ -154,13 +186,19 @@ class Case:
         self.patient.overruled -= ended
 
     def rejudge(
-        self, policy: Policy, mode: Action, now: float
+        self, policy: Policy, mode: Action, now: float, *, silent_action: str = "observe"
     ) -> tuple[list[Incident], float | None]:
         """Judge anew. Returns what closed, and when time alone may change the judgement."""
         health = self.patient.health
         if health is None:
             return [], None
-        judgement = judge(policy, health, self.patient.incidents, now, speaking=self.fresh)
+        more = []
+        if self.silent_failing:
+            since = self.silent_failing_since
+            more.append(silent_match(health, self.silent_failing, since, silent_action))
+        judgement = judge(
+            policy, health, self.patient.incidents, now, speaking=self.fresh, more=more
+        )
         self.patient.incidents = dict(judgement.incidents)
         if self.fresh:
             self._forget_words({w for w in self.patient.overruled if not stands(w, health)})
@@ -187,9 +225,19 @@ class Case:
         return frozenset(word for word in words if word.key not in over)
 
     def situation(
-        self, *, mode: Action, in_record: bool, stopped: bool, patient_enough: bool
+        self,
+        *,
+        mode: Action,
+        in_record: bool,
+        stopped: bool,
+        patient_enough: bool,
+        now: float,
+        wall: float,
     ) -> Situation:
         """``patient_enough``: this process has waited for the node's agent as long as it has to."""
+        quarantine = self.patient.quarantine
+        if quarantine is None or quarantine.spec.requester == OURS:
+            mode = min(mode, self.wishes.cap(wall), key=lambda action: action.strength)
         return Situation(
             quarantine=self.patient.quarantine,
             in_record=in_record,
@@ -206,6 +254,11 @@ class Case:
             stopped=stopped,
             conflict=bool(self.patient.conflict),
             definition_going=self.definition_going,
+            release_held=bool(self.release_held),
+            look_later=now < self.release_look,
+            forced=self.wishes.forced(wall),
+            unforced=self.wishes_known and not self.wishes.force_asked,
+            exempt=self.wishes.exempt(wall),
         )
 
 

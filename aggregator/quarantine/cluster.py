@@ -143,6 +143,8 @@ class QuarantineStatus:
     pre_evict: HookStatus | None = None
     released_because: str = ""
     overruled: bool = False
+    #: Why the node is not released although its cause is over; empty while nothing holds that.
+    release_held: str = ""
     pods_remaining: int | None = None
     blockers: tuple[Blocker, ...] = ()
 
@@ -194,6 +196,8 @@ class Node:
     annotations: Mapping[str, str]
     boot_id: str = ""
     ready: bool | None = None
+    #: Accelerators by resource name: capacity and allocatable, as the node says them.
+    devices: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from aggregator.quarantine.case import Case
 from aggregator.quarantine.census import Census
 from aggregator.quarantine.cluster import Cluster, ClusterError, Phase
 from aggregator.quarantine.decide.admission import quorum
+from aggregator.quarantine.decide.wishes import NONE, describe
 from aggregator.quarantine.drain import Drain
 from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.following import Following
@@ -24,6 +25,7 @@ from aggregator.quarantine.hearing import Hearing, Line
 from aggregator.quarantine.hooking import Hooking
 from aggregator.quarantine.judging import Judging
 from aggregator.quarantine.ledger import Ledger
+from aggregator.quarantine.looking import Looking
 from aggregator.quarantine.registrar import Registrar
 from aggregator.quarantine.settings import Settings, limits_for_people
 
@@ -103,6 +105,11 @@ class Controller:
             ledger=ledger,
             clocks=clocks,
             see_to=attending.kick_if_busy,
+            silent_action=settings.silent_action,
+        )
+        self._judging = judging
+        self._looking = Looking(
+            cluster=cluster, census=census, judging=judging, acts=acts, clocks=clocks
         )
         self._hearing = hearing = Hearing(
             census=census,
@@ -159,6 +166,7 @@ class Controller:
         parts = [
             asyncio.create_task(self._following.follow(), name="news"),
             asyncio.create_task(self._go_round(), name="rounds"),
+            asyncio.create_task(self._looking.run(), name="looking"),
         ]
         try:
             ended, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
@@ -186,9 +194,12 @@ class Controller:
             ):
                 refreshed = now
             self._tell_fleet()
+            wall = self._clocks.wall()
             for case in self._census.cases():
                 self._hearing.note_silence(case, now)
-                if case.patient.hold is not None or _in_suspense(case):
+                if case.wishes != NONE and case.patient.wishes != describe(case.wishes, wall):
+                    self._judging.judge(case)  # an exemption has ended
+                if case.patient.hold is not None or _in_suspense(case) or case.release_held:
                     if case.patient.maintained:
                         case.suspect = True  # whether they have ended: a read tells
                     self._attending.kick(case)

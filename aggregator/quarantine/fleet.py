@@ -53,6 +53,10 @@ class Patient:
     foreign: str = ""  # cordoned by somebody else, being maintained: shown, left alone
     maintained: str = ""  # who else is at work on the node; nothing is begun beside them
     last_error: str = ""
+    wishes: tuple[str, ...] = ()  # what people ask of it in its annotations, in sentences
+    exempt: bool = False  # people want it left alone now
+    spared: str = ""  # why people keep us from doing what would be done; empty: they don't
+    release_held: str = ""  # its cause is over, and this speaks against its release
 
     def standing(self) -> Standing:
         if self.quarantine is not None:

@@ -20,6 +20,7 @@ from aggregator.quarantine.cluster import (
     ViewRestored,
 )
 from aggregator.quarantine.decide.marks import LABEL, read_overruled
+from aggregator.quarantine.decide.wishes import read_wishes
 from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.judging import Judging
 from aggregator.quarantine.ledger import Kind, Ledger, Transition
@@ -175,6 +176,10 @@ class Following:
             case.suspect = True
         if case.claimed not in ("", meta.uid):
             case.suspect = True
+        if case.node_gone or read_wishes(meta.annotations) != case.wishes:
+            case.suspect = True
+        else:
+            case.wishes_known = True
         remembered = read_overruled(meta.annotations)
         if remembered != case.patient.overruled | case.over or case.patient.foreign:
             case.suspect = True

@@ -62,6 +62,7 @@ class Hearing:
             case.suspect = True  # the list may be old: a read decides
             self._attending.kick(case)
         self._lines[hello.node] = line
+        case.silent_failing = ""
         if silent and case.silent:
             case.silent = False
             self._acts.note(case, Kind.AGENT_BACK, "its agent is back")

@@ -23,19 +23,26 @@ class Judging:
         ledger: Ledger,
         clocks: Clocks,
         see_to: Callable[[Case], None],
+        silent_action: str = "observe",
     ) -> None:
+        """``silent_action``: what a silent agent calls for, if failing and its kubelet is ready."""
         self._policy = policy
         self._mode = mode
         self._acts = acts
         self._ledger = ledger
         self._clocks = clocks
         self._see_to = see_to
+        self._silent_action = silent_action
 
     def judge(self, case: Case) -> None:
         """Fold what is known of the node into its incidents; look again when time asks for it."""
         before = case.patient.incidents
         now = self._clocks.now()
-        closed, again = case.rejudge(self._policy, self._mode, now)
+        wall = self._clocks.wall()
+        for said in case.hear_wishes(wall):
+            self._acts.note(case, Kind.WISHED, said)
+        mode = min(self._mode, case.wishes.cap(wall), key=lambda action: action.strength)
+        closed, again = case.rejudge(self._policy, mode, now, silent_action=self._silent_action)
         self._tell_incidents(case, before, closed)
         self._tell_would(case)
         if case.timer is not None:
@@ -87,8 +94,10 @@ class Judging:
             and not _is_done(case.patient.quarantine, wanted.uncapped)
         ):
             would = f"{wanted.uncapped}: {wanted.spec.reason}"
+        spared = case.patient.spared = case.wishes.why_capped(self._clocks.wall())
+        why = spared or f"mode {self._mode}"
         if would and would != case.patient.would:
-            text = f"mode {self._mode} keeps us from this: {would}"
+            text = f"{why} keeps us from this: {would}"
             self._acts.note(case, Kind.WOULD_ACT, text)
         case.patient.would = would
         if wanted is None or Action.OBSERVE in (wanted.spec.action, wanted.in_force):

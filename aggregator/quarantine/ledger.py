@@ -27,7 +27,10 @@ class Kind(enum.StrEnum):
     RELEASING = "quarantine.releasing"
     RELEASED = "quarantine.released"
     OVERRULED = "quarantine.overruled"
+    RELEASE_HELD = "quarantine.release_held"  # its cause is over, and something speaks against it
+    WISHED = "node.wished"  # what people ask of a node in its annotations, or ask no more
     AGENT_SILENT = "agent.silent"
+    SILENT_FAILING = "agent.silent_failing"  # its kubelet is ready, its last evidence was failing
     AGENT_BACK = "agent.back"
     AGENT_CONFLICT = "agent.conflict"
     EVIDENCE_LOST = "evidence.lost"

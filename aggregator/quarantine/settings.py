@@ -21,6 +21,8 @@ class Settings:
     silent_drain_after: float
     off_balancers: bool = True
     hooks: HookRules = field(default_factory=HookRules)
+    #: What a silent agent calls for whose kubelet is ready and whose last evidence was failing.
+    silent_action: str = "observe"
 
 
 def limits_for_people(settings: Settings) -> dict[str, str]:

@@ -1,12 +1,19 @@
-"""The four things that a person may do, done to the cluster itself with the person's own rights.
+"""What a person may do, done to the cluster itself with the person's own rights.
 
-Stop, resume, release, quarantine. None of them needs an aggregator that runs; each is only a wish
-written down, which the aggregator carries out (and stop is what it asks before it acts).
+Stop, resume, release, quarantine; exempt and pin a node, and take that back. None of them needs an
+aggregator that runs; each is only a wish written down, which the aggregator carries out (and stop
+is what it asks before it acts).
 """
 
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from aggregator.quarantine.cluster import Action, QuarantineSpec
+from aggregator.quarantine.decide.wishes import EXEMPT, PIN, exemption
+from aggregator.quarantine.times import write_time
+from aggregator.ward.errors import UsageError
 from aggregator.ward.tables import clean
 
 
@@ -17,6 +24,71 @@ class Hands(Protocol):
     def resume(self) -> str: ...
     def release(self, node: str) -> str: ...
     def quarantine(self, node: str, spec: QuarantineSpec) -> str: ...
+    def annotate(self, node: str, wish: "Wish") -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Annotations to write on a node (None removes one), and what to tell the person then.
+
+    ``idle`` is told instead where the node has none of what is to be removed.
+    """
+
+    annotations: Mapping[str, str | None]
+    said: str
+    idle: str = ""
+
+    def changes(self, annotations: Mapping[str, str]) -> bool:
+        """Whether anything is different afterwards."""
+        return any(annotations.get(key) != value for key, value in self.annotations.items())
+
+
+_UNITS = {"m": 60, "h": 3600, "d": 86400}
+_LONGEST = 365 * 86400
+_SOON = "sickbay sees it within three minutes, and before it acts on the node."
+
+
+def seconds_of(text: str) -> float:
+    """A duration from the command line. Raises UsageError."""
+    found = re.fullmatch(r"(\d{1,6})([mhd])", text)
+    if found is None:
+        raise UsageError(f'--for: "{text}" is no duration; expected one such as 30m, 8h or 7d')
+    seconds = int(found[1]) * _UNITS[found[2]]
+    if not 0 < seconds <= _LONGEST:
+        raise UsageError(f'--for: "{text}"; expected more than nothing, and 365d at most')
+    return seconds
+
+
+def exempted(node: str, until: float, reason: str) -> Wish:
+    """Leave the node alone until then (wall clock seconds)."""
+    return Wish(
+        {EXEMPT: exemption(until, reason)},
+        f"{node}: exempt until {write_time(until)}: {reason}\n"
+        f"{_SOON} A quarantine that stands stays, and evicts nobody any more: sickbay release "
+        f"{node} ends it.\nSooner: sickbay unexempt {node}",
+    )
+
+
+def unexempted(node: str) -> Wish:
+    """Judge the node as any other."""
+    said = f"{node}: no longer exempt. {_SOON}"
+    return Wish({EXEMPT: None}, said, f"{node} was not exempt.")
+
+
+def pinned(node: str, reason: str) -> Wish:
+    """Keep the node in quarantine."""
+    return Wish(
+        {PIN: reason},
+        f"{node}: pinned: {reason}\n"
+        "A quarantine of it is not released by itself until the pin is gone. It puts no node in: "
+        f"sickbay quarantine does.\nTo let go: sickbay unpin {node}",
+    )
+
+
+def unpinned(node: str) -> Wish:
+    """Let the node go when it is well."""
+    said = f"{node}: no longer pinned; it is released once nothing else speaks against it."
+    return Wish({PIN: None}, said, f"{node} was not pinned.")
 
 
 def wish(action: Action, reason: str, requester: str) -> QuarantineSpec:

@@ -85,8 +85,12 @@ def _nodes(options: argparse.Namespace) -> None:
         after = page["next"]
         if not after:
             break
-    how = partial(show.nodes, asked=bool(options.standing))
-    _print(options, {"items": items, "total": page["total"], "next": ""}, how)
+    total = page["total"]
+    if options.exempt:
+        items = [one for one in items if one["exempt"]]
+        total = len(items)
+    how = partial(show.nodes, asked=bool(options.standing or options.exempt))
+    _print(options, {"items": items, "total": total, "next": ""}, how)
 
 
 def _node(options: argparse.Namespace) -> None:
@@ -168,6 +172,33 @@ def _release(options: argparse.Namespace) -> None:
     _say(options, _hands(options).release(options.name))
 
 
+def _exempt(options: argparse.Namespace) -> None:
+    from aggregator.ward.acting import exempted, seconds_of
+
+    reason = _reason(options)
+    until = dt.datetime.now(dt.UTC).timestamp() + seconds_of(options.how_long)
+    _say(options, _hands(options).annotate(options.name, exempted(options.name, until, reason)))
+
+
+def _unexempt(options: argparse.Namespace) -> None:
+    from aggregator.ward.acting import unexempted
+
+    _say(options, _hands(options).annotate(options.name, unexempted(options.name)))
+
+
+def _pin(options: argparse.Namespace) -> None:
+    from aggregator.ward.acting import pinned
+
+    wish = pinned(options.name, _reason(options))
+    _say(options, _hands(options).annotate(options.name, wish))
+
+
+def _unpin(options: argparse.Namespace) -> None:
+    from aggregator.ward.acting import unpinned
+
+    _say(options, _hands(options).annotate(options.name, unpinned(options.name)))
+
+
 def _quarantine(options: argparse.Namespace) -> None:
     from aggregator.quarantine.cluster import Action
     from aggregator.ward.acting import wish
@@ -183,8 +214,8 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sickbay",
         description="The health of the fleet's nodes, and what is done about it.",
-        epilog="Reading asks the aggregator (--url). stop, resume, release and quarantine go to "
-        "the cluster itself, with your own kubeconfig.",
+        epilog="Reading asks the aggregator (--url). stop, resume, release, quarantine, exempt and "
+        "pin go to the cluster itself, with your own kubeconfig.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"sickbay {version('sickbay')}")
@@ -240,6 +271,7 @@ def _add_reading(commands: Any, common: argparse.ArgumentParser) -> None:
     add("status", "the fleet at a glance", _status)
     nodes = add("nodes", "every node, or those that stand so", _nodes)
     nodes.add_argument("--standing", choices=_STANDINGS, default="")
+    nodes.add_argument("--exempt", action="store_true", help="only those that are left alone")
     node = add("node", "one node's story", _node)
     node.add_argument("name", metavar="NAME")
     add("quarantines", "what is being done", _quarantines)
@@ -269,6 +301,19 @@ def _add_acting(commands: Any, common: argparse.ArgumentParser) -> None:
     quarantine.add_argument("--action", choices=("cordon", "drain"), required=True)
     quarantine.add_argument("--reason", required=True, help="why, for whoever comes next")
     quarantine.add_argument("--requester", default="", metavar="WHO", help="default: your name")
+    exempt = add("exempt", "have a node left alone for a time", _exempt)
+    exempt.add_argument("name", metavar="NODE")
+    exempt.add_argument(
+        "--for", dest="how_long", required=True, metavar="TIME", help="such as 30m, 8h or 7d"
+    )
+    exempt.add_argument("--reason", required=True, help="why, for whoever comes next")
+    unexempt = add("unexempt", "have it judged as any other again", _unexempt)
+    unexempt.add_argument("name", metavar="NODE")
+    pin = add("pin", "keep a node's quarantine until it is unpinned", _pin)
+    pin.add_argument("name", metavar="NODE")
+    pin.add_argument("--reason", required=True, help="why, for whoever comes next")
+    unpin = add("unpin", "let the node go when it is well", _unpin)
+    unpin.add_argument("name", metavar="NODE")
 
 
 def _positive(text: str) -> int:

@@ -111,6 +111,30 @@ class KubeHands:
 
         return self._do(work)
 
+    def annotate(self, node: str, wish: acting.Wish) -> str:
+        async def work(api: Transport) -> str:
+            where = paths.node(node)
+            try:
+                body = await api.request(
+                    "GET", where, kind="nodes", lane=Lane.RECORD, accept=METADATA
+                )
+                meta = decode(body, Bare).metadata
+                if wish.idle and not wish.changes(meta.annotations or {}):
+                    return wish.idle
+                await api.request(
+                    "PATCH",
+                    where,
+                    kind="nodes",
+                    lane=Lane.RECORD,
+                    body=encode({"metadata": {"uid": meta.uid, "annotations": wish.annotations}}),
+                    content_type=MERGE_PATCH,
+                )
+            except NotFound as error:
+                raise WardError(f'there is no node "{node}"\n  See: kubectl get nodes') from error
+            return wish.said
+
+        return self._do(work)
+
     # -- the stop switch -----------------------------------------------------------------
 
     async def _stop(self, api: Transport) -> str | None:

@@ -5,6 +5,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from aggregator.local.store import Store
@@ -73,6 +74,20 @@ class LocalHands:
                 change = f"release it first: sickbay release {node}{self._how}"
                 raise WardError(acting.already(node, found.spec, change=change)) from error
             return acting.quarantined(node, spec, how=self._how)
+
+    def annotate(self, node: str, wish: acting.Wish) -> str:
+        with self._store() as store:
+            while True:
+                found = store.node(node)
+                if wish.idle and not wish.changes(found.annotations):
+                    return wish.idle
+                merged = {**found.annotations, **wish.annotations}
+                kept = {key: value for key, value in merged.items() if value is not None}
+                try:
+                    store.write_node(replace(found, annotations=kept))
+                except Conflict:
+                    continue  # the aggregator wrote in between
+                return wish.said
 
     @contextmanager
     def _store(self) -> Iterator[Store]:

@@ -40,6 +40,8 @@ def status(fleet: Answer, screen: Screen) -> Iterator[str]:
             ("incidents", fleet["incidents"], "sickbay incidents"),
             ("quarantines", fleet["quarantines"], "sickbay quarantines"),
             ("held back", fleet["held"], "sickbay nodes --standing held"),
+            ("release held", fleet["release_held"], "sickbay quarantines"),
+            ("exempt", fleet["exempt"], "sickbay nodes --exempt"),
             ("silent agents", fleet["silent"], "sickbay nodes --standing silent"),
             ("never heard", fleet["never_heard"], "sickbay nodes --standing unknown"),
         ],
@@ -91,6 +93,7 @@ def quarantines(answer: Answer, screen: Screen) -> Iterator[str]:
     for one in answer["items"]:
         blocked = "".join(f"; blocked by {item['pod']}" for item in one["blockers"][:1])
         failing = f"; {one['last_error']}" if one["last_error"] else ""
+        failing += f"; not released: {one['release_held']}" if one["release_held"] else ""
         pods = "" if one["pods_remaining"] is None else one["pods_remaining"]
         since = ago(one["phase_since"] or one["created_at"], screen.now)
         rows.append(
@@ -164,6 +167,7 @@ def node(one: Answer, screen: Screen) -> Iterator[str]:
             ("conflict", one["conflict"]),
             ("cordoned by others", one["foreign"]),
             ("last error", one["last_error"]),
+            ("asked by people", "; ".join(one["wishes"])),
             ("overruled", ", ".join(f"{o['code']} {o['component']}" for o in one["overruled"])),
         ]
     )
@@ -224,6 +228,8 @@ def _quarantine(one: Answer | None, screen: Screen) -> Iterator[str]:
         if one["pods_remaining"] is None
         else f"{one['pods_remaining']} pods left"
     )
+    if one["release_held"]:
+        yield f"  not released: {clean(one['release_held'])}"
     for blocker in one["blockers"]:
         since = f" for {ago(blocker['since'], screen.now)}" if blocker["since"] else ""
         yield f"  blocked{since}: {clean(blocker['pod'])}: {clean(blocker['reason'])}"

@@ -79,6 +79,14 @@ def for_mode(node: str, mode: str) -> str:
     )
 
 
+def for_exempt(node: str) -> str:
+    """What a person can do where people have exempted the node."""
+    return (
+        f"A person wants this node left alone. To let sickbay act again: sickbay unexempt {node}. "
+        f"To act all the same: {by_hand(node)}"
+    )
+
+
 def for_quarantine(patient: Patient, quarantine: Quarantine, clears: Iterable[str]) -> str:
     """What a person can do about a node in quarantine, or what it waits for."""
     status, node = quarantine.status, quarantine.node
@@ -88,6 +96,10 @@ def for_quarantine(patient: Patient, quarantine: Quarantine, clears: Iterable[st
         return "Nothing: it is being undone."
     if patient.last_error:
         return "The last step failed and is tried again. If it stays, look at the error."
+    held = patient.release_held or status.release_held
+    if held:
+        unpin = f"sickbay unpin {node} to let it go by itself, or " * held.startswith("pinned")
+        return f"Its cause is over, and it is held: {held}. To do: {unpin}sickbay release {node}"
     if status.phase is Phase.DRAINING and status.blockers:
         return (
             f"Waiting for {_pods(len(status.blockers))} that may not be evicted now. Ask their "

@@ -72,6 +72,7 @@ def _fleet(found: Findings) -> Iterator[Metric]:
     yield _one("sickbay_agents_attached", "Agents that are attached now.", found.attached)
     yield _one("sickbay_agents_silent", "Agents that were heard and are not.", len(found.silent))
     yield _one("sickbay_agents_never_heard", "Nodes of no known agent.", found.never_heard)
+    yield _one("sickbay_nodes_exempt", "Nodes that people want left alone.", found.exempt)
     yield _one("sickbay_agent_conflicts", "Nodes that two agents claim.", found.conflicts)
     yield _one("sickbay_stopped", "1 while the stop switch is set.", bool(found.stop))
     yield _one("sickbay_view_up", "1 while the cluster's news is known.", not found.view_lost)
@@ -116,7 +117,9 @@ def _work(found: Findings) -> Iterator[Metric]:
     blocked = _gauge("sickbay_quarantine_pods_blocked", "Pods that may not be evicted now.", node)
     since = _gauge("sickbay_quarantine_created_timestamp_seconds", "When it was made.", node)
     failing = _gauge("sickbay_quarantine_failing", "1 while its last step has failed.", node)
+    waits = _gauge("sickbay_quarantine_release_held", "1 while its release waits.", node)
     for one in found.quarantines:
+        waits.add_metric([one.node], bool(one.release_held))
         info.add_metric([one.node, one.phase, one.action, one.kind], 1)
         blocked.add_metric([one.node], len(one.blockers))
         failing.add_metric([one.node], bool(one.last_error))
@@ -124,7 +127,7 @@ def _work(found: Findings) -> Iterator[Metric]:
             pods.add_metric([one.node], one.pods_remaining)
         if one.created_at is not None:
             since.add_metric([one.node], one.created_at.timestamp())
-    yield from (info, pods, blocked, since, failing)
+    yield from (info, pods, blocked, since, failing, waits)
 
 
 def _own(scene: Scene) -> Iterator[Metric]:

@@ -73,6 +73,7 @@ class Pages:
             quarantines=found.quarantines[:rows],
             holds=found.holds[:rows],
             silent=found.silent[:rows],
+            wished=found.wished,
             lately=lately,
             few=[(name, found.standings[name]) for name in found.names]
             if len(found.names) <= FEW

@@ -74,7 +74,8 @@ class Blocker(Shape, frozen=True, kw_only=True):
 
 class Quarantine(Shape, frozen=True, kw_only=True):
     """What is done about a node. ``phase`` is Admitted, Cordoned, Draining, Drained, Releasing or
-    Invalid; ``phase_since`` is when it got there.
+    Invalid; ``phase_since`` is when it got there. ``release_held``: its cause is over, and this
+    speaks against its release; empty while nothing does.
     """
 
     node: str
@@ -94,6 +95,7 @@ class Quarantine(Shape, frozen=True, kw_only=True):
     pods_remaining: int | None
     blockers: list[Blocker]
     released_because: str
+    release_held: str
     overruled: bool
     in_record: bool
     agent: str
@@ -103,7 +105,9 @@ class Quarantine(Shape, frozen=True, kw_only=True):
 
 
 class Hold(Shape, frozen=True, kw_only=True):
-    """Why a node that policy wants in quarantine is not: a limit by name, or the mode."""
+    """Why a node that policy wants in quarantine is not: a limit by name, the mode, or a person
+    who has exempted it.
+    """
 
     node: str
     limit: str
@@ -114,13 +118,18 @@ class Hold(Shape, frozen=True, kw_only=True):
 
 
 class NodeRow(Shape, frozen=True, kw_only=True):
-    """One node in a list. ``agent`` is attached, silent or never; ``why`` is one line."""
+    """One node in a list. ``agent`` is attached, silent or never; ``why`` is one line.
+
+    ``wishes``: what people ask of it in its annotations, and ``exempt`` that it is left alone.
+    """
 
     node: str
     standing: Standing
     agent: str
     last_heard: Time | None
     why: str
+    exempt: bool
+    wishes: list[str]
 
 
 class Component(Shape, frozen=True, kw_only=True):
@@ -212,6 +221,8 @@ class Node(Shape, frozen=True, kw_only=True):
     quarantine: Quarantine | None
     hold: Hold | None
     would: str
+    exempt: bool
+    wishes: list[str]
     overruled: list[Overruled]
     components: list[Component]
     faults: list[Fault]
@@ -243,6 +254,8 @@ class Fleet(Shape, frozen=True, kw_only=True):
     quarantines: int
     held: int
     silent: int
+    exempt: int
+    release_held: int
     never_heard: int
     record_entries: int
     limits: list[LimitUse]

@@ -54,6 +54,8 @@ class Findings:
     quarantines: tuple[shapes.Quarantine, ...] = ()
     holds: tuple[shapes.Hold, ...] = ()
     silent: tuple[shapes.NodeRow, ...] = ()
+    wished: tuple[shapes.NodeRow, ...] = ()
+    exempt: int = 0
     never_heard: int = 0
     attached: int = 0
     conflicts: int = 0
@@ -90,7 +92,8 @@ class Survey:
         self._pools: Counter[str] = Counter()
         self._taken: Counter[str] = Counter()
         self._pool_label = _setting(fleet.limits, "pool_label")
-        self._never = self._attached = self._conflicts = 0
+        self._wished: list[shapes.NodeRow] = []
+        self._never = self._attached = self._conflicts = self._exempt = 0
 
     def add(self, patient: Patient) -> None:
         """Take one node in."""
@@ -98,6 +101,9 @@ class Survey:
         self._standings[patient.node] = standing
         self._attached += patient.attached
         self._conflicts += bool(patient.conflict)
+        self._exempt += patient.exempt
+        if patient.wishes:
+            self._wished.append(view.node_row(patient, moment, standing))
         if not patient.attached:
             if view.agent(patient) == "never":
                 self._never += 1
@@ -136,6 +142,8 @@ class Survey:
             quarantines=tuple(sorted(self._quarantines, key=_urgency)),
             holds=tuple(sorted(self._holds, key=lambda one: natural(one.node))),
             silent=tuple(row for _, row in sorted(self._silent, key=lambda pair: pair[0])),
+            wished=tuple(sorted(self._wished, key=lambda one: natural(one.node))),
+            exempt=self._exempt,
             never_heard=self._never,
             attached=self._attached,
             conflicts=self._conflicts,
@@ -219,6 +227,8 @@ def glance(
         quarantines=len(found.quarantines),
         held=len(found.holds),
         silent=len(found.silent),
+        exempt=found.exempt,
+        release_held=sum(1 for one in found.quarantines if one.release_held),
         never_heard=found.never_heard,
         record_entries=found.record_entries,
         limits=list(found.limits),
@@ -253,7 +263,7 @@ def _urgency(one: shapes.Quarantine) -> tuple[bool, int, float, str]:
     """Those that are stuck, then those under way, then those that wait for a repair."""
     since = one.phase_since
     return (
-        not (one.blockers or one.last_error),
+        not (one.blockers or one.last_error or one.release_held),
         _PHASES.index(Phase(one.phase)),
         -since.timestamp() if since else 0.0,
         one.node,

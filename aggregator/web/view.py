@@ -70,6 +70,8 @@ def why(patient: Patient, standing: Standing) -> str:
         return "its agent is silent; " + (_worst(patient) or "nothing was failing")
     if standing is Standing.UNKNOWN:
         return "nothing known yet" if patient.attached else "no agent has reported from it"
+    if patient.wishes and standing is Standing.OK:
+        return patient.wishes[0]
     if patient.foreign:
         return f"cordoned by somebody else: {patient.foreign}"
     return _worst(patient)
@@ -103,6 +105,8 @@ def node_row(patient: Patient, moment: Moment, standing: Standing | None = None)
         agent=agent(patient),
         last_heard=moment.when_or_never(patient.last_heard),
         why=why(patient, standing),
+        exempt=patient.exempt,
+        wishes=list(patient.wishes),
     )
 
 
@@ -199,6 +203,7 @@ def quarantine(patient: Patient, found: cluster.Quarantine) -> shapes.Quarantine
             for blocker in status.blockers
         ],
         released_because=status.released_because,
+        release_held=patient.release_held or status.release_held,
         overruled=status.overruled,
         in_record=patient.in_record,
         agent=agent(patient),
@@ -238,13 +243,16 @@ def hold(patient: Patient, mode: str) -> shapes.Hold | None:
             advice=advice.for_hold(found),
         )
     if patient.would:
+        spared = patient.spared
         return shapes.Hold(
             node=patient.node,
-            limit="mode",
-            value=mode,
+            limit="exempt" if spared else "mode",
+            value=spared or mode,
             reason=f"would {patient.would}",
             since=None,
-            advice=advice.for_mode(patient.node, mode),
+            advice=advice.for_exempt(patient.node)
+            if spared
+            else advice.for_mode(patient.node, mode),
         )
     return None
 
@@ -326,6 +334,8 @@ def node(
         quarantine=quarantine(patient, held) if held is not None else None,
         hold=hold(patient, mode),
         would=patient.would,
+        exempt=patient.exempt,
+        wishes=list(patient.wishes),
         overruled=[
             shapes.Overruled(code=one.code, component=one.component, cleared_by=one.cleared_by)
             for one in sorted(patient.overruled)

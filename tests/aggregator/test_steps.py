@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -32,6 +33,7 @@ from aggregator.quarantine.decide.steps import (
     next_step,
     wanted_of,
 )
+from aggregator.quarantine.decide.wishes import FORCED
 from tests.support.memorycluster import World, phase_of
 from tests.support.replica import POLICY, Replica, Turned, fault, snapshot, until
 
@@ -89,7 +91,7 @@ def situations(quarantine: Quarantine | None) -> Iterator[Situation]:
     )
     for wish, mode in itertools.product(wishes, Action):
         for values in itertools.product((False, True), repeat=len(FLAGS)):
-            flags = dict(zip(FLAGS, values, strict=True))
+            flags: dict[str, Any] = dict(zip(FLAGS, values, strict=True))
             if flags["recovered"] and (not flags["fresh"] or wish is not None):
                 continue  # case.py: recovered means that nothing asks and the agent says so
             if wish is not None and wish.spec.action.strength > mode.strength:
@@ -156,7 +158,8 @@ def check_rules(now: Situation, step: Step) -> None:
     if now.conflict:
         assert step.do is Do.NOTHING  # nothing new is done to a node that two agents claim
     elif not now.in_record:
-        assert step.do is Do.ENTER  # it acts only while its entry stands
+        # It acts only while its entry stands; a name that is no node's is not counted.
+        assert step.do is (Do.NOTHING if now.node_gone and not ours else Do.ENTER)
     elif now.stopped:
         assert step.do in (Do.NOTHING, Do.UPDATE)  # what is known is written, nothing is done
     if step.do in (Do.CORDON, Do.DRAIN):
@@ -204,8 +207,86 @@ def check_without_object(now: Situation, step: Step) -> None:
         assert not acts
 
 
+def held_releases() -> Iterator[Situation]:
+    """Marked, its cause over, and something spoke against its release."""
+    for phase, in_force, later in itertools.product(
+        (Phase.CORDONED, Phase.DRAINING, Phase.DRAINED), (None, *Action), (False, True)
+    ):
+        yield Situation(
+            quarantine=Quarantine("n1", "q", "1", SPEC, QuarantineStatus(phase)),
+            in_record=True,
+            wanted=None if in_force is None else wanted(Action.DRAIN, in_force),
+            mode=Action.DRAIN,
+            knows=True,
+            fresh=in_force is not None or later,
+            recovered=in_force is None and later,
+            release_held=True,
+            look_later=later,
+        )
+
+
+def test_what_waits_for_its_release_evicts_nobody_and_is_looked_at_again() -> None:
+    for now in held_releases():
+        step = next_step(now)
+        assert step.do is not Do.DRAIN
+        ill = now.wanted is not None and now.wanted.in_force is not Action.OBSERVE
+        assert (step.do is Do.UNHOLD) == ill
+        if now.recovered:
+            assert step.do is Do.NOTHING
+            assert next_step(replace(now, look_later=False)) == Step(Do.RELEASE, "recovered")
+        # A person's word waits for nothing.
+        assert next_step(replace(now, uncordoned=True)).overruled
+
+
+def asked_for_by_people() -> Iterator[Situation]:
+    forced = replace(SPEC, requester=FORCED, evidence=())
+    objects = [None] + [
+        Quarantine("n1", "q", "1", replace(spec, action=action), QuarantineStatus(phase))
+        for spec in (SPEC, forced)
+        for action in (Action.CORDON, Action.DRAIN)
+        for phase in Phase
+        if phase not in (Phase.RELEASING, Phase.INVALID)
+    ]
+    forces = (None, Action.CORDON, Action.DRAIN)
+    for quarantine, force in itertools.product(objects, forces):
+        for stopped, conflict, unforced, exempt in itertools.product((False, True), repeat=4):
+            if force and (unforced or exempt):
+                continue  # wishes.py: an exemption is heard before a force
+            yield Situation(
+                quarantine=quarantine,
+                in_record=quarantine is not None,
+                wanted=None,
+                mode=Action.OBSERVE if exempt else Action.DRAIN,
+                knows=True,
+                fresh=True,
+                recovered=False,
+                stopped=stopped,
+                conflict=conflict,
+                forced=force,
+                unforced=unforced,
+                exempt=exempt,
+            )
+
+
+def test_what_people_ask_for_in_annotations_is_done_and_undone() -> None:
+    for now in asked_for_by_people():
+        step, quarantine = next_step(now), now.quarantine
+        ours = quarantine is not None and quarantine.spec.requester == OURS
+        if quarantine is None or now.forced not in (None, quarantine.spec.action):
+            asked = now.forced is not None and not ours
+            assert (step.do is Do.FORCE) == (asked and not now.stopped and not now.conflict)
+        if quarantine is not None and not ours:
+            assert (step.do is Do.RELEASE) == now.unforced
+        if quarantine is not None and ours:
+            untouched = quarantine.status.phase is Phase.ADMITTED
+            assert (step.do is Do.RELEASE) == (now.exempt and untouched)
+        if now.exempt and ours:
+            assert step.do in (Do.NOTHING, Do.RELEASE)
+
+
 def test_every_step_is_reached() -> None:
-    reached = {next_step(now).do for quarantine in quarantines() for now in situations(quarantine)}
+    plain = [now for quarantine in quarantines() for now in situations(quarantine)]
+    reached = {next_step(now).do for now in (*plain, *asked_for_by_people(), *held_releases())}
     assert reached == set(Do)
 
 

@@ -102,8 +102,11 @@ def undo_change(
     overruled: frozenset[Word] | None = None,
     *,
     uncordoned: bool = False,
+    more: Mapping[str, str | None] | None = None,
 ) -> NodeChange:
     """Undo exactly ours. ``overruled`` is all that the node is to remember; None: as it does.
+
+    ``more``: annotations that change in the same patch.
 
     ``uncordoned``: our cordon was undone by a person; if there is one now it is theirs.
     """
@@ -112,6 +115,7 @@ def undo_change(
         CODES: None,
         DID: None,
         RELEASED: f"{quarantine_uid}@{node.version}",
+        **(more or {}),
     }
     if overruled is not None:
         annotations |= forgive_change(overruled).annotations

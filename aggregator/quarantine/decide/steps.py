@@ -18,6 +18,7 @@ from aggregator.quarantine.cluster import (
     Quarantine,
     QuarantineSpec,
 )
+from aggregator.quarantine.decide.wishes import FORCED
 from aggregator.quarantine.decide.words import clears
 
 OURS = "sickbay"
@@ -46,12 +47,14 @@ class Do(enum.StrEnum):
     NOTHING = "nothing"
     PROPOSE = "propose"  # ask for admission
     CREATE = "create"  # make the object that the record already allows
+    FORCE = "force"  # make the object, or change it, as an annotation of a person asks
     ENTER = "enter"  # count a hand-made one
     CORDON = "cordon"
     REFUSE = "refuse"  # a hand-made one that makes no sense: say so in its status
     UPDATE = "update"  # write what has changed in the intent
     DRAIN = "drain"
-    RELEASE = "release"  # change the phase; from then on UNDO
+    RELEASE = "release"  # change the phase, unless something speaks against it; then UNDO
+    UNHOLD = "unhold"  # what was to be released is ill again: it is not held for that any more
     UNDO = "undo"
     FORGET = "forget"  # an entry without object and without cause
     LET_GO = "let-go"  # the definition is being deleted: finalizer off, nothing undone
@@ -74,6 +77,9 @@ class Situation:
     the node that we cordoned was read and is schedulable again. ``reborn``: it is another Node, in
     another boot, which ends all that the quarantine stands on. ``maintained``: somebody else is at
     work on the node; what a person made by hand goes on beside them, ours does not.
+    ``release_held``: the cause is over and something speaks against the release; ``look_later``: it
+    is not yet time to look again. ``forced`` is what a person's annotation asks for; ``unforced``:
+    it is gone. ``exempt``: people want the node left alone.
     """
 
     quarantine: Quarantine | None
@@ -91,6 +97,11 @@ class Situation:
     stopped: bool = False
     conflict: bool = False
     definition_going: bool = False
+    release_held: bool = False
+    look_later: bool = False
+    forced: Action | None = None
+    unforced: bool = False
+    exempt: bool = False
 
 
 def next_step(now: Situation) -> Step:
@@ -107,11 +118,18 @@ def next_step(now: Situation) -> Step:
     if now.conflict:
         return Step(Do.NOTHING)
     if not now.in_record:
-        return Step(Do.ENTER)
+        # A name that is no node's has nothing to be counted for.
+        unfounded = now.node_gone and quarantine.spec.requester != OURS
+        return Step(Do.NOTHING if unfounded else Do.ENTER)
+    if _ill_again(now):
+        return Step(Do.UNHOLD)
     if unsaved(quarantine, now.wanted):
         return Step(Do.UPDATE)  # stop or not: a sign that is not written is lost with us
     if now.stopped:
         return Step(Do.NOTHING)
+    forced_here = now.forced is not None and quarantine.spec.requester == FORCED
+    if forced_here and now.forced is not quarantine.spec.action:
+        return Step(Do.FORCE)
     if quarantine.status.phase in _UNTOUCHED or now.node_replaced:
         ours = quarantine.spec.requester == OURS
         held = ours and (now.mode is Action.OBSERVE or now.maintained)
@@ -124,6 +142,8 @@ def next_step(now: Situation) -> Step:
 def _without_object(now: Situation) -> Step:
     if now.conflict or now.definition_going:
         return Step(Do.NOTHING)
+    if now.forced is not None and not now.stopped:
+        return Step(Do.FORCE)
     if (
         now.wanted is not None
         and now.wanted.spec.action is not Action.OBSERVE
@@ -148,18 +168,35 @@ def _ending(now: Situation, quarantine: Quarantine) -> Step | None:
         return None
     if now.uncordoned:
         return Step(Do.RELEASE, UNCORDONED, overruled=True)
-    if quarantine.spec.requester == OURS and now.recovered:
+    if now.release_held and now.look_later:
+        return None
+    return _recovery(now, quarantine)
+
+
+def _recovery(now: Situation, quarantine: Quarantine) -> Step | None:
+    """The ways out that nobody's word takes. What speaks against them is looked for on the way."""
+    if quarantine.spec.requester == FORCED and now.unforced:
+        return Step(Do.RELEASE, "the force was taken back")
+    if quarantine.spec.requester != OURS:
+        return None
+    if now.recovered:
         return Step(Do.RELEASE, "recovered")
-    if quarantine.spec.requester == OURS and now.reborn:
+    if now.reborn:
         return Step(Do.RELEASE, "the node was made anew, in another boot")
+    if now.exempt and quarantine.status.phase is Phase.ADMITTED:
+        return Step(Do.RELEASE, "exempted by a person before it was begun")
     return None
+
+
+def _ill_again(now: Situation) -> bool:
+    return now.release_held and now.wanted is not None and now.wanted.in_force is not Action.OBSERVE
 
 
 def _may_evict(now: Situation, quarantine: Quarantine) -> bool:
     """Evictions need intent, the mode's leave, and evidence that is known to stand."""
     if quarantine.spec.action is not Action.DRAIN or quarantine.status.phase is Phase.DRAINED:
         return False
-    if now.mode is not Action.DRAIN or now.node_gone:
+    if now.mode is not Action.DRAIN or now.node_gone or now.release_held:
         return False
     if quarantine.spec.requester != OURS:
         return True

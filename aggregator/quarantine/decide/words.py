@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from aggregator.health.model import Cleared, ClearedBy, Status
 from aggregator.health.node import NodeHealth, boot_ends, ends
+from aggregator.policy.silent import SILENT_FAILING
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -51,7 +52,9 @@ def ended_by(word: Word, signs: Iterable[Cleared]) -> bool:
 
 
 def stands(word: Word, health: NodeHealth) -> bool:
-    """Whether what the word is about may still be so, by the node's health."""
+    """Whether what the word is about may still be so, by the node's health; its agent speaks."""
+    if word.code == SILENT_FAILING:
+        return False
     if word.cleared_by:
         another_boot = word.boot_id not in ("", health.boot_id)
         if another_boot and boot_ends(clears(word.cleared_by)):

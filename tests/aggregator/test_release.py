@@ -1,0 +1,493 @@
+"""When a node that has recovered may go, what holds that, and what looks like recovery and is not.
+
+In virtual time: the real controller, with all its rounds.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.health.model import Cleared, ClearedBy, Component, Delta, Status
+from aggregator.policy.rules import LONGEST_REPEAT
+from aggregator.quarantine.cluster import (
+    Action,
+    ClusterError,
+    EvidenceItem,
+    Node,
+    Phase,
+    QuarantineSpec,
+    Unreachable,
+)
+from aggregator.quarantine.decide.admission import Limits
+from aggregator.quarantine.decide.marks import is_marked
+from aggregator.quarantine.decide.record import parse_record
+from aggregator.quarantine.decide.release import RELEASES, remember
+from aggregator.quarantine.decide.wishes import PIN
+from tests.support import virtualtime
+from tests.support.memorycluster import MemoryCluster, World, phase_of
+from tests.support.replica import (
+    SETTINGS,
+    FakeLine,
+    Replica,
+    component,
+    fault,
+    hello,
+    shipped_policy,
+    snapshot,
+)
+from tests.support.running import Running, later, soon
+
+ILL = snapshot(fault())
+CLEARED = (Cleared("xid:79", "GPU-1", "operator"),)
+DAY = 86400.0
+Main = Coroutine[Any, Any, None]
+
+
+def one_node(**changes: Any) -> World:
+    world = World()
+    world.add_node("n1", **changes)
+    return world
+
+
+def change(world: World, **changes: Any) -> None:
+    world.set_node(replace(world.nodes["n1"], **changes))
+
+
+def annotate(world: World, key: str, value: str | None) -> None:
+    kept = {k: v for k, v in world.nodes["n1"].annotations.items() if k != key}
+    change(world, annotations=kept if value is None else {**kept, key: value})
+
+
+def finish(world: World) -> None:
+    for key, pod in list(world.pods.items()):
+        if pod.deleting:
+            del world.pods[key]
+
+
+async def drained(world: World) -> None:
+    def settled() -> bool:
+        finish(world)
+        return phase_of(world, "n1") is Phase.DRAINED
+
+    await soon(settled)
+
+
+async def gone(world: World) -> None:
+    await soon(lambda: not world.quarantines and not parse_record(world.record.text).entries)
+    assert not is_marked(world.nodes["n1"])
+    assert not world.nodes["n1"].unschedulable
+
+
+def why_held(world: World) -> str:
+    quarantine = world.quarantines.get("n1")
+    return quarantine.status.release_held if quarantine is not None else ""
+
+
+async def held(world: World, text: str) -> None:
+    await soon(lambda: text in why_held(world))
+    await later(300)  # and it stays so
+    assert text in why_held(world)
+    assert is_marked(world.nodes["n1"])
+
+
+async def falls_ill(world: World, **arguments: Any) -> Replica:
+    replica = Replica(world, clock=arguments.pop("clock", Running()), **arguments)
+    replica.agent("n1", ILL)
+    await drained(world)
+    return replica
+
+
+def recovers(replica: Replica, *also: Component, boot_id: str = "boot-1") -> None:
+    replica.agent("n1", snapshot(*also, cleared=CLEARED), boot_id=boot_id)
+
+
+# -- what speaks against a release --------------------------------------------------------------
+
+
+def test_a_release_waits_until_every_device_is_allocatable_again() -> None:
+    async def main() -> None:
+        world = one_node(devices={"nvidia.com/gpu": ("8", "7"), "nvidia.com/mig-1g": ("0", "0")})
+        replica = await falls_ill(world)
+        recovers(replica)
+        await later(590)
+        assert not why_held(world)  # not yet well for long enough
+        await held(world, "allocatable nvidia.com/gpu is 7 of 8")
+        assert replica.notes.kinds("n1").count("quarantine.release_held") == 1
+        change(world, devices={"nvidia.com/gpu": ("8", "8")})
+        await gone(world)
+
+    virtualtime.run(main())
+
+
+def gpus(check: str, status: Status) -> Component:
+    return component(check, "GPU-1", status, "reason")
+
+
+@pytest.mark.parametrize(
+    ("bad", "good"),
+    [
+        (gpus("gpu-inventory", Status.UNKNOWN), gpus("gpu-inventory", Status.OK)),
+        (gpus("gpu-inventory", Status.FAILED), gpus("gpu-inventory", Status.DEGRADED)),
+        (gpus("gpu-recovery", Status.DEGRADED), gpus("gpu-recovery", Status.OK)),
+        (gpus("gpu-recovery", Status.UNKNOWN), gpus("gpu-recovery", Status.OK)),
+    ],
+)
+def test_a_gpu_goes_back_when_the_inventory_is_whole_and_no_action_is_due(
+    bad: Component, good: Component
+) -> None:
+    async def main() -> None:
+        world = one_node()
+        replica = await falls_ill(world)
+        recovers(replica, bad)
+        await held(world, f"{bad.check} GPU-1 is {bad.status.name.lower()}")
+        replica.agent("n1", Delta((good,)))
+        await gone(world)
+
+    virtualtime.run(main())
+
+
+def test_what_the_gpus_say_does_not_hold_a_disks_release() -> None:
+    async def main() -> None:
+        world = one_node(devices={"nvidia.com/gpu": ("8", "0")})
+        replica = Replica(world, clock=Running())
+        unknown = gpus("gpu-inventory", Status.UNKNOWN)
+        disk = component("disk-readonly", "/data", Status.FAILED, "read-only")
+        replica.agent("n1", snapshot(disk, unknown))
+        await drained(world)
+        replica.agent("n1", snapshot(replace(disk, status=Status.OK), unknown))
+        await later(700)
+        await gone(world)
+
+    virtualtime.run(main())
+
+
+def test_the_same_fault_soon_after_a_release_wants_a_person() -> None:
+    async def main() -> None:
+        clock = Running()
+        world = one_node()
+        replica = await falls_ill(world, clock=clock)
+        recovers(replica)
+        await later(700)
+        await gone(world)
+        clock.time += 6 * DAY
+        replica.agent("n1", Delta(faults=(fault(source_seq=8),)))
+        await drained(world)
+        replica.agent("n1", Delta(cleared=CLEARED))
+        await held(world, "xid:79 on GPU-1 came again 6 days after a release")
+        world.person_deletes("n1")  # theirs is not held
+        await gone(world)
+        clock.time += 8 * DAY
+        replica.agent("n1", Delta(faults=(fault(source_seq=9),)))
+        await drained(world)
+        replica.agent("n1", Delta(cleared=CLEARED))
+        await later(700)
+        await gone(world)
+
+    virtualtime.run(main())
+
+
+def test_a_rule_may_forgive_repeats_and_another_component_is_no_repeat() -> None:
+    async def main() -> None:
+        off = "rules: [{name: gpu-gone, repeatWithin: 0s}]"
+        for policy, second in ((shipped_policy(off), "GPU-1"), (shipped_policy(), "GPU-2")):
+            world = one_node()
+            replica = await falls_ill(world, policy=policy)
+            recovers(replica)
+            await later(700)
+            await gone(world)
+            replica.agent("n1", Delta(faults=(fault(component=second, source_seq=8),)))
+            await drained(world)
+            replica.agent("n1", Delta(cleared=(Cleared("xid:79", second, "operator"),)))
+            await later(700)
+            await gone(world)
+
+    virtualtime.run(main())
+
+
+def test_a_rule_that_wants_a_person_is_released_by_one_alone_whatever_restarts() -> None:
+    async def main() -> None:
+        policy = shipped_policy("rules: [{name: gpu-gone, release: manual}]")
+        world = one_node()
+        replica = await falls_ill(world, policy=policy)
+        recovers(replica)
+        await held(world, "rule gpu-gone a person alone")
+        await replica.stop()
+        after = Replica(world, clock=Running(), policy=policy)
+        recovers(after)
+        await later(2000)
+        await held(world, "rule gpu-gone a person alone")
+        assert "quarantine.release_held" not in after.notes.kinds("n1")  # it was said before
+        world.person_uncordons("n1")
+        await gone(world)
+
+    virtualtime.run(main())
+
+
+def test_a_pin_keeps_a_node_in_until_it_is_gone_and_not_against_a_person() -> None:
+    async def main() -> None:
+        world = one_node()
+        replica = await falls_ill(world)
+        annotate(world, PIN, "RMA 12345")  # after the last list: the read at the release sees it
+        recovers(replica)
+        await later(610)
+        await held(world, "pinned by a person (RMA 12345)")
+        annotate(world, PIN, None)
+        await gone(world)
+
+        world = one_node(annotations={PIN: ""})
+        replica = await falls_ill(world)
+        recovers(replica)
+        await held(world, "pinned by a person (no reason given)")
+        world.person_deletes("n1")
+        await gone(world)
+        assert PIN in world.nodes["n1"].annotations  # theirs, and it stays
+
+    virtualtime.run(main())
+
+
+def test_what_falls_ill_again_while_it_is_held_is_drained_again_and_not_before() -> None:
+    async def main() -> None:
+        world = one_node(annotations={PIN: "wait"})
+        replica = await falls_ill(world)
+        late = world.add_pod("n1", "late")
+        recovers(replica)
+        await held(world, "pinned")
+        assert late.uid not in world.evicted
+        replica.agent("n1", Delta(faults=(fault(source_seq=8),)))
+        await soon(lambda: not why_held(world))
+        await later(1000)
+        assert is_marked(world.nodes["n1"])
+
+    virtualtime.run(main())
+
+
+def test_an_agent_that_falls_silent_while_its_release_is_held_evicts_nobody() -> None:
+    async def main() -> None:
+        world = one_node(annotations={PIN: "wait"})
+        pod = world.add_pod("n1", "a")
+        world.budget_blocks.add(pod.uid)
+        line = FakeLine()
+        replica = Replica(world, clock=Running())
+        disk = component("disk-readonly", "/data", Status.FAILED, "read-only")
+        replica.agent("n1", snapshot(disk), line=line)
+        await soon(lambda: phase_of(world, "n1") is Phase.DRAINING)
+        replica.agent("n1", Delta((replace(disk, status=Status.OK),)))
+        await later(700)
+        await held(world, "pinned")
+        replica.controller.detached("n1", line, "gone")
+        world.budget_blocks.clear()
+        await later(1000)
+        assert world.evicted == []
+
+    virtualtime.run(main())
+
+
+# -- what looks like recovery and is not ----------------------------------------------------------
+
+Trick = Callable[[World, Replica], Replica]
+
+
+def the_agent_restarts(world: World, replica: Replica) -> Replica:
+    replica.agent("n1", snapshot(fault()))  # the same epoch: it has kept its latch
+    return replica
+
+
+def the_agent_lost_its_spool(world: World, replica: Replica) -> Replica:
+    replica.controller.attached(replace(hello("n1"), spool_epoch="another"), FakeLine())
+    replica.controller.heard("n1", snapshot(), replica.clock())
+    return replica
+
+
+def the_snapshot_is_missing(world: World, replica: Replica) -> Replica:
+    replica.controller.attached(hello("n1"), FakeLine())
+    return replica
+
+
+def the_fault_is_missing_from_the_snapshot(world: World, replica: Replica) -> Replica:
+    replica.agent("n1", snapshot())
+    return replica
+
+
+def the_aggregator_restarts(world: World, replica: Replica) -> Replica:
+    replica.task.cancel()
+    replica.cluster.crashed.set()
+    return Replica(world, clock=Running())
+
+
+def the_aggregator_restarts_and_the_agent_forgot(world: World, replica: Replica) -> Replica:
+    after = the_aggregator_restarts(world, replica)
+    after.agent("n1", snapshot())
+    return after
+
+
+def a_late_stream_of_the_boot_before(world: World, replica: Replica) -> Replica:
+    replica.agent("n1", snapshot(), boot_id="boot-0")
+    return replica
+
+
+def the_clearing_is_of_another_component(world: World, replica: Replica) -> Replica:
+    replica.agent("n1", snapshot(cleared=(Cleared("xid:79", "GPU-2", "gpu-reset"),)))
+    return replica
+
+
+@pytest.mark.parametrize(
+    "trick",
+    [
+        the_agent_restarts,
+        the_agent_lost_its_spool,
+        the_snapshot_is_missing,
+        the_fault_is_missing_from_the_snapshot,
+        the_aggregator_restarts,
+        the_aggregator_restarts_and_the_agent_forgot,
+        a_late_stream_of_the_boot_before,
+        the_clearing_is_of_another_component,
+    ],
+)
+def test_what_looks_like_recovery_releases_nobody(trick: Trick) -> None:
+    async def main() -> None:
+        world = one_node()
+        replica = trick(world, await falls_ill(world))
+        await later(3 * 3600)
+        assert is_marked(world.nodes["n1"])
+        assert phase_of(world, "n1") is not Phase.RELEASING
+        # The real thing is known when it comes: the machine is in another boot, and says so.
+        change(world, boot_id="boot-2")
+        replica.agent("n1", snapshot(), boot_id="boot-2")
+        await later(700)
+        await gone(world)
+
+    virtualtime.run(main())
+
+
+def test_a_reimaged_node_is_not_released_from_what_only_a_person_ends() -> None:
+    async def main() -> None:
+        world = one_node()
+        replica = Replica(world, clock=Running())
+        replica.agent("n1", snapshot(fault("xid:64", cleared_by=ClearedBy.OPERATOR)))
+        await soon(lambda: phase_of(world, "n1") in (Phase.CORDONED, Phase.DRAINED))
+        change(world, boot_id="boot-2")
+        told = replace(hello("n1", "boot-2"), spool_epoch="new", instance="new")
+        replica.controller.attached(told, FakeLine())
+        replica.controller.heard("n1", snapshot(), replica.clock())
+        await later(3600)
+        assert is_marked(world.nodes["n1"])
+
+    virtualtime.run(main())
+
+
+def test_a_late_stream_of_the_boot_before_is_held_by_what_the_kubelet_says() -> None:
+    async def main() -> None:
+        world = one_node()
+        replica = await falls_ill(world)
+        replica.agent("n1", snapshot(), boot_id="boot-0")
+        await held(world, "still in the boot of xid:79")
+        replica.agent("n1", ILL)  # the living agent is back
+        await soon(lambda: not why_held(world))
+        [item] = world.quarantines["n1"].spec.evidence
+        assert item.cleared == ""
+
+    virtualtime.run(main())
+
+
+# -- a person's release is held by nothing ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", [World.person_deletes, World.person_uncordons])
+def test_a_persons_release_is_held_by_nothing_at_all(word: Callable[[World, str], None]) -> None:
+    async def main() -> None:
+        world = one_node(annotations={PIN: "not yet"}, devices={"nvidia.com/gpu": ("8", "0")})
+        first = await falls_ill(world)
+        await first.stop()
+        world.person_stops("everything")
+        failed: dict[str, int] = {}
+
+        def fails(name: str) -> ClusterError | None:
+            failed[name] = failed.get(name, 0) + 1
+            return Unreachable("busy") if failed[name] < 4 else None
+
+        settings = replace(
+            SETTINGS,
+            mode=Action.OBSERVE,
+            limits=Limits(concurrent=0, concurrent_percent=0, quorum_percent=100),
+        )
+        policy = shipped_policy("rules: [{name: gpu-gone, release: manual}]")
+        replica = Replica(world, clock=Running(), settings=settings, policy=policy, fails=fails)
+        world.add_node("never-heard")
+        word(world, "n1")
+        await gone(world)
+        assert failed["patch_node"] >= 4
+        assert "quarantine.released" in replica.notes.kinds("n1")
+
+    virtualtime.run(main())
+
+
+# -- what the node remembers ----------------------------------------------------------------------
+
+NODE = Node("n1", "u", "1", False, (), {}, {})
+
+
+def items(*names: str) -> list[EvidenceItem]:
+    return [EvidenceItem(name, "GPU-1", "b", "reboot", "r", "i") for name in names]
+
+
+@given(rounds=st.lists(st.lists(st.sampled_from([f"xid:{i}" for i in range(200)]), max_size=40)))
+def test_the_memory_of_releases_is_bounded_in_number_and_time(rounds: list[list[str]]) -> None:
+    node, wall = NODE, 1e9
+    for names in rounds:
+        wall += DAY
+        node = replace(node, annotations={RELEASES: remember(node, items(*names), wall)})
+    text = node.annotations.get(RELEASES, "[]")
+    assert text.count("GPU-1") <= 64
+    later_on = remember(node, (), wall + LONGEST_REPEAT + 1)
+    assert later_on == "[]"
+
+
+@pytest.mark.parametrize("text", ["", "x", "{}", "[1]", '[["a"]]', '[["a","b","c"]]', "[" * 9999])
+def test_an_edited_memory_of_releases_is_no_memory(text: str) -> None:
+    node = replace(NODE, annotations={RELEASES: text})
+    assert remember(node, items("xid:79"), 7.0) == '[["xid:79", "GPU-1", 7]]'
+
+
+def test_level_evidence_is_no_fault_that_could_come_again() -> None:
+    assert remember(NODE, [EvidenceItem("disk-space:bytes", "/", "b", "", "r", "i")], 7.0) == "[]"
+
+
+# -- made by hand ---------------------------------------------------------------------------------
+
+
+def test_a_quarantine_of_no_node_says_so_takes_no_place_and_is_carried_out_once_there_is() -> None:
+    async def main() -> None:
+        world = one_node()
+        replica = Replica(world, clock=Running())
+        world.person_creates("typo", QuarantineSpec(Action.DRAIN, "manual", "smoke", "alice"))
+        await soon(lambda: phase_of(world, "typo") is Phase.INVALID)
+        assert "no node of this name" in world.quarantines["typo"].status.message
+        await later(600)
+        assert parse_record(world.record.text).entries == {}
+        world.add_node("typo")
+        await soon(lambda: phase_of(world, "typo") is Phase.DRAINED)
+        assert world.nodes["typo"].unschedulable
+        world.person_deletes("typo")
+        await soon(lambda: "typo" not in world.quarantines)
+        assert not is_marked(world.nodes["typo"])
+        await replica.stop()
+
+    virtualtime.run(main())
+
+
+def test_one_of_no_node_can_be_deleted_again() -> None:
+    async def main() -> None:
+        world = one_node()
+        Replica(world, clock=Running(), cluster=MemoryCluster(world))
+        world.person_creates("typo", QuarantineSpec(Action.CORDON, "manual", "smoke", "alice"))
+        await soon(lambda: phase_of(world, "typo") is Phase.INVALID)
+        world.person_deletes("typo")
+        await soon(lambda: not world.quarantines)
+        await asyncio.sleep(0)
+
+    virtualtime.run(main())
