@@ -63,9 +63,9 @@ class GpuFabric:
         if sample.trouble is not None:
             self._joined.clear()  # a driver that comes back registers anew
             self._trouble_at = sample.at
-        if self._trouble_at < self._sources.driver_loads.at:
+        if self._trouble_at < self._sources.driver_log.loaded_at:
             self._joined.clear()
-            self._trouble_at = self._sources.driver_loads.at
+            self._trouble_at = self._sources.driver_log.loaded_at
         return self._per_gpu.observe(sample, self._verdict)
 
     def _verdict(self, gpu: Gpu) -> Verdict:

@@ -35,14 +35,14 @@ class GpuInventory:
         self._per_gpu = PerGpu(SPEC.name, sources)
         self._has_been_ok = False
         #: The latest load of the driver that we know of.
-        self._load = sources.driver_loads.at
+        self._load = sources.driver_log.loaded_at
 
     async def look(self) -> Report:
         sample = await gpu_common.take_sample(self._sources)
         if isinstance(sample, Off):
             return sample
-        if self._load != self._sources.driver_loads.at:
-            self._load = self._sources.driver_loads.at
+        if self._load != self._sources.driver_log.loaded_at:
+            self._load = self._sources.driver_log.loaded_at
             self._has_been_ok = False
         self._has_been_ok |= sample.trouble is None
         if sample.trouble is not None and sample.trouble.kind is TroubleKind.QUIESCED:

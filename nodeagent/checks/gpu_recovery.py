@@ -61,11 +61,11 @@ class GpuRecovery:
 
     def _was_loaded_anew(self, gpu: Gpu, at: float) -> bool:
         """Whether the driver has been loaded, says nothing bad of the GPU since, and it answers."""
-        loads = self._sources.driver_loads
+        log = self._sources.driver_log
         told = self._loads_told.get(gpu.uuid, -math.inf)
-        if at <= loads.at or not loads.ended(gpu.pci, told) or _is_ill(gpu):
+        if at <= log.loaded_at or not log.has_reset(gpu.pci, told) or _is_ill(gpu):
             return False
-        self._loads_told[gpu.uuid] = loads.at
+        self._loads_told[gpu.uuid] = log.loaded_at
         return True
 
 

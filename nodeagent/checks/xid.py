@@ -15,7 +15,7 @@ from nodeagent.checks import xid_codes
 from nodeagent.checks.base import CheckSpec
 from nodeagent.model import ClearedBy, FaultSighting
 from nodeagent.sources import Sources
-from nodeagent.sources.driver_loads import DriverLoads
+from nodeagent.sources.driver_log import DriverLog
 from nodeagent.sources.gpus import GpuMap, normalise
 from nodeagent.sources.kmsg import SOURCE, Record, is_packet_log
 
@@ -75,15 +75,15 @@ _LONGEST_MESSAGE = 512
 class XidCheck:
     """Reads records as they come. ``foreign`` counts lines about GPUs that the node does not have.
 
-    ``packets`` counts driver lines that were a logged packet's prefix: somebody tried. ``loads``
-    is told when the driver was loaded, and what it said of a GPU since.
+    ``packets`` counts driver lines that were a logged packet's prefix: somebody tried. ``log``
+    is told when the driver was loaded, and what it said of which GPU.
     """
 
-    def __init__(self, gpus: GpuMap, loads: DriverLoads | None = None) -> None:
+    def __init__(self, gpus: GpuMap, log: DriverLog | None = None) -> None:
         self.foreign = 0
         self.packets = 0
         self._gpus = gpus
-        self._loads = loads or DriverLoads()
+        self._log = log or DriverLog()
 
     def read(self, record: Record) -> Sequence[FaultSighting]:
         """The Xid of this record, or nothing. Raises nothing, whatever the record."""
@@ -100,7 +100,7 @@ class XidCheck:
         if named is not None:
             self._learn(named[1], named[2])
         elif text.startswith(_LOADED) and not (record.historical or is_packet_log(text)):
-            self._loads.loaded(record.at)
+            self._log.loaded(record.at)
         return ()
 
     def _xid(self, record: Record, line: re.Match[bytes]) -> Sequence[FaultSighting]:
@@ -108,6 +108,7 @@ class XidCheck:
         if address is None:
             return ()
         code = int(line[3])
+        self._log.xid(address, code, record.at)
         rest = record.text[line.end() :]
         details, cleared_by = _details(code, rest)
         if line[2]:
@@ -155,7 +156,7 @@ class XidCheck:
         if address is None or not self._gpus.has_gpu(address):
             self.foreign += 1
             return None
-        self._loads.erred(address)
+        self._log.erred(address)
         return address
 
     def _learn(self, raw_address: bytes, uuid: bytes) -> None:
@@ -230,7 +231,7 @@ def _text(raw: bytes) -> str:
 
 
 def _build(sources: Sources, _options: Mapping[str, Any]) -> XidCheck:
-    return XidCheck(sources.gpus, sources.driver_loads)
+    return XidCheck(sources.gpus, sources.driver_log)
 
 
 SPEC = CheckSpec(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from nodeagent.sources.diskprobe import DiskProbe
-from nodeagent.sources.driver_loads import DriverLoads
+from nodeagent.sources.driver_log import DriverLog
 from nodeagent.sources.gpus import GpuMap
 from nodeagent.sources.machine import Machine
 from nodeagent.sources.nvml import Nvml
@@ -22,4 +22,4 @@ class Sources:
     gpus: GpuMap
     expected_gpus: int | None = None
     peers: Peers = field(default_factory=Peers)
-    driver_loads: DriverLoads = field(default_factory=DriverLoads)
+    driver_log: DriverLog = field(default_factory=DriverLog)

@@ -42,6 +42,8 @@ CALLS = {
     "linkerr": "nvmlDeviceGetNvLinkErrorCounter",
     "fabric": "nvmlDeviceGetGpuFabricInfoV",
     "inforom": "nvmlDeviceValidateInforom",
+    "events": "nvmlDeviceRegisterEvents",
+    "wait": "nvmlEventSetWait_v2",
 }
 
 
@@ -174,6 +176,20 @@ class Gpu:
     fabric: Fabric | None = None
     inforom: int | None = None
     errors: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class XidEvent:
+    """An Xid that NVML told of in the sample taken ``at``; it came after ``since``.
+
+    Both are boottime seconds. Events of the same sample may be many.
+    """
+
+    uuid: str
+    pci: str
+    code: int
+    since: float
+    at: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ holds the driver open for it: ``quiesce`` lets go.
 import asyncio
 import math
 import os
+from collections import deque
 from collections.abc import Mapping
 
 from nodeagent.sources.gpusample import (
@@ -18,6 +19,7 @@ from nodeagent.sources.gpusample import (
     GpuSample,
     NvmlTrouble,
     TroubleKind,
+    XidEvent,
 )
 from nodeagent.sources.machine import Machine
 from nodeagent.sources.nvml_library import SONAME, candidates
@@ -42,6 +44,9 @@ _LONGEST_WAIT = 300.0
 
 #: A worker that cannot be killed, and its replacement that cannot be killed either.
 _MAX_STUCK = 2
+
+#: Xid events kept for whoever comes to take them.
+_MOST_XIDS = 256
 
 _KIND_BY_CODE: dict[int, TroubleKind] = {
     Code.DRIVER_NOT_LOADED: TroubleKind.DRIVER_NOT_LOADED,
@@ -93,6 +98,11 @@ class Nvml:
         self._last: GpuSample | None = None
         self._failures = 0
         self._not_before = 0.0
+        #: The latest Xid events, and how many there were in all: samples are shared, and whoever
+        #: takes the events may not be who asked for the sample that had them.
+        self.xids: deque[XidEvent] = deque(maxlen=_MOST_XIDS)
+        self.xids_heard = 0
+        self._answered_at = 0.0
         #: When quiesce ends or ended, by time or by order; before any boot if there was none.
         self._quiesced_until = -math.inf
 
@@ -196,6 +206,10 @@ class Nvml:
             text = f"the NVML worker {error} after {len(heard)} GPUs had answered"
             return self._failed(TroubleKind.CRASHED, text, heard, _AFTER_CRASH)
         self._failures = 0
+        now = self._now()
+        since, self._answered_at = self._answered_at, now
+        self.xids.extend(XidEvent(*event, since=since, at=now) for event in answer.xids)
+        self.xids_heard += len(answer.xids)
         trouble = None
         if answer.error:
             text = f"NVML cannot count the GPUs (error {answer.error})"

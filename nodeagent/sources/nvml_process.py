@@ -37,11 +37,15 @@ class WorkerEndedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole sample as the worker gave it. ``error`` is the code of the count itself."""
+    """A whole sample as the worker gave it. ``error`` is the code of the count itself.
+
+    ``xids``: UUID, PCI address and code of each Xid event since the sample before.
+    """
 
     driver: str
     gpus: tuple[Gpu, ...]
     error: int
+    xids: tuple[tuple[str, str, int], ...] = ()
 
 
 def worker_command(libraries: Sequence[str]) -> list[str] | None:
@@ -152,7 +156,8 @@ class NvmlProcess:
         error = (await self._line())["error"]
         while not (message := await self._line()).get("end"):
             self.heard.append(gpu_from_wire(message))
-        return Answer(self._driver, tuple(self.heard), error)
+        xids = tuple((uuid, pci, code) for uuid, pci, code in message.get("xids", ()))
+        return Answer(self._driver, tuple(self.heard), error, xids)
 
     async def _begin(self) -> None:
         first = await self._line()

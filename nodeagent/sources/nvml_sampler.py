@@ -31,6 +31,10 @@ _WEEK = 7 * 86_400.0
 _RECOVERY_ACTION = 230
 _PCIE_REPLAYS = 94
 
+_XID_EVENT = 8  # nvmlEventTypeXidCriticalError
+#: Events taken with one sample: a storm is the kernel log's to count.
+_MOST_EVENTS = 64
+
 _MAX_LINKS = 18
 #: Error counters of one NVLink by field id (the scope is the link): those of the data link layer
 #: up to Hopper, then NVLink 5's.
@@ -77,6 +81,9 @@ class Sampler:
         self._identities: dict[int, tuple[str, str, str]] = {}
         #: What changes seldom, by UUID: when it was read, the values, the errors.
         self._slow: dict[str, tuple[float, dict[str, Any], dict[str, int]]] = {}
+        #: NVML's event set; by a device's handle who it is and the code of what refused us.
+        self._events: Any = None
+        self._listening: dict[int, tuple[str, str, int]] = {}
         #: The code of each InfoROM's validation by UUID, and when that was.
         self._inforoms: dict[str, tuple[float, int]] = {}
 
@@ -97,8 +104,10 @@ class Sampler:
         send({"count": count, "error": errors.get("count", 0)})
         for index in range(count):
             send(self._gpu(index, at))
+        self._say("wait")
+        xids = self._xids()
         self._say("idle")
-        send({"end": True})
+        send({"end": True, "xids": xids})
 
     def _gpu(self, index: int, at: float) -> dict[str, Any]:
         nvml, errors = self._nvml, dict[str, int]()
@@ -113,6 +122,7 @@ class Sampler:
         if handle is not None:
             self._identify(index, handle, call)
             gpu |= self._quick(handle, call, errors)
+            self._listen(index, handle, errors)
         uuid, gpu["pci"], gpu["name"] = self._identities.get(index, ("", "", ""))
         gpu["uuid"], gpu["errors"] = uuid, errors
         if handle is not None and "uuid" not in errors and _GPU_IS_LOST not in errors.values():
@@ -128,6 +138,38 @@ class Sampler:
         pci = "" if info is None else f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}"
         name = call("name", self._nvml.nvmlDeviceGetName, handle)
         self._identities[index] = (uuid, pci, name or "")
+
+    # ---- events ---------------------------------------------------------------------------------
+
+    def _listen(self, index: int, handle: Any, errors: dict[str, int]) -> None:
+        """Ask for this GPU's Xid events, once. Those from before are not given."""
+        uuid, pci, _ = self._identities.get(index, ("", "", ""))
+        device = _address(handle)
+        known = self._listening.get(device)
+        if known is None or known[0] != uuid:
+            refused: dict[str, int] = {}
+            self._call(refused, "events", f"{index} ", self._register, handle)
+            self._listening[device] = known = (uuid, pci, refused.get("events", 0))
+        if known[2]:
+            errors.setdefault("events", known[2])
+
+    def _register(self, handle: Any) -> None:
+        if self._events is None:
+            self._events = self._nvml.nvmlEventSetCreate()
+        self._nvml.nvmlDeviceRegisterEvents(handle, _XID_EVENT, self._events)
+
+    def _xids(self) -> list[tuple[str, str, int]]:
+        """UUID, address and code of the events that have come since the last time."""
+        found: list[tuple[str, str, int]] = []
+        while self._events is not None and len(found) < _MOST_EVENTS:
+            try:
+                event = self._nvml.nvmlEventSetWait_v2(self._events, 0)
+            except (self._nvml.NVMLError, self._nvml.NVMLLibraryMismatchError):
+                break  # no more of them, mostly: a time-out
+            uuid, pci, _ = self._listening.get(_address(event.device), ("", "", 0))
+            if event.eventType & _XID_EVENT and uuid:
+                found.append((uuid, pci, int(event.eventData)))
+        return found
 
     # ---- at every sample ------------------------------------------------------------------------
 
@@ -313,3 +355,8 @@ class Sampler:
         except UnicodeDecodeError:
             errors.setdefault(name, _UNKNOWN)  # a text that is none
         return None
+
+
+def _address(handle: Any) -> int:
+    """A device's handle as a number: NVML gives the same one for a device in one process."""
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0

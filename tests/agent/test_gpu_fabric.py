@@ -83,7 +83,7 @@ async def test_a_load_in_the_kernel_log_begins_its_time_anew(tmp_path: Path) -> 
         check = bench.build(gpu_fabric.SPEC)
         await look(check)
         bench.gpus.write([gpu(0, fabric=STARTING)])
-        bench.sources.driver_loads.loaded(bench.clock.boottime())
+        bench.sources.driver_log.loaded(bench.clock.boottime())
         bench.later(301)
         assert (await look(check)).status(uuid_of(0)) == ("UNKNOWN", "starting")
         bench.later(900)

@@ -309,7 +309,7 @@ async def test_a_driver_that_was_loaded_lately_may_be_starting_again(tmp_path: P
     async with Bench(tmp_path, TWO, expected=2) as bench:
         check = bench.build(gpu_inventory.SPEC)
         assert (await look(check)).status("") == ("OK", "")
-        bench.sources.driver_loads.loaded(bench.clock.boottime())
+        bench.sources.driver_log.loaded(bench.clock.boottime())
         (pid,) = bench.nvml.worker_pids
         os.kill(pid, signal.SIGKILL)
         await until(lambda: bench.nvml.worker_pids == (), "the worker's end")

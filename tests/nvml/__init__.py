@@ -176,6 +176,7 @@ class FakeGpus:
         self._calls = folder / "calls"
         self._gpus: tuple[FakeGpu, ...] = tuple(gpus)
         self._rules: dict[tuple[str, int], str] = {}
+        self._events: list[str] = []
         self.sys = folder / "sys"
         self.write(gpus)
 
@@ -228,6 +229,11 @@ class FakeGpus:
         self._rules[call, gpu] = what
         self._save()
 
+    def xid(self, gpu: int, code: int) -> None:
+        """Let NVML tell of an Xid, to those who listen by now."""
+        self._events.append(f"event {len(self._events) + 1} {gpu} {code}")
+        self._save()
+
     def heal(self) -> None:
         """Let every call work again, and those that hang return."""
         self._rules.clear()
@@ -246,6 +252,7 @@ class FakeGpus:
             numbers = " ".join(map(str, (*each.ecc, *each.rows, each.recovery_action)))
             lines.append(f"gpu {each.uuid} {each.pci} {numbers} {each.name}")
         lines += [f"rule {call} {gpu} {what}" for (call, gpu), what in self._rules.items()]
+        lines += self._events
         fresh = self._scenario.with_suffix(".new")
         fresh.write_text("\n".join(lines) + "\n")
         fresh.rename(self._scenario)

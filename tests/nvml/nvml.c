@@ -8,6 +8,8 @@
  *   value GPU NAME NUMBER SCOPE SCOPE...         what else that GPU says: NAME is "field:94" for a
  *                                                field, or a call's own word; no line, no support.
  *                                                With several scopes (links, say), for each of them
+ *   event SERIAL GPU XID                         an Xid event; those from before it was listened
+ *                                                to are not given, as in NVML
  *   rule CALL GPU error CODE                     CALL returns CODE ("field:230": one field's)
  *   rule CALL GPU hang                           until the rule is gone
  *   rule CALL GPU abort
@@ -27,7 +29,8 @@
 enum {
   SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7,
   ARGUMENT_VERSION_MISMATCH = 25,
-  MAX_GPUS = 64, MAX_RULES = 64, MAX_VALUES = 4096, VALUE_UNSIGNED_LONG_LONG = 3,
+  MAX_GPUS = 64, MAX_RULES = 64, MAX_VALUES = 4096, MAX_EVENTS = 512, TIMEOUT = 10,
+  XID_EVENT = 8, VALUE_UNSIGNED_LONG_LONG = 3,
 };
 
 typedef void *device_t;
@@ -65,11 +68,19 @@ struct value {
   unsigned long long number;
 };
 
+struct event {
+  long serial;
+  int gpu;
+  unsigned long long xid;
+};
+
 static struct {
   char driver[80];
   struct gpu gpus[MAX_GPUS];
   struct rule rules[MAX_RULES];
   struct value values[MAX_VALUES];
+  struct event events[MAX_EVENTS];
+  int event_count;
   int gpu_count, rule_count, value_count;
 } scenario;
 
@@ -99,6 +110,10 @@ static void read_line(const char *line) {
     if (sscanf(line, "rule %63s %d %15s %255[^\n]", r->call, &r->gpu, r->what, r->arg) >= 3) return;
   }
   if (!strncmp(line, "value ", 6) && read_values(line)) return;
+  if (!strncmp(line, "event ", 6) && scenario.event_count < MAX_EVENTS) {
+    struct event *e = &scenario.events[scenario.event_count++];
+    if (sscanf(line, "event %ld %d %llu", &e->serial, &e->gpu, &e->xid) == 3) return;
+  }
   fprintf(stderr, "nvml.c: cannot read this line of the scenario: %s", line);
   exit(70);
 }
@@ -403,4 +418,50 @@ int nvmlDeviceGetGpuFabricInfoV(device_t device, fabric_t *info) {
 int nvmlDeviceValidateInforom(device_t device) {
   struct gpu *gpu;
   return enter_gpu("nvmlDeviceValidateInforom", device, &gpu);
+}
+
+/* One set and one process at a time: what was given, and from where on each GPU is listened to. */
+static long given, listened_from[MAX_GPUS];
+
+static long newest_event(void) {
+  long newest = 0;
+  for (int i = 0; i < scenario.event_count; i++)
+    if (scenario.events[i].serial > newest) newest = scenario.events[i].serial;
+  return newest;
+}
+
+int nvmlEventSetCreate(void **set) {
+  int code = enter("nvmlEventSetCreate", -1);
+  *set = &given;
+  return code;
+}
+
+int nvmlDeviceRegisterEvents(device_t device, unsigned long long types, void *set) {
+  struct gpu *gpu;
+  int code = enter_gpu("nvmlDeviceRegisterEvents", device, &gpu);
+  if (code) return code;
+  if (set != &given || types != XID_EVENT) return INVALID_ARGUMENT;
+  listened_from[index_of(device)] = newest_event() + 1;
+  return SUCCESS;
+}
+
+typedef struct {
+  device_t device;
+  unsigned long long type, data;
+  unsigned gpu_instance, compute_instance;
+} event_data_t;
+
+int nvmlEventSetWait_v2(void *set, event_data_t *out, unsigned timeout_ms) {
+  int code = enter("nvmlEventSetWait_v2", -1);
+  if (code) return code;
+  if (set != &given || timeout_ms) return INVALID_ARGUMENT;
+  for (int i = 0; i < scenario.event_count; i++) {
+    const struct event *e = &scenario.events[i];
+    long from = listened_from[e->gpu];
+    if (e->serial <= given || !from || e->serial < from) continue;
+    given = e->serial;
+    *out = (event_data_t){(device_t)(long)(e->gpu + 1), XID_EVENT, e->xid, 0xff, 0xff};
+    return SUCCESS;
+  }
+  return TIMEOUT;
 }

@@ -1,0 +1,87 @@
+"""Xids that NVML tells of and the kernel log does not: its line was lost, or nobody may read it.
+
+A supplement to the check xid and never its echo: an Xid is told here a look later, when the log has
+still said nothing of it. NVML gives its code alone, without the driver's words.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nodeagent.checks import gpu_common, xid_codes
+from nodeagent.checks.base import CheckSpec, Off, Report
+from nodeagent.model import FaultSighting, Observation, Status
+from nodeagent.sources import Sources
+from nodeagent.sources.gpusample import GpuSample, XidEvent
+
+#: Seconds by which the log's stamp of an Xid may be before the sample that preceded its event.
+_SLACK = 10.0
+
+
+class GpuEvents:
+    """Keeps each event for one look, so that the kernel log's line comes first."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._waiting: Sequence[XidEvent] = ()
+        self._taken = 0
+
+    async def look(self) -> Report:
+        sample = await gpu_common.take_sample(self._sources)
+        if isinstance(sample, Off):
+            return sample
+        if gpu_common.nobody_has(sample, "events"):
+            return gpu_common.NOT_SUPPORTED
+        ripe, self._waiting = self._waiting, self._fresh()
+        faults = [self._sighting(event) for event in ripe if not self._is_told(event)]
+        return [*faults, _node(sample)]
+
+    def _fresh(self) -> Sequence[XidEvent]:
+        """The events that have come since the last look."""
+        nvml = self._sources.nvml
+        new, self._taken = nvml.xids_heard - self._taken, nvml.xids_heard
+        return tuple(nvml.xids)[-new:] if new else ()
+
+    def _is_told(self, event: XidEvent) -> bool:
+        return self._sources.driver_log.has_told(event.pci, event.code, event.since - _SLACK)
+
+    def _sighting(self, event: XidEvent) -> FaultSighting:
+        self._sources.driver_log.erred(event.pci)
+        return FaultSighting(
+            code=f"xid:{event.code}",
+            check=SPEC.name,
+            component=event.uuid,
+            message=f"Xid {event.code} on {event.pci}, says NVML; the kernel log has no line of it",
+            source=f"nvml-event:{event.uuid}",
+            source_seq=int(event.at * 1000),
+            at=event.at,
+            cleared_by=xid_codes.cleared_by(event.code),
+            details={"pci": event.pci, "told_by": "nvml"},
+        )
+
+
+def _node(sample: GpuSample) -> Observation:
+    if sample.trouble is not None:
+        trouble = sample.trouble
+        return Observation(SPEC.name, "", Status.UNKNOWN, trouble.kind.value, trouble.message)
+    deaf = [f"GPU {gpu.index}" for gpu in sample.gpus if "events" in gpu.errors]
+    if deaf:
+        text = f"NVML gives no events of {', '.join(deaf)}"
+        return Observation(SPEC.name, "", Status.UNKNOWN, "no-events", text)
+    return Observation(SPEC.name, "", Status.OK, "", "NVML's events are listened to")
+
+
+def _build(sources: Sources, _options: Mapping[str, Any]) -> GpuEvents:
+    return GpuEvents(sources)
+
+
+SPEC = CheckSpec(
+    name="gpu-events",
+    sees="an Xid that NVML tells of and the kernel log does not",
+    source="NVML, nvmlEventSetWait_v2; what the check xid has read",
+    cost="nothing beside gpu-inventory; one call",
+    blind_to="events from before the NVML worker started; the driver's words; with the check xid "
+    "off it tells every Xid; comes one or two minutes late",
+    interval=gpu_common.INTERVAL,
+    deadline=gpu_common.DEADLINE,
+    build=_build,
+)

@@ -1,0 +1,45 @@
+"""What the NVIDIA driver has said in the kernel log that checks which look at the GPUs must know.
+
+A load of the driver is a sign that what a reset of a GPU ends is over: nothing of the GPU's running
+state survives it. And an Xid that the log has told need not be told by NVML once more. The log's
+check writes it down here.
+"""
+
+import math
+
+#: Xids remembered, by GPU and code; the oldest are forgotten first.
+_MOST = 1024
+
+
+class DriverLog:
+    """``loaded_at``: boottime seconds of the latest load; minus infinity when none was seen."""
+
+    def __init__(self) -> None:
+        self.loaded_at = -math.inf
+        self._erred: set[str] = set()
+        self._said: dict[tuple[str, int], float] = {}
+
+    def loaded(self, at: float) -> None:
+        """The driver was loaded ``at`` (boottime seconds)."""
+        if at > self.loaded_at:
+            self.loaded_at = at
+            self._erred.clear()
+
+    def erred(self, address: str) -> None:
+        """The driver says something bad of the GPU at ``address`` ("0000:3b:00")."""
+        self._erred.add(address)
+
+    def xid(self, address: str, code: int, at: float) -> None:
+        """The log has an Xid of that GPU, stamped ``at``."""
+        self._said.pop((address, code), None)
+        self._said[address, code] = at
+        if len(self._said) > _MOST:
+            del self._said[next(iter(self._said))]
+
+    def has_told(self, address: str, code: int, since: float) -> bool:
+        """Whether the log has had that Xid since then."""
+        return self._said.get((address, code), -math.inf) >= since
+
+    def has_reset(self, address: str, since: float) -> bool:
+        """Whether a load after ``since`` ended what there was about the GPU at ``address``."""
+        return self.loaded_at > since and address not in self._erred

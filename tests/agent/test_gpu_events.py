@@ -1,0 +1,142 @@
+"""Xids by NVML alone: told when the kernel log does not, and never twice."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from nodeagent.checks import gpu_events, xid
+from nodeagent.checks.base import LogCheck, Off
+from nodeagent.model import ClearedBy
+from tests.agent.kernel_log import record
+from tests.nvml import gpu, pci_of, uuid_of
+from tests.nvml.look import Bench, look
+
+
+def log_line(bench: Bench, code: int, index: int = 0) -> None:
+    """The kernel log tells of the Xid now."""
+    text = f"NVRM: Xid (PCI:{pci_of(index)}): {code}, pid=1, name=x, text".encode()
+    log = cast("LogCheck", xid.SPEC.build(bench.sources, {}))
+    assert log.read(replace(record(text), at=bench.clock.boottime()))
+
+
+async def test_an_xid_without_a_line_in_the_log_is_told_a_look_later(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(0), gpu(1)]) as bench:
+        check = bench.build(gpu_events.SPEC)
+        assert (await look(check)).status("") == ("OK", "")
+        bench.gpus.xid(1, 95)
+        bench.later()
+        assert (await look(check)).faults == [], "its line may be on its way"
+        at = bench.clock.boottime()
+        bench.later()
+        [fault] = (await look(check)).faults
+        assert (fault.code, fault.component) == ("xid:95", uuid_of(1))
+        assert fault.cleared_by is ClearedBy.GPU_RESET
+        assert fault.at == pytest.approx(at, abs=5)
+        assert fault.details == {"pci": pci_of(1), "told_by": "nvml"}
+        bench.later()
+        assert (await look(check)).faults == []
+
+
+async def test_what_the_log_has_told_is_not_told_again(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(0), gpu(1)]) as bench:
+        check = bench.build(gpu_events.SPEC)
+        await look(check)
+        bench.later(30)
+        for code in (79, 31, 31, 31):
+            bench.gpus.xid(0, code)
+        bench.gpus.xid(1, 79)
+        log_line(bench, 79)
+        bench.later(31)
+        await look(check)
+        log_line(bench, 31)
+        bench.later()
+        faults = (await look(check)).faults
+    assert [(each.code, each.component) for each in faults] == [("xid:79", uuid_of(1))]
+
+
+async def test_an_earlier_line_of_the_same_xid_hides_no_later_event(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(0)]) as bench:
+        check = bench.build(gpu_events.SPEC)
+        log_line(bench, 48)
+        bench.later()
+        await look(check)
+        bench.later()
+        await look(check)
+        bench.gpus.xid(0, 48)
+        bench.later()
+        await look(check)
+        bench.later()
+        assert [each.code for each in (await look(check)).faults] == ["xid:48"]
+
+
+async def test_events_that_another_check_s_sample_brought_are_not_lost(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(0)]) as bench:
+        check = bench.build(gpu_events.SPEC)
+        await look(check)
+        bench.gpus.xid(0, 62)
+        await bench.sample()
+        await bench.sample()
+        bench.later()
+        await look(check)
+        bench.later()
+        assert [each.code for each in (await look(check)).faults] == ["xid:62"]
+
+
+async def test_a_storm_is_taken_in_portions(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(0)]) as bench:
+        check = bench.build(gpu_events.SPEC)
+        await look(check)
+        for code in range(100):
+            bench.gpus.xid(0, 1000 + code)
+        seen = 0
+        for _ in range(4):
+            bench.later()
+            seen += len((await look(check)).faults)
+    assert seen == 100
+
+
+async def test_what_was_before_the_worker_is_not_known(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(0)]) as bench:
+        bench.gpus.xid(0, 79)
+        check = bench.build(gpu_events.SPEC)
+        for _ in range(3):
+            assert (await look(check)).faults == []
+            bench.later()
+
+
+async def test_gpus_that_give_no_events(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(0), gpu(1)]) as bench:
+        bench.gpus.fail("nvmlDeviceRegisterEvents", gpu=1, code=3)
+        check = bench.build(gpu_events.SPEC)
+        assert (await look(check)).status("") == ("UNKNOWN", "no-events")
+        bench.gpus.xid(0, 94)
+        bench.later()
+        await look(check)
+        bench.later()
+        assert [each.code for each in (await look(check)).faults] == ["xid:94"]
+
+
+async def test_where_no_gpu_gives_any_the_check_is_off(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(0)]) as bench:
+        bench.gpus.fail("nvmlDeviceRegisterEvents", code=3)
+        check = bench.build(gpu_events.SPEC)
+        assert await check.look() == Off("not supported by these GPUs")
+
+
+async def test_a_worker_that_crashed_is_listening_again(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(0)]) as bench:
+        check = bench.build(gpu_events.SPEC)
+        await look(check)
+        bench.gpus.fail("nvmlDeviceGetCount_v2", abort=True)
+        bench.later()
+        assert (await look(check)).status("") == ("UNKNOWN", "crashed")
+        bench.gpus.heal()
+        bench.later()
+        await look(check)
+        bench.gpus.xid(0, 119)
+        bench.later()
+        await look(check)
+        bench.later()
+        assert [each.code for each in (await look(check)).faults] == ["xid:119"]
