@@ -28,6 +28,7 @@ from aggregator.quarantine.acts import Clocks
 from aggregator.quarantine.cluster import ClusterError
 from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.admission import Limits
+from aggregator.quarantine.decide.common import CommonLimits
 from aggregator.quarantine.decide.drainplan import DrainRules
 from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.ledger import Ledger, Transition
@@ -82,6 +83,18 @@ def _settings(config: Config) -> Settings:
             pool_label=limits.pool_label,
             pool_percent=limits.pool_percent,
             quorum_percent=limits.quorum_percent,
+            new_per_window=limits.new_per_window,
+            new_per_window_percent=limits.new_per_window_percent,
+            window=limits.window,
+            cooldown=limits.cooldown,
+        ),
+        common=CommonLimits(
+            percent=limits.common_cause_percent,
+            nodes=limits.common_cause_nodes,
+            window=limits.window,
+            domain_percent=limits.domain_percent,
+            domain_labels=limits.domain_labels,
+            clique_label=limits.clique_label,
         ),
         drain=DrainRules(
             delete_empty_dir_data=drain.delete_empty_dir_data,

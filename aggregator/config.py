@@ -27,6 +27,7 @@ from aggregator.config_values import (
     is_loopback,
 )
 from aggregator.quarantine.cluster import Action
+from aggregator.quarantine.decide.record import MOST_ADMISSIONS
 from aggregator.quarantine.ledger import Kind
 from aggregator.yaml_lines import ConfigError, Document, Key, read, validate
 
@@ -34,6 +35,7 @@ __all__ = ["Config", "ConfigError", "load"]
 
 Kinds = Annotated[tuple[Annotated[Kind, Field(strict=False)], ...], Field(strict=False)]
 Whole = Annotated[int, Field(ge=0)]
+Share = Annotated[Percent, Field(gt=0)]
 
 
 class LocalCommands(Section):
@@ -104,11 +106,27 @@ class Agents(Section):
 class Limits(Section):
     """Admission. Counts and percentages both hold; the smaller one decides."""
 
-    concurrent: Whole = 20
-    concurrent_percent: Percent = 5.0
+    concurrent: Positive = 20
+    concurrent_percent: Share = 5.0
     pool_label: str = ""
     """The node label whose value names a node's pool; empty: no pools."""
-    pool_percent: Percent = 20.0
+    pool_percent: Share = 20.0
+    new_per_window: Annotated[int, Field(ge=1, le=MOST_ADMISSIONS)] = 10
+    new_per_window_percent: Share = 20.0
+    window: Annotated[Duration, Field(ge=1)] = 600.0
+    """Of the rate, and of what counts as at once."""
+    cooldown: Duration = 900.0
+    """After the rate or a common cause has held something back."""
+    common_cause_percent: Share = 10.0
+    common_cause_nodes: Positive = 50
+    domain_labels: Strings = (
+        "network.topology.nvidia.com/leaf",
+        "topology.kubernetes.io/rack",
+    )
+    """Node labels whose value names a place: a rack, a leaf switch."""
+    clique_label: str = "nvidia.com/gpu.clique"
+    """The node label that names the NVLink clique of a node; empty: there are none."""
+    domain_percent: Share = 20.0
     evictions_at_once: Positive = 50
     quorum_percent: Percent = 50.0
     silent_drain_after: Duration = 300.0

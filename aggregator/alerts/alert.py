@@ -28,6 +28,9 @@ SEVERITY = {
     Kind.EVIDENCE_LOST: "warning",
     Kind.STOPPED: "warning",
     Kind.RESUMED: "info",
+    Kind.COMMON_CAUSE: "critical",
+    Kind.COMMON_CAUSE_OVER: "info",
+    Kind.COOLDOWN: "warning",
 }
 DEFAULT_KINDS = frozenset(SEVERITY)
 
@@ -64,9 +67,15 @@ def rfc3339(at: float) -> str:
 
 
 def alert_of(transition: Transition) -> Alert | None:
-    """The alert that the transition is; None for an incident that is only watched."""
+    """The alert that the transition is; None for an incident that is only watched.
+
+    Nor for what a common cause explains, or its cooldown holds: the fleet's alert has told of it.
+    """
     kind = transition.kind
     action = transition.details.get("action", "")
+    told = transition.details.get("limit", "") == "limits.cooldown"
+    if kind in (Kind.INCIDENT_OPENED, Kind.HELD) and (told or "cause" in transition.details):
+        return None
     severity = SEVERITY.get(kind, "info")
     if kind in (Kind.INCIDENT_OPENED, Kind.INCIDENT_CHANGED, Kind.INCIDENT_CLOSED):
         if action == "observe":
@@ -138,6 +147,14 @@ def ends(transition: Transition) -> Ends | None:
             return Ends("", frozenset({Kind.STOPPED}))
         case Kind.STOPPED:
             return Ends("", frozenset({Kind.RESUMED}))
+        case Kind.COMMON_CAUSE:
+            return Ends("", frozenset({Kind.COMMON_CAUSE_OVER}), transition.incident)
+        case Kind.COMMON_CAUSE_OVER:
+            return Ends("", frozenset({Kind.COMMON_CAUSE}), transition.incident)
+        case Kind.COOLDOWN:
+            return Ends("", frozenset({Kind.COOLDOWN_OVER}))
+        case Kind.COOLDOWN_OVER:
+            return Ends("", frozenset({Kind.COOLDOWN}))
     return None
 
 

@@ -71,6 +71,7 @@ class Acts:
         policy: Policy,
         pool_of: Callable[[str], str],
         after_release: Callable[[Case, Quarantine], Awaitable[None]],
+        suspects: Callable[[Case], tuple[frozenset[str], ...]],
     ) -> None:
         self._cluster = cluster
         self._registrar = registrar
@@ -79,6 +80,7 @@ class Acts:
         self._policy = policy
         self._pool_of = pool_of
         self._after_release = after_release
+        self._suspects = suspects
 
     async def propose(self, case: Case, wanted: Wanted) -> bool:
         """Ask for admission and, when admitted, make the object and mark the node.
@@ -106,14 +108,14 @@ class Acts:
         node = await (reading or self._cluster.read_node(case.node))
         case.take_node(node)
         if node is None:
-            await self._registrar.forget(case.node)
+            await self._registrar.withdraw(case.node)
             case.patient.last_error = "the cluster has no node of this name"
             return False
         if case.misnamed or case.patient.overruled != words or self._spared(case, wanted):
-            await self._registrar.forget(case.node)  # we decided on another picture: again
+            await self._registrar.withdraw(case.node)  # we decided on another picture: again
             return True
         if self._leave_alone(case, wanted):
-            await self._registrar.forget(case.node)  # not ours, and not counted
+            await self._registrar.withdraw(case.node)  # not ours, and not counted
             return False
         self.note(case, Kind.ADMITTED, f"{wanted.spec.action} admitted: {wanted.spec.reason}")
         await self._create_and_mark(case, wanted, node)
@@ -125,13 +127,13 @@ class Acts:
         node = await self._cluster.read_node(case.node)
         case.take_node(node)
         if node is None:
-            await self._registrar.forget(case.node)
+            await self._registrar.withdraw(case.node)
             case.patient.last_error = "the cluster has no node of this name"
             return
         if case.misnamed or case.patient.overruled != words or self._spared(case, wanted):
             return  # we decided on another picture: again
         if self._leave_alone(case, wanted):
-            await self._registrar.forget(case.node)
+            await self._registrar.withdraw(case.node)
             return
         await self._create_and_mark(case, wanted, node)
 
@@ -449,7 +451,13 @@ class Acts:
 
     def _proposal(self, case: Case, wanted: Wanted) -> Proposal:
         spec = wanted.spec
-        return Proposal(case.node, spec.incident, self._pool_of(case.node), spec.action.value)
+        return Proposal(
+            case.node,
+            spec.incident,
+            self._pool_of(case.node),
+            spec.action.value,
+            self._suspects(case),
+        )
 
     def _leave_alone(self, case: Case, wanted: Wanted) -> bool:
         """Whether somebody else is at work on the node: it is held then, and looked at again."""
@@ -464,7 +472,10 @@ class Acts:
         case.patient.hold = Hold(held.limit, held.value, held.reason, since)
         if before is None or before.limit != held.limit:
             text = f"{wanted.spec.action} held by {held.limit} = {held.value}: {held.reason}"
-            self.note(case, Kind.HELD, text, {"limit": held.limit, "value": held.value})
+            details = {"limit": held.limit, "value": held.value}
+            if held.cause:
+                details["cause"] = held.cause
+            self.note(case, Kind.HELD, text, details)
 
     def _announce(self, case: Case, node_uid: str, *, quarantined: bool, message: str) -> None:
         """In the background: nothing that acts waits for it. A newer one waits for the older."""

@@ -57,6 +57,24 @@ class Census:
         meta = self._metas.get(node)
         return meta.labels.get(self._pool_label, "") if meta is not None else ""
 
+    def observers(self, check: str, component: str) -> int:
+        """How many nodes look at this component, with this check. Goes through all of them."""
+        key = (check, component)
+        return sum(
+            1
+            for case in self._cases.values()
+            if case.patient.health is not None and key in case.patient.health.components
+        )
+
+    def silence(self) -> tuple[int, int]:
+        """How many agents have been gone for too long, of how many that were heard."""
+        heard = [
+            case
+            for case in self._cases.values()
+            if case.patient.health is not None and (not self._listed or case.node in self._metas)
+        ]
+        return sum(1 for case in heard if case.silent and not case.patient.attached), len(heard)
+
     def size(self) -> Size:
         reported = sum(
             1

@@ -28,6 +28,7 @@ from aggregator.quarantine.ledger import Ledger
 from aggregator.quarantine.looking import Looking
 from aggregator.quarantine.registrar import Registrar
 from aggregator.quarantine.settings import Settings, limits_for_people
+from aggregator.quarantine.suspecting import Suspecting
 
 #: Held proposals, silence and the fleet's size are looked at again so often (seconds).
 ROUNDS = 5.0
@@ -58,11 +59,22 @@ class Controller:
         self._fleet = fleet
         self._clocks = clocks
         self._census = census = Census(fleet, settings.limits.pool_label)
+        self._suspecting = suspecting = Suspecting(
+            limits=settings.common,
+            cooldown=settings.limits.cooldown,
+            window=settings.limits.window,
+            policy=policy,
+            census=census,
+            fleet=fleet,
+            ledger=ledger,
+            clocks=clocks,
+        )
         self._registrar = registrar = Registrar(
             cluster,
             limits=settings.limits,
             policy_hash=policy.hash,
             size=census.size,
+            causes=suspecting.causes,
             wall=clocks.wall,
         )
         acts = Acts(
@@ -73,6 +85,7 @@ class Controller:
             policy=policy,
             pool_of=census.pool_of,
             after_release=lambda case, done: hooking.after_release(case, done),  # noqa: PLW0108 - below
+            suspects=suspecting.suspects,
         )
         hooking = Hooking(acts=acts, clocks=clocks, rules=settings.hooks, rng=rng)
         drain = Drain(
@@ -104,6 +117,7 @@ class Controller:
             acts=acts,
             ledger=ledger,
             clocks=clocks,
+            suspecting=suspecting,
             see_to=attending.kick_if_busy,
             silent_action=settings.silent_action,
         )
@@ -127,6 +141,7 @@ class Controller:
             registrar=registrar,
             attending=attending,
             judging=judging,
+            suspecting=suspecting,
             fleet=fleet,
             ledger=ledger,
             clocks=clocks,
@@ -193,10 +208,11 @@ class Controller:
                 and await self._following.refresh_nodes()
             ):
                 refreshed = now
-            self._tell_fleet()
             wall = self._clocks.wall()
             for case in self._census.cases():
                 self._hearing.note_silence(case, now)
+            self._tell_fleet()
+            for case in self._census.cases():
                 if case.wishes != NONE and case.patient.wishes != describe(case.wishes, wall):
                     self._judging.judge(case)  # an exemption has ended
                 if case.patient.hold is not None or _in_suspense(case) or case.release_held:
@@ -209,6 +225,7 @@ class Controller:
         self._fleet.record_entries = len(self._registrar.record.entries)
         waiting = quorum(self._settings.limits, self._census.size())
         self._fleet.waiting_for_quorum = waiting.reason if waiting is not None else ""
+        self._suspecting.go_round(self._registrar.record)
 
     # -- ingest's Intake -----------------------------------------------------------
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from aggregator.health.node import NodeHealth
 from aggregator.policy.incident import Incident
 from aggregator.quarantine.cluster import NodeMeta, Quarantine
+from aggregator.quarantine.decide.common import CommonCause
 from aggregator.quarantine.decide.words import Word
 
 
@@ -83,6 +84,9 @@ class Fleet:
     record_entries: int = 0
     limits: Mapping[str, str] = field(default_factory=dict)
     waiting_for_quorum: str = ""
+    causes: Mapping[str, CommonCause] = field(default_factory=dict)  # open common causes, by id
+    cooling: str = ""  # until when nothing new is admitted, and why; empty: it is
+    admitted_lately: int = 0  # within the limits' window
 
     def patient(self, node: str) -> Patient:
         """The node's patient, made when there is none yet."""

@@ -25,6 +25,7 @@ from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.judging import Judging
 from aggregator.quarantine.ledger import Kind, Ledger, Transition
 from aggregator.quarantine.registrar import Registrar
+from aggregator.quarantine.suspecting import Suspecting
 
 log = logging.getLogger("sickbay.quarantine")
 
@@ -44,6 +45,7 @@ class Following:
         registrar: Registrar,
         attending: Attending,
         judging: Judging,
+        suspecting: Suspecting,
         fleet: Fleet,
         ledger: Ledger,
         clocks: Clocks,
@@ -54,6 +56,7 @@ class Following:
         self._registrar = registrar
         self._attending = attending
         self._judging = judging
+        self._suspecting = suspecting
         self._fleet = fleet
         self._ledger = ledger
         self._clocks = clocks
@@ -148,6 +151,7 @@ class Following:
         for case in self._census.cases():
             if self._is_no_more(case):
                 self._census.forget(case)
+                self._suspecting.forget(case)
         return True
 
     def _is_no_more(self, case: Case) -> bool:
@@ -167,6 +171,7 @@ class Following:
 
     def _node_listed(self, case: Case, meta: NodeMeta) -> None:
         case.patient.meta = meta
+        self._suspecting.hear(case)  # its labels may be others now
         quarantine = case.patient.quarantine
         if quarantine is None:
             unknown = self._registrar.problem or self._attending.in_record(case)

@@ -9,6 +9,7 @@ from aggregator.quarantine.acts import Acts, Clocks
 from aggregator.quarantine.case import MARKED, Case
 from aggregator.quarantine.cluster import Action, Phase, Quarantine
 from aggregator.quarantine.ledger import Kind, Ledger, Transition
+from aggregator.quarantine.suspecting import Suspecting
 
 
 class Judging:
@@ -22,6 +23,7 @@ class Judging:
         acts: Acts,
         ledger: Ledger,
         clocks: Clocks,
+        suspecting: Suspecting,
         see_to: Callable[[Case], None],
         silent_action: str = "observe",
     ) -> None:
@@ -31,6 +33,7 @@ class Judging:
         self._acts = acts
         self._ledger = ledger
         self._clocks = clocks
+        self._suspecting = suspecting
         self._see_to = see_to
         self._silent_action = silent_action
 
@@ -43,6 +46,7 @@ class Judging:
             self._acts.note(case, Kind.WISHED, said)
         mode = min(self._mode, case.wishes.cap(wall), key=lambda action: action.strength)
         closed, again = case.rejudge(self._policy, mode, now, silent_action=self._silent_action)
+        self._suspecting.hear(case)
         self._tell_incidents(case, before, closed)
         self._tell_would(case)
         if case.timer is not None:
@@ -67,6 +71,7 @@ class Judging:
             self._note_incident(case, Kind.INCIDENT_CLOSED, incident, text)
 
     def _note_incident(self, case: Case, kind: Kind, incident: Incident, text: str) -> None:
+        cause = self._suspecting.explains(case) if kind is Kind.INCIDENT_OPENED else ""
         self._ledger.note(
             Transition(
                 at=self._clocks.wall(),
@@ -77,6 +82,7 @@ class Judging:
                 details={
                     "kind": incident.kind,
                     "action": incident.action,
+                    **({"cause": cause} if cause else {}),
                     "evidence": "; ".join(
                         f"{item.code} {item.component} ({item.rule})".replace("  ", " ")
                         for item in incident.evidence[:8]

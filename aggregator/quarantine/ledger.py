@@ -36,6 +36,10 @@ class Kind(enum.StrEnum):
     EVIDENCE_LOST = "evidence.lost"
     STOPPED = "fleet.stopped"
     RESUMED = "fleet.resumed"
+    COMMON_CAUSE = "fleet.common-cause"
+    COMMON_CAUSE_OVER = "fleet.common-cause-over"
+    COOLDOWN = "fleet.cooldown"
+    COOLDOWN_OVER = "fleet.cooldown-over"
 
 
 @dataclass(frozen=True, slots=True)

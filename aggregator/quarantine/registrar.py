@@ -5,11 +5,19 @@ again and decide again, so no interleaving passes a limit.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from aggregator.quarantine.cluster import Cluster, ClusterError, Conflict, RecordText
-from aggregator.quarantine.decide.admission import Held, Limits, Proposal, Size, admit
+from aggregator.quarantine.decide.admission import (
+    Held,
+    Limits,
+    OpenCause,
+    Outcome,
+    Proposal,
+    Size,
+    admit,
+)
 from aggregator.quarantine.decide.record import (
     Entry,
     Record,
@@ -24,20 +32,21 @@ _MOST_LIKELY = 32
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """One of the three things that may be asked of the record, and who waits for it."""
+    """One of the four things that may be asked of the record, and who waits for it."""
 
     done: "asyncio.Future[Held | None]"
     propose: Proposal | None = None
     enter: Entry | None = None
     forget: str = ""
+    withdraw: str = ""
 
 
 class Registrar:
     """Reads and writes the record.
 
-    ``size`` tells the fleet's size now, ``wall`` the wall clock. All methods raise `ClusterError`
-    when the record can't be read or written; nothing is half done then, for whoever asks again
-    finds the entry standing or not.
+    ``size`` tells the fleet's size now, ``causes`` the common causes that are open, ``wall`` the
+    wall clock. All methods raise `ClusterError` when the record can't be read or written; nothing
+    is half done then, for whoever asks again finds the entry standing or not.
     """
 
     def __init__(
@@ -47,12 +56,14 @@ class Registrar:
         limits: Limits,
         policy_hash: str,
         size: Callable[[], Size],
+        causes: Callable[[], Mapping[str, OpenCause]],
         wall: Callable[[], float],
     ) -> None:
         self._cluster = cluster
         self._limits = limits
         self._policy_hash = policy_hash
         self._size = size
+        self._causes = causes
         self._wall = wall
         self._stored: RecordText | None = None
         self._record = Record()
@@ -80,15 +91,7 @@ class Registrar:
         if self._stored is None or self.problem or len(self._waiting) > _MOST_LIKELY:
             return False
         asked = [request.propose for request in self._waiting if request.propose is not None]
-        outcome = admit(
-            self._record,
-            [*asked, proposal],
-            self._limits,
-            self._size(),
-            now=self._wall(),
-            policy_hash=self._policy_hash,
-            stop=self._stored.stop,
-        )
+        outcome = self._decide(self._record, [*asked, proposal], self._stored.stop)
         return proposal.node in outcome.admitted
 
     async def propose(self, proposal: Proposal) -> Held | None:
@@ -103,11 +106,20 @@ class Registrar:
         """Take the node's entry out, after the node is undone."""
         await self._ask(forget=node)
 
+    async def withdraw(self, node: str) -> None:
+        """Take out an entry on which nothing was begun, as if it had never been admitted."""
+        await self._ask(withdraw=node)
+
     async def _ask(
-        self, *, propose: Proposal | None = None, enter: Entry | None = None, forget: str = ""
+        self,
+        *,
+        propose: Proposal | None = None,
+        enter: Entry | None = None,
+        forget: str = "",
+        withdraw: str = "",
     ) -> Held | None:
         done: asyncio.Future[Held | None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Request(done, propose, enter, forget))
+        self._waiting.append(_Request(done, propose, enter, forget, withdraw))
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work(), name="registrar")
         return await done
@@ -139,20 +151,20 @@ class Registrar:
             if stored is None or self.problem:
                 raise ClusterError(self.problem or "the admission record was not read")
             before = self._record
-            after = before.enter(
-                [request.enter for request in batch if request.enter is not None],
-                self._policy_hash,
-            ).forget(request.forget for request in batch if request.forget)
-            outcome = admit(
-                after,
-                [request.propose for request in batch if request.propose is not None],
-                self._limits,
-                self._size(),
-                now=self._wall(),
-                policy_hash=self._policy_hash,
-                stop=stored.stop,
+            after = (
+                before.enter(
+                    [request.enter for request in batch if request.enter is not None],
+                    self._policy_hash,
+                )
+                .forget(request.forget for request in batch if request.forget)
+                .withdraw(request.withdraw for request in batch if request.withdraw)
             )
-            if outcome.record.entries == before.entries:
+            asked = [request.propose for request in batch if request.propose is not None]
+            outcome = self._decide(after, asked, stored.stop)
+            if (outcome.record.entries, outcome.record.cooldowns) == (
+                before.entries,
+                before.cooldowns,
+            ):
                 if fresh or not outcome.admitted:
                     return dict(outcome.held)
                 self._stored = None  # "it stands already" must not be taken from memory
@@ -164,6 +176,18 @@ class Registrar:
                 self._stored = None
                 continue
             return dict(outcome.held)
+
+    def _decide(self, record: Record, asked: list[Proposal], stop: str) -> Outcome:
+        return admit(
+            record,
+            asked,
+            self._limits,
+            self._size(),
+            now=self._wall(),
+            policy_hash=self._policy_hash,
+            stop=stop,
+            causes=self._causes(),
+        )
 
     def _take(self, stored: RecordText) -> None:
         try:

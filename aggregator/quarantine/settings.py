@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 
 from aggregator.quarantine.cluster import Action
-from aggregator.quarantine.decide.admission import Limits
+from aggregator.quarantine.decide.admission import Limits, span
+from aggregator.quarantine.decide.common import CommonLimits
 from aggregator.quarantine.decide.drainplan import DrainRules
 from aggregator.quarantine.hooking import HookRules
 
@@ -14,6 +15,7 @@ class Settings:
 
     mode: Action
     limits: Limits
+    common: CommonLimits
     drain: DrainRules
     drain_deadline: float
     evictions_at_once: int
@@ -27,10 +29,17 @@ class Settings:
 
 def limits_for_people(settings: Settings) -> dict[str, str]:
     """The limits by their names in the configuration."""
-    limits = settings.limits
+    limits, common = settings.limits, settings.common
     shown = {
         "concurrent": str(limits.concurrent),
         "concurrent_percent": f"{limits.concurrent_percent:g}%",
+        "new_per_window": str(limits.new_per_window),
+        "new_per_window_percent": f"{limits.new_per_window_percent:g}%",
+        "window": span(limits.window),
+        "cooldown": span(limits.cooldown),
+        "common_cause_percent": f"{common.percent:g}%",
+        "common_cause_nodes": str(common.nodes),
+        "domain_percent": f"{common.domain_percent:g}%",
         "evictions_at_once": str(settings.evictions_at_once),
         "quorum_percent": f"{limits.quorum_percent:g}%",
     }

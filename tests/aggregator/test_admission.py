@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.quarantine.decide.admission import (
+    FLEET,
     Limits,
+    OpenCause,
     Outcome,
     Proposal,
     Size,
@@ -15,6 +17,9 @@ from aggregator.quarantine.decide.admission import (
     allowance,
 )
 from aggregator.quarantine.decide.record import (
+    MOST_ADMISSIONS,
+    MOST_COOLDOWNS,
+    Cooldown,
     Entry,
     Record,
     RecordUnreadable,
@@ -22,7 +27,13 @@ from aggregator.quarantine.decide.record import (
     parse_record,
 )
 
-OPEN = Limits(concurrent=1_000, concurrent_percent=100, quorum_percent=0)
+OPEN = Limits(
+    concurrent=1_000,
+    concurrent_percent=100,
+    quorum_percent=0,
+    new_per_window=1_000,
+    new_per_window_percent=100,
+)
 POOLS = ("a", "b", "")
 
 
@@ -48,8 +59,14 @@ def ask(
 names = st.integers(0, 30).map(lambda number: f"n{number}")
 pools = st.sampled_from(POOLS)
 proposals = st.lists(st.builds(proposal, names, pools), max_size=20)
-records = st.lists(st.builds(entry, names, pools, st.sampled_from(["i", ""])), max_size=12).map(
-    lambda entries: Record().enter(entries, "old")
+cooldowns = st.dictionaries(
+    st.sampled_from(["", "check:nic-link", "rack=r1 check:nic-link"]),
+    st.builds(Cooldown, st.floats(-2_000, 2_000), st.text(max_size=20)),
+)
+records = st.builds(
+    lambda entries, cooling: replace(Record().enter(entries, "old"), cooldowns=cooling),
+    st.lists(st.builds(entry, names, pools, st.sampled_from(["i", ""])), max_size=12),
+    cooldowns,
 )
 limits = st.builds(
     Limits,
@@ -58,6 +75,10 @@ limits = st.builds(
     pool_label=st.sampled_from(["", "pool"]),
     pool_percent=st.floats(0, 100),
     quorum_percent=st.floats(0, 100),
+    new_per_window=st.integers(1, 8),
+    new_per_window_percent=st.floats(0.1, 100),
+    window=st.sampled_from([10.0, 600.0]),
+    cooldown=st.sampled_from([0.0, 20.0, 900.0]),
 )
 sizes = st.builds(
     lambda counts, reported, listed: Size(sum(counts.values()), reported, counts, listed=listed),
@@ -93,6 +114,10 @@ def test_no_order_of_proposals_passes_a_limit(
         assert not outcome.admitted  # nor what stood before: it would be begun now
     if not new:
         return
+    lately = [at for at in outcome.record.admissions if abs(5.0 - at) < limits.window]
+    assert len(lately) <= limits.new_per_window
+    if limits.new_per_window_percent < 100:
+        assert len(lately) <= allowance(size.nodes, limits.new_per_window_percent)
     assert size.listed
     assert size.reported >= size.nodes * limits.quorum_percent / 100
     assert len(after) <= most(limits, size)
@@ -109,7 +134,7 @@ def test_asking_again_changes_nothing(
     record: Record, asked: list[Proposal], limits: Limits, size: Size
 ) -> None:
     once = admit(record, asked, limits, size, now=5.0, policy_hash="h")
-    twice = admit(once.record, asked, limits, size, now=9.0, policy_hash="h")
+    twice = admit(once.record, asked, limits, size, now=5.0, policy_hash="h")
     assert twice.record == once.record
     assert twice.admitted == once.admitted
     assert twice.held.keys() == once.held.keys()
@@ -126,6 +151,9 @@ def test_what_holds_a_proposal_is_named_with_its_value(
         "limits.concurrent_percent": f"{limits.concurrent_percent:g}%",
         "limits.pool_percent": f"{limits.pool_percent:g}%",
         "limits.quorum_percent": f"{limits.quorum_percent:g}%",
+        "limits.new_per_window": str(limits.new_per_window),
+        "limits.new_per_window_percent": f"{limits.new_per_window_percent:g}%",
+        "limits.cooldown": {20.0: "20s", 900.0: "15m"}.get(limits.cooldown),
     }
     for held in outcome.held.values():
         assert held.value == values[held.limit]
@@ -200,6 +228,165 @@ def test_shares_are_rounded_down_and_never_to_none(
     assert allowance(total, percent) == allowed
 
 
+# -- how fast --------------------------------------------------------------------------------------
+
+RATE = replace(OPEN, new_per_window=3, window=600.0, cooldown=900.0)
+
+
+def at(
+    record: Record,
+    now: float,
+    *proposals: Proposal,
+    limits: Limits = RATE,
+    size: Size | None = None,
+    causes: dict[str, OpenCause] | None = None,
+) -> Outcome:
+    size = size or Size(100, 100)
+    return admit(record, proposals, limits, size, now=now, policy_hash="h", causes=causes)
+
+
+def many(count: int, first: int = 0) -> list[Proposal]:
+    return [proposal(f"n{number}") for number in range(first, first + count)]
+
+
+def test_after_the_rate_has_held_one_nothing_is_admitted_for_the_cooldown() -> None:
+    first = at(Record(), 1_000, *many(5))
+    assert len(first.admitted) == 3
+    assert first.held["n3"].limit == "limits.new_per_window"
+    assert first.held["n3"].reason == "3 nodes were admitted within 10m; the limit is 3"
+    assert first.held["n4"].limit == "limits.cooldown"
+    # What survives is the record alone: the window is empty again, and the cooldown is not over.
+    kept = parse_record(dump_record(first.record))
+    later = at(kept, 1_700, proposal("n9"))
+    assert later.held["n9"].limit == "limits.cooldown"
+    assert later.held["n9"].value == "15m"
+    assert later.held["n9"].reason == (
+        "nothing new is admitted until 00:31 UTC (15m after it began): "
+        "3 nodes were admitted within 10m; the limit is 3"
+    )
+    assert later.record is kept, "a node that is held costs no write"
+    after = at(kept, 1_901, *many(5, first=10))
+    assert len(after.admitted) == 3, "held no longer than that, and no more than that at once"
+    assert after.record.cooldowns[FLEET].at == 1_901
+
+
+def test_a_full_fleet_trips_no_rate() -> None:
+    limits = replace(RATE, concurrent=2)
+    outcome = at(Record(), 1_000, *many(9), limits=limits)
+    assert {held.limit for held in outcome.held.values()} == {"limits.concurrent"}
+    assert outcome.record.cooldowns == {}
+
+
+def test_the_shipped_rate_lets_three_nodes_lose_one_and_ten_thousand_ten() -> None:
+    shipped = replace(Limits(), concurrent=1_000, concurrent_percent=100, quorum_percent=0)
+    for nodes, admitted in ((1, 1), (3, 1), (10, 2), (50, 10), (10_000, 10)):
+        outcome = at(Record(), 0, *many(40), limits=shipped, size=Size(nodes, nodes))
+        assert len(outcome.admitted) == admitted
+    assert outcome.held["n20"].limit == "limits.cooldown"
+
+
+def test_the_rates_share_is_named_where_it_is_what_holds() -> None:
+    limits = replace(RATE, new_per_window_percent=20)
+    outcome = at(Record(), 0, *many(3), limits=limits, size=Size(10, 10))
+    assert outcome.held["n2"].limit == "limits.new_per_window_percent"
+    assert outcome.held["n2"].reason == ("2 nodes were admitted within 10m; 20 % of 10 allow 2")
+
+
+def test_what_was_admitted_and_not_begun_uses_nothing_up() -> None:
+    record = at(Record(), 1_000, *many(3)).record
+    assert at(record.withdraw(["n1"]), 1_001, proposal("n9")).admitted == {"n9"}
+    assert at(record.forget(["n1"]), 1_001, proposal("n9")).held
+
+
+def test_a_clock_that_was_set_back_a_year_holds_nobody_for_a_year() -> None:
+    year = 365 * 86400.0
+    record = at(Record(), year, *many(5)).record
+    assert record.cooldowns
+    assert at(record, 1_000, proposal("n9")).admitted == {"n9"}
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 400), st.integers(0, 6), st.booleans()), max_size=30),
+    st.integers(1, 5),
+    st.sampled_from([0.0, 30.0, 900.0]),
+)
+def test_no_interleaving_of_proposals_releases_and_restarts_passes_the_rate(
+    steps: list[tuple[float, int, bool]], rate: int, cooldown: float
+) -> None:
+    limits = replace(RATE, new_per_window=rate, cooldown=cooldown)
+    record, now, times, number = Record(), 10_000.0, [], 0
+    tripped: list[float] = []
+    for pause, count, restart in steps:
+        now += pause
+        if restart:
+            record = parse_record(dump_record(record))
+        asked = many(count, first=number)
+        number += count
+        outcome = at(record, now, *asked, limits=limits)
+        if outcome.admitted and cooldown:
+            assert all(now - before >= cooldown for before in tripped)
+        if any(held.limit == "limits.new_per_window" for held in outcome.held.values()):
+            tripped.append(now)
+        times += [now] * len(outcome.admitted)
+        assert sum(1 for time in times if now - time < limits.window) <= rate
+        record = outcome.record
+        if count % 2:
+            record = record.forget(record.entries)
+
+
+# -- common causes ---------------------------------------------------------------------------------
+
+SWITCH = "rack=r1 check:nic-link"
+OPEN_SWITCH = OpenCause("limits.domain_percent", "20%", "rack=r1: nic-link on 9 of 18", False)
+DISK = "check:disk-space"
+OPEN_DISK = OpenCause("limits.common_cause_nodes", "50", "check disk-space fails", True)
+
+
+def suspected(node: str, *suspects: set[str]) -> Proposal:
+    return replace(proposal(node), suspects=tuple(frozenset(found) for found in suspects))
+
+
+def test_nobody_is_quarantined_for_a_common_cause() -> None:
+    asked = [suspected("n1", {SWITCH, "check:nic-link"}), suspected("n2", {"check:nic-link"})]
+    outcome = at(Record(), 1_000, *asked, causes={SWITCH: OPEN_SWITCH})
+    assert outcome.admitted == {"n2"}, "the same fault in another rack is another matter"
+    held = outcome.held["n1"]
+    assert (held.limit, held.value) == ("limits.domain_percent", "20%")
+    assert held.reason == OPEN_SWITCH.reason
+    assert held.cause == SWITCH
+
+
+def test_a_node_with_a_fault_of_its_own_besides_is_no_victim_of_the_common_cause() -> None:
+    asked = suspected("n1", {DISK}, {"rule:gpu-fatal"})
+    assert at(Record(), 0, asked, causes={SWITCH: OPEN_SWITCH}).admitted == {"n1"}
+    assert at(Record(), 0, asked, causes={DISK: OPEN_DISK}).admitted == {"n1"}
+    both = {DISK: OPEN_DISK, "rule:gpu-fatal": OPEN_DISK}
+    assert at(Record(), 0, asked, causes=both).held
+
+
+def test_a_place_cools_down_alone_and_a_cause_of_the_fleet_cools_down_all() -> None:
+    place = at(Record(), 1_000, suspected("n1", {SWITCH}), causes={SWITCH: OPEN_SWITCH}).record
+    assert at(place, 1_100, suspected("n1", {SWITCH})).held["n1"].limit == "limits.cooldown"
+    assert at(place, 1_100, suspected("n2", {DISK})).admitted == {"n2"}
+    whole = at(Record(), 1_000, suspected("n1", {DISK}), causes={DISK: OPEN_DISK}).record
+    assert at(whole, 1_100, suspected("n2", {SWITCH})).held["n2"].limit == "limits.cooldown"
+    assert at(whole, 1_901, suspected("n2", {SWITCH})).admitted == {"n2"}
+
+
+def test_a_cause_that_lasts_holds_its_own_until_a_cooldown_after_and_the_rest_once() -> None:
+    record, writes = Record(), 0
+    for now in range(1_000, 9_000, 5):
+        outcome = at(record, now, suspected("n1", {DISK}), causes={DISK: OPEN_DISK})
+        assert outcome.held["n1"].limit == "limits.common_cause_nodes"
+        writes += outcome.record is not record
+        record = outcome.record
+    assert writes <= 8_000 / (RATE.cooldown / 2) + 1
+    assert at(record, 9_000, suspected("n2", {SWITCH})).admitted == {"n2"}
+    # Over: who still shows it waits for half a cooldown at least.
+    assert at(record, 9_000 + 449, suspected("n1", {DISK})).held
+    assert at(record, 9_000 + 900, suspected("n1", {DISK})).admitted == {"n1"}
+
+
 # -- the record ----------------------------------------------------------------------------------
 
 
@@ -244,6 +431,24 @@ def test_an_entry_that_stands_keeps_its_time_and_is_no_new_admission(
 def test_a_record_that_is_not_ours_is_refused_and_not_taken_for_empty(text: str) -> None:
     with pytest.raises(RecordUnreadable, match="can't be read"):
         parse_record(text)
+
+
+def test_a_record_from_before_there_were_cooldowns_is_read() -> None:
+    told = '{"entries": {}, "admissions": [1.5], "policyHash": "h", "version": 1}'
+    assert parse_record(told) == Record({}, (1.5,), "h")
+
+
+def test_a_record_stays_small_whatever_happens() -> None:
+    record = Record().cool(FLEET, 0.0, "x" * 10_000)
+    for number in range(3 * MOST_COOLDOWNS):
+        record = record.cool(f"rack=r{number} check:nic-link", 1.0 + number, "y" * 10_000)
+    assert len(record.cooldowns) == MOST_COOLDOWNS
+    assert FLEET in record.cooldowns
+    for number in range(2 * MOST_ADMISSIONS // 1000):
+        entries = [replace(entry(f"n{number}-{n}"), at=1.7e9 + n / 7) for n in range(1000)]
+        record = record.enter(entries, "h").forget(one.node for one in entries)
+    assert len(record.admissions) == MOST_ADMISSIONS
+    assert len(dump_record(record).encode()) < 200 * 1024
 
 
 def test_no_record_yet_is_an_empty_one() -> None:

@@ -60,7 +60,7 @@ cluster:
     command_timeout: 1500ms
 identity: {{kind: insecure-trust-hello}}
 agents: {{heartbeat: 2.5s, silent_after: 1m}}
-limits: {{pool_percent: 12.5%, concurrent: 0}}
+limits: {{pool_percent: 12.5%, concurrent: 1}}
 drain: {{deadline: 2d, protected_selector: "a.test/keep=yes,b=c"}}
 alerts:
   webhooks:
@@ -76,6 +76,7 @@ history:
     assert config.cluster.local.command_timeout == 1.5
     assert (config.agents.heartbeat, config.agents.silent_after) == (2.5, 60.0)
     assert config.limits.pool_percent == 12.5
+    assert config.limits.concurrent == 1
     assert config.drain.deadline == 172_800
     assert config.drain.protected_labels() == {"a.test/keep": "yes", "b": "c"}
     [webhook] = config.alerts.webhooks
@@ -93,7 +94,22 @@ BAD: list[tuple[str, str]] = [
     ("limits: {concurent: 5}", 'limits.concurent: unknown key; expected "concurrent"? '),
     ("limits: 5", "limits: 5; expected a section: keys, indented, below it"),
     ("limits: [a]", "limits: a list; expected a section"),
-    ("limits: {concurrent: -1}", "limits.concurrent: -1; expected at least 0"),
+    ("limits: {concurrent: -1}", "limits.concurrent: -1; expected at least 1"),
+    ("limits: {concurrent: 0}", "limits.concurrent: 0; expected at least 1"),
+    ("limits: {concurrent_percent: 0%}", "limits.concurrent_percent: "),
+    ("limits: {pool_percent: 0%}", "limits.pool_percent: "),
+    ("limits: {new_per_window: 0}", "limits.new_per_window: 0; expected at least 1"),
+    ("limits: {new_per_window: 5001}", "limits.new_per_window: 5001; expected at most 5000"),
+    ("limits: {new_per_window_percent: 0%}", "limits.new_per_window_percent: "),
+    (
+        "limits: {common_cause_percent: 101%}",
+        'limits.common_cause_percent: "101%" is no percentage',
+    ),
+    ("limits: {common_cause_percent: 0%}", "limits.common_cause_percent: "),
+    ("limits: {common_cause_nodes: 0}", "limits.common_cause_nodes: 0; expected at least 1"),
+    ("limits: {domain_percent: 0%}", "limits.domain_percent: "),
+    ("limits: {domain_labels: rack}", "limits.domain_labels: "),
+    ("limits: {window: 0s}", "limits.window: "),
     ("limits: {concurrent: many}", 'limits.concurrent: "many"; expected a whole number'),
     ("limits: {concurrent: 1.5}", "limits.concurrent: 1.5; expected a whole number"),
     ("limits: {concurrent: true}", "limits.concurrent: true; expected a whole number"),

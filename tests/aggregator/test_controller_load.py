@@ -9,11 +9,11 @@ import pytest
 
 from aggregator.health.model import Delta, Status
 from aggregator.quarantine.cluster import ClusterError, Phase, Refused
-from aggregator.quarantine.decide.admission import Limits
 from tests.aggregator.test_controller_machine import LoopClock
 from tests.support import virtualtime
 from tests.support.memorycluster import World, phase_of
 from tests.support.replica import (
+    OPEN,
     SETTINGS,
     FakeLine,
     Replica,
@@ -49,7 +49,7 @@ def test_proposals_that_are_held_cost_no_request_however_many_and_however_long()
         replica = Replica(
             world,
             clock=LoopClock(loop),
-            settings=replace(SETTINGS, limits=Limits(3, 100, quorum_percent=0)),
+            settings=replace(SETTINGS, limits=replace(OPEN, concurrent=3)),
             fails=count,
         )
         await until(lambda: not replica.fleet.view_lost)

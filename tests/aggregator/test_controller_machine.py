@@ -28,6 +28,7 @@ from aggregator.quarantine.cluster import (
     Unreachable,
 )
 from aggregator.quarantine.decide.admission import Limits
+from aggregator.quarantine.decide.common import CommonLimits
 from aggregator.quarantine.decide.marks import is_marked
 from aggregator.quarantine.decide.record import parse_record
 from aggregator.quarantine.decide.steps import OURS
@@ -38,6 +39,10 @@ from tests.support.virtualtime import VirtualTimeLoop
 T = TypeVar("T")
 NODES = ("n1", "n2", "n3", "n4")
 LIMIT = 2
+#: At most so many are admitted in a window (seconds), those by hand counted.
+RATE, WINDOW, COOLDOWN = 3, 60.0, 120.0
+#: Two of the nodes share an NVLink clique.
+CLIQUE, OF_CLIQUE = "nvidia.com/gpu.clique", ("n1", "n2")
 FOREIGN = Taint("example.com/theirs", "1", "NoSchedule")
 #: What becomes of a fault by another boot: all of these are over.
 CODES = ("xid:79", "xid:48", "xid:74")
@@ -141,7 +146,8 @@ class Ward(RuleBasedStateMachine):
         self.by_hand: set[str] = set()
         self.pods = 0
         for name in NODES:
-            self.world.add_node(name, boot_id=f"{name}-boot-1")
+            labels = {CLIQUE: "c1"} if name in OF_CLIQUE else {}
+            self.world.add_node(name, boot_id=f"{name}-boot-1", labels=labels)
             self.agents[name] = PlayedAgent(name, self.world.nodes[name].uid)
             self._job(name)
         self.replica = self._start()
@@ -161,7 +167,16 @@ class Ward(RuleBasedStateMachine):
                 settings=replace(
                     SETTINGS,
                     mode=self.mode,
-                    limits=Limits(concurrent=LIMIT, concurrent_percent=100, quorum_percent=50),
+                    limits=Limits(
+                        concurrent=LIMIT,
+                        concurrent_percent=100,
+                        quorum_percent=50,
+                        new_per_window=RATE,
+                        new_per_window_percent=100,
+                        window=WINDOW,
+                        cooldown=COOLDOWN,
+                    ),
+                    common=CommonLimits(window=WINDOW, clique_label=CLIQUE),
                 ),
                 cluster=Watched(self.world, self),
             )
@@ -251,7 +266,14 @@ class Ward(RuleBasedStateMachine):
     def look(self, entries: set[str], made: dict[str, str]) -> None:
         """After every call: ``entries`` and ``made`` (uids by node) are as before it."""
         record = parse_record(self.world.record.text)
-        for name in record.entries.keys() - entries:
+        fresh = record.entries.keys() - entries
+        ours = {name for name in fresh if record.entries[name].incident}
+        if ours and fresh == ours:
+            now = self.loop.time()
+            lately = [at for at in record.admissions if now - at < WINDOW]
+            if len(lately) > RATE:
+                self.wrong.append(f"{ours} entered past the rate: {lately} at {now}")
+        for name in fresh:
             if record.entries[name].incident and len(record.entries) > LIMIT:
                 self.wrong.append(f"{name} entered past the limit: {sorted(record.entries)}")
         for name, quarantine in self.world.quarantines.items():

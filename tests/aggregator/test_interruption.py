@@ -20,11 +20,10 @@ from aggregator.quarantine.cluster import (
     Taint,
     Unreachable,
 )
-from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.marks import OVERRULED, TAINT, is_marked
 from aggregator.quarantine.decide.record import parse_record
 from tests.support.memorycluster import MemoryCluster, World, phase_of
-from tests.support.replica import SETTINGS, Replica, Turned, fault, snapshot, until
+from tests.support.replica import OPEN, SETTINGS, Replica, Turned, fault, snapshot, until
 
 FOREIGN = Taint("example.com/theirs", "1", "NoSchedule")
 ILL = snapshot(fault())
@@ -258,7 +257,7 @@ async def test_deleting_the_definition_releases_nobody() -> None:
 async def test_a_hand_made_quarantine_is_entered_and_drained_whatever_the_limits() -> None:
     world, clock = world_with_jobs(), Turned()
     world.add_node("n2")
-    settings = replace(SETTINGS, limits=Limits(concurrent=0, quorum_percent=100))
+    settings = replace(SETTINGS, limits=replace(OPEN, concurrent=0, quorum_percent=100))
     replica = Replica(world, clock=clock, settings=settings)
     await until(lambda: not replica.fleet.view_lost)
     world.person_creates("n1", QuarantineSpec(Action.DRAIN, "manual", "smells of smoke"))
@@ -410,7 +409,7 @@ async def test_a_cordon_after_the_uncordon_that_released_a_node_is_a_persons_and
 async def test_a_cause_that_has_gone_quarantines_nobody_once_there_is_room_again() -> None:
     world, clock = world_with_jobs(), Turned()
     world.add_node("n2")
-    settings = replace(SETTINGS, limits=Limits(1, 100, quorum_percent=0))
+    settings = replace(SETTINGS, limits=replace(OPEN, concurrent=1))
     replica = Replica(world, clock=clock, settings=settings)
     await until(lambda: not replica.fleet.view_lost)
     replica.agent("n1", ILL)

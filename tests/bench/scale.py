@@ -29,7 +29,16 @@ BURSTS = {100: 5, 500: 2, 1000: 1}
 #: All limits out of the way: what is measured is the way from a fault to its taint.
 UNLIMITED: dict[str, Any] = {
     "identity": {"kind": "insecure-trust-hello"},
-    "limits": {"quorum_percent": "0%", "concurrent": 100_000, "concurrent_percent": "100%"},
+    "limits": {
+        "quorum_percent": "0%",
+        "concurrent": 100_000,
+        "concurrent_percent": "100%",
+        "new_per_window": 5000,
+        "new_per_window_percent": "100%",
+        "common_cause_percent": "100%",
+        "common_cause_nodes": 100_000,
+        "domain_percent": "100%",
+    },
 }
 LIFTED = {"requests_per_second": 100_000, "burst": 100_000}
 FAULT = "xid:79"

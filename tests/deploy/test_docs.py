@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from aggregator.config import Limits as ConfigLimits
 from aggregator.quarantine.cluster import (
     Action,
     Node,
@@ -20,7 +21,9 @@ from aggregator.quarantine.cluster import (
 )
 from aggregator.quarantine.decide import marks
 from aggregator.quarantine.decide.admission import Limits, Proposal, Size, admit
-from aggregator.quarantine.decide.record import Record
+from aggregator.quarantine.decide.common import CommonCauses, CommonLimits
+from aggregator.quarantine.decide.record import Entry, Record
+from aggregator.quarantine.decide.signs import NVLINK, Sign
 from aggregator.quarantine.ledger import Kind
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.pytest_plugin import Space
@@ -41,7 +44,7 @@ def test_the_runbook_says_what_each_alert_means(kind: Kind) -> None:
 
 def holds() -> Iterator[str]:
     """Every hold that admission can give, by provoking it."""
-    proposals = [Proposal("n", "i", "p", "drain")]
+    proposals = [Proposal("n", "i", "p", "drain", (frozenset({"cause"}),))]
     full = Limits(concurrent=0), Size(10, 10), ""
     share = Limits(concurrent=5, concurrent_percent=1), Size(100, 100), ""
     pool = Limits(concurrent_percent=100, pool_label="x", pool_percent=1), Size(9, 9, {"p": 0}), ""
@@ -54,13 +57,51 @@ def holds() -> Iterator[str]:
             record = admit(record, first, limits, size, now=0, policy_hash="").record
         outcome = admit(record, proposals, limits, size, now=0, policy_hash="", stop=stop)
         yield outcome.held["n"].limit
+    wide = Limits(concurrent=9, concurrent_percent=100, new_per_window=1)
+    narrow = Limits(concurrent=9, concurrent_percent=100, new_per_window_percent=1)
+    for limits in (wide, narrow):
+        record = Record().enter([Entry("m", "j", "p", "drain", 0)], "")
+        for _ in range(2):
+            outcome = admit(record, proposals, limits, Size(10, 10), now=0, policy_hash="")
+            record = outcome.record
+            yield outcome.held["n"].limit
+    yield from common_causes()
+
+
+def common_causes() -> Iterator[str]:
+    """The holds of common causes, by provoking these."""
+    for nodes, label, what in (
+        (10, "x", "check:a"),
+        (1_000, "x", "check:a"),
+        (200, "rack", "check:a"),
+        (200, "clique", NVLINK),
+    ):
+        limits = CommonLimits(domain_labels=("rack",), clique_label="clique")
+        causes = CommonCauses(limits, lambda check, component: 0)
+        ill = 12 if label != "x" else nodes
+        for number in range(nodes):
+            signs = {Sign(what, "", 0.0, acting=True)} if number < ill else set()
+            groups = ((label, str(number // 18)),)
+            causes.told(f"n{number}", frozenset(signs), groups, frozenset())
+        causes.look(0.0)
+        yield from (cause.limit for cause in causes.open.values())
 
 
 def test_the_runbook_says_what_each_hold_means() -> None:
     provoked = set(holds())
-    assert len(provoked) == 5
+    assert len(provoked) == 12
     for hold in provoked:
         assert f"\n| `{hold}` |" in page("runbook.md"), hold
+        assert f"`{hold.removeprefix('limits.')}`" in page("limits.md"), hold
+
+
+def test_the_page_of_limits_has_every_one_with_its_default() -> None:
+    told = page("limits.md")
+    for name, key in ConfigLimits.model_fields.items():
+        assert f"`{name}`" in told or name == "silent_drain_after", name
+        if isinstance(key.default, int):
+            rows = [row for row in told.splitlines() if row.startswith("|") and f"`{name}`" in row]
+            assert any(re.search(rf"\b{key.default}\b", row) for row in rows), name
 
 
 def test_links_between_pages_lead_somewhere() -> None:

@@ -22,6 +22,7 @@ from aggregator.quarantine.acts import Clocks
 from aggregator.quarantine.cluster import Action, ClusterError
 from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.admission import Limits
+from aggregator.quarantine.decide.common import CommonLimits
 from aggregator.quarantine.decide.drainplan import DrainRules
 from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.ledger import Transition
@@ -39,9 +40,20 @@ def shipped_policy(site: str = "") -> Policy:
 
 POLICY = shipped_policy()
 
+#: No limit in the way of what a test is about.
+OPEN = Limits(
+    concurrent=100,
+    concurrent_percent=100,
+    quorum_percent=0,
+    new_per_window=5000,
+    new_per_window_percent=100,
+)
+UNSUSPECTING = CommonLimits(percent=100, nodes=5000, domain_percent=100, clique_label="")
+
 SETTINGS = Settings(
     mode=Action.DRAIN,
-    limits=Limits(concurrent=100, concurrent_percent=100, quorum_percent=0),
+    limits=OPEN,
+    common=UNSUSPECTING,
     drain=DrainRules(),
     drain_deadline=7 * 86400,
     evictions_at_once=50,

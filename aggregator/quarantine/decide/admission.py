@@ -1,8 +1,12 @@
 """Admission: whether a quarantine may be made now, or what holds it. Pure.
 
-Invariant: `admit` never returns a record with more entries than a limit allows, but for those that
-stood before (a limit that was lowered evicts nobody) and those made by hand (entered and counted,
-never refused).
+Invariants:
+- `admit` never returns a record with more entries than a limit allows, but for those that stood
+  before (a limit that was lowered evicts nobody) and those made by hand (entered and counted,
+  never refused).
+- It never admits more within a window than the rate allows, and nothing that a common cause
+  explains. When either of them holds something back, a cooldown begins: in the record, so that it
+  outlives whoever began it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,13 +14,18 @@ from dataclasses import dataclass, field
 
 from aggregator.quarantine.decide.record import Entry, Record
 
+#: The id of the cooldown that is everybody's.
+FLEET = ""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How many nodes may be in quarantine at once. Percentages are of all nodes, or of a pool.
+    """How many nodes may be in quarantine, and how fast. Percentages are of all nodes, or a pool.
 
     ``pool_label`` names the node label whose value is the pool; empty: no pools.
     ``quorum_percent`` is the share of nodes that must have reported before anything is admitted.
+    ``new_per_window`` and its percentage bound the admissions of ``window`` seconds, those by hand
+    counted; after too many, or after a common cause, nothing is admitted for ``cooldown`` seconds.
     """
 
     concurrent: int = 20
@@ -24,6 +33,10 @@ class Limits:
     pool_label: str = ""
     pool_percent: float = 20.0
     quorum_percent: float = 50.0
+    new_per_window: int = 10
+    new_per_window_percent: float = 20.0
+    window: float = 600.0
+    cooldown: float = 900.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,26 +54,45 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A node that policy wants in quarantine. Idempotent by incident."""
+    """A node that policy wants in quarantine. Idempotent by incident.
+
+    ``suspects``: for each piece of evidence that asks for it, the ids of the common causes that
+    would explain it. Without any piece that none explains, an open one holds the node.
+    """
 
     node: str
     incident: str
     pool: str
     action: str
+    suspects: tuple[frozenset[str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Why not now: the limit by its name in the configuration, its value, and a sentence."""
+    """Why not now: the limit by its name in the configuration, its value, and a sentence.
+
+    ``cause``: the id of the common cause, where that is why.
+    """
 
     limit: str
     value: str
     reason: str
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCause:
+    """A common cause that is open: what to say of it, and whether it concerns the whole fleet."""
+
+    limit: str
+    value: str
+    reason: str
+    fleetwide: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The record to write (the same one when nothing was admitted), and what came of each node."""
+    """The record to write (the same one when nothing has changed), and what came of each node."""
 
     record: Record
     admitted: frozenset[str]
@@ -86,13 +118,15 @@ def admit(
     now: float,
     policy_hash: str,
     stop: str = "",
+    causes: Mapping[str, OpenCause] | None = None,
 ) -> Outcome:
-    """Decide on all that waits, in the order given, against one record."""
-    entered: list[Entry] = []
+    """Decide on all that waits, in the order given, against one record.
+
+    ``causes`` are the common causes that are open, by id.
+    """
+    board = _Board(record, limits, size, now, causes or {})
     held: dict[str, Held] = {}
     admitted: set[str] = set()
-    standing = len(record.entries)
-    pools: dict[str, int] = {}
     waiting = quorum(limits, size)
     for proposal in proposals:
         if stop:  # also for what was admitted before: it would be begun now
@@ -101,18 +135,166 @@ def admit(
         if proposal.node in record.entries or proposal.node in admitted:
             admitted.add(proposal.node)
             continue
-        in_pool = pools.get(proposal.pool, record.in_pool(proposal.pool))
-        hold = waiting or _full(limits, size, proposal.pool, standing, in_pool)
+        hold = waiting or board.hold(proposal)
         if hold is not None:
             held[proposal.node] = hold
             continue
-        standing += 1
-        pools[proposal.pool] = in_pool + 1
+        board.take(proposal)
         admitted.add(proposal.node)
         held.pop(proposal.node, None)  # asked for twice, held the first time
-        entered.append(Entry(proposal.node, proposal.incident, proposal.pool, proposal.action, now))
-    after = record.enter(entered, policy_hash) if entered else record
-    return Outcome(after, frozenset(admitted), held)
+    return Outcome(board.conclude(policy_hash), frozenset(admitted), held)
+
+
+class _Board:
+    """The state of one decision: what is counted so far, and what has tripped."""
+
+    def __init__(
+        self,
+        record: Record,
+        limits: Limits,
+        size: Size,
+        now: float,
+        causes: Mapping[str, OpenCause],
+    ) -> None:
+        self._before = record
+        self._record = record.pruned(now, window=limits.window, cooldown=limits.cooldown)
+        self._limits = limits
+        self._size = size
+        self._now = now
+        self._causes = causes
+        self._entered: list[Entry] = []
+        self._standing = len(record.entries)
+        self._lately = len(self._record.admissions)
+        self._pools: dict[str, int] = {}
+        self._tripped = False
+
+    def hold(self, proposal: Proposal) -> Held | None:
+        """What holds it; None: it may be taken."""
+        return (
+            self._explained(proposal)
+            or self._cooling(proposal)
+            or self._full(proposal.pool)
+            or self._too_fast()
+        )
+
+    def take(self, proposal: Proposal) -> None:
+        self._standing += 1
+        self._lately += 1
+        self._pools[proposal.pool] = self._in_pool(proposal.pool) + 1
+        self._entered.append(
+            Entry(proposal.node, proposal.incident, proposal.pool, proposal.action, self._now)
+        )
+
+    def conclude(self, policy_hash: str) -> Record:
+        if self._entered:
+            return self._record.enter(self._entered, policy_hash)
+        return self._record if self._tripped else self._before
+
+    def _in_pool(self, pool: str) -> int:
+        if pool not in self._pools:
+            self._pools[pool] = self._record.in_pool(pool)
+        return self._pools[pool]
+
+    # -- suspecting ourselves --------------------------------------------------------------
+
+    def _explained(self, proposal: Proposal) -> Held | None:
+        """Held where an open cause explains each piece of evidence; the cause cools down then."""
+        found: dict[str, OpenCause] = {}
+        for suspects in proposal.suspects:
+            hits = {ident: self._causes[ident] for ident in suspects & self._causes.keys()}
+            if not hits:
+                return None
+            found |= hits
+        if not found:
+            return None
+        ident = min(found)
+        cause = found[ident]
+        self._cool(ident, cause.reason, fleetwide=cause.fleetwide)
+        return Held(cause.limit, cause.value, cause.reason, ident)
+
+    def _cool(self, ident: str, because: str, *, fleetwide: bool) -> None:
+        """Begin a cooldown, or prolong one of a cause that lasts: seldom, for it is written."""
+        known = self._record.cooldowns.get(ident)
+        if known is not None and self._now - known.at < self._limits.cooldown / 2:
+            return
+        if self._limits.cooldown <= 0:
+            return
+        self._record = self._record.cool(ident, self._now, because)
+        if known is None and fleetwide and FLEET not in self._record.cooldowns:
+            self._record = self._record.cool(FLEET, self._now, because)
+        self._tripped = True
+
+    def _cooling(self, proposal: Proposal) -> Held | None:
+        """Held while the fleet cools down, or all that may explain this node does."""
+        cooling = self._record.cooldowns
+        if FLEET in cooling:
+            return self._cools(FLEET)
+        hits = [suspects & cooling.keys() for suspects in proposal.suspects]
+        if hits and all(hits):
+            return self._cools(min(min(hit) for hit in hits))
+        return None
+
+    def _cools(self, ident: str) -> Held:
+        found, length = self._record.cooldowns[ident], self._limits.cooldown
+        whose = "nothing new is admitted" if ident == FLEET else "nothing like it is admitted"
+        return Held(
+            "limits.cooldown",
+            span(length),
+            f"{whose} until {clock(found.at + length)} ({span(length)} after it began): "
+            f"{found.because}",
+            ident,
+        )
+
+    def _too_fast(self) -> Held | None:
+        """Held by the rate; the fleet cools down then."""
+        limits, nodes = self._limits, self._size.nodes
+        share = allowance(nodes, limits.new_per_window_percent)
+        if limits.new_per_window_percent >= 100:  # a node may be admitted more than once
+            share = limits.new_per_window
+        if self._lately < min(limits.new_per_window, share):
+            return None
+        if limits.new_per_window <= share:
+            name, value = "limits.new_per_window", str(limits.new_per_window)
+            allowed = f"the limit is {value}"
+        else:
+            value = f"{limits.new_per_window_percent:g}%"
+            name = "limits.new_per_window_percent"
+            allowed = f"{limits.new_per_window_percent:g} % of {nodes} allow {share}"
+        reason = f"{self._lately} nodes were admitted within {span(limits.window)}; {allowed}"
+        if limits.cooldown > 0:
+            self._record = self._record.cool(FLEET, self._now, reason)
+            self._tripped = True
+        return Held(name, value, reason)
+
+    # -- how many stand ----------------------------------------------------------------------
+
+    def _full(self, pool: str) -> Held | None:
+        limits, size, standing = self._limits, self._size, self._standing
+        if standing >= limits.concurrent:
+            return Held(
+                "limits.concurrent",
+                str(limits.concurrent),
+                f"{standing} nodes are in quarantine; the limit is {limits.concurrent}",
+            )
+        most = allowance(size.nodes, limits.concurrent_percent)
+        if standing >= most:
+            return Held(
+                "limits.concurrent_percent",
+                f"{limits.concurrent_percent:g}%",
+                f"{standing} of {size.nodes} nodes are in quarantine; "
+                f"{limits.concurrent_percent:g} % allow {most}",
+            )
+        if limits.pool_label:
+            in_pool, total = self._in_pool(pool), size.pools.get(pool, 0)
+            most = allowance(total, limits.pool_percent)
+            if in_pool >= most:
+                return Held(
+                    "limits.pool_percent",
+                    f"{limits.pool_percent:g}%",
+                    f"{in_pool} of {total} nodes of pool {pool or '(none)'} are in quarantine; "
+                    f"{limits.pool_percent:g} % allow {most}",
+                )
+        return None
 
 
 def stopped(reason: str) -> Held:
@@ -139,29 +321,15 @@ def quorum(limits: Limits, size: Size) -> Held | None:
     return None
 
 
-def _full(limits: Limits, size: Size, pool: str, standing: int, in_pool: int) -> Held | None:
-    if standing >= limits.concurrent:
-        return Held(
-            "limits.concurrent",
-            str(limits.concurrent),
-            f"{standing} nodes are in quarantine; the limit is {limits.concurrent}",
-        )
-    most = allowance(size.nodes, limits.concurrent_percent)
-    if standing >= most:
-        return Held(
-            "limits.concurrent_percent",
-            f"{limits.concurrent_percent:g}%",
-            f"{standing} of {size.nodes} nodes are in quarantine; "
-            f"{limits.concurrent_percent:g} % allow {most}",
-        )
-    if limits.pool_label:
-        total = size.pools.get(pool, 0)
-        most = allowance(total, limits.pool_percent)
-        if in_pool >= most:
-            return Held(
-                "limits.pool_percent",
-                f"{limits.pool_percent:g}%",
-                f"{in_pool} of {total} nodes of pool {pool or '(none)'} are in quarantine; "
-                f"{limits.pool_percent:g} % allow {most}",
-            )
-    return None
+def span(seconds: float) -> str:
+    """Seconds as the configuration has them: "90s", "10m", "2h"."""
+    for unit, length in (("h", 3600.0), ("m", 60.0)):
+        if seconds >= length and seconds % length == 0:
+            return f"{seconds / length:g}{unit}"
+    return f"{seconds:g}s"
+
+
+def clock(at: float) -> str:
+    """Wall clock seconds since the epoch as the time of day, for people."""
+    minutes = int(at // 60)
+    return f"{minutes // 60 % 24:02}:{minutes % 60:02} UTC"

@@ -26,13 +26,31 @@ class Entry:
     at: float
 
 
+#: What the record keeps at most: 5,000 times and 100 cooldowns are some 60 KiB of its object.
+MOST_ADMISSIONS = 5000
+MOST_COOLDOWNS = 100
+_MOST_TEXT = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Cooldown:
+    """Something tripped ``at`` this time; ``because`` says what, for people."""
+
+    at: float
+    because: str
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
-    """All entries by node, and the times of recent admissions (newest last, bounded)."""
+    """All entries by node, the times of recent admissions (newest last), and what cools down.
+
+    ``cooldowns`` are by the id of the common cause that tripped; an empty id is the whole fleet.
+    """
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
     admissions: tuple[float, ...] = ()
     policy_hash: str = ""
+    cooldowns: Mapping[str, Cooldown] = field(default_factory=dict)
 
     def enter(self, entries: Iterable[Entry], policy_hash: str) -> "Record":
         """With these entries; one that stands already keeps its time and is no new admission."""
@@ -45,13 +63,45 @@ class Record:
                 standing[entry.node] = entry
             else:
                 standing[entry.node] = replace(entry, at=known.at)
-        return Record(standing, (*self.admissions, *fresh)[-1000:], policy_hash)
+        admissions = (*self.admissions, *fresh)[-MOST_ADMISSIONS:]
+        return replace(self, entries=standing, admissions=admissions, policy_hash=policy_hash)
 
     def forget(self, nodes: Iterable[str]) -> "Record":
         """Without the entries of these nodes; their admission times stay."""
         gone = set(nodes)
         kept = {name: entry for name, entry in self.entries.items() if name not in gone}
         return replace(self, entries=kept)
+
+    def withdraw(self, nodes: Iterable[str]) -> "Record":
+        """Without these nodes' entries, and as if they had never been admitted.
+
+        For what was admitted and not begun: it must not use up what others may.
+        """
+        gone = set(nodes)
+        times = list(self.admissions)
+        for name in gone & self.entries.keys():
+            if self.entries[name].at in times:
+                times.remove(self.entries[name].at)
+        return replace(self.forget(gone), admissions=tuple(times))
+
+    def cool(self, ident: str, at: float, because: str) -> "Record":
+        """With this cooldown, begun now; of too many the oldest is dropped, the fleet's never."""
+        cooldowns = {**self.cooldowns, ident: Cooldown(at, because[:_MOST_TEXT])}
+        while len(cooldowns) > MOST_COOLDOWNS:
+            del cooldowns[min((k for k in cooldowns if k), key=lambda k: cooldowns[k].at)]
+        return replace(self, cooldowns=cooldowns)
+
+    def pruned(self, now: float, *, window: float, cooldown: float) -> "Record":
+        """Without the times and cooldowns that count no more.
+
+        A clock that was set back must not hold the fleet until it has caught up: what lies further
+        ahead than it could is dropped as well.
+        """
+        return replace(
+            self,
+            admissions=tuple(at for at in self.admissions if abs(now - at) < window),
+            cooldowns={k: c for k, c in self.cooldowns.items() if abs(now - c.at) < cooldown},
+        )
 
     def in_pool(self, pool: str) -> int:
         return sum(1 for entry in self.entries.values() if entry.pool == pool)
@@ -74,7 +124,11 @@ def parse_record(text: str) -> Record:
             for name, entry in data["entries"].items()
         }
         admissions = tuple(float(at) for at in data["admissions"])
-        return Record(entries, admissions, str(data["policyHash"]))
+        cooldowns = {
+            str(ident): Cooldown(float(one["at"]), str(one["because"]))
+            for ident, one in data.get("cooldowns", {}).items()
+        }
+        return Record(entries, admissions, str(data["policyHash"]), cooldowns)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RecordUnreadable(f"the admission record can't be read: {error!r}") from error
 
@@ -85,6 +139,9 @@ def dump_record(record: Record) -> str:
         "version": 1,
         "policyHash": record.policy_hash,
         "admissions": list(record.admissions),
+        "cooldowns": {
+            ident: {"at": one.at, "because": one.because} for ident, one in record.cooldowns.items()
+        },
         "entries": {
             name: {
                 "incident": entry.incident,

@@ -1,0 +1,78 @@
+"""What of a node's evidence may have a cause that it shares with other nodes. Pure.
+
+A check that fails counts from the moment it fails, long before a rule acts on it, whether or not a
+rule does. A latched fault counts when a rule acts on it; one that its agent has lost has no time
+that could be compared, and does not.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from aggregator.health.model import Status
+from aggregator.health.node import NodeHealth
+from aggregator.policy.incident import Evidence, Incident
+from aggregator.policy.rules import Policy
+
+#: Evidence of the NVLink fabric, whatever rule it meets: its cause may be at the other end.
+NVLINK = "nvlink"
+_LINKED = frozenset({"nvlink", "nvlink5", "switch-fatal", "switch-non-fatal"})
+#: An edge of the graph of peers accuses neither end; triangulation is about those.
+_EDGES = frozenset({"peers"})
+
+
+class Sign(NamedTuple):
+    """One thing that is wrong with a node. ``since`` is in monotonic seconds.
+
+    ``what``: "check:NAME", "rule:NAME" (of latched faults) or "nvlink". ``component`` is empty for
+    faults: a GPU is nobody else's. ``acting``: a rule that acts is about it.
+    """
+
+    what: str
+    component: str
+    since: float
+    acting: bool
+
+
+def acting_checks(policy: Policy) -> frozenset[str]:
+    """The checks on whose word some rule acts."""
+    return frozenset(rule.check for rule in policy.rules if rule.check and rule.action != "observe")
+
+
+def signs_of(
+    health: NodeHealth, incidents: Mapping[str, Incident], policy: Policy, acting: frozenset[str]
+) -> frozenset[Sign]:
+    """All signs of one node. ``acting`` is what `acting_checks` says of the policy."""
+    found = [
+        Sign(f"check:{one.check}", one.component, one.since, one.check in acting)
+        for one in health.components.values()
+        if one.status is Status.FAILED and one.check not in _EDGES
+    ]
+    for incident in incidents.values():
+        for item in incident.evidence:
+            if item.over or item.cleared_by is None:
+                continue
+            fault = health.faults.get(item.key)
+            what = what_of(item, policy)
+            acts = item.action != "observe"
+            if fault is not None and not fault.missing and (acts or what == NVLINK):
+                found.append(Sign(what, "", fault.first_at, acts))
+    return frozenset(found)
+
+
+def what_of(item: Evidence, policy: Policy) -> str:
+    """The `Sign.what` of a piece of evidence."""
+    if item.cleared_by is None:
+        return f"check:{item.code.partition(':')[0]}"
+    if policy.catalogue.classify(item.code) in _LINKED:
+        return NVLINK
+    return f"rule:{item.rule}"
+
+
+def accusing(
+    incidents: Iterable[Incident], overruled: frozenset[tuple[str, str]]
+) -> Iterable[Evidence]:
+    """The evidence that asks for a quarantine now."""
+    for incident in incidents:
+        for item in incident.in_force:
+            if item.action != "observe" and item.key not in overruled:
+                yield item

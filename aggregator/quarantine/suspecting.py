@@ -1,0 +1,134 @@
+"""Suspects ourselves: hands the fleet's evidence to `CommonCauses`, and tells what comes of it."""
+
+from collections.abc import Mapping
+
+from aggregator.policy.rules import Policy
+from aggregator.quarantine.acts import Clocks
+from aggregator.quarantine.case import Case
+from aggregator.quarantine.census import Census
+from aggregator.quarantine.decide.admission import FLEET, OpenCause, clock
+from aggregator.quarantine.decide.common import CommonCause, CommonCauses, CommonLimits, Group
+from aggregator.quarantine.decide.record import Record
+from aggregator.quarantine.decide.signs import accusing, acting_checks, signs_of, what_of
+from aggregator.quarantine.fleet import Fleet
+from aggregator.quarantine.ledger import Kind, Ledger, Transition
+
+#: What the agent calls its machine's traits, and what the version is called here.
+_TRAITS = ("driver", "kernel")
+
+
+class Suspecting:
+    """``cooldown`` and ``window`` in seconds, as the limits of admission have them."""
+
+    def __init__(
+        self,
+        *,
+        limits: CommonLimits,
+        cooldown: float,
+        window: float,
+        policy: Policy,
+        census: Census,
+        fleet: Fleet,
+        ledger: Ledger,
+        clocks: Clocks,
+    ) -> None:
+        self._limits = limits
+        self._cooldown = cooldown
+        self._window = window
+        self._policy = policy
+        self._census = census
+        self._fleet = fleet
+        self._ledger = ledger
+        self._clocks = clocks
+        self._acting = acting_checks(policy)
+        self._common = CommonCauses(limits, census.observers)
+        self._labels = tuple(dict.fromkeys((*limits.domain_labels, limits.clique_label)))
+        self._cooling = ""
+
+    def hear(self, case: Case) -> None:
+        """Count the node as it is now. Cheap where nothing is wrong with it."""
+        health = case.patient.health
+        if health is None:
+            self._common.gone(case.node)
+            return
+        if not health.has_snapshot:
+            return  # what it last said stands
+        self._common.told(
+            case.node,
+            signs_of(health, case.patient.incidents, self._policy, self._acting),
+            self._groups(case),
+            frozenset(check.name for check in health.checks if not check.off_because),
+        )
+
+    def forget(self, case: Case) -> None:
+        self._common.gone(case.node)
+
+    def _groups(self, case: Case) -> tuple[Group, ...]:
+        health, meta = case.patient.health, case.patient.meta
+        labels = meta.labels if meta is not None else {}
+        found = [(label, labels[label]) for label in self._labels if labels.get(label)]
+        if health is not None:
+            found += [(name, health.traits[name]) for name in _TRAITS if health.traits.get(name)]
+            if health.agent_version:
+                found.append(("agent", health.agent_version))
+        return tuple(found)
+
+    def suspects(self, case: Case) -> tuple[frozenset[str], ...]:
+        """For each piece of evidence that asks for a quarantine, what may explain it."""
+        overruled = frozenset(word.key for word in case.patient.overruled)
+        return tuple(
+            self._common.suspects(
+                case.node,
+                what_of(item, self._policy),
+                item.component if item.cleared_by is None else "",
+            )
+            for item in accusing(case.patient.incidents.values(), overruled)
+        )
+
+    def explains(self, case: Case) -> str:
+        """The id of an open cause, where open causes explain all that accuses the node."""
+        if not self._common.open:
+            return ""
+        hits = [found & self._common.open.keys() for found in self.suspects(case)]
+        return min(hits[0]) if hits and all(hits) else ""
+
+    def causes(self) -> Mapping[str, OpenCause]:
+        """What is open now, for admission: counted anew where something has changed."""
+        self.look()
+        return {ident: cause.for_admission() for ident, cause in self._common.open.items()}
+
+    def look(self) -> None:
+        """Count anew, and tell what has opened and what is over."""
+        opened, ended = self._common.look(self._clocks.now())
+        for cause in opened:
+            self._note(Kind.COMMON_CAUSE, cause, f"common cause: {cause.reason}")
+        for cause in ended:
+            self._note(Kind.COMMON_CAUSE_OVER, cause, f"no common cause any more: {cause.reason}")
+        self._fleet.causes = self._common.open
+
+    def go_round(self, record: Record) -> None:
+        """What time alone brings: silence, the end of causes and of the fleet's cooldown."""
+        self._common.silence(*self._census.silence())
+        self.look()
+        now = self._clocks.wall()
+        counted = record.pruned(now, window=self._window, cooldown=self._cooldown)
+        self._fleet.admitted_lately = len(counted.admissions)
+        found = counted.cooldowns.get(FLEET)
+        until = f"until {clock(found.at + self._cooldown)}: {found.because}" if found else ""
+        if bool(until) != bool(self._cooling):
+            kind = Kind.COOLDOWN if until else Kind.COOLDOWN_OVER
+            text = f"nothing new is admitted {until}" if until else "admission goes on"
+            self._ledger.note(Transition(now, kind, "", text))
+        self._cooling = self._fleet.cooling = until
+
+    def _note(self, kind: Kind, cause: CommonCause, text: str) -> None:
+        details = {
+            "cause": cause.id,
+            "scope": cause.scope,
+            "limit": cause.limit,
+            "value": cause.value,
+            "count": str(cause.nodes),
+            "of": str(cause.total),
+            "nodes": ", ".join(cause.sample),
+        }
+        self._ledger.note(Transition(self._clocks.wall(), kind, "", text, cause.id, details))
