@@ -19,6 +19,7 @@ from typing import Any
 from aggregator.alerts.alerts import Address, Alerts
 from aggregator.config import Config
 from aggregator.history.history import History
+from aggregator.history.recorder import Recorder
 from aggregator.hooks.build import hook_rules
 from aggregator.ingest.server import build
 from aggregator.kube.cluster import KubeCluster
@@ -184,6 +185,7 @@ async def run(config: Config) -> None:
         ledger=ledger,
         clocks=clocks,
         rng=rng,
+        witness=Recorder(history.record),
     )
     ingest = build(
         config,

@@ -1,7 +1,7 @@
 """``sickbay-aggregator``: run the aggregator, check its configuration, ask its policy.
 
 Exit codes: 0; 1 for what keeps it from starting or makes it fail; 2 for a command line or a
-configuration that is wrong, with what is wrong on stderr.
+configuration that is wrong, with what is wrong on stderr. `policy replay` has diff's.
 """
 
 import argparse
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from aggregator import policy_cli
+from aggregator import policy_cli, replay_cli
 from aggregator.config import ConfigError, load
 
 OK, FAILED, USAGE = 0, 1, 2
@@ -97,4 +97,5 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(command=_check)
 
     policy_cli.add_to(commands)
+    replay_cli.add_history(commands)
     return parser

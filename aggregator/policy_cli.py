@@ -9,6 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aggregator import replay_cli
+
 if TYPE_CHECKING:  # half a second that other commands need not spend
     from aggregator.policy.explain import Answer
     from aggregator.policy.rules import Rule
@@ -69,6 +71,7 @@ def add_to(commands: Any) -> None:
     )
     explain.add_argument("-o", "--output", choices=("text", "json"), default="text")
     explain.set_defaults(command=_explain)
+    replay_cli.add_replay(about)
 
 
 def _check(options: argparse.Namespace) -> int:

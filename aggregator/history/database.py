@@ -16,8 +16,11 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from aggregator.history.rows import from_row
-from aggregator.history.tables import VERSION, metadata, schema, transitions
+from aggregator.history.tables import VERSION, evidence, metadata, schema, transitions
 from aggregator.quarantine.ledger import Kind, Transition
+
+#: Rows of evidence that are read at a time.
+_AT_ONCE = 500
 
 
 class HistoryError(OSError):
@@ -37,16 +40,16 @@ class Database:
         """For people: the file, or the URL without its password."""
         return self._url.database or "" if self._sqlite else self._url.render_as_string()
 
-    def write(self, rows: Sequence[dict[str, Any]]) -> None:
+    def write(self, rows: Sequence[dict[str, Any]], into: sa.Table = transitions) -> None:
         """Write rows in one transaction. Those that stand there already are left as they are."""
         with self._use() as engine:
             try:
                 with engine.begin() as connection:
-                    connection.execute(sa.insert(transitions), list(rows))
+                    connection.execute(sa.insert(into), list(rows))
             except sa.exc.IntegrityError:
                 # A first try went through although it seemed not to.
                 with engine.begin() as connection:
-                    _insert_missing(connection, rows)
+                    _insert_missing(connection, rows, into)
 
     def recent(self, node: str, since: float, limit: int) -> list[Transition]:
         """The newest ``limit`` at or after ``since``, newest first; an empty ``node`` is all."""
@@ -64,12 +67,34 @@ class Database:
         found = (from_row(dict(row)) for row in rows)
         return [transition for transition in found if transition is not None]
 
-    def delete_before(self, cut: float, most: int) -> int:
-        """Delete up to ``most`` of the oldest rows from before ``cut``. Returns how many."""
+    def evidence(self, node: str = "") -> Iterator[dict[str, Any]]:
+        """Every row of what agents told, by node and then by time; an empty ``node`` is all."""
+        query = sa.select(evidence).order_by(evidence.c.node, evidence.c.at, evidence.c.id)
+        if node:
+            query = query.where(evidence.c.node == node)
+        with self._use() as engine, engine.connect() as connection:
+            found = connection.execution_options(yield_per=_AT_ONCE).execute(query)
+            for row in found.mappings():
+                yield dict(row)
+
+    def busiest(self, kinds: Sequence[str], since: float, most: int) -> list[str]:
+        """The ``most`` nodes with the most transitions of these kinds at or after ``since``."""
         table = transitions.c
-        old = sa.select(table.id).where(table.at < cut).order_by(table.at).limit(most)
+        query = (
+            sa.select(table.node)
+            .where(table.kind.in_(kinds), table.at >= since, table.node != "")
+            .group_by(table.node)
+            .order_by(sa.func.count().desc(), table.node)
+            .limit(most)
+        )
+        with self._use() as engine, engine.connect() as connection:
+            return [str(node) for node in connection.execute(query).scalars()]
+
+    def delete_before(self, cut: float, most: int, of: sa.Table = transitions) -> int:
+        """Delete up to ``most`` of the oldest rows from before ``cut``. Returns how many."""
+        old = sa.select(of.c.id).where(of.c.at < cut).order_by(of.c.at).limit(most)
         with self._use() as engine, engine.begin() as connection:
-            done = connection.execute(sa.delete(transitions).where(table.id.in_(old)))
+            done = connection.execute(sa.delete(of).where(of.c.id.in_(old)))
             return done.rowcount
 
     def close(self) -> None:
@@ -154,11 +179,12 @@ def _engine(url: URL, *, sqlite: bool) -> sa.Engine:
 def _prepare(connection: sa.Connection, name: str) -> None:
     """Make the tables where there are none. A schema from the future is refused."""
     found = _version(connection)
-    if found is None:
+    if found is None or found <= VERSION:
         for table in metadata.sorted_tables:
             connection.execute(CreateTable(table, if_not_exists=True))
             for index in table.indexes:
                 connection.execute(CreateIndex(index, if_not_exists=True))
+    if found is None:
         none_yet = ~sa.exists().select_from(schema)
         first = sa.select(sa.literal(VERSION)).where(none_yet)
         connection.execute(sa.insert(schema).from_select(["version"], first))
@@ -176,14 +202,14 @@ def _version(connection: sa.Connection) -> int | None:
     return connection.execute(sa.select(sa.func.max(schema.c.version))).scalar()
 
 
-def _insert_missing(connection: sa.Connection, rows: Sequence[dict[str, Any]]) -> None:
+def _insert_missing(
+    connection: sa.Connection, rows: Sequence[dict[str, Any]], into: sa.Table
+) -> None:
     ids = [row["id"] for row in rows]
-    known = set(
-        connection.execute(sa.select(transitions.c.id).where(transitions.c.id.in_(ids))).scalars()
-    )
+    known = set(connection.execute(sa.select(into.c.id).where(into.c.id.in_(ids))).scalars())
     missing = [row for row in rows if row["id"] not in known]
     if missing:
-        connection.execute(sa.insert(transitions), missing)
+        connection.execute(sa.insert(into), missing)
 
 
 def _reason(error: Exception) -> str:

@@ -9,10 +9,14 @@ import logging
 import math
 import random
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
+import sqlalchemy as sa
+
 from aggregator.history.database import Database, HistoryError
-from aggregator.history.rows import Numbers, to_row
+from aggregator.history.rows import Numbers, evidence_row, to_row
+from aggregator.history.tables import evidence, transitions
 from aggregator.quarantine.acts import Clocks
 from aggregator.quarantine.ledger import Transition
 from aggregator.thread import OneThread
@@ -21,6 +25,8 @@ log = logging.getLogger("sickbay.history")
 
 #: Transitions that may wait while the database is away; later ones are lost, and counted.
 MOST_WAITING = 20_000
+#: Rows of what agents told that may wait: 10,000 nodes that attach at once are two each.
+MOST_TOLD = 40_000
 BATCH = 500
 #: Rows that `recent` returns at most.
 MOST_READ = 10_000
@@ -38,7 +44,8 @@ _CLOSE_WITHIN = 5.0
 class History:
     """A `Ledger` on the database at ``url``; ``keep`` is how many seconds a transition stays.
 
-    ``lost`` counts transitions that were never written, ``written`` those that were.
+    ``lost`` counts transitions that were never written, ``written`` those that were; what agents
+    told is kept beside them, after them, and counted by ``untold`` where it was not.
     """
 
     def __init__(
@@ -58,6 +65,7 @@ class History:
         self._most = most_waiting
         self._numbers = Numbers(rng.getrandbits(22))
         self._queue: deque[dict[str, Any]] = deque()
+        self._told: deque[dict[str, Any]] = deque()
         self._some = asyncio.Event()
         self._writer: asyncio.Task[None] | None = None
         self._write_thread = OneThread("history-writer")
@@ -66,8 +74,10 @@ class History:
         self._failure = ""
         self._closing = False
         self._reported = 0
+        self._untold_reported = 0
         self.lost = 0
         self.written = 0
+        self.untold = 0
 
     def start(self) -> None:
         """Begin to write. Never fails: a database that is away is tried until it is there."""
@@ -83,7 +93,9 @@ class History:
                 self._writer.cancel()
                 await asyncio.wait({self._writer})
         self.lost += len(self._queue)
+        self.untold += len(self._told)
         self._queue.clear()
+        self._told.clear()
         self._say_losses()
         for thread, database in (
             (self._write_thread, self._database),
@@ -102,6 +114,15 @@ class History:
             self.lost += 1
             return
         self._queue.append(to_row(self._numbers.next(transition.at), transition))
+        self._some.set()
+
+    def record(self, node: str, kind: str, body: Mapping[str, Any]) -> None:
+        """Keep what an agent told, some time. Never blocks and never raises."""
+        if self._closing or len(self._told) >= MOST_TOLD:
+            self.untold += 1
+            return
+        at = self._clocks.wall()
+        self._told.append(evidence_row(self._numbers.next(at), at, node, kind, body))
         self._some.set()
 
     @property
@@ -142,10 +163,12 @@ class History:
     async def _write(self) -> None:
         failures = 0
         retention_due = self._clocks.now()
-        while not (self._closing and not self._queue):
+        while not (self._closing and not self._queue and not self._told):
             try:
                 if self._queue:
                     await self._write_batch()
+                elif self._told:
+                    await self._write_told()
                 elif self._clocks.now() >= retention_due and not self._closing:
                     retention_due = await self._retain()
                 else:
@@ -172,10 +195,18 @@ class History:
             self._failure = ""
         self._say_losses()
 
-    async def _in_thread(self, batch: list[dict[str, Any]]) -> None:
+    async def _write_told(self) -> None:
+        """A transition that comes meanwhile goes before the next batch."""
+        batch = [self._told[i] for i in range(min(BATCH, len(self._told)))]
+        await self._in_thread(batch, evidence)
+        for _ in batch:
+            self._told.popleft()
+        self._failure = ""
+
+    async def _in_thread(self, batch: list[dict[str, Any]], into: sa.Table = transitions) -> None:
         self._busy_since = self._clocks.now()
         try:
-            await self._write_thread.run(self._database.write, batch)
+            await self._write_thread.run(self._database.write, batch, into)
         finally:
             self._busy_since = None
 
@@ -183,6 +214,8 @@ class History:
         """Delete a chunk of what is too old. Returns when to look again (monotonic)."""
         cut = self._clocks.wall() - self._keep
         deleted = await self._write_thread.run(self._database.delete_before, cut, CHUNK)
+        told = await self._write_thread.run(self._database.delete_before, cut, CHUNK, evidence)
+        deleted = max(deleted, told)
         now = self._clocks.now()
         self._failure = ""
         return now + LINGER if deleted >= CHUNK else now + RETENTION_EVERY
@@ -190,7 +223,7 @@ class History:
     async def _wait(self, seconds: float) -> None:
         """Until there is something to write, and then a moment more: it seldom comes alone."""
         self._some.clear()
-        if self._queue or self._closing:
+        if self._queue or self._told or self._closing:
             return
         try:
             async with asyncio.timeout(max(0.0, seconds)):
@@ -223,3 +256,7 @@ class History:
         if self.lost > self._reported:
             log.error("history lost transitions", extra={"count": self.lost - self._reported})
             self._reported = self.lost
+        if self.untold > self._untold_reported:
+            missed = self.untold - self._untold_reported
+            log.error("history lost what agents told; a replay lacks it", extra={"count": missed})
+            self._untold_reported = self.untold

@@ -46,6 +46,29 @@ def to_row(ident: int, transition: Transition) -> dict[str, Any]:
     }
 
 
+def evidence_row(
+    ident: int, at: float, node: str, kind: str, body: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A row of what an agent told; its texts are as bounded as the wire left them."""
+    return {
+        "id": ident,
+        "at": at,
+        "node": _text(node, MAX_NAME),
+        "kind": kind,
+        "body": _clean(body),
+    }
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        return _text(value, MAX_TEXT)
+    if isinstance(value, Mapping):
+        return {_text(str(key), MAX_NAME): _clean(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(item) for item in value]
+    return value
+
+
 def from_row(row: Mapping[str, Any]) -> Transition | None:
     """The transition; None for a kind that this version doesn't know."""
     kind = _KINDS.get(row["kind"])

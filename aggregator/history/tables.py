@@ -2,7 +2,8 @@
 
 import sqlalchemy as sa
 
-#: Counts up with each change of the tables; a program that finds a higher one keeps its hands off.
+#: Counts up with each change of the tables that an older program can't live with; one that finds a
+#: higher number keeps its hands off. A table or an index that is added leaves it as it is.
 VERSION = 1
 
 metadata = sa.MetaData()
@@ -34,4 +35,24 @@ transitions = sa.Table(
     # A node's last month, and everybody's: both read backwards, so newest first costs nothing.
     sa.Index("transitions_node_at", "node", "at", "id"),
     sa.Index("transitions_at", "at", "id"),
+    # Who has been in quarantine how often, over a month and a fleet.
+    sa.Index("transitions_kind_at", "kind", "at", "node"),
+)
+
+#: What the agents told, as far as it can change a judgement. docs/policy.md, "Replay".
+evidence = sa.Table(
+    "evidence",
+    metadata,
+    sa.Column(
+        "id",
+        sa.BigInteger().with_variant(sa.Integer, "sqlite"),
+        primary_key=True,
+        autoincrement=False,
+    ),
+    sa.Column("at", sa.Double, nullable=False),  # wall clock seconds since the epoch
+    sa.Column("node", sa.String(253), nullable=False),
+    sa.Column("kind", sa.String(16), nullable=False),
+    sa.Column("body", sa.JSON, nullable=False),
+    sa.Index("evidence_node_at", "node", "at", "id"),
+    sa.Index("evidence_at", "at", "id"),
 )

@@ -24,7 +24,7 @@ from aggregator.quarantine.following import Following
 from aggregator.quarantine.hearing import Hearing, Line
 from aggregator.quarantine.hooking import Hooking
 from aggregator.quarantine.judging import Judging
-from aggregator.quarantine.ledger import Ledger
+from aggregator.quarantine.ledger import Ledger, NoWitness, Witness
 from aggregator.quarantine.looking import Looking
 from aggregator.quarantine.registrar import Registrar
 from aggregator.quarantine.settings import Settings, limits_for_people
@@ -53,6 +53,7 @@ class Controller:
         ledger: Ledger,
         clocks: Clocks,
         rng: random.Random,
+        witness: Witness | None = None,
     ) -> None:
         self._cluster = cluster
         self._settings = settings
@@ -133,6 +134,7 @@ class Controller:
             policy=policy,
             clocks=clocks,
             silent_after=settings.silent_after,
+            witness=witness or NoWitness(),
         )
         self._following = Following(
             cluster=cluster,

@@ -13,7 +13,7 @@ from aggregator.quarantine.attending import Attending
 from aggregator.quarantine.case import Case
 from aggregator.quarantine.census import Census
 from aggregator.quarantine.judging import Judging
-from aggregator.quarantine.ledger import Kind
+from aggregator.quarantine.ledger import Kind, Witness
 
 log = logging.getLogger("sickbay.quarantine")
 
@@ -37,6 +37,7 @@ class Hearing:
         policy: Policy,
         clocks: Clocks,
         silent_after: float,
+        witness: Witness,
     ) -> None:
         self._census = census
         self._judging = judging
@@ -45,6 +46,7 @@ class Hearing:
         self._policy = policy
         self._clocks = clocks
         self._silent_after = silent_after
+        self._witness = witness
         self._lines: dict[str, Line] = {}
 
     def attached(self, hello: Hello, line: Line) -> None:
@@ -63,6 +65,7 @@ class Hearing:
             self._attending.kick(case)
         self._lines[hello.node] = line
         case.silent_failing = ""
+        self._witness.greeted(hello)
         if silent and case.silent:
             case.silent = False
             self._acts.note(case, Kind.AGENT_BACK, "its agent is back")
@@ -87,6 +90,7 @@ class Hearing:
                 case, Kind.EVIDENCE_LOST, f"evidence lost ({lost.source}): {lost.message}"
             )
         self._judging.judge(case)
+        self._witness.told(node, evidence, at)
         if not signs or (node_read and not self._attending.busy(case)):
             return None
         durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -116,6 +120,7 @@ class Hearing:
         case.patient.attached = False
         case.patient.last_heard = self._clocks.now()
         self._unanswered(case)
+        self._witness.left(node)
         log.info("agent detached", extra={"node": node, "reason": reason})
 
     def shut_out(self, case: Case) -> None:

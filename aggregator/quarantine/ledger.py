@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from aggregator.health.model import Delta, Hello, Snapshot
+
 
 class Kind(enum.StrEnum):
     """What a transition is about. The values stand in the database and in webhooks."""
@@ -58,3 +60,25 @@ class Ledger(Protocol):
     """Takes transitions. It must not block and must not raise: a lost history holds up nothing."""
 
     def note(self, transition: Transition) -> None: ...
+
+
+class Witness(Protocol):
+    """Takes down what the agents say, as the judgement heard it. Like a ledger, it holds up nothing
+    and must not raise.
+    """
+
+    def greeted(self, hello: Hello) -> None: ...
+
+    def told(self, node: str, told: Snapshot | Delta, at: float) -> None: ...
+
+    def left(self, node: str) -> None: ...
+
+
+class NoWitness:
+    """Takes down nothing."""
+
+    def greeted(self, hello: Hello) -> None: ...
+
+    def told(self, node: str, told: Snapshot | Delta, at: float) -> None: ...
+
+    def left(self, node: str) -> None: ...

@@ -397,3 +397,79 @@ async def test_two_that_make_the_tables_at_the_same_time_both_get_them(tmp_path:
         assert len(both[0].recent("", 0.0, 10)) == 2
         for one in both:
             one.close()
+
+
+# -- what agents told ------------------------------------------------------------------------------
+
+
+def told_of(path: Path) -> list[tuple[str, str, object]]:
+    return [(row["node"], row["kind"], row["body"]) for row in Database(url(path)).evidence()]
+
+
+async def test_what_agents_told_is_kept_by_node_and_time_and_no_longer_than_the_rest(
+    path: Path,
+) -> None:
+    turned = [time.time() - 10 * DAY]
+    clocks = Clocks(time.monotonic, lambda: turned[0])
+    async with open_history(path, keep=3 * DAY, clocks=clocks) as history:
+        history.record("n2", "base", {"old": True})
+        await until(lambda: told_of(path))
+    turned[0] += 10 * DAY
+    async with open_history(path, keep=3 * DAY, clocks=clocks) as history:
+        await until(lambda: not told_of(path))
+        history.record("n2", "hello", {"text": "a\0b"})
+        history.record("n1", "base", {"components": [{"age": 1.5}]})
+        history.record("n2", "base", {})
+        await until(lambda: len(told_of(path)) == 3)
+        assert history.problem == ""
+    assert told_of(path) == [
+        ("n1", "base", {"components": [{"age": 1.5}]}),
+        ("n2", "hello", {"text": "a\ufffdb"}),
+        ("n2", "base", {}),
+    ]
+
+
+async def test_under_load_it_is_what_agents_told_that_is_lost_and_said(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(history_module, "MOST_TOLD", 10)
+    async with open_history(path) as history:
+        for number in range(30):
+            history.record("n1", "change", {"number": number})
+        history.note(happened(time.time()))
+        await until(lambda: history.written == 1)
+        await until(lambda: len(told_of(path)) == 10)
+        assert (history.lost, history.untold) == (0, 20)
+    assert "history lost what agents told; a replay lacks it" in caplog.text
+
+
+async def test_a_database_of_before_the_record_gets_its_table(path: Path) -> None:
+    async with open_history(path) as history:
+        history.note(happened(time.time()))
+        await until(lambda: history.written == 1)
+    with sqlite3.connect(path) as connection:
+        connection.execute("DROP TABLE evidence")
+        connection.execute("DROP INDEX transitions_kind_at")
+    async with open_history(path) as history:
+        history.record("n1", "base", {})
+        await until(lambda: told_of(path))
+        assert len(await history.recent()) == 1
+
+
+async def test_the_busiest_nodes_are_found_by_an_index_alone(path: Path) -> None:
+    now = time.time()
+    async with open_history(path) as history:
+        for node, times in (("n1", 3), ("n2", 5), ("n3", 1), ("", 9)):
+            for turn in range(times):
+                history.note(happened(now - turn, node))
+        history.note(happened(now - 9 * DAY, "n9"))
+        await until(lambda: history.written == 19)
+    database = Database(url(path))
+    assert database.busiest([Kind.CORDONED.value], now - DAY, 2) == ["n2", "n1"]
+    database.close()
+    with sqlite3.connect(path) as connection:
+        (plan,) = connection.execute(
+            "EXPLAIN QUERY PLAN SELECT node FROM transitions WHERE kind IN ('a', 'b') AND at >= 1 "
+            "AND node != '' GROUP BY node ORDER BY count(*) DESC LIMIT 5"
+        ).fetchall()[:1]
+    assert "COVERING INDEX transitions_kind_at" in plan[3]

@@ -25,7 +25,7 @@ from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.common import CommonLimits
 from aggregator.quarantine.decide.drainplan import DrainRules
 from aggregator.quarantine.fleet import Fleet
-from aggregator.quarantine.ledger import Transition
+from aggregator.quarantine.ledger import Transition, Witness
 from aggregator.quarantine.settings import Settings
 from tests.support.memorycluster import MemoryCluster, World
 
@@ -147,6 +147,7 @@ class Replica:
         after: bool = False,
         fails: Callable[[str], ClusterError | None] = lambda _: None,
         cluster: MemoryCluster | None = None,
+        witness: Witness | None = None,
     ) -> None:
         self.cluster = cluster or MemoryCluster(world, crash_at=crash_at, after=after, fails=fails)
         self.fleet = Fleet()
@@ -160,6 +161,7 @@ class Replica:
             ledger=self.notes,
             clocks=Clocks(clock, clock),
             rng=random.Random(7),
+            witness=witness,
         )
         self.task = asyncio.create_task(self.controller.run())
 

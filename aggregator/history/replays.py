@@ -1,0 +1,82 @@
+"""Recorded rows as what a replay hears, and as lines of JSON that can be carried about. Pure."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+from typing import Any
+
+from aggregator.history import testimony
+from aggregator.history.recorder import BASE, CHANGE, HELLO, LEFT
+from aggregator.policy.replay import Event, Word
+
+
+class RecordError(ValueError):
+    """A line or a row is no recorded evidence. The text says which and why."""
+
+
+def by_node(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, list[Event]]]:
+    """(node, what its agent said), one after the other. The rows are sorted by node and time.
+
+    Raises `RecordError`.
+    """
+    for node, its in groupby(rows, key=lambda row: str(row["node"])):
+        yield node, [Event(row["at"], _word(row)) for row in its]
+
+
+def _word(row: Mapping[str, Any]) -> Word:
+    body, at = row["body"], row["at"]
+    try:
+        match row["kind"]:
+            case kind if kind == HELLO:
+                return testimony.to_hello(str(row["node"]), body)
+            case kind if kind == BASE:
+                return testimony.to_snapshot(body, at)
+            case kind if kind == CHANGE:
+                return testimony.to_delta(body, at)
+            case kind if kind == LEFT:
+                return None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"{row['node']} at {at}: {type(error).__name__}: {error}"
+        raise RecordError(f"{what}; expected a record that this version has written") from error
+    raise RecordError(f"{row['node']} at {at}: no kind of evidence is {row['kind']!r}")
+
+
+def since(rows: Iterable[Mapping[str, Any]], at: float) -> Iterator[Mapping[str, Any]]:
+    """The rows of after ``at``, and of before it what each node's story then began with."""
+    for _, its in groupby(rows, key=lambda row: str(row["node"])):
+        story: list[Mapping[str, Any]] = []
+        for row in its:
+            if row["kind"] == BASE and row["at"] <= at:
+                story = story[-1:]  # the greeting that came with it
+            story.append(row)
+        if story[-1]["at"] > at:
+            yield from story
+
+
+def to_line(row: Mapping[str, Any]) -> str:
+    told = {"at": row["at"], "node": row["node"], "kind": row["kind"], "body": row["body"]}
+    return json.dumps(told, separators=(",", ":"), ensure_ascii=False)
+
+
+def from_lines(lines: Iterable[str], name: str) -> list[dict[str, Any]]:
+    """Sorted by node and time. Raises `RecordError` with the line that is none of ours."""
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            rows.append(
+                {
+                    "at": float(row["at"]),
+                    "node": str(row["node"]),
+                    "kind": str(row["kind"]),
+                    "body": dict(row["body"]),
+                }
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            what = f"{name}:{number}: {type(error).__name__}: {error}"
+            expected = "expected a line of 'sickbay-aggregator history export'"
+            raise RecordError(f"{what}; {expected}") from error
+    rows.sort(key=lambda row: (row["node"], row["at"]))  # stable: a greeting stays before its base
+    return rows

@@ -1,0 +1,310 @@
+"""The recorded past through a changed policy: recorded by the real controller, kept in the real
+database, replayed by the real command."""
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from aggregator.cli import main
+from aggregator.health.model import ClearedBy, Component, Delta, Snapshot, Status
+from aggregator.health.node import NodeHealth
+from aggregator.history.history import History
+from aggregator.history.recorder import Recorder
+from aggregator.history.replays import by_node, from_lines, since, to_line
+from aggregator.policy.judge import judge
+from aggregator.policy.replay import Episode, compare, live, totals
+from aggregator.quarantine.acts import Clocks
+from tests.aggregator.test_past import FAILED, OK, SITE, Node, happenings, link, seen
+from tests.support.memorycluster import World
+from tests.support.replica import POLICY, Replica, Turned, fault, hello, shipped_policy, snapshot
+
+H = 3600.0
+
+
+@dataclass
+class Tape:
+    """What a recorder puts, as rows."""
+
+    clock: Turned
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def put(self, node: str, kind: str, body: Mapping[str, Any]) -> None:
+        line = to_line({"at": self.clock(), "node": node, "kind": kind, "body": body})
+        self.rows += from_lines([line], "tape")  # as it comes back from a file
+
+
+def replayed(tape: Tape, until: float, policy: object = SITE) -> list[Episode]:
+    rows = sorted(tape.rows, key=lambda row: row["node"])
+    return [
+        one
+        for node, events in by_node(rows)
+        for one in live(policy, node, events, until)  # type: ignore[arg-type]  # a policy
+    ]
+
+
+# -- the record ------------------------------------------------------------------------------------
+
+
+def test_what_is_well_and_stays_so_is_no_row() -> None:
+    clock = Turned()
+    tape = Tape(clock)
+    recorder = Recorder(tape.put)
+    recorder.greeted(hello("n1"))
+    fine = Component("disk-space", "/", Status.OK, "", "", 900.0, ((900.0, Status.OK),))
+    recorder.told("n1", snapshot(fine), clock())
+    for turn in range(100):
+        clock.time += 60
+        recorder.told("n1", Delta((replace(fine, message=f"{turn} %"),)), clock())
+    recorder.left("n1")
+    assert [(row["kind"], row["body"]) for row in tape.rows] == [
+        ("hello", {"boot": "boot-1", "epoch": "epoch", "driver": ""}),
+        ("base", {}),
+    ]
+
+
+def test_a_storm_of_one_fault_is_few_rows() -> None:
+    clock = Turned()
+    tape = Tape(clock)
+    recorder = Recorder(tape.put)
+    recorder.greeted(hello("n1"))
+    for count in range(1, 3000):
+        clock.time += 0.1
+        recorder.told("n1", Delta(faults=(fault("xid:95", count=count),)), clock())
+    assert len(tape.rows) < 40
+    assert tape.rows[-1]["body"]["faults"][0]["count"] > 1900
+
+
+def test_what_is_exported_since_a_time_begins_with_what_was_known_then() -> None:
+    def row(at: float, kind: str, node: str = "a") -> dict[str, Any]:
+        return {"at": at, "node": node, "kind": kind, "body": {}}
+
+    story = [
+        row(1, "hello"),
+        row(1, "base"),
+        row(5, "change"),
+        row(9, "hello"),
+        row(9, "base"),
+        row(12, "change"),
+        row(30, "change"),
+        row(2, "hello", "b"),
+        row(2, "base", "b"),
+    ]
+    assert list(since(story, 20.0)) == story[3:7]
+    assert list(since(story, 0.0)) == story
+
+
+@settings(max_examples=60, deadline=None)
+@given(happenings)
+def test_a_replay_of_the_same_policy_judges_as_was_judged(
+    many: list[tuple[tuple[str, ...], int, set[str]]],
+) -> None:
+    """Acting incidents: the same, beginning and ending at the same time, whatever happened."""
+    clock, node = Turned(), Node()
+    tape = Tape(clock)
+    recorder = Recorder(tape.put)
+    health = NodeHealth(replace(hello("n1"), spool_epoch="e"))
+    recorder.greeted(replace(hello("n1"), spool_epoch="e"))
+    incidents: Mapping[str, Any] = {}
+    lives: list[tuple[str, float, str]] = []
+    closings: list[tuple[str, float]] = []
+    again: float | None = None
+
+    def look(now: float) -> None:
+        nonlocal incidents, again
+        judged = judge(SITE, health, incidents, now)
+        for ident, one in judged.incidents.items():
+            if ident not in incidents and one.action != "observe":
+                lives.append((one.kind, round(one.since, 2), one.id))
+        closings.extend((one.kind, now) for one in judged.closed if one.action != "observe")
+        incidents, again = judged.incidents, judged.look_again
+
+    def wait(until: float) -> None:
+        while again is not None and again <= until:
+            clock.time = again
+            look(again)
+        clock.time = until
+
+    def say(told: Snapshot | Delta) -> None:
+        if isinstance(told, Snapshot):
+            health.snapshot(told)
+        else:
+            health.delta(told)
+        look(clock())
+        recorder.told("n1", told, clock())
+
+    say(node.snapshot(clock()))
+    for step, passed, _ in many:
+        wait(clock() + passed)
+        node.sees(step, clock())
+        told = node.delta(clock())
+        if told != Delta():
+            say(told)
+    wait(clock() + 2 * 86400)
+    episodes = [one for one in replayed(tape, clock()) if one.acts]
+    assert [(one.kind, round(one.began, 2)) for one in episodes] == [
+        (kind, began) for kind, began, _ in lives
+    ]
+    ended = sorted((one.kind, one.ended) for one in episodes if one.ended is not None)
+    assert [kind for kind, _ in ended] == [kind for kind, _ in sorted(closings)]
+    for (_, at), (_, then) in zip(ended, sorted(closings), strict=True):
+        assert at == pytest.approx(then, abs=0.1)
+
+
+# -- what would have been different ----------------------------------------------------------------
+
+
+def a_story() -> Tape:
+    """One GPU off the bus, a boot; one link that flaps; application Xids over several jobs."""
+    clock = Turned()
+    tape = Tape(clock)
+    recorder = Recorder(tape.put)
+    for node in ("n1", "n2", "n3"):
+        recorder.greeted(hello(node))
+        recorder.told(node, snapshot(), clock())
+    clock.time = 2000.0
+    recorder.told("n1", Delta(faults=(fault("xid:79", first_at=2000.0, last_at=2000.0),)), clock())
+    recorder.told("n2", Delta((link((0.0, OK), (1950.0, FAILED)),)), clock())
+    clock.time = 2010.0
+    recorder.told("n2", Delta((link((0.0, OK), (1950.0, FAILED), (2010.0, OK)),)), clock())
+    clock.time = 5000.0
+    recorder.greeted(hello("n1", "boot-2"))
+    recorder.told("n1", snapshot(), clock())
+    clock.time = 9000.0
+    recorder.told("n3", Delta(faults=(seen(5000.0, 7000.0, 9000.0),)), clock())
+    return tape
+
+
+def differences(site: str) -> list[tuple[str, str, str, str]]:
+    rows = sorted(a_story().rows, key=lambda row: row["node"])
+    other = shipped_policy(site)
+    return [
+        (one.what, node, one.shown.action, one.how)
+        for node, events in by_node(rows)
+        for one in compare(
+            live(POLICY, node, events, 20_000.0), live(other, node, events, 20_000.0)
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("site", "found"),
+    [
+        ("", []),
+        ("{name: gpu-gone, action: cordon}", [("changes", "n1", "cordon", "drain becomes cordon")]),
+        ("{name: link-down, for: 90s}", [("vanishes", "n2", "cordon", "")]),
+        ("{name: link-down, for: 40s}", [("changes", "n2", "cordon", "begins 10s later")]),
+        ("{name: link-down, healthyFor: 10m}", [("changes", "n2", "cordon", "ends 300s later")]),
+        (
+            "{name: application-xid-repeated, action: cordon}",
+            [("changes", "n3", "cordon", "observe becomes cordon, begins 4000s later")],
+        ),
+        (
+            "{name: once, kind: network, check: nic-link, for: 1s, action: drain}",
+            [
+                (
+                    "changes",
+                    "n2",
+                    "drain",
+                    "cordon becomes drain, begins 29s sooner, ends 300s later",
+                )
+            ],
+        ),
+    ],
+)
+def test_what_a_changed_rule_would_have_done_is_told(
+    site: str, found: list[tuple[str, str, str, str]]
+) -> None:
+    assert differences(f"rules:\n  - {site}\n" if site else "") == found
+
+
+def test_the_sums_are_of_what_acts() -> None:
+    episodes = replayed(a_story(), 20_000.0, POLICY)
+    total = totals(episodes, 20_000.0)
+    assert (total.by_action, total.nodes_at_once) == ({"drain": 1, "cordon": 1}, 2)
+    assert total.node_hours == round((5600 - 2000 + 2310 - 1980) / H, 2)
+
+
+# -- the whole way ---------------------------------------------------------------------------------
+
+
+async def record(url: str) -> None:
+    """A controller that hears of a fault, with history as its witness."""
+    clocks = Clocks(time.monotonic, time.time)
+    history = History(url, keep=86400, clocks=clocks, rng=random.Random(1))
+    history.start()
+    replica = Replica(World(), clock=Turned(1000.0), witness=Recorder(history.record))
+    replica.agent("n1", snapshot())
+    replica.agent("n1", Delta(faults=(fault("xid:54", cleared_by=ClearedBy.OPERATOR),)))
+    await asyncio.sleep(0)
+    await replica.stop()
+    await history.close()
+    assert history.untold == 0
+
+
+def command(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    said = capsys.readouterr()
+    return int(ended.value.code or 0), said.out, said.err
+
+
+def test_an_owner_replays_the_aggregators_own_history(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"sqlite:///{tmp_path}/history.db"
+    config, policy = tmp_path / "aggregator.yaml", tmp_path / "policy.yaml"
+    config.write_text(
+        f"cluster: {{kind: local}}\nidentity: {{kind: insecure-trust-hello}}\n"
+        f"listen: {{grpc: '127.0.0.1:0', web: '127.0.0.1:0'}}\nhistory: {{database: '{url}'}}\n"
+    )
+    policy.write_text("rules:\n  - {name: gpu-person, action: drain}\n")
+    source = ("--config", str(config))
+
+    code, _, err = command(capsys, "policy", "replay", str(policy), *source)
+    assert (code, err.strip()[-46:]) == (2, "there is no history; expected the aggregator's")
+
+    asyncio.run(record(url))
+    code, out, _ = command(capsys, "policy", "replay", str(policy), *source)
+    assert code == 1
+    assert "changes   n1  drain  xid:54" in out
+    assert "cordon becomes drain" in out
+    code, out, _ = command(capsys, "policy", "replay", str(policy), *source, "-o", "json")
+    told = json.loads(out)
+    assert [one["how"] for one in told["differences"]] == ["cordon becomes drain"]
+    assert (told["before"]["by_action"], told["after"]["by_action"]) == (
+        {"cordon": 1},
+        {"drain": 1},
+    )
+
+    policy.write_text("rules:\n  - {name: disk-full, action: drain}\n")
+    code, out, _ = command(capsys, "policy", "replay", str(policy), *source, "--since", "1h")
+    assert code == 0
+    assert "nothing would have been different on 1 nodes" in out
+
+    code, out, _ = command(capsys, "history", "export", *source)
+    assert code == 0
+    record_file = tmp_path / "record.jsonl"
+    record_file.write_text(out)
+    policy.write_text("rules:\n  - {name: gpu-person, action: observe}\n")
+    carried = ("policy", "replay", str(policy), "--record", str(record_file))
+    code, out, _ = command(capsys, *carried)
+    assert code == 1
+    assert "cordon becomes observe" in out
+    code, _, err = command(capsys, *carried, "--node", "elsewhere")
+    assert (code, err) == (2, "sickbay-aggregator: nothing is recorded there to replay\n")
+    record_file.write_text('{"at": 1, "node": "a", "kind": "hello", "body": {}}\nnonsense\n')
+    code, _, err = command(capsys, *carried)
+    assert code == 2
+    assert f"{record_file}:2: " in err
+    record_file.write_text('{"at": 1, "node": "a", "kind": "hello", "body": {}}\n')
+    code, _, err = command(capsys, *carried)
+    assert code == 2
+    assert "a at 1.0: KeyError" in err
