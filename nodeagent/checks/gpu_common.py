@@ -79,12 +79,20 @@ def nobody_has(sample: GpuSample, call: str) -> bool:
 
 
 class PerGpu:
-    """Turns a sample into one observation per GPU of the node, those not heard of included."""
+    """Turns a sample into one observation per GPU of the node, those not heard of included.
 
-    def __init__(self, check: str, sources: Sources) -> None:
+    With ``brief`` the GPUs that are well share one observation of the node (component ""), so that
+    a machine of which nothing is wrong costs the fleet a row and not eight. A GPU has a row of its
+    own at its first look, whatever an earlier agent has said of it, and ever after it was not well.
+    """
+
+    def __init__(self, check: str, sources: Sources, *, brief: bool = False) -> None:
         self._check = check
         self._sources = sources
+        self._brief = brief
         self._reported: frozenset[str] = frozenset()
+        self._shown: set[str] = set()
+        self._was_ill: set[str] = set()
 
     def observe(
         self, sample: GpuSample, verdict: Callable[[Gpu], Verdict]
@@ -95,12 +103,18 @@ class PerGpu:
             for gpu in sample.gpus
             if (component := component_of(gpu, self._sources))
         }
-        for uuid in self._sources.gpus.remembered().values():
-            known.setdefault(uuid, _silent(sample))
+        if self._brief and sample.trouble is not None:
+            silent = ["", *sorted(self._was_ill & self._reported)]
+        else:
+            silent = list(self._sources.gpus.remembered().values())
+        for component in silent:
+            known.setdefault(component, _silent(sample))
         return self.report(known)
 
     def report(self, verdicts: dict[str, Verdict]) -> list[Observation | Gone]:
         """``verdicts`` by component, and Gone for what was reported before and has none now."""
+        if self._brief:
+            verdicts = self._shorten(verdicts)
         evidence: list[Observation | Gone] = [
             Observation(self._check, component, status, reason, message)
             for component, (status, reason, message) in verdicts.items()
@@ -109,20 +123,44 @@ class PerGpu:
         self._reported = frozenset(verdicts)
         return evidence
 
+    def _shorten(self, verdicts: dict[str, Verdict]) -> dict[str, Verdict]:
+        gpus = {name: verdict for name, verdict in verdicts.items() if name}
+        well = {name: text for name, (status, _, text) in gpus.items() if status is Status.OK}
+        self._was_ill |= gpus.keys() - well.keys()
+        told = {
+            name: verdict
+            for name, verdict in verdicts.items()
+            if not name or name in self._was_ill or name not in self._shown
+        }
+        self._shown |= gpus.keys()
+        if well:
+            words = set(well.values())
+            text = f"{len(well)} of {len(gpus)} GPUs are well"
+            text += f": {words.pop()}" if len(words) == 1 else ""
+            told.setdefault("", (Status.OK, "", text))
+        return told
+
 
 class EachGpu:
     """A check that judges each GPU by this look alone.
 
-    ``call`` is what it needs: where no GPU of the node has that, the check is off.
+    ``call`` is what it needs: where no GPU of the node has that, the check is off. ``brief`` is as
+    in PerGpu.
     """
 
     def __init__(
-        self, check: str, sources: Sources, call: str, judge: Callable[[Gpu], Verdict]
+        self,
+        check: str,
+        sources: Sources,
+        call: str,
+        judge: Callable[[Gpu], Verdict],
+        *,
+        brief: bool = True,
     ) -> None:
         self._sources = sources
         self._call = call
         self._judge = judge
-        self._per_gpu = PerGpu(check, sources)
+        self._per_gpu = PerGpu(check, sources, brief=brief)
 
     async def look(self) -> Report:
         sample = await take_sample(self._sources)

@@ -48,7 +48,7 @@ class GpuFabric:
     def __init__(self, sources: Sources, boot_grace: float) -> None:
         self._sources = sources
         self._boot_grace = boot_grace
-        self._per_gpu = PerGpu(SPEC.name, sources)
+        self._per_gpu = PerGpu(SPEC.name, sources, brief=True)
         #: UUIDs that have been registered since we look: they are not starting any more.
         self._joined: set[str] = set()
         #: When NVML last gave no answer (the driver may have been loaded anew), or it was loaded.

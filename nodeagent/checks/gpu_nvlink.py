@@ -31,7 +31,7 @@ class GpuNvlink:
     def __init__(self, sources: Sources, errors_per_hour: int) -> None:
         self._sources = sources
         self._errors_per_hour = errors_per_hour
-        self._per_gpu = PerGpu(SPEC.name, sources)
+        self._per_gpu = PerGpu(SPEC.name, sources, brief=True)
         #: By UUID: the links that have been up, and the rises of what they count.
         self._been_up: dict[str, set[int]] = {}
         self._rises: dict[str, Rises] = {}

@@ -29,7 +29,7 @@ class GpuPcie:
         self._sources = sources
         self._wanted = width
         self._replays_per_minute = replays_per_minute
-        self._per_gpu = PerGpu(SPEC.name, sources)
+        self._per_gpu = PerGpu(SPEC.name, sources, brief=True)
         #: By address: the widest link seen, and the rises of what is counted.
         self._widest: dict[str, int] = {}
         self._errors: dict[str, Rises] = {}

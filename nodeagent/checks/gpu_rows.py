@@ -34,7 +34,7 @@ def judge(gpu: Gpu) -> Verdict:
 
 
 def _build(sources: Sources, _options: Mapping[str, Any]) -> EachGpu:
-    return EachGpu(SPEC.name, sources, "rows", judge)
+    return EachGpu(SPEC.name, sources, "rows", judge, brief=False)
 
 
 SPEC = CheckSpec(

@@ -6,7 +6,7 @@ import pytest
 
 from nodeagent.checks import gpu_clocks
 from nodeagent.checks.base import Off
-from tests.nvml import gpu, uuid_of
+from tests.nvml import gpu, pci_of, uuid_of
 from tests.nvml.look import Bench, look
 
 
@@ -53,3 +53,54 @@ async def test_an_old_driver_is_asked_by_the_old_name(tmp_path: Path) -> None:
 async def test_gpus_that_do_not_say_are_not_looked_at(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0, clocks=None)]) as bench:
         assert await bench.build(gpu_clocks.SPEC).look() == Off("not supported by these GPUs")
+
+
+# -- how few rows it takes ---------------------------------------------------------------------
+
+
+async def test_gpus_that_are_well_share_one_row_after_their_first_look(tmp_path: Path) -> None:
+    known = {pci_of(index): uuid_of(index) for index in range(3)}
+    async with Bench(tmp_path, [gpu(i) for i in range(3)], remembered=known) as bench:
+        check = bench.build(gpu_clocks.SPEC)
+        first = await look(check)
+        assert set(first.by_component) == {"", *known.values()}, "an earlier agent's word ends"
+        bench.later()
+        second = await look(check)
+        assert set(second.by_component) == {""}
+        assert sorted(second.gone) == sorted(known.values())
+        assert second.by_component[""].message == "3 of 3 GPUs are well: event reasons 0x1"
+        bench.gpus.write([gpu(0), gpu(1, clocks=0x40), gpu(2)])
+        bench.later()
+        third = await look(check)
+        assert third.status(uuid_of(1)) == ("DEGRADED", "hw-thermal")
+        assert third.by_component[""].message.startswith("2 of 3 GPUs are well")
+        bench.gpus.write([gpu(0), gpu(1), gpu(2)])
+        bench.later()
+        assert (await look(check)).status(uuid_of(1)) == ("OK", ""), "it is said to be well again"
+
+
+async def test_an_nvml_that_is_in_trouble_takes_one_row_and_those_that_were_ill(
+    tmp_path: Path,
+) -> None:
+    known = {pci_of(index): uuid_of(index) for index in range(3)}
+    gpus = [gpu(0), gpu(1, clocks=0x40), gpu(2)]
+    async with Bench(tmp_path, gpus, remembered=known) as bench:
+        check = bench.build(gpu_clocks.SPEC)
+        await look(check)
+        bench.gpus.fail("nvmlDeviceGetCount_v2", abort=True)
+        bench.later()
+        seen = await look(check)
+    rows = {name: seen.status(name) for name in seen.by_component}
+    assert rows == dict.fromkeys(("", uuid_of(1)), ("UNKNOWN", "crashed"))
+
+
+async def test_a_gpu_that_nvml_no_longer_lists_is_not_among_the_well(tmp_path: Path) -> None:
+    known = {pci_of(index): uuid_of(index) for index in range(2)}
+    async with Bench(tmp_path, [gpu(0), gpu(1)], remembered=known) as bench:
+        check = bench.build(gpu_clocks.SPEC)
+        await look(check)
+        bench.gpus.write([gpu(0)])
+        bench.later()
+        seen = await look(check)
+    assert seen.status(uuid_of(1)) == ("UNKNOWN", "missing")
+    assert seen.by_component[""].message.startswith("1 of 2")

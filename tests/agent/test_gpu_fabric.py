@@ -69,8 +69,9 @@ async def test_a_driver_that_was_loaded_anew_may_take_its_time(tmp_path: Path) -
         bench.gpus.write([gpu(0, fabric=STARTING)])
         bench.gpus.fail("nvmlDeviceGetCount_v2", abort=True)
         bench.later(301)
-        # Known by nobody but the inventory, which was not asked: nothing is said of it.
-        assert (await look(check)).by_component == {}
+        seen = await look(check)
+        assert seen.status("") == ("UNKNOWN", "crashed")
+        assert seen.gone == [uuid_of(0)], "the node's row speaks for those that were well"
         bench.gpus.heal()
         bench.later()
         assert (await look(check)).status(uuid_of(0)) == ("UNKNOWN", "starting")

@@ -7,7 +7,7 @@ from typing import Any, Self, cast
 
 from nodeagent.checks.base import Check, CheckSpec, Off, Report
 from nodeagent.clock import SystemClock
-from nodeagent.model import Clearing, FaultSighting, Gone, Observation
+from nodeagent.model import Clearing, FaultSighting, Gone, Observation, Status
 from nodeagent.sources import Sources
 from nodeagent.sources.diskprobe import DiskProbe
 from nodeagent.sources.gpus import GpuMap
@@ -98,6 +98,11 @@ class Seen:
         self.faults = [each for each in report if isinstance(each, FaultSighting)]
         self.clearings = [each for each in report if isinstance(each, Clearing)]
         self.gone = [each.component for each in report if isinstance(each, Gone)]
+
+    def is_well(self, component: str) -> bool:
+        """Whether the GPU is called ok, or is among those that the node's row calls well."""
+        said = self.by_component.get(component, self.by_component.get(""))
+        return said is not None and said.status is Status.OK
 
     def status(self, component: str) -> tuple[str, str]:
         """("FAILED", "missing") of a component."""
