@@ -35,6 +35,8 @@ _XID_EVENT = 8  # nvmlEventTypeXidCriticalError
 #: Events taken with one sample: a storm is the kernel log's to count.
 _MOST_EVENTS = 64
 
+#: More than any machine has: a count beyond it is no count.
+_MOST_GPUS = 1024
 _MAX_LINKS = 18
 #: Error counters of one NVLink by field id (the scope is the link): those of the data link layer
 #: up to Hopper, then NVLink 5's.
@@ -101,6 +103,8 @@ class Sampler:
         """Send the count, then each GPU as soon as it has answered, then the end."""
         errors: dict[str, int] = {}
         count = self._call(errors, "count", "", self._nvml.nvmlDeviceGetCount) or 0
+        if count > _MOST_GPUS:
+            count, errors["count"] = 0, _UNKNOWN
         send({"count": count, "error": errors.get("count", 0)})
         for index in range(count):
             send(self._gpu(index, at))
@@ -352,8 +356,8 @@ class Sampler:
         except self._nvml.NVMLLibraryMismatchError:
             # Not an NVMLError: pynvml's word for a function that this library does not have.
             errors.setdefault(name, _FUNCTION_NOT_FOUND)
-        except UnicodeDecodeError:
-            errors.setdefault(name, _UNKNOWN)  # a text that is none
+        except (ValueError, OverflowError, MemoryError):
+            errors.setdefault(name, _UNKNOWN)  # a text that is none, a number that can't be
         return None
 
 

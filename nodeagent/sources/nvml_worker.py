@@ -11,7 +11,8 @@ the end of this process.
 Standard output, one JSON object a line:
 
 - once ``{"ready": LIBRARY, "driver": VERSION}``, or ``{"failed": CODE, "message": TEXT}`` and exit;
-- per request ``{"count": N, "error": CODE}``, a ``{"index": ...}`` per GPU, and ``{"end": true}``.
+- per request ``{"count": N, "error": CODE}``, a ``{"index": ...}`` per GPU, and
+  ``{"end": true, "xids": [[UUID, PCI, CODE], ...]}``.
 
 What it is doing stands in its process name (``nvml 3 rows``), for the agent and for ``ps`` alike.
 What is read is the business of ``nvml_sampler``.

@@ -178,6 +178,24 @@ async def test_a_count_that_fails_is_trouble_of_the_whole(tmp_path: Path) -> Non
         assert (await bench.sample()).trouble is None
 
 
+@pytest.mark.parametrize("count", [2**32 - 1, 1025])
+async def test_a_count_that_no_machine_has_is_none(tmp_path: Path, count: int) -> None:
+    async with Bench(tmp_path, [gpu(0)]) as bench:
+        bench.gpus.claim(count)
+        sample = await bench.nvml.sample()
+    assert sample.trouble is not None
+    assert sample.trouble.kind is TroubleKind.FAILED
+    assert sample.gpus == ()
+
+
+async def test_a_count_that_is_too_high_costs_nothing_but_its_excess(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(0)]) as bench:
+        bench.gpus.claim(3)
+        sample = await bench.nvml.sample()
+    assert sample.trouble is None
+    assert [each.uuid for each in sample.gpus] == [uuid_of(0), "", ""]
+
+
 async def test_a_library_named_in_the_configuration_is_loaded_from_there(tmp_path: Path) -> None:
     bench = Bench(tmp_path, [gpu(0)])
     environment = {**bench.gpus.env, "LD_LIBRARY_PATH": ""}

@@ -177,6 +177,7 @@ class FakeGpus:
         self._gpus: tuple[FakeGpu, ...] = tuple(gpus)
         self._rules: dict[tuple[str, int], str] = {}
         self._events: list[str] = []
+        self._claimed: int | None = None
         self.sys = folder / "sys"
         self.write(gpus)
 
@@ -229,6 +230,11 @@ class FakeGpus:
         self._rules[call, gpu] = what
         self._save()
 
+    def claim(self, count: int) -> None:
+        """Let NVML say that there are ``count`` GPUs."""
+        self._claimed = count
+        self._save()
+
     def xid(self, gpu: int, code: int) -> None:
         """Let NVML tell of an Xid, to those who listen by now."""
         self._events.append(f"event {len(self._events) + 1} {gpu} {code}")
@@ -253,6 +259,8 @@ class FakeGpus:
             lines.append(f"gpu {each.uuid} {each.pci} {numbers} {each.name}")
         lines += [f"rule {call} {gpu} {what}" for (call, gpu), what in self._rules.items()]
         lines += self._events
+        if self._claimed is not None:
+            lines.append(f"value -1 count {self._claimed} 0")
         fresh = self._scenario.with_suffix(".new")
         fresh.write_text("\n".join(lines) + "\n")
         fresh.rename(self._scenario)

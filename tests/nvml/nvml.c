@@ -193,6 +193,18 @@ static int give(const char *text, char *out, unsigned length) {
   return SUCCESS;
 }
 
+/* What this GPU says under a name and scope; SUCCESS or NOT_SUPPORTED. */
+static int look_up(const char *name, int gpu, long long scope, unsigned long long *number) {
+  for (int i = 0; i < scenario.value_count; i++) {
+    const struct value *v = &scenario.values[i];
+    if (v->gpu == gpu && v->scope == scope && !strcmp(v->name, name)) {
+      *number = v->number;
+      return SUCCESS;
+    }
+  }
+  return NOT_SUPPORTED;
+}
+
 int nvmlInitWithFlags(unsigned flags) {
   (void)flags;
   int code = enter("nvmlInitWithFlags", -1);
@@ -219,7 +231,8 @@ int nvmlSystemGetDriverVersion(char *out, unsigned length) {
 int nvmlDeviceGetCount_v2(unsigned *count) {
   if (!initialised) return UNINITIALIZED;
   int code = enter("nvmlDeviceGetCount_v2", -1);
-  *count = scenario.gpu_count;
+  unsigned long long claimed; /* "value -1 count N 0": what it says instead */
+  *count = look_up("count", -1, 0, &claimed) ? (unsigned)scenario.gpu_count : (unsigned)claimed;
   return code;
 }
 
@@ -277,18 +290,6 @@ int nvmlDeviceGetRemappedRows(device_t device, unsigned *corrected, unsigned *un
   *pending = gpu->rows[2];
   *failure = gpu->rows[3];
   return SUCCESS;
-}
-
-/* What this GPU says under a name and scope; SUCCESS or NOT_SUPPORTED. */
-static int look_up(const char *name, int gpu, long long scope, unsigned long long *number) {
-  for (int i = 0; i < scenario.value_count; i++) {
-    const struct value *v = &scenario.values[i];
-    if (v->gpu == gpu && v->scope == scope && !strcmp(v->name, name)) {
-      *number = v->number;
-      return SUCCESS;
-    }
-  }
-  return NOT_SUPPORTED;
 }
 
 static void fill(int index, field_value_t *field) {
