@@ -1,0 +1,367 @@
+"""What people ask of a node in its annotations: read, shown, obeyed, and never guessed at."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.quarantine.cluster import Action, ClusterError, Phase, Quarantine, QuarantineSpec
+from aggregator.quarantine.decide.admission import Limits
+from aggregator.quarantine.decide.marks import is_marked
+from aggregator.quarantine.decide.record import parse_record
+from aggregator.quarantine.decide.wishes import (
+    EXEMPT,
+    FORCE,
+    FORCED,
+    PIN,
+    Wishes,
+    describe,
+    exemption,
+    read_wishes,
+)
+from aggregator.quarantine.fleet import Standing
+from aggregator.web.survey import survey
+from aggregator.web.view import Moment
+from tests.support import virtualtime
+from tests.support.memorycluster import MemoryCluster, World, phase_of
+from tests.support.replica import SETTINGS, Replica, fault, snapshot
+from tests.support.running import Running, later, soon
+
+ILL = snapshot(fault())
+
+
+def wall(replica: Replica) -> float:
+    return replica.clock()
+
+
+def annotate(world: World, key: str, value: str | None) -> None:
+    node = world.nodes["n1"]
+    kept = {k: v for k, v in node.annotations.items() if k != key}
+    world.set_node(replace(node, annotations=kept if value is None else {**kept, key: value}))
+
+
+def one_node(**annotations: str) -> World:
+    world = World()
+    world.add_node("n1")
+    for key, value in annotations.items():
+        annotate(world, f"sickbay.dev/{key}", value)
+    return world
+
+
+def standing(world: World) -> Quarantine | None:
+    return world.quarantines.get("n1")
+
+
+def finish(world: World) -> None:
+    for key, pod in list(world.pods.items()):
+        if pod.deleting:
+            del world.pods[key]
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "until", "reason"),
+    [
+        ("until 1970-01-02T00:00:00Z firmware test", 86400.0, "firmware test"),
+        ("  until   1970-01-02T01:00:00+01:00   x  y ", 86400.0, "x y"),
+        ("until 1970-01-02T00:00:00Z", 86400.0, "no reason given"),
+        ("until 1960-01-01T00:00:00Z long ago", 1.0, "long ago"),
+    ],
+)
+def test_an_exemption_has_an_end_and_a_reason(text: str, until: float, reason: str) -> None:
+    found = read_wishes({EXEMPT: text})
+    assert (found.exempt_until, found.exempt_reason, found.exempt_unclear) == (until, reason, "")
+    assert found.cap(until - 1) is Action.OBSERVE or until == 1.0
+    assert found.cap(until) is Action.DRAIN  # over: as if it were not there, but said
+    assert "ended at" in describe(found, until)[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "true",
+        "yes please",
+        "until",
+        "until tomorrow",
+        "until 2999-01-01",
+        "2999-01-01T00:00:00Z",
+        "until 2999-01-01T00:00:00 no zone",
+        "until 9999999-01-01T00:00:00Z x",
+        "\ud800",
+        "UNTIL x",
+    ],
+)
+def test_an_exemption_that_makes_no_sense_is_said_and_evicts_nobody(text: str) -> None:
+    found = read_wishes({EXEMPT: text})
+    assert found.cap(0.0) is Action.CORDON
+    assert not found.exempt(0.0)
+    assert 'expected "until TIME REASON"' in " ".join(describe(found, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("text", "action", "reason"),
+    [
+        ("drain fan 3 is dead", Action.DRAIN, "fan 3 is dead"),
+        ("cordon", Action.CORDON, "forced by annotation, no reason given"),
+        ("observe it", None, ""),
+        ("Drain x", None, ""),
+        ("", None, ""),
+    ],
+)
+def test_a_force_names_what_is_to_be_done(text: str, action: Action | None, reason: str) -> None:
+    found = read_wishes({FORCE: text})
+    assert (found.force, found.force_reason, found.force_asked) == (action, reason, True)
+    assert bool(found.force_unclear) == (action is None)
+
+
+TEXTS = st.none() | st.text(max_size=400) | st.from_regex(r"until [0-9TZ:+-]{0,30} .{0,9}")
+
+
+@given(exempt=TEXTS, force=TEXTS, pin=TEXTS, at=st.floats(0, 1e12))
+def test_nothing_that_somebody_writes_is_too_odd(
+    exempt: str | None, force: str | None, pin: str | None, at: float
+) -> None:
+    some = {EXEMPT: exempt, FORCE: force, PIN: pin}
+    found = read_wishes({key: text for key, text in some.items() if text is not None})
+    for said in describe(found, at):
+        assert said
+        assert len(said) < 1000
+    if exempt is None:
+        assert found.cap(at) is Action.DRAIN
+    assert found.forced(at) is None or not found.exempt(at)
+
+
+@given(
+    at=st.integers(1, 2**37), reason=st.from_regex(r"[a-z]{1,9}( [a-z]{1,9}){0,3}", fullmatch=True)
+)
+def test_what_the_command_writes_is_read_as_it_was_meant(at: int, reason: str) -> None:
+    found = read_wishes({EXEMPT: exemption(at, reason)})
+    assert (found.exempt_until, found.exempt_reason) == (at, reason)
+
+
+def test_a_node_without_annotations_asks_for_nothing() -> None:
+    assert read_wishes({"example.com/exempt": "until ever"}) == Wishes()
+    assert describe(Wishes(), 0.0) == ()
+
+
+# -- exempt ---------
+
+
+def test_an_exempt_node_is_left_alone_shown_and_judged_again_when_it_ends() -> None:
+    async def main() -> None:
+        world = one_node()
+        replica = Replica(world, clock=Running())
+        annotate(world, EXEMPT, exemption(wall(replica) + 1000, "firmware test"))
+        world.writes.clear()
+        replica.agent("n1", ILL)
+        await later(900)
+        assert world.writes == ["record", "record"] * (len(world.writes) // 2)  # taken back
+        assert parse_record(world.record.text).entries == {}
+        assert not is_marked(world.nodes["n1"])
+        patient = replica.fleet.patients["n1"]
+        assert patient.standing() is Standing.HELD
+        found = survey(replica.fleet, Moment(replica.clock(), replica.clock()))
+        assert found.exempt == 1
+        assert [one.limit for one in found.holds] == ["exempt"]
+        assert "firmware test" in found.wished[0].wishes[0]
+        assert replica.notes.kinds("n1").count("node.wished") == 1
+        await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
+        assert "ended at" in replica.fleet.patients["n1"].wishes[0]
+
+    virtualtime.run(main())
+
+
+@pytest.mark.parametrize("call", ["write_record", "read_node", "create_quarantine", "patch_node"])
+def test_one_that_is_set_while_we_act_is_seen_before_the_node_is_touched(call: str) -> None:
+    async def main() -> None:
+        world = one_node()
+        asked: list[str] = []
+
+        def fails(name: str) -> ClusterError | None:
+            if name == call and call not in asked:
+                annotate(world, EXEMPT, exemption(10**9, "hands off"))
+            asked.append(name)
+            return None
+
+        replica = Replica(world, clock=Running(), fails=fails)
+        replica.agent("n1", ILL)
+        await soon(lambda: replica.fleet.patients["n1"].exempt)
+        await soon(lambda: not world.quarantines and not parse_record(world.record.text).entries)
+        await later(600)
+        assert not is_marked(world.nodes["n1"])
+        assert not world.nodes["n1"].unschedulable
+        assert not world.quarantines
+
+    virtualtime.run(main())
+
+
+def test_one_that_is_set_while_it_drains_stops_the_evictions_and_keeps_the_cordon() -> None:
+    async def main() -> None:
+        world = one_node()
+        pod = world.add_pod("n1", "a")
+        world.budget_blocks.add(pod.uid)
+        replica = Replica(world, clock=Running())
+        replica.agent("n1", ILL)
+        await soon(lambda: phase_of(world, "n1") is Phase.DRAINING)
+        annotate(world, EXEMPT, exemption(wall(replica) + 3600, "the job ends at four"))
+        await later(30)
+        world.budget_blocks.clear()
+        await later(3000)
+        assert world.evicted == []
+        assert is_marked(world.nodes["n1"])
+        await soon(lambda: world.evicted == [pod.uid])  # its end is the end
+
+    virtualtime.run(main())
+
+
+def test_a_quarantine_made_by_hand_is_a_later_word_than_an_exemption() -> None:
+    async def main() -> None:
+        world = one_node(exempt=exemption(10**9, "x"))
+        Replica(world, clock=Running())
+        await later(10)
+        world.person_creates("n1", QuarantineSpec(Action.DRAIN, "manual", "smoke", "alice"))
+        await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
+
+    virtualtime.run(main())
+
+
+def test_an_exemption_that_makes_no_sense_keeps_evictions_off_and_no_cordon() -> None:
+    async def main() -> None:
+        world = one_node(exempt="forever")
+        pod = world.add_pod("n1", "a")
+        replica = Replica(world, clock=Running())
+        replica.agent("n1", ILL)
+        await soon(lambda: phase_of(world, "n1") is Phase.CORDONED)
+        await later(1000)
+        assert world.evicted == []
+        assert "makes no sense" in replica.fleet.patients["n1"].wishes[0]
+        annotate(world, EXEMPT, None)
+        await soon(lambda: world.evicted == [pod.uid])
+
+    virtualtime.run(main())
+
+
+# -- force ---------
+
+
+def test_a_force_is_a_quarantine_until_it_is_taken_back() -> None:
+    async def main() -> None:
+        world = one_node(force="drain fan 3 is dead")
+        none = replace(SETTINGS, limits=Limits(concurrent=0))
+        replica = Replica(world, clock=Running(), settings=none)
+        await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
+        found = standing(world)
+        assert found is not None
+        assert (found.spec.requester, found.spec.reason) == (FORCED, "fan 3 is dead")
+        assert set(parse_record(world.record.text).entries) == {"n1"}  # counted, never refused
+        await replica.stop()
+        Replica(world, clock=Running(), settings=none)
+        await later(1000)
+        assert phase_of(world, "n1") is Phase.DRAINED  # a restart takes nothing back
+        annotate(world, FORCE, None)
+        await soon(lambda: not world.quarantines)
+        assert not is_marked(world.nodes["n1"])
+        assert not world.nodes["n1"].unschedulable
+
+    virtualtime.run(main())
+
+
+@pytest.mark.parametrize("word", [World.person_deletes, World.person_uncordons])
+def test_a_persons_release_takes_the_force_away_too(word: Callable[[World, str], None]) -> None:
+    async def main() -> None:
+        world = one_node(force="cordon wait for the vendor")
+        Replica(world, clock=Running())
+        await soon(lambda: phase_of(world, "n1") is Phase.CORDONED)
+        word(world, "n1")
+        await soon(lambda: not world.quarantines)
+        await later(1000)
+        assert not world.quarantines
+        assert FORCE not in world.nodes["n1"].annotations
+
+    virtualtime.run(main())
+
+
+def test_a_force_can_be_made_stronger_and_weaker() -> None:
+    async def main() -> None:
+        world = one_node(force="cordon x")
+        pod = world.add_pod("n1", "a")
+        Replica(world, clock=Running())
+        await soon(lambda: phase_of(world, "n1") is Phase.CORDONED)
+        annotate(world, FORCE, "drain x")
+        await soon(lambda: world.evicted == [pod.uid])
+        annotate(world, FORCE, "cordon x")
+        await soon(lambda: phase_of(world, "n1") is Phase.CORDONED)
+
+    virtualtime.run(main())
+
+
+@pytest.mark.parametrize("more", [{"exempt": exemption(10**9, "x")}, {"force": "explode"}])
+def test_a_force_that_is_unclear_or_contradicted_does_nothing(more: dict[str, str]) -> None:
+    async def main() -> None:
+        world = one_node(**({"force": "drain x"} | more))
+        replica = Replica(world, clock=Running())
+        replica.agent("n1", snapshot())
+        await later(600)
+        assert world.writes == []
+        assert replica.fleet.patients["n1"].wishes
+
+    virtualtime.run(main())
+
+
+def test_a_force_waits_for_the_stop_switch() -> None:
+    async def main() -> None:
+        world = one_node(force="drain x")
+        world.person_stops("wait")
+        Replica(world, clock=Running())
+        await later(600)
+        assert not world.quarantines
+        world.person_stops("")
+        await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
+
+    virtualtime.run(main())
+
+
+def test_a_force_keeps_in_what_has_recovered() -> None:
+    async def main() -> None:
+        world = one_node()
+        replica = Replica(world, clock=Running())
+        disk: Any = fault("xid:79")
+        replica.agent("n1", snapshot(disk))
+        await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
+        annotate(world, FORCE, "drain RMA 7")
+        world.set_node(replace(world.nodes["n1"], boot_id="boot-2"))
+        replica.agent("n1", snapshot(), boot_id="boot-2")
+        await later(2000)
+        found = standing(world)
+        assert found is not None
+        assert "RMA 7" in found.status.release_held
+        annotate(world, FORCE, None)
+        await soon(lambda: not world.quarantines)
+
+    virtualtime.run(main())
+
+
+def test_nobody_asks_and_no_node_is_read() -> None:
+    async def main() -> None:
+        world = World()
+        for index in range(50):
+            world.add_node(f"n{index}")
+        reads: list[str] = []
+
+        def fails(name: str) -> ClusterError | None:
+            reads.extend([name] * (name == "read_node"))
+            return None
+
+        replica = Replica(world, clock=Running(), cluster=MemoryCluster(world, fails=fails))
+        for index in range(50):
+            replica.agent(f"n{index}", snapshot())
+        await later(3600)
+        assert reads == []
+
+    virtualtime.run(main())
