@@ -43,7 +43,7 @@ def release_hold(
         return hold
     return (
         _repeated(quarantine, node, rules)
-        or _same_boot(quarantine, node)
+        or _same_boot(quarantine, node, health)
         or (_gpus(node, health) if _is_about_gpus(quarantine, rules) else "")
     )
 
@@ -90,10 +90,12 @@ def _repeated(quarantine: Quarantine, node: Node, rules: Mapping[str, Rule]) -> 
     return ""
 
 
-def _same_boot(quarantine: Quarantine, node: Node) -> str:
+def _same_boot(quarantine: Quarantine, node: Node, health: NodeHealth) -> str:
     """Boot ids have no order: a late stream of an earlier boot looks like a reboot."""
+    if node.boot_id in ("", health.boot_id):
+        return ""
     for item in quarantine.spec.evidence:
-        if item.cleared == "reboot" and item.boot_id and item.boot_id == node.boot_id:
+        if item.cleared_by and item.boot_id == node.boot_id:
             return f"the kubelet says that it is still in the boot of {item.code}"
     return ""
 

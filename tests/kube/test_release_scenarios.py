@@ -1,0 +1,477 @@
+"""Judgement, people's word and release, each sentence on the real kube-apiserver.
+
+The real controller with the real client; the test plays the agents, and turns the clock that
+judging goes by. What needs hours of rounds is in tests/aggregator (test_release, test_wishes,
+test_silent), in virtual time.
+"""
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from aggregator.health.model import Cleared, Component, Delta, Hello, Snapshot, Status
+from aggregator.kube.cluster import KubeCluster
+from aggregator.policy.rules import Policy
+from aggregator.quarantine.acts import Clocks
+from aggregator.quarantine.cluster import Node, NodeChange
+from aggregator.quarantine.controller import Controller
+from aggregator.quarantine.decide.wishes import EXEMPT, FORCE, PIN, exemption
+from aggregator.quarantine.fleet import Fleet
+from aggregator.quarantine.settings import Settings
+from tests.controlplane.api import MERGE_PATCH
+from tests.controlplane.pytest_plugin import Space
+from tests.support.kubecluster import kube_cluster
+from tests.support.replica import (
+    POLICY,
+    SETTINGS,
+    FakeLine,
+    Notes,
+    Turned,
+    component,
+    fault,
+    shipped_policy,
+    snapshot,
+)
+from tests.support.stack import pods_of, protect, remove_quarantines, start_job
+
+pytestmark = pytest.mark.cluster
+
+#: Above the healthyFor of the shipped rules.
+LONG = 700.0
+DISK = component("disk-readonly", "/data", Status.FAILED, "read-only")
+WELL = replace(DISK, status=Status.OK, reason="")
+
+
+async def until(what: Callable[[], object]) -> None:
+    """Wait for the thing; a busy machine takes its time."""
+    async with asyncio.timeout(60):
+        while not what():  # noqa: ASYNC110 - what a test waits for has no event of its own
+            await asyncio.sleep(0.05)
+
+
+class Ward:
+    """The controller over a cluster, and the agents that speak to it."""
+
+    def __init__(
+        self,
+        kube: KubeCluster,
+        space: Space,
+        policy: Policy = POLICY,
+        settings: Settings = SETTINGS,
+    ) -> None:
+        self.plane = space.plane
+        self.fleet, self.notes, self.clock = Fleet(), Notes(), Turned()
+        self.lines: dict[str, FakeLine] = {}
+        self.controller = Controller(
+            cluster=kube,
+            policy=policy,
+            settings=settings,
+            fleet=self.fleet,
+            ledger=self.notes,
+            clocks=Clocks(self.clock, time.time),
+            rng=random.Random(7),
+        )
+
+    def attach(self, node: str, told: Snapshot) -> None:
+        """The node's agent, in the boot that the kubelet tells of."""
+        boot = self.boot(node)
+        line = self.lines[node] = FakeLine()
+        self.controller.attached(Hello(node, boot, "epoch", "0.1.0", 1, "agent"), line)
+        self.controller.heard(node, told, self.clock())
+
+    def says(self, node: str, *components: Component, **delta: Any) -> None:
+        self.controller.heard(node, Delta(tuple(components), **delta), self.clock())
+
+    def later(self, seconds: float, node: str) -> None:
+        """So much time has passed, and the agent says that all is as it was."""
+        self.clock.time += seconds
+        self.says(node)
+
+    def boot(self, node: str) -> str:
+        found: str = self.plane.node(node)["status"]["nodeInfo"]["bootID"]
+        return found
+
+    def quarantine(self, node: str) -> dict[str, Any] | None:
+        path = f"/apis/sickbay.dev/v1alpha1/quarantines/{node}"
+        answer = self.plane.request("GET", path)
+        found: dict[str, Any] | None = answer.body if answer.status == 200 else None
+        return found
+
+    def status(self, node: str, field: str) -> str:
+        return str(((self.quarantine(node) or {}).get("status") or {}).get(field, ""))
+
+    async def phase(self, node: str, *phases: str) -> None:
+        await until(lambda: self.status(node, "phase") in phases)
+
+    async def free(self, node: str) -> None:
+        await until(lambda: self.quarantine(node) is None)
+        spec = self.plane.node(node)["spec"]
+        assert not [one for one in spec.get("taints", []) if one["key"].startswith("sickbay.dev")]
+
+    def delete(self, node: str) -> None:
+        self.plane.call("DELETE", f"/apis/sickbay.dev/v1alpha1/quarantines/{node}")
+
+    def patch(self, node: str, body: Any) -> None:
+        self.plane.call("PATCH", f"/api/v1/nodes/{node}", body, MERGE_PATCH)
+
+    def unschedulable(self, node: str) -> bool:
+        return bool(self.plane.node(node)["spec"].get("unschedulable"))
+
+    async def settles(self) -> None:
+        """Long enough for what must not happen to happen, were it to."""
+        await asyncio.sleep(0.5)
+
+    async def list_nodes_anew(self) -> None:
+        """What comes every three minutes."""
+        await self.controller._following.refresh_nodes()
+
+
+@asynccontextmanager
+async def warden(
+    kube: KubeCluster, space: Space, policy: Policy = POLICY, settings: Settings = SETTINGS
+) -> AsyncIterator[Ward]:
+    ward = Ward(kube, space, policy, settings)
+    running = asyncio.create_task(ward.controller.run())
+    try:
+        await until(lambda: not ward.fleet.view_lost)
+        yield ward
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        remove_quarantines(space.plane, space.node_prefix)
+
+
+@pytest.fixture
+async def ward(kube: KubeCluster, cluster_space: Space) -> AsyncIterator[Ward]:
+    async with warden(kube, cluster_space) as made:
+        yield made
+
+
+# -- judging ---------
+
+
+async def test_fatal_for_longer_than_its_duration_acts_and_for_shorter_does_nothing(
+    ward: Ward, cluster_space: Space
+) -> None:
+    short, long = cluster_space.create_nodes(2)
+    missing = component("gpu-inventory", "GPU-1", Status.FAILED, "missing", since=ward.clock())
+    for node in (short, long):
+        ward.attach(node, snapshot(missing))
+    ward.clock.time += 55  # of a minute
+    ward.says(short, replace(missing, status=Status.OK, since=ward.clock()))
+    ward.says(long)
+    await ward.settles()
+    assert ward.quarantine(long) is None
+    ward.later(10, long)
+    ward.later(3600, short)
+    await ward.phase(long, "Drained")
+    assert ward.quarantine(short) is None
+
+
+async def test_two_reasons_that_alternate_are_one_quarantine_with_both(
+    ward: Ward, cluster_space: Space
+) -> None:
+    [node] = cluster_space.create_nodes(1)
+    other = component("disk-write", "/data", Status.FAILED, "io-error")
+    ward.attach(node, snapshot(DISK))
+    await ward.phase(node, "Drained")
+    first = ward.quarantine(node)
+    for _ in range(3):
+        ward.says(node, WELL, other)
+        ward.later(300, node)
+        ward.says(node, DISK, replace(other, status=Status.OK))
+        ward.later(300, node)
+    await until(lambda: "disk-write" in json.dumps(ward.quarantine(node)))
+    now = ward.quarantine(node)
+    assert first is not None
+    assert now is not None
+    assert now["metadata"]["uid"] == first["metadata"]["uid"]
+    assert now["spec"]["incident"] == first["spec"]["incident"]
+
+
+async def test_recovery_is_held_for_its_time_and_a_flap_inside_it_begins_it_anew(
+    ward: Ward, cluster_space: Space
+) -> None:
+    [node] = cluster_space.create_nodes(1)
+    ward.attach(node, snapshot(DISK))
+    await ward.phase(node, "Drained")
+    ward.says(node, WELL)
+    ward.later(500, node)
+    ward.says(node, replace(DISK, since=ward.clock()))
+    ward.later(11, node)
+    ward.says(node, replace(WELL, since=ward.clock()))
+    ward.later(500, node)
+    await ward.settles()
+    assert ward.status(node, "phase") == "Drained"
+    ward.later(101, node)
+    await ward.free(node)
+
+
+async def test_a_fault_that_is_gone_before_its_drain_began_evicts_nobody(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    [node] = cluster_space.create_nodes(1)
+    start_job(cluster_space.plane, cluster_space.namespace, "train", node)
+
+    class Slow(KubeCluster):
+        """Its node patch waits until the fault has gone."""
+
+        def __init__(self) -> None:
+            super().__init__(
+                kubeconfig=str(cluster_space.plane.kubeconfig), namespace=cluster_space.namespace
+            )
+            self.arrived, self.go = asyncio.Event(), asyncio.Event()
+
+        async def patch_node(self, node: Node, change: NodeChange) -> Node:
+            self.arrived.set()
+            await self.go.wait()
+            return await super().patch_node(node, change)
+
+    slow = Slow()
+    await slow.start()
+    try:
+        async with warden(slow, cluster_space) as ward:
+            ward.attach(node, snapshot(DISK))
+            await asyncio.wait_for(slow.arrived.wait(), 60)
+            ward.says(node, WELL)
+            slow.go.set()
+            await ward.phase(node, "Cordoned")
+            ward.later(LONG, node)
+            await ward.free(node)
+            assert len(pods_of(cluster_space.plane, cluster_space.namespace, node)) == 2
+    finally:
+        await slow.close()
+
+
+# -- release ---------
+
+
+async def test_a_cordon_of_a_person_outlives_a_fault_and_its_recovery(
+    ward: Ward, cluster_space: Space
+) -> None:
+    [node] = cluster_space.create_nodes(1)
+    ward.patch(node, {"spec": {"unschedulable": True}})
+    ward.attach(node, snapshot(DISK))
+    await ward.phase(node, "Drained")
+    ward.says(node, WELL)
+    ward.later(LONG, node)
+    await ward.free(node)
+    assert ward.unschedulable(node)
+
+
+async def test_a_gpu_goes_back_only_when_the_node_has_all_of_them_to_give(
+    ward: Ward, cluster_space: Space
+) -> None:
+    [node] = cluster_space.create_nodes(1)
+    path = f"/api/v1/nodes/{node}/status"
+    gpus = {"status": {"allocatable": {"nvidia.com/gpu": "7"}}}
+    ward.plane.call("PATCH", path, gpus, MERGE_PATCH)
+    ward.attach(node, snapshot(fault(boot_id=ward.boot(node))))
+    await ward.phase(node, "Drained")
+    ward.says(node, cleared=(Cleared("xid:79", "GPU-1", "operator"),))
+    ward.later(LONG, node)
+    await until(lambda: "nvidia.com/gpu is 7 of 8" in ward.status(node, "releaseHeld"))
+    assert ward.unschedulable(node)
+    gpus["status"]["allocatable"]["nvidia.com/gpu"] = "8"
+    ward.plane.call("PATCH", path, gpus, MERGE_PATCH)
+    ward.later(60, node)
+    await ward.free(node)
+    assert not ward.unschedulable(node)
+    assert "xid:79" in ward.plane.node(node)["metadata"]["annotations"]["sickbay.dev/releases"]
+
+
+async def test_a_reboot_counts_when_the_kubelet_tells_of_it_too(
+    ward: Ward, cluster_space: Space
+) -> None:
+    [node] = cluster_space.create_nodes(1)
+    boot = ward.boot(node)
+    ward.attach(node, snapshot(fault(boot_id=boot)))
+    await ward.phase(node, "Drained")
+    late = Hello(node, "an-earlier-boot", "epoch", "0.1.0", 1, "agent")
+    ward.controller.attached(late, FakeLine())
+    ward.controller.heard(node, snapshot(), ward.clock())
+    ward.later(LONG, node)
+    await until(lambda: "still in the boot of xid:79" in ward.status(node, "releaseHeld"))
+    ward.plane.reboot_node(node)
+    ward.attach(node, snapshot())
+    ward.later(LONG, node)
+    await ward.free(node)
+
+
+async def test_a_rule_for_a_person_alone_is_released_by_kubectl_and_by_nothing_else(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    [node] = cluster_space.create_nodes(1)
+    policy = shipped_policy("rules: [{name: disk-read-only, release: manual}]")
+    async with warden(kube, cluster_space, policy) as ward:
+        ward.attach(node, snapshot(DISK))
+        await ward.phase(node, "Drained")
+        ward.says(node, WELL)
+        ward.later(LONG, node)
+        await until(lambda: "a person alone" in ward.status(node, "releaseHeld"))
+        ward.later(100 * LONG, node)
+        await ward.settles()
+        assert ward.unschedulable(node)
+        ward.delete(node)
+        await ward.free(node)
+
+
+async def test_an_uncordon_in_the_middle_of_a_drain_ends_it(
+    ward: Ward, cluster_space: Space
+) -> None:
+    [node] = cluster_space.create_nodes(1)
+    space = cluster_space
+    start_job(space.plane, space.namespace, "train", node)
+    protect(space.plane, space.namespace, "train", 2)
+    ward.attach(node, snapshot(DISK))
+    await ward.phase(node, "Draining")
+    ward.patch(node, {"spec": {"unschedulable": None}})
+    await ward.free(node)
+    space.plane.request(
+        "DELETE", f"/apis/policy/v1/namespaces/{space.namespace}/poddisruptionbudgets/train"
+    )
+    ward.later(60, node)
+    await ward.settles()
+    assert ward.quarantine(node) is None  # the same evidence acts no more
+    assert len(pods_of(space.plane, space.namespace, node)) == 2
+
+
+# -- people's word ---------
+
+
+async def test_an_exemption_between_our_read_and_our_write_is_heard(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    [node] = cluster_space.create_nodes(1)
+    set_at: list[str] = []
+
+    class Overtaken(KubeCluster):
+        """Somebody exempts the node just before our patch of it goes out."""
+
+        async def patch_node(self, read: Node, change: NodeChange) -> Node:
+            if not set_at:
+                set_at.append(read.version)
+                wish = {EXEMPT: exemption(time.time() + 3600, "do not touch")}
+                body = {"metadata": {"annotations": wish}}
+                cluster_space.plane.call("PATCH", f"/api/v1/nodes/{node}", body, MERGE_PATCH)
+            return await super().patch_node(read, change)
+
+    overtaken = Overtaken(
+        kubeconfig=str(cluster_space.plane.kubeconfig), namespace=cluster_space.namespace
+    )
+    await overtaken.start()
+    try:
+        async with warden(overtaken, cluster_space) as ward:
+            ward.attach(node, snapshot(DISK))
+            await until(lambda: set_at)
+            await until(lambda: node in ward.fleet.patients and ward.fleet.patients[node].exempt)
+            await ward.free(node)
+            assert not ward.unschedulable(node)
+            assert "do not touch" in ward.fleet.patients[node].wishes[0]
+            assert "quarantine.cordoned" not in ward.notes.kinds(node)
+    finally:
+        await overtaken.close()
+
+
+async def test_a_force_quarantines_and_a_pin_keeps_in_until_they_are_taken_back(
+    ward: Ward, cluster_space: Space
+) -> None:
+    forced, pinned = cluster_space.create_nodes(2)
+    ward.patch(forced, {"metadata": {"annotations": {FORCE: "cordon fan 3 is dead"}}})
+    ward.patch(pinned, {"metadata": {"annotations": {PIN: "RMA 12345"}}})
+    ward.attach(pinned, snapshot(DISK))
+    await ward.list_nodes_anew()
+    await ward.phase(forced, "Cordoned")
+    await ward.phase(pinned, "Drained")
+    ward.says(pinned, WELL)
+    ward.later(LONG, pinned)
+    await until(lambda: "RMA 12345" in ward.status(pinned, "releaseHeld"))
+    ward.patch(forced, {"metadata": {"annotations": {FORCE: None}}})
+    ward.patch(pinned, {"metadata": {"annotations": {PIN: None}}})
+    await ward.list_nodes_anew()
+    ward.later(60, pinned)
+    await ward.free(forced)
+    await ward.free(pinned)
+    assert not ward.unschedulable(forced)
+
+
+async def test_a_quarantine_made_by_hand_that_makes_no_sense_is_refused_or_says_so(
+    ward: Ward, cluster_space: Space
+) -> None:
+    def make(name: str, **spec: Any) -> int:
+        body = {
+            "apiVersion": "sickbay.dev/v1alpha1",
+            "kind": "Quarantine",
+            "metadata": {"name": name},
+            "spec": {"reason": "smoke", **spec},
+        }
+        return ward.plane.request("POST", "/apis/sickbay.dev/v1alpha1/quarantines", body).status
+
+    [node] = cluster_space.create_nodes(1)
+    for nonsense in (
+        {"action": "explode"},
+        {"action": "observe"},
+        {"kind": "ghost"},
+        {"reason": ""},
+        {"reason": "  "},
+        {"requester": "sickbay"},
+    ):
+        assert make(node, **nonsense) == 422, nonsense
+    assert make("Not_A_Name") == 422
+    typo = f"{node}-typo"
+    assert make(typo, action="drain") == 201
+    assert make(node, requester="sickbay", incident="made-up") == 201  # the schema lets it through
+    await ward.phase(typo, "Invalid")
+    assert "no node of this name" in ward.status(typo, "message")
+    await ward.phase(node, "Invalid")
+    assert "aggregator's own name" in ward.status(node, "message")
+    record = ward.plane.request("GET", cluster_space.path("configmaps", "sickbay-record")).body
+    assert node not in json.dumps(record)
+    assert not ward.unschedulable(node)
+    ward.delete(typo)
+    ward.delete(node)
+    await until(lambda: ward.quarantine(typo) is ward.quarantine(node) is None)
+
+
+# -- silence ---------
+
+
+async def test_one_silent_agent_under_a_ready_kubelet_is_counted_and_a_failing_one_is_told(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    well, slow, away = cluster_space.create_nodes(3)
+    failing = component("nic-health", "eth0", Status.FAILED, "slow")
+    cluster_space.plane.lose_kubelet(away)
+    settings = replace(SETTINGS, silent_action="cordon")
+    async with warden(kube, cluster_space, settings=settings) as ward:
+        for node in (well, slow, away):
+            ward.attach(node, snapshot(failing if node != well else WELL))
+            ward.controller.detached(node, ward.lines[node], "gone")
+        ward.clock.time += 61
+        await ward.phase(slow, "Cordoned")
+        assert "its kubelet is ready" in (ward.quarantine(slow) or {})["spec"]["reason"]
+        for node in (well, away):
+            assert "agent.silent" in ward.notes.kinds(node)
+            assert "agent.silent_failing" not in ward.notes.kinds(node)
+            assert ward.quarantine(node) is None
+        ward.attach(slow, snapshot(replace(failing, status=Status.OK)))
+        ward.later(LONG, slow)
+        await ward.free(slow)
+
+
+async def test_the_client_reads_devices_readiness_and_boot(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    [node] = cluster_space.create_nodes(1)
+    async with kube_cluster(cluster_space.plane.kubeconfig) as cluster:
+        found = await cluster.read_node(node)
+    assert found is not None
+    assert found.devices == {"nvidia.com/gpu": ("8", "8")}
+    assert found.boot_id
