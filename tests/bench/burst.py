@@ -14,7 +14,7 @@ from pathlib import Path
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.kernel_log import raw
 from tests.bench.processes import cost
-from tests.nvml import FakeGpus, gpu, pci_of, uuid_of
+from tests.nvml import FakeGpus, gpu, link_the_rest, pci_of, uuid_of
 from tests.support.ward import Attended, FakeWard, until
 
 LINES = 40_000
@@ -89,6 +89,7 @@ def _told(ward: FakeWard, has: Callable[[Attended], bool]) -> Callable[[], bool]
 async def measure(folder: Path, programs: Path) -> dict[str, float | int | str]:
     """``burst_cpu_s``, ``burst_messages``, ``burst_next_fault_ms`` and how long the burst was."""
     gpus = FakeGpus(folder / "gpus", [gpu(index) for index in range(8)])
+    link_the_rest(gpus.sys)
     ward = FakeWard()
     ward.welcome = pb.Welcome(aggregator="fake", heartbeat_interval_ms=HEARTBEAT_MS)
     await ward.start()
