@@ -3,7 +3,8 @@
 Reasons: ``narrow`` (below ``width``, if that is set: failed; below what it was, or below the other
 GPUs: degraded), ``errors`` (degraded: AER counted fatal or non-fatal ones within the hour),
 ``replays`` (degraded: more than ``replays_per_minute`` over ten minutes), ``no-sysfs`` (unknown).
-The speed is shown and not judged: it falls when the GPU is idle.
+Off where nobody tells of any link, as in some virtual machines. The speed is shown and not judged:
+it falls when the GPU is idle.
 """
 
 from collections.abc import Mapping
@@ -43,8 +44,10 @@ class GpuPcie:
         links = {each: read_link(machine, f"{each}.0") for each in sorted(gpus.present())}
         if not links:
             return self._per_gpu.report({"": (Status.UNKNOWN, "no-sysfs", "no GPU on the PCI bus")})
-        usual = _usual(list(links.values()))
         replays = _replays_by_nvml(sample)
+        if not replays and all(link == PcieLink(speed=link.speed) for link in links.values()):
+            return Off("nobody tells of the GPUs' links")
+        usual = _usual(list(links.values()))
         return self._per_gpu.report(
             {
                 gpus.component(address): self._verdict(address, link, replays.get(address), usual)
@@ -77,12 +80,12 @@ def judge(
     link: PcieLink, rises: Mapping[str, int], *, wanted: int, seen: int, most_replays: int
 ) -> Verdict:
     """The verdict on one GPU's link. Pure. ``seen``: the width that it had, or the others have."""
-    if link.width is None:
-        return Status.UNKNOWN, "no-sysfs", "the width of the link can't be read"
-    text = f"{link.width} lanes" + (f" at {link.speed}" if link.speed else "")
-    if link.width < wanted:
+    text = "the width of the link can't be read"
+    if link.width is not None:
+        text = f"{link.width} lanes" + (f" at {link.speed}" if link.speed else "")
+    if link.width is not None and link.width < wanted:
         return Status.FAILED, "narrow", f"{text}, and the configuration says {wanted}"
-    if link.width < seen:
+    if link.width is not None and link.width < seen:
         return Status.DEGRADED, "narrow", f"{text}, and it had, or other GPUs have, {seen}"
     worst = [name for name in ("fatal", "non-fatal") if rises.get(name)]
     if worst:
@@ -95,6 +98,8 @@ def judge(
             "replays",
             f"{text}; {rises['replays']} replays in {minutes} minutes",
         )
+    if link.width is None:
+        return Status.UNKNOWN, "no-sysfs", text
     return Status.OK, "", text
 
 

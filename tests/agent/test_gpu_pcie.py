@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.checks import gpu_pcie
+from nodeagent.checks.base import Off
 from nodeagent.sources.machine import Machine
 from nodeagent.sources.pcielink import PcieLink, read_link
 from tests.agent.kernel_log import HandClock
@@ -136,9 +137,21 @@ async def test_a_bus_without_these_files_is_unknown(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0)]) as bench:
         for name in PCIE_LINK:
             (bench.gpus.sys / f"bus/pci/devices/{pci_of(0)}.0" / name).unlink()
-        seen = await look(bench.build(gpu_pcie.SPEC))
-        assert seen.status("pci:" + pci_of(0)) == ("UNKNOWN", "no-sysfs")
+        check = bench.build(gpu_pcie.SPEC)
+        assert (await look(check)).status("pci:" + pci_of(0)) == ("UNKNOWN", "no-sysfs")
+        bench.gpus.write([gpu(0, replays=81)])
+        bench.later()
+        seen = await look(check)
+        assert seen.status("pci:" + pci_of(0)) == ("DEGRADED", "replays"), "what is known counts"
         bench.gpus.write([gpu(0)], pci=[])
         bench.later()
         seen = await look(bench.build(gpu_pcie.SPEC))
     assert seen.status("") == ("UNKNOWN", "no-sysfs")
+
+
+async def test_where_nobody_tells_of_any_link_there_is_nothing_to_look_at(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(0, replays=None)]) as bench:
+        for name in PCIE_LINK:
+            (bench.gpus.sys / f"bus/pci/devices/{pci_of(0)}.0" / name).write_text("Unknown\n")
+        report = await bench.build(gpu_pcie.SPEC).look()
+    assert report == Off("nobody tells of the GPUs' links")
