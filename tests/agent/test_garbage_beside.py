@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import threading
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import cast
@@ -73,7 +75,7 @@ def port(machine: Machine) -> tuple[str, Iterable[Path]]:
     return "mlx5_0/1", [each for each in sick.rglob("*") if each.is_file()]
 
 
-@pytest.mark.parametrize(
+PAIRS = pytest.mark.parametrize(
     ("spec", "pair"),
     [
         (disk_md.SPEC, md),
@@ -84,6 +86,9 @@ def port(machine: Machine) -> tuple[str, Iterable[Path]]:
     ],
     ids=["md", "ext4", "nic-link", "nic-health", "infiniband"],
 )
+
+
+@PAIRS
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_the_well_one_of_two_is_well_whatever_the_other_says(
@@ -108,6 +113,35 @@ def test_the_well_one_of_two_is_well_whatever_the_other_says(
             await found.disk.close()
 
     asyncio.run(looks())
+
+
+@PAIRS
+async def test_files_that_come_and_go_while_they_are_read_cost_themselves_alone(
+    tmp_path: Path, spec: CheckSpec, pair: Callable[[Machine], tuple[str, Iterable[Path]]]
+) -> None:
+    machine = made_up(tmp_path)
+    well, files = pair(machine)
+    contents = {path: path.read_bytes() for path in files}
+    over = threading.Event()
+
+    def flicker() -> None:
+        while not over.is_set():
+            for path, content in contents.items():
+                path.unlink()
+                time.sleep(0.0002)
+                path.write_bytes(content)
+
+    found = sources(machine)
+    check = cast("Check", spec.build(found, options(spec)))
+    hand = threading.Thread(target=flicker)
+    hand.start()
+    try:
+        for _ in range(12):
+            assert verdicts(await check.look())[well] == (Status.OK, "")
+    finally:
+        over.set()
+        hand.join()
+        await found.disk.close()
 
 
 # -- GPUs --------------------------------------------------------------------------------------
