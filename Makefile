@@ -6,7 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 UV := $(shell command -v uv || echo build/uv/bin/uv)
-BENCHES := taint agent scale network
+BENCHES := taint agent scale faults network
 
 .PHONY: help
 help: ## This list
@@ -91,6 +91,10 @@ bench-scale: env ## What one replica bears (BENCH_NODES=3200 for a short look)
 .PHONY: bench-network
 bench-network: env ## Whom triangulation blames in graphs of known faults (BENCH_GRAPHS=5)
 	@$(BIN)/python -m tests.bench.network
+
+.PHONY: bench-faults
+bench-faults: env ## What is lost when something is killed, paused or taken away in a burst
+	@$(BIN)/python -m tests.bench.faults
 
 .PHONY: clean
 clean: ## Remove what was built here

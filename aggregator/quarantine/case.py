@@ -81,10 +81,15 @@ class Case:
         return self.patient.node
 
     @property
+    def heard(self) -> bool:
+        """Its agent has given a snapshot since this process started, and may be gone since."""
+        health = self.patient.health
+        return health is not None and health.has_snapshot
+
+    @property
     def fresh(self) -> bool:
         """The agent is attached and has given its snapshot since."""
-        health = self.patient.health
-        return self.patient.attached and health is not None and health.has_snapshot
+        return self.patient.attached and self.heard
 
     @property
     def acting(self) -> bool:
@@ -243,7 +248,7 @@ class Case:
             in_record=in_record,
             wanted=self.wanted,
             mode=mode,
-            knows=self.fresh or patient_enough,
+            knows=self.heard or patient_enough,
             fresh=self.fresh,
             recovered=self.fresh and not self.acting,
             uncordoned=self.uncordoned,

@@ -23,7 +23,16 @@ from aggregator.quarantine.cluster import (
 from aggregator.quarantine.decide.marks import OVERRULED, TAINT, is_marked
 from aggregator.quarantine.decide.record import parse_record
 from tests.support.memorycluster import MemoryCluster, World, phase_of
-from tests.support.replica import OPEN, SETTINGS, Replica, Turned, fault, snapshot, until
+from tests.support.replica import (
+    OPEN,
+    SETTINGS,
+    FakeLine,
+    Replica,
+    Turned,
+    fault,
+    snapshot,
+    until,
+)
 
 FOREIGN = Taint("example.com/theirs", "1", "NoSchedule")
 ILL = snapshot(fault())
@@ -113,6 +122,17 @@ def is_uncordoned(replica: Replica, world: World) -> None:
 
 async def reaches_released(world: World) -> None:
     await until(lambda: not world.quarantines and not entries(world))
+
+
+async def test_a_drain_goes_on_when_the_node_hangs_right_after_its_fault() -> None:
+    """The common case after an Xid 79. What it said before stands, however new this process is."""
+    world, line = world_with_jobs(), FakeLine()
+    replica = Replica(world, clock=Turned())
+    replica.agent("n1", ILL, line=line)
+    replica.controller.detached("n1", line, "its connection broke")
+    await drained(world)
+    check_quarantined(world)
+    await replica.stop()
 
 
 CASES = [
