@@ -43,7 +43,7 @@ from aggregator.web.stats import Stats
 log = logging.getLogger("sickbay.app")
 
 _CONNECT_FIRST = 0.5
-_CONNECT_MOST = 15.0
+_CONNECT_MOST = 5.0
 _TOLD_AFTER = 0.02
 
 

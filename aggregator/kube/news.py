@@ -34,7 +34,8 @@ from aggregator.quarantine.cluster import (
     ViewRestored,
 )
 
-_BACKOFF_FIRST_S, _BACKOFF_MOST_S = 0.5, 30.0
+#: A few replicas ask, one request each: what waits for the view are the faults of that time.
+_BACKOFF_FIRST_S, _BACKOFF_MOST_S = 0.5, 5.0
 #: A view that held for so long was no failed try: backoff begins anew.
 _HELD_S = 10.0
 #: Phases in which the node is unschedulable by our hand.

@@ -239,7 +239,7 @@ def _double(plane: ControlPlane) -> int:
 
 def main() -> None:
     figures: dict[str, float | int | str] = {}
-    recoveries: list[float] = []
+    recoveries: dict[str, list[float]] = {}
     with (
         tempfile.TemporaryDirectory(prefix="sickbay-bench-", ignore_cleanup_errors=True) as folder,
         ControlPlane() as plane,
@@ -252,17 +252,27 @@ def main() -> None:
             with _drill(plane, Path(folder) / str(number), name) as drill:
                 run(drill)
             figures[key] = drill.lost
-            recoveries += drill.recoveries
+            recoveries[key] = drill.recoveries
             plane.delete_nodes(drill.nodes)
         figures["double_evictions"] = _double(plane)
-    figures["recovery_p99_s"] = round(percentile(recoveries, 99), 1) if recoveries else 0.0
+    # The worst of the drills: all together, the 200 of one burst would hide the 20 of another.
+    figures["recovery_p99_s"] = max(_p99(times) for times in recoveries.values())
     path = write("faults", figures)
     rows = [(_words(run), str(figures[key]), "0") for key, run in DRILLS.items()]
+    rows += [("pods that were evicted twice", str(figures["double_evictions"]), "0")]
     rows += [
-        ("pods that were evicted twice", str(figures["double_evictions"]), "0"),
-        ("end of an outage to its taints, p99", f"{figures['recovery_p99_s']} s", "10 s"),
+        (
+            f"end of the outage to the taints, p99: {_words(run)}",
+            f"{_p99(recoveries[key])} s",
+            "10 s",
+        )
+        for key, run in DRILLS.items()
     ]
     print(table(f"bench-faults, lost: {path}", rows))
+
+
+def _p99(times: list[float]) -> float:
+    return round(percentile(times, 99), 1) if times else 0.0
 
 
 def _words(run: Callable[[Drill], None]) -> str:
