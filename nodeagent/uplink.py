@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 #: Seconds: the wait before attempt n is drawn from [0, min(CAP, BASE * 2**n)).
 BASE = 0.1
-CAP = 30.0
+CAP = 15.0
 #: A stream that lived this long was well: the next failure starts from BASE again. Two agents that
 #: claim one node close each other's streams sooner than that, and slow down.
 WELL_AFTER = 10.0
