@@ -26,9 +26,13 @@ def status(fleet: Answer, screen: Screen) -> Iterator[str]:
         ("STOPPED BY A PERSON", "stop"),
         ("THE CLUSTER CAN'T BE SEEN", "view_lost"),
         ("WAITING FOR THE AGENTS", "waiting_for_quorum"),
+        ("COOLING DOWN, nothing new is admitted", "cooling"),
     ):
         if fleet[name]:
             yield f"{label}: {clean(fleet[name])}"
+    for cause in fleet["causes"]:
+        yield f"COMMON CAUSE ({cause['scope']}): {clean(cause['reason'])}"
+        yield f"  to do: {clean(cause['advice'])}"
     for reason in fleet["not_ready"]:
         yield f"NOT READY: {clean(reason)}"
     yield ""

@@ -16,7 +16,29 @@ _CLEARS = {
     "": "mend what the check names",
 }
 
+_CAUSE = "Mend what they share; nobody is quarantined for it. "
+_CAUSES = {
+    "check": _CAUSE + "If the check itself is wrong, turn it off or mend its rule.",
+    "target": _CAUSE + "Look at the target first, then at the way to it.",
+    "place": _CAUSE + "Look at the switch, power and cooling of the place.",
+    "version": _CAUSE + "Stop the rollout, or roll it back.",
+    "agents": "Silence is no fault. Look at the aggregator, the network between, certificates, and "
+    "the agents' DaemonSet.",
+}
+_BY_HAND = 'sickbay quarantine NODE --action drain --reason "..."'
+_SHARED = (
+    f"Look at the common cause at the top of the page. A node that is ill for itself: {_BY_HAND}"
+)
+_RATE = "Many fell ill at once: find out what they share while nothing new is admitted."
+
 _HOLDS = {
+    "limits.common_cause_percent": _SHARED,
+    "limits.common_cause_nodes": _SHARED,
+    "limits.domain_percent": _SHARED,
+    "limits.clique_label": _SHARED,
+    "limits.cooldown": f"Wait, or look at what tripped. A node that can't wait: {_BY_HAND}",
+    "limits.new_per_window": _RATE,
+    "limits.new_per_window_percent": _RATE,
     "stop": "Find out why it was stopped. To go on: sickbay resume",
     "limits.quorum_percent": "Wait for the agents to report. If they don't, look at the DaemonSet "
     "and the network before you trust any judgement.",
@@ -69,6 +91,11 @@ def by_hand(node: str) -> str:
 def for_hold(hold: Hold) -> str:
     """What lifts a hold."""
     return _HOLDS.get(hold.limit, f"Look at {hold.limit} in the aggregator's configuration.")
+
+
+def for_cause(scope: str) -> str:
+    """What to do about what many nodes share."""
+    return _CAUSES[scope]
 
 
 def for_mode(node: str, mode: str) -> str:

@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from aggregator.quarantine.cluster import Action, Phase
+from aggregator.quarantine.decide.common import SCOPES
 from aggregator.quarantine.fleet import Standing
 from aggregator.quarantine.ledger import Kind
 from aggregator.web.feed import Feed
@@ -89,6 +90,15 @@ def _fleet(found: Findings) -> Iterator[Metric]:
             most.add_metric([limit.name], limit.most)
     yield used
     yield most
+    yield _one("sickbay_cooling_down", "1 while nothing new is admitted.", bool(found.cooling))
+    causes = _gauge("sickbay_common_causes", "Common causes that are open.", ["scope"])
+    shared = _gauge("sickbay_common_cause_nodes", "Nodes that they explain.", ["scope"])
+    for scope in SCOPES:
+        mine = [one.nodes for one in found.causes if one.scope == scope]
+        causes.add_metric([scope], len(mine))
+        shared.add_metric([scope], sum(mine))
+    yield causes
+    yield shared
 
 
 def _work(found: Findings) -> Iterator[Metric]:

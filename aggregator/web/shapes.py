@@ -117,6 +117,23 @@ class Hold(Shape, frozen=True, kw_only=True):
     advice: str
 
 
+class CommonCause(Shape, frozen=True, kw_only=True):
+    """What many nodes share: nobody is quarantined for it. ``scope`` is check, target, place,
+    version or agents; ``nodes`` of ``total`` who could show it do, ``sample`` names some.
+    """
+
+    id: str
+    scope: str
+    limit: str
+    value: str
+    reason: str
+    nodes: int
+    total: int
+    sample: list[str]
+    since: Time
+    advice: str
+
+
 class NodeRow(Shape, frozen=True, kw_only=True):
     """One node in a list. ``agent`` is attached, silent or never; ``why`` is one line.
 
@@ -235,8 +252,9 @@ class Node(Shape, frozen=True, kw_only=True):
 class Fleet(Shape, frozen=True, kw_only=True):
     """The whole at a glance. ``counts`` has every standing. ``revision`` grows with each change.
 
-    ``stop`` and ``view_lost`` and ``waiting_for_quorum`` are empty, or say why; ``not_ready`` lists
-    what /readyz complains of. ``record_entries`` nodes stand in the admission record.
+    ``stop``, ``view_lost``, ``waiting_for_quorum`` and ``cooling`` (nothing new is admitted) are
+    empty, or say why; ``causes`` are the common causes that are open; ``not_ready`` lists what
+    /readyz complains of. ``record_entries`` nodes stand in the admission record.
     """
 
     at: Time
@@ -246,6 +264,8 @@ class Fleet(Shape, frozen=True, kw_only=True):
     stop: str
     view_lost: str
     waiting_for_quorum: str
+    cooling: str
+    causes: list[CommonCause]
     not_ready: list[str]
     nodes: int
     attached: int

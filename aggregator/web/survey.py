@@ -32,6 +32,19 @@ _PHASES = (
     Phase.CORDONED,
     Phase.DRAINED,
 )
+#: What limits say that are not counted in nodes.
+_TEXTS = {
+    "concurrent_percent": "of all nodes",
+    "new_per_window_percent": "of all nodes, new within the window",
+    "window": "what counts as at once",
+    "cooldown": "nothing new for so long, after the rate or a common cause has tripped",
+    "common_cause_percent": "of those who look: more that fail alike are one cause",
+    "common_cause_nodes": "nodes: more that fail alike are one cause",
+    "domain_percent": "of a place or version: more that fail alike are its own",
+    "evictions_at_once": "evictions in flight at once",
+    "quorum_percent": "of the nodes must have reported before anything is admitted",
+    "pool_label": "the node label that names a pool",
+}
 _DIGITS = re.compile(r"(\d+)")
 
 
@@ -63,6 +76,8 @@ class Findings:
     stop: str = ""
     view_lost: str = ""
     waiting_for_quorum: str = ""
+    cooling: str = ""
+    causes: tuple[shapes.CommonCause, ...] = ()
     record_entries: int = 0
     limits: tuple[shapes.LimitUse, ...] = ()
 
@@ -151,6 +166,8 @@ class Survey:
             stop=fleet.stop,
             view_lost=fleet.view_lost,
             waiting_for_quorum=fleet.waiting_for_quorum,
+            cooling=fleet.cooling,
+            causes=view.causes(fleet.causes.values(), self._moment),
             record_entries=fleet.record_entries,
             limits=tuple(self._limits()),
         )
@@ -172,16 +189,10 @@ class Survey:
                 pool, taken, most = self._fullest_pool(_percent(value) or 0.0)
                 text = f"{value} of a pool; the fullest is {pool or '(no pool)'}"
                 return _use(name, value, taken, most, text)
-            case "concurrent_percent":
-                text = "of all nodes"
-            case "evictions_at_once":
-                text = "evictions in flight at once"
-            case "quorum_percent":
-                text = "of the nodes must have reported before anything is admitted"
-            case "pool_label":
-                text = "the node label that names a pool"
-            case _:
-                text = ""
+            case "new_per_window" if value.isdecimal():
+                lately, within = self._fleet.admitted_lately, _setting(self._fleet.limits, "window")
+                return _use(name, value, lately, int(value), f"new quarantines within {within}")
+        text = _TEXTS.get(name.removeprefix("limits."), "")
         return shapes.LimitUse(name=name, value=value, used=None, most=None, full=False, text=text)
 
     def _fullest_pool(self, percent: float) -> tuple[str, int, int]:
@@ -219,6 +230,8 @@ def glance(
         stop=found.stop,
         view_lost=found.view_lost,
         waiting_for_quorum=found.waiting_for_quorum,
+        cooling=found.cooling,
+        causes=list(found.causes),
         not_ready=not_ready,
         nodes=len(found.standings),
         attached=found.attached,

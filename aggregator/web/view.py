@@ -14,6 +14,7 @@ from aggregator.health.model import Component, Fault, Status
 from aggregator.policy import incident as policy
 from aggregator.quarantine import cluster, fleet
 from aggregator.quarantine.cluster import Phase
+from aggregator.quarantine.decide.common import CommonCause
 from aggregator.quarantine.fleet import Patient, Standing
 from aggregator.quarantine.ledger import Transition
 from aggregator.web import advice, shapes
@@ -255,6 +256,25 @@ def hold(patient: Patient, mode: str) -> shapes.Hold | None:
             else advice.for_mode(patient.node, mode),
         )
     return None
+
+
+def causes(found: Iterable[CommonCause], moment: Moment) -> tuple[shapes.CommonCause, ...]:
+    """Open common causes, the one with most nodes first."""
+    return tuple(
+        shapes.CommonCause(
+            id=one.id,
+            scope=one.scope,
+            limit=one.limit,
+            value=one.value,
+            reason=one.reason,
+            nodes=one.nodes,
+            total=one.total,
+            sample=list(one.sample),
+            since=moment.when(one.since),
+            advice=advice.for_cause(one.scope),
+        )
+        for one in sorted(found, key=lambda one: (-one.nodes, one.id))
+    )
 
 
 def event(transition: Transition) -> shapes.Event:

@@ -12,13 +12,12 @@ from aggregator.quarantine.decide.common import (
     AGAIN,
     LEAST,
     SETTLE,
-    SILENCE,
     CommonCause,
     CommonCauses,
     CommonLimits,
     Group,
 )
-from aggregator.quarantine.decide.signs import NVLINK, Sign
+from aggregator.quarantine.decide.signs import NVLINK, SILENCE, Sign
 
 RACK = "example.com/rack"
 CLIQUE = "nvidia.com/gpu.clique"

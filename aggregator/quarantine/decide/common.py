@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 
 from aggregator.quarantine.decide.admission import OpenCause, span
-from aggregator.quarantine.decide.signs import NVLINK, Sign
+from aggregator.quarantine.decide.signs import NVLINK, SILENCE, Sign
 
 #: Fewer nodes than these are chance, whatever share of a small fleet, version or place they are.
 LEAST = 5
@@ -40,7 +40,6 @@ _NAMED = 10
 SCOPES = ("check", "target", "place", "version", "agents")
 #: Any sign that a rule acts on: what a new agent version is judged by.
 FLAGS = "flags"
-SILENCE = "silence"
 VERSIONS = ("driver", "kernel", "agent")
 
 

@@ -8,14 +8,18 @@ that could be compared, and does not.
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from aggregator.health.model import Status
+from aggregator.health.model import Component, Status
 from aggregator.health.node import NodeHealth
 from aggregator.policy.incident import Evidence, Incident
 from aggregator.policy.rules import Policy
+from aggregator.policy.silent import SILENT_FAILING
 
 #: Evidence of the NVLink fabric, whatever rule it meets: its cause may be at the other end.
 NVLINK = "nvlink"
 _LINKED = frozenset({"nvlink", "nvlink5", "switch-fatal", "switch-non-fatal"})
+_LINKED_CHECKS = frozenset({"gpu-nvlink", "gpu-fabric"})
+#: What a silent agent is taken for, where the configuration says so: held while many are silent.
+SILENCE = "silence"
 #: An edge of the graph of peers accuses neither end; triangulation is about those.
 _EDGES = frozenset({"peers"})
 
@@ -43,7 +47,7 @@ def signs_of(
 ) -> frozenset[Sign]:
     """All signs of one node. ``acting`` is what `acting_checks` says of the policy."""
     found = [
-        Sign(f"check:{one.check}", one.component, one.since, one.check in acting)
+        _sign_of(one, acting)
         for one in health.components.values()
         if one.status is Status.FAILED and one.check not in _EDGES
     ]
@@ -59,10 +63,19 @@ def signs_of(
     return frozenset(found)
 
 
+def _sign_of(one: Component, acting: frozenset[str]) -> Sign:
+    if one.check in _LINKED_CHECKS:
+        return Sign(NVLINK, "", one.since, one.check in acting)
+    return Sign(f"check:{one.check}", one.component, one.since, one.check in acting)
+
+
 def what_of(item: Evidence, policy: Policy) -> str:
     """The `Sign.what` of a piece of evidence."""
+    if item.code == SILENT_FAILING:
+        return SILENCE
     if item.cleared_by is None:
-        return f"check:{item.code.partition(':')[0]}"
+        check = item.code.partition(":")[0]
+        return NVLINK if check in _LINKED_CHECKS else f"check:{check}"
     if policy.catalogue.classify(item.code) in _LINKED:
         return NVLINK
     return f"rule:{item.rule}"
