@@ -71,7 +71,7 @@ class Judging:
             self._note_incident(case, Kind.INCIDENT_CLOSED, incident, text)
 
     def _note_incident(self, case: Case, kind: Kind, incident: Incident, text: str) -> None:
-        cause = self._suspecting.explains(case) if kind is Kind.INCIDENT_OPENED else ""
+        cause = self._suspecting.explains(case, incident) if kind is Kind.INCIDENT_OPENED else ""
         self._ledger.note(
             Transition(
                 at=self._clocks.wall(),

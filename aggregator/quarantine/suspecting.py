@@ -1,7 +1,8 @@
 """Suspects ourselves: hands the fleet's evidence to `CommonCauses`, and tells what comes of it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+from aggregator.policy.incident import Incident
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.acts import Clocks
 from aggregator.quarantine.case import Case
@@ -9,7 +10,7 @@ from aggregator.quarantine.census import Census
 from aggregator.quarantine.decide.admission import FLEET, OpenCause, clock
 from aggregator.quarantine.decide.common import CommonCause, CommonCauses, CommonLimits, Group
 from aggregator.quarantine.decide.record import Record
-from aggregator.quarantine.decide.signs import accusing, acting_checks, signs_of, what_of
+from aggregator.quarantine.decide.signs import accusing, acting_checks, signs_of, target_of, what_of
 from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.ledger import Kind, Ledger, Transition
 
@@ -73,23 +74,26 @@ class Suspecting:
                 found.append(("agent", health.agent_version))
         return tuple(found)
 
-    def suspects(self, case: Case) -> tuple[frozenset[str], ...]:
-        """For each piece of evidence that asks for a quarantine, what may explain it."""
+    def suspects(
+        self, case: Case, incidents: Iterable[Incident] | None = None
+    ) -> tuple[frozenset[str], ...]:
+        """For each piece of evidence that asks for a quarantine, what may explain it.
+
+        Of these ``incidents`` of the node, or of all of them.
+        """
+        if incidents is None:
+            incidents = case.patient.incidents.values()
         overruled = frozenset(word.key for word in case.patient.overruled)
         return tuple(
-            self._common.suspects(
-                case.node,
-                what_of(item, self._policy),
-                item.component if item.cleared_by is None else "",
-            )
-            for item in accusing(case.patient.incidents.values(), overruled)
+            self._common.suspects(case.node, what_of(item, self._policy), target_of(item))
+            for item in accusing(incidents, overruled)
         )
 
-    def explains(self, case: Case) -> str:
-        """The id of an open cause, where open causes explain all that accuses the node."""
+    def explains(self, case: Case, incident: Incident) -> str:
+        """The id of an open cause, where open causes explain all of this incident of the node."""
         if not self._common.open:
             return ""
-        hits = [found & self._common.open.keys() for found in self.suspects(case)]
+        hits = [found & self._common.open.keys() for found in self.suspects(case, [incident])]
         return min(hits[0]) if hits and all(hits) else ""
 
     def causes(self) -> Mapping[str, OpenCause]:

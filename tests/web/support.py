@@ -35,6 +35,7 @@ from aggregator.quarantine.cluster import (
     QuarantineSpec,
     QuarantineStatus,
 )
+from aggregator.quarantine.decide.common import CommonCause
 from aggregator.quarantine.fleet import Fleet, Hold, Patient
 from aggregator.quarantine.ledger import Kind, Transition
 from aggregator.web.feed import Feed
@@ -221,6 +222,27 @@ def quarantine_of(
     patient.quarantine = Quarantine(patient.node, f"q-{patient.node}", "7", spec, status, at)
     patient.in_record = True
     return patient.quarantine
+
+
+def suspecting(fleet: Fleet, now: float) -> None:
+    """A rack that fails, as its common cause; and the fleet cools down."""
+    reason = "rack=<r1>: check nic-link on 9 of 18 nodes, and on 0 of 100 others"
+    cause = CommonCause(
+        id="rack=r1 check:nic-link",
+        scope="place",
+        what="check:nic-link",
+        limit="limits.domain_percent",
+        value="20%",
+        reason=reason,
+        nodes=9,
+        total=18,
+        sample=("node-1", "node-2"),
+        since=now - 60.0,
+    )
+    fleet.causes = {cause.id: cause}
+    fleet.cooling = f"until 03:29 UTC: {reason}"
+    fleet.limits = {**fleet.limits, "new_per_window": "10", "window": "10m"}
+    fleet.admitted_lately = 7
 
 
 def small_fleet(hands: Hands) -> Fleet:

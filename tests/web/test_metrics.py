@@ -12,7 +12,15 @@ from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.ledger import Kind, Transition
 from aggregator.web.stats import ApiStats
 from aggregator.web.stats import IngestStats as WhatWeAskOfIngest
-from tests.web.support import NIGHT, Hands, Served, big_fleet, serving, small_fleet
+from tests.web.support import (
+    NIGHT,
+    Hands,
+    Served,
+    big_fleet,
+    serving,
+    small_fleet,
+    suspecting,
+)
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -48,6 +56,7 @@ async def test_the_numbers_are_the_fleets() -> None:
         served.api.throttled = 3
         served.feed.note(Transition(NIGHT, Kind.EVICTED, "node-2", "evicted"))
         served.fleet.stop = "the network is being worked on"
+        suspecting(served.fleet, hands.now)
         await served.text("/nodes/none", 404)
         found = await scrape(served)
     assert found["sickbay_nodes", labels(standing="quarantined")] == 2
@@ -63,6 +72,11 @@ async def test_the_numbers_are_the_fleets() -> None:
     assert found["sickbay_mode", labels(mode="observe")] == 0
     assert found["sickbay_limit_used", labels(limit="limits.concurrent")] == 2
     assert found["sickbay_limit_max", labels(limit="limits.concurrent")] == 20
+    assert found["sickbay_limit_used", labels(limit="limits.new_per_window")] == 7
+    assert found["sickbay_cooling_down", labels()] == 1
+    assert found["sickbay_common_causes", labels(scope="place")] == 1
+    assert found["sickbay_common_cause_nodes", labels(scope="place")] == 9
+    assert found["sickbay_common_causes", labels(scope="target")] == 0
     assert found["sickbay_quarantine_pods_remaining", labels(node="node-2")] == 4
     assert found["sickbay_quarantine_pods_blocked", labels(node="node-2")] == 1
     assert found["sickbay_ingest_streams_refused_total", labels(reason="wrong_node")] == 2

@@ -27,6 +27,7 @@ from tests.web.support import (
     running_clocks,
     serving,
     small_fleet,
+    suspecting,
     well,
 )
 
@@ -295,6 +296,26 @@ async def test_the_page_says_stop_view_lost_and_quorum(served: Served) -> None:
         text = await other.text("/")
     for said in ("replacing the switch", "sickbay resume", "no answer in 10 s", "3 of 8 nodes"):
         assert said in text
+
+
+async def test_the_page_and_the_api_say_what_many_nodes_share_and_what_to_do() -> None:
+    hands = Hands()
+    fleet = small_fleet(hands)
+    suspecting(fleet, hands.now)
+    async with serving(fleet, hands.clocks()) as served:
+        text = await served.text("/")
+        told = await served.json("/api/v1/fleet")
+    for said in (
+        "What many nodes share",
+        "rack=&lt;r1&gt;: check nic-link on 9 of 18 nodes",
+        "Look at the switch, power and cooling of the place.",
+        "Nothing new is admitted until 03:29 UTC",
+    ):
+        assert said in text
+    [cause] = told["causes"]
+    assert (cause["scope"], cause["nodes"], cause["total"]) == ("place", 9, 18)
+    assert cause["sample"] == ["node-1", "node-2"]
+    assert told["cooling"].startswith("until 03:29 UTC")
 
 
 async def test_a_history_that_is_broken_is_said_and_the_story_is_told_from_memory(

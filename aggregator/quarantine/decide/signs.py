@@ -18,6 +18,8 @@ from aggregator.policy.silent import SILENT_FAILING
 NVLINK = "nvlink"
 _LINKED = frozenset({"nvlink", "nvlink5", "switch-fatal", "switch-non-fatal"})
 _LINKED_CHECKS = frozenset({"gpu-nvlink", "gpu-fabric"})
+#: Checks whose components are what several nodes look at, and no part of any of them.
+_TARGETS = frozenset({"reach", "dns", "disk-mounts", "pod-network"})
 #: What a silent agent is taken for, where the configuration says so: held while many are silent.
 SILENCE = "silence"
 #: An edge of the graph of peers accuses neither end; triangulation is about those.
@@ -27,8 +29,9 @@ _EDGES = frozenset({"peers"})
 class Sign(NamedTuple):
     """One thing that is wrong with a node. ``since`` is in monotonic seconds.
 
-    ``what``: "check:NAME", "rule:NAME" (of latched faults) or "nvlink". ``component`` is empty for
-    faults: a GPU is nobody else's. ``acting``: a rule that acts is about it.
+    ``what``: "check:NAME", "rule:NAME" (of latched faults) or "nvlink". ``component`` is a target
+    that other nodes look at too; empty for a part of the node. ``acting``: a rule that acts is
+    about it.
     """
 
     what: str
@@ -66,7 +69,8 @@ def signs_of(
 def _sign_of(one: Component, acting: frozenset[str]) -> Sign:
     if one.check in _LINKED_CHECKS:
         return Sign(NVLINK, "", one.since, one.check in acting)
-    return Sign(f"check:{one.check}", one.component, one.since, one.check in acting)
+    target = one.component if one.check in _TARGETS else ""
+    return Sign(f"check:{one.check}", target, one.since, one.check in acting)
 
 
 def what_of(item: Evidence, policy: Policy) -> str:
@@ -79,6 +83,12 @@ def what_of(item: Evidence, policy: Policy) -> str:
     if policy.catalogue.classify(item.code) in _LINKED:
         return NVLINK
     return f"rule:{item.rule}"
+
+
+def target_of(item: Evidence) -> str:
+    """The `Sign.component` of a piece of evidence."""
+    check = item.code.partition(":")[0]
+    return item.component if item.cleared_by is None and check in _TARGETS else ""
 
 
 def accusing(
