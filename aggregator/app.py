@@ -19,11 +19,13 @@ from typing import Any
 from aggregator.alerts.alerts import Address, Alerts
 from aggregator.config import Config
 from aggregator.history.history import History
+from aggregator.history.lemons import LemonWatch
 from aggregator.history.recorder import Recorder
 from aggregator.hooks.build import hook_rules
 from aggregator.ingest.server import build
 from aggregator.kube.cluster import KubeCluster
 from aggregator.local.cluster import Commands, LocalCluster
+from aggregator.policy.lemons import Bounds
 from aggregator.policy.shipped import read_policy
 from aggregator.quarantine.acts import Clocks
 from aggregator.quarantine.cluster import ClusterError
@@ -211,6 +213,21 @@ async def run(config: Config) -> None:
         ready=lambda: _not_ready(fleet, controller),
     )
 
+    lemons = LemonWatch(
+        stories=history,
+        fleet=fleet,
+        ledger=ledger,
+        clocks=clocks,
+        bounds=Bounds(
+            quarantines=config.lemons.quarantines,
+            codes=config.lemons.codes,
+            days=config.lemons.days,
+            returns=config.lemons.returns,
+            signals=config.lemons.signals,
+        ),
+        say=controller.say,
+    )
+
     async def work() -> None:
         await _connect(cluster, fleet, rng)
         await controller.run()
@@ -229,6 +246,7 @@ async def run(config: Config) -> None:
             "started",
             extra={"version": version("sickbay"), "mode": config.mode.value, "policy": policy.hash},
         )
+        _until_the_end(lemons.run(), "lemons", ending)
         working = _until_the_end(work(), "controller", ending)
         await asyncio.wait({working, _told_to_stop()}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():

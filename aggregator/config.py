@@ -143,6 +143,18 @@ class History(Section):
     keep: Duration = 28 * 86400.0
 
 
+class Lemons(Section):
+    """From where on each signal of a node's last four weeks counts."""
+
+    quarantines: Annotated[int, Field(ge=2)] = 4
+    codes: Annotated[int, Field(ge=2)] = 3
+    days: Annotated[int, Field(ge=2)] = 4
+    returns: Positive = 2
+    """Quarantines within a week of a release."""
+    signals: Annotated[int, Field(ge=1, le=4)] = 2
+    """So many of the four make a lemon."""
+
+
 class Webhook(Section):
     url: HttpUrl
     secret_file: OrdinaryPath
@@ -171,6 +183,7 @@ class Config(Section):
     drain: Drain = Drain()
     policy: Policy = Policy()
     history: History = History()
+    lemons: Lemons = Lemons()
     alerts: Alerts = Alerts()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 

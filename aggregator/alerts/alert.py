@@ -22,6 +22,7 @@ SEVERITY = {
     Kind.RELEASED: "info",
     Kind.RELEASE_HELD: "warning",
     Kind.WISHED: "info",
+    Kind.LEMON: "warning",
     Kind.AGENT_SILENT: "warning",
     Kind.SILENT_FAILING: "critical",
     Kind.AGENT_CONFLICT: "critical",

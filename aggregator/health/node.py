@@ -57,6 +57,7 @@ class NodeHealth:
         "has_snapshot",
         "lost",
         "node",
+        "own",
         "quiesced_for",
         "spool_epoch",
         "traits",
@@ -70,6 +71,8 @@ class NodeHealth:
         self.checks = hello.checks
         self.traits = hello.traits
         self.components: dict[tuple[str, str], Component] = {}
+        #: Of the components those that the aggregator itself speaks of; no agent does.
+        self.own: dict[tuple[str, str], Component] = {}
         self.faults: dict[tuple[str, str], Fault] = {}
         #: (code, component) -> how; an empty code stands for every code of the component.
         self.cleared: dict[tuple[str, str], str] = {}
@@ -89,7 +92,7 @@ class NodeHealth:
         self._continuous = (hello.boot_id, hello.spool_epoch) == (self.boot_id, self.spool_epoch)
         if hello.boot_id != self.boot_id:
             self.boot_id = hello.boot_id
-            self.components.clear()
+            self.components = dict(self.own)
             self.faults = {
                 key: fault for key, fault in self.faults.items() if not boot_ends(fault.cleared_by)
             }
@@ -103,7 +106,7 @@ class NodeHealth:
     def snapshot(self, told: Snapshot) -> None:
         """All that the agent knows now. What it no longer knows is missing, not over."""
         kept, looked_at = self.faults, self.components
-        self.components = {component.key: component for component in told.components}
+        self.components = {component.key: component for component in told.components} | self.own
         self.faults = {fault.key: fault for fault in told.faults}
         if self._continuous:
             for component_key in looked_at.keys() - self.components.keys():
@@ -118,6 +121,15 @@ class NodeHealth:
         self.quiesced_for = told.quiesced_for
         self.has_snapshot = self._continuous = True
         self._digest = None
+
+    def say(self, component: Component) -> bool:
+        """Evidence in the aggregator's own name; whether it is news."""
+        before = self.own.get(component.key)
+        self.own[component.key] = self.components[component.key] = component
+        return before is None or (before.status, before.message) != (
+            component.status,
+            component.message,
+        )
 
     def delta(self, told: Delta) -> None:
         """What has changed within the stream that carried the snapshot."""
@@ -175,14 +187,19 @@ class NodeHealth:
 
     def only_unknown(self) -> bool:
         """Whether nothing is known to be well or ill."""
-        return all(component.status is Status.UNKNOWN for component in self.components.values())
+        return all(
+            one.status is Status.UNKNOWN
+            for key, one in self.components.items()
+            if key not in self.own
+        )
 
     def digest(self) -> int | None:
         """Of what the agent has sent; None before a snapshot. docs/contract.md has the bytes."""
         if not self.has_snapshot:
             return None
         if self._digest is None:
-            self._digest = _digest(self.components.values(), self.faults.values())
+            theirs = (one for key, one in self.components.items() if key not in self.own)
+            self._digest = _digest(theirs, self.faults.values())
         return self._digest
 
 

@@ -90,6 +90,24 @@ class Database:
         with self._use() as engine, engine.connect() as connection:
             return [str(node) for node in connection.execute(query).scalars()]
 
+    def stories(
+        self, nodes: Sequence[str], kinds: Sequence[str], since: float, rows: int
+    ) -> dict[str, list[Transition]]:
+        """Of each node the newest ``rows`` transitions of these kinds at or after ``since``."""
+        table = transitions.c
+        found: dict[str, list[Transition]] = {}
+        with self._use() as engine, engine.connect() as connection:
+            for node in nodes:
+                query = (
+                    sa.select(transitions)
+                    .where(table.node == node, table.at >= since, table.kind.in_(kinds))
+                    .order_by(table.at.desc(), table.id.desc())
+                    .limit(rows)
+                )
+                told = (from_row(dict(row)) for row in connection.execute(query).mappings())
+                found[node] = [one for one in told if one is not None]
+        return found
+
     def delete_before(self, cut: float, most: int, of: sa.Table = transitions) -> int:
         """Delete up to ``most`` of the oldest rows from before ``cut``. Returns how many."""
         old = sa.select(of.c.id).where(of.c.at < cut).order_by(of.c.at).limit(most)

@@ -9,7 +9,7 @@ import logging
 import math
 import random
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -157,6 +157,17 @@ class History:
         if math.isnan(since):
             raise ValueError("since is not a number")
         return await self._read_thread.run(self._reading.recent, node, since, min(limit, MOST_READ))
+
+    async def stories(
+        self, acted: Iterable[str], kinds: Iterable[str], since: float, nodes: int, rows: int
+    ) -> dict[str, list[Transition]]:
+        """Of the ``nodes`` that have most transitions of the kinds ``acted``, what ``kinds`` tell.
+
+        The newest ``rows`` of each, newest first. Raises `OSError` as `recent` does.
+        """
+        run, database = self._read_thread.run, self._reading
+        busiest = await run(database.busiest, [str(kind) for kind in acted], since, nodes)
+        return await run(database.stories, busiest, [str(kind) for kind in kinds], since, rows)
 
     # -- writing -------------------------------------------------------------------
 

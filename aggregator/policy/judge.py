@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from aggregator.health.model import Component, Status
 from aggregator.health.node import NodeHealth, boot_ends
 from aggregator.policy.incident import Evidence, Incident, incident_id
+from aggregator.policy.lemons import CHECK as LEMON
+from aggregator.policy.lemons import REASON
 from aggregator.policy.past import flapping, seen_well, well_since
 from aggregator.policy.rules import ACTIONS, FLAPS, KINDS, Match, Policy, Rule, matches
 from aggregator.policy.silent import SILENT_FAILING, SILENT_RULE, silent_rule
@@ -302,6 +304,6 @@ def _incident(
 def _summary(lead: Evidence, evidence: tuple[Evidence, ...], policy: Policy) -> str:
     where = f" on {lead.component}" if lead.component else ""
     more = f", and {len(evidence) - 1} more" if len(evidence) > 1 else ""
-    if lead.code == SILENT_FAILING:
+    if lead.code in (SILENT_FAILING, f"{LEMON}:{REASON}"):
         return f"{lead.message}{more}"
     return f"{policy.catalogue.describe(lead.code)}{where}{more}"

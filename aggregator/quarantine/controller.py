@@ -9,7 +9,7 @@ import logging
 import random
 from collections.abc import Awaitable
 
-from aggregator.health.model import Delta, Hello, Snapshot
+from aggregator.health.model import Component, Delta, Hello, Snapshot
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.acts import Acts, Clocks
 from aggregator.quarantine.attending import Attending
@@ -228,6 +228,15 @@ class Controller:
         waiting = quorum(self._settings.limits, self._census.size())
         self._fleet.waiting_for_quorum = waiting.reason if waiting is not None else ""
         self._suspecting.go_round(self._registrar.record)
+
+    def say(self, node: str, component: Component) -> bool:
+        """Evidence about a node in our own name; False: its agent was not heard yet."""
+        case = self._census.known(node)
+        if case is None or case.patient.health is None:
+            return False
+        if case.patient.health.say(component):
+            self._judging.judge(case)
+        return True
 
     # -- ingest's Intake -----------------------------------------------------------
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from aggregator.health.node import NodeHealth
 from aggregator.policy.incident import Incident
+from aggregator.policy.lemons import Lemon
 from aggregator.quarantine.cluster import NodeMeta, Quarantine
 from aggregator.quarantine.decide.common import CommonCause
 from aggregator.quarantine.decide.words import Word
@@ -84,6 +85,8 @@ class Fleet:
     record_entries: int = 0
     limits: Mapping[str, str] = field(default_factory=dict)
     waiting_for_quorum: str = ""
+    lemons: tuple[Lemon, ...] = ()  # repeat offenders of the last weeks, worst first
+    lemons_trouble: str = ""  # why they can't be looked for now
     causes: Mapping[str, CommonCause] = field(default_factory=dict)  # open common causes, by id
     cooling: str = ""  # until when nothing new is admitted, and why; empty: it is
     admitted_lately: int = 0  # within the limits' window

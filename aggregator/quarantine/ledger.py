@@ -31,6 +31,7 @@ class Kind(enum.StrEnum):
     OVERRULED = "quarantine.overruled"
     RELEASE_HELD = "quarantine.release_held"  # its cause is over, and something speaks against it
     WISHED = "node.wished"  # what people ask of a node in its annotations, or ask no more
+    LEMON = "node.lemon"  # it comes back again and again
     AGENT_SILENT = "agent.silent"
     SILENT_FAILING = "agent.silent_failing"  # its kubelet is ready, its last evidence was failing
     AGENT_BACK = "agent.back"

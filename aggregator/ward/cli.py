@@ -105,6 +105,10 @@ def _incidents(options: argparse.Namespace) -> None:
     _print(options, _client(options).get("incidents", limit=options.limit), show.incidents)
 
 
+def _lemons(options: argparse.Namespace) -> None:
+    _print(options, _client(options).get("lemons"), show.lemons)
+
+
 def _history(options: argparse.Namespace) -> None:
     answer = _client(options).get(
         "transitions", node=options.node, since=options.since, limit=options.limit
@@ -277,6 +281,7 @@ def _add_reading(commands: Any, common: argparse.ArgumentParser) -> None:
     add("quarantines", "what is being done", _quarantines)
     incidents = add("incidents", "what is wrong now", _incidents)
     incidents.add_argument("--limit", type=_positive, default=100, metavar="N")
+    add("lemons", "nodes that come back again and again", _lemons)
     history = add("history", "what happened", _history)
     history.add_argument("--node", default="", metavar="NAME", help="only about this node")
     history.add_argument("--since", default="", metavar="TIME", help="e.g. 2026-01-31T03:14:00Z")

@@ -114,6 +114,31 @@ def quarantines(answer: Answer, screen: Screen) -> Iterator[str]:
     yield table(["NODE", "ACTION", "PHASE", "SINCE", "PODS", "BY", "REASON"], rows, screen.width)
 
 
+def lemons(answer: Answer, screen: Screen) -> Iterator[str]:
+    """Nodes that come back again and again."""
+    if answer["trouble"]:
+        yield f"THEY CAN'T BE LOOKED FOR NOW: {clean(answer['trouble'])}"
+    if not answer["items"]:
+        yield "No node is a lemon."
+        return
+    yield table(
+        ["NODE", "QUARANTINES", "CODES", "DAYS", "RETURNS", "LAST", "WHICH CODES"],
+        [
+            (
+                one["node"],
+                one["quarantines"],
+                len(one["codes"]),
+                one["days"],
+                one["returns"],
+                ago(one["last"], screen.now),
+                " ".join(one["codes"]),
+            )
+            for one in answer["items"]
+        ],
+        screen.width,
+    )
+
+
 def incidents(answer: Answer, screen: Screen) -> Iterator[str]:
     """What is wrong now."""
     if not answer["items"]:

@@ -123,6 +123,15 @@ async def _incidents(
     return shapes.IncidentPage(items=list(found[: values["limit"]]), total=len(found))
 
 
+async def _lemons(desk: Desk, _: Mapping[str, str], __: Mapping[str, Any]) -> shapes.LemonList:
+    found = desk.fleet.lemons
+    return shapes.LemonList(
+        items=[view.lemon(one) for one in found],
+        total=len(found),
+        trouble=desk.fleet.lemons_trouble,
+    )
+
+
 async def _transitions(
     desk: Desk, _: Mapping[str, str], values: Mapping[str, Any]
 ) -> shapes.EventPage:
@@ -191,6 +200,12 @@ ENDPOINTS = (
             ),
             _limit(TIMELINE),
         ),
+    ),
+    Endpoint(
+        "/api/v1/lemons",
+        "Nodes that come back again and again, the worst first.",
+        shapes.LemonList,
+        _lemons,
     ),
     Endpoint("/api/v1/map", "Every node in one letter, for drawing.", shapes.Map, _map),
 )

@@ -74,6 +74,8 @@ class Pages:
             holds=found.holds[:rows],
             silent=found.silent[:rows],
             wished=found.wished,
+            lemons=[view.lemon(one) for one in self._desk.fleet.lemons[:rows]],
+            lemons_in_all=len(self._desk.fleet.lemons),
             lately=lately,
             few=[(name, found.standings[name]) for name in found.names]
             if len(found.names) <= FEW

@@ -297,6 +297,26 @@ class QuarantineList(Shape, frozen=True, kw_only=True):
     total: int
 
 
+class Lemon(Shape, frozen=True, kw_only=True):
+    """A node that comes back again and again. Counted over four weeks; ``strikes`` are why."""
+
+    node: str
+    quarantines: int
+    codes: list[str]
+    days: int
+    returns: int
+    last: dt.datetime
+    strikes: list[str]
+
+
+class LemonList(Shape, frozen=True, kw_only=True):
+    """Every lemon, the worst first. ``trouble`` says why they can't be looked for now."""
+
+    items: list[Lemon]
+    total: int
+    trouble: str
+
+
 class IncidentPage(Shape, frozen=True, kw_only=True):
     """Open incidents, the strongest first. ``total`` counts those beyond ``items`` too."""
 

@@ -12,6 +12,7 @@ import msgspec
 
 from aggregator.health.model import Component, Fault, Status
 from aggregator.policy import incident as policy
+from aggregator.policy.lemons import Lemon
 from aggregator.quarantine import cluster, fleet
 from aggregator.quarantine.cluster import Phase
 from aggregator.quarantine.decide.common import CommonCause
@@ -95,6 +96,19 @@ def _worst(patient: Patient) -> str:
         return f"{name} {worst.status.name.lower()}: {worst.message or worst.reason}"
     latched = [fault for fault in patient.health.faults.values() if not fault.historical]
     return f"{latched[0].code}: {latched[0].message}" if latched else ""
+
+
+def lemon(one: Lemon) -> shapes.Lemon:
+    """A repeat offender."""
+    return shapes.Lemon(
+        node=one.node,
+        quarantines=one.quarantines,
+        codes=list(one.codes),
+        days=one.days,
+        returns=one.returns,
+        last=dt.datetime.fromtimestamp(one.last, dt.UTC),
+        strikes=list(one.strikes),
+    )
 
 
 def node_row(patient: Patient, moment: Moment, standing: Standing | None = None) -> shapes.NodeRow:

@@ -1,0 +1,114 @@
+"""Lemons: nodes that come back again and again, whatever was repaired on them. Pure.
+
+After Meta's "lemon nodes" ("Revisiting Reliability in Large-Scale Machine Learning Research
+Clusters", 2024): over 28 days, how often a node left the scheduler (out_count), how many different
+Xids it had (xid_cnt), its repair tickets, and how many jobs failed on it or excluded it. We see no
+jobs and no tickets. What is counted here in their place: quarantines, different codes, days with an
+incident, and how often it was back soon after a release.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from aggregator.health.model import Component, Status
+
+#: The check that says so, in the aggregator's own name: a rule can be about it.
+CHECK, REASON = "lemon", "repeat-offender"
+#: Seconds. A quarantine that begins so soon after a release is a return.
+SOON = 7 * 86400.0
+
+_DAY = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """From where on each signal counts, and how many of them make a lemon.
+
+    ``window`` is in seconds. With the published rate of 6.5 failures per 1,000 node-days a healthy
+    node has four in 28 days once in 30,000 such windows, three once in 1,200.
+    """
+
+    window: float = 28 * _DAY
+    quarantines: int = 4
+    codes: int = 3
+    days: int = 4
+    returns: int = 2
+    signals: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """One thing of a node's past. ``what`` is "opened", "closed" (an incident that asks for
+    something), "quarantined" or "released"; ``at`` is in wall clock seconds.
+    """
+
+    at: float
+    what: str
+    incident: str = ""
+    codes: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Lemon:
+    """A repeat offender and why. ``strikes`` are the signals that count, in words."""
+
+    node: str
+    quarantines: int
+    codes: tuple[str, ...]
+    days: int
+    returns: int
+    last: float
+    strikes: tuple[str, ...]
+
+    @property
+    def why(self) -> str:
+        return "again and again within four weeks: " + ", ".join(self.strikes)
+
+
+def judge_past(node: str, deeds: Iterable[Deed], bounds: Bounds, now: float) -> Lemon | None:
+    """The node as a lemon; None where it is none. ``now`` is in wall clock seconds."""
+    past = sorted(
+        (deed for deed in deeds if now - bounds.window <= deed.at <= now), key=lambda deed: deed.at
+    )
+    opened = _opened(past)
+    quarantined = [deed for deed in past if deed.what == "quarantined"]
+    released = [deed.at for deed in past if deed.what == "released"]
+    # In a mode that only observes nobody is quarantined: what would have been counts.
+    quarantines = max(len(quarantined), len(opened))
+    codes = tuple(sorted({code for deed in opened for code in deed.codes}))
+    days = len({deed.at // _DAY for deed in opened})
+    returns = sum(1 for deed in quarantined if any(0 < deed.at - then <= SOON for then in released))
+    strikes = tuple(
+        f"{count} {words}"
+        for count, least, words in (
+            (quarantines, bounds.quarantines, "quarantines"),
+            (len(codes), bounds.codes, "different codes"),
+            (days, bounds.days, "days with an incident"),
+            (returns, bounds.returns, "returns within a week of a release"),
+        )
+        if count >= least
+    )
+    if len(strikes) < bounds.signals:
+        return None
+    last = max(deed.at for deed in past)
+    return Lemon(node, quarantines, codes, days, returns, last, strikes)
+
+
+def _opened(past: Iterable[Deed]) -> Sequence[Deed]:
+    """Openings, each once: an aggregator that was restarted tells of what is open again."""
+    found: dict[str, Deed] = {}
+    every: list[Deed] = []
+    for deed in past:
+        if deed.what == "closed" and deed.incident in found:
+            every.append(found.pop(deed.incident))
+        elif deed.what == "opened":
+            known = found.get(deed.incident, deed)
+            found[deed.incident] = replace(known, codes=known.codes | deed.codes)
+    return [*every, *found.values()]
+
+
+def evidence(lemon: Lemon | None, since: float) -> Component:
+    """What is said of a node in the aggregator's own name. ``since`` is monotonic seconds."""
+    if lemon is None:
+        return Component(CHECK, "", Status.OK, "", "no repeat offender any more", since)
+    return Component(CHECK, "", Status.FAILED, REASON, lemon.why, since)

@@ -1,0 +1,268 @@
+"""Lemons: who comes back again and again, by the history alone; told once; kept out if asked."""
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from aggregator.health.model import Cleared, ClearedBy, Delta, Status
+from aggregator.health.node import NodeHealth
+from aggregator.history.history import History
+from aggregator.history.lemons import LemonWatch, deeds
+from aggregator.policy.lemons import CHECK, SOON, Bounds, Deed, evidence, judge_past
+from aggregator.quarantine.acts import Clocks
+from aggregator.quarantine.cluster import Phase
+from aggregator.quarantine.fleet import Fleet
+from aggregator.quarantine.ledger import Kind, Transition
+from tests.support.memorycluster import World
+from tests.support.replica import (
+    Notes,
+    Replica,
+    Turned,
+    component,
+    fault,
+    hello,
+    shipped_policy,
+    snapshot,
+    until,
+)
+from tests.support.waiting import CLOCKS
+
+DAY = 86_400.0
+NOW = 2_000 * DAY
+BOUNDS = Bounds()
+
+
+def opened(days_ago: float, *codes: str, incident: str = "") -> Deed:
+    return Deed(NOW - days_ago * DAY, "opened", incident or f"i{days_ago}", frozenset(codes))
+
+
+def quarantined(days_ago: float) -> Deed:
+    return Deed(NOW - days_ago * DAY, "quarantined")
+
+
+def released(days_ago: float) -> Deed:
+    return Deed(NOW - days_ago * DAY, "released")
+
+
+def story(*times: float, codes: tuple[str, ...] = ("xid:79",)) -> list[Deed]:
+    """A quarantine at each of these many days ago, over within the hour."""
+    found = []
+    for number, ago in enumerate(times):
+        code = codes[number % len(codes)]
+        found += [opened(ago, code), quarantined(ago - 0.01), released(ago - 0.04)]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("past", "strikes"),
+    [
+        ([], None),
+        (story(20, 10), None),
+        (story(21, 13, 5), None),  # three times on three days: chance does that to a fleet
+        (story(25, 17, 9, 1), ("4 quarantines", "4 days with an incident")),
+        (
+            story(20, 15, 10, codes=("xid:79", "xid:48", "xid:119")),
+            ("3 different codes", "2 returns within a week of a release"),
+        ),
+        (story(40, 35, 30, 29), None),  # too long ago
+        (story(5.0, 5.1, 5.2, 5.3), ("4 quarantines", "3 returns within a week of a release")),
+        ([opened(n, "xid:79") for n in (20, 15, 10, 5)], ("4 quarantines", "4 days with an ")),
+    ],
+)
+def test_two_signals_of_four_make_a_lemon(
+    past: list[Deed], strikes: tuple[str, ...] | None
+) -> None:
+    lemon = judge_past("n1", past, BOUNDS, NOW)
+    if strikes is None:
+        assert lemon is None
+    else:
+        assert lemon is not None
+        assert len(lemon.strikes) == len(strikes)
+        assert all(one.startswith(word) for one, word in zip(lemon.strikes, strikes, strict=True))
+
+
+def test_a_return_is_soon_after_a_release() -> None:
+    wide = Bounds(signals=1, returns=1)
+    past = [quarantined(20), released(19), quarantined(19 - SOON / DAY - 0.1)]
+    assert judge_past("n1", past, wide, NOW) is None
+    past[2] = quarantined(19 - SOON / DAY + 0.1)
+    lemon = judge_past("n1", past, wide, NOW)
+    assert lemon is not None
+    assert (lemon.returns, lemon.quarantines) == (1, 2)
+
+
+def test_what_a_restarted_aggregator_tells_again_is_one_incident() -> None:
+    again = [opened(n, "xid:79", incident="same") for n in (9, 8, 7, 6, 5)]
+    assert judge_past("n1", again, Bounds(signals=1), NOW) is None
+    closed = Deed(NOW - 7.5 * DAY, "closed", "same")
+    lemon = judge_past("n1", [*again, closed], Bounds(signals=1, quarantines=2), NOW)
+    assert lemon is not None
+    assert (lemon.quarantines, lemon.days) == (2, 2)
+
+
+def told(kind: Kind, action: str = "drain", **details: str) -> Transition:
+    words = {"action": action, "evidence": "xid:79 GPU-1 (gpu-gone); disk-write:hung /a (b)"}
+    return Transition(NOW, kind, "n1", "", "i1", {**words, **details})
+
+
+def test_what_is_watched_or_explained_or_our_own_word_is_no_deed() -> None:
+    (deed,) = deeds([told(Kind.INCIDENT_OPENED)])
+    assert deed.what == "opened"
+    assert set(deed.codes) == {"xid:79", "disk-write:hung"}
+    assert list(deeds([told(Kind.INCIDENT_OPENED, "observe")])) == []
+    assert list(deeds([told(Kind.INCIDENT_OPENED, cause="leaf-7")])) == []
+    ours = told(Kind.INCIDENT_OPENED, "cordon", evidence="lemon:repeat-offender (lemon)")
+    assert list(deeds([ours])) == []
+    assert list(deeds([told(Kind.EVICTED)])) == []
+
+
+# -- the word of the aggregator about a node -------------------------------------------------------
+
+
+def test_what_we_say_of_a_node_is_no_part_of_what_its_agent_said() -> None:
+    health = NodeHealth(hello("n1"))
+    health.snapshot(snapshot(component("disk-space", "/", Status.OK)))
+    digest = health.digest()
+    lemon = judge_past("n1", story(25, 17, 9, 1), BOUNDS, NOW)
+    said = evidence(lemon, 5.0)
+    assert health.say(said)
+    assert not health.say(said)
+    assert health.digest() == digest
+    health.snapshot(snapshot(component("disk-space", "/", Status.OK)))
+    assert health.digest() == digest
+    health.greet(hello("n1", "boot-2"))
+    assert health.components[CHECK, ""].status is Status.FAILED
+    assert health.say(evidence(None, 9.0))
+    assert health.components[CHECK, ""].status is Status.OK
+
+
+# -- the whole way ---------------------------------------------------------------------------------
+
+
+def url(path: Path) -> str:
+    return f"sqlite:///{path}/history.db"
+
+
+async def keep_story(history: History, node: str, times: tuple[float, ...]) -> None:
+    wall = time.time()
+    for number, ago in enumerate(times):
+        at = wall - ago * DAY
+        details = {"action": "drain", "evidence": "xid:79 GPU-1 (gpu-gone)"}
+        ident = f"{node}-{number}"
+        for kind in (Kind.INCIDENT_OPENED, Kind.CORDONED, Kind.INCIDENT_CLOSED, Kind.RELEASED):
+            history.note(Transition(at, kind, node, "", ident, details))
+    await until(lambda: not history.depth)
+
+
+async def test_lemons_are_found_told_once_a_week_and_kept_out_where_a_rule_says_so(
+    tmp_path: Path,
+) -> None:
+    """The real history, the real controller: a cordon through admission, for its own reason."""
+    history = History(url(tmp_path), keep=60 * DAY, clocks=CLOCKS, rng=random.Random(1))
+    history.start()
+    world, notes = World(), Notes()
+    world.add_node("n1")
+    world.add_node("n2")
+    policy = shipped_policy("rules: [{name: lemon, action: cordon}]\n")
+    replica = Replica(world, clock=Turned(1000.0), policy=policy)
+    try:
+        await keep_story(history, "n1", (20, 15, 10, 5))
+        await keep_story(history, "n2", (20, 5))
+
+        def watch() -> LemonWatch:
+            return LemonWatch(
+                stories=history,
+                fleet=replica.fleet,
+                ledger=_Both(history, notes),
+                clocks=Clocks(replica.clock, time.time),
+                bounds=BOUNDS,
+                say=replica.controller.say,
+            )
+
+        for node in ("n1", "n2"):
+            replica.agent(node, snapshot(component("disk-space", "/", Status.OK)))
+        first = watch()
+        await first.look()
+        first.say()
+        assert [lemon.node for lemon in replica.fleet.lemons] == ["n1"]
+        assert [one.kind for one in notes.transitions] == [Kind.LEMON]
+        patient = replica.fleet.patients["n1"]
+        await until(
+            lambda: patient.quarantine and patient.quarantine.status.phase is Phase.CORDONED
+        )
+        quarantine = patient.quarantine
+        assert quarantine is not None
+        assert "again and again within four weeks: 4 quarantines" in quarantine.spec.reason
+        assert quarantine.spec.kind == "node"
+        assert replica.fleet.patients["n2"].quarantine is None
+
+        # Another process, or an hour later: not told again; the quarantine stands.
+        await until(lambda: not history.depth)
+        second = watch()
+        await second.look()
+        second.say()
+        assert len(notes.transitions) == 1
+        assert patient.quarantine is not None
+
+        # Four weeks without it: a positive sign, and the node is released.
+        replica.fleet.lemons = ()
+        second.say()
+        await until(lambda: patient.quarantine is None)
+    finally:
+        await replica.stop()
+        await history.close()
+
+
+async def test_a_history_that_cannot_be_read_keeps_what_was_found(tmp_path: Path) -> None:
+    (tmp_path / "history.db").write_text("no database at all, by any means\n" * 100)
+    history = History(url(tmp_path), keep=DAY, clocks=CLOCKS, rng=random.Random(1))
+    fleet = Fleet()
+    lemon = judge_past("n1", story(25, 17, 9, 1), BOUNDS, NOW)
+    assert lemon is not None
+    fleet.lemons = (lemon,)
+    watch = LemonWatch(
+        stories=history,
+        fleet=fleet,
+        ledger=Notes(),
+        clocks=CLOCKS,
+        bounds=BOUNDS,
+        say=lambda _, __: True,
+    )
+    await watch.look()
+    assert fleet.lemons == (lemon,)
+    assert fleet.lemons_trouble.startswith("history can't be read: ")
+    await history.close()
+
+
+class _Both:
+    """A ledger made of two."""
+
+    def __init__(self, one: History, other: Notes) -> None:
+        self._one, self._other = one, other
+
+    def note(self, transition: Transition) -> None:
+        self._one.note(transition)
+        self._other.note(transition)
+
+
+async def test_a_lemon_does_not_stand_in_the_way_of_its_other_incidents() -> None:
+    """By the shipped rule it is only watched: a repaired GPU is released as on any node."""
+    world = World()
+    world.add_node("n1")
+    replica = Replica(world, clock=Turned(1000.0))
+    try:
+        replica.agent("n1", snapshot(fault("xid:48", cleared_by=ClearedBy.GPU_RESET)))
+        lemon = judge_past("n1", story(25, 17, 9, 1), BOUNDS, NOW)
+        assert replica.controller.say("n1", evidence(lemon, 990.0))
+        patient = replica.fleet.patients["n1"]
+        await until(lambda: patient.quarantine is not None)
+        replica.agent("n1", Delta(cleared=(Cleared("xid:48", "GPU-1", "gpu-reset"),)))
+        replica.clock.time += 700
+        replica.agent("n1", Delta())
+        actions = sorted(one.action for one in patient.incidents.values())
+        assert actions == ["observe"]
+        assert not replica.controller.say("nobody", evidence(lemon, 990.0))
+    finally:
+        await replica.stop()
