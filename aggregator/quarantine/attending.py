@@ -22,6 +22,7 @@ from aggregator.quarantine.decide.steps import Do, Situation, Step, next_step, u
 from aggregator.quarantine.drain import Drain
 from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.registrar import Registrar
+from aggregator.quarantine.releasing import Releasing
 from aggregator.quarantine.settings import Settings
 
 log = logging.getLogger("sickbay.quarantine")
@@ -42,6 +43,7 @@ class Attending:
         *,
         cluster: Cluster,
         acts: Acts,
+        releasing: Releasing,
         drain: Drain,
         registrar: Registrar,
         settings: Settings,
@@ -53,6 +55,7 @@ class Attending:
     ) -> None:
         self._cluster = cluster
         self._acts = acts
+        self._releasing = releasing
         self._drain = drain
         self._registrar = registrar
         self._settings = settings
@@ -158,10 +161,10 @@ class Attending:
         if quarantine is not None and quarantine.deleting:
             case.definition_going = await self._cluster.definition_is_going()
         if quarantine is None and case.orphan:
-            await self._acts.sweep(case)
+            await self._releasing.sweep(case)
             return False
         if case.over and (quarantine is None or quarantine.status.phase is not Phase.RELEASING):
-            await self._acts.forgive(case)
+            await self._releasing.forgive(case)
             return False
         return await self._do(case, next_step(self._situation(case)))
 
@@ -180,9 +183,9 @@ class Attending:
             case Do.FORCE:
                 await self._acts.force(case)
             case Do.FORGET:
-                await self._acts.forget(case, step.because)
+                await self._releasing.forget(case, step.because)
             case Do.UNDO:
-                await self._acts.undo(case)
+                await self._releasing.undo(case)
                 self._judge(case)
             case Do.CORDON:
                 await self._acts.cordon(case)
@@ -206,11 +209,11 @@ class Attending:
                 self._settle_waiters(case)
                 await self._drain.run(case, lambda: self._still_draining(case))
             case Do.RELEASE:
-                await self._acts.release(case, quarantine, step)
+                await self._releasing.release(case, quarantine, step)
             case Do.UNHOLD:
-                await self._acts.unhold(case, quarantine)
+                await self._releasing.unhold(case, quarantine)
             case Do.LET_GO:
-                await self._acts.let_go(case, quarantine)
+                await self._releasing.let_go(case, quarantine)
 
     def _still_draining(self, case: Case) -> bool:
         return self.view and not case.suspect and next_step(self._situation(case)).do is Do.DRAIN

@@ -27,6 +27,7 @@ from aggregator.quarantine.judging import Judging
 from aggregator.quarantine.ledger import Ledger, NoWitness, Witness
 from aggregator.quarantine.looking import Looking
 from aggregator.quarantine.registrar import Registrar
+from aggregator.quarantine.releasing import Releasing
 from aggregator.quarantine.settings import Settings, limits_for_people
 from aggregator.quarantine.suspecting import Suspecting
 
@@ -85,7 +86,6 @@ class Controller:
             clocks=clocks,
             policy=policy,
             pool_of=census.pool_of,
-            after_release=lambda case, done: hooking.after_release(case, done),  # noqa: PLW0108 - below
             suspects=suspecting.suspects,
         )
         hooking = Hooking(acts=acts, clocks=clocks, rules=settings.hooks, rng=rng)
@@ -100,9 +100,18 @@ class Controller:
             deadline=settings.drain_deadline,
             rng=rng,
         )
+        releasing = Releasing(
+            cluster=cluster,
+            registrar=registrar,
+            acts=acts,
+            clocks=clocks,
+            policy=policy,
+            after_release=lambda case, done: hooking.after_release(case, done),  # noqa: PLW0108 - below
+        )
         self._attending = attending = Attending(
             cluster=cluster,
             acts=acts,
+            releasing=releasing,
             drain=drain,
             registrar=registrar,
             settings=settings,

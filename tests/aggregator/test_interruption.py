@@ -339,6 +339,7 @@ async def test_nothing_is_released_for_an_agent_that_has_not_spoken_since_the_st
     replica.agent("n1", snapshot())
     await asyncio.sleep(0.05)
     assert is_marked(world.nodes["n1"])
+    world.set_node(replace(world.nodes["n1"], boot_id="boot-2"))  # the kubelet tells of it too
     replica.agent("n1", snapshot(), boot_id="boot-2")
     clock.time += 700
     replica.agent("n1", snapshot(), boot_id="boot-2")
