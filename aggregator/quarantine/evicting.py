@@ -65,6 +65,7 @@ class Evictions:
     case: Case
     still: Callable[[], bool]
     _blocked: dict[str, _Blocked] = field(default_factory=dict)
+    _forced: set[str] = field(default_factory=set)
     _told: set[str] = field(default_factory=set)
     _lane: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(IN_FLIGHT_PER_NODE))
 
@@ -75,11 +76,12 @@ class Evictions:
         self._tell_kept(plan)
         asking: list[Awaitable[bool]] = []
         asking += [self._ask_group(group) for group in _groups(plan.evict) if self._is_due(group)]
-        asking += [
-            self._request(pod, self._force)
-            for pod in plan.force
-            if self._is_due(_Group(None, (pod,)))
-        ]
+        for pod in plan.force:
+            if pod.uid not in self._forced:
+                self._forced.add(pod.uid)
+                self._blocked.pop(pod.uid, None)  # that its eviction waits is no reason any more
+            if self._is_due(_Group(None, (pod,))):
+                asking.append(self._request(pod, self._force))
         outcomes = await asyncio.gather(*asking, return_exceptions=True)
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if failures:

@@ -1,0 +1,475 @@
+"""Whole drains on a real API server: real budgets, real preconditions, real grace periods.
+
+The controller runs in this process; the pods are kwok's.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from aggregator.kube.cluster import KubeCluster
+from aggregator.kube.objects import PodObject, decode, to_pod
+from aggregator.quarantine import drain as drain_module
+from aggregator.quarantine.acts import Clocks
+from aggregator.quarantine.cluster import Action, Evicted, Pod
+from aggregator.quarantine.controller import Controller
+from aggregator.quarantine.decide.admission import Limits
+from aggregator.quarantine.decide.drainplan import DrainRules, Leave, NamespaceRule
+from aggregator.quarantine.decide.marks import OFF_BALANCERS, TAINT
+from aggregator.quarantine.fleet import Fleet
+from aggregator.quarantine.ledger import Kind
+from aggregator.quarantine.settings import Settings
+from tests.controlplane.api import MERGE_PATCH
+from tests.controlplane.objects import LINGER
+from tests.controlplane.pytest_plugin import Space
+from tests.support.kubecluster import DEPLOY, kube_cluster
+from tests.support.replica import FakeLine, Notes, fault, hello, shipped_policy, snapshot
+from tests.support.stack import remove_quarantines
+
+QUARANTINES = "/apis/sickbay.dev/v1alpha1/quarantines"
+SETTINGS = Settings(
+    mode=Action.DRAIN,
+    limits=Limits(concurrent=1000, concurrent_percent=100, quorum_percent=0),
+    drain=DrainRules(evict_unmanaged=True),
+    drain_deadline=7 * 86400,
+    evictions_at_once=50,
+    silent_after=600,
+    silent_drain_after=600,
+)
+
+
+T = TypeVar("T")
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Progress is written each half second: tests wait for it."""
+    monkeypatch.setattr(drain_module, "STATUS_EVERY", 0.5)
+
+
+async def until(ask: Callable[[], Coroutine[Any, Any, T]], holds: Callable[[T], object]) -> T:
+    """What is asked for, once it holds; bounded."""
+    async with asyncio.timeout(60):
+        while True:
+            found = await ask()
+            if holds(found):
+                return found
+            await asyncio.sleep(0.1)
+
+
+class Aggregator:
+    """A running controller over the real API server."""
+
+    def __init__(self, kube: KubeCluster, space: Space, settings: Settings) -> None:
+        self.plane, self.space = space.plane, space
+        self.fleet, self.notes = Fleet(), Notes()
+        self.controller = Controller(
+            cluster=kube,
+            policy=shipped_policy(),
+            settings=settings,
+            fleet=self.fleet,
+            ledger=self.notes,
+            clocks=Clocks(time.monotonic, time.time),
+            rng=random.Random(3),
+        )
+
+    def falls_ill(self, node: str) -> None:
+        self.controller.attached(hello(node), FakeLine())
+        self.controller.heard(node, snapshot(fault()), time.monotonic())
+
+    async def quarantine_by_hand(self, node: str) -> None:
+        body = {
+            "apiVersion": "sickbay.dev/v1alpha1",
+            "kind": "Quarantine",
+            "metadata": {"name": node},
+            "spec": {"action": "drain", "reason": "smells of smoke", "requester": "alice"},
+        }
+        await asyncio.to_thread(self.plane.call, "POST", QUARANTINES, body)
+
+    async def status(self, node: str) -> dict[str, Any]:
+        answer = await asyncio.to_thread(self.plane.request, "GET", f"{QUARANTINES}/{node}")
+        found: dict[str, Any] = answer.body.get("status", {}) if answer.status == 200 else {}
+        return found
+
+    async def until_phase(self, node: str, phase: str) -> dict[str, Any]:
+        return await self.until_status(node, lambda status: status.get("phase") == phase)
+
+    async def until_status(
+        self, node: str, holds: Callable[[dict[str, Any]], object]
+    ) -> dict[str, Any]:
+        return await until(lambda: self.status(node), holds)
+
+    async def until_blocked(self, node: str, pod: str) -> str:
+        """The reason that the status names for the pod."""
+
+        def reason(status: dict[str, Any]) -> str:
+            found = [one["reason"] for one in status.get("blockers", []) if one["pod"] == pod]
+            return found[0] if found else ""
+
+        return reason(await self.until_status(node, reason))
+
+    async def release(self, node: str) -> None:
+        """As a person: delete it, and see it undone."""
+        await asyncio.to_thread(self.plane.request, "DELETE", f"{QUARANTINES}/{node}")
+        await until(lambda: self.status(node), lambda status: not status)
+
+
+@asynccontextmanager
+async def aggregator(
+    kube: KubeCluster, space: Space, settings: Settings = SETTINGS
+) -> AsyncIterator[Aggregator]:
+    running = Aggregator(kube, space, settings)
+    task = asyncio.create_task(running.controller.run())
+    try:
+        await until(lambda: asyncio.sleep(0, running.fleet.view_lost), lambda lost: not lost)
+        yield running
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        await asyncio.to_thread(remove_quarantines, space.plane, space.node_prefix)
+
+
+async def pod(space: Space, node: str, name: str, **arguments: Any) -> dict[str, Any]:
+    """A pod on the node, running; returns its object."""
+    namespace = arguments.pop("namespace", space.namespace)
+    plane = space.plane
+    await asyncio.to_thread(plane.create_pod, namespace, name, node=node, **arguments)
+    found: dict[str, Any] = await asyncio.to_thread(
+        plane.wait_pod_running, namespace, name, timeout_s=40
+    )
+    return found
+
+
+async def budget(space: Space, name: str, app: str, *, namespace: str = "", most: int = 0) -> None:
+    """A budget that lets ``most`` pods of the app be away, counted by the real controller."""
+    namespace = namespace or space.namespace
+    body = {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": name},
+        "spec": {"minAvailable": 1 - most, "selector": {"matchLabels": {"app": app}}},
+    }
+    base = f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets"
+    await asyncio.to_thread(space.plane.call, "POST", base, body)
+    await until(
+        lambda: asyncio.to_thread(space.plane.call, "GET", f"{base}/{name}"),
+        lambda found: found.get("status", {}).get("currentHealthy"),
+    )
+
+
+async def pods_left(space: Space, namespace: str = "") -> dict[str, bool]:
+    """The namespace's pods by name, with whether each is being deleted."""
+    path = f"/api/v1/namespaces/{namespace or space.namespace}/pods"
+    items = (await asyncio.to_thread(space.plane.call, "GET", path))["items"]
+    return {one["metadata"]["name"]: "deletionTimestamp" in one["metadata"] for one in items}
+
+
+async def test_each_kind_of_pod_goes_or_stays(kube: KubeCluster, cluster_space: Space) -> None:
+    space, [node] = cluster_space, cluster_space.create_nodes(1)
+    uid = space.plane.node(node)["metadata"]["uid"]
+    owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid, "controller": True}
+    plain = {"containers": [{"name": "c", "image": "i"}], "nodeName": node}
+
+    def create(name: str, meta: dict[str, Any], **spec: Any) -> None:
+        body = {"metadata": {"name": name, **meta}, "spec": {**plain, **spec}}
+        space.plane.call("POST", space.path("pods"), body)
+
+    owned = {"ownerReferences": [owner]}
+    create("owned", owned)
+    create("bare", {})
+    create("scratch", owned, volumes=[{"name": "v", "emptyDir": {}}])
+    unwilling = {"annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}}
+    create("unwilling", owned | unwilling)
+    create("pending", owned | {"annotations": {"sickbay.test/pending": "true"}})
+    create("mirror", owned | {"annotations": {"kubernetes.io/config.mirror": "x"}})
+    daemons = {**owner, "apiVersion": "apps/v1", "kind": "DaemonSet", "controller": True}
+    create("daemon", {"ownerReferences": [{**daemons, "uid": uid}]})
+    await pod(space, node, "finished")
+    finished = space.path("pods", "finished") + "/status"
+    space.plane.call("PATCH", finished, {"status": {"phase": "Succeeded"}}, MERGE_PATCH)
+    settings = replace(SETTINGS, drain=DrainRules())
+    async with aggregator(kube, space, settings) as running:
+        await running.quarantine_by_hand(node)
+        await running.until_status(node, lambda status: status.get("podsRemaining") == 3)
+        status = await running.status(node)
+        assert status["phase"] == "Draining"
+        assert {one["pod"].partition("/")[2] for one in status["blockers"]} == {
+            "bare",
+            "scratch",
+            "unwilling",
+        }
+        left = await pods_left(space)
+        assert set(left) - {"daemon"} == {"bare", "scratch", "unwilling", "mirror"}
+        assert not any(left.values())
+        await running.release(node)
+
+
+async def test_past_its_time_a_pod_is_deleted_where_its_namespace_allows_it_and_nowhere_else(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    space, [node] = cluster_space, cluster_space.create_nodes(1)
+    other = f"{space.namespace}-x"
+    space.plane.create_namespace(other)
+    try:
+        await pod(space, node, "held", labels={"app": "held"})
+        # Its own grace is 0, which would be taken literally: the kubelet is given 1 s.
+        hasty = {"terminationGracePeriodSeconds": 0}
+        await pod(space, node, "both", labels={"app": "both"}, spec=hasty)
+        await pod(space, node, "theirs", labels={"app": "held"}, namespace=other)
+        await budget(space, "one", "held")
+        await budget(space, "two", "both")
+        await budget(space, "three", "both")
+        await budget(space, "one", "held", namespace=other)
+        forces = NamespaceRule(space.namespace, Leave.FORCE, force_after=3)
+        rules = DrainRules(evict_unmanaged=True, namespaces=(forces,))
+        mark = space.plane.audit_mark()
+        settings = replace(SETTINGS, drain=rules, drain_deadline=4)
+        async with aggregator(kube, space, settings) as running:
+            began = time.monotonic()
+            await running.quarantine_by_hand(node)
+            named = await running.until_blocked(node, f"{space.namespace}/both")
+            assert "does not heal by itself" in named
+            assert "more than one PodDisruptionBudget" in named
+            assert "one" in await running.until_blocked(node, f"{space.namespace}/held")
+            await until(lambda: pods_left(space), lambda left: not left)
+            assert time.monotonic() - began >= 3
+            await running.until_status(node, lambda one: one.get("overdueAt"))
+            status = await running.until_status(node, lambda one: one.get("podsRemaining") == 1)
+            assert "past its deadline: 1 pods" in status["message"]
+            assert status["overdueAt"] >= status["deadlineAt"]
+            assert [one["pod"] for one in status["blockers"]] == [f"{other}/theirs"]
+            assert await pods_left(space, other) == {"theirs": False}
+            await running.release(node)
+        assert running.notes.kinds(node).count("pod.forced") == 2
+        assert running.notes.kinds(node).count("quarantine.overdue") == 1
+        deleted = [
+            entry
+            for entry in space.plane.audit_entries(mark)
+            if entry["verb"] == "delete"
+            and entry.get("objectRef", {}).get("resource") == "pods"
+            and entry["objectRef"]["namespace"] == space.namespace
+            and entry["responseStatus"]["code"] == 200
+        ]
+        assert {entry["objectRef"]["name"] for entry in deleted} == {"held", "both"}
+    finally:
+        space.plane.delete_namespace(other)
+
+
+async def test_a_deletion_past_a_budget_carries_the_pod_as_it_was_read(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    space, [node] = cluster_space, cluster_space.create_nodes(1)
+    await pod(space, node, "a", annotations={LINGER: "true"})
+    [read] = await kube.pods_on(node)
+    assert (await kube.delete_pod(replace(read, uid="another"), grace=1)).outcome is Evicted.GONE
+    space.plane.call(
+        "PATCH", space.path("pods", "a"), {"metadata": {"labels": {"x": "y"}}}, MERGE_PATCH
+    )
+    assert (await kube.delete_pod(read, grace=1)).outcome is Evicted.GONE  # another version
+    assert await pods_left(space) == {"a": False}
+    [read] = await kube.pods_on(node)
+    assert (await kube.delete_pod(read, grace=0)).outcome is Evicted.ACCEPTED
+    left = space.plane.call("GET", space.path("pods", "a"))["metadata"]
+    assert left["deletionGracePeriodSeconds"] == 1  # never 0: it is still there, terminating
+
+
+async def test_pods_are_deleted_only_where_the_right_is_bound(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    space, plane = cluster_space, cluster_space.plane
+    [node] = space.create_nodes(1)
+    await pod(space, node, "a")
+    plane.apply(DEPLOY / "aggregator-rbac.yaml")
+    plane.apply(DEPLOY.parent / "examples" / "force-rbac.yaml")
+    account: Path = plane.kubeconfig_for_service_account("sickbay", "sickbay-aggregator")
+    async with kube_cluster(account) as restricted:
+        [read] = await restricted.pods_on(node)
+        refused = await restricted.delete_pod(read, grace=30)
+        assert refused.outcome is Evicted.FORBIDDEN
+        assert f"{space.namespace} has not bound the ClusterRole" in refused.message
+        assert await pods_left(space) == {"a": False}
+        binding = {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "RoleBinding",
+            "metadata": {"name": "force"},
+            "roleRef": {
+                "apiGroup": "rbac.authorization.k8s.io",
+                "kind": "ClusterRole",
+                "name": "sickbay-aggregator-force",
+            },
+            "subjects": [
+                {"kind": "ServiceAccount", "namespace": "sickbay", "name": "sickbay-aggregator"}
+            ],
+        }
+        bindings = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{space.namespace}/rolebindings"
+        plane.call("POST", bindings, binding)
+
+        async def delete() -> Evicted:
+            [read] = await restricted.pods_on(node)
+            return (await restricted.delete_pod(read, grace=30)).outcome
+
+        # The server's view of its rights may trail.
+        await until(delete, lambda outcome: outcome is Evicted.ACCEPTED)
+        elsewhere = replace(read, namespace="default", name="nobody")
+        assert (await restricted.delete_pod(elsewhere, grace=1)).outcome is Evicted.FORBIDDEN
+        # What a gang's whole takes is within the rights that every drain has.
+        assert await restricted.pods_labelled(space.namespace, "app", "x") == []
+
+
+GANG = "scheduling.x-k8s.io/pod-group"
+
+
+async def test_a_gang_goes_together_and_a_dry_run_evicts_nobody(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    space, [node] = cluster_space, cluster_space.create_nodes(1)
+    await pod(space, node, "rank-0", labels={GANG: "train", "app": "free"})
+    await pod(space, node, "rank-1", labels={GANG: "train", "app": "held"})
+    await pod(space, node, "single")
+    await budget(space, "llm", "held")
+    found = await kube.pods_labelled(space.namespace, GANG, "train")
+    assert {(one.name, one.node) for one in found} == {("rank-0", node), ("rank-1", node)}
+    assert all(one.created_at > time.time() - 600 for one in found)
+    async with aggregator(kube, space) as running:
+        await running.quarantine_by_hand(node)
+        mine = await running.until_blocked(node, f"{space.namespace}/rank-0")
+        assert f"goes together with its gang: {space.namespace}/rank-1: " in mine
+        assert "llm" in mine
+        await until(lambda: pods_left(space), lambda left: "single" not in left)
+        assert await pods_left(space) == {"rank-0": False, "rank-1": False}
+        path = f"/apis/policy/v1/namespaces/{space.namespace}/poddisruptionbudgets/llm"
+        await asyncio.to_thread(space.plane.request, "DELETE", path)
+        await running.until_phase(node, "Drained")
+        assert await pods_left(space) == {}
+        notes = running.notes.transitions
+        evicted = [one.details["pod"] for one in notes if one.kind is Kind.EVICTED]
+        assert len(evicted) == len(set(evicted)) == 3
+        await running.release(node)
+
+
+async def test_a_budget_that_is_not_counted_yet_names_the_pause_and_slows_nobody(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    space, [node] = cluster_space, cluster_space.create_nodes(1)
+    await pod(space, node, "a", labels={"app": "db"})
+    counter = space.plane.servers["kube-controller-manager"]
+    counter.pause()
+    try:
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "PodDisruptionBudget",
+            "metadata": {"name": "fresh"},
+            "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "db"}}},
+        }
+        base = f"/apis/policy/v1/namespaces/{space.namespace}/poddisruptionbudgets"
+        space.plane.call("POST", base, body)
+        [read] = await kube.pods_on(node)
+        result = await kube.evict(read)
+        assert result.outcome is Evicted.BLOCKED
+        assert "still being processed" in result.message
+        assert result.retry_after == 10
+        began = time.monotonic()
+        await kube.read_node(node)
+        assert time.monotonic() - began < 5  # the limiter has taken no pause
+        assert kube.counters.throttled == 0
+    finally:
+        counter.resume()
+
+
+async def test_a_node_of_somebody_elses_is_left_alone_and_a_drain_is_told_off_the_balancers(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    """The autoscaler's node is held beside one that is drained; then it is let go of."""
+    space, plane = cluster_space, cluster_space.plane
+    theirs, ours, gone, *_ = space.create_nodes(6)
+    await pod(space, theirs, "t")
+    soon = {"terminationGracePeriodSeconds": 1}
+    await pod(space, ours, "stuck", annotations={LINGER: "true"}, spec=soon)
+    await pod(space, gone, "g", labels={"app": "held"})
+    await budget(space, "held", "held")
+    taint = {"key": "ToBeDeletedByClusterAutoscaler", "value": "1", "effect": "NoSchedule"}
+    plane.call("PATCH", f"/api/v1/nodes/{theirs}", {"spec": {"taints": [taint]}}, MERGE_PATCH)
+    before = plane.node(theirs)
+    rules = DrainRules(evict_unmanaged=True, stuck_after=2)
+    async with aggregator(kube, space, replace(SETTINGS, drain=rules)) as running:
+        for node in (theirs, ours, gone):
+            running.falls_ill(node)
+        await running.until_phase(gone, "Draining")
+        # A pod that hangs in Terminating is named, and waited for no longer than its time.
+        status = await running.until_phase(ours, "Drained")
+        assert "stuck in Terminating" in status["message"]
+        assert await pods_left(space) == {"t": False, "stuck": True, "g": False}
+        marked = plane.node(ours)["metadata"]
+        assert OFF_BALANCERS in marked["labels"]
+        # The node is deleted in the middle of its drain.
+        await asyncio.to_thread(plane.delete_nodes, [gone])
+        status = await running.until_status(
+            gone, lambda one: "the node is gone" in one.get("message", "")
+        )
+        assert status["podsRemaining"] == 0
+        # The autoscaler's is untouched until it lets go.
+        hold = running.fleet.patients[theirs].hold
+        assert hold is not None
+        assert hold.limit == "maintenance"
+        assert await running.status(theirs) == {}
+        now = plane.node(theirs)
+        assert (now["spec"], now["metadata"]["labels"]) == (
+            before["spec"],
+            before["metadata"]["labels"],
+        )
+        plane.call("PATCH", f"/api/v1/nodes/{theirs}", {"spec": {"taints": []}}, MERGE_PATCH)
+        await running.until_phase(theirs, "Drained")
+        assert TAINT in {one["key"] for one in plane.node(theirs)["spec"]["taints"]}
+        for node in (theirs, ours):
+            await running.release(node)
+            after = plane.node(node)
+            assert OFF_BALANCERS not in after["metadata"]["labels"]
+            assert not after["spec"].get("unschedulable")
+        await running.release(gone)
+
+
+async def test_a_pod_made_anew_under_its_name_is_evicted_as_itself(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    space, [node] = cluster_space, cluster_space.create_nodes(1)
+    first = await pod(space, node, "web-0", labels={"app": "held"})
+    await budget(space, "held", "held")
+    mark = space.plane.audit_mark()
+    async with aggregator(kube, space) as running:
+        await running.quarantine_by_hand(node)
+        await running.until_blocked(node, f"{space.namespace}/web-0")
+        await asyncio.to_thread(space.plane.request, "DELETE", space.path("pods", "web-0"))
+        await asyncio.to_thread(space.plane.wait_gone, space.path("pods", "web-0"), timeout_s=40)
+        second = await pod(space, node, "web-0", labels={"app": "free"})
+        assert second["metadata"]["uid"] != first["metadata"]["uid"]
+        await running.until_phase(node, "Drained")
+        await running.release(node)
+    accepted = [
+        entry
+        for entry in space.plane.audit_entries(mark)
+        if entry.get("objectRef", {}).get("subresource") == "eviction"
+        and entry["objectRef"]["namespace"] == space.namespace
+        and entry["responseStatus"]["code"] == 201
+    ]
+    assert len(accepted) == 1
+
+
+def test_the_pods_grace_and_its_gang_are_read_from_its_spec() -> None:
+    """Which of the two gangs' fields a server knows depends on its version."""
+
+    def read(spec: str) -> Pod:
+        meta = '{"name": "a", "deletionTimestamp": "2026-01-01T00:00:30Z"}'
+        body = f'{{"metadata": {meta}, "spec": {spec}}}'
+        return to_pod(decode(body.encode(), PodObject))
+
+    new = read('{"schedulingGroup": {"podGroupName": "g"}, "terminationGracePeriodSeconds": 5}')
+    assert (new.group, new.grace, new.deletion_at) == ("g", 5.0, 1767225630.0)
+    old = read('{"workloadRef": {"name": "w", "podGroup": "p", "podGroupReplicaKey": "0"}}')
+    assert (old.group, old.grace) == ("w/p/0", 30.0)
