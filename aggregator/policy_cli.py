@@ -4,7 +4,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -139,16 +139,25 @@ def _text(answer: "Answer") -> str:
         lines.append(f"  action     {rule.action}{after}, by rule {rule.name}")
         lines.append(f"  why        {rule.why}")
         if rule.action != "observe":
-            lines.append(
-                f"  released   when all has been well for {in_words(rule.healthy_for)}, "
-                "by a person at any time"
-            )
+            lines += [f"  released   {line}" for line in _releases(rule)]
             lines.append("  capped by  mode, limits and the stop switch")
     for other, wants in answer.others:
         lines.append(
             f"  also       {other.action} by rule {other.name}{f', if {wants}' * bool(wants)}"
         )
     return "\n".join(lines)
+
+
+def _releases(rule: "Rule") -> Iterator[str]:
+    from aggregator.policy.explain import in_words
+
+    if rule.release == "manual":
+        yield "by a person alone, however well it is"
+        return
+    yield f"when all has been well for {in_words(rule.healthy_for)}, by a person at any time"
+    if rule.repeat_within and not rule.check:
+        within = in_words(rule.repeat_within)
+        yield f"by a person alone where the same came again within {within} of a release"
 
 
 def _as_json(answer: "Answer") -> Mapping[str, Any]:
@@ -164,6 +173,8 @@ def _as_json(answer: "Answer") -> Mapping[str, Any]:
         "why": rule.why if rule is not None else "",
         "for_seconds": rule.hold if rule is not None else 0.0,
         "healthy_for_seconds": rule.healthy_for if rule is not None else 0.0,
+        "release": rule.release if rule is not None else "",
+        "repeat_within_seconds": rule.repeat_within if rule is not None else 0.0,
         "also": [
             {"rule": other.name, "action": other.action, "if": wants}
             for other, wants in answer.others

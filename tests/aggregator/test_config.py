@@ -59,7 +59,7 @@ cluster:
       cordon: [scontrol, update]
     command_timeout: 1500ms
 identity: {{kind: insecure-trust-hello}}
-agents: {{heartbeat: 2.5s, silent_after: 1m}}
+agents: {{heartbeat: 2.5s, silent_after: 1m, silent_failing: cordon}}
 limits: {{pool_percent: 12.5%, concurrent: 1}}
 drain: {{deadline: 2d, protected_selector: "a.test/keep=yes,b=c"}}
 alerts:
@@ -75,6 +75,7 @@ history:
     assert config.cluster.local.commands.cordon == ("scontrol", "update")
     assert config.cluster.local.command_timeout == 1.5
     assert (config.agents.heartbeat, config.agents.silent_after) == (2.5, 60.0)
+    assert config.agents.silent_failing == "cordon"
     assert config.limits.pool_percent == 12.5
     assert config.limits.concurrent == 1
     assert config.drain.deadline == 172_800
@@ -119,6 +120,7 @@ BAD: list[tuple[str, str]] = [
     ("limits: {pool_percent: -1%}", 'limits.pool_percent: "-1%" is no percentage'),
     ("limits: {pool_label: 5}", "limits.pool_label: 5; expected text in quotes"),
     ("limits: {evictions_at_once: 0}", "limits.evictions_at_once: 0; expected at least 1"),
+    ("agents: {silent_failing: drain}", 'agents.silent_failing: "drain"'),
     ("agents: {heartbeat: 10}", "agents.heartbeat: 10 is no duration; expected a number with its "),
     ("agents: {heartbeat: 10 s}", 'agents.heartbeat: "10 s" is no duration'),
     ("agents: {heartbeat: 10sec}", 'agents.heartbeat: "10sec" is no duration'),

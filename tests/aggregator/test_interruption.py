@@ -22,6 +22,7 @@ from aggregator.quarantine.cluster import (
 )
 from aggregator.quarantine.decide.marks import OVERRULED, TAINT, is_marked
 from aggregator.quarantine.decide.record import parse_record
+from aggregator.quarantine.decide.wishes import FORCE
 from tests.support.memorycluster import MemoryCluster, World, phase_of
 from tests.support.replica import (
     OPEN,
@@ -95,6 +96,8 @@ async def quarantined(world: World, clock: Turned) -> None:
     await replica.stop()
 
 
+LISTINGS: set["asyncio.Future[bool]"] = set()  # kept: the loop itself holds them weakly
+
 Act = Callable[[Replica, World], None]
 
 
@@ -120,6 +123,14 @@ def is_uncordoned(replica: Replica, world: World) -> None:
         world.person_uncordons("n1")
 
 
+def is_forced(replica: Replica, world: World) -> None:
+    node = world.nodes["n1"]
+    if FORCE not in node.annotations:
+        world.set_node(replace(node, annotations={**node.annotations, FORCE: "drain fan 3"}))
+    listing = replica.controller._following.refresh_nodes()  # what comes every three minutes
+    LISTINGS.add(asyncio.ensure_future(listing))
+
+
 async def reaches_released(world: World) -> None:
     await until(lambda: not world.quarantines and not entries(world))
 
@@ -137,6 +148,7 @@ async def test_a_drain_goes_on_when_the_node_hangs_right_after_its_fault() -> No
 
 CASES = [
     pytest.param(False, falls_ill, drained, check_quarantined, id="quarantine"),
+    pytest.param(False, is_forced, drained, check_quarantined, id="force"),
     pytest.param(True, recovers, reaches_released, check_released, id="recovery"),
     pytest.param(True, is_deleted, reaches_released, check_released, id="deletion"),
     pytest.param(True, is_uncordoned, reaches_released, check_released, id="uncordon"),

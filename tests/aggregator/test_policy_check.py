@@ -66,6 +66,10 @@ def odd(site: str) -> list[str]:
         ("name: link-flapping, within: 25h", "expected from 1m to 24h"),
         ("name: link-flapping, within: 0s", "expected from 1m to 24h"),
         ("name: application-xid-repeated, apart: 30s", "expected from 1m to 24h"),
+        ("name: gpu-gone, release: never", "expected one of recovered, manual"),
+        ("name: gpu-gone, release: manuel", "did you mean 'manual'?"),
+        ("name: gpu-gone, repeatWithin: 29d", "expected 28d at most"),
+        ("name: gpu-gone, repeatWithin: 7", "no duration"),
     ],
 )
 def test_what_no_policy_may_ask_for_is_refused_with_its_line(text: str, said: str) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from aggregator.kube.cluster import KubeCluster
 from aggregator.quarantine.cluster import Action
+from aggregator.quarantine.decide.wishes import Wishes, read_wishes
 from tests.controlplane.pytest_plugin import Space
 from tests.web.test_ward import Done, sickbay
 
@@ -86,6 +87,27 @@ async def test_release_leaves_the_undoing_to_the_aggregator(
     assert held is not None
     assert held.deleting
     await kube.drop_quarantine(held)
+
+
+async def test_a_node_is_exempted_and_pinned_and_let_go(
+    kube: KubeCluster, cluster_space: Space, person: list[str]
+) -> None:
+    (node,) = cluster_space.create_nodes(1)
+    ask = ["exempt", node, "--for", "30m", "--reason", "firmware test", *person]
+    done = await sickbay(*ask)
+    assert done.code == 0, done.err
+    assert (await sickbay("pin", node, "--reason", "RMA 12345", *person)).code == 0
+    read = await kube.read_node(node)
+    assert read is not None
+    found = read_wishes(read.annotations)
+    assert (found.exempt_reason, found.pin_reason) == ("firmware test", "RMA 12345")
+    undone = [await sickbay(word, node, *person) for word in ("unexempt", "unpin")]
+    assert [one.code for one in undone] == [0, 0]
+    read = await kube.read_node(node)
+    assert read is not None
+    assert read_wishes(read.annotations) == Wishes()
+    typo = await refused("pin", "no-such-node", "--reason", "x", *person)
+    assert 'there is no node "no-such-node"' in typo.err
 
 
 async def refused(*arguments: str) -> Done:

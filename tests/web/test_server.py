@@ -226,6 +226,7 @@ async def test_what_nodes_and_people_write_is_shown_and_never_run() -> None:
     patient.health.traits = {HOSTILE: HOSTILE}
     incident_of(patient, hands.now, code=HOSTILE, message=HOSTILE, summary=HOSTILE)
     patient.last_error = patient.conflict = patient.foreign = patient.would = HOSTILE
+    patient.wishes, patient.spared, patient.release_held = (HOSTILE,), HOSTILE, HOSTILE
     well(fleet, HOSTILE.replace("/", ""), hands.now)
     past = [Transition(NIGHT, Kind.INCIDENT_OPENED, "node-1", HOSTILE, details={"x": HOSTILE})]
     async with serving(fleet, hands.clocks(), history=ListHistory(past)) as served:

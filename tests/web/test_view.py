@@ -182,6 +182,36 @@ def test_an_incident_that_a_person_overruled_says_so() -> None:
     assert look(fleet).incidents[0].doing == "overruled by a person"
 
 
+def test_an_exempt_node_is_shown_and_what_would_be_done_is_held_by_it() -> None:
+    fleet = Fleet()
+    patient = well(fleet, "node-1", HANDS.now)
+    patient.exempt, patient.wishes = True, ("exempt until 2026-12-01T00:00:00Z: test",)
+    found = look(fleet)
+    assert found.exempt == 1
+    assert found.wished[0].why == "exempt until 2026-12-01T00:00:00Z: test"
+    assert not found.holds  # it is well: nothing is held
+    patient.would, patient.spared = "drain: xid:79", "exempt until 2026-12-01T00:00:00Z: test"
+    (hold,) = look(fleet).holds
+    assert (hold.limit, hold.value) == ("exempt", patient.spared)
+    assert "sickbay unexempt node-1" in hold.advice
+    assert glance(look(fleet), NOW, version="1", revision=1, not_ready=[]).exempt == 1
+
+
+def test_a_release_that_is_held_says_why_and_what_to_do_and_comes_first() -> None:
+    fleet = small_fleet(HANDS)
+    patient = fleet.patients["node-7"]
+    assert look(fleet).quarantines[0].node == "node-2"
+    patient.release_held = "pinned by a person (RMA)"
+    found = look(fleet).quarantines
+    (held,) = [one for one in found if one.node == "node-7"]
+    assert held.release_held == "pinned by a person (RMA)"
+    assert "sickbay unpin node-7" in held.advice
+    assert "sickbay release node-7" in held.advice
+    patient.release_held = "allocatable nvidia.com/gpu is 7 of 8"
+    (held,) = [one for one in look(fleet).quarantines if one.node == "node-7"]
+    assert "unpin" not in held.advice
+
+
 def test_historical_and_missing_faults_are_marked_and_old_boots_come_last() -> None:
     node = view.node(small_fleet(HANDS).patients["node-2"], NOW, "drain")
     assert [(one.code, one.missing, one.historical) for one in node.faults] == [

@@ -6,6 +6,7 @@ import os
 import signal
 import sqlite3
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import pytest
 
 from aggregator.local.store import Store
 from aggregator.quarantine.cluster import Action, QuarantineSpec
+from aggregator.quarantine.decide.wishes import Wishes, read_wishes
 from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.ledger import Kind, Transition
 from aggregator.ward.tables import clean, table
@@ -275,6 +277,35 @@ async def test_quarantine_and_release_on_a_local_cluster(database: Path) -> None
     assert done.code == 1
     assert "nothing to release" in done.err
     store.close()
+
+
+async def test_a_node_of_a_local_cluster_is_exempted_and_pinned_and_let_go(database: Path) -> None:
+    where = ["--local", str(database)]
+    done = await sickbay("exempt", "node-1", "--for", "8h", "--reason", "firmware test", *where)
+    assert done.code == 0, done.err
+    assert "sickbay unexempt node-1" in done.out
+    assert (await sickbay("pin", "node-1", "--reason", "RMA 12345", *where)).code == 0
+    store = Store(database, wall=lambda: NIGHT)
+    found = read_wishes(store.node("node-1").annotations)
+    assert found.exempt_reason == "firmware test"
+    assert found.exempt_until == pytest.approx(time.time() + 8 * 3600, abs=120)
+    assert (found.pinned, found.pin_reason) == (True, "RMA 12345")
+    assert "no longer exempt" in (await sickbay("unexempt", "node-1", *where)).out
+    assert "was not exempt" in (await sickbay("unexempt", "node-1", *where)).out
+    assert "no longer pinned" in (await sickbay("unpin", "node-1", *where)).out
+    assert read_wishes(store.node("node-1").annotations) == Wishes()
+    store.close()
+
+
+@pytest.mark.parametrize("how_long", ["8", "8 hours", "0h", "400d", "-1h", "", "1w"])
+async def test_an_exemption_without_a_sensible_end_is_refused(
+    database: Path, how_long: str
+) -> None:
+    ask = ["exempt", "node-1", f"--for={how_long}", "--reason", "x", "--local", str(database)]
+    done = await sickbay(*ask)
+    assert done.code == 2
+    assert "--for" in done.err
+    assert "expected" in done.err
 
 
 async def test_without_a_kubeconfig_it_says_so(tmp_path: Path) -> None:
