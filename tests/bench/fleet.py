@@ -1,0 +1,246 @@
+"""A month of a large fleet's faults, lived through by the real judging, admission and controller.
+
+``BENCH_NODES`` (7,500) nodes of 8 GPUs for ``BENCH_DAYS`` (30), for each of ``BENCH_SEEDS`` (10)
+seeds in ``BENCH_PROCESSES`` (2) processes; the figures are the worst of all seeds. What happens is
+`faultplay`'s and `massplay`'s to say, which know nothing of any rule; how it is lived is
+`fleetplay`'s. Run by `make bench-fleet`; exits 1 when a gate fails, after the figures are written.
+
+- precision: of all quarantines, how many were of a node that was sick in truth at that moment.
+- recall of explicit faults: those that hardware or driver call fatal plainly and at once.
+- the time from such a fault to the node's taint, in virtual time: of the network, the API server
+  and the disk it has nothing (bench-taint has). Faults that a check sees at its next look, and
+  those that a rule waits out (`for`), are the rows "seen by a check".
+- GPU hours lost: see `lost_hours`.
+"""
+
+import gc
+import os
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+
+from aggregator.quarantine.decide.admission import Limits
+from aggregator.quarantine.settings import Settings
+from tests.bench.faultplay import DAY, Story, background
+from tests.bench.figures import percentile, table, write
+from tests.bench.fleetplay import LEAF, Outcome, Trouble, play
+from tests.bench.massplay import FIRST, mass_events
+from tests.support.replica import SETTINGS
+
+#: The shipped limits, but for the count: at 4 hours for a repair some twelve of 7,500 nodes are in
+#: quarantine at any time, by chance twice as many, and the shipped 20 is for a smaller fleet.
+FLEET_SETTINGS: Settings = replace(SETTINGS, limits=Limits(concurrent=100))
+
+#: A job of 256 GPUs runs on the node that fails; PyTorch's NCCL watchdog ends what hangs after 10
+#: minutes; after an interruption it takes 10 minutes until the job is where it was (restart, and
+#: half of the time between two checkpoints).
+JOB, WATCHDOG, RESTART = 256, 600.0, 600.0
+#: Without a system a job fails on the same node so many times until a person looks.
+TRIES = 3
+#: A node that was taken without need is away for so long.
+AWAY = 4 * 3600.0
+POLL = 300.0
+_UNJUDGED = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one seed. ``by_check``: of faults that are seen by checks, not said by a line."""
+
+    seed: int
+    quarantines: int
+    precision: float
+    explicit: int
+    explicit_recall: float
+    by_check_recall: float
+    latencies: tuple[float, ...]
+    by_check: tuple[float, ...]
+    false: tuple[str, ...]
+    mass: tuple[str, ...]
+    held: int
+    held_by: dict[str, int]
+    lost: float
+    lost_no_system: float
+    lost_polling: float
+    events: int
+    wall: float
+
+
+def schedule(seed: int, nodes: int, days: float, *, first_mass: float = FIRST) -> list[Story]:
+    """All that happens with this seed."""
+    rng = random.Random(seed)
+    return background(nodes, days, rng) + mass_events(nodes, days, rng, leaf=LEAF, first=first_mass)
+
+
+def live(
+    seed: int, nodes: int, days: float, *, settings: Settings = FLEET_SETTINGS, first: float = FIRST
+) -> Figures:
+    """One seed's month."""
+    begun = time.perf_counter()
+    stories = schedule(seed, nodes, days, first_mass=first)
+    rng = random.Random(f"play {seed}")
+    restarts = tuple(sorted(rng.uniform(0.1, 0.9) * days * DAY for _ in range(2)))
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+    outcome = play(stories, nodes=nodes, days=days, settings=settings, rng=rng, restarts=restarts)
+    return _figures(seed, outcome, days, time.perf_counter() - begun)
+
+
+def _figures(seed: int, outcome: Outcome, days: float, wall: float) -> Figures:
+    sick = [
+        trouble
+        for trouble in outcome.troubles
+        if trouble.story.sick and trouble.story.at < days * DAY - _UNJUDGED
+    ]
+    explicit = [trouble for trouble in sick if trouble.story.explicit]
+    checked = [t for t in sick if not t.story.explicit and not t.story.unseen]
+    lost, none, polled = lost_hours(sick, outcome, random.Random(f"poll {seed}"))
+    return Figures(
+        seed=seed,
+        quarantines=outcome.quarantines,
+        precision=outcome.right / outcome.quarantines if outcome.quarantines else 1.0,
+        explicit=len(explicit),
+        explicit_recall=_share_caught(explicit),
+        by_check_recall=_share_caught(checked),
+        latencies=tuple(t.latency for t in explicit if t.latency is not None),
+        by_check=tuple(t.latency for t in checked if t.latency is not None),
+        false=tuple(outcome.false),
+        mass=tuple(outcome.mass),
+        held=len(outcome.held_nodes),
+        held_by=outcome.held,
+        lost=lost,
+        lost_no_system=none,
+        lost_polling=polled,
+        events=outcome.events,
+        wall=wall,
+    )
+
+
+def _share_caught(troubles: Sequence[Trouble]) -> float:
+    return sum(t.caught is not None for t in troubles) / len(troubles) if troubles else 1.0
+
+
+def lost_hours(
+    sick: Sequence[Trouble], outcome: Outcome, rng: random.Random
+) -> tuple[float, float, float]:
+    """GPU hours lost to faults: with sickbay, without a system, with a poll every 5 minutes.
+
+    A fault ends the job that runs there. It hangs until its node is taken from it or its watchdog
+    ends it, then it starts again and makes up for what is lost. On a node that stays it fails again
+    until a person looks. The poll is granted perfect judgement: it takes what is sick, all that
+    sickbay takes and nothing else. What takes a healthy node ends the job there, too.
+    """
+    kept = TRIES * (WATCHDOG + RESTART)
+    here = none = polled = 0.0
+    for trouble in sick:
+        none += kept
+        if trouble.caught is None:
+            here += kept
+            polled += kept
+            continue
+        here += min(trouble.latency or 0.0, WATCHDOG) + RESTART
+        polled += min(rng.uniform(0.0, POLL), WATCHDOG) + RESTART
+    wrong = len(outcome.false) + len(outcome.mass)
+    here = here * JOB + wrong * (JOB * RESTART + 8 * AWAY)
+    return here / 3600, none * JOB / 3600, polled * JOB / 3600
+
+
+def worst(all_seeds: Sequence[Figures], days: float) -> dict[str, float | int | str]:
+    """Of each figure the worst of all seeds; the hours lost are those of the worst seed."""
+    worst_lost = max(all_seeds, key=lambda one: one.lost)
+    held_by: Counter[str] = Counter()
+    for one in all_seeds:
+        held_by.update(one.held_by)
+    return {
+        "precision": round(min(one.precision for one in all_seeds), 5),
+        "explicit_recall": round(min(one.explicit_recall for one in all_seeds), 5),
+        "by_check_recall": round(min(one.by_check_recall for one in all_seeds), 5),
+        "quarantine_p50_s": _worst_percentile([one.latencies for one in all_seeds], 50),
+        "quarantine_p99_s": _worst_percentile([one.latencies for one in all_seeds], 99),
+        "by_check_p50_s": _worst_percentile([one.by_check for one in all_seeds], 50),
+        "by_check_p99_s": _worst_percentile([one.by_check for one in all_seeds], 99),
+        "false_per_day": round(max(len(one.false) for one in all_seeds) / days, 4),
+        "mass_event_quarantines": max(len(one.mass) for one in all_seeds),
+        "held": max(one.held for one in all_seeds),
+        "held_by": ", ".join(f"{name or '?'} {count}" for name, count in held_by.most_common()),
+        "wrong_causes": ", ".join(
+            f"{cause} {count}"
+            for cause, count in Counter(
+                cause for one in all_seeds for cause in (*one.false, *one.mass)
+            ).most_common()
+        ),
+        "quarantines": max(one.quarantines for one in all_seeds),
+        "gpu_hours_lost": round(worst_lost.lost, 1),
+        "gpu_hours_lost_no_system": round(worst_lost.lost_no_system, 1),
+        "gpu_hours_lost_polling": round(worst_lost.lost_polling, 1),
+        "simulated_days": days,
+        "events": max(one.events for one in all_seeds),
+        "wall_s_one_seed": round(max(one.wall for one in all_seeds), 1),
+        "seeds": len(all_seeds),
+    }
+
+
+def _worst_percentile(all_seeds: Sequence[Sequence[float]], percent: float) -> float:
+    return round(max((percentile(one, percent) for one in all_seeds if one), default=0.0), 3)
+
+
+def gates(figures: dict[str, float | int | str]) -> list[str]:
+    """The gates that fail, in words."""
+    failed = []
+    if float(figures["precision"]) < 0.99:
+        failed.append(f"precision {figures['precision']} is below 0.99")
+    if float(figures["explicit_recall"]) < 1.0:
+        failed.append(f"recall of explicit faults {figures['explicit_recall']} is below 1")
+    if float(figures["quarantine_p99_s"]) >= 30.0:
+        failed.append(f"quarantine p99 {figures['quarantine_p99_s']} s is 30 s or more")
+    if figures["mass_event_quarantines"] != 0:
+        failed.append(f"{figures['mass_event_quarantines']} quarantines came of mass events")
+    return failed
+
+
+_WANTED = {
+    "precision": ">= 0.99",
+    "explicit_recall": "1.0",
+    "quarantine_p99_s": "< 30",
+    "mass_event_quarantines": "0",
+}
+
+
+def main() -> int:
+    nodes = int(os.environ.get("BENCH_NODES", "7500"))
+    days = float(os.environ.get("BENCH_DAYS", "30"))
+    seeds = int(os.environ.get("BENCH_SEEDS", "10"))
+    processes = int(os.environ.get("BENCH_PROCESSES", "2"))
+    begun = time.perf_counter()
+    done: list[Figures] = []
+    with ProcessPoolExecutor(max_workers=processes, max_tasks_per_child=1) as pool:
+        asked = [pool.submit(live, seed, nodes, days) for seed in range(1, seeds + 1)]
+        for one in asked:
+            figures = one.result()
+            done.append(figures)
+            print(
+                f"seed {figures.seed}: {figures.quarantines} quarantines, precision "
+                f"{figures.precision:.4f}, explicit recall {figures.explicit_recall:.4f} of "
+                f"{figures.explicit}, wrong {dict(Counter((*figures.false, *figures.mass)))}, "
+                f"held {figures.held_by}, {figures.events} events in {figures.wall:.0f} s",
+                flush=True,
+            )
+    found = worst(done, days)
+    found["nodes"] = nodes
+    found["wall_s"] = round(time.perf_counter() - begun, 1)
+    rows = [(name, str(value), _WANTED.get(name, "")) for name, value in found.items()]
+    print(table(f"{nodes} nodes, {days:g} days, the worst of {seeds} seeds", rows))
+    print(write("fleet", found))
+    failed = gates(found)
+    for gate in failed:
+        print(f"GATE: {gate}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

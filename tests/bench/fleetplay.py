@@ -1,0 +1,476 @@
+"""A fleet that lives through a schedule of faults under the real judging, admission and controller.
+
+Virtual time and a cluster in memory; agents are played: each keeps what a real one's latch keeps,
+and sends what has changed. People are played too: a node that is quarantined is repaired and booted
+after a while, one that nobody saw fail is found in the end.
+
+The controller's rounds, which look at what is held and at silence, come every minute instead of
+every 5 s, and nodes are listed every 6 hours: 30 days would be 518,400 rounds over all nodes.
+"""
+
+import asyncio
+import heapq
+import math
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import aggregator.quarantine.controller as controller_module
+from aggregator.health.model import (
+    Cleared,
+    ClearedBy,
+    Component,
+    Delta,
+    Fault,
+    Hello,
+    Snapshot,
+    Status,
+)
+from aggregator.quarantine.ledger import Kind, Transition
+from aggregator.quarantine.settings import Settings
+from tests.bench.faultplay import DAY, GPUS, PORTS, Agent, Line, Machine, Sign, State, Story, gpu
+from tests.support import virtualtime
+from tests.support.memorycluster import World
+from tests.support.replica import FakeLine, Replica, Turned, until
+
+LEAF = 32
+RACK = 8
+CLIQUE = 8
+#: An agent's latched faults that expire do so after this.
+EXPIRES = DAY
+#: Seconds: people find out about a node that is dead, and about one that nothing tells of.
+DEAD_FOUND, UNSEEN_FOUND = 2 * 3600.0, 2 * DAY
+_NEXT_LOOK = 60.0
+_STATUS = {"ok": Status.OK, "degraded": Status.DEGRADED, "failed": Status.FAILED}
+
+_WELL: tuple[tuple[str, str], ...] = (
+    *(("gpu-inventory", gpu(number)) for number in range(GPUS)),
+    *(("gpu-recovery", gpu(number)) for number in range(GPUS)),
+    *(("infiniband", f"mlx5_{number}/1") for number in range(PORTS)),
+    ("nic-link", "eth0"),
+    ("disk-write", "/var/lib"),
+    ("disk-readonly", "/"),
+    ("disk-space", "/"),
+    ("disk-nvme", "nvme1"),
+    ("disk-mounts", "/shared"),
+    ("dns", "dns://10.0.0.53"),
+)
+
+
+class LoopClock(Turned):
+    """The loop's own time."""
+
+    def __init__(self, loop: virtualtime.VirtualTimeLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def __call__(self) -> float:
+        return self._loop.time()
+
+
+@dataclass(eq=False, slots=True)
+class Trouble:
+    """A story as it was lived: until when, and when the node was given a taint for it."""
+
+    story: Story
+    over: float = math.inf
+    caught: float | None = None
+    latency: float | None = None
+
+    def at_work(self, now: float) -> bool:
+        """What ended by itself is seen to have ended at the next look."""
+        seen = _NEXT_LOOK if self.story.ends < math.inf else 0.0
+        return self.story.at <= now < self.over + seen
+
+
+@dataclass(eq=False, slots=True)
+class Played:
+    """A node and its agent. ``wrong``: who holds each component in which state, by trouble."""
+
+    name: str
+    boot: int = 0
+    version: str = "0.2.0"
+    driver: str = "570.86"
+    line: FakeLine = field(default_factory=FakeLine)
+    attached: bool = False
+    away_until: float = 0.0
+    booting: bool = False
+    states: dict[tuple[str, str], Component] = field(default_factory=dict)
+    wrong: dict[tuple[str, str], dict[Trouble, State]] = field(default_factory=dict)
+    latched: dict[tuple[str, str], Fault] = field(default_factory=dict)
+    troubles: list[Trouble] = field(default_factory=list)
+    quarantined: bool = False
+    seq: int = 0
+
+    @property
+    def boot_id(self) -> str:
+        return f"{self.name}-boot-{self.boot}"
+
+
+@dataclass
+class Outcome:
+    """What came of it. Times in seconds; ``latencies`` of explicit faults, ``seen`` of the others.
+
+    ``false`` and ``mass`` name the causes that were at work on the nodes that were wrongly taken.
+    """
+
+    troubles: list[Trouble] = field(default_factory=list)
+    quarantines: int = 0
+    right: int = 0
+    false: list[str] = field(default_factory=list)
+    mass: list[str] = field(default_factory=list)
+    held: dict[str, int] = field(default_factory=dict)
+    held_nodes: set[str] = field(default_factory=set)
+    events: int = 0
+
+
+class Play:
+    """Lives through ``stories`` for ``days``. ``restarts`` are when the aggregator is restarted."""
+
+    def __init__(
+        self,
+        loop: virtualtime.VirtualTimeLoop,
+        stories: list[Story],
+        *,
+        nodes: int,
+        days: float,
+        settings: Settings,
+        rng: random.Random,
+        restarts: tuple[float, ...] = (),
+    ) -> None:
+        self._loop = loop
+        self._end = days * DAY
+        self._settings = settings
+        self._rng = rng
+        self._machine = Machine(rng)
+        self._begun = loop.time()
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+        self._restarts = restarts
+        self._replica: Replica | None = None
+        self.outcome = Outcome()
+        self.world = World()
+        well = {key: Component(*key, Status.OK, "", "", self._begun) for key in _WELL}
+        self._nodes: list[Played] = []
+        for number in range(nodes):
+            name = f"node-{number:05}"
+            node = Played(name, states=dict(well))
+            labels = {
+                "network.topology.nvidia.com/leaf": f"leaf-{number // LEAF}",
+                "topology.kubernetes.io/rack": f"rack-{number // RACK}",
+                "nvidia.com/gpu.clique": f"clique-{number // CLIQUE}",
+            }
+            self.world.add_node(name, boot_id=node.boot_id, labels=labels)
+            self._nodes.append(node)
+        for story in stories:
+            self._at(story.at, lambda story=story: self._begin(story))  # type: ignore[misc]
+
+    async def run(self) -> Outcome:
+        await self._start_aggregator()
+        for at in self._restarts:
+            self._at(at, self._stop_aggregator)
+        while self._heap and self._heap[0][0] <= self._end:
+            at = self._heap[0][0]
+            wait = self._begun + at - self._loop.time()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            while self._heap and self._heap[0][0] <= at:
+                heapq.heappop(self._heap)[2]()
+                self.outcome.events += 1
+            if self._replica is None:
+                await asyncio.sleep(self._rng.uniform(20, 40))
+                await self._start_aggregator()
+            self._hear()
+        await asyncio.sleep(max(0.0, self._begun + self._end - self._loop.time()))
+        self._hear()
+        if self._replica is not None:
+            await self._replica.stop()
+        return self.outcome
+
+    # -- time ----------------------------------------------------------------------------
+
+    @property
+    def _now(self) -> float:
+        """Seconds since the play began."""
+        return self._loop.time() - self._begun
+
+    def _at(self, at: float, act: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._heap, (at, self._count, act))
+
+    # -- the aggregator --------------------------------------------------------------------
+
+    async def _start_aggregator(self) -> None:
+        self.world.listeners.clear()
+        replica = Replica(self.world, clock=LoopClock(self._loop), settings=self._settings)
+        await until(lambda: not replica.fleet.view_lost)
+        self._replica = replica
+        for node in self._nodes:
+            if self._now >= node.away_until:
+                back = self._now + self._rng.uniform(0.0, 30.0)
+                self._at(back, lambda node=node: self._attach(node))  # type: ignore[misc]
+
+    def _stop_aggregator(self) -> None:
+        assert self._replica is not None
+        self._hear()
+        self._replica.cluster.crashed.set()
+        self._replica.task.cancel()
+        self._replica = None
+        for node in self._nodes:
+            node.attached = False
+
+    def _hear(self) -> None:
+        if self._replica is None:
+            return
+        notes = self._replica.notes.transitions
+        for told in notes:
+            self._note(told)
+        notes.clear()
+        self.world.writes.clear()
+        self.world.announced.clear()
+
+    # -- agents ----------------------------------------------------------------------------
+
+    def _attach(self, node: Played) -> None:
+        if self._replica is None or node.attached or self._now < node.away_until:
+            return
+        node.attached, node.line = True, FakeLine()
+        told = Hello(
+            node.name,
+            node.boot_id,
+            f"epoch-{node.boot}",
+            node.version,
+            1,
+            "played",
+            traits={"driver": node.driver, "kernel": "6.8.0-87"},
+        )
+        self._replica.controller.attached(told, node.line)
+        self._replica.controller.heard(
+            node.name,
+            Snapshot(tuple(node.states.values()), tuple(node.latched.values())),
+            self._loop.time(),
+        )
+
+    def _send(self, node: Played, delta: Delta) -> None:
+        if self._replica is not None and node.attached:
+            self._replica.controller.heard(node.name, delta, self._loop.time())
+
+    def _leave(self, node: Played, down: float) -> None:
+        """Its agent ends, and comes back after ``down`` seconds."""
+        if self._replica is not None and node.attached:
+            self._replica.controller.detached(node.name, node.line, "its agent ended")
+        node.attached = False
+        node.away_until = self._now + down
+        if down < math.inf:
+            self._at(node.away_until, lambda: self._return(node))
+
+    def _return(self, node: Played) -> None:
+        if self._now >= node.away_until:
+            node.booting = False
+            self._attach(node)
+
+    # -- what happens ------------------------------------------------------------------------
+
+    def _begin(self, story: Story) -> None:
+        node = self._nodes[story.node]
+        if node.booting or node.away_until == math.inf:
+            return  # the machine is off: nothing happens on it
+        trouble = Trouble(story, over=_over(story))
+        node.troubles = [old for old in node.troubles if old.over > self._now - _NEXT_LOOK]
+        node.troubles.append(trouble)
+        self.outcome.troubles.append(trouble)
+        if story.sick and node.quarantined:
+            trouble.caught = self._now
+        for after, sign in story.signs:
+            self._at(
+                story.at + after,
+                lambda sign=sign: self._show(node, trouble, sign),  # type: ignore[misc]
+            )
+        if story.sick and story.unseen and story.ends == math.inf:
+            dead = any(isinstance(sign, Agent) for _, sign in story.signs)
+            found = DEAD_FOUND if dead else UNSEEN_FOUND
+            self._at(story.at + found, lambda: self._repair(node, trouble))
+
+    def _show(self, node: Played, trouble: Trouble, sign: Sign) -> None:
+        lasting = trouble.story.sick and trouble.story.ends == math.inf
+        if lasting and not trouble.at_work(self._now):
+            return  # it was repaired before it showed
+        match sign:
+            case Line():
+                if not node.booting and node.away_until < math.inf:
+                    self._latch(node, sign)
+            case State():
+                self._state(node, trouble, sign)
+            case Agent():
+                self._agent(node, sign)
+
+    def _agent(self, node: Played, sign: Agent) -> None:
+        if node.away_until == math.inf or node.booting:
+            return
+        node.version = sign.version or node.version
+        node.driver = sign.driver or node.driver
+        if sign.boot:
+            self._boot(node)
+        self._leave(node, sign.down)
+
+    def _boot(self, node: Played) -> None:
+        """Another boot: what the log said is history; what is broken stays so."""
+        node.boot += 1
+        node.booting = True
+        node.latched.clear()
+        for trouble in node.troubles:
+            by_log = any(isinstance(sign, Line) for _, sign in trouble.story.signs)
+            if trouble.story.sick and by_log and trouble.over == math.inf:
+                trouble.over = self._now
+                self._mend(node, trouble)
+        self.world.set_node(replace(self.world.nodes[node.name], boot_id=node.boot_id))
+
+    def _latch(self, node: Played, line: Line) -> None:
+        now = self._loop.time()
+        key = (line.code, line.component)
+        known = node.latched.get(key)
+        node.seq += 1
+        if known is not None:
+            occurrences = (*known.occurrences, now)[-32:]
+            fault = replace(known, last_at=now, count=known.count + 1, occurrences=occurrences)
+        else:
+            fault = Fault(
+                code=line.code,
+                check="xid",
+                component=line.component,
+                message=f"NVRM: {line.code}",
+                boot_id=node.boot_id,
+                source="kmsg",
+                source_seq=node.seq,
+                first_at=now,
+                last_at=now,
+                count=1,
+                cleared_by=ClearedBy(line.ends),
+                details={"verdict": line.verdict} if line.verdict else {},
+                occurrences=(now,),
+            )
+        node.latched[key] = fault
+        self._send(node, Delta(faults=(fault,)))
+        if fault.cleared_by is ClearedBy.EXPIRY:
+            self._at(self._now + EXPIRES, lambda: self._expire(node, fault))
+
+    def _expire(self, node: Played, fault: Fault) -> None:
+        if node.latched.get(fault.key) is fault:
+            del node.latched[fault.key]
+            self._send(node, Delta(cleared=(Cleared(fault.code, fault.component, "expiry"),)))
+
+    def _state(self, node: Played, trouble: Trouble, state: State) -> None:
+        key = (state.check, state.component)
+        if state.status == "ok":
+            node.wrong.get(key, {}).pop(trouble, None)
+        else:
+            node.wrong.setdefault(key, {})[trouble] = state
+        self._look(node, key)
+
+    def _mend(self, node: Played, trouble: Trouble) -> None:
+        """It shows no more. The agent sees that at its next look, or when it is back."""
+        for key, holders in node.wrong.items():
+            if holders.pop(trouble, None) is not None:
+                self._look(node, key)
+
+    def _look(self, node: Played, key: tuple[str, str]) -> None:
+        holders = node.wrong.get(key)
+        wrong = next(iter(holders.values())) if holders else State(*key, "ok")
+        before = node.states[key]
+        status = _STATUS[wrong.status]
+        if (before.status, before.reason) != (status, wrong.reason):
+            since = before.since if before.status is status else self._loop.time()
+            node.states[key] = Component(*key, status, wrong.reason, "", since)
+            self._send(node, Delta(components=(node.states[key],)))
+
+    # -- people ------------------------------------------------------------------------------
+
+    def _repair(self, node: Played, trouble: Trouble | None = None) -> None:
+        """Mend all that is broken, and boot. With a trouble: only if that is still at work."""
+        if trouble is not None and not trouble.at_work(self._now):
+            return
+        if trouble is None and not node.quarantined:
+            return
+        for known in node.troubles:
+            if not known.story.mass and known.story.ends == math.inf:
+                known.over = min(known.over, self._now)
+                self._mend(node, known)
+        self._boot(node)
+        self._leave(node, self._rng.uniform(240.0, 600.0))
+
+    def _note(self, told: Transition) -> None:
+        if told.kind is Kind.HELD:
+            limit = told.details.get("limit", "")
+            self.outcome.held[limit] = self.outcome.held.get(limit, 0) + 1
+            self.outcome.held_nodes.add(told.node)
+        if not told.node.startswith("node-"):
+            return
+        node = self._nodes[int(told.node.removeprefix("node-"))]
+        at = told.at - self._begun
+        if told.kind is Kind.CORDONED:
+            node.quarantined = True
+            self._judge(node, at)
+            self._at(at + self._machine.repair_takes(), lambda: self._repair(node))
+        elif told.kind in (Kind.RELEASED, Kind.OVERRULED):
+            node.quarantined = False
+
+    def _judge(self, node: Played, at: float) -> None:
+        """Was it right?"""
+        self.outcome.quarantines += 1
+        at_work = [trouble for trouble in node.troubles if trouble.at_work(at)]
+        sick = [trouble for trouble in at_work if trouble.story.sick]
+        for trouble in sick:
+            if trouble.caught is None:
+                trouble.caught = at
+                trouble.latency = at - trouble.story.at
+        if sick:
+            self.outcome.right += 1
+        elif mass := [t.story.mass for t in node.troubles if t.story.mass]:
+            self.outcome.mass.append(mass[-1])
+        else:
+            causes = [t.story.cause for t in node.troubles]
+            self.outcome.false.append(causes[-1] if causes else "nothing")
+
+
+def _over(story: Story) -> float:
+    """When it is over by itself: what is no fault has an end, a day after a line of its own."""
+    if story.sick or story.ends < math.inf:
+        return story.at + story.ends
+    lines = any(isinstance(sign, Line) for _, sign in story.signs)
+    last = max((after for after, _ in story.signs), default=0.0)
+    return story.at + last + (EXPIRES if lines else 3600.0)
+
+
+@contextmanager
+def fewer_rounds() -> Iterator[None]:
+    """See the module's word."""
+    before = controller_module.ROUNDS, controller_module.REFRESH
+    controller_module.ROUNDS, controller_module.REFRESH = 60.0, 6 * 3600.0
+    try:
+        yield
+    finally:
+        controller_module.ROUNDS, controller_module.REFRESH = before
+
+
+def play(
+    stories: list[Story],
+    *,
+    nodes: int,
+    days: float,
+    settings: Settings,
+    rng: random.Random,
+    restarts: tuple[float, ...] = (),
+) -> Outcome:
+    """Live through it, in virtual time."""
+
+    async def main() -> Outcome:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, virtualtime.VirtualTimeLoop)
+        acted = Play(
+            loop, stories, nodes=nodes, days=days, settings=settings, rng=rng, restarts=restarts
+        )
+        return await acted.run()
+
+    with fewer_rounds():
+        return virtualtime.run(main())

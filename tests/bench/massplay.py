@@ -1,0 +1,110 @@
+"""What goes wrong for many nodes at once, and is the fault of none of them: one a week.
+
+Like `faultplay`: it knows machines, not who judges them. ``leaf`` nodes hang on one leaf switch.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+
+from tests.bench.faultplay import DAY, GPUS, PORTS, Agent, Machine, Story, gpu
+
+WEEK = 7 * DAY
+#: The first comes when the fleet has been up for half a week.
+FIRST = 3.5 * DAY
+
+
+def dns_down(machine: Machine, at: float, nodes: int, leaf: int) -> Iterator[Story]:
+    """The one name server that all ask does not answer for 45 minutes."""
+    del leaf
+    for node in range(nodes):
+        down = machine.state("dns", "dns://10.0.0.53", "failed", "timeout")
+        back = machine.state("dns", "dns://10.0.0.53", "ok", after=2700.0)
+        yield Story(at, node, "dns-down", sick=False, signs=(down, back), mass="dns-down")
+
+
+def file_server_hangs(machine: Machine, at: float, nodes: int, leaf: int) -> Iterator[Story]:
+    """A file server that all mount hangs for 20 minutes."""
+    del leaf
+    for node in range(nodes):
+        hangs = machine.state("disk-mounts", "/shared", "failed", "hung")
+        back = machine.state("disk-mounts", "/shared", "ok", after=1200.0)
+        yield Story(at, node, "file-server", sick=False, signs=(hangs, back), mass="file-server")
+
+
+def driver_roll(machine: Machine, at: float, nodes: int, leaf: int) -> Iterator[Story]:
+    """A new driver, 100 nodes every two minutes, whose recovery field reads wrong on every GPU.
+
+    It goes on over all nodes, and is rolled back four hours later, as fast.
+    """
+    del leaf
+    for node in range(nodes):
+        wave = 120.0 * (node // 100)
+        wrong = [
+            machine.state("gpu-recovery", gpu(number), "failed", "gpu-reset", after=wave + 40.0)
+            for number in range(GPUS)
+        ]
+        over = 4 * 3600.0 + wave
+        right = [
+            machine.state("gpu-recovery", gpu(number), "ok", after=over + 40.0)
+            for number in range(GPUS)
+        ]
+        signs = (
+            (wave, Agent(30.0, driver="580.10")),
+            *wrong,
+            (over, Agent(30.0, driver="570.86")),
+            *right,
+        )
+        yield Story(at, node, "driver-roll", sick=False, signs=signs, mass="driver-roll")
+
+
+def switch_down(machine: Machine, at: float, nodes: int, leaf: int) -> Iterator[Story]:
+    """One leaf switch is off for 90 minutes: every port of its nodes."""
+    first = machine.rng.randrange(max(1, nodes // leaf)) * leaf
+    for node in range(first, min(nodes, first + leaf)):
+        ports = [f"mlx5_{number}/1" for number in range(PORTS)]
+        looked = machine.rng.uniform(0.0, 30.0)
+        down = [machine.state("infiniband", port, "failed", "link-down") for port in ports]
+        back = [machine.state("infiniband", port, "ok", after=5400.0) for port in ports]
+        # One look sees all ports of a node.
+        signs = [(looked, sign) for _, sign in down] + [(5400.0 + looked, sign) for _, sign in back]
+        yield Story(at, node, "switch-down", sick=False, signs=tuple(signs), mass="switch-down")
+
+
+def bad_agent(machine: Machine, at: float, nodes: int, leaf: int) -> Iterator[Story]:
+    """A new agent, 50 nodes a minute, that miscounts GPUs; after 40 minutes it is rolled back."""
+    del leaf
+    rolled_out = min(nodes, 50 * 40)
+    for node in range(rolled_out):
+        wave = 60.0 * (node // 50) + machine.rng.uniform(0.0, 60.0)
+        over = 2400.0 + wave
+        signs = (
+            (wave, Agent(10.0, version="0.2.1")),
+            machine.state("gpu-inventory", gpu(7), "failed", "missing", after=wave + 12.0),
+            (over, Agent(10.0, version="0.2.0")),
+            machine.state("gpu-inventory", gpu(7), "ok", after=over + 12.0),
+        )
+        yield Story(at, node, "bad-agent", sick=False, signs=signs, mass="bad-agent")
+
+
+EVENTS: tuple[Callable[[Machine, float, int, int], Iterator[Story]], ...] = (
+    dns_down,
+    driver_roll,
+    switch_down,
+    bad_agent,
+    file_server_hangs,
+)
+
+
+def mass_events(
+    nodes: int, days: float, rng: random.Random, *, leaf: int, first: float = FIRST
+) -> list[Story]:
+    """One a week from ``first`` on, each time another, in an order of chance."""
+    machine = Machine(rng)
+    order = list(EVENTS)
+    rng.shuffle(order)
+    stories: list[Story] = []
+    at, number = first, 0
+    while at < days * DAY:
+        stories += order[number % len(order)](machine, at, nodes, leaf)
+        at, number = at + WEEK, number + 1
+    return stories
