@@ -32,6 +32,9 @@ SEVERITY = {
     Kind.COMMON_CAUSE: "critical",
     Kind.COMMON_CAUSE_OVER: "info",
     Kind.COOLDOWN: "warning",
+    Kind.NETWORK_BLAMED: "critical",
+    Kind.NETWORK_CLEARED: "info",
+    Kind.NODE_LOST: "warning",
 }
 DEFAULT_KINDS = frozenset(SEVERITY)
 
@@ -76,6 +79,8 @@ def alert_of(transition: Transition) -> Alert | None:
     action = transition.details.get("action", "")
     told = transition.details.get("limit", "") == "limits.cooldown"
     if kind in (Kind.INCIDENT_OPENED, Kind.HELD) and (told or "cause" in transition.details):
+        return None
+    if kind in (Kind.NETWORK_BLAMED, Kind.NETWORK_CLEARED) and "cause" in transition.details:
         return None
     severity = SEVERITY.get(kind, "info")
     if kind in (Kind.INCIDENT_OPENED, Kind.INCIDENT_CHANGED, Kind.INCIDENT_CLOSED):
@@ -130,6 +135,27 @@ class Ends:
 _UNDONE = frozenset(kind for kind in Kind if kind.value.startswith(("quarantine.", "pod.")))
 
 
+#: What comes and goes: each ends what was said of its opposite.
+_OVER = {
+    Kind.AGENT_BACK: frozenset({Kind.AGENT_SILENT, Kind.SILENT_FAILING}),
+    Kind.AGENT_SILENT: frozenset({Kind.AGENT_BACK}),
+    Kind.RESUMED: frozenset({Kind.STOPPED}),
+    Kind.STOPPED: frozenset({Kind.RESUMED}),
+    Kind.COMMON_CAUSE: frozenset({Kind.COMMON_CAUSE_OVER}),
+    Kind.COMMON_CAUSE_OVER: frozenset({Kind.COMMON_CAUSE}),
+    Kind.COOLDOWN: frozenset({Kind.COOLDOWN_OVER}),
+    Kind.COOLDOWN_OVER: frozenset({Kind.COOLDOWN}),
+    Kind.NETWORK_BLAMED: frozenset({Kind.NETWORK_CLEARED}),
+    Kind.NETWORK_CLEARED: frozenset({Kind.NETWORK_BLAMED}),
+    Kind.NODE_LOST: frozenset({Kind.NODE_FOUND}),
+    Kind.NODE_FOUND: frozenset({Kind.NODE_LOST}),
+}
+#: Of these there may be several at a time, told apart by their incident.
+_BY_CAUSE = frozenset(
+    {Kind.COMMON_CAUSE, Kind.COMMON_CAUSE_OVER, Kind.NETWORK_BLAMED, Kind.NETWORK_CLEARED}
+)
+
+
 def ends(transition: Transition) -> Ends | None:
     """What may be said anew after this; None where it ends nothing."""
     node = transition.node
@@ -140,23 +166,11 @@ def ends(transition: Transition) -> Ends | None:
             return Ends(node, frozenset({Kind.HELD, Kind.WOULD_ACT, Kind.RELEASED, Kind.OVERRULED}))
         case Kind.RELEASED | Kind.OVERRULED:
             return Ends(node, _UNDONE - {Kind.RELEASED, Kind.OVERRULED})
-        case Kind.AGENT_BACK:
-            return Ends(node, frozenset({Kind.AGENT_SILENT, Kind.SILENT_FAILING}))
-        case Kind.AGENT_SILENT:
-            return Ends(node, frozenset({Kind.AGENT_BACK}))
-        case Kind.RESUMED:
-            return Ends("", frozenset({Kind.STOPPED}))
-        case Kind.STOPPED:
-            return Ends("", frozenset({Kind.RESUMED}))
-        case Kind.COMMON_CAUSE:
-            return Ends("", frozenset({Kind.COMMON_CAUSE_OVER}), transition.incident)
-        case Kind.COMMON_CAUSE_OVER:
-            return Ends("", frozenset({Kind.COMMON_CAUSE}), transition.incident)
-        case Kind.COOLDOWN:
-            return Ends("", frozenset({Kind.COOLDOWN_OVER}))
-        case Kind.COOLDOWN_OVER:
-            return Ends("", frozenset({Kind.COOLDOWN}))
-    return None
+    over = _OVER.get(transition.kind)
+    if over is None:
+        return None
+    which = transition.incident if transition.kind in _BY_CAUSE else ""
+    return Ends(node, over, which)
 
 
 def together(alerts: Sequence[Alert]) -> list[Alert]:

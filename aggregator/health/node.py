@@ -11,6 +11,7 @@ Invariants:
 from collections.abc import Iterable
 from dataclasses import replace
 from hashlib import blake2b
+from itertools import chain
 
 from aggregator.health.model import (
     Cleared,
@@ -55,6 +56,7 @@ class NodeHealth:
         "components",
         "faults",
         "has_snapshot",
+        "inferred",
         "lost",
         "node",
         "own",
@@ -74,6 +76,8 @@ class NodeHealth:
         #: Of the components those that the aggregator itself speaks of; no agent does.
         self.own: dict[tuple[str, str], Component] = {}
         self.faults: dict[tuple[str, str], Fault] = {}
+        #: Level evidence that other nodes give of this one; no part of what its agent knows.
+        self.inferred: dict[tuple[str, str], Component] = {}
         #: (code, component) -> how; an empty code stands for every code of the component.
         self.cleared: dict[tuple[str, str], str] = {}
         self.lost: list[Lost] = []
@@ -177,6 +181,14 @@ class NodeHealth:
             return explicit
         general = self.cleared.get(("", component), "")
         return general if general and ends(general, cleared_by, explicit=False) else ""
+
+    def levels(self) -> Iterable[Component]:
+        """All level evidence of the node: its own agent's, and what others say of it."""
+        return chain(self.components.values(), self.inferred.values())
+
+    def level(self, key: tuple[str, str]) -> Component | None:
+        """One of `levels`."""
+        return self.components.get(key) or self.inferred.get(key)
 
     def worst_is_degraded(self) -> bool:
         """Whether anything is degraded or failed, or any fault of this boot is latched."""

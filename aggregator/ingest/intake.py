@@ -57,6 +57,10 @@ class Line(Protocol):
 class Intake(Protocol):
     """Who takes the evidence in: the controller."""
 
+    def placed(self, node: str, address: str) -> None:
+        """Other nodes are told to look for the node at ``address``; empty: nowhere (any more)."""
+        ...
+
     def attached(self, hello: Hello, line: Line) -> None:
         """A stream whose identity is proven said Hello. Its snapshot has not come yet."""
         ...

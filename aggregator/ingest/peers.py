@@ -67,6 +67,14 @@ class Rings:
         if not self._nodes[address]:
             del self._nodes[address]
 
+    def address(self, node: str) -> str:
+        """Where others look for the node; empty: nowhere."""
+        return self._address.get(node, "")
+
+    def at(self, address: str) -> tuple[str, ...]:
+        """The nodes that come from an address."""
+        return tuple(self._nodes.get(address, ()))
+
     def peers(self, node: str) -> tuple[str, ...]:
         """Up to ``DEGREE`` addresses of other nodes, in order; the same for the same nodes."""
         # A node that nobody can probe still probes others, from where its name puts it.

@@ -16,6 +16,9 @@ GRACE = 600.0
 #: Seconds between two rounds of naming peers, and how many streams are looked at in one second.
 PEERS_EVERY = 60.0
 PEERS_AT_ONCE = 200
+#: For so many seconds after its stream has ended a node is still looked for: whether others reach
+#: it tells a dead agent from a dead network, and an agent that is restarted moves nobody's peers.
+LINGER = 600.0
 
 
 class StreamTable:
@@ -28,6 +31,7 @@ class StreamTable:
         self._by_node: dict[str, Stream] = {}
         self._conflicts = Conflicts()
         self._rings = Rings()
+        self._left: dict[str, float] = {}  # nodes without a stream that are still looked for
         self._to_name: list[Stream] = []
         self._name_again = rules.now() + PEERS_EVERY
         self._excused_until = float("-inf")
@@ -39,7 +43,7 @@ class StreamTable:
             self._stats.superseded += 1
             older.supersede(stream.peer)
         self._by_node[stream.node] = stream
-        self._rings.put(stream.node, address_of(stream.peer))
+        self._place(stream.node, address_of(stream.peer))
         self._stats.attached = len(self._by_node)
         if self._conflicts.attached(stream.node, stream.instance, self._rules.now()):
             self._stats.conflicts += 1
@@ -55,7 +59,7 @@ class StreamTable:
         self._conflicts.heard(stream.node, stream.instance, stream.last_heard)
         if self._by_node.get(stream.node) is stream:
             del self._by_node[stream.node]
-            self._rings.remove(stream.node)
+            self._left[stream.node] = self._rules.now()
             self._stats.attached = len(self._by_node)
 
     def tick(self) -> None:
@@ -71,12 +75,27 @@ class StreamTable:
         self._stats.overdue = overdue
         for node in self._conflicts.over(now):
             self._intake.conflict(node, "")
-
+        for node in [node for node, since in self._left.items() if now - since >= LINGER]:
+            self._unplace(node)
         self._name_peers(now)
 
     def peers(self, stream: Stream) -> tuple[str, ...]:
         """The addresses that this stream's node is to probe."""
         return self._rings.peers(stream.node)
+
+    def _place(self, node: str, address: str) -> None:
+        """The node is to be looked for there; who has left that address is no more."""
+        self._left.pop(node, None)
+        for other in self._rings.at(address):
+            if other in self._left:
+                self._unplace(other)
+        self._rings.put(node, address)
+        self._intake.placed(node, address)
+
+    def _unplace(self, node: str) -> None:
+        self._left.pop(node, None)
+        self._rings.remove(node)
+        self._intake.placed(node, "")
 
     def _name_peers(self, now: float) -> None:
         """Nodes come and go: once in a while each is told of its peers anew, a few at a time."""

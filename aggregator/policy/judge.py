@@ -105,7 +105,7 @@ def _well_since(incident: Incident, health: NodeHealth, now: float) -> float:
     since = incident.recovering_since
     for item in incident.evidence:
         if item.cleared_by is None:
-            component = health.components.get((item.code.partition(":")[0], item.component))
+            component = health.level((item.code.partition(":")[0], item.component))
             if component is not None:
                 since = max(since, well_since(component))
     return min(since, now)
@@ -226,7 +226,7 @@ def _level_over(
     check, _, reason = item.code.partition(":")
     if health.cleared.get((check, item.component)) == "gone":
         return "gone"
-    component = health.components.get((check, item.component))
+    component = health.level((check, item.component))
     if component is None or (component.status is Status.UNKNOWN and not seen_well(component)):
         return item.over
     if reason == FLAPS:

@@ -87,7 +87,7 @@ class Match:
 
 def matches(policy: Policy, health: NodeHealth, now: float) -> Iterator[Match]:
     """Every rule that meets some evidence of the node, in the order of the rules."""
-    failed = [one for one in health.components.values() if one.status is Status.FAILED]
+    failed = [one for one in health.levels() if one.status is Status.FAILED]
     for rule in policy.rules:
         if rule.flaps:
             yield from _flapping(rule, health, now)

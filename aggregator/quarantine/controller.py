@@ -30,6 +30,7 @@ from aggregator.quarantine.registrar import Registrar
 from aggregator.quarantine.releasing import Releasing
 from aggregator.quarantine.settings import Settings, limits_for_people
 from aggregator.quarantine.suspecting import Suspecting
+from aggregator.quarantine.triangulating import Triangulating
 
 #: Held proposals, silence and the fleet's size are looked at again so often (seconds).
 ROUNDS = 5.0
@@ -132,6 +133,14 @@ class Controller:
             silent_action=settings.silent_action,
         )
         self._judging = judging
+        self._triangulating = triangulating = Triangulating(
+            census=census,
+            fleet=fleet,
+            ledger=ledger,
+            clocks=clocks,
+            labels=settings.common.domain_labels,
+            judge=judging.judge,
+        )
         self._looking = Looking(
             cluster=cluster, census=census, judging=judging, acts=acts, clocks=clocks
         )
@@ -143,6 +152,7 @@ class Controller:
             policy=policy,
             clocks=clocks,
             silent_after=settings.silent_after,
+            triangulating=triangulating,
             witness=witness or NoWitness(),
         )
         self._following = Following(
@@ -153,6 +163,7 @@ class Controller:
             attending=attending,
             judging=judging,
             suspecting=suspecting,
+            triangulating=triangulating,
             fleet=fleet,
             ledger=ledger,
             clocks=clocks,
@@ -200,6 +211,7 @@ class Controller:
             for part in parts:
                 part.cancel()
             await asyncio.gather(*parts, return_exceptions=True)
+            self._triangulating.close()
             for case in self._census.cases():
                 for task in (case.task, case.trail):
                     if task is not None:
@@ -237,6 +249,7 @@ class Controller:
         waiting = quorum(self._settings.limits, self._census.size())
         self._fleet.waiting_for_quorum = waiting.reason if waiting is not None else ""
         self._suspecting.go_round(self._registrar.record)
+        self._triangulating.go_round()
 
     def say(self, node: str, component: Component) -> bool:
         """Evidence about a node in our own name; False: its agent was not heard yet."""
@@ -248,6 +261,9 @@ class Controller:
         return True
 
     # -- ingest's Intake -----------------------------------------------------------
+
+    def placed(self, node: str, address: str) -> None:
+        self._triangulating.placed(node, address)
 
     def attached(self, hello: Hello, line: Line) -> None:
         self._hearing.attached(hello, line)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from aggregator.health.node import NodeHealth
 from aggregator.policy.incident import Incident
 from aggregator.policy.lemons import Lemon
+from aggregator.policy.network.verdict import Verdict
 from aggregator.quarantine.cluster import NodeMeta, Quarantine
 from aggregator.quarantine.decide.common import CommonCause
 from aggregator.quarantine.decide.words import Word
@@ -90,6 +91,7 @@ class Fleet:
     causes: Mapping[str, CommonCause] = field(default_factory=dict)  # open common causes, by id
     cooling: str = ""  # until when nothing new is admitted, and why; empty: it is
     admitted_lately: int = 0  # within the limits' window
+    network: Mapping[str, Verdict] = field(default_factory=dict)  # blamed now, by subject
 
     def patient(self, node: str) -> Patient:
         """The node's patient, made when there is none yet."""

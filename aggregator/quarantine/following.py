@@ -26,6 +26,7 @@ from aggregator.quarantine.judging import Judging
 from aggregator.quarantine.ledger import Kind, Ledger, Transition
 from aggregator.quarantine.registrar import Registrar
 from aggregator.quarantine.suspecting import Suspecting
+from aggregator.quarantine.triangulating import Triangulating
 
 log = logging.getLogger("sickbay.quarantine")
 
@@ -46,6 +47,7 @@ class Following:
         attending: Attending,
         judging: Judging,
         suspecting: Suspecting,
+        triangulating: Triangulating,
         fleet: Fleet,
         ledger: Ledger,
         clocks: Clocks,
@@ -57,6 +59,7 @@ class Following:
         self._attending = attending
         self._judging = judging
         self._suspecting = suspecting
+        self._triangulating = triangulating
         self._fleet = fleet
         self._ledger = ledger
         self._clocks = clocks
@@ -146,12 +149,14 @@ class Following:
             log.warning("the nodes can't be listed", extra={"error": str(error)})
             return False
         self._census.listed(nodes)
+        self._triangulating.listed(nodes)
         for meta in nodes:
             self._node_listed(self._census.case(meta.name), meta)
         for case in self._census.cases():
             if self._is_no_more(case):
                 self._census.forget(case)
                 self._suspecting.forget(case)
+                self._triangulating.forget(case.node)
         return True
 
     def _is_no_more(self, case: Case) -> bool:

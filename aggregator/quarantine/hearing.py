@@ -14,6 +14,7 @@ from aggregator.quarantine.case import Case
 from aggregator.quarantine.census import Census
 from aggregator.quarantine.judging import Judging
 from aggregator.quarantine.ledger import Kind, Witness
+from aggregator.quarantine.triangulating import Triangulating
 
 log = logging.getLogger("sickbay.quarantine")
 
@@ -37,6 +38,7 @@ class Hearing:
         policy: Policy,
         clocks: Clocks,
         silent_after: float,
+        triangulating: Triangulating,
         witness: Witness,
     ) -> None:
         self._census = census
@@ -46,6 +48,7 @@ class Hearing:
         self._policy = policy
         self._clocks = clocks
         self._silent_after = silent_after
+        self._triangulating = triangulating
         self._witness = witness
         self._lines: dict[str, Line] = {}
 
@@ -55,6 +58,7 @@ class Hearing:
         patient = case.patient
         if patient.health is None:
             patient.health = NodeHealth(hello)
+            self._triangulating.renew(case)
         else:
             patient.health.greet(hello)
         silent = not patient.attached and patient.last_heard is not None
@@ -89,6 +93,7 @@ class Hearing:
             self._acts.note(
                 case, Kind.EVIDENCE_LOST, f"evidence lost ({lost.source}): {lost.message}"
             )
+        self._triangulating.heard(node, evidence)
         self._judging.judge(case)
         self._witness.told(node, evidence, at)
         if not signs or (node_read and not self._attending.busy(case)):
@@ -120,6 +125,7 @@ class Hearing:
         case.patient.attached = False
         case.patient.last_heard = self._clocks.now()
         self._unanswered(case)
+        self._triangulating.silent(node)
         self._witness.left(node)
         log.info("agent detached", extra={"node": node, "reason": reason})
 
@@ -129,6 +135,7 @@ class Hearing:
         text = f"its agent spoke for another Node of this name{whose}, which is gone"
         case.disown(self._policy, self._clocks.now())
         self._unanswered(case)
+        self._triangulating.silent(case.node)
         self._acts.note(case, Kind.AGENT_CONFLICT, f"{text}: not heard")
         line = self._lines.pop(case.node, None)
         if line is not None:

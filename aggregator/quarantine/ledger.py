@@ -43,6 +43,10 @@ class Kind(enum.StrEnum):
     COMMON_CAUSE_OVER = "fleet.common-cause-over"
     COOLDOWN = "fleet.cooldown"
     COOLDOWN_OVER = "fleet.cooldown-over"
+    NETWORK_BLAMED = "network.blamed"  # a target, or what several nodes share: no node
+    NETWORK_CLEARED = "network.cleared"
+    NODE_LOST = "network.node_lost"  # nobody reaches it, and its agent is silent
+    NODE_FOUND = "network.node_found"
 
 
 @dataclass(frozen=True, slots=True)

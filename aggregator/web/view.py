@@ -374,7 +374,7 @@ def node(
             shapes.Overruled(code=one.code, component=one.component, cleared_by=one.cleared_by)
             for one in sorted(patient.overruled)
         ],
-        components=components(health.components.values(), moment) if health else [],
+        components=components(health.levels(), moment) if health else [],
         faults=faults(health.faults.values(), moment) if health else [],
         checks=[
             shapes.Check(name=check.name, interval=check.interval, off_because=check.off_because)

@@ -13,7 +13,7 @@ from aggregator.ingest.identity import Caller, TrustingAuthenticator
 from aggregator.ingest.peers import DEGREE, Rings, address_of
 from aggregator.ingest.stats import IngestStats, Sparingly
 from aggregator.ingest.stream import Rules, Stream
-from aggregator.ingest.streams import PEERS_EVERY, StreamTable
+from aggregator.ingest.streams import LINGER, PEERS_EVERY, StreamTable
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.support import evidence as said
 from tests.support.intake import RecordingIntake, until
@@ -196,4 +196,35 @@ async def test_agents_are_told_of_their_peers_and_again_when_they_change(ward: W
     ward.table.tick()
     await asyncio.sleep(0)
     assert (len(first.peers()), len(second.peers())) == (2, 1), "what is known is not told again"
+    ward.table.close_all("the test is over")
+
+
+async def test_a_node_whose_stream_has_ended_is_looked_for_a_while(ward: Ward) -> None:
+    await ward.attach("n1", "10.0.0.1")
+    second = await ward.attach("n2", "10.0.0.2")
+    assert ward.intake.places == {"n1": "10.0.0.1", "n2": "10.0.0.2"}
+    ward.tasks[0].cancel()
+    await until(lambda: ("detached", "n1") in {event[:2] for event in ward.intake.events})
+    ward.now += LINGER - 1
+    ward.table.tick()
+    await asyncio.sleep(0)
+    assert second.peers() == [["10.0.0.1"]], "who does not answer now is asked on"
+    assert ward.intake.places["n1"] == "10.0.0.1"
+    ward.now += 1 + PEERS_EVERY
+    ward.table.tick()
+    await until(lambda: second.peers() == [["10.0.0.1"], []])
+    assert ward.intake.places["n1"] == ""
+    ward.table.close_all("the test is over")
+
+
+async def test_who_takes_the_address_of_a_node_that_has_left_is_looked_for_there(
+    ward: Ward,
+) -> None:
+    await ward.attach("n1", "10.0.0.1")
+    ward.tasks[0].cancel()
+    await until(lambda: ("detached", "n1") in {event[:2] for event in ward.intake.events})
+    await ward.attach("n1-replaced", "10.0.0.1")
+    assert ward.intake.places == {"n1": "", "n1-replaced": "10.0.0.1"}
+    second = await ward.attach("n2", "10.0.0.2")
+    assert second.peers() == [["10.0.0.1"]]
     ward.table.close_all("the test is over")

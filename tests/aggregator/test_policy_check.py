@@ -14,7 +14,7 @@ from tests.support.replica import shipped_policy
 SOURCE = Path(__file__).parents[2]
 CHECKS = parse_checks((SOURCE / "aggregator/policy/checks.yaml").read_text())
 #: The agent's about itself, and the aggregator's; no checks of the registry.
-OWN_WORDS = {"kernel-log", "agent-state", "lemon"}
+OWN_WORDS = {"kernel-log", "agent-state", "lemon", "triangulation"}
 
 
 def rule(text: str) -> str:

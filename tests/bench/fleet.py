@@ -24,6 +24,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 
 from aggregator.quarantine.decide.admission import Limits
+from aggregator.quarantine.decide.common import CommonLimits
 from aggregator.quarantine.settings import Settings
 from tests.bench.faultplay import DAY, Story, background
 from tests.bench.figures import percentile, table, write
@@ -33,7 +34,13 @@ from tests.support.replica import SETTINGS
 
 #: The shipped limits, but for the count: at 4 hours for a repair some twelve of 7,500 nodes are in
 #: quarantine at any time, by chance twice as many, and the shipped 20 is for a smaller fleet.
-FLEET_SETTINGS: Settings = replace(SETTINGS, limits=Limits(concurrent=100))
+FLEET_SETTINGS: Settings = replace(
+    SETTINGS,
+    limits=Limits(concurrent=100),
+    common=CommonLimits(
+        domain_labels=("network.topology.nvidia.com/leaf", "topology.kubernetes.io/rack")
+    ),
+)
 
 #: A job of 256 GPUs runs on the node that fails; PyTorch's NCCL watchdog ends what hangs after 10
 #: minutes; after an interruption it takes 10 minutes until the job is where it was (restart, and

@@ -4,8 +4,9 @@ Virtual time and a cluster in memory; agents are played: each keeps what a real 
 and sends what has changed. People are played too: a node that is quarantined is repaired and booted
 after a while, one that nobody saw fail is found in the end.
 
-The controller's rounds, which look at what is held and at silence, come every minute instead of
-every 5 s, and nodes are listed every 6 hours: 30 days would be 518,400 rounds over all nodes.
+The controller's rounds look at all nodes every 5 s, for what is held and for silence: 518,400 in
+30 days. Here they come every 10 minutes while nothing happens to many at once, and every 10 s from
+before a mass event until after it; nodes are listed every 6 hours. All else is as it is.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import aggregator.quarantine.controller as controller_module
+import aggregator.quarantine.looking as looking_module
 from aggregator.health.model import (
     Cleared,
     ClearedBy,
@@ -42,6 +44,10 @@ EXPIRES = DAY
 #: Seconds: people find out about a node that is dead, and about one that nothing tells of.
 DEAD_FOUND, UNSEEN_FOUND = 2 * 3600.0, 2 * DAY
 _NEXT_LOOK = 60.0
+#: Seconds between rounds: in quiet times, and around a mass event.
+QUIET_ROUNDS, BUSY_ROUNDS = 600.0, 10.0
+#: Rounds are frequent for so long after the last that a mass event did.
+_AFTERMATH = 2 * 3600.0
 _STATUS = {"ok": Status.OK, "degraded": Status.DEGRADED, "failed": Status.FAILED}
 
 _WELL: tuple[tuple[str, str], ...] = (
@@ -163,6 +169,9 @@ class Play:
             }
             self.world.add_node(name, boot_id=node.boot_id, labels=labels)
             self._nodes.append(node)
+        for first, last in _mass_times(stories):
+            self._at(first - QUIET_ROUNDS, lambda: _rounds(BUSY_ROUNDS))
+            self._at(last + _AFTERMATH, lambda: _rounds(QUIET_ROUNDS))
         for story in stories:
             self._at(story.at, lambda story=story: self._begin(story))  # type: ignore[misc]
 
@@ -442,15 +451,31 @@ def _over(story: Story) -> float:
     return story.at + last + (EXPIRES if lines else 3600.0)
 
 
+def _mass_times(stories: list[Story]) -> list[tuple[float, float]]:
+    """From when to when each mass event lasts."""
+    times: dict[tuple[str, float], float] = {}
+    for story in stories:
+        if story.mass:
+            event = (story.mass, story.at)
+            last = story.at + max(after for after, _ in story.signs)
+            times[event] = max(times.get(event, 0.0), last)
+    return [(at, last) for (_, at), last in times.items()]
+
+
+def _rounds(every: float) -> None:
+    controller_module.ROUNDS = looking_module._ROUND = every
+
+
 @contextmanager
 def fewer_rounds() -> Iterator[None]:
     """See the module's word."""
-    before = controller_module.ROUNDS, controller_module.REFRESH
-    controller_module.ROUNDS, controller_module.REFRESH = 60.0, 6 * 3600.0
+    before = controller_module.ROUNDS, controller_module.REFRESH, looking_module._ROUND
+    controller_module.REFRESH = 6 * 3600.0
+    _rounds(QUIET_ROUNDS)
     try:
         yield
     finally:
-        controller_module.ROUNDS, controller_module.REFRESH = before
+        controller_module.ROUNDS, controller_module.REFRESH, looking_module._ROUND = before
 
 
 def play(

@@ -20,8 +20,12 @@ class RecordingIntake:
     digests: dict[str, int] = field(default_factory=dict)
     conflicts: list[tuple[str, str]] = field(default_factory=list)
     answers: list[tuple[str, str, bool, str]] = field(default_factory=list)
+    places: dict[str, str] = field(default_factory=dict)
     #: Makes what `heard` returns; None is "safe at once".
     safe: Callable[[str, Snapshot | Delta], Awaitable[None] | None] | None = None
+
+    def placed(self, node: str, address: str) -> None:
+        self.places[node] = address
 
     def attached(self, hello: Hello, line: Line) -> None:
         self.events.append(("attached", hello.node, hello.instance))

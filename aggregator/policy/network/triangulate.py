@@ -118,7 +118,7 @@ class Triangulation:
     def forget(self, node: str) -> None:
         """The node is no more."""
         self.label(node, ())
-        del self._domains_of[node]
+        self._domains_of.pop(node, None)
         self._graph.forget(node)
         self._targets.forget(node)
 

@@ -62,7 +62,7 @@ def stands(word: Word, health: NodeHealth) -> bool:
         fault = health.faults.get(word.key)
         return fault is None or fault.missing or fault.details.get("verdict") != "none"
     check = (word.code.partition(":")[0], word.component)
-    component = health.components.get(check)
+    component = health.level(check)
     if component is None:
         return health.cleared.get(check) != "gone"
     return component.status in (Status.FAILED, Status.UNKNOWN)
