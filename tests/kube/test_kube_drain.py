@@ -18,9 +18,8 @@ from aggregator.kube.cluster import KubeCluster
 from aggregator.kube.objects import PodObject, decode, to_pod
 from aggregator.quarantine import drain as drain_module
 from aggregator.quarantine.acts import Clocks
-from aggregator.quarantine.cluster import Action, Evicted, Pod
+from aggregator.quarantine.cluster import Evicted, Pod
 from aggregator.quarantine.controller import Controller
-from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.drainplan import DrainRules, Leave, NamespaceRule
 from aggregator.quarantine.decide.marks import OFF_BALANCERS, TAINT
 from aggregator.quarantine.fleet import Fleet
@@ -30,18 +29,15 @@ from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.objects import LINGER
 from tests.controlplane.pytest_plugin import Space
 from tests.support.kubecluster import DEPLOY, kube_cluster
+from tests.support.replica import SETTINGS as MEMORY_SETTINGS
 from tests.support.replica import FakeLine, Notes, fault, hello, shipped_policy, snapshot
 from tests.support.stack import remove_quarantines
 
 QUARANTINES = "/apis/sickbay.dev/v1alpha1/quarantines"
-SETTINGS = Settings(
-    mode=Action.DRAIN,
-    limits=Limits(concurrent=1000, concurrent_percent=100, quorum_percent=0),
+SETTINGS = replace(
+    MEMORY_SETTINGS,
+    limits=replace(MEMORY_SETTINGS.limits, concurrent=1000),
     drain=DrainRules(evict_unmanaged=True),
-    drain_deadline=7 * 86400,
-    evictions_at_once=50,
-    silent_after=600,
-    silent_drain_after=600,
 )
 
 
