@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nodeagent.findings import Findings, Latched, Result
-from nodeagent.model import Status
+from nodeagent.model import CheckInfo, Status
 
 WIDTH = 100
 _COLOURS = {
@@ -32,9 +32,21 @@ def findings_table(findings: Findings, *, colour: bool = False) -> str:
     off = [check for check in findings.checks if check.off_because]
     if off:
         lines.append("")
-        lines += [f"off: {check.name}: {check.off_because}" for check in off]
+        lines += _off_lines(off)
     lines += [f"note: {note}" for note in findings.notes]
     return "\n".join(lines)
+
+
+def _off_lines(off: Sequence[CheckInfo]) -> list[str]:
+    """A line for each reason, with all that are off for it."""
+    names: dict[str, list[str]] = {}
+    for check in off:
+        names.setdefault(check.off_because, []).append(check.name)
+    lines = []
+    for reason, checks in names.items():
+        text = f"off, {reason}: {', '.join(checks)}"
+        lines += textwrap.wrap(text, WIDTH, subsequent_indent="     ", break_on_hyphens=False)
+    return lines
 
 
 def as_json(value: Any) -> str:
