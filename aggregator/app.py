@@ -26,7 +26,7 @@ from aggregator.ingest.server import build
 from aggregator.kube.cluster import KubeCluster
 from aggregator.local.cluster import Commands, LocalCluster
 from aggregator.policy.lemons import Bounds
-from aggregator.policy.shipped import read_policy
+from aggregator.policy.shipped import odd, read_policy
 from aggregator.quarantine.acts import Clocks
 from aggregator.quarantine.cluster import ClusterError
 from aggregator.quarantine.controller import Controller
@@ -170,6 +170,9 @@ async def run(config: Config) -> None:
     `TlsError`, `WebListenError`.
     """
     policy = read_policy(config.policy.file)
+    for problem in odd(config.policy.file) if config.policy.file is not None else ():
+        where = f"{config.policy.file}:{problem.line}"
+        log.warning("a rule is odd", extra={"at": where, "reason": problem.text})
     make_folders(config)
     rng = random.Random()  # noqa: S311 - jitter, no secret
     fleet = Fleet()

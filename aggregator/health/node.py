@@ -28,6 +28,9 @@ from aggregator.health.model import (
 #: Positive signs and losses that are remembered for a node; older ones have done their work.
 REMEMBERED = 256
 
+#: The sign that a component is there no more, by somebody's decision.
+GONE = "gone"
+
 #: What each positive sign ends. "operator" and "replaced" end everything of the component.
 _ENDS: dict[str, frozenset[ClearedBy]] = {
     "gpu-reset": frozenset({ClearedBy.GPU_RESET, ClearedBy.EXPIRY}),
@@ -114,7 +117,7 @@ class NodeHealth:
         self.faults = {fault.key: fault for fault in told.faults}
         if self._continuous:
             for component_key in looked_at.keys() - self.components.keys():
-                self._remember_cleared(component_key, "gone")
+                self._remember_cleared(component_key, GONE)
         for component_key in self.components:
             self.cleared.pop(component_key, None)  # gone once, and there again
         self._clear(told.cleared, kept)
@@ -146,7 +149,7 @@ class NodeHealth:
             self.cleared.pop(fault.key, None)
         for key in told.gone:
             self.components.pop(key, None)
-            self._remember_cleared(key, "gone")
+            self._remember_cleared(key, GONE)
         self._lose(told.lost)
         self._digest = None
 

@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from aggregator.config_values import duration
 from aggregator.policy.catalogue import UNKNOWN, Catalogue, parse_catalogue
-from aggregator.policy.past import LEAST_APART, LONGEST, MOST_FLAPS, MOST_JOBS
+from aggregator.policy.past import LEAST_APART, LEAST_FLAPS, LONGEST, MOST_FLAPS, MOST_JOBS
 from aggregator.policy.rules import ACTIONS, KINDS, LONGEST_REPEAT, RELEASES, Policy, Rule
 from aggregator.yaml_lines import ConfigError, Document, Key, Problem, parse
 
@@ -40,7 +40,11 @@ _KEYS = {
     "repeatWithin": "repeat_within",
 }
 #: Least and most of the keys that count.
-_COUNTS = {"minCount": (1, 1_000_000), "minJobs": (2, MOST_JOBS), "flaps": (2, MOST_FLAPS)}
+_COUNTS = {
+    "minCount": (1, 1_000_000),
+    "minJobs": (2, MOST_JOBS),
+    "flaps": (LEAST_FLAPS, MOST_FLAPS),
+}
 #: Classes of which one fault says nothing, however often one job logs it.
 _ALONE = frozenset({"application", "ignore", "follow-on", "no-action"})
 _CHOICES = {"kind": KINDS, "action": ACTIONS, "release": RELEASES}

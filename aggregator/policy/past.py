@@ -12,6 +12,8 @@ from aggregator.health.model import Component, Fault, Status
 
 #: The longest that a rule may look back (seconds): the rings hold no more.
 LONGEST = 86_400.0
+#: The fewest flaps that a rule may ask for.
+LEAST_FLAPS = 2
 #: The most flaps that a rule may ask for: each takes up to three of the ring's 64 transitions.
 MOST_FLAPS = 20
 #: The most jobs that a rule may ask for: each takes up to two of the ring's 32 occurrences.

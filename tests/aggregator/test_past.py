@@ -1,5 +1,6 @@
 """What is judged over time: flaps, jobs, `for`; and that no memory is needed for it."""
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -20,9 +21,18 @@ from nodeagent import wire as agent_wire
 from nodeagent.evidence.latch import Latch
 from nodeagent.evidence.state import State, dump, restore
 from nodeagent.model import ClearedBy as NodeClearedBy
-from nodeagent.model import Clearing, FaultSighting, Observation
+from nodeagent.model import Clearing, FaultSighting, Gone, Observation
 from nodeagent.model import Status as NodeStatus
-from tests.support.replica import fault, hello, shipped_policy, snapshot
+from tests.support.memorycluster import World
+from tests.support.replica import (
+    Replica,
+    Turned,
+    fault,
+    hello,
+    shipped_policy,
+    snapshot,
+    until,
+)
 
 H = 3600.0
 OK, FAILED, UNKNOWN, DEGRADED = Status.OK, Status.FAILED, Status.UNKNOWN, Status.DEGRADED
@@ -158,6 +168,35 @@ def test_a_failure_that_no_message_showed_begins_the_recovery_anew() -> None:
     assert ward.acting == []
 
 
+async def test_a_person_who_uncordons_a_flapping_node_is_not_contradicted() -> None:
+    """The node is well when they look; its past must not quarantine it again at once."""
+    world = World()
+    world.add_node("n1")
+    clock = Turned(1300.0)
+    replica = Replica(world, clock=clock, policy=SITE)
+    try:
+        replica.agent("n1", snapshot(link(*flaps(1000, 1100, 1200))))
+        patient = replica.fleet.patients["n1"]
+        await until(
+            lambda: patient.quarantine and patient.quarantine.status.phase is Phase.CORDONED
+        )
+        world.person_uncordons("n1")
+        await until(lambda: patient.quarantine is None)
+        for number in range(5):
+            clock.time += 10
+            told = flaps(*(1000 + 100 * n for n in range(4 + number)))
+            replica.agent("n1", Delta((link(*told),)))
+        await asyncio.sleep(0.05)
+        assert patient.quarantine is None
+        assert patient.overruled
+        # That it is down for good is another matter.
+        clock.time = 5000.0
+        replica.agent("n1", Delta((link(*flaps(1000, 1100, 1200), (4900.0, FAILED)),)))
+        await until(lambda: patient.quarantine is not None)
+    finally:
+        await replica.stop()
+
+
 # -- `for` -----------------------------------------------------------------------------------------
 
 
@@ -254,6 +293,8 @@ class Node:
                 self.latch.apply(
                     [FaultSighting(code, "xid", of, "", "kmsg", self.seq, now, ends)], now
                 )
+            case ("gone", check, of):
+                self.latch.apply([Gone(check, of)], now)
             case ("reset", of):
                 self.latch.apply([Clearing(of, "gpu-reset")], now)
             case ("restart",):
@@ -354,10 +395,11 @@ latched = st.tuples(
     st.sampled_from(["xid:31", "xid:31", "xid:48", "xid:79"]),
     st.sampled_from(["GPU-1", "GPU-2"]),
 )
+gone = st.tuples(st.just("gone"), st.just("nic-link"), st.sampled_from(["eth0", "eth1"]))
 resets = st.tuples(st.just("reset"), st.sampled_from(["GPU-1", "GPU-2"]))
 happenings = st.lists(
     st.tuples(
-        st.one_of(levels, levels, disks, latched, latched, resets),
+        st.one_of(levels, levels, disks, latched, latched, resets, gone),
         st.sampled_from([1, 5, 31, 200, 700, 4000]),  # seconds before it
         st.sets(st.sampled_from(["agent", "aggregator"])),
     ),
@@ -416,3 +458,23 @@ def test_a_restart_does_not_move_the_start_of_what_is_still_failing() -> None:
     assert list(before.values()) == [1230.0]
     aggregator.restart(node.snapshot(5000.0), 5000.0)
     assert aggregator.starts() == before
+
+
+def test_a_component_that_is_gone_for_good_is_so_after_a_restart_too() -> None:
+    """Its end can't be seen a second time: it is written, or nobody would ever release the node."""
+    node, aggregator = Node(), Aggregator()
+    aggregator.tell(node.snapshot(1000.0), 1000.0)
+    for at, step in (
+        (1100.0, ("level", "nic-link", "eth0", "FAILED", "link-down")),
+        (1200.0, ("level", "nic-link", "eth0", "UNKNOWN", "disabled")),
+        (1300.0, ("gone", "nic-link", "eth0")),
+    ):
+        aggregator.at(at)
+        node.sees(step, at)
+        aggregator.tell(node.delta(at), at)
+        node.acknowledged()
+    aggregator.restart(node.snapshot(1310.0), 1310.0)
+    (incident,) = aggregator.ward.acting
+    assert incident.in_force == ()
+    aggregator.at(1310.0 + incident.healthy_for + 1)
+    assert aggregator.ward.acting == []

@@ -24,6 +24,7 @@ from aggregator.health.model import (
 from aggregator.health.node import NodeHealth
 from aggregator.ingest.stats import IngestStats
 from aggregator.policy.incident import Evidence, Incident, incident_id
+from aggregator.policy.lemons import Lemon
 from aggregator.quarantine.acts import Clocks
 from aggregator.quarantine.cluster import (
     Action,
@@ -260,6 +261,17 @@ def small_fleet(hands: Hands) -> Fleet:
     )
     for number in range(1, 9):
         well(fleet, f"node-{number}", now)
+    fleet.lemons = (
+        Lemon(
+            "node-2",
+            quarantines=5,
+            codes=("xid:48", "xid:79"),
+            days=4,
+            returns=1,
+            last=wall - 3 * 3600,
+            strikes=("5 quarantines", "4 days with an incident"),
+        ),
+    )
     sick = fleet.patient("node-2")
     assert sick.health is not None
     sick.health.snapshot(

@@ -63,6 +63,12 @@ async def test_each_page_is_whole_without_its_script(served: Served, path: str) 
     assert '<main id="main">' in text
 
 
+async def test_the_page_shows_lemons_where_there_are_any(served: Served) -> None:
+    assert "5 quarantines, 4 days with an incident" in await served.text("/")
+    served.fleet.lemons = ()
+    assert "lemons-title" not in await served.text("/")
+
+
 @pytest.mark.parametrize("path", ANSWERS)
 async def test_each_answer_is_as_the_openapi_document_says(served: Served, path: str) -> None:
     document = await served.json("/api/v1/openapi.json")

@@ -134,6 +134,14 @@ async def test_quarantines_incidents_and_history(served: Served) -> None:
     assert "pod.blocked" in lines[-1], "the latest comes last"
 
 
+async def test_lemons_are_listed_with_what_they_did(served: Served) -> None:
+    done = await sickbay("lemons", "--url", served.url)
+    line = done.out.splitlines()[1].split()
+    assert (line[:5], line[-2:]) == (["node-2", "5", "2", "4", "1"], ["xid:48", "xid:79"])
+    told = json.loads((await sickbay("lemons", "-o", "json", "--url", served.url)).out)
+    assert told["items"][0]["strikes"] == ["5 quarantines", "4 days with an incident"]
+
+
 async def test_an_unknown_node_is_said_with_what_to_do(served: Served) -> None:
     done = await sickbay("node", "node-99", "--url", served.url)
     assert (done.code, done.out) == (1, "")

@@ -8,7 +8,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from aggregator.health.node import boot_ends
+from aggregator.health.node import GONE, boot_ends
 from aggregator.policy.incident import Evidence, Incident
 from aggregator.policy.rules import ACTIONS, Policy
 from aggregator.quarantine.cluster import (
@@ -221,7 +221,7 @@ def changed_intent(spec: QuarantineSpec, wanted: Wanted) -> QuarantineSpec | Non
     """The spec to write, or None when what is durable says it already.
 
     Written are a changed action, evidence that has come to it, and a fault's positive sign.
-    Level evidence that comes and goes is not: that can be seen again.
+    Level evidence that comes and goes is not: that can be seen again, but for a component's end.
 
     The mode caps what is done, so it keeps an action from being raised. It lowers none: what was
     decided before stands, and is shown as it is; only evidence that asks for less lowers it.
@@ -233,7 +233,7 @@ def changed_intent(spec: QuarantineSpec, wanted: Wanted) -> QuarantineSpec | Non
         before = known.get(key)
         if before is None:
             merged[key] = item
-        elif item.cleared_by and item.cleared != before.cleared:
+        elif item.cleared != before.cleared:
             merged[key] = replace(before, cleared=item.cleared)
     evidence = tuple(merged.values())
     raised = max(spec.action, wanted.spec.action, key=lambda action: action.strength)
@@ -329,7 +329,7 @@ def _item(incident: Incident, evidence: Evidence) -> EvidenceItem:
         rule=evidence.rule,
         incident=incident.id,
         message=evidence.message[:500],
-        cleared=evidence.over if evidence.cleared_by is not None else "",
+        cleared=evidence.over if evidence.cleared_by is not None or evidence.over == GONE else "",
     )
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from aggregator.health.model import Cleared, ClearedBy, Status
 from aggregator.health.node import NodeHealth, boot_ends, ends
+from aggregator.policy.past import LEAST_FLAPS, failures
+from aggregator.policy.rules import FLAPS
 from aggregator.policy.silent import SILENT_FAILING
 
 
@@ -65,4 +67,7 @@ def stands(word: Word, health: NodeHealth) -> bool:
     component = health.level(check)
     if component is None:
         return health.cleared.get(check) != "gone"
-    return component.status in (Status.FAILED, Status.UNKNOWN)
+    if component.status in (Status.FAILED, Status.UNKNOWN):
+        return True
+    # What flaps is well most of the time: the word is about its past, for as long as that counts.
+    return word.code.endswith(f":{FLAPS}") and failures(component) >= LEAST_FLAPS
