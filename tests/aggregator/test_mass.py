@@ -255,6 +255,36 @@ def test_30_percent_of_the_agents_silent_at_once_is_an_alert_and_nothing_else() 
     play(test, 100)
 
 
+def test_where_silence_may_cordon_the_silence_of_many_does_not() -> None:
+    async def test(fleet: Fleet) -> None:
+        for number in range(30):  # each with a failure of its own, none of them common
+            fleet.level([number], "dns" if number % 10 else "reach", f"dns://{number}", "timeout")
+            await asyncio.sleep(700)
+        assert fleet.replica.fleet.causes == {}
+        for number in range(30):
+            name = f"n{number}"
+            fleet.replica.controller.detached(name, fleet.lines[name], "gone")
+        await asyncio.sleep(400)
+        assert fleet.world.quarantines == {}
+        assert set(fleet.holds().values()) == {"limits.common_cause_percent"}
+        assert [one.scope for one in fleet.replica.fleet.causes.values()] == ["agents"]
+
+    play(test, 100, replace(WIDE, silent_action="cordon"))
+
+
+def test_one_silent_agent_that_was_failing_is_cordoned_where_the_site_says_so() -> None:
+    """The other side of the test above: it can fail."""
+
+    async def test(fleet: Fleet) -> None:
+        fleet.level([3], "dns", "dns://10.0.0.2", "timeout")
+        await asyncio.sleep(1)
+        fleet.replica.controller.detached("n3", fleet.lines["n3"], "gone")
+        await asyncio.sleep(400)
+        assert fleet.sick == ["n3"]
+
+    play(test, 100, replace(WIDE, silent_action="cordon"))
+
+
 def test_a_leaf_switch_that_dies_quarantines_nobody_and_is_alerted_once() -> None:
     async def test(fleet: Fleet) -> None:
         rack = range(36, 54)

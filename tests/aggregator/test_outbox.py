@@ -249,6 +249,11 @@ def test_what_was_over_in_between_is_told_again(path: Path) -> None:
     assert again(path, silent, back, silent, silent, back) == 4
     stop, go = happened("", Kind.STOPPED), happened("", Kind.RESUMED)
     assert again(path, stop, stop, go, stop) == 3
+    rack = [happened("", kind) for kind in (Kind.COMMON_CAUSE, Kind.COMMON_CAUSE_OVER)]
+    begun, over = (replace(one, incident="rack=r1 check:nic-link") for one in rack)
+    assert again(path, begun, begun, replace(begun, incident="check:dns"), over, begun) == 4
+    cooling, on = happened("", Kind.COOLDOWN), happened("", Kind.COOLDOWN_OVER)
+    assert again(path, cooling, cooling, on, cooling) == 3
     cordoned, released = happened(kind=Kind.CORDONED), happened(kind=Kind.RELEASED)
     admitted = happened(kind=Kind.ADMITTED)
     assert again(path, admitted, cordoned, released, admitted, cordoned, released) == 6
@@ -268,6 +273,17 @@ def test_one_nodes_end_is_not_the_others(path: Path) -> None:
 
 
 # -- which transitions are alerts ------------------------------------------------------------------
+
+
+def test_what_a_common_cause_explains_is_told_once_and_not_for_each_node() -> None:
+    cause = {"cause": "check:nic-link", "limit": "limits.common_cause_nodes", "action": "cordon"}
+    assert alert_of(happened(kind=Kind.INCIDENT_OPENED, details=cause)) is None
+    assert alert_of(happened(kind=Kind.HELD, details=cause)) is None
+    assert alert_of(happened(kind=Kind.HELD, details={"limit": "limits.cooldown"})) is None
+    assert alert_of(happened(kind=Kind.CORDONED, details=cause)) is not None
+    fleet = alert_of(happened("", Kind.COMMON_CAUSE, details=cause))
+    assert fleet is not None
+    assert fleet.severity == "critical"
 
 
 def test_an_incident_that_is_only_watched_is_no_alert() -> None:

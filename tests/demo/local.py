@@ -22,7 +22,7 @@ mode: drain
 cluster: {{kind: local, local: {{database: {folder}/cluster.db}}}}
 listen: {{grpc: "127.0.0.1:{grpc}", web: "127.0.0.1:{web}"}}
 identity: {{kind: insecure-trust-hello}}
-limits: {{concurrent_percent: "10%"}}
+limits: {{concurrent_percent: "10%", common_cause_percent: "50%", cooldown: "0s"}}
 policy: {{file: {folder}/policy.yaml}}
 history: {{database: "sqlite:///{folder}/history.db"}}
 """

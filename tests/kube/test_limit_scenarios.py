@@ -1,0 +1,198 @@
+"""Limits and common causes on the real kube-apiserver: the record is what holds, and it lasts.
+
+The real controller with the real client; the test plays the agents and turns the clocks. All that
+needs many nodes or hours is in tests/aggregator/test_mass.py, in virtual time.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from aggregator.health.model import Cleared, Delta, Hello, Snapshot, Status
+from aggregator.kube.cluster import KubeCluster
+from aggregator.quarantine.acts import Clocks
+from aggregator.quarantine.cluster import NodeMeta
+from aggregator.quarantine.controller import Controller
+from aggregator.quarantine.decide.admission import FLEET, Limits
+from aggregator.quarantine.decide.common import CommonLimits
+from aggregator.quarantine.decide.record import Record, parse_record
+from aggregator.quarantine.fleet import Fleet
+from aggregator.quarantine.settings import Settings
+from tests.controlplane.pytest_plugin import Space
+from tests.support.kubecluster import kube_cluster
+from tests.support.replica import (
+    POLICY,
+    SETTINGS,
+    FakeLine,
+    Notes,
+    Turned,
+    component,
+    fault,
+    snapshot,
+)
+from tests.support.stack import remove_quarantines
+
+pytestmark = pytest.mark.cluster
+
+POOL = "example.com/pool"
+#: The wall clock when the turned one is at 0 (seconds since the epoch).
+NIGHT = 1.75e9
+SHIPPED = replace(
+    SETTINGS, limits=replace(Limits(), quorum_percent=0), common=CommonLimits(), silent_after=1e9
+)
+
+
+class Own(KubeCluster):
+    """The shared plane may have nodes of others: those of this test are the fleet."""
+
+    def __init__(self, space: Space) -> None:
+        super().__init__(
+            kubeconfig=str(space.plane.kubeconfig), namespace=space.namespace, rng=random.Random(1)
+        )
+        self._prefix = space.node_prefix
+
+    async def list_nodes(self) -> list[NodeMeta]:
+        return [meta for meta in await super().list_nodes() if meta.name.startswith(self._prefix)]
+
+
+class Ward:
+    """One life of an aggregator, and the agents that speak to it."""
+
+    def __init__(self, cluster: KubeCluster, settings: Settings, clock: Turned) -> None:
+        self.fleet, self.notes, self.clock = Fleet(), Notes(), clock
+        self.controller = Controller(
+            cluster=cluster,
+            policy=POLICY,
+            settings=settings,
+            fleet=self.fleet,
+            ledger=self.notes,
+            clocks=Clocks(clock, lambda: NIGHT + clock.time),
+            rng=random.Random(7),
+        )
+
+    def attach(self, node: str, told: Snapshot) -> None:
+        self.controller.attached(Hello(node, "boot-1", "epoch", "0.1.0", 1, "agent"), FakeLine())
+        self.controller.heard(node, told, self.clock())
+
+    def break_(self, nodes: Iterable[str]) -> None:
+        for node in nodes:
+            self.controller.heard(
+                node, Delta(faults=(fault("xid:79", f"GPU-{node}"),)), self.clock()
+            )
+
+    def mend(self, node: str) -> None:
+        sign = Cleared("xid:79", f"GPU-{node}", "operator")
+        self.controller.heard(node, Delta(cleared=(sign,)), self.clock())
+
+    def holds(self) -> dict[str, str]:
+        patients = self.fleet.patients.values()
+        return {one.node: one.hold.limit for one in patients if one.hold is not None}
+
+    def sick(self) -> set[str]:
+        return {one.node for one in self.fleet.patients.values() if one.quarantine is not None}
+
+
+async def until(what: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not what():  # noqa: ASYNC110 - what a test waits for has no event of its own
+            await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def life(
+    space: Space, settings: Settings, clock: Turned, told: dict[str, Snapshot]
+) -> AsyncIterator[Ward]:
+    """One process: its own client, and agents that come with these snapshots."""
+    cluster = Own(space)
+    await cluster.start()
+    ward = Ward(cluster, settings, clock)
+    task = asyncio.create_task(ward.controller.run())
+    try:
+        await until(lambda: not ward.fleet.view_lost and len(ward.fleet.patients) >= len(told))
+        for node, evidence in told.items():
+            ward.attach(node, evidence)
+        yield ward
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+        await cluster.close()
+
+
+async def stored(space: Space) -> Record:
+    """The record as the API server has it."""
+    async with kube_cluster(space.plane.kubeconfig, namespace=space.namespace) as cluster:
+        return parse_record((await cluster.read_record()).text)
+
+
+@pytest.mark.usefixtures("quarantine_definition")
+async def test_ten_nodes_three_bad_and_a_pool_of_three_one_bad(
+    cluster_space: Space, request: pytest.FixtureRequest
+) -> None:
+    request.addfinalizer(lambda: remove_quarantines(cluster_space.plane, cluster_space.node_prefix))
+    small = cluster_space.create_nodes(3, labels={POOL: "small"})
+    large = cluster_space.create_nodes(7, start=3, labels={POOL: "large"})
+    well = dict.fromkeys(small + large, snapshot())
+    limits = replace(
+        SHIPPED.limits, concurrent_percent=20, pool_label=POOL, new_per_window_percent=100
+    )
+    settings = replace(SHIPPED, limits=limits)
+    async with life(cluster_space, settings, Turned(), well) as ward:
+        ward.break_([small[0], small[1]])  # 20 % of the pool: one of three
+        await until(lambda: len(ward.sick()) == 1 and len(ward.holds()) == 1)
+        assert set(ward.holds().values()) == {"limits.pool_percent"}
+        ward.break_([large[0], large[1]])  # 20 % of ten: one more
+        await until(lambda: len(ward.sick()) == 2 and len(ward.holds()) == 2)
+        assert set(ward.holds().values()) <= {"limits.pool_percent", "limits.concurrent_percent"}
+        assert len((await stored(cluster_space)).entries) == 2
+        [first] = ward.sick() & set(small)
+        ward.mend(first)
+        ward.clock.time += 700
+        ward.controller.heard(first, Delta(), ward.clock())
+        await until(lambda: first not in ward.sick())
+        await until(lambda: len(ward.sick()) == 2)  # the next one takes its place
+        assert len((await stored(cluster_space)).entries) == 2
+
+
+@pytest.mark.usefixtures("quarantine_definition")
+async def test_storm_partial_recovery_new_fault_in_the_cooldown_over_two_lives(
+    cluster_space: Space, request: pytest.FixtureRequest
+) -> None:
+    request.addfinalizer(lambda: remove_quarantines(cluster_space.plane, cluster_space.node_prefix))
+    nodes, clock = cluster_space.create_nodes(12), Turned()
+    limits = replace(
+        SHIPPED.limits, concurrent_percent=100, new_per_window=2, new_per_window_percent=100
+    )
+    settings = replace(SHIPPED, limits=limits, common=CommonLimits(percent=60))
+    well = dict.fromkeys(nodes, snapshot())
+    async with life(cluster_space, settings, clock, well) as ward:
+        ward.break_(nodes[:4])
+        await until(lambda: len(ward.sick()) == 2 and len(ward.holds()) == 2)
+        taken, waits = sorted(ward.sick()), sorted(ward.holds())
+        assert FLEET in (await stored(cluster_space)).cooldowns
+        ward.mend(waits[0])  # partial recovery
+        ward.break_([nodes[8]])  # a new fault in the cooldown
+        await until(lambda: set(ward.holds()) == {waits[1], nodes[8]})
+    ill = {name: snapshot(fault("xid:79", f"GPU-{name}")) for name in (*taken, waits[1], nodes[8])}
+    clock.time += 700  # past the window, and not past the cooldown
+    async with life(cluster_space, settings, clock, well | ill) as ward:
+        await until(lambda: set(ward.holds()) == {waits[1], nodes[8]})
+        assert set(ward.holds().values()) == {"limits.cooldown"}
+        assert ward.sick() == set(taken)
+        clock.time += 250
+        await until(lambda: ward.sick() == {*taken, waits[1], nodes[8]})
+        # And many at once by a check: nobody.
+        failed = component("disk-readonly", "/data", Status.FAILED, "read-only", since=clock())
+        for name in nodes:
+            ward.controller.heard(name, Delta((failed,)), clock())
+        clock.time += 60
+        for name in nodes:
+            ward.controller.heard(name, Delta(), clock())
+        free = set(nodes) - ward.sick()
+        await until(lambda: set(ward.holds()) >= free)
+        assert set(ward.holds().values()) == {"limits.common_cause_percent"}
+        assert len(ward.sick()) == 4
+        assert "check:disk-readonly" in (await stored(cluster_space)).cooldowns
