@@ -194,7 +194,7 @@ def node(one: Answer, screen: Screen) -> Iterator[str]:
             ("version", one["agent_version"]),
             ("boot", one["boot_id"]),
             ("conflict", one["conflict"]),
-            ("cordoned by others", one["foreign"]),
+            ("others at work", one["foreign"]),
             ("last error", one["last_error"]),
             ("asked by people", "; ".join(one["wishes"])),
             ("overruled", ", ".join(f"{o['code']} {o['component']}" for o in one["overruled"])),
@@ -259,6 +259,12 @@ def _quarantine(one: Answer | None, screen: Screen) -> Iterator[str]:
     )
     if one["release_held"]:
         yield f"  not released: {clean(one['release_held'])}"
+    if one["message"]:
+        yield f"  {clean(one['message'])}"
+    if one["deadline_at"] and one["phase"] == "Draining":
+        yield f"  its drain should end by {clean(one['deadline_at'])}"
+    if one["pre_evict"]:
+        yield f"  drain.pre_evict: {clean(one['pre_evict'])}"
     for blocker in one["blockers"]:
         since = f" for {ago(blocker['since'], screen.now)}" if blocker["since"] else ""
         yield f"  blocked{since}: {clean(blocker['pod'])}: {clean(blocker['reason'])}"

@@ -75,7 +75,9 @@ class Blocker(Shape, frozen=True, kw_only=True):
 class Quarantine(Shape, frozen=True, kw_only=True):
     """What is done about a node. ``phase`` is Admitted, Cordoned, Draining, Drained, Releasing or
     Invalid; ``phase_since`` is when it got there. ``release_held``: its cause is over, and this
-    speaks against its release; empty while nothing does.
+    speaks against its release; empty while nothing does. ``deadline_at`` is when its drain should
+    have ended, ``overdue_at`` when it was said that it has not; ``pre_evict`` is what has come of
+    the site's own step before the evictions.
     """
 
     node: str
@@ -92,6 +94,9 @@ class Quarantine(Shape, frozen=True, kw_only=True):
     cordoned_at: Time | None
     drain_started_at: Time | None
     drained_at: Time | None
+    deadline_at: Time | None
+    overdue_at: Time | None
+    pre_evict: str
     pods_remaining: int | None
     blockers: list[Blocker]
     released_because: str

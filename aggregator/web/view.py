@@ -74,6 +74,8 @@ def why(patient: Patient, standing: Standing) -> str:
         return "nothing known yet" if patient.attached else "no agent has reported from it"
     if patient.wishes and standing is Standing.OK:
         return patient.wishes[0]
+    if patient.maintained:
+        return f"somebody else is at work on it: {patient.maintained}"
     if patient.foreign:
         return f"cordoned by somebody else: {patient.foreign}"
     return _worst(patient)
@@ -212,6 +214,9 @@ def quarantine(patient: Patient, found: cluster.Quarantine) -> shapes.Quarantine
         cordoned_at=date(status.cordoned_at),
         drain_started_at=date(status.drain_started_at),
         drained_at=date(status.drained_at),
+        deadline_at=date(status.deadline_at),
+        overdue_at=date(status.overdue_at),
+        pre_evict=_hook(status.pre_evict),
         pods_remaining=status.pods_remaining,
         blockers=[
             shapes.Blocker(pod=blocker.pod, reason=blocker.reason, since=date(blocker.since))
@@ -226,6 +231,11 @@ def quarantine(patient: Patient, found: cluster.Quarantine) -> shapes.Quarantine
         evidence=[_durable_evidence(item) for item in spec.evidence],
         advice=advice.for_quarantine(patient, found, in_force),
     )
+
+
+def _hook(hook: cluster.HookStatus | None) -> str:
+    """What the site's own step has come to; empty where there was none."""
+    return f"{hook.state.value}: {hook.message}".rstrip(": ") if hook is not None else ""
 
 
 def _durable_evidence(item: cluster.EvidenceItem) -> shapes.Evidence:

@@ -30,6 +30,8 @@ from aggregator.quarantine.cluster import (
     Action,
     Blocker,
     EvidenceItem,
+    HookState,
+    HookStatus,
     NodeMeta,
     Phase,
     Quarantine,
@@ -217,6 +219,10 @@ def quarantine_of(
         cordoned_at=at + 0.4 if phase in later else 0.0,
         drain_started_at=at + 0.6 if phase in later[1:] else 0.0,
         drained_at=at + 150 if phase in later[2:] else 0.0,
+        deadline_at=at + 7 * 86400 if phase in later[1:] else 0.0,
+        pre_evict=HookStatus(HookState.DONE, at + 0.6, at + 0.9, "told Slurm")
+        if phase in later[1:]
+        else None,
         pods_remaining=pods,
         blockers=blockers,
     )

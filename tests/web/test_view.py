@@ -124,6 +124,24 @@ def test_a_quarantine_says_phase_pods_and_who_is_in_the_way() -> None:
     assert found.phase_since == found.drain_started_at
 
 
+def test_a_quarantine_says_until_when_it_drains_and_what_the_sites_own_step_has_come_to() -> None:
+    draining, by_hand = look(small_fleet(HANDS)).quarantines[:2]
+    assert draining.deadline_at is not None
+    assert draining.drain_started_at is not None
+    assert draining.deadline_at > draining.drain_started_at
+    assert (draining.overdue_at, draining.pre_evict) == (None, "Done: told Slurm")
+    assert (by_hand.deadline_at is None) == (by_hand.drain_started_at is None)
+
+
+def test_who_else_is_at_work_on_a_node_is_why_it_stands_as_it_does() -> None:
+    fleet = small_fleet(HANDS)
+    patient = fleet.patient("node-8")
+    patient.maintained = patient.foreign = "its GPU driver is being upgraded"
+    assert view.why(patient, patient.standing()) == (
+        "somebody else is at work on it: its GPU driver is being upgraded"
+    )
+
+
 def test_what_a_person_made_says_how_a_person_ends_it() -> None:
     found = look(small_fleet(HANDS)).quarantines[1]
     assert found.requester == "hall-2"

@@ -114,6 +114,8 @@ async def test_one_nodes_story(served: Served) -> None:
         "QUARANTINE (drain, Draining): xid:79",
         "4 pods left",
         "training/llm-worker-17: disruption budget llm allows 0 more",
+        "its drain should end by ",
+        "drain.pre_evict: Done: told Slurm",
         "[missing, in force] row remapping",
         "[earlier boot] MMU fault",
         "to do:",
