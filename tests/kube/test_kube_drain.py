@@ -437,6 +437,9 @@ async def test_a_pod_made_anew_under_its_name_is_evicted_as_itself(
     space, [node] = cluster_space, cluster_space.create_nodes(1)
     first = await pod(space, node, "web-0", labels={"app": "held"})
     await budget(space, "held", "held")
+    # What stays for longer: without it the drain is over as soon as the first is gone.
+    await pod(space, node, "anchor", labels={"app": "anchor"})
+    await budget(space, "anchor", "anchor")
     mark = space.plane.audit_mark()
     async with aggregator(kube, space) as running:
         await running.quarantine_by_hand(node)
@@ -445,6 +448,9 @@ async def test_a_pod_made_anew_under_its_name_is_evicted_as_itself(
         await asyncio.to_thread(space.plane.wait_gone, space.path("pods", "web-0"), timeout_s=40)
         second = await pod(space, node, "web-0", labels={"app": "free"})
         assert second["metadata"]["uid"] != first["metadata"]["uid"]
+        await until(lambda: pods_left(space), lambda left: not left.keys() - {"anchor"})
+        path = f"/apis/policy/v1/namespaces/{space.namespace}/poddisruptionbudgets/anchor"
+        await asyncio.to_thread(space.plane.request, "DELETE", path)
         await running.until_phase(node, "Drained")
         await running.release(node)
     accepted = [
@@ -452,6 +458,7 @@ async def test_a_pod_made_anew_under_its_name_is_evicted_as_itself(
         for entry in space.plane.audit_entries(mark)
         if entry.get("objectRef", {}).get("subresource") == "eviction"
         and entry["objectRef"]["namespace"] == space.namespace
+        and entry["objectRef"]["name"] == "web-0"
         and entry["responseStatus"]["code"] == 201
     ]
     assert len(accepted) == 1
