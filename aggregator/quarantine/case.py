@@ -214,10 +214,12 @@ class Case:
     def overrule(self, remembered: frozenset[Word] = frozenset()) -> frozenset[Word]:
         """All that the quarantine stands on and that is not over, as overruled by a person.
 
-        ``remembered`` is what the node's marks say of it.
+        ``remembered`` is what the node's marks say of it. Of what has recovered, and waits for its
+        release, there is nothing left to overrule: it would silence the next fault.
         """
         quarantine = self.patient.quarantine
-        spec = quarantine.spec.evidence if quarantine is not None else ()
+        recovered = self.fresh and not self.acting
+        spec = quarantine.spec.evidence if quarantine is not None and not recovered else ()
         wanted = self.wanted.spec.evidence if self.wanted is not None else ()
         latest = {(item.code, item.component): item for item in (*spec, *wanted)}
         over = {

@@ -32,6 +32,7 @@ from aggregator.quarantine.decide.common import CommonLimits
 from aggregator.quarantine.decide.marks import is_marked
 from aggregator.quarantine.decide.record import parse_record
 from aggregator.quarantine.decide.steps import OURS
+from aggregator.quarantine.decide.wishes import EXEMPT, FORCE, FORCED, PIN, exemption
 from tests.support.memorycluster import MemoryCluster, World
 from tests.support.replica import SETTINGS, FakeLine, Replica, Turned, component, fault, hello
 from tests.support.virtualtime import VirtualTimeLoop
@@ -49,7 +50,7 @@ CODES = ("xid:79", "xid:48", "xid:74")
 LEVELS = (("disk-space", "bytes"), ("disk-readonly", "read-only"))
 WELL_AFTER = 900.0
 #: What nobody waits for: when one of these fails, nobody would notice.
-OWN_TASKS = ("attend", "announce", "registrar", "news", "rounds")
+OWN_TASKS = ("attend", "announce", "registrar", "news", "rounds", "looking")
 
 nodes = st.sampled_from(NODES)
 
@@ -144,6 +145,9 @@ class Ward(RuleBasedStateMachine):
         self.cordoned: set[str] = set()
         self.foreign: set[str] = set()
         self.by_hand: set[str] = set()
+        #: Until when people have exempted a node.
+        self.exempt: dict[str, float] = {}
+        self.marked: set[str] = set()
         self.pods = 0
         for name in NODES:
             labels = {CLIQUE: "c1"} if name in OF_CLIQUE else {}
@@ -290,6 +294,13 @@ class Ward(RuleBasedStateMachine):
                 self.wrong.append(f"{name} lost somebody else's taint")
             if name in self.cordoned and not node.unschedulable:
                 self.wrong.append(f"{name} lost somebody else's cordon")
+        marked = {name for name, node in self.world.nodes.items() if is_marked(node)}
+        for name in marked - self.marked:
+            found = self.world.quarantines.get(name)
+            ours_here = found is None or found.spec.requester == OURS
+            if ours_here and self.exempt.get(name, 0.0) > self.loop.time():
+                self.wrong.append(f"{name} was touched though it is exempt")
+        self.marked = marked
         if self.mode is Action.OBSERVE and self.world.writes:
             self.wrong.append(f"observe wrote {self.world.writes}")
 
@@ -388,6 +399,7 @@ class Ward(RuleBasedStateMachine):
         agent = self.agents[name]
         self.cordoned.discard(name)
         self.foreign.discard(name)
+        self.exempt.pop(name, None)
         self.words[name].clear()
         for key in [key for key in self.world.pods if key.startswith(f"{name}/")]:
             del self.world.pods[key]
@@ -488,6 +500,30 @@ class Ward(RuleBasedStateMachine):
         if name not in self.world.quarantines:
             self.world.person_creates(name, QuarantineSpec(action, "manual", "smells of smoke"))
             self._go(0)
+
+    def _annotate(self, name: str, key: str, value: str | None) -> None:
+        node = self.world.nodes[name]
+        kept = {k: v for k, v in node.annotations.items() if k != key}
+        if value is not None:
+            kept[key] = value
+        if kept != node.annotations:
+            self.world.set_node(replace(node, annotations=kept))
+            self._go(0)
+
+    @rule(name=nodes, seconds=st.sampled_from((0.0, 100.0, 1000.0)))
+    def a_person_exempts(self, name: str, seconds: float) -> None:
+        until = round(self.loop.time() + seconds)
+        self.exempt[name] = until if seconds else 0.0
+        self._annotate(name, EXEMPT, exemption(until, "a test") if seconds else None)
+
+    @rule(name=nodes, text=st.sampled_from((None, "RMA 12345", "")))
+    def a_person_pins(self, name: str, text: str | None) -> None:
+        self._annotate(name, PIN, text)
+
+    @precondition(lambda self: self.mode is Action.DRAIN)
+    @rule(name=nodes, text=st.sampled_from((None, "drain fan 3", "cordon fan 3", "nonsense")))
+    def a_person_forces(self, name: str, text: str | None) -> None:
+        self._annotate(name, FORCE, text)
 
     @rule(name=nodes, there=st.booleans())
     def somebody_elses_taint(self, name: str, *, there: bool) -> None:
@@ -597,6 +633,8 @@ class Ward(RuleBasedStateMachine):
         self.world.person_stops("")
         self.world.budget_blocks.clear()
         for name, agent in self.agents.items():
+            for key in (EXEMPT, PIN, FORCE):
+                self._annotate(name, key, None)
             self._inside(lambda name=name: self.replica.controller.conflict(name, ""))  # type: ignore[misc]
             self._detach(agent)
             agent.unacked += agent.forgotten
@@ -607,7 +645,12 @@ class Ward(RuleBasedStateMachine):
         for _ in range(4):
             self.kubelets_finish()
             self._go(WELL_AFTER)
-        by_hand = {n for n, one in self.world.quarantines.items() if one.spec.requester != OURS}
+        for name, one in list(self.world.quarantines.items()):
+            if "came again" in one.status.release_held:
+                self.world.person_deletes(name)  # so soon after a release a person decides
+        self._go(60)
+        mine = (OURS, FORCED)
+        by_hand = {n for n, one in self.world.quarantines.items() if one.spec.requester not in mine}
         assert set(self.world.quarantines) == by_hand, self.world.quarantines
         assert set(parse_record(self.world.record.text).entries) == by_hand
         for name, node in self.world.nodes.items():
