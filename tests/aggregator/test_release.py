@@ -250,6 +250,23 @@ def test_a_pin_keeps_a_node_in_until_it_is_gone_and_not_against_a_person() -> No
     virtualtime.run(main())
 
 
+def test_a_person_who_releases_what_has_recovered_overrules_nothing() -> None:
+    async def main() -> None:
+        clock = Running()
+        world = one_node(annotations={PIN: "wait"})
+        replica = await falls_ill(world, clock=clock)
+        recovers(replica)
+        clock.time += 700  # before its sign could be written down
+        recovers(replica)
+        await held(world, "pinned")
+        world.person_deletes("n1")
+        await gone(world)
+        replica.agent("n1", Delta(faults=(fault(source_seq=8),)))
+        await drained(world)
+
+    virtualtime.run(main())
+
+
 def test_what_falls_ill_again_while_it_is_held_is_drained_again_and_not_before() -> None:
     async def main() -> None:
         world = one_node(annotations={PIN: "wait"})
