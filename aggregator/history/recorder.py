@@ -22,6 +22,8 @@ _EACH = 8
 _EVERY = 60.0
 #: Of one node: components and faults beyond these are not recorded.
 _MOST = 256
+#: Nodes. Fleets that grow and shrink name many: who was heard of first is forgotten first.
+_MOST_NODES = 50_000
 
 Put = Callable[[str, str, Mapping[str, Any]], None]
 
@@ -51,6 +53,8 @@ class Recorder:
         greeting = testimony.of_hello(hello)
         known = self._nodes.get(hello.node)
         if known is None:
+            while len(self._nodes) >= _MOST_NODES:
+                del self._nodes[next(iter(self._nodes))]
             known = self._nodes[hello.node] = _Node(greeting)
         elif known.greeting == greeting and not known.left:
             return

@@ -268,6 +268,56 @@ def test_an_incident_begins_when_its_evidence_had_lasted_and_not_when_we_looked(
     }
 
 
+@given(st.lists(st.tuples(st.integers(0, 90), st.sampled_from(list(Status))), max_size=30))
+def test_flapping_is_what_a_count_second_by_second_finds(changes: list[tuple[int, Status]]) -> None:
+    least, within = 3, 20
+    told: list[tuple[float, Status]] = []
+    for second, status in sorted(changes, key=lambda change: change[0]):
+        if not told or second > told[-1][0]:
+            told.append((float(second), status))
+    if not told:
+        return
+    well, starts = False, []
+    for at, status in told:
+        if status is FAILED and well:
+            starts.append(at)
+        if status is not UNKNOWN:
+            well = status is not FAILED
+    flapped = [
+        second
+        for second in range(130)
+        if sum(1 for start in starts if second - within < start <= second) >= least
+    ]
+    found = flapping(link(*told), least, within)
+    assert (found is None) == (not flapped)
+    if found is not None:
+        assert found.until == flapped[-1] + 1
+        assert found.since in flapped
+        assert found.since - 1 not in flapped
+
+
+@given(
+    st.lists(st.integers(0, 100), min_size=1, max_size=20),
+    st.lists(st.integers(0, 100), max_size=6),
+)
+def test_more_of_the_past_never_makes_fewer_jobs_and_another_gpu_never_makes_more(
+    mine: list[int], others: list[int]
+) -> None:
+    def when(times: list[int], elsewhere: list[int]) -> float | None:
+        other = [seen(*(float(at) for at in sorted(elsewhere)), of="GPU-2")] if elsewhere else []
+        told = seen(*(float(at) for at in sorted(times)))
+        return jobs(told, other, least=3, apart=10.0, within=60.0)
+
+    alone, shared = when(mine, []), when(mine, others)
+    if shared is not None:
+        assert alone is not None
+        assert alone <= shared
+    if alone is not None:
+        assert alone in mine
+        later = [*mine, max(mine) + 200]
+        assert when(later, []) == alone
+
+
 # -- restarts --------------------------------------------------------------------------------------
 
 
