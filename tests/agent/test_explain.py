@@ -77,7 +77,7 @@ async def test_a_fault_comes_with_the_line_that_it_was_read_from(agent: AgentPro
     check = await until_faults(agent, "xid", 3)
     [fault] = check["faults"]
     assert (fault["code"], fault["component"], fault["count"]) == ("xid:31", GPU, 3)
-    assert len(fault["occurrence_ages"]) == 3
+    assert len(fault["occurrence_ages"]) == 2, "the first and the last of a burst"
     assert [line["seq"] for line in check["lines"]] == [seq - 1, seq, seq + 3]
     assert check["lines"][1]["text"].startswith("NVRM: Xid (PCI:0000:3b:00): 31, pid=2")
     assert check["refused_lines"] == {"foreign": 1, "packets": 0}

@@ -200,7 +200,8 @@ async def test_a_burst_of_5000_lines_is_a_few_messages(ward: FakeWard, make: Mak
     await until(lambda: sum(fault.count for fault in stream.faults.values()) == 5000, within=20)
     deltas = stream.kinds()[before:].count("delta")
     assert deltas <= 10
-    assert len(stream.faults["xid:48", GPU].occurrence_ages_ms) == 32
+    # The first and the last of a burst; a machine that takes long over it makes several of it.
+    assert 2 <= len(stream.faults["xid:48", GPU].occurrence_ages_ms) <= 32
 
 
 # -- where it goes --------------------------------------------------------------------------------
