@@ -120,6 +120,7 @@ class Case:
         self.reborn = ""
         if node is None:
             self.patient.foreign = self.patient.maintained = ""
+            self.wishes, self.wishes_known = NONE, False  # they stood on it
             return
         self.patient.foreign = foreign_hands(node)
         self.patient.maintained = maintained_by(node)
@@ -264,7 +265,7 @@ class Case:
             release_held=bool(self.release_held),
             look_later=now < self.release_look,
             forced=self.wishes.forced(wall),
-            unforced=self.wishes_known and not self.wishes.force_asked,
+            unforced=self.node_gone or (self.wishes_known and not self.wishes.force_asked),
             exempt=self.wishes.exempt(wall),
         )
 

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.quarantine.cluster import Action, ClusterError, Phase, Quarantine, QuarantineSpec
+from aggregator.quarantine.cluster import (
+    Action,
+    ClusterError,
+    NodeUncordoned,
+    Phase,
+    Quarantine,
+    QuarantineSpec,
+)
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.marks import is_marked
 from aggregator.quarantine.decide.record import parse_record
@@ -310,6 +317,36 @@ def test_a_force_that_is_unclear_or_contradicted_does_nothing(more: dict[str, st
         await later(600)
         assert world.writes == []
         assert replica.fleet.patients["n1"].wishes
+
+    virtualtime.run(main())
+
+
+def test_a_force_goes_with_its_node() -> None:
+    async def main() -> None:
+        world = one_node(force="drain x")
+        Replica(world, clock=Running())
+        await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
+        del world.nodes["n1"]
+        world.tell(NodeUncordoned("n1"))  # as its end is told
+        await soon(lambda: not world.quarantines)
+        assert parse_record(world.record.text).entries == {}
+
+    virtualtime.run(main())
+
+
+def test_a_node_that_goes_before_its_force_is_carried_out_gets_no_quarantine() -> None:
+    async def main() -> None:
+        world = one_node(force="drain x")
+
+        def fails(name: str) -> ClusterError | None:
+            if name == "read_node":
+                world.nodes.pop("n1", None)
+            return None
+
+        replica = Replica(world, clock=Running(), fails=fails)
+        await later(600)
+        assert world.writes == []
+        assert replica.cluster.calls < 100  # nor is it asked for over and over
 
     virtualtime.run(main())
 
