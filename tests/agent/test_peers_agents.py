@@ -27,6 +27,8 @@ HANGS = """
 deadline = "0.3s"
 [checks.gpu-inventory]
 interval = "0.5s"
+[checks.gpu-recovery]
+interval = "0.5s"
 """
 
 
@@ -156,6 +158,24 @@ def test_nvml_that_hangs_later_leaves_no_gpu_healthy(node: AgentProcess, nvml: F
 
     wait_for(nobody_is_well, lambda: inventory(node))
     assert all(reason == "hung" for _, reason, _ in inventory(node).values())
+
+
+def test_a_driver_loaded_anew_ends_what_a_reset_ends_and_nothing_else(
+    node: AgentProcess, nvml: FakeGpus
+) -> None:
+    """Without it an Xid 119 would wait for a person, though the driver was reloaded for it."""
+    nvml.heal()
+    wait_for(lambda: inventory(node).get("GPU-b", ("",))[0] == "ok", lambda: inventory(node))
+    for code in (119, 54):
+        node.line(f"NVRM: Xid (PCI:{OTHER_GPU}): {code}, pid=1, name=x, text")
+        fault(node, f"xid:{code}", "GPU-b")
+    node.line("NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.65.06  Thu Jul 17 16:25:03 2026")
+
+    def of_b() -> set[str]:
+        return {each["code"] for each in told(node)["faults"] if each["component"] == "GPU-b"}
+
+    wait_for(lambda: "xid:119" not in of_b(), of_b)
+    assert "xid:54" in of_b(), "that one wants a person"
 
 
 def test_the_fault_after_20_000_distinct_xids_is_seen_at_once(
