@@ -121,7 +121,9 @@ class Releasing:
         if node is not None:
             words = case.overrule() if quarantine.status.overruled else frozenset()
             theirs = quarantine.status.released_because == UNCORDONED
-            memory = remember(node, quarantine.spec.evidence, self._clocks.wall())
+            begun = quarantine.status.cordoned_at > 0  # else there was nothing to release it from
+            evidence = quarantine.spec.evidence if begun else ()
+            memory = remember(node, evidence, self._clocks.wall())
             more: dict[str, str | None] = {RELEASES: memory if memory != "[]" else None}
             if quarantine.status.overruled and quarantine.spec.requester == FORCED:
                 more[FORCE] = None  # the later word of a person takes the earlier one back

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aggregator.health.model import Cleared
 from aggregator.quarantine.cluster import (
     Action,
     ClusterError,
@@ -204,6 +205,27 @@ def test_one_that_is_set_while_we_act_is_seen_before_the_node_is_touched(call: s
         assert not is_marked(world.nodes["n1"])
         assert not world.nodes["n1"].unschedulable
         assert not world.quarantines
+
+    virtualtime.run(main())
+
+
+def test_what_an_exemption_kept_from_beginning_is_no_release_that_a_repeat_counts_from() -> None:
+    async def main() -> None:
+        world = one_node()
+        asked: list[str] = []
+
+        def fails(name: str) -> ClusterError | None:
+            if name == "patch_node" and not asked:
+                asked.append(name)
+                annotate(world, EXEMPT, exemption(wall(replica) + 1000, "wait"))
+            return None
+
+        replica = Replica(world, clock=Running(), fails=fails)
+        replica.agent("n1", ILL)
+        await soon(lambda: asked and not world.quarantines)
+        await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
+        replica.agent("n1", snapshot(cleared=(Cleared("xid:79", "GPU-1", "operator"),)))
+        await soon(lambda: not world.quarantines)
 
     virtualtime.run(main())
 
