@@ -251,7 +251,11 @@ def _steady(component: Component, rule: Rule | None, now: float) -> str:
 
 def _fault_over(item: Evidence, health: NodeHealth) -> str:
     """The positive sign that ended a fault; empty while there is none."""
-    if item.over or item.cleared_by is None:
+    if item.cleared_by is None:
+        return item.over
+    # A late stream of an earlier boot looks like a boot, until the present one speaks again.
+    no_boot_after_all = item.over == "reboot" and item.boot_id == health.boot_id
+    if item.over and not no_boot_after_all:
         return item.over
     fault = health.faults.get(item.key)
     if fault is not None and not fault.missing:

@@ -386,8 +386,10 @@ class Aggregator:
         self.ward.health.greet(_hello())
         self.tell(told, now)
 
-    def restart(self, told: Snapshot, now: float) -> None:
-        self.ward = Ward(health=NodeHealth(_hello()))
+    def restart(
+        self, told: Snapshot, now: float, *, boot: str = "boot-1", epoch: str = "e"
+    ) -> None:
+        self.ward = Ward(health=NodeHealth(replace(hello("n1", boot), spool_epoch=epoch)))
         if self.quarantine is not None:
             self.ward.incidents = incidents_of(self.quarantine, SITE, now)
         self.tell(told, now)
