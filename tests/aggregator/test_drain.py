@@ -117,7 +117,7 @@ def test_a_namespaces_pods_may_complete_for_their_time_and_are_evicted_then() ->
 
 def test_a_pod_behind_a_budget_is_deleted_in_its_time_where_its_namespace_allows_it() -> None:
     async def scenario() -> None:
-        world = world_with("a")
+        world = world_with("a", grace=0.0)  # which its kubelet is never told
         world.add_pod("n1", "other", namespace="other")
         world.budget_blocks |= {"uid-a", "uid-other"}
         forces = NamespaceRule("jobs", Leave.FORCE, force_after=2 * HOUR)
@@ -131,7 +131,7 @@ def test_a_pod_behind_a_budget_is_deleted_in_its_time_where_its_namespace_allows
         assert world.forced == ["uid-a"]
         assert replica.notes.kinds("n1").count("pod.forced") == 1
         kubelet_finishes(world)
-        await asyncio.sleep(10 * HOUR)
+        await asyncio.sleep(3 * HOUR)
         assert world.forced == ["uid-a"]  # the other's namespace allows nothing
         assert phase_of(world, "n1") is Phase.DRAINING
         world.budget_blocks.clear()
@@ -161,11 +161,14 @@ def test_a_drain_past_its_deadline_says_so_once_and_forces_nothing() -> None:
         assert "past its deadline: 1 pods have not left in 1h, nothing is forced" in told.message
         await second.stop()
         third = await begun(world, settings)
+        world.add_pod("n1", "late", phase="Pending")
+        world.budget_blocks.add("uid-late")
         await asyncio.sleep(HOUR)
+        assert "past its deadline: 2 pods" in status(world).message
         notes = [*first.notes.transitions, *second.notes.transitions, *third.notes.transitions]
         kinds = [one.kind.value for one in notes]
         assert kinds.count("quarantine.overdue") == 1
-        assert kinds.count("pod.blocked") == 1
+        assert kinds.count("pod.blocked") == 2  # each of the two, once
         [said] = [one.summary for one in notes if one.kind.value == "quarantine.overdue"]
         assert "jobs/a: the budget of jobs/j needs it" in said
         assert (world.forced, world.evicted) == ([], [])
