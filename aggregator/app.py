@@ -90,6 +90,7 @@ def _settings(config: Config) -> Settings:
             new_per_window_percent=limits.new_per_window_percent,
             window=limits.window,
             cooldown=limits.cooldown,
+            after_upgrade=limits.after_upgrade,
         ),
         common=CommonLimits(
             percent=limits.common_cause_percent,

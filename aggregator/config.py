@@ -117,6 +117,8 @@ class Limits(Section):
     """Of the rate, and of what counts as at once."""
     cooldown: Duration = 900.0
     """After the rate or a common cause has held something back."""
+    after_upgrade: Duration = 120.0
+    """Of a node whose driver, kernel or agent has just changed: how long evidence must stand."""
     common_cause_percent: Share = 10.0
     common_cause_nodes: Positive = 50
     domain_labels: Strings = (

@@ -61,6 +61,7 @@ class Acts:
         policy: Policy,
         pool_of: Callable[[str], str],
         suspects: Callable[[Case], tuple[frozenset[str], ...]],
+        unsettled: Callable[[Case], str],
     ) -> None:
         self._cluster = cluster
         self._registrar = registrar
@@ -69,6 +70,7 @@ class Acts:
         self._policy = policy
         self._pool_of = pool_of
         self._suspects = suspects
+        self._unsettled = unsettled
 
     async def propose(self, case: Case, wanted: Wanted) -> bool:
         """Ask for admission and, when admitted, make the object and mark the node.
@@ -288,6 +290,7 @@ class Acts:
             self._pool_of(case.node),
             spec.action.value,
             self._suspects(case),
+            self._unsettled(case),
         )
 
     def _leave_alone(self, case: Case, wanted: Wanted) -> bool:

@@ -64,8 +64,7 @@ class Controller:
         self._census = census = Census(fleet, settings.limits.pool_label)
         self._suspecting = suspecting = Suspecting(
             limits=settings.common,
-            cooldown=settings.limits.cooldown,
-            window=settings.limits.window,
+            admission=settings.limits,
             policy=policy,
             census=census,
             fleet=fleet,
@@ -88,6 +87,7 @@ class Controller:
             policy=policy,
             pool_of=census.pool_of,
             suspects=suspecting.suspects,
+            unsettled=suspecting.unsettled,
         )
         hooking = Hooking(acts=acts, clocks=clocks, rules=settings.hooks, rng=rng)
         drain = Drain(

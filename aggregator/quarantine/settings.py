@@ -37,6 +37,7 @@ def limits_for_people(settings: Settings) -> dict[str, str]:
         "new_per_window_percent": f"{limits.new_per_window_percent:g}%",
         "window": span(limits.window),
         "cooldown": span(limits.cooldown),
+        "after_upgrade": span(limits.after_upgrade),
         "common_cause_percent": f"{common.percent:g}%",
         "common_cause_nodes": str(common.nodes),
         "domain_percent": f"{common.domain_percent:g}%",

@@ -7,26 +7,34 @@ from aggregator.policy.rules import Policy
 from aggregator.quarantine.acts import Clocks
 from aggregator.quarantine.case import Case
 from aggregator.quarantine.census import Census
-from aggregator.quarantine.decide.admission import FLEET, OpenCause, clock
-from aggregator.quarantine.decide.common import CommonCause, CommonCauses, CommonLimits, Group
+from aggregator.quarantine.decide.admission import FLEET, Limits, OpenCause, clock, span
+from aggregator.quarantine.decide.common import (
+    VERSIONS,
+    CommonCause,
+    CommonCauses,
+    CommonLimits,
+    Group,
+)
 from aggregator.quarantine.decide.record import Record
 from aggregator.quarantine.decide.signs import accusing, acting_checks, signs_of, target_of, what_of
 from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.ledger import Kind, Ledger, Transition
+
+#: For so long after its driver, kernel or agent has changed (seconds) a node counts as upgraded.
+UPGRADED = 1800.0
 
 #: What the agent calls its machine's traits, and what the version is called here.
 _TRAITS = ("driver", "kernel")
 
 
 class Suspecting:
-    """``cooldown`` and ``window`` in seconds, as the limits of admission have them."""
+    """``limits`` are those of common causes, ``admission`` those of admission."""
 
     def __init__(
         self,
         *,
         limits: CommonLimits,
-        cooldown: float,
-        window: float,
+        admission: Limits,
         policy: Policy,
         census: Census,
         fleet: Fleet,
@@ -34,8 +42,9 @@ class Suspecting:
         clocks: Clocks,
     ) -> None:
         self._limits = limits
-        self._cooldown = cooldown
-        self._window = window
+        self._cooldown = admission.cooldown
+        self._window = admission.window
+        self._after_upgrade = admission.after_upgrade
         self._policy = policy
         self._census = census
         self._fleet = fleet
@@ -45,6 +54,8 @@ class Suspecting:
         self._common = CommonCauses(limits, census.observers)
         self._labels = tuple(dict.fromkeys((*limits.domain_labels, limits.clique_label)))
         self._cooling = ""
+        #: Each node's versions, and when they last became others (monotonic).
+        self._versions: dict[str, tuple[tuple[Group, ...], float]] = {}
 
     def hear(self, case: Case) -> None:
         """Count the node as it is now. Cheap where nothing is wrong with it."""
@@ -54,15 +65,45 @@ class Suspecting:
             return
         if not health.has_snapshot:
             return  # what it last said stands
+        groups = self._groups(case)
+        self._note_versions(case.node, groups)
         self._common.told(
             case.node,
             signs_of(health, case.patient.incidents, self._policy, self._acting),
-            self._groups(case),
+            groups,
             frozenset(check.name for check in health.checks if not check.off_because),
         )
 
     def forget(self, case: Case) -> None:
         self._common.gone(case.node)
+        self._versions.pop(case.node, None)
+
+    def _note_versions(self, node: str, groups: tuple[Group, ...]) -> None:
+        versions = tuple(group for group in groups if group[0] in VERSIONS)
+        known = self._versions.get(node)
+        if known is None:
+            self._versions[node] = (versions, float("-inf"))
+        elif known[0] != versions:
+            self._versions[node] = (versions, self._clocks.now())
+
+    def unsettled(self, case: Case) -> str:
+        """Why it is too soon to tell the node's own fault from its new version's; empty: it isn't.
+
+        What is wrong with a version shows on others that got it in the same wave, a moment later.
+        """
+        known, now = self._versions.get(case.node), self._clocks.now()
+        if known is None or now - known[1] >= UPGRADED:
+            return ""
+        overruled = frozenset(word.key for word in case.patient.overruled)
+        evidence = accusing(case.patient.incidents.values(), overruled)
+        stood = max((now - item.since for item in evidence), default=0.0)
+        if stood >= self._after_upgrade:
+            return ""
+        now_runs = ", ".join(f"{name} {version}" for name, version in known[0])
+        return (
+            f"its version has just changed (now {now_runs}); what accuses it must have stood for "
+            f"{span(self._after_upgrade)}, in which others with this version may show the same"
+        )
 
     def _groups(self, case: Case) -> tuple[Group, ...]:
         health, meta = case.patient.health, case.patient.meta

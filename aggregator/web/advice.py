@@ -37,6 +37,7 @@ _HOLDS = {
     "limits.domain_percent": _SHARED,
     "limits.clique_label": _SHARED,
     "limits.cooldown": f"Wait, or look at what tripped. A node that can't wait: {_BY_HAND}",
+    "limits.after_upgrade": "Wait: in two minutes it is clear whether the new version is ill.",
     "limits.new_per_window": _RATE,
     "limits.new_per_window_percent": _RATE,
     "stop": "Find out why it was stopped. To go on: sickbay resume",

@@ -38,6 +38,7 @@ _TEXTS = {
     "new_per_window_percent": "of all nodes, new within the window",
     "window": "what counts as at once",
     "cooldown": "nothing new for so long, after the rate or a common cause has tripped",
+    "after_upgrade": "evidence must stand so long where the driver, kernel or agent is new",
     "common_cause_percent": "of those who look: more that fail alike are one cause",
     "common_cause_nodes": "nodes: more that fail alike are one cause",
     "domain_percent": "of a place or version: more that fail alike are its own",

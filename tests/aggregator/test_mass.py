@@ -364,6 +364,46 @@ def test_a_new_agent_version_that_flags_many_nodes_is_itself_the_suspect() -> No
     play(test, 1_000, WIDE)
 
 
+def test_a_driver_that_is_rolled_out_in_waves_and_reads_wrong_quarantines_nobody() -> None:
+    """Its verdict acts at once elsewhere: the first of a wave must wait for the others."""
+
+    async def test(fleet: Fleet) -> None:
+        rng = random.Random(2)
+        for wave in range(5):
+            wrong = []
+            for number in range(wave * 50, wave * 50 + 50):
+                fleet.attach(f"n{number}", version="0.2.0")
+                wrong.append((rng.uniform(0, 60), number))
+            began = 0.0
+            for at, number in sorted(wrong):
+                await asyncio.sleep(at - began)
+                began = at
+                fleet.level([number], "gpu-recovery", f"GPU-{number}", "gpu-reset")
+            await asyncio.sleep(120)
+        assert fleet.world.quarantines == {}
+        fleet.level([400], "gpu-recovery", "GPU-400", "gpu-reset")
+        fleet.break_([401])
+        await asyncio.sleep(20)
+        assert fleet.world.quarantines == {}, "the whole fleet cools down"
+        await asyncio.sleep(900)
+        assert "n401" in fleet.sick
+
+    play(test, 500, WIDE)
+
+
+def test_a_node_that_falls_ill_right_after_its_upgrade_and_alone_waits_two_minutes() -> None:
+    async def test(fleet: Fleet) -> None:
+        fleet.attach("n3", version="0.2.0")
+        await asyncio.sleep(60)
+        fleet.break_([3])
+        await asyncio.sleep(100)
+        assert fleet.holds() == {"n3": "limits.after_upgrade"}
+        await asyncio.sleep(30)
+        assert fleet.sick == ["n3"]
+
+    play(test, 100, WIDE)
+
+
 def test_one_target_that_everybody_misses_is_one_incident_of_the_fleet() -> None:
     async def test(fleet: Fleet) -> None:
         fleet.level(range(200), "reach", "tcp://10.0.0.1:2049", "unreachable")

@@ -65,6 +65,8 @@ def holds() -> Iterator[str]:
             outcome = admit(record, proposals, limits, Size(10, 10), now=0, policy_hash="")
             record = outcome.record
             yield outcome.held["n"].limit
+    fresh = [Proposal("n", "i", "p", "drain", unsettled="its version has just changed")]
+    yield admit(Record(), fresh, wide, Size(9, 9), now=0, policy_hash="").held["n"].limit
     yield from common_causes()
 
 
@@ -89,7 +91,7 @@ def common_causes() -> Iterator[str]:
 
 def test_the_runbook_says_what_each_hold_means() -> None:
     provoked = set(holds())
-    assert len(provoked) == 12
+    assert len(provoked) == 13
     for hold in provoked:
         assert f"\n| `{hold}` |" in page("runbook.md"), hold
         assert f"`{hold.removeprefix('limits.')}`" in page("limits.md"), hold

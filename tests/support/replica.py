@@ -47,6 +47,7 @@ OPEN = Limits(
     quorum_percent=0,
     new_per_window=5000,
     new_per_window_percent=100,
+    after_upgrade=0,
 )
 UNSUSPECTING = CommonLimits(percent=100, nodes=5000, domain_percent=100, clique_label="")
 

@@ -26,6 +26,7 @@ class Limits:
     ``quorum_percent`` is the share of nodes that must have reported before anything is admitted.
     ``new_per_window`` and its percentage bound the admissions of ``window`` seconds, those by hand
     counted; after too many, or after a common cause, nothing is admitted for ``cooldown`` seconds.
+    ``after_upgrade``: how long evidence must have stood on a node whose version has just changed.
     """
 
     concurrent: int = 20
@@ -37,6 +38,7 @@ class Limits:
     new_per_window_percent: float = 20.0
     window: float = 600.0
     cooldown: float = 900.0
+    after_upgrade: float = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class Proposal:
 
     ``suspects``: for each piece of evidence that asks for it, the ids of the common causes that
     would explain it. Without any piece that none explains, an open one holds the node.
+    ``unsettled``: why it is too soon to tell the node's own fault from its new version's.
     """
 
     node: str
@@ -65,6 +68,7 @@ class Proposal:
     pool: str
     action: str
     suspects: tuple[frozenset[str], ...] = ()
+    unsettled: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +177,7 @@ class _Board:
         return (
             self._explained(proposal)
             or self._cooling(proposal)
+            or self._unsettled(proposal)
             or self._full(proposal.pool)
             or self._too_fast()
         )
@@ -244,6 +249,11 @@ class _Board:
             f"{found.because}",
             ident,
         )
+
+    def _unsettled(self, proposal: Proposal) -> Held | None:
+        if not proposal.unsettled:
+            return None
+        return Held("limits.after_upgrade", span(self._limits.after_upgrade), proposal.unsettled)
 
     def _too_fast(self) -> Held | None:
         """Held by the rate; the fleet cools down then."""
