@@ -214,10 +214,16 @@ def test_the_list_reads_like_a_ward_list(
     }
     path = "/apis/sickbay.dev/v1alpha1/quarantines"
     control_plane.call("POST", path, made)
-    status = {"status": {"phase": "Draining", "podsRemaining": 3}}
+    blocker = {"pod": "jobs/a", "reason": "budget llm", "since": "2026-01-01T00:00:00Z"}
+    hook = {"state": "Asking", "askedAt": "2026-01-01T00:00:00Z"}
+    progress = {"podsRemaining": 3, "blockers": [blocker], "preEvict": hook}
+    status = {"status": {"phase": "Draining", **progress}}
     control_plane.call("PATCH", f"{path}/{name}/status", status, MERGE_PATCH)
     command = ["kubectl", "--kubeconfig", str(control_plane.kubeconfig), "get", "quar", name]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert shown[0].split() == ["NAME", "ACTION", "KIND", "PHASE", "REASON", "PODS", "AGE"]
-    assert shown[1].split()[:7] == [name, "drain", "gpu", "Draining", "Xid", "79", "3"]
+    head = ["NAME", "ACTION", "KIND", "PHASE", "REASON", "PODS", "BLOCKED", "BY", "AGE"]
+    assert shown[0].split() == head
+    assert shown[1].split()[:8] == [name, "drain", "gpu", "Draining", "Xid", "79", "3", "jobs/a"]
+    wide = subprocess.run([*command, "-o", "wide"], capture_output=True, text=True, check=True)
+    assert "budget llm" in wide.stdout
     control_plane.call("DELETE", f"{path}/{name}")
