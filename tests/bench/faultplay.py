@@ -192,7 +192,7 @@ class Machine:
                 return [
                     self.line(109, one, "gpu_reset"),
                     self.line(154, one, "gpu_reset", "gpu-reset"),
-                    self.state("gpu-recovery", one, "failed", "gpu-reset"),
+                    self.state("gpu-recovery", one, "failed", "reset"),
                 ], True
             case "gone":  # without a word in the log
                 return [self.state("gpu-inventory", one, "failed", "missing")], False
@@ -224,13 +224,13 @@ class Machine:
                 return [self.state("infiniband", port, "failed", "link-down")], False
             case "errors":
                 return [self.state("infiniband", port, "degraded", "errors")], False
-        return [self.state("nic-link", "eth0", "failed", "no-carrier")], False
+        return [self.state("nic-link", "eth0", "failed", "link-down")], False
 
     def _nic(self) -> tuple[list[tuple[float, Sign]], bool]:
         port = f"mlx5_{self.rng.randrange(PORTS)}/1"
         if self.rng.random() < 0.7:
             return [self.state("infiniband", port, "failed", "missing")], False
-        return [self.state("nic-link", "eth0", "failed", "no-carrier")], False
+        return [self.state("nic-link", "eth0", "failed", "link-down")], False
 
     def _ssd(self) -> tuple[list[tuple[float, Sign]], bool]:
         if self.rng.random() < 0.5:
@@ -266,7 +266,7 @@ class Machine:
         """A link that goes and comes back by itself, mostly within seconds."""
         lasts = min(self.rng.lognormvariate(math.log(4.0), 0.8), 240.0)
         check, port = "nic-link", "eth0"
-        reason = "no-carrier"
+        reason = "link-down"
         if self.rng.random() < 0.5:
             check, port, reason = "infiniband", f"mlx5_{self.rng.randrange(PORTS)}/1", "link-down"
         looks = LOOKS[check]
@@ -284,7 +284,7 @@ class Machine:
     def full_disk(self, at: float, node: int) -> Story:
         """A job fills the disk, and empties it when it ends. New pods would fail meanwhile."""
         lasts = self.rng.uniform(300.0, 7200.0)
-        full = self.state("disk-space", "/", "failed", "bytes")
+        full = self.state("disk-space", "/", "failed", "full")
         signs = (full, self.state("disk-space", "/", "ok", after=lasts))
         return Story(at, node, "full-disk", sick=True, signs=signs, ends=lasts)
 

@@ -40,7 +40,7 @@ def driver_roll(machine: Machine, at: float, nodes: int, leaf: int) -> Iterator[
     for node in range(nodes):
         wave = 120.0 * (node // 100)
         wrong = [
-            machine.state("gpu-recovery", gpu(number), "failed", "gpu-reset", after=wave + 40.0)
+            machine.state("gpu-recovery", gpu(number), "failed", "reset", after=wave + 40.0)
             for number in range(GPUS)
         ]
         over = 4 * 3600.0 + wave
