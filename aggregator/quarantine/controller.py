@@ -34,6 +34,8 @@ from aggregator.quarantine.triangulating import Triangulating
 
 #: Held proposals, silence and the fleet's size are looked at again so often (seconds).
 ROUNDS = 5.0
+#: Of those that are held, so many in one round, in turn.
+HELD_A_ROUND = 500
 #: The list of nodes is read anew so often (seconds).
 REFRESH = 180.0
 
@@ -61,6 +63,7 @@ class Controller:
         self._settings = settings
         self._fleet = fleet
         self._clocks = clocks
+        self._turn = 0
         self._census = census = Census(fleet, settings.limits.pool_label)
         self._suspecting = suspecting = Suspecting(
             limits=settings.common,
@@ -238,11 +241,26 @@ class Controller:
             for case in self._census.cases():
                 if case.wishes != NONE and case.patient.wishes != describe(case.wishes, wall):
                     self._judging.judge(case)  # an exemption has ended
-                if case.patient.hold is not None or _in_suspense(case) or case.release_held:
-                    if case.patient.maintained:
-                        case.suspect = True  # whether they have ended: a read tells
-                    self._attending.kick(case)
+                if _in_suspense(case) or case.release_held:
+                    self._attend_again(case)
+            for case in self._in_turn([c for c in self._census.cases() if c.patient.hold]):
+                self._attend_again(case)
             await asyncio.sleep(ROUNDS)
+
+    def _in_turn(self, held: list[Case]) -> list[Case]:
+        """Some of those that are held: the next of them in each round.
+
+        Each costs half a millisecond. In a storm of thousands agents must be heard all the same.
+        """
+        if len(held) <= HELD_A_ROUND:
+            return held
+        start, self._turn = self._turn % len(held), self._turn % len(held) + HELD_A_ROUND
+        return (held + held)[start : start + HELD_A_ROUND]
+
+    def _attend_again(self, case: Case) -> None:
+        if case.patient.maintained:
+            case.suspect = True  # whether they have ended: a read tells
+        self._attending.kick(case)
 
     def _tell_fleet(self) -> None:
         self._fleet.record_entries = len(self._registrar.record.entries)

@@ -5,7 +5,7 @@ and sends what has changed. People are played too: a node that is quarantined is
 after a while, one that nobody saw fail is found in the end.
 
 The controller's rounds look at all nodes every 5 s, for what is held and for silence: 518,400 in
-30 days. Here they come every 10 minutes while nothing happens to many at once, and every 10 s from
+30 days. Here they come every 10 minutes while nothing happens to many at once, and every 30 s from
 before a mass event until after it; nodes are listed every 6 hours. All else is as it is.
 """
 
@@ -45,9 +45,9 @@ EXPIRES = DAY
 DEAD_FOUND, UNSEEN_FOUND = 2 * 3600.0, 2 * DAY
 _NEXT_LOOK = 60.0
 #: Seconds between rounds: in quiet times, and around a mass event.
-QUIET_ROUNDS, BUSY_ROUNDS = 600.0, 10.0
+QUIET_ROUNDS, BUSY_ROUNDS = 600.0, 30.0
 #: Rounds are frequent for so long after the last that a mass event did.
-_AFTERMATH = 2 * 3600.0
+_AFTERMATH = 3600.0
 _STATUS = {"ok": Status.OK, "degraded": Status.DEGRADED, "failed": Status.FAILED}
 
 _WELL: tuple[tuple[str, str], ...] = (
