@@ -6,7 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 UV := $(shell command -v uv || echo build/uv/bin/uv)
-BENCHES := taint agent scale faults network
+BENCHES := taint agent scale faults network fleet
 
 .PHONY: help
 help: ## This list
@@ -95,6 +95,10 @@ bench-network: env ## Whom triangulation blames in graphs of known faults (BENCH
 .PHONY: bench-faults
 bench-faults: env ## What is lost when something is killed, paused or taken away in a burst
 	@$(BIN)/python -m tests.bench.faults
+
+.PHONY: bench-fleet
+bench-fleet: env ## A month of a large fleet's faults (BENCH_NODES=1500 BENCH_SEEDS=2 for a short look)
+	@$(BIN)/python -m tests.bench.fleet
 
 .PHONY: clean
 clean: ## Remove what was built here

@@ -86,7 +86,8 @@ def bad_agent(machine: Machine, at: float, nodes: int, leaf: int) -> Iterator[St
         yield Story(at, node, "bad-agent", sick=False, signs=signs, mass="bad-agent")
 
 
-EVENTS: tuple[Callable[[Machine, float, int, int], Iterator[Story]], ...] = (
+Event = Callable[[Machine, float, int, int], Iterator[Story]]
+EVENTS: tuple[Event, ...] = (
     dns_down,
     driver_roll,
     switch_down,

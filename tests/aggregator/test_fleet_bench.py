@@ -1,0 +1,62 @@
+"""The month of a large fleet (make bench-fleet) in short: fewer nodes, days, one mass event."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.bench import faultplay, massplay
+from tests.bench.faultplay import DAY, Machine
+from tests.bench.fleet import FLEET_SETTINGS, gates, live, worst
+from tests.bench.fleetplay import LEAF, play
+from tests.bench.massplay import EVENTS, mass_events
+from tests.support.replica import OPEN, UNSUSPECTING
+
+
+def test_some_days_of_a_small_fleet_pass_the_gates() -> None:
+    figures = live(1, 250, 4, first=1.5 * DAY)
+    assert gates(worst([figures], 4)) == []
+    assert figures.explicit >= 2
+    assert figures.lost < figures.lost_no_system
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)
+def test_no_mass_event_quarantines_anybody(event: massplay.Event) -> None:
+    stories = list(event(Machine(random.Random(1)), 3600.0, 96, LEAF))
+    outcome = play(stories, nodes=96, days=0.15, settings=FLEET_SETTINGS, rng=random.Random(1))
+    assert outcome.mass == []
+    assert outcome.quarantines == 0
+
+
+def test_a_controller_that_suspects_nothing_fails_the_gate() -> None:
+    """So the play can tell: it is the judging that keeps the nodes, not the play."""
+    settings = replace(FLEET_SETTINGS, limits=OPEN, common=UNSUSPECTING)
+    stories = list(massplay.switch_down(Machine(random.Random(1)), 3600.0, 96, LEAF))
+    outcome = play(stories, nodes=96, days=0.15, settings=settings, rng=random.Random(1))
+    assert len(outcome.mass) == LEAF
+
+
+def test_a_seed_gives_the_same_faults_each_time_and_another_gives_others() -> None:
+    def drawn(seed: int) -> list[faultplay.Story]:
+        rng = random.Random(seed)
+        return faultplay.background(500, 10, rng) + mass_events(500, 10, rng, leaf=LEAF)
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+
+
+def test_faults_come_at_the_published_rate() -> None:
+    stories = faultplay.background(2000, 30, random.Random(3))
+    hardware = [story for story in stories if story.cause in (*faultplay.COUNTS, "hbm-contained")]
+    expected = faultplay.NODE_FAULTS * 2000 * 30
+    assert 0.85 * expected < len(hardware) < 1.15 * expected
+    assert all(0 <= story.at < 30 * DAY for story in hardware)
+
+
+@pytest.mark.parametrize("module", [faultplay, massplay], ids=lambda module: module.__name__)
+def test_what_makes_faults_knows_nothing_of_the_rules(module: object) -> None:
+    text = Path(str(getattr(module, "__file__", ""))).read_text()
+    imports = [line for line in text.splitlines() if line.startswith(("import ", "from "))]
+    assert imports
+    assert not any("aggregator" in line or "support" in line for line in imports)
