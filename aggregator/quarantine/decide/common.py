@@ -36,6 +36,7 @@ NEARLY = 0.8
 #: Causes of one sign at most; what is left then is many small things.
 _MOST_CAUSES = 32
 _NAMED = 10
+_REMEMBERED = 32
 
 SCOPES = ("check", "target", "place", "version", "agents")
 #: Any sign that a rule acts on: what a new agent version is judged by.
@@ -111,6 +112,8 @@ class _Node:
     signs: frozenset[Sign] = frozenset()
     groups: tuple[Group, ...] = ()
     checks: frozenset[str] = frozenset()
+    #: What may explain a sign: asked at every look at what is held; groups alone change it.
+    suspects: dict[tuple[str, str], frozenset[str]] = field(default_factory=dict)
 
 
 class CommonCauses:
@@ -147,6 +150,7 @@ class CommonCauses:
             self._sizes.subtract(known.groups)
             self._sizes.update(groups)
             known.groups = groups
+            known.suspects.clear()
         if checks != known.checks:
             self._observers.subtract(known.checks)
             self._observers.update(checks)
@@ -194,8 +198,16 @@ class CommonCauses:
 
     def suspects(self, node: str, what: str, component: str) -> frozenset[str]:
         """The ids of all causes that would explain this sign of this node."""
-        known = self._nodes.get(node)
-        groups = known.groups if known is not None else ()
+        known = self._nodes.get(node) or _Node()
+        found = known.suspects.get((what, component))
+        if found is None:
+            if len(known.suspects) >= _REMEMBERED:
+                known.suspects.clear()
+            found = self._suspects(known.groups, what, component)
+            known.suspects[what, component] = found
+        return found
+
+    def _suspects(self, groups: tuple[Group, ...], what: str, component: str) -> frozenset[str]:
         ids = {what}
         if component:
             ids.add(_target(what, component))
