@@ -24,6 +24,8 @@ _CAUSES = {
     "version": _CAUSE + "Stop the rollout, or roll it back.",
     "agents": "Silence is no fault. Look at the aggregator, the network between, certificates, and "
     "the agents' DaemonSet.",
+    "network": "Mend what the nodes share: the rack's switch or gateway, the target, the link "
+    "between two halves. docs/network.md says how it was told.",
 }
 _BY_HAND = 'sickbay quarantine NODE --action drain --reason "..."'
 _SHARED = (

@@ -93,7 +93,7 @@ def _fleet(found: Findings) -> Iterator[Metric]:
     yield _one("sickbay_cooling_down", "1 while nothing new is admitted.", bool(found.cooling))
     causes = _gauge("sickbay_common_causes", "Common causes that are open.", ["scope"])
     shared = _gauge("sickbay_common_cause_nodes", "Nodes that they explain.", ["scope"])
-    for scope in SCOPES:
+    for scope in (*SCOPES, "network"):
         mine = [one.nodes for one in found.causes if one.scope == scope]
         causes.add_metric([scope], len(mine))
         shared.add_metric([scope], sum(mine))

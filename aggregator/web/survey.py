@@ -168,7 +168,8 @@ class Survey:
             view_lost=fleet.view_lost,
             waiting_for_quorum=fleet.waiting_for_quorum,
             cooling=fleet.cooling,
-            causes=view.causes(fleet.causes.values(), self._moment),
+            causes=view.causes(fleet.causes.values(), self._moment)
+            + view.blamed(fleet.network.values(), self._moment),
             record_entries=fleet.record_entries,
             limits=tuple(self._limits()),
         )

@@ -13,9 +13,10 @@ import msgspec
 from aggregator.health.model import Component, Fault, Status
 from aggregator.policy import incident as policy
 from aggregator.policy.lemons import Lemon
+from aggregator.policy.network.verdict import Verdict
 from aggregator.quarantine import cluster, fleet
 from aggregator.quarantine.cluster import Phase
-from aggregator.quarantine.decide.common import CommonCause
+from aggregator.quarantine.decide.common import LEAST, CommonCause
 from aggregator.quarantine.fleet import Patient, Standing
 from aggregator.quarantine.ledger import Transition
 from aggregator.web import advice, shapes
@@ -298,6 +299,26 @@ def causes(found: Iterable[CommonCause], moment: Moment) -> tuple[shapes.CommonC
             advice=advice.for_cause(one.scope),
         )
         for one in sorted(found, key=lambda one: (-one.nodes, one.id))
+    )
+
+
+def blamed(found: Iterable[Verdict], moment: Moment) -> tuple[shapes.CommonCause, ...]:
+    """What triangulation blames, but for targets that are common causes already."""
+    return tuple(
+        shapes.CommonCause(
+            id=one.subject,
+            scope="network",
+            limit="triangulation",
+            value=one.kind,
+            reason=one.message,
+            nodes=one.count,
+            total=one.total,
+            sample=list(one.nodes),
+            since=moment.when(one.since),
+            advice=advice.for_cause("network"),
+        )
+        for one in sorted(found, key=lambda one: one.subject)
+        if one.kind != "target" or one.count < LEAST
     )
 
 

@@ -8,6 +8,8 @@ from dataclasses import replace
 from aggregator.health.model import Component, Delta, Snapshot, Status
 from aggregator.quarantine.cluster import Phase
 from aggregator.quarantine.decide.common import CommonLimits
+from aggregator.web.survey import survey
+from aggregator.web.view import Moment
 from tests.aggregator.test_controller_machine import LoopClock
 from tests.support import virtualtime
 from tests.support.memorycluster import World, phase_of
@@ -186,5 +188,21 @@ def test_a_quarantine_for_the_network_outlives_the_aggregator_and_ends_when_it_i
         await asyncio.sleep(400)
         assert site.world.quarantines == {}
         site.replica = after.replica
+
+    on_a_site(test)
+
+
+def test_what_is_blamed_is_on_the_page_and_a_target_that_is_a_common_cause_not_twice() -> None:
+    async def test(site: Site) -> None:
+        site.net.missed, site.net.gateways_down = {TARGET}, {1}
+        for _ in range(4):
+            await site.look()
+        fleet = site.replica.fleet
+        shown = survey(fleet, Moment(site.loop.time(), site.loop.time())).causes
+        assert [(one.value, one.nodes, one.total) for one in shown if one.scope == "network"] == [
+            ("domain", RACK, RACK)
+        ]
+        assert {one.scope for one in shown} >= {"network", "target"}
+        assert all(one.advice for one in shown)
 
     on_a_site(test)

@@ -91,6 +91,7 @@ class Targets:
                 f"{missed} of {watched.observers} nodes that look at {component} ({check}) miss it",
                 watched.blamed_since,
                 missed,
+                watched.observers,
                 tuple(nsmallest(NAMED, watched.missed_by)),
             )
 

@@ -168,6 +168,7 @@ class Triangulation:
                         f"{count} of the {total} nodes of {name} were lost to the network together",
                         domain.since,
                         count,
+                        total,
                         tuple(nsmallest(NAMED, domain.accused)),
                     )
                 )
@@ -184,7 +185,8 @@ class Triangulation:
             "they share: nobody is blamed"
         )
         named = tuple(nsmallest(NAMED, nodes))
-        return Verdict("unnamed", "", text, self._shared_since, len(nodes), named)
+        count, total = len(nodes), len(self._findings)
+        return Verdict("unnamed", "", text, self._shared_since, count, total, named)
 
     def _weigh(self, node: str, now: float) -> bool:
         """Put the node among the accused or take it out. Whether that changes others' standing."""

@@ -49,7 +49,8 @@ class Verdict:
     """A target or a domain that is blamed. ``kind`` is "target", "domain" or "unnamed".
 
     "unnamed" is what several nodes share that fail at once and that no label names: nobody is
-    blamed for it. ``nodes`` are the first few that would have been, or that miss the target.
+    blamed for it. ``count`` of ``total`` nodes miss the target or are lost; ``nodes`` are the first
+    few of them.
     """
 
     kind: str
@@ -57,6 +58,7 @@ class Verdict:
     message: str
     since: float
     count: int
+    total: int
     nodes: tuple[str, ...]
 
     @property
