@@ -34,7 +34,6 @@ from aggregator.yaml_lines import ConfigError, Document, Key, read, validate
 __all__ = ["Config", "ConfigError", "load"]
 
 Kinds = Annotated[tuple[Annotated[Kind, Field(strict=False)], ...], Field(strict=False)]
-Whole = Annotated[int, Field(ge=0)]
 Share = Annotated[Percent, Field(gt=0)]
 
 

@@ -10,7 +10,6 @@ from nodeagent.toml_table import described
 
 DURATION = 'a duration such as "30s" or "10m"'
 _LONGEST = 3650 * 86400.0
-ABSOLUTE = "an absolute path"
 FILE = "the absolute path of a readable file"
 DIRECTORY = "the absolute path of a directory"
 

@@ -111,7 +111,3 @@ class StreamTable:
         """End every stream: the aggregator stops."""
         for stream in list(self._by_node.values()):
             stream.close(reason)
-
-    def overdue_nodes(self) -> list[str]:
-        """The nodes that speak on expired credentials while nobody's can be renewed."""
-        return sorted(node for node, stream in self._by_node.items() if stream.overdue)

@@ -14,13 +14,10 @@ from nodeagent.sources.mountinfo import Mount
 #: Devices above one another, deeper than which it is a loop and no stack.
 _DEEPEST = 8
 
-#: /sys/.../start and size are in these bytes, whatever the disk's own sectors are.
-SECTOR = 512
-
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A partition on its disk, in sectors of 512 bytes."""
+    """A partition on its disk, in sectors of 512 bytes, whatever the disk's own sectors are."""
 
     disk: str
     start: int
