@@ -13,12 +13,13 @@ from dataclasses import replace
 from aggregator.quarantine.acts import Acts, Clocks
 from aggregator.quarantine.case import MARKED, Case
 from aggregator.quarantine.cluster import Cluster, Phase, Quarantine, QuarantineStatus
-from aggregator.quarantine.decide.drainplan import DrainPlan, DrainRules, Moment, plan_drain, span
+from aggregator.quarantine.decide.drainplan import DrainPlan, DrainRules, Moment, plan_drain
 from aggregator.quarantine.decide.marks import exclude_change
 from aggregator.quarantine.decide.steps import OURS
 from aggregator.quarantine.evicting import Evictions
 from aggregator.quarantine.hooking import Hooking
 from aggregator.quarantine.ledger import Kind
+from aggregator.quarantine.times import span
 
 #: Progress is written at most so often (seconds), but for phase changes.
 STATUS_EVERY = 10.0

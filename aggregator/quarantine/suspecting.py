@@ -7,7 +7,7 @@ from aggregator.policy.rules import Policy
 from aggregator.quarantine.acts import Clocks
 from aggregator.quarantine.case import Case
 from aggregator.quarantine.census import Census
-from aggregator.quarantine.decide.admission import FLEET, Limits, OpenCause, clock, span
+from aggregator.quarantine.decide.admission import FLEET, Limits, OpenCause
 from aggregator.quarantine.decide.common import (
     VERSIONS,
     CommonCause,
@@ -19,6 +19,7 @@ from aggregator.quarantine.decide.record import Record
 from aggregator.quarantine.decide.signs import accusing, acting_checks, signs_of, target_of, what_of
 from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.ledger import Kind, Ledger, Transition
+from aggregator.quarantine.times import span, time_of_day
 
 #: For so long after its driver, kernel or agent has changed (seconds) a node counts as upgraded.
 UPGRADED = 1800.0
@@ -159,7 +160,7 @@ class Suspecting:
         counted = record.pruned(now, window=self._window, cooldown=self._cooldown)
         self._fleet.admitted_lately = len(counted.admissions)
         found = counted.cooldowns.get(FLEET)
-        until = f"until {clock(found.at + self._cooldown)}: {found.because}" if found else ""
+        until = f"until {time_of_day(found.at + self._cooldown)}: {found.because}" if found else ""
         if bool(until) != bool(self._cooling):
             kind = Kind.COOLDOWN if until else Kind.COOLDOWN_OVER
             text = f"nothing new is admitted {until}" if until else "admission goes on"

@@ -12,10 +12,10 @@ from aggregator.quarantine.decide.drainplan import (
     Moment,
     NamespaceRule,
     plan_drain,
-    span,
 )
 from aggregator.quarantine.decide.gangs import gang_of
 from aggregator.quarantine.decide.maintenance import maintained_by
+from aggregator.quarantine.times import span
 
 HOUR = 3600.0
 BEGAN = 1_000_000.0

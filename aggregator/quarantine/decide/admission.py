@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aggregator.quarantine.decide.record import Entry, Record
+from aggregator.quarantine.times import span, time_of_day
 
 #: The id of the cooldown that is everybody's.
 FLEET = ""
@@ -245,7 +246,7 @@ class _Board:
         return Held(
             "limits.cooldown",
             span(length),
-            f"{whose} until {clock(found.at + length)} ({span(length)} after it began): "
+            f"{whose} until {time_of_day(found.at + length)} ({span(length)} after it began): "
             f"{found.because}",
             ident,
         )
@@ -329,17 +330,3 @@ def quorum(limits: Limits, size: Size) -> Held | None:
             f"{limits.quorum_percent:g} % must have",
         )
     return None
-
-
-def span(seconds: float) -> str:
-    """Seconds as the configuration has them: "90s", "10m", "2h"."""
-    for unit, length in (("h", 3600.0), ("m", 60.0)):
-        if seconds >= length and seconds % length == 0:
-            return f"{seconds / length:g}{unit}"
-    return f"{seconds:g}s"
-
-
-def clock(at: float) -> str:
-    """Wall clock seconds since the epoch as the time of day, for people."""
-    minutes = int(at // 60)
-    return f"{minutes // 60 % 24:02}:{minutes % 60:02} UTC"

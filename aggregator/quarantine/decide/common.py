@@ -18,8 +18,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from aggregator.quarantine.decide.admission import OpenCause, span
+from aggregator.quarantine.decide.admission import OpenCause
 from aggregator.quarantine.decide.signs import NVLINK, SILENCE, Sign
+from aggregator.quarantine.times import span
 
 #: Fewer nodes than these are chance, whatever share of a small fleet, version or place they are.
 LEAST = 5

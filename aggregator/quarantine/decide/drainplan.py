@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 
 from aggregator.quarantine.cluster import Pod
 from aggregator.quarantine.decide.gangs import Gang, Gangs, gang_of
+from aggregator.quarantine.times import span
 
 FINISHED = ("Succeeded", "Failed")
 #: A pod's own word to autoscalers that it must not be moved.
@@ -201,11 +202,3 @@ def _together(pods: Sequence[Pod], plan: DrainPlan) -> DrainPlan:
         force=tuple(pod for pod in plan.force if pod.key not in waiting),
         waiting={**(plan.waiting or {}), **waiting},
     )
-
-
-def span(seconds: float) -> str:
-    """A duration as the configuration writes it."""
-    for unit, size in (("d", 86400.0), ("h", 3600.0), ("m", 60.0)):
-        if seconds >= size and seconds % size == 0:
-            return f"{seconds / size:g}{unit}"
-    return f"{seconds:g}s"
