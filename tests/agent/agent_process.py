@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.agent.kernel_log import GPU, pci_device, raw
-from tests.support.ward import until
+from tests.support.waiting import until
 
 #: Checks that look at the machine of the test run are off: what it has is no test's business.
 QUIET = """

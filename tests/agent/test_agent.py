@@ -18,7 +18,10 @@ from nodeagent.version import VERSION
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.agent_process import QUIET, AgentProcess
 from tests.support.stack import free_port
-from tests.support.ward import FakeWard, until
+from tests.support.waiting import until
+from tests.support.ward import (
+    FakeWard,
+)
 
 GPU = "pci:0000:3b:00"
 XID_79 = ("xid:79", GPU)

@@ -21,7 +21,7 @@ from tests.agent.agent_process import QUIET, AgentProcess
 from tests.agent.cli import PROGRAM, StandIn, agent, answer, configured, fault, result
 from tests.agent.kernel_log import GPU, pci_device, raw
 from tests.nvml import FakeGpus, gpu, link_the_rest, uuid_of
-from tests.support.ward import until
+from tests.support.waiting import until
 
 XID = f"NVRM: Xid (PCI:{GPU}): 79, pid=1, name=x, GPU has fallen off the bus."
 

@@ -10,7 +10,10 @@ from nodeagent.config import UplinkConfig
 from nodeagent.dial import Dialer, DialError
 from tests.agent.agent_process import AgentProcess
 from tests.support.pki import Authority
-from tests.support.ward import FakeWard, until
+from tests.support.waiting import until
+from tests.support.ward import (
+    FakeWard,
+)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from tests.agent import real_disks
 from tests.agent.agent_process import QUIET, AgentProcess
 from tests.agent.cli import agent as cli
 from tests.nvml import FakeGpus, gpu
-from tests.support.ward import until
+from tests.support.waiting import until
 
 GPU = "pci:0000:3b:00"
 

@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -13,6 +12,7 @@ from functools import cache
 import pytest
 
 from tests.agent.real_disks import run
+from tests.controlplane.waiting import wait_until
 
 
 @cache
@@ -116,11 +116,8 @@ def wire() -> Iterator[Wire]:
         found.close()
 
 
-def until(condition: Callable[[], bool], seconds: float = 40) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.1)
+def until(condition: Callable[[], bool]) -> None:
+    wait_until(condition, what="the network's change to be seen", timeout_s=60.0, every_s=0.1)
 
 
 def test_a_pulled_cable_is_a_link_that_is_down(wire: Wire) -> None:

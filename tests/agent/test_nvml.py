@@ -13,7 +13,10 @@ from nodeagent.sources.gpusample import EccCounts, RemappedRows, TroubleKind
 from nodeagent.sources.nvml import Nvml
 from nodeagent.sources.procstate import read_state
 from tests.nvml import UNSUPPORTED, gpu, library, pci_of, uuid_of
-from tests.nvml.look import Bench, until
+from tests.nvml.look import (
+    Bench,
+)
+from tests.support.waiting import until
 
 
 async def test_a_sample_has_every_gpu_with_all_its_values(tmp_path: Path) -> None:

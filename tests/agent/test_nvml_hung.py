@@ -13,7 +13,10 @@ from nodeagent.sources.gpusample import TroubleKind
 from nodeagent.sources.procstate import read_state
 from tests.agent import real_disks
 from tests.nvml import gpu, uuid_of
-from tests.nvml.look import Bench, until
+from tests.nvml.look import (
+    Bench,
+)
+from tests.support.waiting import until
 
 #: The folder, and what thaws it.
 Frozen = tuple[Path, Callable[[], None]]

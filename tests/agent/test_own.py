@@ -21,7 +21,7 @@ from nodeagent.sources.program import Outcome, Program, Stuck
 from tests.agent import real_disks
 from tests.agent.machines import made_up, observations, sources
 from tests.controlplane.processes import ended
-from tests.support.ward import until
+from tests.support.waiting import until
 
 BASH = "#!/bin/bash\n"
 

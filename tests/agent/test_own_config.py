@@ -10,7 +10,7 @@ from nodeagent.config import Config, ConfigError, load
 from nodeagent.config_checks import off_by_config, specs_of
 from tests.agent.agent_process import QUIET, AgentProcess
 from tests.agent.cli import agent, configured
-from tests.support.ward import until
+from tests.support.waiting import until
 
 ENVIRON = {"NODE_NAME": "n1"}
 

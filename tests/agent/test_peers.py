@@ -16,7 +16,10 @@ from nodeagent.sources.peers import MOST, Peers
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.agent_process import QUIET, AgentProcess
 from tests.agent.machines import made_up, options, sources
-from tests.support.ward import FakeWard, until
+from tests.support.waiting import until
+from tests.support.ward import (
+    FakeWard,
+)
 
 
 def test_only_single_other_machines_and_only_so_many() -> None:

@@ -9,7 +9,7 @@ test_kernel_context), who may ask the agent for what (test_agent).
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from nodeagent.clock import SystemClock
 from tests.agent.agent_process import QUIET, AgentProcess
 from tests.agent.kernel_log import GPU, OTHER_GPU, pci_device
 from tests.bench.processes import cost
+from tests.controlplane.waiting import wait_until
 from tests.nvml import FakeGpus, gpu
 
 SWITCH = "0000:c1:00"
@@ -50,19 +51,11 @@ def node(tmp_path_factory: pytest.TempPathFactory, nvml: FakeGpus) -> Iterator[A
             patch.setenv(name, value)
         agent.start()
     try:
-        wait_for((agent.run_dir / "agent.sock").exists, agent.log)
+        wait_until((agent.run_dir / "agent.sock").exists, what=agent.log, timeout_s=30.0)
         yield agent
     finally:
         nvml.heal()
         agent.close()
-
-
-def wait_for(what: Callable[[], Any], hint: Callable[[], object], within: float = 30.0) -> Any:
-    end = time.monotonic() + within
-    while not (found := what()):
-        assert time.monotonic() < end, hint()
-        time.sleep(0.02)
-    return found
 
 
 def told(node: AgentProcess) -> dict[str, Any]:
@@ -81,7 +74,7 @@ def fault(node: AgentProcess, code: str, component: str = f"pci:{GPU}") -> dict[
                 return dict(each)
         return None
 
-    found: dict[str, Any] = wait_for(look, lambda: told(node)["faults"])
+    found: dict[str, Any] = wait_until(look, what=lambda: told(node)["faults"], timeout_s=30.0)
     return found
 
 
@@ -94,7 +87,7 @@ def inventory(node: AgentProcess) -> dict[str, tuple[str, str, str]]:
 
 
 def test_nvml_that_hangs_at_the_start_is_said_and_the_agent_answers(node: AgentProcess) -> None:
-    seen = wait_for(lambda: inventory(node).get(""), node.log)
+    seen = wait_until(lambda: inventory(node).get(""), what=node.log, timeout_s=30.0)
     assert seen[0] == "unknown"
     assert seen[1] in ("starting", "hung")
     assert "nvmlInit" in seen[2]
@@ -147,7 +140,11 @@ def test_an_event_s_time_is_right_to_the_millisecond(node: AgentProcess) -> None
 
 def test_nvml_that_hangs_later_leaves_no_gpu_healthy(node: AgentProcess, nvml: FakeGpus) -> None:
     nvml.heal()
-    wait_for(lambda: inventory(node).get("GPU-b", ("",))[0] == "ok", lambda: inventory(node))
+    wait_until(
+        lambda: inventory(node).get("GPU-b", ("",))[0] == "ok",
+        what=lambda: inventory(node),
+        timeout_s=30.0,
+    )
     nvml.fail("nvmlDeviceGetUUID", hang=True)
 
     def nobody_is_well() -> bool:
@@ -156,7 +153,7 @@ def test_nvml_that_hangs_later_leaves_no_gpu_healthy(node: AgentProcess, nvml: F
             s == "ok" for s, *_ in seen.values()
         )
 
-    wait_for(nobody_is_well, lambda: inventory(node))
+    wait_until(nobody_is_well, what=lambda: inventory(node), timeout_s=30.0)
     assert all(reason == "hung" for _, reason, _ in inventory(node).values())
 
 
@@ -165,7 +162,11 @@ def test_a_driver_loaded_anew_ends_what_a_reset_ends_and_nothing_else(
 ) -> None:
     """Without it an Xid 119 would wait for a person, though the driver was reloaded for it."""
     nvml.heal()
-    wait_for(lambda: inventory(node).get("GPU-b", ("",))[0] == "ok", lambda: inventory(node))
+    wait_until(
+        lambda: inventory(node).get("GPU-b", ("",))[0] == "ok",
+        what=lambda: inventory(node),
+        timeout_s=30.0,
+    )
     for code in (119, 54):
         node.line(f"NVRM: Xid (PCI:{OTHER_GPU}): {code}, pid=1, name=x, text")
         fault(node, f"xid:{code}", "GPU-b")
@@ -174,7 +175,7 @@ def test_a_driver_loaded_anew_ends_what_a_reset_ends_and_nothing_else(
     def of_b() -> set[str]:
         return {each["code"] for each in told(node)["faults"] if each["component"] == "GPU-b"}
 
-    wait_for(lambda: "xid:119" not in of_b(), of_b)
+    wait_until(lambda: "xid:119" not in of_b(), what=of_b, timeout_s=30.0)
     assert "xid:54" in of_b(), "that one wants a person"
 
 
@@ -186,8 +187,8 @@ def test_the_fault_after_20_000_distinct_xids_is_seen_at_once(
     pci_device(node.folder / "sys", f"{OTHER_GPU}.0", "0x030200")
     try:
         node.start()
-        wait_for((node.run_dir / "agent.sock").exists, node.log)
-        wait_for(lambda: told(node)["results"], node.log)
+        wait_until((node.run_dir / "agent.sock").exists, what=node.log, timeout_s=30.0)
+        wait_until(lambda: told(node)["results"], what=node.log, timeout_s=30.0)
         assert node.process is not None
         spent = cost(node.process.pid).cpu_s
         for code in range(20_000):

@@ -17,7 +17,10 @@ from nodeagent.reload import Reloader
 from nodeagent.toml_table import Problem
 from tests.agent.agent_process import QUIET, AgentProcess
 from tests.agent.machines import made_up, sources
-from tests.support.ward import FakeWard, until
+from tests.support.waiting import until
+from tests.support.ward import (
+    FakeWard,
+)
 
 ENVIRON = {"NODE_NAME": "node-a"}
 

@@ -11,7 +11,11 @@ from nodeagent.simulate.events import Fault
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.cli import agent
 from tests.support.simulator import Simulator
-from tests.support.ward import Attended, FakeWard, until
+from tests.support.waiting import until
+from tests.support.ward import (
+    Attended,
+    FakeWard,
+)
 
 DOCS = (Path(__file__).parents[2] / "docs/simulate.md").read_text()
 

@@ -19,7 +19,7 @@ from nodeagent.evidence.state import State, StateError, dump, restore
 from nodeagent.evidence.store import NAME, Store
 from nodeagent.model import Batch, ClearedBy, Clearing, FaultSighting, Loss, Observation, Status
 from tests.agent.kernel_log import HandClock
-from tests.support.ward import until
+from tests.support.waiting import until
 
 BOOT, NEXT_BOOT = "boot-a", "boot-b"
 UUIDS = {"0000:3b:00": "GPU-1"}

@@ -11,7 +11,11 @@ import pytest
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.agent_process import AgentProcess
 from tests.agent.kernel_log import log_line
-from tests.support.ward import Attended, FakeWard, until
+from tests.support.waiting import until
+from tests.support.ward import (
+    Attended,
+    FakeWard,
+)
 
 GPU = "pci:0000:3b:00"
 XID_79 = ("xid:79", GPU)

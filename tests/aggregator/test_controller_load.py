@@ -21,8 +21,8 @@ from tests.support.replica import (
     component,
     fault,
     snapshot,
-    until,
 )
+from tests.support.waiting import until
 
 ILL = snapshot(fault())
 

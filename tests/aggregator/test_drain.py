@@ -26,8 +26,15 @@ from aggregator.quarantine.decide.record import parse_record
 from aggregator.quarantine.hooking import HookAnswer, HookRules, Said
 from aggregator.quarantine.settings import Settings
 from tests.support.memorycluster import World, phase_of
-from tests.support.replica import SETTINGS, Replica, Turned, fault, snapshot, until
+from tests.support.replica import (
+    SETTINGS,
+    Replica,
+    Turned,
+    fault,
+    snapshot,
+)
 from tests.support.virtualtime import VirtualTimeLoop
+from tests.support.waiting import until
 
 HOUR = 3600.0
 ILL = snapshot(fault())

@@ -135,7 +135,7 @@ async def test_a_file_that_is_no_database_is_a_problem_until_it_is_moved_away(pa
     path.write_bytes(b"this is a shopping list, and no database at all\n" * 400)
     async with open_history(path) as history:
         history.note(happened(1.0))
-        await until(lambda: "not a database" in history.problem, hint=lambda: history.problem)
+        await until(lambda: "not a database" in history.problem, what=lambda: history.problem)
         path.rename(path.with_suffix(".broken"))
         await until(lambda: history.written == 1)
         assert history.problem == ""

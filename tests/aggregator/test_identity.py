@@ -20,8 +20,8 @@ from aggregator.ingest.streams import GRACE
 from aggregator.ingest.tokens import TokenAuthenticator
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.support.ingest import Agent, Clock, site
-from tests.support.intake import until
 from tests.support.pki import Authority, TokenIssuer
+from tests.support.waiting import until
 
 Code = grpc.StatusCode
 ISSUER = TokenIssuer(algorithm="ES256")

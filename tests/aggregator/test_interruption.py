@@ -32,8 +32,8 @@ from tests.support.replica import (
     Turned,
     fault,
     snapshot,
-    until,
 )
+from tests.support.waiting import until
 
 FOREIGN = Taint("example.com/theirs", "1", "NoSchedule")
 ILL = snapshot(fault())

@@ -25,9 +25,8 @@ from tests.support.replica import (
     hello,
     shipped_policy,
     snapshot,
-    until,
 )
-from tests.support.waiting import CLOCKS
+from tests.support.waiting import CLOCKS, until
 
 DAY = 86_400.0
 NOW = 2_000 * DAY

@@ -31,8 +31,8 @@ from tests.support.replica import (
     fault,
     hello,
     snapshot,
-    until,
 )
+from tests.support.waiting import until
 
 CLIQUE = "nvidia.com/gpu.clique"
 RACK = "example.com/rack"

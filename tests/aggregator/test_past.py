@@ -31,8 +31,8 @@ from tests.support.replica import (
     hello,
     shipped_policy,
     snapshot,
-    until,
 )
+from tests.support.waiting import until
 
 H = 3600.0
 OK, FAILED, UNKNOWN, DEGRADED = Status.OK, Status.FAILED, Status.UNKNOWN, Status.DEGRADED

@@ -16,7 +16,10 @@ from aggregator.ingest.stream import Rules, Stream
 from aggregator.ingest.streams import LINGER, PEERS_EVERY, StreamTable
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.support import evidence as said
-from tests.support.intake import RecordingIntake, until
+from tests.support.intake import (
+    RecordingIntake,
+)
+from tests.support.waiting import until
 
 
 @pytest.mark.parametrize(

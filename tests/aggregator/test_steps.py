@@ -35,7 +35,14 @@ from aggregator.quarantine.decide.steps import (
 )
 from aggregator.quarantine.decide.wishes import FORCED
 from tests.support.memorycluster import World, phase_of
-from tests.support.replica import POLICY, Replica, Turned, fault, snapshot, until
+from tests.support.replica import (
+    POLICY,
+    Replica,
+    Turned,
+    fault,
+    snapshot,
+)
+from tests.support.waiting import until
 
 ITEM = EvidenceItem("xid:79", "GPU-1", "boot-1", "reboot", "gpu-gone", "inc-1")
 SPEC = QuarantineSpec(Action.DRAIN, "gpu", "xid:79", OURS, "inc-1", "boot-1", "h", (ITEM,))

@@ -12,7 +12,7 @@ from aggregator.health.model import Component, Delta, Snapshot, Status
 from aggregator.ingest.resyncs import EVERY
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.support.ingest import Site, site
-from tests.support.intake import until
+from tests.support.waiting import until
 
 Code = grpc.StatusCode
 

@@ -14,8 +14,8 @@ from aggregator.ingest.identity import LEEWAY, Caller, IdentityError, Refusal
 from aggregator.ingest.keys import MAX_AGE, MIN_INTERVAL, KeyStore
 from aggregator.ingest.tokens import TokenAuthenticator
 from aggregator.quarantine.cluster import Unreachable
-from tests.support.intake import until
 from tests.support.pki import TokenIssuer, unsigned
+from tests.support.waiting import until
 
 RSA = TokenIssuer()
 EC = TokenIssuer(algorithm="ES256", kid="key-ec")

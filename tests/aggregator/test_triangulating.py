@@ -14,7 +14,13 @@ from tests.aggregator.test_controller_machine import LoopClock
 from tests.support import virtualtime
 from tests.support.memorycluster import World, phase_of
 from tests.support.networks import RACK, TARGET, Network, address, name
-from tests.support.replica import OPEN, SETTINGS, FakeLine, Replica, until
+from tests.support.replica import (
+    OPEN,
+    SETTINGS,
+    FakeLine,
+    Replica,
+)
+from tests.support.waiting import until
 
 SIZE = 160
 LABEL = "topology.kubernetes.io/rack"

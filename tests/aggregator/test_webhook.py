@@ -340,9 +340,7 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused(
         telling(tmp_path, address(receiver, secret_file)) as alerts,
     ):
         alerts.note(happened())
-        await until(
-            lambda: "certificate is not trusted" in alerts.problem, hint=lambda: alerts.problem
-        )
+        await until(lambda: "certificate is not trusted" in alerts.problem, lambda: alerts.problem)
         assert receiver.requests == []
 
 

@@ -35,7 +35,12 @@ from aggregator.quarantine.settings import Settings
 from tests.bench.faultplay import DAY, GPUS, PORTS, Agent, Line, Machine, Sign, State, Story, gpu
 from tests.support import virtualtime
 from tests.support.memorycluster import World
-from tests.support.replica import FakeLine, Replica, Turned, until
+from tests.support.replica import (
+    FakeLine,
+    Replica,
+    Turned,
+)
+from tests.support.waiting import until
 
 LEAF = 32
 RACK = 8

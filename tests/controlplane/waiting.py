@@ -8,7 +8,11 @@ T = TypeVar("T")
 
 
 def wait_until(
-    probe: Callable[[], T], *, what: str, timeout_s: float = 15.0, every_s: float = 0.05
+    probe: Callable[[], T | None],
+    *,
+    what: str | Callable[[], object],
+    timeout_s: float = 15.0,
+    every_s: float = 0.05,
 ) -> T:
     """Call `probe` until what it returns is true, and return that.
 
@@ -20,5 +24,6 @@ def wait_until(
         if last:
             return last
         if time.monotonic() >= deadline:
-            raise TimeoutError(f"waited {timeout_s:g} s for {what}; last seen: {last!r}")
+            told = what() if callable(what) else what
+            raise TimeoutError(f"waited {timeout_s:g} s for {told}; last seen: {last!r}")
         time.sleep(every_s)

@@ -6,7 +6,7 @@ needs many nodes or hours is in tests/aggregator/test_mass.py, in virtual time.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -35,6 +35,7 @@ from tests.support.replica import (
     snapshot,
 )
 from tests.support.stack import remove_quarantines
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.cluster
 
@@ -94,12 +95,6 @@ class Ward:
 
     def sick(self) -> set[str]:
         return {one.node for one in self.fleet.patients.values() if one.quarantine is not None}
-
-
-async def until(what: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not what():  # noqa: ASYNC110 - what a test waits for has no event of its own
-            await asyncio.sleep(0.05)
 
 
 @asynccontextmanager

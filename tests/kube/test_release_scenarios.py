@@ -9,7 +9,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -40,6 +40,7 @@ from tests.support.replica import (
     snapshot,
 )
 from tests.support.stack import pods_of, protect, remove_quarantines, start_job
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.cluster
 
@@ -47,13 +48,6 @@ pytestmark = pytest.mark.cluster
 LONG = 700.0
 DISK = component("disk-readonly", "/data", Status.FAILED, "read-only")
 WELL = replace(DISK, status=Status.OK, reason="")
-
-
-async def until(what: Callable[[], object]) -> None:
-    """Wait for the thing; a busy machine takes its time."""
-    async with asyncio.timeout(60):
-        while not what():  # noqa: ASYNC110 - what a test waits for has no event of its own
-            await asyncio.sleep(0.05)
 
 
 class Ward:

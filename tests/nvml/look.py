@@ -1,7 +1,6 @@
 """What the tests of the GPU checks share: a clock to wind forward, and sources around FakeGpus."""
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -14,6 +13,7 @@ from nodeagent.sources.gpus import GpuMap
 from nodeagent.sources.gpusample import GpuSample
 from nodeagent.sources.nvml import Nvml
 from tests.nvml import FakeGpu, FakeGpus
+from tests.support.waiting import until
 
 #: An hour after the boot: no grace applies any more.
 LONG_AFTER_BOOT = 3600.0
@@ -112,11 +112,3 @@ class Seen:
 
 async def look(check: Check) -> Seen:
     return Seen(await check.look())
-
-
-async def until(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
-    """Wait until ``condition``; fail with ``what`` after ``seconds``."""
-    deadline = SystemClock().boottime() + seconds
-    while not condition():
-        assert SystemClock().boottime() < deadline, f"not within {seconds} s: {what}"
-        await asyncio.sleep(0.01)

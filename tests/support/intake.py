@@ -1,7 +1,5 @@
 """A controller that takes everything in and remembers it, and the agents that talk to it."""
 
-import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -51,12 +49,3 @@ class RecordingIntake:
 
     def conflict(self, node: str, detail: str) -> None:
         self.conflicts.append((node, detail))
-
-
-async def until(happened: Callable[[], object], *, within: float = 10.0) -> None:
-    """Wait for it, looking every few milliseconds; an AssertionError when it does not happen."""
-    deadline = time.monotonic() + within
-    while not happened():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"did not happen within {within:g} s")
-        await asyncio.sleep(0.005)

@@ -186,10 +186,3 @@ class Replica:
         self.cluster.crashed.set()
         self.task.cancel()
         await asyncio.wait([self.task])
-
-
-async def until(what: Callable[[], object], *, within: float = 20.0) -> None:
-    """Wait for the thing; fail when it does not come."""
-    async with asyncio.timeout(within):
-        while not what():  # noqa: ASYNC110 - what a test waits for has no event of its own
-            await asyncio.sleep(0.002)

@@ -10,11 +10,19 @@ CLOCKS = Clocks(time.monotonic, time.time)
 
 
 async def until(
-    what: Callable[[], object], *, within: float = 10.0, hint: Callable[[], object] = str
+    happened: Callable[[], object],
+    what: str | Callable[[], object] = "",
+    *,
+    within: float = 60.0,
 ) -> None:
-    """Wait for ``what`` to be true, looking often; fail with ``hint`` when it doesn't come."""
-    deadline = time.monotonic() + within
-    while not what():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {within:g} s: {hint()}")
+    """Wait for it to happen, looking often; an AssertionError that says ``what`` when it does not.
+
+    ``within`` is in seconds of the loop's own clock, which may be a virtual one.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + within
+    while not happened():
+        if loop.time() > deadline:
+            told = what() if callable(what) else what
+            raise AssertionError(f"not within {within:g} s: {told or happened}")
         await asyncio.sleep(0.005)

@@ -174,12 +174,3 @@ def _credentials(chain: Path, key: Path, client_ca: Path | None) -> grpc.ServerC
         client_ca.read_bytes() if client_ca else None,
         client_ca is not None,
     )
-
-
-async def until(condition: Callable[[], object], *, within: float = 10.0, what: str = "") -> None:
-    """Wait for ``condition`` to hold, looking often; fail loudly when it does not in time."""
-    deadline = time.monotonic() + within
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {within:g} s: {what or condition}")
-        await asyncio.sleep(0.005)

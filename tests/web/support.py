@@ -1,10 +1,9 @@
 """A fleet built by hand, a history in a list, and a real server on loopback."""
 
-import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -430,10 +429,3 @@ async def serving(
             )
     finally:
         await web.close()
-
-
-async def eventually(what: Callable[[], bool], within: float = 10.0) -> None:
-    """Poll until it holds, or fail."""
-    async with asyncio.timeout(within):
-        while not what():  # noqa: ASYNC110 - it has no event to wait for
-            await asyncio.sleep(0.02)

@@ -14,10 +14,10 @@ from playwright.async_api import Browser, Page, async_playwright, expect
 
 from aggregator.quarantine.cluster import Phase
 from aggregator.quarantine.ledger import Kind, Transition
+from tests.support.waiting import until
 from tests.web.support import (
     Hands,
     big_fleet,
-    eventually,
     incident_of,
     quarantine_of,
     running_clocks,
@@ -273,5 +273,5 @@ async def test_a_hidden_page_asks_for_nothing_until_it_is_looked_at(browser: Bro
             "() => { window.away = false; document.dispatchEvent(new Event('visibilitychange')); }"
         )
         await expect(one.page.locator("#silent")).to_contain_text("node-8")
-        await eventually(lambda: bool(asked))
+        await until(lambda: bool(asked))
         assert json.dumps(one.complaints) == "[]"

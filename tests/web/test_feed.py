@@ -9,7 +9,13 @@ import pytest
 from aggregator.quarantine.ledger import Kind, Transition
 from aggregator.web.feed import QUEUE, Feed, TooManyStreams
 from aggregator.web.lookout import Lookout, Pulse
-from tests.web.support import NIGHT, Hands, big_fleet, eventually, small_fleet
+from tests.support.waiting import until
+from tests.web.support import (
+    NIGHT,
+    Hands,
+    big_fleet,
+    small_fleet,
+)
 
 
 def happened(number: int, node: str = "node-1") -> Transition:
@@ -192,7 +198,7 @@ async def test_a_look_at_a_large_fleet_lets_others_work_in_between() -> None:
     assert await lookout.look() is look, "a look serves everybody for a while"
     hands.advance(60)
     assert (await lookout.look()).revision == look.revision
-    await eventually(beside.done)
+    await until(beside.done)
 
 
 async def test_nodes_that_come_and_go_are_seen() -> None:

@@ -20,13 +20,13 @@ from aggregator.quarantine.decide.wishes import Wishes, read_wishes
 from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.ledger import Kind, Transition
 from aggregator.ward.tables import clean, table
+from tests.support.waiting import until
 from tests.web.support import (
     NIGHT,
     Hands,
     ListHistory,
     Served,
     big_fleet,
-    eventually,
     running_clocks,
     serving,
     small_fleet,
@@ -208,13 +208,13 @@ async def test_watch_tells_what_happens_and_finds_its_way_back() -> None:
                 lines.append(line.decode())  # noqa: PERF401 - others look at it meanwhile
 
         reading = asyncio.create_task(read())
-        await eventually(lambda: any("2 in quarantine" in line for line in lines), 30)
+        await until(lambda: any("2 in quarantine" in line for line in lines))
         served.feed.note(Transition(NIGHT, Kind.HELD, "node-1", "node-1: held, the first"))
-        await eventually(lambda: any("the first" in line for line in lines))
+        await until(lambda: any("the first" in line for line in lines))
     async with serving(fleet, running_clocks(), address=address) as served:
-        await eventually(lambda: served.feed.streams == 1, 30)
+        await until(lambda: served.feed.streams == 1)
         served.feed.note(Transition(NIGHT, Kind.HELD, "node-1", "node-1: held, the second"))
-        await eventually(lambda: any("the second" in line for line in lines))
+        await until(lambda: any("the second" in line for line in lines))
         process.send_signal(signal.SIGINT)
         async with asyncio.timeout(10):
             assert await process.wait() == 130
