@@ -24,11 +24,9 @@ from aggregator.quarantine.cluster import (
     Unreachable,
 )
 from aggregator.quarantine.decide.admission import Held, Proposal
-from aggregator.quarantine.decide.marks import (
-    cordon_change,
-)
+from aggregator.quarantine.decide.intent import OURS, Wanted, changed_intent
+from aggregator.quarantine.decide.marks import cordon_change
 from aggregator.quarantine.decide.record import Entry
-from aggregator.quarantine.decide.steps import OURS, Wanted, changed_intent
 from aggregator.quarantine.decide.wishes import FORCED
 from aggregator.quarantine.fleet import Hold
 from aggregator.quarantine.ledger import Kind, Ledger, Transition

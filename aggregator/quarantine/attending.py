@@ -10,15 +10,9 @@ from collections.abc import Callable
 
 from aggregator.quarantine.acts import Acts, Clocks
 from aggregator.quarantine.case import Case
-from aggregator.quarantine.cluster import (
-    Cluster,
-    ClusterError,
-    Conflict,
-    NotFound,
-    Phase,
-    Refused,
-)
-from aggregator.quarantine.decide.steps import Do, Situation, Step, next_step, unsaved
+from aggregator.quarantine.cluster import Cluster, ClusterError, Conflict, NotFound, Phase, Refused
+from aggregator.quarantine.decide.intent import unsaved
+from aggregator.quarantine.decide.steps import Do, Situation, Step, next_step
 from aggregator.quarantine.drain import Drain
 from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.registrar import Registrar

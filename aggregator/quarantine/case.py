@@ -10,16 +10,16 @@ from aggregator.policy.judge import judge
 from aggregator.policy.rules import Policy
 from aggregator.policy.silent import silent_match
 from aggregator.quarantine.cluster import Action, Node, Phase, Quarantine
-from aggregator.quarantine.decide.maintenance import maintained_by
-from aggregator.quarantine.decide.marks import foreign_hands, read_overruled, words_of
-from aggregator.quarantine.decide.steps import (
+from aggregator.quarantine.decide.intent import (
     OURS,
-    Situation,
     Wanted,
     ended_by_birth,
     incidents_of,
     wanted_of,
 )
+from aggregator.quarantine.decide.maintenance import maintained_by
+from aggregator.quarantine.decide.marks import foreign_hands, read_overruled, words_of
+from aggregator.quarantine.decide.steps import Situation
 from aggregator.quarantine.decide.wishes import NONE, Wishes, describe, read_wishes
 from aggregator.quarantine.decide.words import Word, ended_by, stands
 from aggregator.quarantine.fleet import Patient

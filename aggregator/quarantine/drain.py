@@ -14,8 +14,8 @@ from aggregator.quarantine.acts import Acts, Clocks
 from aggregator.quarantine.case import MARKED, Case
 from aggregator.quarantine.cluster import Cluster, Phase, Quarantine, QuarantineStatus
 from aggregator.quarantine.decide.drainplan import DrainPlan, DrainRules, Moment, plan_drain
+from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.marks import exclude_change
-from aggregator.quarantine.decide.steps import OURS
 from aggregator.quarantine.evicting import Evictions
 from aggregator.quarantine.hooking import Hooking
 from aggregator.quarantine.ledger import Kind

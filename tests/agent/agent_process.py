@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -194,3 +195,7 @@ boot_grace = "3650d"
             return self._ask("/healthz", "GET", "")[0] == 200
         except OSError:
             return False
+
+
+#: Makes one in a folder of its own: the fixture `make`.
+Make = Callable[..., AgentProcess]

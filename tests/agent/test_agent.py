@@ -6,7 +6,7 @@ import json
 import socket
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,55 +16,13 @@ from nodeagent.findings import from_agent
 from nodeagent.model import Status
 from nodeagent.version import VERSION
 from sickbay.v1 import sickbay_pb2 as pb
-from tests.agent.agent_process import QUIET, AgentProcess
+from tests.agent.agent_process import QUIET, AgentProcess, Make
 from tests.support.stack import free_port
 from tests.support.waiting import until
-from tests.support.ward import (
-    FakeWard,
-)
+from tests.support.ward import FakeWard
 
 GPU = "pci:0000:3b:00"
 XID_79 = ("xid:79", GPU)
-
-Make = Callable[..., AgentProcess]
-
-
-@pytest.fixture
-async def ward() -> AsyncIterator[FakeWard]:
-    ward = await FakeWard().start()
-    yield ward
-    await ward.stop()
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Make]:
-    made: list[AgentProcess] = []
-
-    def make(name: str = "node", **how: object) -> AgentProcess:
-        agent = AgentProcess(tmp_path / name, **how)  # type: ignore[arg-type]
-        made.append(agent)
-        return agent
-
-    yield make
-    for agent in made:
-        agent.close()
-
-
-@pytest.fixture
-def frozen_disk(tmp_path: Path) -> Iterator[Path]:
-    """An ext4 on a loop device, frozen: what writes to it waits in the kernel."""
-    image, mount = tmp_path / "image", tmp_path / "disk"
-    mount.mkdir()
-    with image.open("wb") as file:
-        file.truncate(16 * 1024 * 1024)
-    subprocess.run(["mkfs.ext4", "-q", image], check=True)
-    subprocess.run(["mount", "-o", "loop", image, mount], check=True)
-    try:
-        subprocess.run(["fsfreeze", "-f", mount], check=True)
-        yield mount
-    finally:
-        subprocess.run(["fsfreeze", "-u", mount], check=True)
-        subprocess.run(["umount", "-l", mount], check=True)
 
 
 async def results(agent: AgentProcess) -> Any:

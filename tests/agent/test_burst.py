@@ -14,9 +14,7 @@ from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.agent_process import AgentProcess
 from tests.bench.processes import cost
 from tests.support.waiting import until
-from tests.support.ward import (
-    FakeWard,
-)
+from tests.support.ward import FakeWard
 
 GPU = "pci:0000:3b:00"
 LINES = 6_000

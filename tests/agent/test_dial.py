@@ -11,9 +11,7 @@ from nodeagent.dial import Dialer, DialError
 from tests.agent.agent_process import AgentProcess
 from tests.support.pki import Authority
 from tests.support.waiting import until
-from tests.support.ward import (
-    FakeWard,
-)
+from tests.support.ward import FakeWard
 
 
 @pytest.fixture

@@ -11,10 +11,7 @@ from nodeagent.checks.base import Off
 from nodeagent.model import Clearing
 from nodeagent.sources.gpusample import TroubleKind
 from tests.nvml import fake_pci, gpu, pci_of, uuid_of
-from tests.nvml.look import (
-    Bench,
-    look,
-)
+from tests.nvml.look import Bench, look
 from tests.support.waiting import until
 
 TWO = [gpu(0), gpu(1)]

@@ -13,9 +13,7 @@ from nodeagent.sources.gpusample import EccCounts, RemappedRows, TroubleKind
 from nodeagent.sources.nvml import Nvml
 from nodeagent.sources.procstate import read_state
 from tests.nvml import UNSUPPORTED, gpu, library, pci_of, uuid_of
-from tests.nvml.look import (
-    Bench,
-)
+from tests.nvml.look import Bench
 from tests.support.waiting import until
 
 

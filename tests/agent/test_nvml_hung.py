@@ -13,9 +13,7 @@ from nodeagent.sources.gpusample import TroubleKind
 from nodeagent.sources.procstate import read_state
 from tests.agent import real_disks
 from tests.nvml import gpu, uuid_of
-from tests.nvml.look import (
-    Bench,
-)
+from tests.nvml.look import Bench
 from tests.support.waiting import until
 
 #: The folder, and what thaws it.

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -17,9 +16,7 @@ from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.agent_process import QUIET, AgentProcess
 from tests.agent.machines import made_up, options, sources
 from tests.support.waiting import until
-from tests.support.ward import (
-    FakeWard,
-)
+from tests.support.ward import FakeWard
 
 
 def test_only_single_other_machines_and_only_so_many() -> None:
@@ -61,13 +58,6 @@ async def test_no_peers_is_off(tmp_path: Path) -> None:
 
 
 # -- the whole way: an aggregator names one, the agent probes it and says so ---------------------
-
-
-@pytest.fixture
-async def ward() -> AsyncIterator[FakeWard]:
-    ward = await FakeWard().start()
-    yield ward
-    await ward.stop()
 
 
 def own_address() -> str:

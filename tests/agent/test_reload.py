@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,7 @@ from nodeagent.toml_table import Problem
 from tests.agent.agent_process import QUIET, AgentProcess
 from tests.agent.machines import made_up, sources
 from tests.support.waiting import until
-from tests.support.ward import (
-    FakeWard,
-)
+from tests.support.ward import FakeWard
 
 ENVIRON = {"NODE_NAME": "node-a"}
 
@@ -192,13 +190,6 @@ async def test_a_file_on_a_disk_that_hangs_holds_nothing_up(tmp_path: Path) -> N
 
 
 # -- a whole agent ----------------------------------------------------------------------------
-
-
-@pytest.fixture
-async def ward() -> AsyncIterator[FakeWard]:
-    ward = await FakeWard().start()
-    yield ward
-    await ward.stop()
 
 
 @pytest.fixture

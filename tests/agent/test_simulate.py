@@ -1,7 +1,7 @@
 """Simulated nodes: through the real uplink to a real server, and what they refuse."""
 
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,21 +12,11 @@ from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.cli import agent
 from tests.support.simulator import Simulator
 from tests.support.waiting import until
-from tests.support.ward import (
-    Attended,
-    FakeWard,
-)
+from tests.support.ward import Attended, FakeWard
 
 DOCS = (Path(__file__).parents[2] / "docs/simulate.md").read_text()
 
 Start = Callable[..., Simulator]
-
-
-@pytest.fixture
-async def ward() -> AsyncIterator[FakeWard]:
-    ward = await FakeWard().start()
-    yield ward
-    await ward.stop()
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import json
 import os
 import stat
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
@@ -186,23 +186,6 @@ async def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     await until(lambda: copy.problem)
     assert "FileExistsError" in copy.problem
     copy.close()
-
-
-@pytest.fixture
-def frozen_disk(tmp_path: Path) -> Iterator[Path]:
-    """An ext4 on a loop device, frozen: writes to it wait in the kernel until it is thawed."""
-    image, mount = tmp_path / "image", tmp_path / "disk"
-    mount.mkdir()
-    with image.open("wb") as file:
-        file.truncate(16 * 1024 * 1024)
-    subprocess.run(["mkfs.ext4", "-q", image], check=True)
-    subprocess.run(["mount", "-o", "loop", image, mount], check=True)
-    try:
-        subprocess.run(["fsfreeze", "-f", mount], check=True)
-        yield mount
-    finally:
-        subprocess.run(["fsfreeze", "-u", mount], check=False)
-        subprocess.run(["umount", "-l", mount], check=True)
 
 
 @pytest.mark.root

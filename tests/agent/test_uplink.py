@@ -2,47 +2,18 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 
 import grpc
 import pytest
 
 from sickbay.v1 import sickbay_pb2 as pb
-from tests.agent.agent_process import AgentProcess
+from tests.agent.agent_process import Make
 from tests.agent.kernel_log import log_line
 from tests.support.waiting import until
-from tests.support.ward import (
-    Attended,
-    FakeWard,
-)
+from tests.support.ward import Attended, FakeWard
 
 GPU = "pci:0000:3b:00"
 XID_79 = ("xid:79", GPU)
-
-Make = Callable[..., AgentProcess]
-
-
-@pytest.fixture
-async def ward() -> AsyncIterator[FakeWard]:
-    ward = await FakeWard().start()
-    yield ward
-    await ward.stop()
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Make]:
-    """Makes agents, in folders of their own; none outlives the test."""
-    made: list[AgentProcess] = []
-
-    def make(name: str = "node", **how: object) -> AgentProcess:
-        agent = AgentProcess(tmp_path / name, **how)  # type: ignore[arg-type]
-        made.append(agent)
-        return agent
-
-    yield make
-    for agent in made:
-        agent.close()
 
 
 async def attended(ward: FakeWard, count: int = 1) -> Attended:

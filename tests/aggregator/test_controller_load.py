@@ -9,7 +9,6 @@ import pytest
 
 from aggregator.health.model import Delta, Status
 from aggregator.quarantine.cluster import ClusterError, Phase, Refused
-from tests.aggregator.test_controller_machine import LoopClock
 from tests.support import virtualtime
 from tests.support.memorycluster import World, phase_of
 from tests.support.replica import (
@@ -22,6 +21,7 @@ from tests.support.replica import (
     fault,
     snapshot,
 )
+from tests.support.running import LoopClock
 from tests.support.waiting import until
 
 ILL = snapshot(fault())

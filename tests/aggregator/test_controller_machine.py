@@ -29,12 +29,13 @@ from aggregator.quarantine.cluster import (
 )
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.common import CommonLimits
+from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.marks import is_marked
 from aggregator.quarantine.decide.record import parse_record
-from aggregator.quarantine.decide.steps import OURS
 from aggregator.quarantine.decide.wishes import EXEMPT, FORCE, FORCED, PIN, exemption
 from tests.support.memorycluster import MemoryCluster, World
-from tests.support.replica import SETTINGS, FakeLine, Replica, Turned, component, fault, hello
+from tests.support.replica import SETTINGS, FakeLine, Replica, component, fault, hello
+from tests.support.running import LoopClock
 from tests.support.virtualtime import VirtualTimeLoop
 
 T = TypeVar("T")
@@ -53,17 +54,6 @@ WELL_AFTER = 900.0
 OWN_TASKS = ("attend", "announce", "registrar", "news", "rounds", "looking")
 
 nodes = st.sampled_from(NODES)
-
-
-class LoopClock(Turned):
-    """A clock that nobody turns: the loop's own."""
-
-    def __init__(self, loop: VirtualTimeLoop) -> None:
-        super().__init__()
-        self._loop = loop
-
-    def __call__(self) -> float:
-        return self._loop.time()
 
 
 @dataclass
@@ -552,9 +542,7 @@ class Ward(RuleBasedStateMachine):
 
     @rule()
     def kubelets_finish(self) -> None:
-        for key, pod in list(self.world.pods.items()):
-            if pod.deleting:
-                del self.world.pods[key]
+        self.world.kubelets_finish()
 
     # -- what happens to us ---------------------------------------------------------------------
 

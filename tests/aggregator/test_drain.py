@@ -4,7 +4,7 @@ The aggregator may die anywhere: what a drain waits for stands on the Quarantine
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,39 +25,16 @@ from aggregator.quarantine.decide.marks import OFF_BALANCERS, is_marked
 from aggregator.quarantine.decide.record import parse_record
 from aggregator.quarantine.hooking import HookAnswer, HookRules, Said
 from aggregator.quarantine.settings import Settings
+from tests.support import virtualtime
 from tests.support.memorycluster import World, phase_of
-from tests.support.replica import (
-    SETTINGS,
-    Replica,
-    Turned,
-    fault,
-    snapshot,
-)
-from tests.support.virtualtime import VirtualTimeLoop
+from tests.support.replica import SETTINGS, Replica, fault, snapshot
+from tests.support.running import Running
 from tests.support.waiting import until
 
 HOUR = 3600.0
 ILL = snapshot(fault())
 WELL = snapshot(cleared=(Cleared("xid:79", "GPU-1", "operator"),))
 BY_HAND = QuarantineSpec(Action.DRAIN, "manual", "smells of smoke", requester="alice")
-
-
-class LoopClock(Turned):
-    """The time of the virtual loop: it turns by itself."""
-
-    def __call__(self) -> float:
-        return asyncio.get_running_loop().time()
-
-
-def virtually(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    loop = VirtualTimeLoop()
-    try:
-        loop.run_until_complete(scenario())
-    finally:
-        for task in asyncio.all_tasks(loop):
-            task.cancel()
-        loop.run_until_complete(asyncio.sleep(0))
-        loop.close()
 
 
 def rules(**changes: Any) -> Settings:
@@ -74,21 +51,15 @@ def world_with(*names: str, **changes: object) -> World:
 
 async def begun(world: World, settings: Settings, **arguments: Any) -> Replica:
     """An aggregator that knows its cluster, and the node's fault."""
-    replica = Replica(world, clock=LoopClock(), settings=settings, **arguments)
+    replica = Replica(world, clock=Running(), settings=settings, **arguments)
     await until(lambda: not replica.fleet.view_lost)
     replica.agent("n1", ILL)
     return replica
 
 
-def kubelet_finishes(world: World) -> None:
-    for key, pod in list(world.pods.items()):
-        if pod.deleting:
-            del world.pods[key]
-
-
 async def drained(world: World, *, within: float = 60) -> None:
     def settled() -> bool:
-        kubelet_finishes(world)
+        world.kubelets_finish()
         return phase_of(world, "n1") is Phase.DRAINED
 
     await until(settled, within=within)
@@ -119,7 +90,7 @@ def test_a_namespaces_pods_may_complete_for_their_time_and_are_evicted_then() ->
         await drained(world)
         await replica.stop()
 
-    virtually(scenario)
+    virtualtime.run(scenario())
 
 
 def test_a_pod_behind_a_budget_is_deleted_in_its_time_where_its_namespace_allows_it() -> None:
@@ -137,7 +108,7 @@ def test_a_pod_behind_a_budget_is_deleted_in_its_time_where_its_namespace_allows
         await asyncio.sleep(HOUR + 60)
         assert world.forced == ["uid-a"]
         assert replica.notes.kinds("n1").count("pod.forced") == 1
-        kubelet_finishes(world)
+        world.kubelets_finish()
         await asyncio.sleep(3 * HOUR)
         assert world.forced == ["uid-a"]  # the other's namespace allows nothing
         assert phase_of(world, "n1") is Phase.DRAINING
@@ -145,7 +116,7 @@ def test_a_pod_behind_a_budget_is_deleted_in_its_time_where_its_namespace_allows
         await drained(world)
         await replica.stop()
 
-    virtually(scenario)
+    virtualtime.run(scenario())
 
 
 def test_a_drain_past_its_deadline_says_so_once_and_forces_nothing() -> None:
@@ -183,7 +154,7 @@ def test_a_drain_past_its_deadline_says_so_once_and_forces_nothing() -> None:
         await drained(world)  # it has gone on asking
         await third.stop()
 
-    virtually(scenario)
+    virtualtime.run(scenario())
 
 
 def test_a_pod_stuck_in_terminating_ends_no_drain_for_ever() -> None:
@@ -198,7 +169,7 @@ def test_a_pod_stuck_in_terminating_ends_no_drain_for_ever() -> None:
         assert status(world).blockers[0].pod == "jobs/a"
         await replica.stop()
 
-    virtually(scenario)
+    virtualtime.run(scenario())
 
 
 def test_a_pod_that_is_kept_by_rule_is_named_and_told_once() -> None:
@@ -214,7 +185,7 @@ def test_a_pod_that_is_kept_by_rule_is_named_and_told_once() -> None:
         assert kinds.count("pod.blocked") == 1
         await again.stop()
 
-    virtually(scenario)
+    virtualtime.run(scenario())
 
 
 def test_a_pod_made_anew_under_its_name_is_another_and_goes_too() -> None:
@@ -229,7 +200,7 @@ def test_a_pod_made_anew_under_its_name_is_another_and_goes_too() -> None:
         await drained(world)
         await replica.stop()
 
-    virtually(scenario)
+    virtualtime.run(scenario())
 
 
 # -- gangs ---------------------------------------------------------------------------------
@@ -254,7 +225,7 @@ def test_a_gang_of_which_one_may_not_go_stays_whole_until_all_of_it_may() -> Non
         assert sorted(world.evicted) == ["uid-a", "uid-b", "uid-c", "uid-single"]
         await replica.stop()
 
-    virtually(scenario)
+    virtualtime.run(scenario())
 
 
 @pytest.mark.parametrize(
@@ -279,7 +250,7 @@ def test_the_rest_of_a_gang_goes_with_it_only_where_that_is_asked_for(
         assert world.evicted == gone
         await replica.stop()
 
-    virtually(scenario)
+    virtualtime.run(scenario())
 
 
 def test_a_gang_is_not_taken_whole_while_a_pod_elsewhere_may_not_go() -> None:
@@ -293,7 +264,7 @@ def test_a_gang_is_not_taken_whole_while_a_pod_elsewhere_may_not_go() -> None:
         assert world.evicted == []
         await replica.stop()
 
-    virtually(scenario)
+    virtualtime.run(scenario())
 
 
 # -- somebody else's node --------------------------------------------------------------------
@@ -320,7 +291,7 @@ def test_a_node_that_the_autoscaler_removes_is_left_alone_and_looked_at_again() 
         assert world.evicted == ["uid-a"]
         await replica.stop()
 
-    virtually(scenario)
+    virtualtime.run(scenario())
 
 
 def test_evictions_stop_while_somebody_else_is_at_work_and_go_on_after() -> None:
@@ -339,7 +310,7 @@ def test_evictions_stop_while_somebody_else_is_at_work_and_go_on_after() -> None
         await drained(world)
         await replica.stop()
 
-    virtually(scenario)
+    virtualtime.run(scenario())
 
 
 def test_a_quarantine_by_hand_goes_on_beside_them_and_their_marks_stay() -> None:
@@ -347,7 +318,7 @@ def test_a_quarantine_by_hand_goes_on_beside_them_and_their_marks_stay() -> None
         world = world_with("a")
         keeps = {"cluster-autoscaler.kubernetes.io/scale-down-disabled": "true"}
         world.nodes["n1"] = replace(world.nodes["n1"], taints=(REMOVING,), annotations=keeps)
-        replica = Replica(world, clock=LoopClock())
+        replica = Replica(world, clock=Running())
         await until(lambda: not replica.fleet.view_lost)
         world.person_creates("n1", BY_HAND)
         await drained(world)
@@ -357,7 +328,7 @@ def test_a_quarantine_by_hand_goes_on_beside_them_and_their_marks_stay() -> None
         assert keeps.items() <= world.nodes["n1"].annotations.items()
         await replica.stop()
 
-    virtually(scenario)
+    virtualtime.run(scenario())
 
 
 def test_a_node_deleted_in_the_middle_of_its_drain_is_told_and_drains_no_more() -> None:
@@ -375,7 +346,7 @@ def test_a_node_deleted_in_the_middle_of_its_drain_is_told_and_drains_no_more() 
         assert world.evicted == []
         await replica.stop()
 
-    virtually(scenario)
+    virtualtime.run(scenario())
 
 
 # -- load balancers --------------------------------------------------------------------------
@@ -406,7 +377,7 @@ def test_a_drained_node_is_off_the_load_balancers_and_only_ours_is_undone(*, the
         assert (OFF_BALANCERS in world.nodes["n1"].labels) == theirs
         await replica.stop()
 
-    virtually(scenario)
+    virtualtime.run(scenario())
 
 
 def test_a_cordon_leaves_a_node_on_its_load_balancers() -> None:
@@ -418,7 +389,7 @@ def test_a_cordon_leaves_a_node_on_its_load_balancers() -> None:
         assert OFF_BALANCERS not in world.nodes["n1"].labels
         await replica.stop()
 
-    virtually(scenario)
+    virtualtime.run(scenario())
 
 
 # -- the site's hooks --------------------------------------------------------------------------
@@ -480,7 +451,7 @@ def test_the_hook_is_asked_after_the_taint_until_it_is_done_and_then_pods_go() -
         assert len(hook.asked) == 3  # what is done is not done again
         await again.stop()
 
-    virtually(scenario)
+    virtualtime.run(scenario())
 
 
 def test_a_hook_that_does_not_succeed_holds_the_evictions_and_says_so_once() -> None:
@@ -509,7 +480,7 @@ def test_a_hook_that_does_not_succeed_holds_the_evictions_and_says_so_once() -> 
         await drained(world, within=120)
         await third.stop()
 
-    virtually(scenario)
+    virtualtime.run(scenario())
 
 
 def test_a_drain_goes_on_without_its_hook_where_that_is_configured() -> None:
@@ -524,7 +495,7 @@ def test_a_drain_goes_on_without_its_hook_where_that_is_configured() -> None:
         assert replica.notes.kinds("n1").count("quarantine.hook_failed") == 1
         await replica.stop()
 
-    virtually(scenario)
+    virtualtime.run(scenario())
 
 
 def test_a_hook_ends_with_its_drain_and_a_release_waits_for_none() -> None:
@@ -538,7 +509,7 @@ def test_a_hook_ends_with_its_drain_and_a_release_waits_for_none() -> None:
         assert (hook.at_once, hook.ended, world.evicted) == (0, 0, [])
         await replica.stop()
 
-    virtually(scenario)
+    virtualtime.run(scenario())
 
 
 def test_hooks_run_beside_each_other_only_up_to_their_limit() -> None:
@@ -548,7 +519,7 @@ def test_hooks_run_beside_each_other_only_up_to_their_limit() -> None:
         for name in names:
             world.add_node(name)
         hook = PlayedHook(world, [DONE])
-        replica = Replica(world, clock=LoopClock(), settings=hooked(hook, at_once=2))
+        replica = Replica(world, clock=Running(), settings=hooked(hook, at_once=2))
         await until(lambda: not replica.fleet.view_lost)
         for name in names:
             replica.agent(name, ILL)
@@ -557,7 +528,7 @@ def test_hooks_run_beside_each_other_only_up_to_their_limit() -> None:
         assert sorted(node for _, node in hook.asked) == names
         await replica.stop()
 
-    virtually(scenario)
+    virtualtime.run(scenario())
 
 
 @pytest.mark.parametrize("answer", [DONE, FAILED])
@@ -576,7 +547,7 @@ def test_the_hook_after_a_release_is_asked_once_the_node_is_given_back(answer: H
         assert failed == (answer is FAILED)
         await replica.stop()
 
-    virtually(scenario)
+    virtualtime.run(scenario())
 
 
 def test_what_was_never_drained_has_no_hook_after_its_release() -> None:
@@ -591,7 +562,7 @@ def test_what_was_never_drained_has_no_hook_after_its_release() -> None:
         assert hook.asked == []
         await replica.stop()
 
-    virtually(scenario)
+    virtualtime.run(scenario())
 
 
 def test_death_at_any_call_of_a_drain_with_hooks_is_finished_by_the_next() -> None:
@@ -599,7 +570,7 @@ def test_death_at_any_call_of_a_drain_with_hooks_is_finished_by_the_next() -> No
         world = world_with("a", "b", labels=GANG)
         hook = PlayedHook(world, [LATER, DONE], takes=0.5)
         settings = hooked(hook, post_release=hook)
-        first = Replica(world, clock=LoopClock(), settings=settings, crash_at=at, after=after)
+        first = Replica(world, clock=Running(), settings=settings, crash_at=at, after=after)
 
         async def to_its_end(replica: Replica) -> None:
             await until(lambda: not replica.fleet.view_lost)
@@ -622,7 +593,7 @@ def test_death_at_any_call_of_a_drain_with_hooks_is_finished_by_the_next() -> No
         await asyncio.gather(going, died, return_exceptions=True)
         await first.stop()
         if at is not None:
-            second = Replica(world, clock=LoopClock(), settings=settings)
+            second = Replica(world, clock=Running(), settings=settings)
             await to_its_end(second)
             await second.stop()
         assert sorted(world.evicted) == ["uid-a", "uid-b"]
@@ -641,4 +612,4 @@ def test_death_at_any_call_of_a_drain_with_hooks_is_finished_by_the_next() -> No
             for after in (False, True):
                 await run(at, after=after)
 
-    virtually(scenario)
+    virtualtime.run(scenario())

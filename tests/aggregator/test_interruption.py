@@ -24,15 +24,7 @@ from aggregator.quarantine.decide.marks import OVERRULED, TAINT, is_marked
 from aggregator.quarantine.decide.record import parse_record
 from aggregator.quarantine.decide.wishes import FORCE
 from tests.support.memorycluster import MemoryCluster, World, phase_of
-from tests.support.replica import (
-    OPEN,
-    SETTINGS,
-    FakeLine,
-    Replica,
-    Turned,
-    fault,
-    snapshot,
-)
+from tests.support.replica import OPEN, SETTINGS, FakeLine, Replica, Turned, fault, snapshot
 from tests.support.waiting import until
 
 FOREIGN = Taint("example.com/theirs", "1", "NoSchedule")
@@ -50,19 +42,13 @@ def world_with_jobs() -> World:
     return world
 
 
-def kubelet_finishes(world: World) -> None:
-    for key, pod in list(world.pods.items()):
-        if pod.deleting:
-            del world.pods[key]
-
-
 def entries(world: World) -> set[str]:
     return set(parse_record(world.record.text).entries)
 
 
 async def drained(world: World) -> None:
     def settled() -> bool:
-        kubelet_finishes(world)
+        world.kubelets_finish()
         return phase_of(world, "n1") is Phase.DRAINED
 
     await until(settled)

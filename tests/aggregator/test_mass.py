@@ -18,7 +18,6 @@ from aggregator.quarantine.decide.common import CommonLimits
 from aggregator.quarantine.decide.record import parse_record
 from aggregator.quarantine.ledger import Kind
 from aggregator.quarantine.settings import Settings
-from tests.aggregator.test_controller_machine import LoopClock
 from tests.support import virtualtime
 from tests.support.memorycluster import MemoryCluster, World, phase_of
 from tests.support.replica import (
@@ -32,6 +31,7 @@ from tests.support.replica import (
     hello,
     snapshot,
 )
+from tests.support.running import LoopClock
 from tests.support.waiting import until
 
 CLIQUE = "nvidia.com/gpu.clique"

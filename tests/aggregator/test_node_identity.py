@@ -15,13 +15,7 @@ from tests.aggregator.test_identity import ISSUER, tokens
 from tests.support import virtualtime
 from tests.support.ingest import Clock, site
 from tests.support.memorycluster import World, phase_of
-from tests.support.replica import (
-    FakeLine,
-    Replica,
-    Turned,
-    fault,
-    snapshot,
-)
+from tests.support.replica import FakeLine, Replica, Turned, fault, snapshot
 from tests.support.waiting import until
 
 ILL = snapshot(fault())

@@ -16,7 +16,7 @@ from aggregator.policy.judge import Judgement, judge
 from aggregator.policy.past import Flapping, failing, flapping, jobs
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.cluster import Action, Phase, Quarantine, QuarantineStatus
-from aggregator.quarantine.decide.steps import changed_intent, incidents_of, wanted_of
+from aggregator.quarantine.decide.intent import changed_intent, incidents_of, wanted_of
 from nodeagent import wire as agent_wire
 from nodeagent.evidence.latch import Latch
 from nodeagent.evidence.state import State, dump, restore
@@ -24,14 +24,7 @@ from nodeagent.model import ClearedBy as NodeClearedBy
 from nodeagent.model import Clearing, FaultSighting, Gone, Observation
 from nodeagent.model import Status as NodeStatus
 from tests.support.memorycluster import World
-from tests.support.replica import (
-    Replica,
-    Turned,
-    fault,
-    hello,
-    shipped_policy,
-    snapshot,
-)
+from tests.support.replica import Replica, Turned, fault, hello, shipped_policy, snapshot
 from tests.support.waiting import until
 
 H = 3600.0

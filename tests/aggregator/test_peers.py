@@ -16,9 +16,7 @@ from aggregator.ingest.stream import Rules, Stream
 from aggregator.ingest.streams import LINGER, PEERS_EVERY, StreamTable
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.support import evidence as said
-from tests.support.intake import (
-    RecordingIntake,
-)
+from tests.support.intake import RecordingIntake
 from tests.support.waiting import until
 
 

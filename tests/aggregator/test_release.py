@@ -63,15 +63,9 @@ def annotate(world: World, key: str, value: str | None) -> None:
     change(world, annotations=kept if value is None else {**kept, key: value})
 
 
-def finish(world: World) -> None:
-    for key, pod in list(world.pods.items()):
-        if pod.deleting:
-            del world.pods[key]
-
-
 async def drained(world: World) -> None:
     def settled() -> bool:
-        finish(world)
+        world.kubelets_finish()
         return phase_of(world, "n1") is Phase.DRAINED
 
     await soon(settled)

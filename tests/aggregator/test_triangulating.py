@@ -10,16 +10,11 @@ from aggregator.quarantine.cluster import Phase
 from aggregator.quarantine.decide.common import CommonLimits
 from aggregator.web.survey import survey
 from aggregator.web.view import Moment
-from tests.aggregator.test_controller_machine import LoopClock
 from tests.support import virtualtime
 from tests.support.memorycluster import World, phase_of
 from tests.support.networks import RACK, TARGET, Network, address, name
-from tests.support.replica import (
-    OPEN,
-    SETTINGS,
-    FakeLine,
-    Replica,
-)
+from tests.support.replica import OPEN, SETTINGS, FakeLine, Replica
+from tests.support.running import LoopClock
 from tests.support.waiting import until
 
 SIZE = 160

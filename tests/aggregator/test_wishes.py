@@ -63,12 +63,6 @@ def standing(world: World) -> Quarantine | None:
     return world.quarantines.get("n1")
 
 
-def finish(world: World) -> None:
-    for key, pod in list(world.pods.items()):
-        if pod.deleting:
-            del world.pods[key]
-
-
 # -- reading --------------------------------------------------------------------------------------
 
 

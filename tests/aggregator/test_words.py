@@ -32,14 +32,7 @@ from aggregator.quarantine.decide.words import Word, ended_by, stands
 from tests.aggregator.test_steps import ITEM, SPEC
 from tests.support import virtualtime
 from tests.support.memorycluster import World, phase_of
-from tests.support.replica import (
-    Replica,
-    Turned,
-    component,
-    fault,
-    hello,
-    snapshot,
-)
+from tests.support.replica import Replica, Turned, component, fault, hello, snapshot
 from tests.support.waiting import until
 
 WORD = Word("xid:79", "GPU-1", "boot-1", "reboot")

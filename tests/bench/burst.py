@@ -16,10 +16,7 @@ from tests.agent.kernel_log import raw
 from tests.bench.processes import cost
 from tests.nvml import FakeGpus, gpu, link_the_rest, pci_of, uuid_of
 from tests.support.waiting import until
-from tests.support.ward import (
-    Attended,
-    FakeWard,
-)
+from tests.support.ward import Attended, FakeWard
 
 LINES = 40_000
 SECONDS = 60.0

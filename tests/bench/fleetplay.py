@@ -35,11 +35,8 @@ from aggregator.quarantine.settings import Settings
 from tests.bench.faultplay import DAY, GPUS, PORTS, Agent, Line, Machine, Sign, State, Story, gpu
 from tests.support import virtualtime
 from tests.support.memorycluster import World
-from tests.support.replica import (
-    FakeLine,
-    Replica,
-    Turned,
-)
+from tests.support.replica import FakeLine, Replica
+from tests.support.running import LoopClock
 from tests.support.waiting import until
 
 LEAF = 32
@@ -68,17 +65,6 @@ _WELL: tuple[tuple[str, str], ...] = (
     ("disk-mounts", "/shared"),
     ("dns", "dns://10.0.0.53"),
 )
-
-
-class LoopClock(Turned):
-    """The loop's own time."""
-
-    def __init__(self, loop: virtualtime.VirtualTimeLoop) -> None:
-        super().__init__()
-        self._loop = loop
-
-    def __call__(self) -> float:
-        return self._loop.time()
 
 
 @dataclass(eq=False, slots=True)

@@ -70,6 +70,12 @@ class World:
         self.pods[f"{node}/{name}"] = pod
         return pod
 
+    def kubelets_finish(self) -> None:
+        """The pods that were told to go are gone."""
+        for key, pod in list(self.pods.items()):
+            if pod.deleting:
+                del self.pods[key]
+
     def tell(self, news: News) -> None:
         for listener in self.listeners:
             listener.put_nowait(news)

@@ -5,6 +5,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.support.replica import Turned
+from tests.support.virtualtime import VirtualTimeLoop
+
+
+class LoopClock(Turned):
+    """A clock that nobody turns: this loop's own, also to whom is outside of it."""
+
+    def __init__(self, loop: VirtualTimeLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def __call__(self) -> float:
+        return self._loop.time()
 
 
 @dataclass

@@ -10,12 +10,7 @@ from aggregator.quarantine.ledger import Kind, Transition
 from aggregator.web.feed import QUEUE, Feed, TooManyStreams
 from aggregator.web.lookout import Lookout, Pulse
 from tests.support.waiting import until
-from tests.web.support import (
-    NIGHT,
-    Hands,
-    big_fleet,
-    small_fleet,
-)
+from tests.web.support import NIGHT, Hands, big_fleet, small_fleet
 
 
 def happened(number: int, node: str = "node-1") -> Transition:

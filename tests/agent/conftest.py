@@ -1,0 +1,49 @@
+"""What several tests of the agent stand on: a played aggregator, agents, a disk that hangs."""
+
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.agent.agent_process import AgentProcess, Make
+from tests.support.ward import FakeWard
+
+
+@pytest.fixture
+async def ward() -> AsyncIterator[FakeWard]:
+    ward = await FakeWard().start()
+    yield ward
+    await ward.stop()
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Makes agents, in folders of their own; none outlives the test."""
+    made: list[AgentProcess] = []
+
+    def make(name: str = "node", **how: object) -> AgentProcess:
+        agent = AgentProcess(tmp_path / name, **how)  # type: ignore[arg-type]  # a test's words
+        made.append(agent)
+        return agent
+
+    yield make
+    for agent in made:
+        agent.close()
+
+
+@pytest.fixture
+def frozen_disk(tmp_path: Path) -> Iterator[Path]:
+    """An ext4 on a loop device, frozen: writes to it wait in the kernel until it is thawed."""
+    image, mount = tmp_path / "image", tmp_path / "disk"
+    mount.mkdir()
+    with image.open("wb") as file:
+        file.truncate(16 * 1024 * 1024)
+    subprocess.run(["mkfs.ext4", "-q", image], check=True)
+    subprocess.run(["mount", "-o", "loop", image, mount], check=True)
+    try:
+        subprocess.run(["fsfreeze", "-f", mount], check=True)
+        yield mount
+    finally:
+        subprocess.run(["fsfreeze", "-u", mount], check=False)  # the test may have thawed it
+        subprocess.run(["umount", "-l", mount], check=True)

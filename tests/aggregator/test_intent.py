@@ -1,0 +1,188 @@
+"""What incidents ask for, what of it is written, and what a quarantine brings back."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.health.model import ClearedBy
+from aggregator.policy.incident import Evidence, Incident
+from aggregator.quarantine.cluster import (
+    Action,
+    EvidenceItem,
+    Quarantine,
+    QuarantineSpec,
+    QuarantineStatus,
+)
+from aggregator.quarantine.decide.intent import (
+    OURS,
+    Wanted,
+    changed_intent,
+    ended_by_birth,
+    incidents_of,
+    wanted_of,
+)
+from tests.support.replica import POLICY
+
+ITEM = EvidenceItem("xid:79", "GPU-1", "boot-1", "reboot", "gpu-gone", "inc-1")
+SPEC = QuarantineSpec(Action.DRAIN, "gpu", "xid:79", OURS, "inc-1", "boot-1", "h", (ITEM,))
+
+
+def evidence(code: str = "xid:79", action: str = "drain", **changes: object) -> Evidence:
+    base = Evidence(code, "GPU-1", "boot-1", "gpu-gone", action, code, ClearedBy.REBOOT, since=1.0)
+    return replace(base, **changes)  # type: ignore[arg-type]  # a test's words
+
+
+def incident(*items: Evidence, ident: str = "inc-1", kind: str = "gpu") -> Incident:
+    action = max((i.action for i in items), key=("observe", "cordon", "drain").index)
+    return Incident(ident, "n1", "boot-1", kind, action, f"{ident} {action}", 1.0, items, 600.0)
+
+
+def ask(
+    *incidents: Incident, overruled: tuple[str, ...] = (), mode: Action = Action.DRAIN
+) -> Wanted | None:
+    spoken = frozenset((code, "GPU-1") for code in overruled)
+    return wanted_of({one.id: one for one in incidents}, spoken, mode, "h")
+
+
+def test_what_is_only_watched_asks_for_nothing() -> None:
+    assert ask() is None
+    assert ask(incident(evidence("xid:31", "observe"))) is None
+
+
+def test_the_strongest_incident_leads_and_all_evidence_that_acts_is_kept() -> None:
+    found = ask(
+        incident(evidence("disk-space:bytes", "cordon", cleared_by=None), ident="d", kind="disk"),
+        incident(evidence(), evidence("xid:31", "observe"), ident="g"),
+    )
+    assert found is not None
+    assert (found.spec.action, found.spec.kind, found.spec.incident) == (Action.DRAIN, "gpu", "g")
+    assert [item.code for item in found.spec.evidence] == ["disk-space:bytes", "xid:79"]
+
+
+@pytest.mark.parametrize("mode", list(Action))
+def test_the_mode_caps_every_action_and_says_what_it_capped(mode: Action) -> None:
+    found = ask(incident(evidence()), mode=mode)
+    assert found is not None
+    assert (found.spec.action, found.uncapped) == (mode, Action.DRAIN)
+
+
+def test_a_persons_word_silences_what_it_was_about_and_nothing_else() -> None:
+    assert ask(incident(evidence()), overruled=("xid:79",)) is None
+    both = incident(evidence(), evidence("xid:48"))
+    found = ask(both, overruled=("xid:79",))
+    assert found is not None
+    assert ask(both, overruled=("xid:79", "xid:48")) is None
+
+
+def test_an_incident_that_recovers_still_asks_but_has_nothing_in_force() -> None:
+    recovering = evidence(over="reboot")
+    asked = ask(incident(recovering))
+    assert asked is not None
+    assert asked.in_force is Action.OBSERVE
+    weaker = incident(recovering, evidence("xid:48", "cordon"))
+    asked = ask(weaker)
+    assert asked is not None
+    assert (asked.spec.action, asked.in_force) == (Action.DRAIN, Action.CORDON)
+
+
+@pytest.mark.parametrize(
+    ("cleared_by", "boot_id", "over"),
+    [
+        ("reboot", "boot-2", True),
+        ("gpu_reset", "boot-2", True),
+        ("", "boot-2", True),  # its check looks anew
+        ("operator", "boot-2", False),
+        ("reboot", "boot-1", False),  # the same machine, listed anew
+        ("reboot", "", False),
+    ],
+)
+def test_a_new_node_in_another_boot_ends_what_a_boot_ends(
+    cleared_by: str, boot_id: str, *, over: bool
+) -> None:
+    spec = replace(SPEC, evidence=(replace(ITEM, cleared_by=cleared_by),))
+    assert ended_by_birth(spec, boot_id) is over
+
+
+def asking(spec: QuarantineSpec) -> Wanted:
+    return Wanted(spec, spec.action, spec.action)
+
+
+def test_intent_is_written_for_more_evidence_a_sign_or_another_action_alone() -> None:
+    assert changed_intent(SPEC, asking(SPEC)) is None
+    other = replace(SPEC, reason="other words", policy_hash="x")
+    assert changed_intent(SPEC, asking(other)) is None
+    stronger = changed_intent(replace(SPEC, action=Action.CORDON), asking(SPEC))
+    assert stronger is not None
+    assert stronger.action is Action.DRAIN
+    more = changed_intent(SPEC, asking(replace(SPEC, evidence=(replace(ITEM, code="xid:48"),))))
+    assert more is not None
+    assert [item.code for item in more.evidence] == ["xid:79", "xid:48"]  # none is dropped
+    sign = changed_intent(SPEC, asking(replace(SPEC, evidence=(replace(ITEM, cleared="reboot"),))))
+    assert sign is not None
+    assert sign.evidence[0].cleared == "reboot"
+    level = replace(ITEM, code="disk-space:bytes", cleared_by="")
+    spec = replace(SPEC, evidence=(level,))
+    assert changed_intent(spec, asking(replace(spec, evidence=()))) is None
+
+
+@pytest.mark.parametrize(
+    ("stands", "capped", "uncapped", "becomes"),
+    [
+        # A stricter mode after a restart: what was decided stands, and is not done any further.
+        (Action.DRAIN, Action.OBSERVE, Action.DRAIN, None),
+        (Action.DRAIN, Action.CORDON, Action.DRAIN, None),
+        (Action.CORDON, Action.OBSERVE, Action.CORDON, None),
+        # ... and is not raised past the mode.
+        (Action.CORDON, Action.OBSERVE, Action.DRAIN, None),
+        (Action.CORDON, Action.CORDON, Action.DRAIN, None),
+        (Action.CORDON, Action.DRAIN, Action.DRAIN, Action.DRAIN),
+        # Evidence that asks for less lowers it in any mode.
+        (Action.DRAIN, Action.CORDON, Action.CORDON, Action.CORDON),
+        (Action.DRAIN, Action.OBSERVE, Action.CORDON, Action.CORDON),
+    ],
+)
+def test_the_mode_raises_no_standing_quarantine_and_lowers_none(
+    stands: Action, capped: Action, uncapped: Action, becomes: Action | None
+) -> None:
+    wish = Wanted(replace(SPEC, action=capped), uncapped, uncapped)
+    changed = changed_intent(replace(SPEC, action=stands), wish)
+    assert (changed.action if changed is not None else None) is becomes
+
+
+codes = st.sampled_from(["xid:79", "xid:48", "disk-space:bytes"])
+items = st.builds(
+    lambda code, of, over: evidence(
+        code,
+        component=of,
+        cleared_by=None if ":bytes" in code else ClearedBy.REBOOT,
+        over=over,
+    ),
+    codes,
+    st.sampled_from(["GPU-1", "GPU-2"]),
+    st.sampled_from(["", "reboot"]),
+)
+
+
+@given(st.lists(items, min_size=1, max_size=5, unique_by=lambda item: item.key))
+def test_what_is_durable_brings_an_incident_back(some: list[Evidence]) -> None:
+    before = incident(*some)
+    asked = ask(before)
+    assert asked is not None
+    quarantine = Quarantine("n1", "q", "1", asked.spec, QuarantineStatus())
+    (after,) = incidents_of(quarantine, POLICY, 77.0).values()
+    assert (after.id, after.kind, after.action) == (before.id, before.kind, before.action)
+    assert {(i.key, i.cleared_by) for i in after.evidence} == {
+        (i.key, i.cleared_by) for i in before.evidence
+    }
+    for item in after.evidence:
+        known = next(i for i in before.evidence if i.key == item.key)
+        assert item.over == (known.over if known.cleared_by is not None else "")
+    assert after.since == 77.0
+    assert after.recovering_since is None  # healthyFor begins again
+
+
+def test_a_quarantine_made_by_hand_is_no_incident() -> None:
+    by_hand = Quarantine("n1", "q", "1", replace(SPEC, requester="alice"), QuarantineStatus())
+    assert incidents_of(by_hand, POLICY, 1.0) == {}
