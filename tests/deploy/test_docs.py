@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -106,10 +107,42 @@ def test_the_page_of_limits_has_every_one_with_its_default() -> None:
             assert any(re.search(rf"\b{key.default}\b", row) for row in rows), name
 
 
-def test_links_between_pages_lead_somewhere() -> None:
-    for name in ("install.md", "security.md", "runbook.md"):
-        for target in re.findall(r"\]\(([^)#]+)\)", page(name)):
-            assert (DOCS / target).exists(), f"{name}: {target}"
+PAGES = sorted(path.relative_to(ROOT) for path in (*ROOT.glob("*.md"), *DOCS.rglob("*.md")))
+
+
+@pytest.mark.parametrize("name", PAGES, ids=str)
+def test_links_between_pages_lead_somewhere(name: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", (ROOT / name).read_text("utf-8")):
+        file, _, heading = target.partition("#")
+        if ":" in file:  # somebody else's page
+            continue
+        there = (ROOT / name).parent / file if file else ROOT / name
+        assert there.exists(), target
+        assert not heading or heading in set(anchors(there)), target
+
+
+def anchors(path: Path) -> Iterator[str]:
+    """What a page's headings are linked by: in lower case, marks left out, spaces as hyphens."""
+    for heading in re.findall(r"^#+ (.+)$", path.read_text("utf-8"), re.MULTILINE):
+        yield re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+
+
+def test_the_list_of_pages_has_every_page() -> None:
+    listed = set(re.findall(r"^\| \[[^]]+\]\(([a-z-]+\.md)\)", page("README.md"), re.MULTILINE))
+    assert listed == {path.name for path in DOCS.glob("*.md")} - {"README.md"}
+
+
+def test_decisions_are_numbered_without_a_gap_or_a_double() -> None:
+    numbers = [int(path.name[:4]) for path in sorted(DOCS.glob("decisions/[0-9]*.md"))]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_every_dependency_has_its_line() -> None:
+    told = page("decisions/0004-dependencies.md").lower()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    for wanted in (*project["dependencies"], *extras["agent"], *extras["aggregator"]):
+        assert re.match(r"[\w-]+", wanted)[0].lower() in told, wanted  # type: ignore[index]  # a name
 
 
 def test_the_certificate_recipe_with_openssl_makes_one_that_verifies(tmp_path: Path) -> None:
