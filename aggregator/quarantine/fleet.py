@@ -12,7 +12,7 @@ from aggregator.policy.incident import Incident
 from aggregator.policy.lemons import Lemon
 from aggregator.policy.network.verdict import Verdict
 from aggregator.quarantine.cluster import NodeMeta, Quarantine
-from aggregator.quarantine.decide.common import CommonCause
+from aggregator.quarantine.decide.blame import CommonCause
 from aggregator.quarantine.decide.words import Word
 
 

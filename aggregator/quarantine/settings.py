@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from aggregator.quarantine.cluster import Action
 from aggregator.quarantine.decide.admission import Limits
-from aggregator.quarantine.decide.common import CommonLimits
+from aggregator.quarantine.decide.blame import CommonLimits
 from aggregator.quarantine.decide.drainplan import DrainRules
 from aggregator.quarantine.hooking import HookRules
 from aggregator.quarantine.times import span

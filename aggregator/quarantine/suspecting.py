@@ -8,13 +8,8 @@ from aggregator.quarantine.acts import Clocks
 from aggregator.quarantine.case import Case
 from aggregator.quarantine.census import Census
 from aggregator.quarantine.decide.admission import FLEET, Limits, OpenCause
-from aggregator.quarantine.decide.common import (
-    VERSIONS,
-    CommonCause,
-    CommonCauses,
-    CommonLimits,
-    Group,
-)
+from aggregator.quarantine.decide.blame import VERSIONS, CommonCause, CommonLimits, Group
+from aggregator.quarantine.decide.common import CommonCauses
 from aggregator.quarantine.decide.record import Record
 from aggregator.quarantine.decide.signs import accusing, acting_checks, signs_of, target_of, what_of
 from aggregator.quarantine.fleet import Fleet

@@ -16,7 +16,7 @@ from aggregator.quarantine.acts import Clocks
 from aggregator.quarantine.case import Case
 from aggregator.quarantine.census import Census
 from aggregator.quarantine.cluster import NodeMeta
-from aggregator.quarantine.decide.common import LEAST
+from aggregator.quarantine.decide.blame import LEAST
 from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.ledger import Kind, Ledger, Transition
 

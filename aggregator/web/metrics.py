@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from aggregator.quarantine.cluster import Action, Phase
-from aggregator.quarantine.decide.common import SCOPES
+from aggregator.quarantine.decide.blame import SCOPES
 from aggregator.quarantine.fleet import Standing
 from aggregator.quarantine.ledger import Kind
 from aggregator.web.feed import Feed

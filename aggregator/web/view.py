@@ -16,7 +16,7 @@ from aggregator.policy.lemons import Lemon
 from aggregator.policy.network.verdict import Verdict
 from aggregator.quarantine import cluster, fleet
 from aggregator.quarantine.cluster import Phase
-from aggregator.quarantine.decide.common import LEAST, CommonCause
+from aggregator.quarantine.decide.blame import LEAST, CommonCause
 from aggregator.quarantine.fleet import Patient, Standing
 from aggregator.quarantine.ledger import Transition
 from aggregator.web import advice, shapes

@@ -8,15 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.quarantine.decide.common import (
-    AGAIN,
-    LEAST,
-    SETTLE,
-    CommonCause,
-    CommonCauses,
-    CommonLimits,
-    Group,
-)
+from aggregator.quarantine.decide.blame import LEAST, CommonCause, CommonLimits, Group
+from aggregator.quarantine.decide.common import AGAIN, SETTLE, CommonCauses
 from aggregator.quarantine.decide.signs import NVLINK, SILENCE, Sign
 
 RACK = "example.com/rack"

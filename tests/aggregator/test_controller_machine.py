@@ -28,7 +28,7 @@ from aggregator.quarantine.cluster import (
     Unreachable,
 )
 from aggregator.quarantine.decide.admission import Limits
-from aggregator.quarantine.decide.common import CommonLimits
+from aggregator.quarantine.decide.blame import CommonLimits
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.marks import is_marked
 from aggregator.quarantine.decide.record import parse_record

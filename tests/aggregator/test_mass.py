@@ -14,7 +14,7 @@ from aggregator.alerts.alert import alert_of
 from aggregator.health.model import Cleared, Component, Delta, Fault, Snapshot, Status
 from aggregator.quarantine.cluster import Action, ClusterError, Phase, QuarantineSpec
 from aggregator.quarantine.decide.admission import Limits
-from aggregator.quarantine.decide.common import CommonLimits
+from aggregator.quarantine.decide.blame import CommonLimits
 from aggregator.quarantine.decide.record import parse_record
 from aggregator.quarantine.ledger import Kind
 from aggregator.quarantine.settings import Settings

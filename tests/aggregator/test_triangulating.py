@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from aggregator.health.model import Component, Delta, Snapshot, Status
 from aggregator.quarantine.cluster import Phase
-from aggregator.quarantine.decide.common import CommonLimits
+from aggregator.quarantine.decide.blame import CommonLimits
 from aggregator.web.survey import survey
 from aggregator.web.view import Moment
 from tests.support import virtualtime

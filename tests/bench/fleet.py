@@ -24,7 +24,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 
 from aggregator.quarantine.decide.admission import Limits
-from aggregator.quarantine.decide.common import CommonLimits
+from aggregator.quarantine.decide.blame import CommonLimits
 from aggregator.quarantine.settings import Settings
 from tests.bench.faultplay import DAY, Story, background
 from tests.bench.figures import percentile, table, write

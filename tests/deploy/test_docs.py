@@ -22,7 +22,8 @@ from aggregator.quarantine.cluster import (
 )
 from aggregator.quarantine.decide import marks
 from aggregator.quarantine.decide.admission import Limits, Proposal, Size, admit
-from aggregator.quarantine.decide.common import CommonCauses, CommonLimits
+from aggregator.quarantine.decide.blame import CommonLimits
+from aggregator.quarantine.decide.common import CommonCauses
 from aggregator.quarantine.decide.record import Entry, Record
 from aggregator.quarantine.decide.signs import NVLINK, Sign
 from aggregator.quarantine.ledger import Kind

@@ -18,7 +18,7 @@ from aggregator.quarantine.acts import Clocks
 from aggregator.quarantine.cluster import NodeMeta
 from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.admission import FLEET, Limits
-from aggregator.quarantine.decide.common import CommonLimits
+from aggregator.quarantine.decide.blame import CommonLimits
 from aggregator.quarantine.decide.record import Record, parse_record
 from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.settings import Settings

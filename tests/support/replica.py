@@ -22,7 +22,7 @@ from aggregator.quarantine.acts import Clocks
 from aggregator.quarantine.cluster import Action, ClusterError
 from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.admission import Limits
-from aggregator.quarantine.decide.common import CommonLimits
+from aggregator.quarantine.decide.blame import CommonLimits
 from aggregator.quarantine.decide.drainplan import DrainRules
 from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.ledger import Transition, Witness

@@ -37,7 +37,7 @@ from aggregator.quarantine.cluster import (
     QuarantineSpec,
     QuarantineStatus,
 )
-from aggregator.quarantine.decide.common import CommonCause
+from aggregator.quarantine.decide.blame import CommonCause
 from aggregator.quarantine.fleet import Fleet, Hold, Patient
 from aggregator.quarantine.ledger import Kind, Transition
 from aggregator.web.feed import Feed
