@@ -6,6 +6,7 @@ Invariants:
   in this boot, or another boot for what a boot ends. Absent, unknown or silent is not a sign.
 - It closes when none is in force and ``healthy_for`` has passed since, with the agent speaking. A
   check that fails again for a moment, or an agent that falls silent, begins that time anew.
+- A check's failure begins to count while its agent speaks; silence lets no rule's time pass.
 - What was lost (missing from a snapshot of the same boot) keeps an incident open and opens none.
 - Nothing that is judged over time needs this process's memory: `past` reads it from the snapshot.
 """
@@ -48,7 +49,10 @@ def judge(
     """
     rules = {rule.name: rule for rule in policy.rules} | {SILENT_RULE: silent_rule("observe")}
     found = [*matches(policy, health, now), *more]
-    begun = [match for match in found if match.due <= now]
+    known = _known(before)
+    begun = [
+        match for match in found if match.due <= now and (speaking or _stands_alone(match, known))
+    ]
     due = _strongest(begun)
     after: dict[str, Incident] = {}
     closed: list[Incident] = []
@@ -74,6 +78,26 @@ def judge(
             after[ident] = replace(incident, recovering_since=since)
             again.append(since + incident.healthy_for)
     return Judgement(after, tuple(closed), min((at for at in again if at > now), default=None))
+
+
+def _known(before: Mapping[str, Incident]) -> Mapping[tuple[str, str], int]:
+    """The evidence of the open incidents, and the most that it asks for."""
+    found: dict[tuple[str, str], int] = {}
+    for incident in before.values():
+        for item in incident.evidence:
+            found[item.key] = max(_strength(item.action), found.get(item.key, 0))
+    return found
+
+
+def _stands_alone(match: Match, known: Mapping[tuple[str, str], int]) -> bool:
+    """Whether evidence counts although nobody speaks any more.
+
+    A check that had failed for a moment when its agent fell silent (the machine reboots, say) has
+    not failed for its rule's time: that would be silence that acts.
+    """
+    if match.cleared_by is not None or match.code == SILENT_FAILING:
+        return True
+    return known.get((match.code, match.component), -1) >= _strength(match.rule.action)
 
 
 def _start(

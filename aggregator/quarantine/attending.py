@@ -104,6 +104,11 @@ class Attending:
                 failures = await self._after_failure(
                     case, failures, str(error), at_least=error.retry_after
                 )
+            except Exception as error:  # noqa: BLE001 - the task's edge: a bug must leave no node stuck
+                text = f"unexpected, and tried again: {error!r}"
+                if text != case.patient.last_error:
+                    log.exception("unexpected", extra={"node": case.node})
+                failures = await self._after_failure(case, failures + 5, text)
             else:
                 failures = 0
                 case.patient.last_error = ""
@@ -210,7 +215,13 @@ class Attending:
                 await self._releasing.let_go(case, quarantine)
 
     def _still_draining(self, case: Case) -> bool:
-        return self.view and not case.suspect and next_step(self._situation(case)).do is Do.DRAIN
+        """Asked all the time while a drain, which may last for days, is this node's step."""
+        if not self.view or case.suspect or case.over:
+            return False
+        if next_step(self._situation(case)).do is not Do.DRAIN:
+            return False
+        self._settle_waiters(case)  # what was heard meanwhile calls for no other step
+        return True
 
     def _situation(self, case: Case) -> Situation:
         waited = self._clocks.now() - self._started_at >= self._settings.silent_drain_after

@@ -235,7 +235,7 @@ class Evictions:
 
     def _since(self, key: str) -> float:
         """When the pod was first found in the way; survives us, as it stands in the status."""
-        return self._standing().get(key) or self.clocks.wall()
+        return self._standing().get(key) or round(self.clocks.wall(), 3)  # as it is stored
 
     def _standing(self) -> dict[str, float]:
         quarantine = self.case.patient.quarantine

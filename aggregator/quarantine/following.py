@@ -86,8 +86,8 @@ class Following:
                     subject.suspect = True
                     self._attending.kick(subject)
             case RecordSeen(record):
-                self._record_seen(record.stop)
                 self._registrar.seen(record)
+                self._record_seen(record.stop)
                 self._fleet.record_entries = len(self._registrar.record.entries)
             case ViewLost(reason):
                 self._attending.view = False
@@ -152,12 +152,20 @@ class Following:
         self._triangulating.listed(nodes)
         for meta in nodes:
             self._node_listed(self._census.case(meta.name), meta)
+        for name in self._registrar.record.entries:
+            self._entry_stands(self._census.case(name))
         for case in self._census.cases():
             if self._is_no_more(case):
                 self._census.forget(case)
                 self._suspecting.forget(case)
                 self._triangulating.forget(case.node)
         return True
+
+    def _entry_stands(self, case: Case) -> None:
+        """An entry whose node and object are gone would take a place for ever: a read tells."""
+        if case.patient.quarantine is None and not self._census.is_listed(case.node):
+            case.suspect = True
+            self._attending.kick(case)
 
     def _is_no_more(self, case: Case) -> bool:
         """Whether the node was taken away long ago: fleets that grow and shrink name many."""

@@ -84,7 +84,7 @@ class Hooking:
         if known is not None and known.state is not HookState.ASKING:
             return True
         if known is None:
-            known = HookStatus(HookState.ASKING, asked_at=self._clocks.wall())
+            known = HookStatus(HookState.ASKING, asked_at=round(self._clocks.wall(), 3))
             await self._write(case, known, "drain.pre_evict is asked; nothing is evicted before")
         return await self._until_done(case, hook, known, still)
 
@@ -113,7 +113,7 @@ class Hooking:
             if newly or self._clocks.now() - written_at >= _STATUS_EVERY:
                 over = f" was not done in {limit:g} s; nothing is evicted" if late else ""
                 said = f"drain.pre_evict{over or ' is waited for'}: {text}"
-                ended_at = known.ended_at or (self._clocks.wall() if late else 0.0)
+                ended_at = known.ended_at or (round(self._clocks.wall(), 3) if late else 0.0)
                 known = replace(known, message=text[:_MOST_TEXT], ended_at=ended_at)
                 await self._write(case, known, said)
                 written_at = self._clocks.now()
@@ -158,8 +158,7 @@ class Hooking:
         ends_at = self._clocks.now() + limit
         while True:
             left = max(1.0, ends_at - self._clocks.now())
-            async with self._lane:
-                answer = await hook.ask(_values("post_release", quarantine), limit=left)
+            answer = await self._in_time(hook, quarantine, left)
             if answer.said is Said.DONE:
                 self._note(case, Kind.HOOK, "post_release", "drain.post_release is done")
                 return
@@ -169,6 +168,15 @@ class Hooking:
                 return
             await asyncio.sleep(max(wait * self._rng.uniform(0.7, 1.0), answer.retry_after or 0.0))
             wait = min(_AGAIN_MOST, wait * 2)
+
+    async def _in_time(self, hook: Hook, quarantine: Quarantine, left: float) -> HookAnswer:
+        """One answer to ``post_release``; the wait for its turn counts, for others may take hours."""
+        try:
+            async with asyncio.timeout(left):
+                async with self._lane:
+                    return await hook.ask(_values("post_release", quarantine), limit=left)
+        except TimeoutError:
+            return HookAnswer(Said.FAILED, "too many hooks are at work (drain.hooks_at_once)")
 
     @staticmethod
     async def _or_no_more(

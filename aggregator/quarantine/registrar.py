@@ -129,7 +129,7 @@ class Registrar:
             batch, self._waiting = self._waiting, []
             try:
                 held = await self._settle(batch)
-            except ClusterError as error:
+            except Exception as error:  # noqa: BLE001 - the task's edge: all who wait must hear of it
                 self._stored = None
                 for request in batch:
                     if not request.done.done():
@@ -165,9 +165,11 @@ class Registrar:
                 before.entries,
                 before.cooldowns,
             ):
-                if fresh or not outcome.admitted:
+                leaving = any(request.forget or request.withdraw for request in batch)
+                if fresh or not (outcome.admitted or leaving):
                     return dict(outcome.held)
-                self._stored = None  # "it stands already" must not be taken from memory
+                # Neither "it stands already" nor "it has left" must be taken from memory.
+                self._stored = None
                 continue
             try:
                 text = dump_record(outcome.record)

@@ -58,7 +58,10 @@ class Releasing:
         What a person ends goes at once. What recovers by itself is looked at once more, in full.
         """
         if not step.overruled and quarantine.status.phase in MARKED:
+            recovered = _has_recovered(case)
             found = await self._against_release(case, quarantine)
+            if recovered and not case.reborn and not _has_recovered(case):
+                return  # it has fallen ill, or silent, while we looked: decide again
             if found:
                 await self._hold_release(case, quarantine, found)
                 return
@@ -214,6 +217,10 @@ class Releasing:
                 node = await self._cluster.patch_node(node, forgive_change(remembered - over))
         case.over -= over
         case.take_node(node)
+
+
+def _has_recovered(case: Case) -> bool:
+    return case.fresh and not case.acting
 
 
 def _because(quarantine: Quarantine) -> str:

@@ -5,6 +5,7 @@ asked about. Nothing here undoes: it can only make a release wait, with a reason
 """
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 
 from aggregator.health.model import Component, Status
@@ -131,9 +132,10 @@ def _remembered(annotations: Mapping[str, str]) -> dict[tuple[str, str], float]:
     """What an annotation, which anybody may have edited, says; nonsense is no memory."""
     try:
         rows = json.loads(annotations.get(RELEASES, "") or "[]")
-        return {(str(code), str(component)): float(at) for code, component, at in rows}
-    except (ValueError, TypeError, RecursionError):
+        found = {(str(code), str(component)): float(at) for code, component, at in rows}
+    except (ValueError, TypeError, OverflowError, RecursionError):
         return {}
+    return {key: at for key, at in found.items() if math.isfinite(at)}
 
 
 def _span(seconds: float) -> str:

@@ -97,7 +97,7 @@ def next_step(now: Situation) -> Step:
         # A name that is no node's has nothing to be counted for.
         unfounded = now.node_gone and quarantine.spec.requester != OURS
         return Step(Do.NOTHING if unfounded else Do.ENTER)
-    if _ill_again(now):
+    if _wanted_again(now, quarantine):
         return Step(Do.UNHOLD)
     if unsaved(quarantine, now.wanted):
         return Step(Do.UPDATE)  # stop or not: a sign that is not written is lost with us
@@ -127,7 +127,7 @@ def _without_object(now: Situation) -> Step:
     ):
         # Admitted before a stop, and not begun: admission holds it, and says so.
         return Step(Do.CREATE if now.in_record and not now.stopped else Do.PROPOSE)
-    if now.in_record and now.fresh:
+    if now.in_record and (now.fresh or now.node_gone):
         return Step(Do.FORGET, "its cause has gone before it was acted on")
     return Step(Do.NOTHING)
 
@@ -164,8 +164,13 @@ def _recovery(now: Situation, quarantine: Quarantine) -> Step | None:
     return None
 
 
-def _ill_again(now: Situation) -> bool:
-    return now.release_held and now.wanted is not None and now.wanted.in_force is not Action.OBSERVE
+def _wanted_again(now: Situation, quarantine: Quarantine) -> bool:
+    """Whether what was to be released, and was held, stays in for its own sake again."""
+    if not now.release_held or _recovery(now, quarantine) is not None:
+        return False
+    if quarantine.spec.requester == FORCED:
+        return now.forced is not None
+    return now.wanted is not None and now.wanted.in_force is not Action.OBSERVE
 
 
 def _may_evict(now: Situation, quarantine: Quarantine) -> bool:

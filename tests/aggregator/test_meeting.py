@@ -1,0 +1,246 @@
+"""Where two pieces meet: a drain and a sign, a force and a pin, a release and a new fault, ..."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from aggregator.health.model import Cleared, Delta, Status
+from aggregator.quarantine.cluster import ClusterError, Node, Phase, RecordSeen
+from aggregator.quarantine.decide.marks import is_marked
+from aggregator.quarantine.decide.record import Entry, Record, dump_record, parse_record
+from aggregator.quarantine.decide.release import RELEASES
+from aggregator.quarantine.decide.wishes import FORCE, PIN
+from aggregator.quarantine.hooking import HookAnswer, HookRules, Said
+from tests.support import virtualtime
+from tests.support.memorycluster import MemoryCluster, World, phase_of
+from tests.support.replica import (
+    SETTINGS,
+    FakeLine,
+    Replica,
+    component,
+    fault,
+    snapshot,
+)
+from tests.support.running import Running, later, soon
+
+ILL = snapshot(fault())
+
+
+def one_node(name: str = "n1", **changes: object) -> World:
+    world = World()
+    world.add_node(name, **changes)
+    return world
+
+
+def annotate(world: World, key: str, value: str | None) -> None:
+    node = world.nodes["n1"]
+    kept = {k: v for k, v in node.annotations.items() if k != key}
+    world.set_node(replace(node, annotations=kept if value is None else {**kept, key: value}))
+
+
+def test_a_sign_about_something_else_is_acknowledged_while_a_budget_holds_up_the_drain() -> None:
+    async def main() -> None:
+        world = one_node()
+        world.budget_blocks.add(world.add_pod("n1", "a").uid)
+        replica = Replica(world, clock=Running())
+        replica.agent("n1", ILL)
+        await soon(lambda: phase_of(world, "n1") is Phase.DRAINING)
+        await later(60)
+        durable = replica.agent("n1", Delta(cleared=(Cleared("xid:94", "GPU-9", "expiry"),)))
+        assert durable is not None
+        async with asyncio.timeout(60):
+            await durable
+
+    virtualtime.run(main())
+
+
+def test_a_force_that_was_taken_back_from_a_pinned_node_that_is_ill_asks_for_little() -> None:
+    async def main() -> None:
+        world = one_node(annotations={FORCE: "cordon look at fan 3", PIN: "RMA"})
+        replica = Replica(world, clock=Running())
+        await soon(lambda: phase_of(world, "n1") is Phase.CORDONED)
+        annotate(world, FORCE, None)
+        replica.agent("n1", ILL)
+        await later(400)
+        before = replica.cluster.calls
+        await later(600)
+        assert replica.cluster.calls - before < 200
+
+    virtualtime.run(main())
+
+
+def test_a_force_that_comes_again_while_a_pin_held_the_release_is_carried_out() -> None:
+    async def main() -> None:
+        world = one_node(annotations={FORCE: "drain fan 3", PIN: "RMA"})
+        world.budget_blocks.add(world.add_pod("n1", "a").uid)
+        Replica(world, clock=Running())
+        await soon(lambda: phase_of(world, "n1") is Phase.DRAINING)
+        annotate(world, FORCE, None)
+        await soon(lambda: world.quarantines["n1"].status.release_held)
+        annotate(world, FORCE, "drain fan 3, again")
+        world.budget_blocks.clear()
+        await soon(lambda: world.evicted)
+        assert not world.quarantines["n1"].status.release_held
+
+    virtualtime.run(main())
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['[["xid:48","GPU-1",Infinity]]', '[["xid:79","GPU-1",1' + "0" * 400 + "]]"],
+)
+def test_nonsense_in_the_memory_of_releases_holds_up_no_release(text: str) -> None:
+    async def main() -> None:
+        world = one_node(annotations={RELEASES: text})
+        replica = Replica(world, clock=Running())
+        replica.agent("n1", ILL)
+        await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
+        world.person_deletes("n1")
+        await soon(lambda: "n1" not in world.quarantines, within=60)
+        assert not is_marked(world.nodes["n1"])
+
+    virtualtime.run(main())
+
+
+class Interrupted(MemoryCluster):
+    """Something happens while the next read of the node is under way."""
+
+    meanwhile: Any = None
+
+    async def read_node(self, name: str) -> Node | None:
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+        return await super().read_node(name)
+
+
+def test_a_fault_that_comes_during_the_last_look_keeps_the_node_in() -> None:
+    async def main() -> None:
+        world = one_node()
+        cluster = Interrupted(world)
+        replica = Replica(world, clock=Running(), cluster=cluster)
+        disk = component("disk-readonly", "/data", Status.FAILED, "read-only")
+        replica.agent("n1", snapshot(disk))
+        await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
+        replica.agent("n1", Delta((replace(disk, status=Status.OK),)))
+        ill = Delta(faults=(fault(),))
+        cluster.meanwhile = lambda: replica.controller.heard("n1", ill, replica.clock())
+        await later(900)
+        assert cluster.meanwhile is None
+        assert "status n1 Releasing" not in world.writes
+        assert is_marked(world.nodes["n1"])
+
+    virtualtime.run(main())
+
+
+class Endless:
+    """A hook that is never done before its time is over."""
+
+    async def ask(self, values: Any, *, limit: float) -> HookAnswer:
+        await asyncio.sleep(limit)
+        return HookAnswer(Said.FAILED, "too late")
+
+
+def test_hooks_before_drains_hold_up_no_nodes_next_quarantine_after_its_release() -> None:
+    async def main() -> None:
+        world = one_node()
+        world.add_node("n2")
+        done = HookAnswer(Said.DONE)
+
+        class First(Endless):
+            async def ask(self, values: Any, *, limit: float) -> HookAnswer:
+                return done if values["node"] == "n1" else await super().ask(values, limit=limit)
+
+        hooks = HookRules(
+            pre_evict=First(),
+            pre_evict_timeout=7200,
+            post_release=First(),
+            post_release_timeout=60,
+            at_once=1,
+        )
+        replica = Replica(world, clock=Running(), settings=replace(SETTINGS, hooks=hooks))
+        replica.agent("n1", ILL)
+        await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
+        replica.agent("n2", ILL)
+        await soon(lambda: phase_of(world, "n2") is Phase.DRAINING)
+        await later(5)
+        world.person_deletes("n1")
+        await later(150)
+        assert "n1" not in world.quarantines
+
+    virtualtime.run(main())
+
+
+def test_an_entry_whose_node_is_no_more_takes_no_place_for_ever() -> None:
+    async def main() -> None:
+        world = one_node()
+        text = dump_record(Record().enter([Entry("gone", "i", "", "drain", 900.0)], "h"))
+        world.record = replace(world.record, text=text)
+        Replica(world, clock=Running())
+        await soon(lambda: not parse_record(world.record.text).entries)
+
+    virtualtime.run(main())
+
+
+def test_a_record_that_is_told_late_leaves_no_entry_behind() -> None:
+    async def main() -> None:
+        world = one_node()
+        replica = Replica(world, clock=Running())
+        old = world.record
+        replica.agent("n1", ILL)
+        await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
+        fresh = world.record
+        replica.cluster._fails = (  # the news of before come just now
+            lambda call: world.tell(RecordSeen(old)) if call == "announce" else None
+        )
+        world.listeners.clear()
+        replica.controller.detached("n1", FakeLine(), "")
+        replica.controller._registrar.seen(old)
+        world.person_deletes("n1")
+        replica.controller._census.case("n1").take_quarantine(
+            world.quarantines["n1"], replica.controller._following._policy, 0.0
+        )
+        replica.controller._attending.kick(replica.controller._census.case("n1"))
+        await soon(lambda: "n1" not in world.quarantines)
+        assert fresh.version != world.record.version
+        assert not parse_record(world.record.text).entries
+
+    virtualtime.run(main())
+
+
+def test_what_failed_just_before_an_agent_fell_silent_begins_nothing() -> None:
+    async def main() -> None:
+        world = one_node()
+        replica = Replica(world, clock=Running())
+        await soon(lambda: not replica.fleet.view_lost)
+        line = FakeLine()
+        link = component("nic-link", "eth0", Status.FAILED, "down", since=replica.clock())
+        replica.agent("n1", snapshot(link), line=line)
+        await later(1)
+        replica.controller.detached("n1", line, "rebooting")
+        await later(3600)
+        assert world.quarantines == {}
+
+    virtualtime.run(main())
+
+
+def test_what_nobody_expected_is_said_and_its_node_is_seen_to_again() -> None:
+    async def main() -> None:
+        world = one_node()
+        broken = [True]
+
+        def fails(call: str) -> ClusterError | None:
+            if call == "write_record" and broken[0]:
+                raise RuntimeError("a bug")
+            return None
+
+        replica = Replica(world, clock=Running(), fails=fails)
+        replica.agent("n1", ILL)
+        await later(60)
+        assert "a bug" in replica.fleet.patients["n1"].last_error
+        broken[0] = False
+        await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
+
+    virtualtime.run(main())
