@@ -104,7 +104,7 @@ class Attending:
                 failures = await self._after_failure(
                     case, failures, str(error), at_least=error.retry_after
                 )
-            except Exception as error:  # noqa: BLE001 - the task's edge: a bug must leave no node stuck
+            except Exception as error:  # the task's edge: a bug must leave no node stuck
                 text = f"unexpected, and tried again: {error!r}"
                 if text != case.patient.last_error:
                     log.exception("unexpected", extra={"node": case.node})

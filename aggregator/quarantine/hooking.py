@@ -170,7 +170,7 @@ class Hooking:
             wait = min(_AGAIN_MOST, wait * 2)
 
     async def _in_time(self, hook: Hook, quarantine: Quarantine, left: float) -> HookAnswer:
-        """One answer to ``post_release``; the wait for its turn counts, for others may take hours."""
+        """One answer to ``post_release``. The wait for its turn counts: others may take hours."""
         try:
             async with asyncio.timeout(left):
                 async with self._lane:

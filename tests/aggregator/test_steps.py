@@ -188,7 +188,7 @@ def check_without_object(now: Situation, step: Step) -> None:
         assert now.stopped or not now.in_record  # admission says what a stop holds
     elif step.do is Do.FORGET:
         assert now.in_record
-        assert now.fresh
+        assert now.fresh or now.node_gone
         assert not acts
     else:
         assert not acts
