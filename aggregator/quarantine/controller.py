@@ -110,7 +110,7 @@ class Controller:
             acts=acts,
             clocks=clocks,
             policy=policy,
-            after_release=lambda case, done: hooking.after_release(case, done),  # noqa: PLW0108 - below
+            after_release=hooking.after_release,
         )
         self._attending = attending = Attending(
             cluster=cluster,

@@ -10,14 +10,7 @@ derives all anew finds the same causes, hours later. What fails here and there o
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from aggregator.quarantine.decide.blame import (
-    FLAGS,
-    Blame,
-    CommonCause,
-    CommonLimits,
-    Crowd,
-    Group,
-)
+from aggregator.quarantine.decide.blame import FLAGS, Blame, CommonCause, CommonLimits, Crowd, Group
 from aggregator.quarantine.decide.signs import SILENCE, Sign
 
 #: A cause is over when it has not held for so long (seconds).

@@ -1,0 +1,41 @@
+"""A node with pods that falls ill and is drained, in virtual time."""
+
+from typing import Any
+
+from aggregator.quarantine.cluster import Phase
+from aggregator.quarantine.settings import Settings
+from tests.support.memorycluster import World, phase_of
+from tests.support.replica import Replica, fault, snapshot
+from tests.support.running import Running
+from tests.support.waiting import until
+
+ILL = snapshot(fault())
+GANG = {"jobset.sigs.k8s.io/jobset-name": "train"}
+
+
+def world_with(*names: str, **changes: object) -> World:
+    world = World()
+    world.add_node("n1")
+    for name in names:
+        world.add_pod("n1", name, **changes)
+    return world
+
+
+async def begun(world: World, settings: Settings, **arguments: Any) -> Replica:
+    """An aggregator that knows its cluster, and the node's fault."""
+    replica = Replica(world, clock=Running(), settings=settings, **arguments)
+    await until(lambda: not replica.fleet.view_lost)
+    replica.agent("n1", ILL)
+    return replica
+
+
+async def drained(world: World, *, within: float = 60) -> None:
+    def settled() -> bool:
+        world.kubelets_finish()
+        return phase_of(world, "n1") is Phase.DRAINED
+
+    await until(settled, within=within)
+
+
+def status(world: World) -> Any:
+    return world.quarantines["n1"].status
