@@ -17,7 +17,7 @@ from aggregator.quarantine.decide.marks import OFF_BALANCERS, is_marked
 from aggregator.quarantine.decide.record import parse_record
 from aggregator.quarantine.settings import Settings
 from tests.support import virtualtime
-from tests.support.drains import begun, drained, status, world_with
+from tests.support.drains import GANG, begun, drained, status, world_with
 from tests.support.memorycluster import World, phase_of
 from tests.support.replica import SETTINGS, Replica, snapshot
 from tests.support.running import Running
