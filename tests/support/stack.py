@@ -198,6 +198,13 @@ class AggregatorProcess:
     def address(self) -> str:
         return f"localhost:{self.port}"
 
+    def goes_by(self, way: Callable[[Path], Path]) -> None:
+        """From its next start it uses what ``way`` makes of its kubeconfig."""
+        config = yaml.safe_load(self.config.read_text())
+        cluster = config["cluster"]
+        cluster["kubeconfig"] = str(way(Path(cluster["kubeconfig"])))
+        self.config.write_text(yaml.safe_dump(config))
+
     def start(self) -> Self:
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
