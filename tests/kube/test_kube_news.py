@@ -28,7 +28,9 @@ from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.pytest_plugin import Space, StartControlPlane
 from tests.support.kubecluster import DEPLOY, kube_cluster, listening
 
-SPEC = QuarantineSpec(Action.DRAIN, "gpu", "Xid 79", requester="sickbay")
+SPEC = QuarantineSpec(
+    Action.DRAIN, "gpu", "Xid 79", requester="sickbay", incident="5a52c57cd2da0d26"
+)
 DEFINITION = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/quarantines.sickbay.dev"
 
 
