@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable
 from aggregator.kube import paths
 from aggregator.kube.definition import DefinitionState, read_definition
 from aggregator.kube.objects import RECORD_NAME, Bare, RecordObject, decode, to_record
-from aggregator.kube.patience import patiently
 from aggregator.kube.quarantines import decode_quarantine
 from aggregator.kube.transport import METADATA, METADATA_LIST, Transport
 from aggregator.kube.watches import Change, Kind, Watch
@@ -107,7 +106,7 @@ class Newsroom:
     async def _list_all(self, tell: Tell) -> None:
         records = [to_record(decode(raw, RecordObject)) for raw in await self._record.read_all()]
         tell(RecordSeen(records[0] if records else _NO_RECORD))
-        before = await self._read_definition()
+        before = await read_definition(self._transport)
         if not before.uid:
             self._tell_all_gone(tell)
             raise _no_definition()
@@ -125,7 +124,7 @@ class Newsroom:
     async def _tell_missing(self, now: dict[str, str], before: DefinitionState, tell: Tell) -> None:
         missing = {node: uid for node, uid in self._known.items() if now.get(node) != uid}
         # Asked after the list: a definition that was deleted between took its objects along.
-        after = await self._read_definition() if missing else before
+        after = await read_definition(self._transport) if missing else before
         with_definition = after.going or after.replaces(self._definition)
         # The earlier reading: if they differ, what we listed may have been the other's, and to
         # take an uninstall for a release is the worse mistake.
@@ -171,17 +170,14 @@ class Newsroom:
             async for batch in batches:
                 # Asked once for all that was deleted before we asked.
                 deleted = any(change.type == "DELETED" for change in batch)
-                now = await self._read_definition() if deleted else self._definition
+                now = await read_definition(self._transport) if deleted else self._definition
                 for change in batch:
                     self._tell_change(change, now, tell)
                 self._expect(now)
 
     async def _check_definition(self) -> None:
         """A watch that ended may have ended with its definition: then a new one starts afresh."""
-        self._expect(await self._read_definition())
-
-    async def _read_definition(self) -> DefinitionState:
-        return await patiently(lambda: read_definition(self._transport), rng=self._rng)
+        self._expect(await read_definition(self._transport))
 
     def _expect(self, now: DefinitionState) -> None:
         """Raises where the definition is no longer the one that we listed under."""

@@ -19,6 +19,7 @@ import msgspec
 from aggregator.kube import access
 from aggregator.kube.errors import Failure, parse_failure
 from aggregator.kube.limiter import Lane, Limiter
+from aggregator.kube.patience import patiently
 from aggregator.kube.wire import CONNECT_S, Wire
 from aggregator.quarantine.cluster import ClusterError, Refused, Unreachable
 
@@ -37,6 +38,8 @@ _LONGEST_PAUSE_S = 60.0
 _RELOAD_EVERY_S = 10.0
 #: What ran on the old credentials may end; watches are asked for anew after it.
 _RETIRED_AFTER_S = 30.0
+#: A read that failed sooner than this (seconds) is asked again.
+_QUICK_S = 2.0
 
 
 class Counters:
@@ -117,21 +120,28 @@ class Transport:
     ) -> bytes:
         """The body of a 2xx answer; any other raises its typed error.
 
-        ``path`` begins with "/"; see paths.py. ``kind`` is what is counted by.
+        ``path`` begins with "/"; see paths.py. ``kind`` is what is counted by. A GET changes
+        nothing, and is asked again where one answer is lost.
         """
-        answer = await self.ask(
-            method,
-            path,
-            kind=kind,
-            lane=lane,
-            query=query,
-            body=body,
-            content_type=content_type,
-            accept=accept,
-        )
-        if isinstance(answer, Failure):
-            raise answer.error()
-        return answer
+
+        async def once() -> bytes:
+            answer = await self.ask(
+                method,
+                path,
+                kind=kind,
+                lane=lane,
+                query=query,
+                body=body,
+                content_type=content_type,
+                accept=accept,
+            )
+            if isinstance(answer, Failure):
+                raise answer.error()
+            return answer
+
+        if method != "GET":
+            return await once()
+        return await patiently(once, rng=self._rng, quick=min(_QUICK_S, self._deadline / 2))
 
     async def ask(
         self,

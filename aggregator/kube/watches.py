@@ -10,7 +10,6 @@ import contextlib
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 
 import aiohttp
 import msgspec
@@ -18,7 +17,6 @@ import msgspec
 from aggregator.kube.errors import Status
 from aggregator.kube.limiter import Lane
 from aggregator.kube.objects import Bare, RawList, WatchEvent, decode
-from aggregator.kube.patience import patiently
 from aggregator.kube.transport import JSON, Transport
 from aggregator.quarantine.cluster import Refused, Unreachable
 
@@ -83,23 +81,20 @@ class Watch:
             query = {**self._kind.selector, "limit": str(_PAGE)}
             if token:
                 query["continue"] = token
-            page = await patiently(partial(self._page, query), rng=self._rng)
+            body = await self._transport.request(
+                "GET",
+                self._kind.path,
+                kind=self._kind.name,
+                lane=Lane.RECORD,
+                query=query,
+                accept=self._kind.list_accept,
+            )
+            page = decode(body, RawList)
             found += page.items or []
             self._version = page.metadata.resource_version
             token = page.metadata.next
             if not token:
                 return found
-
-    async def _page(self, query: Mapping[str, str]) -> RawList:
-        body = await self._transport.request(
-            "GET",
-            self._kind.path,
-            kind=self._kind.name,
-            lane=Lane.RECORD,
-            query=query,
-            accept=self._kind.list_accept,
-        )
-        return decode(body, RawList)
 
     async def changes(self) -> AsyncGenerator[list[Change]]:
         """What changes after `read_all`, in the batches that it comes in; for ever.

@@ -15,6 +15,7 @@ from aiohttp.test_utils import TestServer
 from aggregator.kube.access import Sources
 from aggregator.kube.errors import Failure
 from aggregator.kube.limiter import Lane, Limiter
+from aggregator.kube.patience import TRIES
 from aggregator.kube.transport import Transport
 from aggregator.quarantine.cluster import Refused, Unreachable
 from tests.controlplane.plane import ControlPlane
@@ -118,10 +119,30 @@ async def test_a_server_that_fails_for_a_while_is_told_each_time_and_counted(
         return web.Response(status=500, text="etcd is away")
 
     async with serving(handler) as url, transport_of(sources_of(tmp_path, url)) as transport:
-        for _ in range(20):
+        for _ in range(3):
             with pytest.raises(Unreachable, match="etcd is away"):
                 await get(transport)
-        assert transport.counters.answers["GET", "things", 500] == 20
+        assert transport.counters.answers["GET", "things", 500] == 3 * TRIES
+
+
+async def test_a_read_whose_answer_is_lost_is_asked_again_and_a_write_is_not(
+    tmp_path: Path,
+) -> None:
+    asked: list[str] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        asked.append(request.method)
+        if len(asked) == 1 or request.method == "POST":
+            assert request.transport is not None
+            request.transport.abort()
+        return web.Response(text="{}")
+
+    async with serving(handler) as url, transport_of(sources_of(tmp_path, url)) as transport:
+        assert await get(transport) == b"{}"
+        assert asked == ["GET", "GET"]
+        with pytest.raises(Unreachable):
+            await transport.request("POST", "/things", kind="things", lane=Lane.TAINT, body=b"{}")
+        assert asked == ["GET", "GET", "POST"]
 
 
 async def test_a_redirect_is_not_followed_with_our_credentials(tmp_path: Path) -> None:
