@@ -1,0 +1,1 @@
+"""The aggregator: judges what agents report; taints, drains and releases nodes."""

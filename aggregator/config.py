@@ -96,6 +96,8 @@ class Identity(Section):
 
 
 class Agents(Section):
+    """How agents are heard. Durations are seconds."""
+
     heartbeat: Annotated[Duration, Field(ge=1)] = 10.0
     silent_after: Annotated[Duration, Field(ge=1)] = 60.0
     silent_failing: Literal["alert", "cordon"] = "alert"
@@ -134,11 +136,15 @@ class Limits(Section):
 
 
 class Policy(Section):
+    """A site's rules on top of the shipped ones."""
+
     file: MaybePath = None
     """None: the shipped rules."""
 
 
 class History(Section):
+    """Where history is kept, and for how long (seconds)."""
+
     database: DatabaseUrl = "sqlite:////var/lib/sickbay-aggregator/history.db"
     """An SQLAlchemy URL."""
     keep: Duration = 28 * 86400.0
@@ -157,6 +163,8 @@ class Lemons(Section):
 
 
 class Webhook(Section):
+    """Where alerts are posted. ``timeout`` is in seconds."""
+
     url: HttpUrl
     secret_file: OrdinaryPath
     """Its content, stripped of whitespace at the end, signs every request."""
@@ -166,6 +174,8 @@ class Webhook(Section):
 
 
 class Alerts(Section):
+    """Who is told, and where what is to be told waits."""
+
     outbox: OrdinaryPath = Path("/var/lib/sickbay-aggregator/outbox.db")
     """Where alerts wait until they are taken."""
     webhooks: Annotated[tuple[Webhook, ...], Field(strict=False)] = ()

@@ -27,6 +27,8 @@ class DrainNamespace(Section):
 
 
 class HookWebhook(Section):
+    """Whom the hook asks over HTTP, and the file of what signs the request."""
+
     url: HttpUrl
     secret_file: OrdinaryPath
 
@@ -39,15 +41,21 @@ class HookSection(Section):
 
 
 class PreEvict(HookSection):
+    """The step before the first eviction. ``timeout`` counts from its first attempt (seconds)."""
+
     timeout: Annotated[Duration, Field(ge=1)] = 600.0
     on_failure: Literal["wait", "go_on"] = "wait"
 
 
 class PostRelease(HookSection):
+    """The step after a release; given up after ``timeout`` (seconds)."""
+
     timeout: Annotated[Duration, Field(ge=1)] = 60.0
 
 
 class Drain(Section):
+    """How pods leave. Durations are seconds."""
+
     deadline: Annotated[Duration, Field(ge=60)] = 7 * 86400.0
     delete_empty_dir_data: bool = False
     evict_unmanaged: bool = False

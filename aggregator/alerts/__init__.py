@@ -1,0 +1,1 @@
+"""What people must hear of, through webhooks, from an outbox that outlives the process."""

@@ -39,6 +39,8 @@ class Retry:
 
 
 class Verdict(enum.Enum):
+    """What an answer means: delivered, try again, or never try this one again."""
+
     TAKEN = "taken"
     AGAIN = "again"
     NEVER = "never"

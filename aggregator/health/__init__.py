@@ -1,0 +1,1 @@
+"""One node's evidence, folded as its agent tells it. Pure."""

@@ -54,6 +54,7 @@ def since(rows: Iterable[Mapping[str, Any]], at: float) -> Iterator[Mapping[str,
 
 
 def to_line(row: Mapping[str, Any]) -> str:
+    """A row as one line of JSON; its ``at`` is wall clock seconds since the epoch."""
     told = {"at": row["at"], "node": row["node"], "kind": row["kind"], "body": row["body"]}
     return json.dumps(told, separators=(",", ":"), ensure_ascii=False)
 

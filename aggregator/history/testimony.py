@@ -30,6 +30,7 @@ def of_hello(hello: Hello) -> dict[str, Any]:
 
 
 def to_hello(node: str, body: Mapping[str, Any]) -> Hello:
+    """The greeting that `of_hello` kept."""
     traits = {"driver": body["driver"]} if body.get("driver") else {}
     return Hello(node, body["boot"], body["epoch"], "", 0, "", traits=traits)
 
@@ -55,6 +56,7 @@ def of_told(
 
 
 def to_snapshot(body: Mapping[str, Any], at: float) -> Snapshot:
+    """What `of_told` kept of a snapshot, as if it came at ``at`` (monotonic seconds)."""
     delta = to_delta(body, at)
     return Snapshot(delta.components, delta.faults, delta.cleared)
 

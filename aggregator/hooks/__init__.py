@@ -1,0 +1,1 @@
+"""A site's own step around a drain: a command or an HTTP endpoint."""

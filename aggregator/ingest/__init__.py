@@ -1,0 +1,1 @@
+"""Agents come in here: who they are, their streams, what is acknowledged."""

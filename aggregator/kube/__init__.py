@@ -1,0 +1,1 @@
+"""Kubernetes behind the `Cluster` protocol: the only place that knows its API."""

@@ -1,0 +1,1 @@
+"""Who reaches whom, and whom that is blamed on. Pure."""

@@ -139,6 +139,7 @@ def read_overruled(annotations: Mapping[str, str]) -> frozenset[Word]:
 
 
 def write_overruled(overruled: frozenset[Word]) -> str:
+    """The annotation that `read_overruled` reads; bounded."""
     return json.dumps({"evidence": _rows(sorted(overruled)[:_MOST_WORDS])})
 
 

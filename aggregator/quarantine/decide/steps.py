@@ -38,6 +38,8 @@ class Do(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
+    """What to do, why, and whether a person has overruled the evidence by it."""
+
     do: Do
     because: str = ""
     overruled: bool = False
