@@ -3,10 +3,13 @@
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import BaseModel
 
 from aggregator.config import Config, ConfigError, load
@@ -377,18 +380,61 @@ def test_the_example_loads(tmp_path: Path) -> None:
     assert config.listen.tls is not None
 
 
+#: What has no default worth a line, and is shown as a site would write it.
+EXAMPLES = {
+    "alerts.webhooks",
+    "cluster.kubeconfig",
+    "cluster.local.commands.cordon",
+    "cluster.local.commands.release",
+    "drain.namespaces",
+    "drain.post_release.command",
+    "drain.pre_evict.command",
+    "drain.protected_selector",
+    "limits.pool_label",
+    "listen.tls.cert_file",
+    "listen.tls.client_ca_file",
+    "listen.tls.key_file",
+    "policy.file",
+}
+
+
 def test_the_example_loads_with_all_that_is_commented_out(tmp_path: Path) -> None:
-    text = (ROOT / "deploy" / "aggregator.yaml").read_text()
-    # "# Words" are for people; "#key: value" and "#  key: value" are settings.
-    full = re.sub(r"^( *)#(?! \S)", r"\1", text, flags=re.MULTILINE)
-    root = referenced(tmp_path)
-    file = written(root, full)
-    (root / str(tmp_path).lstrip("/")).mkdir(parents=True)
-    (root / str(tmp_path).lstrip("/") / "policy.yaml").write_text("")
-    config = load(file, root=root)
+    config = load(everything(tmp_path), root=tmp_path)
     assert config.cluster.local.commands.release[0] == "scontrol"
     assert config.alerts.webhooks[0].kinds is not None
     assert config.drain.protected_labels() == {"example.test/never-evict": "true"}
+
+
+def test_the_example_shows_every_key_and_the_defaults_are_the_defaults(tmp_path: Path) -> None:
+    shown = load(everything(tmp_path), root=tmp_path)
+    plain = load(written(tmp_path, "listen: {insecure_plaintext: true}\n"))
+    keys = {key.partition("[]")[0] for key, _ in keys_of(Config)}
+    set_here = set(flat(yaml.safe_load(everything(tmp_path).read_text())))
+    # A hook is a command or a webhook: the example has commands.
+    assert {key for key in keys - set_here if ".webhook." not in key} == set()
+    for key in sorted(keys & set_here - EXAMPLES - {"listen.insecure_plaintext"}):
+        assert attrgetter(key)(shown) == attrgetter(key)(plain), key
+
+
+def everything(root: Path) -> Path:
+    """The example with all that is commented out, in a root where all is that it names."""
+    text = (ROOT / "deploy" / "aggregator.yaml").read_text()
+    # "# Words" are for people; "#key: value" and "#  key: value" are settings.
+    full = re.sub(r"^( *)#(?! \S)", r"\1", text, flags=re.MULTILINE)
+    referenced(root)
+    folder = root / str(root).lstrip("/")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "policy.yaml").write_text("")
+    return written(root, full)
+
+
+def flat(section: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """The dotted keys of a file's sections; a list of sections is one."""
+    for name, value in section.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name
 
 
 # -- the command --------------------------------------------------------------------------------
