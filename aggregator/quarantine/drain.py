@@ -62,11 +62,13 @@ class Drain:
 
     async def run(self, case: Case, still: Callable[[], bool]) -> None:
         """Drain until nothing remains or ``still`` says no. Raises `ClusterError`; run it again."""
+        read_at = self._clocks.now()
         if await self._begin(case, still) and await self._hooking.before_evictions(case, still):
-            await self._empty(case, still)
+            await self._empty(case, still, read_at)
         await self.explain(case)
 
-    async def _empty(self, case: Case, still: Callable[[], bool]) -> None:
+    async def _empty(self, case: Case, still: Callable[[], bool], read_at: float) -> None:
+        """``read_at``: when the node was read. The hook may have taken hours since."""
         evictions = Evictions(
             cluster=self._cluster,
             acts=self._acts,
@@ -77,7 +79,7 @@ class Drain:
             case=case,
             still=still,
         )
-        look, written_at, read_at = _LOOK_FIRST, float("-inf"), self._clocks.now()
+        look, written_at = _LOOK_FIRST, float("-inf")
         while still():
             if self._clocks.now() - read_at >= NODE_EVERY:
                 read_at = self._clocks.now()

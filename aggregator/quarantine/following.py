@@ -1,5 +1,6 @@
 """What the cluster's news mean for each node."""
 
+import asyncio
 import logging
 
 from aggregator.policy.rules import Policy
@@ -32,6 +33,8 @@ log = logging.getLogger("sickbay.quarantine")
 
 #: A node that the cluster has no more is shown for so long after its agent's last word (seconds).
 FORGOTTEN_AFTER = 3600.0
+#: Nodes seen to between two looks at whatever else is to be done: some milliseconds.
+_SLICE = 100
 
 
 class Following:
@@ -124,7 +127,11 @@ class Following:
         await self.refresh_nodes()
         self._attending.view = True
         self._fleet.view_lost = ""
-        for case in self._census.cases():
+        for count, case in enumerate(self._census.cases(), 1):
+            if count % _SLICE == 0:
+                await asyncio.sleep(0)
+            if self._census.known(case.node) is not case:
+                continue  # forgotten in between
             case.definition_going = False
             quarantine = case.patient.quarantine
             if (
@@ -150,8 +157,10 @@ class Following:
             return False
         self._census.listed(nodes)
         self._triangulating.listed(nodes)
-        for meta in nodes:
+        for count, meta in enumerate(nodes, 1):
             self._node_listed(self._census.case(meta.name), meta)
+            if count % _SLICE == 0:
+                await asyncio.sleep(0)
         for name in self._registrar.record.entries:
             self._entry_stands(self._census.case(name))
         for case in self._census.cases():

@@ -44,11 +44,17 @@ class Looking:
     async def run(self) -> None:
         """For ever."""
         while True:
-            for case in self._census.cases():
+            for case in self._due():
                 if self._is_due(case):
                     await self._look(case)
                     await asyncio.sleep(1 / A_SECOND)
             await asyncio.sleep(_ROUND)
+
+    def _due(self) -> list[Case]:
+        """Those of one round: what is drained first, and no storm of silence puts that off."""
+        due = [case for case in self._census.cases() if self._is_due(case)]
+        due.sort(key=lambda case: (not _is_draining(case), case.looked_at))
+        return due[: int(A_SECOND * _ROUND)]
 
     def _is_due(self, case: Case) -> bool:
         waited = self._clocks.now() - case.looked_at

@@ -4,14 +4,30 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from aggregator.health.model import Cleared, Delta, Status
-from aggregator.quarantine.cluster import ClusterError, Node, Phase, RecordSeen
-from aggregator.quarantine.decide.marks import is_marked
-from aggregator.quarantine.decide.record import Entry, Record, dump_record, parse_record
+from aggregator.kube.quarantines import decode_quarantine, encode_spec, encode_status
+from aggregator.quarantine.cluster import (
+    ClusterError,
+    Node,
+    Phase,
+    Quarantine,
+    QuarantineStatus,
+    RecordSeen,
+    Taint,
+)
+from aggregator.quarantine.decide.marks import OVERRULED, is_marked
+from aggregator.quarantine.decide.record import (
+    Entry,
+    Record,
+    RecordUnreadable,
+    dump_record,
+    parse_record,
+)
 from aggregator.quarantine.decide.release import RELEASES
-from aggregator.quarantine.decide.wishes import FORCE, PIN
+from aggregator.quarantine.decide.wishes import EXEMPT, FORCE, PIN
 from aggregator.quarantine.hooking import HookAnswer, HookRules, Said
 from tests.support import virtualtime
 from tests.support.memorycluster import MemoryCluster, World, phase_of
@@ -244,3 +260,131 @@ def test_what_nobody_expected_is_said_and_its_node_is_seen_to_again() -> None:
         await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
 
     virtualtime.run(main())
+
+
+def test_what_no_machine_has_fits_into_its_object_and_annotations_all_the_same() -> None:
+    async def main() -> None:
+        world = one_node()
+        replica = Replica(world, clock=Running())
+        mounts = [f"/{number}" + "é" * 4000 for number in range(600)]
+        replica.agent("n1", snapshot(*(fault("xid:79", name) for name in mounts)))
+        await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
+        marked.extend(world.nodes["n1"].annotations.values())
+        replica.agent("n1", Delta(faults=tuple(fault("xid:48", name) for name in mounts)))
+        await later(60)
+        assert len(msgspec.json.encode(encode_spec(world.quarantines["n1"].spec))) < 1_000_000
+        world.person_deletes("n1")
+        await soon(lambda: OVERRULED in world.nodes["n1"].annotations)
+        released = world.nodes["n1"].annotations.values()
+        assert sum(map(len, marked)) < 160 * 1024
+        assert sum(map(len, released)) < 160 * 1024
+
+    marked: list[str] = []
+    virtualtime.run(main())
+
+
+def test_the_fleet_is_listed_without_holding_up_anything_else() -> None:
+    async def main() -> None:
+        world = World()
+        for number in range(2000):
+            world.add_node(f"n{number}")
+        replica = Replica(world, clock=Running())
+        await soon(lambda: not replica.fleet.view_lost)
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        beside = asyncio.create_task(others())
+        await replica.controller._following.refresh_nodes()
+        assert turns >= 15
+        turns = 0
+        await replica.controller._following._view_restored(frozenset())
+        assert turns >= 35
+        beside.cancel()
+
+    virtualtime.run(main())
+
+
+def test_who_came_to_the_node_while_the_hook_was_asked_is_seen_before_the_first_eviction() -> None:
+    async def main() -> None:
+        world = one_node()
+        world.add_pod("n1", "a")
+
+        class Slow:
+            async def ask(self, values: Any, *, limit: float) -> HookAnswer:
+                await asyncio.sleep(600)
+                return HookAnswer(Said.DONE)
+
+        hooks = HookRules(pre_evict=Slow(), pre_evict_timeout=7200)
+        replica = Replica(world, clock=Running(), settings=replace(SETTINGS, hooks=hooks))
+        replica.agent("n1", ILL)
+        await soon(lambda: phase_of(world, "n1") is Phase.DRAINING)
+        await later(300)
+        node = world.nodes["n1"]
+        theirs = Taint("ToBeDeletedByClusterAutoscaler", "", "NoSchedule")
+        world.set_node(replace(node, taints=(*node.taints, theirs)))
+        await later(600)
+        assert world.evicted == []
+
+    virtualtime.run(main())
+
+
+def test_a_storm_of_silence_puts_off_no_look_at_a_node_that_is_drained() -> None:
+    async def main() -> None:
+        world = one_node()
+        for number in range(400):
+            world.add_node(f"s{number}")
+        hooks = HookRules(pre_evict=Endless(), pre_evict_timeout=7200)
+        replica = Replica(world, clock=Running(), settings=replace(SETTINGS, hooks=hooks))
+        await soon(lambda: not replica.fleet.view_lost)
+        bad = component("dns", "10.0.0.1", Status.FAILED, "no answer")
+        for number in range(400):
+            line = FakeLine()
+            replica.agent(f"s{number}", snapshot(bad), line=line)
+            replica.controller.detached(f"s{number}", line, "")
+        await later(80)
+        replica.agent("n1", ILL)
+        await soon(lambda: phase_of(world, "n1") is Phase.DRAINING)
+        began = replica.clock()
+        annotate(world, EXEMPT, "until 2100-01-01T00:00:00Z a test")
+        await soon(lambda: replica.fleet.patients["n1"].exempt)
+        assert replica.clock() - began < 40
+
+    virtualtime.run(main())
+
+
+class Rounding(MemoryCluster):
+    """Stores times as the API server does: with microseconds."""
+
+    async def write_quarantine_status(
+        self, quarantine: Quarantine, status: QuarantineStatus
+    ) -> Quarantine:
+        body = {"metadata": {"name": "n1"}, "status": encode_status(status)}
+        stored = decode_quarantine(msgspec.json.encode(body)).status
+        return await super().write_quarantine_status(quarantine, stored)
+
+
+def test_a_drain_that_waits_for_a_budget_writes_nothing_while_nothing_changes() -> None:
+    async def main() -> None:
+        world = one_node()
+        world.budget_blocks.add(world.add_pod("n1", "a").uid)
+        clock = Running(1.7e9 + 1 / 3)
+        replica = Replica(world, clock=clock, cluster=Rounding(world))
+        replica.agent("n1", ILL)
+        await later(100)
+        before = len(world.writes)
+        await later(1000)
+        assert world.quarantines["n1"].status.blockers
+        assert len(world.writes) == before
+
+    virtualtime.run(main())
+
+
+@pytest.mark.parametrize("at", ["1" + "0" * 400, "[" * 100_000])
+def test_a_record_that_makes_no_sense_is_said_to_make_none(at: str) -> None:
+    with pytest.raises(RecordUnreadable):
+        parse_record('{"entries":{},"policyHash":"","admissions":[' + at + "]}")

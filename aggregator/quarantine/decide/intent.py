@@ -4,7 +4,7 @@ Intent is what stands in a Quarantine's spec. It is written when it has changed 
 read again by whoever comes next: an aggregator that lost its memory starts from it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from aggregator.health.node import GONE, boot_ends
@@ -15,6 +15,9 @@ from aggregator.quarantine.decide.words import clears
 
 #: The requester of what we make ourselves.
 OURS = "sickbay"
+#: Characters of evidence that a Quarantine holds; etcd takes no object of more than 1.5 MiB. An
+#: agent may tell of more than any machine has. What is left out is known as long as it speaks.
+MOST_EVIDENCE = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,8 @@ def changed_intent(spec: QuarantineSpec, wanted: Wanted) -> QuarantineSpec | Non
             merged[key] = item
         elif item.cleared != before.cleared:
             merged[key] = replace(before, cleared=item.cleared)
-    evidence = tuple(merged.values())
+    old = tuple(item for key, item in merged.items() if key in known)
+    evidence = old + _fitting((item for key, item in merged.items() if key not in known), old)
     raised = max(spec.action, wanted.spec.action, key=lambda action: action.strength)
     action = min(raised, wanted.uncapped, key=lambda action: action.strength)
     if evidence == spec.evidence and action is spec.action:
@@ -99,7 +103,7 @@ def wanted_of(
             incident=lead.id,
             boot_id=lead.boot_id,
             policy_hash=policy_hash,
-            evidence=tuple(
+            evidence=_fitting(
                 _item(incident, evidence)
                 for incident in asking
                 for evidence in incident.evidence
@@ -118,6 +122,25 @@ def wanted_of(
             default=Action.OBSERVE,
         ),
     )
+
+
+def _fitting(
+    items: Iterable[EvidenceItem], beside: Iterable[EvidenceItem] = ()
+) -> tuple[EvidenceItem, ...]:
+    """As many of the items, the first before the others, as an object takes beside those."""
+    left = MOST_EVIDENCE - sum(_size(item) for item in beside)
+    kept = []
+    for item in items:
+        size = _size(item)
+        if size <= left:
+            kept.append(item)
+            left -= size
+    return tuple(kept)
+
+
+def _size(item: EvidenceItem) -> int:
+    texts = (item.code, item.component, item.boot_id, item.rule, item.incident, item.message)
+    return 128 + sum(map(len, texts))  # the fields' names, and what is short
 
 
 def _asks_for(incident: Incident) -> str:

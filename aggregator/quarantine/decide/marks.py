@@ -26,6 +26,9 @@ _MOST_CODES = 16
 #: Evidence that a node remembers, of its quarantine and of people's words. An annotation of
 #: Kubernetes is at most 256 KiB, all of a node's together.
 _MOST_WORDS = 256
+#: Of these in all, characters. A path, the longest component, may have 4,096.
+_MOST_TEXT = 48 * 1024
+_MOST_CODE = 300
 _EXCLUDED = "off_balancers"
 
 
@@ -48,14 +51,15 @@ def cordon_change(node: Node, quarantine: Quarantine) -> NodeChange:
         unschedulable=True,
         labels={LABEL: quarantine.spec.kind},
         annotations={
-            CODES: ",".join(codes[:_MOST_CODES]) or quarantine.spec.kind,
+            CODES: ",".join(code[:_MOST_CODE] for code in codes[:_MOST_CODES])
+            or quarantine.spec.kind,
             DID: json.dumps(
                 {
                     "quarantine": quarantine.uid,
                     "incident": quarantine.spec.incident,
                     "unschedulable": cordoned,
                     **({_EXCLUDED: True} if _did_exclude(node) else {}),
-                    "evidence": _rows(sorted(words_of(quarantine.spec.evidence))[:_MOST_WORDS]),
+                    "evidence": _rows(words_of(quarantine.spec.evidence)),
                 },
                 sort_keys=True,
             ),
@@ -140,7 +144,7 @@ def read_overruled(annotations: Mapping[str, str]) -> frozenset[Word]:
 
 def write_overruled(overruled: frozenset[Word]) -> str:
     """The annotation that `read_overruled` reads; bounded."""
-    return json.dumps({"evidence": _rows(sorted(overruled)[:_MOST_WORDS])})
+    return json.dumps({"evidence": _rows(overruled)})
 
 
 def _did_exclude(node: Node) -> bool:
@@ -165,7 +169,15 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _rows(words: Iterable[Word]) -> list[list[str]]:
-    return [[word.code, word.component, word.boot_id, word.cleared_by] for word in words]
+    """As many of the words as an annotation may hold."""
+    rows, left = [], _MOST_TEXT
+    for word in sorted(words)[:_MOST_WORDS]:
+        row = [word.code, word.component, word.boot_id, word.cleared_by]
+        size = len(json.dumps(row)) + 2
+        if size <= left:
+            rows.append(row)
+            left -= size
+    return rows
 
 
 def _words(rows: Any) -> frozenset[Word]:

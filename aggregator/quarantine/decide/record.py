@@ -129,7 +129,14 @@ def parse_record(text: str) -> Record:
             for ident, one in data.get("cooldowns", {}).items()
         }
         return Record(entries, admissions, str(data["policyHash"]), cooldowns)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise RecordUnreadable(f"the admission record can't be read: {error!r}") from error
 
 

@@ -18,6 +18,7 @@ from aggregator.quarantine.decide.wishes import PIN, Wishes
 RELEASES = "sickbay.dev/releases"
 #: Of so many faults, the latest; an annotation is not a history.
 _MOST_REMEMBERED = 64
+_MOST_TEXT = 32 * 1024
 
 _INVENTORY, _RECOVERY = "gpu-inventory", "gpu-recovery"
 _UNSETTLED = {
@@ -57,7 +58,10 @@ def remember(node: Node, evidence: Iterable[EvidenceItem], wall: float) -> str:
         if item.cleared_by:
             kept[item.code, item.component] = wall
     latest = sorted(kept.items(), key=lambda pair: pair[1])[-_MOST_REMEMBERED:]
-    return json.dumps([[code, component, round(at)] for (code, component), at in latest])
+    rows = [[code, component, round(at)] for (code, component), at in latest]
+    while len(json.dumps(rows)) > _MOST_TEXT:
+        del rows[0]
+    return json.dumps(rows)
 
 
 def _wished(wishes: Wishes) -> str:
