@@ -5,6 +5,7 @@ configuration that is wrong, with what is wrong on stderr. `policy replay` has d
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -23,13 +24,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Do what the command line asks for, and exit."""
     options = _parser().parse_args(arguments)
     try:
-        sys.exit(options.command(options))
+        code = options.command(options)
+        sys.stdout.flush()
     except ConfigError as error:
         for line in error.lines():
             print(line, file=sys.stderr)
-        sys.exit(USAGE)
+        code = USAGE
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        code = INTERRUPTED
+    except BrokenPipeError:
+        # The reader (head, say) has seen enough. Python would complain again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = OK
+    except OSError as error:
+        if options.command is _run:  # a defect, which its traceback tells best
+            raise
+        print(f"sickbay-aggregator: the answer can't be written: {error}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = options.trouble if "trouble" in options else FAILED
+    sys.exit(code)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -63,6 +76,8 @@ def _check(options: argparse.Namespace) -> int:
     config = load(options.file)
     read_policy(config.policy.file)
     print(f"{options.file}: sound (mode {config.mode}, {config.cluster.kind} cluster)")
+    if config.policy.file is not None:
+        policy_cli.warn(config.policy.file)
     return OK
 
 

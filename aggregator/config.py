@@ -20,6 +20,7 @@ from aggregator.config_values import (
     DatabaseUrl,
     Duration,
     HttpUrl,
+    LabelKey,
     MaybePath,
     OrdinaryPath,
     Percent,
@@ -33,6 +34,7 @@ from aggregator.yaml_lines import ConfigError, Document, Key, read, validate
 
 __all__ = ["Config", "ConfigError", "load"]
 
+Labels = Annotated[tuple[Annotated[LabelKey, Field(min_length=1)], ...], Field(strict=False)]
 Kinds = Annotated[tuple[Annotated[Kind, Field(strict=False)], ...], Field(strict=False)]
 Share = Annotated[Percent, Field(gt=0)]
 
@@ -109,7 +111,7 @@ class Limits(Section):
 
     concurrent: Positive = 20
     concurrent_percent: Share = 5.0
-    pool_label: str = ""
+    pool_label: LabelKey = ""
     """The node label whose value names a node's pool; empty: no pools."""
     pool_percent: Share = 20.0
     new_per_window: Annotated[int, Field(ge=1, le=MOST_ADMISSIONS)] = 10
@@ -122,12 +124,12 @@ class Limits(Section):
     """Of a node whose driver, kernel or agent has just changed: how long evidence must stand."""
     common_cause_percent: Share = 10.0
     common_cause_nodes: Positive = 50
-    domain_labels: Strings = (
+    domain_labels: Labels = (
         "network.topology.nvidia.com/leaf",
         "topology.kubernetes.io/rack",
     )
     """Node labels whose value names a place: a rack, a leaf switch."""
-    clique_label: str = "nvidia.com/gpu.clique"
+    clique_label: LabelKey = "nvidia.com/gpu.clique"
     """The node label that names the NVLink clique of a node; empty: there are none."""
     domain_percent: Share = 20.0
     evictions_at_once: Positive = 50
@@ -147,7 +149,7 @@ class History(Section):
 
     database: DatabaseUrl = "sqlite:////var/lib/sickbay-aggregator/history.db"
     """An SQLAlchemy URL."""
-    keep: Duration = 28 * 86400.0
+    keep: Annotated[Duration, Field(ge=3600)] = 28 * 86400.0
 
 
 class Lemons(Section):

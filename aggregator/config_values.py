@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -126,6 +126,20 @@ def maybe_path(value: object, info: ValidationInfo) -> Path | None:
     return None if value == "" or value is None else ordinary_path(value, info)
 
 
+_KEY = re.compile(
+    r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+)
+
+
+def label_key(value: str) -> str:
+    """What can be the key of a Kubernetes label, or no text. No node has another: a limit by it
+    would never hold anything.
+    """
+    if value and _KEY.fullmatch(value) is None:
+        raise _refuse(show(value), 'the key of a label, such as "topology.kubernetes.io/rack"')
+    return value
+
+
 def shaped(pattern: str, expected: str) -> BeforeValidator:
     """Text that matches ``pattern`` as a whole; ``expected`` says so to people."""
     compiled = re.compile(pattern)
@@ -153,6 +167,7 @@ DatabaseUrl = Annotated[
 NamespacePattern = Annotated[
     str, shaped(r"[a-z0-9*?-]+", 'a namespace, or a pattern with "*" and "?" such as "slurm-*"')
 ]
+LabelKey = Annotated[str, AfterValidator(label_key)]
 _LABEL = r"[A-Za-z0-9./_-]+=[A-Za-z0-9._-]*"
 Labels = Annotated[
     str, shaped(rf"({_LABEL}(,{_LABEL})*)?", '"KEY=VALUE", more with commas, or "" for none')

@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # half a second that other commands need not spend
 _OK = 0
 _ODD = 1
 _CODE = re.compile(r"[a-z][a-z0-9-]*(:[A-Za-z0-9._-]+)*")
+_REGISTERS = ("intr_info", "error_status")
 _WORD = re.compile(r"[a-z][a-z0-9-]*")
 
 
@@ -56,7 +57,11 @@ def add_to(commands: Any) -> None:
         "--flaps", type=_count, default=0, metavar="N", help="how often the check began to fail"
     )
     explain.add_argument(
-        "--driver", default="", metavar="VERSION", help="the node's driver, such as 580.82.07"
+        "--driver",
+        type=_driver,
+        default="",
+        metavar="VERSION",
+        help="the node's driver, such as 580.82.07",
     )
     explain.add_argument(
         "--detail",
@@ -75,7 +80,7 @@ def add_to(commands: Any) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from aggregator.policy.shipped import odd, read_policy
+    from aggregator.policy.shipped import read_policy
 
     shipped = {rule.name: rule for rule in read_policy().rules}
     policy = read_policy(options.file)
@@ -86,11 +91,19 @@ def _check(options: argparse.Namespace) -> int:
         print(f"  changed  {rule.name}: {_change(shipped[rule.name], rule)}")
     for rule in added:
         print(f"  added    {rule.name}: {rule.action}")
-    found = odd(options.file)
+    found = warn(options.file)
+    return _ODD if found and options.strict else _OK
+
+
+def warn(file: Path) -> int:
+    """Say on stderr what in a site's rules can have no effect; how many such there are."""
+    from aggregator.policy.shipped import odd
+
+    found = odd(file)
     for problem in found:
         key = f"{problem.key}: " if problem.key else ""
-        print(f"{options.file}:{problem.line}: warning: {key}{problem.text}", file=sys.stderr)
-    return _ODD if found and options.strict else _OK
+        print(f"{file}:{problem.line}: warning: {key}{problem.text}", file=sys.stderr)
+    return len(found)
 
 
 def _change(before: "Rule", after: "Rule") -> str:
@@ -208,4 +221,14 @@ def _detail(text: str) -> tuple[str, str]:
     if not name or not sign:
         what = f"{text!r}; expected NAME=VALUE, such as verdict=gpu-reset"
         raise argparse.ArgumentTypeError(what)
+    if name in _REGISTERS and re.fullmatch(r"0x[0-9a-fA-F]{1,8}", value) is None:
+        what = f"{text!r} is no register; expected one such as {name}=0x00000004"
+        raise argparse.ArgumentTypeError(what)
     return name, value
+
+
+def _driver(text: str) -> str:
+    if text and re.fullmatch(r"\d+(\.\d+)*", text) is None:  # argparse asks of the default too
+        what = f"{text!r} is no driver's version; expected one such as 580.82.07"
+        raise argparse.ArgumentTypeError(what)
+    return text

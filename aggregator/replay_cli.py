@@ -42,7 +42,7 @@ def add_replay(about: Any) -> None:
         help="compare with these rules (default: the configuration's, or the shipped ones)",
     )
     replay.add_argument("-o", "--output", choices=("text", "json"), default="text")
-    replay.set_defaults(command=_replay)
+    replay.set_defaults(command=_replay, trouble=TROUBLE)
 
 
 def add_history(commands: Any) -> None:
@@ -55,7 +55,7 @@ def add_history(commands: Any) -> None:
         allow_abbrev=False,
     )
     _add_source(export)
-    export.set_defaults(command=_export)
+    export.set_defaults(command=_export, trouble=TROUBLE)
 
 
 def _add_source(parser: argparse.ArgumentParser) -> None:

@@ -122,7 +122,7 @@ def _add_quiesce(commands: Any) -> None:
     quiesce = _command(commands, "quiesce", "have the running agent let go of the GPU driver")
     how = quiesce.add_mutually_exclusive_group(required=True)
     how.add_argument(
-        "--for", dest="seconds", type=_timeout, metavar="TIME", help='so long, such as "30m"'
+        "--for", dest="seconds", type=_quiesce, metavar="TIME", help='so long, such as "30m"'
     )
     how.add_argument("--end", action="store_true", help="use it again now")
     _add_config(quiesce)
@@ -201,6 +201,15 @@ def _timeout(text: str) -> float:
         raise argparse.ArgumentTypeError(f'{error}; expected a duration such as "20s"') from None
     if seconds < 1:
         raise argparse.ArgumentTypeError(f'"{text}" is less than 1s')
+    return seconds
+
+
+def _quiesce(text: str) -> float:
+    from nodeagent.commands import LONGEST_QUIESCE  # its imports are for this command alone
+
+    seconds = _timeout(text)
+    if seconds > LONGEST_QUIESCE:
+        raise argparse.ArgumentTypeError(f'"{text}"; expected 24h at most')
     return seconds
 
 

@@ -76,8 +76,8 @@ def from_lines(lines: Iterable[str], name: str) -> list[dict[str, Any]]:
                 }
             )
         except (ValueError, KeyError, TypeError) as error:
-            what = f"{name}:{number}: {type(error).__name__}: {error}"
+            what = "no JSON" if isinstance(error, json.JSONDecodeError) else "no recorded evidence"
             expected = "expected a line of 'sickbay-aggregator history export'"
-            raise RecordError(f"{what}; {expected}") from error
+            raise RecordError(f"{name}:{number}: {what}; {expected}") from error
     rows.sort(key=lambda row: (row["node"], row["at"]))  # stable: a greeting stays before its base
     return rows

@@ -61,11 +61,14 @@ async def finish_command(
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
+            log.warning("command", extra={"argv": filled, "error": str(error)})
             raise CommandFailed(f"{argv[0]} can't be run: {error}") from error
         try:
             async with asyncio.timeout(limit):
                 await process.wait()
         except TimeoutError:
+            extra = {"argv": filled, "error": "out of time", "output": _end_of(output)}
+            log.warning("command", extra=extra)
             raise CommandFailed(f"{argv[0]} did not end within {limit:g} s") from None
         finally:
             # Too late, or we are told to end: it runs again, and must not run beside itself.

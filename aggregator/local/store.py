@@ -54,8 +54,8 @@ CREATE TABLE IF NOT EXISTS quarantines (
 class Store:
     """The file at ``path``. All methods block; the aggregator calls them in a thread of its own.
 
-    Raises `Conflict` where a version is not the present one, `Unreachable` when the file is busy or
-    its disk is full, `Refused` when it can't be opened at all.
+    Raises `Conflict` where a version is not the present one, `Unreachable` when the file is busy,
+    its disk is full, or its name is another file's or none's, `Refused` when it can't be opened.
     """
 
     def __init__(self, path: Path, *, wall: Any) -> None:
@@ -69,6 +69,7 @@ class Store:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
             self._db.executescript(_SCHEMA)
+            self._file = _identity(path)
         except (sqlite3.Error, OSError) as error:
             text = f"{path} can't be opened as the local cluster's database: {error}"
             raise Refused(text) from error
@@ -82,8 +83,26 @@ class Store:
         except sqlite3.Error as error:
             raise Unreachable(f"{self._path}: {error}") from error
 
+    def _expect_file(self) -> None:
+        """Without this we would go on with a file that has no name: a person's stop would reach
+        another one, or none.
+        """
+        try:
+            there = _identity(self._path)
+        except OSError as error:
+            raise Unreachable(
+                f"{self._path} is gone ({error.strerror}): put it back, or restart the aggregator "
+                "to begin a new one"
+            ) from error
+        if there != self._file:
+            raise Unreachable(
+                f"{self._path} is not the file that was opened: put that one back, or restart the "
+                "aggregator to go on with this one"
+            )
+
     @contextmanager
     def _change(self) -> Iterator[sqlite3.Connection]:
+        self._expect_file()
         try:
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -97,6 +116,7 @@ class Store:
 
     def changed_elsewhere(self) -> int:
         """A number that differs after another process's commit."""
+        self._expect_file()
         ((version,),) = self._read("PRAGMA data_version")
         return int(version)
 
@@ -249,6 +269,11 @@ class Store:
         self.node(name)  # a row to write to
         with self._change() as db:
             db.execute("UPDATE nodes SET drained_for = ? WHERE name = ?", (uid, name))
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
 
 
 _COLUMNS = "node, uid, version, spec, status, created_at, deleting, finalizer"

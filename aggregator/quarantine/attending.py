@@ -23,6 +23,8 @@ log = logging.getLogger("sickbay.quarantine")
 
 _BACKOFF_FIRST = 0.2
 _BACKOFF_MOST = 15.0
+#: A step that has failed so often is told of in the log; most failures pass by themselves.
+_SAID_FROM = 2
 
 
 class Attending:
@@ -84,7 +86,7 @@ class Attending:
             self.kick(case)
 
     async def _attend(self, case: Case) -> None:
-        failures = 0
+        failures, said = 0, ""
         while self.view and case.again.is_set():
             case.again.clear()
             try:
@@ -101,6 +103,9 @@ class Attending:
                     log.warning("refused", extra={"node": case.node, "error": str(error)})
                 failures = await self._after_failure(case, failures + 5, str(error))
             except ClusterError as error:
+                if failures >= _SAID_FROM and str(error) != said:
+                    said = str(error)
+                    log.warning("not done yet", extra={"node": case.node, "error": said})
                 failures = await self._after_failure(
                     case, failures, str(error), at_least=error.retry_after
                 )

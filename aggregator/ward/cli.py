@@ -38,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser(os.environ).parse_args(arguments)
     try:
         options.command(options)
+        sys.stdout.flush()
     except UsageError as error:
         print(f"sickbay: {error}", file=sys.stderr)
         sys.exit(USAGE)
@@ -50,6 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # The reader (head, say) has seen enough. Python would complain again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(OK)
+    except OSError as error:
+        print(f"sickbay: the answer can't be written: {error}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(FAILED)
     sys.exit(OK)
 
 

@@ -11,6 +11,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from urllib.request import HTTPSHandler, OpenerDirector, ProxyHandler, build_opener
 
 from aggregator.ward.errors import UsageError, WardError
+from aggregator.ward.tables import clean
 
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
@@ -75,7 +76,9 @@ class Client:
                 kind = UsageError if error.code == HTTPStatus.BAD_REQUEST else WardError
                 raise kind(_said(error)) from error
         except (URLError, OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", "") or error
+            reason = clean(getattr(error, "reason", "") or error)
+            if isinstance(error, http.client.BadStatusLine):
+                reason = "what answers there speaks no HTTP"
             raise WardError(
                 f"the aggregator at {self.url} can't be reached: {reason}\n"
                 "  Where is it? Set --url or SICKBAY_URL. From outside the cluster: "

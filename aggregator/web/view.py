@@ -67,6 +67,8 @@ def why(patient: Patient, standing: Standing) -> str:
         return f"held by {patient.hold.limit}: {patient.hold.reason}"
     if patient.would:
         return f"would {patient.would}"
+    if patient.last_error:
+        return f"the last step failed and is tried again: {patient.last_error}"
     if patient.conflict:
         return f"two agents claim this node: {patient.conflict}"
     if standing is Standing.SILENT:

@@ -409,6 +409,7 @@ def test_a_hung_driver_does_not_hold_up_the_command(tmp_path: Path) -> None:
         ["check", "--fail-on", "ok"],
         ["check", "--timeout", "20"],
         ["check", "--timeout", "1ms"],
+        ["quiesce", "--for", "2d"],
         ["check", "--timeot", "20s"],
         ["check", "-o", "yaml"],
         ["chek"],

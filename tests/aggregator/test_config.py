@@ -121,6 +121,11 @@ BAD: list[tuple[str, str]] = [
     ("limits: {pool_percent: 5}", "limits.pool_percent: 5 is no percentage; expected a percentage"),
     ("limits: {pool_percent: 101%}", 'limits.pool_percent: "101%" is no percentage'),
     ("limits: {pool_percent: -1%}", 'limits.pool_percent: "-1%" is no percentage'),
+    ("limits: {pool_label: a b}", 'limits.pool_label: "a b"; expected the key of a label'),
+    ("limits: {clique_label: /a}", 'limits.clique_label: "/a"; expected the key of a label'),
+    ("limits: {domain_labels: [a/b, 'r!']}", 'limits.domain_labels[1]: "r!"; expected the key of'),
+    ("limits: {domain_labels: ['']}", "limits.domain_labels[0]: "),
+    ("history: {keep: 0s}", 'history.keep: "0s"; expected at least "3600s"'),
     ("limits: {pool_label: 5}", "limits.pool_label: 5; expected text in quotes"),
     ("limits: {evictions_at_once: 0}", "limits.evictions_at_once: 0; expected at least 1"),
     ("agents: {silent_failing: drain}", 'agents.silent_failing: "drain"'),
@@ -473,6 +478,16 @@ def test_config_check_reads_the_policy_too(tmp_path: Path) -> None:
     done = command("config", "check", str(file))
     assert done.returncode == 2
     assert done.stderr.startswith(f"{tmp_path}/policy.yaml:1: ")
+
+
+def test_config_check_warns_of_rules_that_can_have_no_effect(tmp_path: Path) -> None:
+    rule = "{name: mine, kind: disk, check: disk-spaze, action: cordon, why: x}"
+    (tmp_path / "policy.yaml").write_text(f"rules: [{rule}]\n")
+    done = command(
+        "config", "check", str(written(tmp_path, LOCAL + "policy: {file: policy.yaml}\n"))
+    )
+    assert done.returncode == 0
+    assert done.stderr.startswith(f"{tmp_path}/policy.yaml:1: warning: rules[0].check: ")
 
 
 @pytest.mark.parametrize(

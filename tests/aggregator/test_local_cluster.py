@@ -295,6 +295,34 @@ async def test_a_file_that_cannot_be_read_loses_the_view_and_brings_all_of_it_ba
             assert QuarantineSeen(quarantine) in heard
 
 
+@pytest.mark.parametrize("instead", ["nothing", "another file"])
+async def test_a_file_that_is_taken_away_is_not_gone_on_with_in_secret(
+    path: Path, monkeypatch: pytest.MonkeyPatch, instead: str
+) -> None:
+    monkeypatch.setattr(local_module, "AGAIN", 0.02)
+    async with opened(path) as cluster:
+        quarantine = await cluster.create_quarantine("n1", SPEC)
+        async with hearing(cluster) as heard:
+            await until(lambda: any(isinstance(item, ViewRestored) for item in heard))
+            heard.clear()
+            aside = path.with_name("aside.db")
+            await asyncio.to_thread(path.rename, aside)
+            if instead == "another file":
+                # A person's stop in this one would be seen by nobody.
+                await asyncio.to_thread(path.write_bytes, b"")
+            await until(lambda: any(isinstance(item, ViewLost) for item in heard))
+            (lost,) = heard
+            assert isinstance(lost, ViewLost)
+            assert str(path) in lost.reason
+            assert "restart" in lost.reason
+            with pytest.raises(Unreachable, match="restart"):
+                await cluster.drop_quarantine(quarantine)
+            if instead == "nothing":
+                await asyncio.to_thread(aside.rename, path)
+                await until(lambda: any(isinstance(item, ViewRestored) for item in heard))
+                assert QuarantineSeen(quarantine) in heard
+
+
 @pytest.mark.parametrize("what", ["a folder", "no database", "below a file"])
 async def test_a_file_that_cannot_be_opened_is_refused_by_name(tmp_path: Path, what: str) -> None:
     path = tmp_path / "cluster.db"
@@ -537,12 +565,13 @@ async def test_a_drain_command_that_fails_is_a_blocker_that_people_see(
 
 
 async def test_a_cordon_command_that_fails_is_tried_again_and_nothing_is_drained_before(
-    path: Path, site: Site
+    path: Path, site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
     site.breaks("cordon")
     async with Aggregator(path, site, Turned()) as sickbay:
         sickbay.ill()
         await until(lambda: "exited with 1" in sickbay.fleet.patient("n1").last_error)
+        await until(lambda: any(line.message == "not done yet" for line in caplog.records))
         assert site.journal == []
         node = await sickbay.cluster.read_node("n1")
         assert node is not None

@@ -103,6 +103,8 @@ def test_a_sites_file_is_explained_with_the_shipped_rules(
         (["explain"], "one of the arguments --fault --check is required"),
         (["explain", "--fault", "xid:79", "--count", "0"], "expected a whole number of 1 or more"),
         (["explain", "--fault", "xid:79", "--detail", "verdict"], "expected NAME=VALUE"),
+        (["explain", "--fault", "xid:149", "--detail", "intr_info=6h"], "is no register; expected"),
+        (["explain", "--fault", "xid:149", "--driver", "new"], "'new' is no driver's version"),
         (["explain", "--fault", "xid:79", "--policy", "/no/such"], "/no/such: can't be read"),
         (["check", "/no/such"], "/no/such: can't be read"),
     ],

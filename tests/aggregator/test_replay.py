@@ -4,6 +4,8 @@ database, replayed by the real command."""
 import asyncio
 import json
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -277,6 +279,15 @@ def test_an_owner_replays_the_aggregators_own_history(
     assert "changes   n1  drain  xid:54" in out
     assert "cordon becomes drain" in out
     code, out, _ = command(capsys, "policy", "replay", str(policy), *source, "-o", "json")
+    with Path("/dev/full").open("wb") as full:
+        program = "from aggregator.cli import main; main()"
+        words = (sys.executable, "-c", program, "policy", "replay", str(policy), *source)
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    # 1 would read as "something would have been different".
+    assert (done.returncode, done.stderr.partition(" be ")[0]) == (
+        2,
+        "sickbay-aggregator: the answer can't",
+    )
     told = json.loads(out)
     assert [one["how"] for one in told["differences"]] == ["cordon becomes drain"]
     assert (told["before"]["by_action"], told["after"]["by_action"]) == (

@@ -194,6 +194,36 @@ async def test_another_servers_answer_is_said_to_be_none() -> None:
     assert "is no answer" in done.err
 
 
+async def test_what_speaks_no_http_is_said_in_words() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"\x00\x00\x18\x04\x00\x1b[31m\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        done = await sickbay("status", "--url", f"http://127.0.0.1:{port}")
+    assert done.code == 1
+    assert "can't be reached: what answers there speaks no HTTP\n" in done.err
+
+
+async def test_an_answer_that_cannot_be_written_is_said_without_a_traceback(
+    served: Served,
+) -> None:
+    with Path("/dev/full").open("wb") as full:  # noqa: ASYNC230 - a device: nothing waits
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", "from aggregator.ward import main; main()"),
+            *("status", "--url", served.url),
+            stdout=full,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, err = await process.communicate()
+    assert process.returncode == 1
+    assert err.decode().startswith("sickbay: the answer can't be written: ")
+    assert "Traceback" not in err.decode()
+
+
 async def test_watch_tells_what_happens_and_finds_its_way_back() -> None:
     fleet = small_fleet(Hands())
     lines: list[str] = []
