@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.controlplane.pytest_plugin import Space
+from tests.e2e.conftest import Start
 from tests.support.evictions import accepted_evictions
-from tests.support.stack import Stack, pods_of, remove_quarantines, start_job
+from tests.support.stack import Stack, pods_of, start_job
 
 pytestmark = pytest.mark.cluster
 
@@ -24,33 +25,20 @@ sys.exit(0 if (folder / "ended").exists() else 75)
 
 
 @pytest.fixture
-def begin(
-    cluster_space: Space, tmp_path: Path, request: pytest.FixtureRequest
-) -> Callable[[], Stack]:
-    def start() -> Stack:
-        def command(hook: str) -> dict[str, Any]:
-            return {"command": [sys.executable, "-c", HOOK, str(tmp_path), hook + " {node}"]}
+def begin(tmp_path: Path, stack_of: Start) -> Callable[[], Stack]:
+    def command(hook: str) -> dict[str, Any]:
+        return {"command": [sys.executable, "-c", HOOK, str(tmp_path), hook + " {node}"]}
 
-        (tmp_path / "asked").touch()
-        more = {
-            "drain": {
-                "pre_evict": command("pre_evict") | {"timeout": "1h"},
-                "post_release": command("post_release"),
-            },
-            # What stands on the Quarantine suffices: no need to wait for agents to come back.
-            "limits": {"silent_drain_after": "1s"},
-        }
-        stack = Stack(cluster_space.plane, tmp_path, more=more)
-
-        def end() -> None:
-            stack.__exit__(None, None, None)
-            remove_quarantines(cluster_space.plane, cluster_space.node_prefix)
-
-        request.addfinalizer(end)
-        stack.aggregator.start().ready()
-        return stack
-
-    return start
+    (tmp_path / "asked").touch()
+    more = {
+        "drain": {
+            "pre_evict": command("pre_evict") | {"timeout": "1h"},
+            "post_release": command("post_release"),
+        },
+        # What stands on the Quarantine suffices: no need to wait for agents to come back.
+        "limits": {"silent_drain_after": "1s"},
+    }
+    return lambda: stack_of(more)
 
 
 def test_kill_9_around_the_hook_evicts_nobody_before_it_is_done(

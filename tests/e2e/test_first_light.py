@@ -6,7 +6,7 @@ Each test is one sentence of what sickbay promises. The agents' kernel log is a 
 
 import json
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,37 +16,17 @@ from tests.agent.agent_process import QUIET
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space, StartControlPlane
+from tests.e2e.conftest import Start
 from tests.support.evictions import accepted_evictions
 from tests.support.stack import (
     NAMESPACE,
     Stack,
     pods_of,
     protect,
-    remove_quarantines,
     start_job,
 )
 
 pytestmark = pytest.mark.cluster
-
-Start = Callable[..., Stack]
-
-
-@pytest.fixture
-def stack_of(cluster_space: Space, tmp_path: Path, request: pytest.FixtureRequest) -> Start:
-    """Start a stack whose aggregator runs; it is ended after the test."""
-
-    def start(more: Mapping[str, Any] | None = None, **options: Any) -> Stack:
-        stack = Stack(cluster_space.plane, tmp_path, more=more, **options)
-
-        def end() -> None:
-            stack.__exit__(None, None, None)
-            remove_quarantines(cluster_space.plane, cluster_space.node_prefix)
-
-        request.addfinalizer(end)
-        stack.aggregator.start().ready()
-        return stack
-
-    return start
 
 
 def patch_node(plane: ControlPlane, node: str, body: Mapping[str, Any]) -> None:
