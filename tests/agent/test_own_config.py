@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -226,10 +227,13 @@ async def test_it_comes_and_goes_with_the_file_of_a_running_agent(tmp_path: Path
         assert await found() == set()
         bare = node.config.read_text()
         node.config.write_text(bare + own(tmp_path).removeprefix(QUIET))
+        assert node.process is not None
+        node.process.send_signal(signal.SIGHUP)
         async with asyncio.timeout(20):
             while await found() != {"lights", "gone"}:  # noqa: ASYNC110  another process
                 await asyncio.sleep(0.1)
         node.config.write_text(bare)
+        node.process.send_signal(signal.SIGHUP)
         async with asyncio.timeout(20):
             while await found() != {"lights"}:  # noqa: ASYNC110  another process
                 await asyncio.sleep(0.1)

@@ -114,11 +114,12 @@ def break_by_pause(plane: ControlPlane) -> Callable[[], None]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("break_it", [break_by_kill, break_by_pause])
-def test_the_api_server_away_for_60_s_while_20_faults_come_in_loses_none(
+@pytest.mark.parametrize(("break_it", "seconds"), [(break_by_kill, 60), (break_by_pause, 20)])
+def test_the_api_server_away_while_20_faults_come_in_loses_none(
     start_control_plane: StartControlPlane,
     begin: Begin,
     break_it: Callable[[ControlPlane], Callable[[], None]],
+    seconds: float,
 ) -> None:
     plane = start_control_plane()
     nodes = plane.create_nodes(40, "gpu")
@@ -128,9 +129,9 @@ def test_the_api_server_away_for_60_s_while_20_faults_come_in_loses_none(
     sick = nodes[:20]
     for node in sick:  # over the whole time, the first at once
         simulator.inject(node=node, fault="xid:79")
-        time.sleep(2)
+        time.sleep(seconds / 30)
     simulator.until_streaming(40)
-    time.sleep(max(0.0, since + 60 - time.monotonic()))
+    time.sleep(max(0.0, since + seconds - time.monotonic()))
     mend()
     back = time.monotonic()
     wait_until(lambda: tainted(plane, nodes) == sick, what="all 20 taints", timeout_s=60)
