@@ -15,17 +15,21 @@ schema = sa.Table(
     sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
 )
 
+
+def _own_id() -> "sa.Column[int]":
+    """A row's number: ours and not the database's.
+
+    So a batch that is written again after an unknown end of its first try is the same rows. On
+    SQLite an INTEGER key is the row's own place.
+    """
+    number = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+    return sa.Column("id", number, primary_key=True, autoincrement=False)
+
+
 transitions = sa.Table(
     "transitions",
     metadata,
-    # Ours and not the database's, so that a batch written again after an unknown end of its first
-    # try is the same rows. On SQLite an INTEGER key is the row's own place.
-    sa.Column(
-        "id",
-        sa.BigInteger().with_variant(sa.Integer, "sqlite"),
-        primary_key=True,
-        autoincrement=False,
-    ),
+    _own_id(),
     sa.Column("at", sa.Double, nullable=False),  # wall clock seconds since the epoch
     sa.Column("kind", sa.String(40), nullable=False),
     sa.Column("node", sa.String(253), nullable=False),  # "" for the fleet
@@ -43,12 +47,7 @@ transitions = sa.Table(
 evidence = sa.Table(
     "evidence",
     metadata,
-    sa.Column(
-        "id",
-        sa.BigInteger().with_variant(sa.Integer, "sqlite"),
-        primary_key=True,
-        autoincrement=False,
-    ),
+    _own_id(),
     sa.Column("at", sa.Double, nullable=False),  # wall clock seconds since the epoch
     sa.Column("node", sa.String(253), nullable=False),
     sa.Column("kind", sa.String(16), nullable=False),
