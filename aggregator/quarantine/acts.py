@@ -59,6 +59,7 @@ class Acts:
         policy: Policy,
         pool_of: Callable[[str], str],
         suspects: Callable[[Case], tuple[frozenset[str], ...]],
+        drain_suspects: Callable[[Case], tuple[frozenset[str], ...]],
         unsettled: Callable[[Case], str],
     ) -> None:
         self._cluster = cluster
@@ -68,7 +69,24 @@ class Acts:
         self._policy = policy
         self._pool_of = pool_of
         self._suspects = suspects
+        self._drain_suspects = drain_suspects
         self._unsettled = unsettled
+
+    def wanted_now(self, case: Case) -> Wanted | None:
+        """What is wanted of the node. What many nodes share makes no cordon that stands a drain."""
+        wanted, quarantine = case.wanted, case.patient.quarantine
+        if quarantine is None or quarantine.spec.requester != OURS:
+            return wanted
+        if wanted is None or wanted.spec.action.strength <= quarantine.spec.action.strength:
+            case.patient.hold = None
+            return wanted
+        proposal = replace(self._proposal(case, wanted), suspects=self._drain_suspects(case))
+        held = self._registrar.restrained(proposal)
+        if held is None:
+            case.patient.hold = None
+            return wanted
+        self._hold(case, held, wanted)
+        return replace(wanted, spec=replace(wanted.spec, action=quarantine.spec.action))
 
     async def propose(self, case: Case, wanted: Wanted) -> bool:
         """Ask for admission and, when admitted, make the object and mark the node.

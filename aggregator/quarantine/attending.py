@@ -7,6 +7,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 from aggregator.quarantine.acts import Acts, Clocks
 from aggregator.quarantine.case import Case
@@ -173,7 +174,7 @@ class Attending:
         return await self._do(case, next_step(self._situation(case)))
 
     async def _do(self, case: Case, step: Step) -> bool:
-        quarantine, wanted = case.patient.quarantine, case.wanted
+        quarantine, wanted = case.patient.quarantine, self._acts.wanted_now(case)
         match step.do:
             case Do.NOTHING:
                 return True
@@ -200,7 +201,7 @@ class Attending:
 
     async def _do_with(self, case: Case, step: Step) -> None:
         """The steps that need the quarantine to be there."""
-        quarantine, wanted = case.patient.quarantine, case.wanted
+        quarantine, wanted = case.patient.quarantine, self._acts.wanted_now(case)
         assert quarantine is not None
         match step.do:
             case Do.ENTER:
@@ -230,7 +231,7 @@ class Attending:
 
     def _situation(self, case: Case) -> Situation:
         waited = self._clocks.now() - self._started_at >= self._settings.silent_drain_after
-        return case.situation(
+        situation = case.situation(
             mode=self._settings.mode,
             in_record=self.in_record(case),
             stopped=bool(self._fleet.stop),
@@ -238,17 +239,17 @@ class Attending:
             now=self._clocks.now(),
             wall=self._clocks.wall(),
         )
+        return replace(situation, wanted=self._acts.wanted_now(case))
 
     def in_record(self, case: Case) -> bool:
         """Whether the record, as last seen, has an entry of the node."""
         case.patient.in_record = case.node in self._registrar.record.entries
         return case.patient.in_record
 
-    @staticmethod
-    def _settle_waiters(case: Case) -> None:
+    def _settle_waiters(self, case: Case) -> None:
         """Acknowledge what was heard, unless it could not be made durable yet (a conflict, say)."""
         quarantine = case.patient.quarantine
-        if quarantine is not None and unsaved(quarantine, case.wanted):
+        if quarantine is not None and unsaved(quarantine, self._acts.wanted_now(case)):
             return
         for waiter in case.waiters:
             if not waiter.done():

@@ -90,6 +90,7 @@ class Controller:
             policy=policy,
             pool_of=census.pool_of,
             suspects=suspecting.suspects,
+            drain_suspects=suspecting.drain_suspects,
             unsettled=suspecting.unsettled,
         )
         hooking = Hooking(acts=acts, clocks=clocks, rules=settings.hooks, rng=rng)

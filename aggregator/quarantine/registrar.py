@@ -17,6 +17,7 @@ from aggregator.quarantine.decide.admission import (
     Proposal,
     Size,
     admit,
+    restrained,
 )
 from aggregator.quarantine.decide.record import (
     Entry,
@@ -93,6 +94,12 @@ class Registrar:
         asked = [request.propose for request in self._waiting if request.propose is not None]
         outcome = self._decide(self._record, [*asked, proposal], self._stored.stop)
         return proposal.node in outcome.admitted
+
+    def restrained(self, proposal: Proposal) -> Held | None:
+        """What keeps a cordon that stands from becoming a drain, by the record as last seen."""
+        return restrained(
+            self._record, proposal, self._limits, now=self._wall(), causes=self._causes()
+        )
 
     async def propose(self, proposal: Proposal) -> Held | None:
         """None when the node's entry stands now; else what holds it."""

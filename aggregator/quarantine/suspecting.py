@@ -7,6 +7,7 @@ from aggregator.policy.rules import Policy
 from aggregator.quarantine.acts import Clocks
 from aggregator.quarantine.case import Case
 from aggregator.quarantine.census import Census
+from aggregator.quarantine.cluster import Action
 from aggregator.quarantine.decide.admission import FLEET, Limits, OpenCause
 from aggregator.quarantine.decide.blame import VERSIONS, CommonCause, CommonLimits, Group
 from aggregator.quarantine.decide.common import CommonCauses
@@ -124,6 +125,15 @@ class Suspecting:
         return tuple(
             self._common.suspects(case.node, what_of(item, self._policy), target_of(item))
             for item in accusing(incidents, overruled)
+        )
+
+    def drain_suspects(self, case: Case) -> tuple[frozenset[str], ...]:
+        """The same, of the evidence alone that asks for a drain."""
+        overruled = frozenset(word.key for word in case.patient.overruled)
+        return tuple(
+            self._common.suspects(case.node, what_of(item, self._policy), target_of(item))
+            for item in accusing(case.patient.incidents.values(), overruled)
+            if item.action == Action.DRAIN
         )
 
     def explains(self, case: Case, incident: Incident) -> str:

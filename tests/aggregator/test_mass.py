@@ -533,3 +533,24 @@ def test_mode_observe_shows_the_common_cause_and_writes_nothing() -> None:
         assert len(fleet.replica.fleet.causes) == 1
 
     play(test, 100, replace(SHIPPED, mode=Action.OBSERVE))
+
+
+def test_what_many_nodes_share_makes_no_cordon_a_drain() -> None:
+    async def test(fleet: Fleet) -> None:
+        fleet.level([1, 2], "nic-link", "eth0", "down")
+        await asyncio.sleep(60)
+        assert fleet.sick == ["n1", "n2"]
+        pod = fleet.world.add_pod("n1", "job")
+        everybody = [*range(10, 70), 1]
+        fleet.level(everybody, "gpu-recovery", "GPU-0", "gpu-reset")
+        await asyncio.sleep(300)
+        assert fleet.sick == ["n1", "n2"]
+        assert fleet.world.quarantines["n1"].spec.action is Action.CORDON
+        assert fleet.world.evicted == []
+        assert fleet.holds()["n1"] == fleet.holds()["n10"]
+        fleet.level([*range(10, 70)], "gpu-recovery", "GPU-0", "")
+        await asyncio.sleep(2000)  # the cause is over, and it is still ill
+        assert fleet.world.evicted == [pod.uid]
+        assert "n1" not in fleet.holds()
+
+    play(test, 100)

@@ -150,6 +150,22 @@ def admit(
     return Outcome(board.conclude(policy_hash), frozenset(admitted), held)
 
 
+def restrained(
+    record: Record,
+    proposal: Proposal,
+    limits: Limits,
+    *,
+    now: float,
+    causes: Mapping[str, OpenCause],
+) -> Held | None:
+    """What keeps a cordon that stands from becoming a drain; None: nothing does.
+
+    The node is counted already. But what many nodes share evicts nobody, here as elsewhere.
+    ``proposal.suspects`` are those of the evidence that asks for more than the cordon.
+    """
+    return _Board(record, limits, Size(0, 0), now, causes).suspicion(proposal)
+
+
 class _Board:
     """The state of one decision: what is counted so far, and what has tripped."""
 
@@ -175,13 +191,11 @@ class _Board:
 
     def hold(self, proposal: Proposal) -> Held | None:
         """What holds it; None: it may be taken."""
-        return (
-            self._explained(proposal)
-            or self._cooling(proposal)
-            or self._unsettled(proposal)
-            or self._full(proposal.pool)
-            or self._too_fast()
-        )
+        return self.suspicion(proposal) or self._full(proposal.pool) or self._too_fast()
+
+    def suspicion(self, proposal: Proposal) -> Held | None:
+        """What makes us suspect ourselves and not the node."""
+        return self._explained(proposal) or self._cooling(proposal) or self._unsettled(proposal)
 
     def take(self, proposal: Proposal) -> None:
         self._standing += 1
