@@ -72,6 +72,7 @@ class LemonWatch:
         self._since: dict[str, float] = {}
         self._said: set[str] = set()
         self._looked = False
+        self._stories_of: frozenset[str] = frozenset()
 
     async def run(self) -> None:
         """For ever."""
@@ -105,6 +106,7 @@ class LemonWatch:
         )
         self._fleet.lemons = tuple(lemons)
         self._looked = True
+        self._stories_of = frozenset(stories)
         for lemon in lemons:
             self._tell(lemon, stories[lemon.node], now)
 
@@ -118,6 +120,8 @@ class LemonWatch:
             if self._say(node, evidence(lemon, since)):
                 self._said.add(node)
         for node in (self._said | set(self._remembered())) - lemons.keys():
+            if self._is_forgotten(node):
+                continue
             self._since.pop(node, None)
             if self._say(node, evidence(None, self._clocks.now())):
                 self._said.discard(node)
@@ -131,6 +135,17 @@ class LemonWatch:
             told = health is not None and (CHECK, "") in health.components
             if not told and any(item.code.partition(":")[0] == CHECK for item in items):
                 yield node
+
+    def _is_forgotten(self, node: str) -> bool:
+        """Whether the history knows nothing of the quarantine that stands on it: it was lost.
+
+        That a history was lost is no sign that a node is well, and releases nobody.
+        """
+        patient = self._fleet.patients.get(node)
+        quarantine = patient.quarantine if patient is not None else None
+        if quarantine is None or node in self._stories_of:
+            return False
+        return self._clocks.wall() - quarantine.status.cordoned_at < self._bounds.window
 
     def _tell(self, lemon: Lemon, past: Iterable[Transition], now: float) -> None:
         lately = (one.at for one in past if one.kind is Kind.LEMON)

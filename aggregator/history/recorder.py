@@ -22,6 +22,8 @@ _EACH = 8
 _EVERY = 60.0
 #: Of one node: components and faults beyond these are not recorded.
 _MOST = 256
+#: Of one node: so many are remembered as ill, the latest; names may come and go for months.
+_MOST_KEPT = 4096
 #: Nodes. Fleets that grow and shrink name many: who was heard of first is forgotten first.
 _MOST_NODES = 50_000
 
@@ -123,6 +125,9 @@ def _remember(
             known.ill[one.key] = (one.status, one.reason)
     for fault in faults:
         known.faults[fault.key] = (fault, at)
+    for kept in (known.ill, known.faults):
+        while len(kept) > _MOST_KEPT:
+            del kept[next(iter(kept))]
     for sign in told.cleared:
         for key in [key for key in known.faults if key[1] == sign.component]:
             if sign.code in ("", key[0]):

@@ -166,7 +166,8 @@ class Hooking:
                 said = f"drain.post_release was not done in {limit:g} s: {answer.text}"
                 self._note(case, Kind.HOOK_FAILED, "post_release", said)
                 return
-            await asyncio.sleep(max(wait * self._rng.uniform(0.7, 1.0), answer.retry_after or 0.0))
+            pause = max(wait * self._rng.uniform(0.7, 1.0), answer.retry_after or 0.0)
+            await asyncio.sleep(min(pause, ends_at - self._clocks.now()))
             wait = min(_AGAIN_MOST, wait * 2)
 
     async def _in_time(self, hook: Hook, quarantine: Quarantine, left: float) -> HookAnswer:

@@ -184,7 +184,9 @@ class Releasing:
         if node is None or not is_marked(node):
             return False
         words = case.overrule(stood_for(node)) if overruled else frozenset()
-        case.take_node(await self._undo_node(case, node, uid or "swept", words))
+        # Marks without evidence were made by a person's word, and the later word takes it back.
+        more = {FORCE: None} if overruled and not stood_for(node) else None
+        case.take_node(await self._undo_node(case, node, uid or "swept", words, more=more))
         await self._acts.tell(case, node.uid, quarantined=False, message="released")
         return True
 

@@ -8,7 +8,11 @@ import msgspec
 import pytest
 
 from aggregator.health.model import Cleared, Delta, Status
+from aggregator.history.lemons import LemonWatch
+from aggregator.history.recorder import Recorder
 from aggregator.kube.quarantines import decode_quarantine, encode_spec, encode_status
+from aggregator.policy.lemons import Bounds, Lemon, evidence
+from aggregator.quarantine.acts import Clocks
 from aggregator.quarantine.cluster import (
     ClusterError,
     Node,
@@ -29,6 +33,7 @@ from aggregator.quarantine.decide.record import (
 from aggregator.quarantine.decide.release import RELEASES
 from aggregator.quarantine.decide.wishes import EXEMPT, FORCE, PIN
 from aggregator.quarantine.hooking import HookAnswer, HookRules, Said
+from aggregator.quarantine.ledger import Transition
 from tests.support import virtualtime
 from tests.support.memorycluster import MemoryCluster, World, phase_of
 from tests.support.replica import (
@@ -37,6 +42,8 @@ from tests.support.replica import (
     Replica,
     component,
     fault,
+    hello,
+    shipped_policy,
     snapshot,
 )
 from tests.support.running import Running, later, soon
@@ -388,3 +395,92 @@ def test_a_drain_that_waits_for_a_budget_writes_nothing_while_nothing_changes() 
 def test_a_record_that_makes_no_sense_is_said_to_make_none(at: str) -> None:
     with pytest.raises(RecordUnreadable):
         parse_record('{"entries":{},"policyHash":"","admissions":[' + at + "]}")
+
+
+def test_a_force_whose_quarantine_is_taken_away_past_its_finalizer_is_over() -> None:
+    async def main() -> None:
+        world = one_node(annotations={FORCE: "cordon fan 3"})
+        Replica(world, clock=Running())
+        await soon(lambda: phase_of(world, "n1") is Phase.CORDONED)
+        world.person_removes_by_force("n1")
+        await later(600)
+        assert not is_marked(world.nodes["n1"])
+        assert FORCE not in world.nodes["n1"].annotations
+        assert world.quarantines == {}
+
+    virtualtime.run(main())
+
+
+def test_a_hook_that_wants_to_be_asked_much_later_is_given_up_in_its_time() -> None:
+    async def main() -> None:
+        world = one_node()
+
+        class Later:
+            async def ask(self, values: Any, *, limit: float) -> HookAnswer:
+                return HookAnswer(Said.LATER, "tomorrow", 3600.0)
+
+        hooks = HookRules(post_release=Later(), post_release_timeout=60)
+        replica = Replica(world, clock=Running(), settings=replace(SETTINGS, hooks=hooks))
+        replica.agent("n1", ILL)
+        await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
+        world.person_deletes("n1")
+        await later(90)
+        assert world.quarantines == {}
+        assert "quarantine.hook_failed" in replica.notes.kinds("n1")
+
+    virtualtime.run(main())
+
+
+class NoStories:
+    """A history that was lost."""
+
+    async def stories(self, *_: object) -> dict[str, list[Transition]]:
+        return {}
+
+
+def test_a_history_that_was_lost_releases_nobody() -> None:
+    async def main() -> None:
+        world = one_node()
+        policy = shipped_policy("rules: [{name: lemon, action: cordon}]\n")
+        clock = Running()
+        replica = Replica(world, clock=clock, policy=policy)
+        replica.agent("n1", snapshot())
+        lemon = Lemon("n1", 4, ("xid:79",), 4, 0, 900.0, ("4 quarantines",))
+        replica.controller.say("n1", evidence(lemon, clock()))
+        await soon(lambda: phase_of(world, "n1") is Phase.CORDONED)
+        await replica.stop()
+        world.listeners.clear()
+
+        replica = Replica(world, clock=clock, policy=policy)
+        watch = LemonWatch(
+            stories=NoStories(),
+            fleet=replica.fleet,
+            ledger=replica.notes,
+            clocks=Clocks(clock, clock),
+            bounds=Bounds(),
+            say=replica.controller.say,
+        )
+        replica.agent("n1", snapshot())
+        await later(10)
+        await watch.look()
+        watch.say()
+        await later(3600)
+        assert is_marked(world.nodes["n1"])
+        clock.time += 28 * 86400  # and not for ever
+        watch.say()
+        await soon(lambda: not is_marked(world.nodes["n1"]))
+
+    virtualtime.run(main())
+
+
+def test_a_recorder_remembers_no_more_than_so_many_names_of_one_node() -> None:
+    rows: list[object] = []
+    recorder = Recorder(lambda *row: rows.append(row))
+    recorder.greeted(hello("n1"))
+    for turn in range(60):
+        names = [f"/mnt/{turn}-{number}" for number in range(200)]
+        recorder.told(
+            "n1", snapshot(*(component("disk-mounts", n, Status.FAILED) for n in names)), turn
+        )
+    assert len(recorder._nodes["n1"].ill) <= 4096
+    assert rows
