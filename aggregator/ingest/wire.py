@@ -6,6 +6,7 @@ that is too long is cut, and a fault that claims to have been seen last before i
 (clocks of two cores differ) counts from the earlier age.
 """
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -40,6 +41,10 @@ _COMMON_TEXT = 40  # what short texts say, many nodes say
 #: Ten years: no machine has been up for longer, and a float still holds it exactly.
 MAX_AGE_MS = 10 * 365 * 86_400_000
 
+#: As the agent's own configuration has it. A site's commands are called with such a name: it must
+#: not read as an option, a list or a path.
+_NODE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+
 _STATUS = {int(status): status for status in Status}
 _CLEARED_BY: Mapping[int, ClearedBy] = {
     pb.CLEARED_BY_REBOOT: ClearedBy.REBOOT,
@@ -61,7 +66,7 @@ def hello(message: pb.Hello) -> Hello:
     """Who says that it speaks. The node's UID is the identity's to tell."""
     _bounded("checks", message.checks, MAX_CHECKS)
     return Hello(
-        node=_name("node", message.node, 253),
+        node=_node("node", message.node),
         boot_id=_name("boot_id", message.boot_id),
         spool_epoch=_name("spool_epoch", message.spool_epoch),
         agent_version=_name("agent_version", message.agent_version),
@@ -233,6 +238,13 @@ def _name(field: str, text: str, most: int = MAX_NAME) -> str:
     if not text.isprintable():
         raise WireError(field, "has characters that can't be printed")
     return _text_of(field, text, most)
+
+
+def _node(field: str, text: str) -> str:
+    if _NODE.fullmatch(text) is None:
+        expected = "letters, digits, '-', '_' and '.', at most 253"
+        raise WireError(field, f"{text[:60]!r} is no node's name; expected {expected}")
+    return sys.intern(text)
 
 
 def _text_of(field: str, text: str, most: int) -> str:

@@ -45,14 +45,17 @@ class CopyUnreadable(Exception):
 def read_copy(path: Path, *, patience: float = 5.0) -> bytes | None:
     """The copy's content; None when there is none. Blocks ``patience`` seconds at most.
 
-    Raises CopyUnreadable when the disk gives an error, or no answer.
+    Raises CopyUnreadable when the disk gives an error, or no answer, or no child can be started.
     """
-    child = subprocess.Popen(
-        (*_PYTHON, _READ, str(path)),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    try:
+        child = subprocess.Popen(
+            (*_PYTHON, _READ, str(path)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+    except OSError as error:  # the node is out of processes or memory: no reason to have no agent
+        raise CopyUnreadable(f"its reader can't be started: {error}") from error
     try:
         content, complaint = child.communicate(timeout=patience)
     except subprocess.TimeoutExpired:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from nodeagent.evidence import diskcopy
 from nodeagent.evidence.diskcopy import CopyUnreadable, DiskCopy, read_copy
 from nodeagent.evidence.latch import Latch
 from nodeagent.evidence.state import State, StateError, dump, restore
@@ -214,3 +215,11 @@ def test_a_copy_that_cannot_be_read_in_time_is_said(tmp_path: Path) -> None:
     with pytest.raises(CopyUnreadable, match=r"did not answer within 0\.5 s"):
         read_copy(tmp_path / NAME, patience=0.5)
     assert read_copy(tmp_path / "none") is None
+
+
+def test_a_node_that_starts_no_process_more_has_an_agent_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diskcopy, "_PYTHON", (str(tmp_path / "no-python"),))
+    with pytest.raises(CopyUnreadable, match="its reader can't be started"):
+        read_copy(tmp_path / NAME)

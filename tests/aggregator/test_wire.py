@@ -119,7 +119,7 @@ def _rounded(value: Any) -> Any:
 @given(
     st.builds(
         Hello,
-        node=names,
+        node=st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,40}[A-Za-z0-9])?", fullmatch=True),
         boot_id=names,
         spool_epoch=names,
         agent_version=names,
@@ -229,6 +229,22 @@ def test_a_hello_without_one_of_its_names_is_refused(field: str) -> None:
     with pytest.raises(wire.WireError) as refused:
         wire.hello(pb.Hello(**{**fields, field: ""}))
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    "name", ["..", "a/b", "-rf", "n1,n2", "n[1-9]", "a b", "n\n", "ü", "n" * 254]
+)
+def test_a_node_whose_name_would_be_more_than_a_name_to_a_command_is_refused(name: str) -> None:
+    fields: dict[str, Any] = {
+        "boot_id": "b",
+        "spool_epoch": "e",
+        "agent_version": "1",
+        "instance": "i",
+    }
+    for sound in ("gpu-0117", "Node_7.rack-2", "n" * 253):
+        assert wire.hello(pb.Hello(node=sound, **fields)).node == sound
+    with pytest.raises(wire.WireError, match="is no node's name; expected letters"):
+        wire.hello(pb.Hello(node=name, **fields))
 
 
 def test_text_for_people_is_cut_where_it_is_too_long() -> None:
