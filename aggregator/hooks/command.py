@@ -27,5 +27,6 @@ class CommandHook:
             return HookAnswer(Said.DONE, finished.output)
         if finished.code == _NOT_YET:
             return HookAnswer(Said.LATER, finished.output)
-        text = f"{self._argv[0]} exited with {finished.code}: {finished.output}"
+        said = f": {finished.output}" if finished.output else ""
+        text = f"{self._argv[0]} exited with {finished.code}{said}"
         return HookAnswer(Said.FAILED, text)

@@ -36,7 +36,8 @@ async def run_command(argv: Sequence[str], *, values: Mapping[str, str], limit: 
     """Run it to its success. Raises `CommandFailed`, also where it exits with other than 0."""
     finished = await finish_command(argv, values=values, limit=limit)
     if finished.code != 0:
-        raise CommandFailed(f"{argv[0]} exited with {finished.code}: {finished.output}")
+        said = f": {finished.output}" if finished.output else ""
+        raise CommandFailed(f"{argv[0]} exited with {finished.code}{said}")
 
 
 async def finish_command(

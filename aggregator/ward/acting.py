@@ -59,13 +59,13 @@ def seconds_of(text: str) -> float:
     return seconds
 
 
-def exempted(node: str, until: float, reason: str) -> Wish:
-    """Leave the node alone until then (wall clock seconds)."""
+def exempted(node: str, until: float, reason: str, *, how: str = "") -> Wish:
+    """Leave the node alone until then (wall clock seconds). ``how``: as for `stopped`."""
     return Wish(
         {EXEMPT: exemption(until, reason)},
         f"{node}: exempt until {write_time(until)}: {reason}\n"
         f"{_SOON} A quarantine that stands stays, and evicts nobody any more: sickbay release "
-        f"{node} ends it.\nSooner: sickbay unexempt {node}",
+        f"{node}{how} ends it.\nSooner: sickbay unexempt {node}{how}",
     )
 
 
@@ -75,13 +75,13 @@ def unexempted(node: str) -> Wish:
     return Wish({EXEMPT: None}, said, f"{node} was not exempt.")
 
 
-def pinned(node: str, reason: str) -> Wish:
+def pinned(node: str, reason: str, *, how: str = "") -> Wish:
     """Keep the node in quarantine."""
     return Wish(
         {PIN: reason},
         f"{node}: pinned: {reason}\n"
         "A quarantine of it is not released by itself until the pin is gone. It puts no node in: "
-        f"sickbay quarantine does.\nTo let go: sickbay unpin {node}",
+        f"sickbay quarantine does.\nTo let go: sickbay unpin {node}{how}",
     )
 
 

@@ -10,6 +10,7 @@ import getpass
 import json
 import os
 import random
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -158,6 +159,11 @@ def _hands(options: argparse.Namespace) -> Any:
     return KubeHands(sources, options.namespace)
 
 
+def _how(options: argparse.Namespace) -> str:
+    """The option that whoever takes the wish back needs again."""
+    return f" --local {shlex.quote(str(options.local))}" if options.local is not None else ""
+
+
 def _say(options: argparse.Namespace, text: str) -> None:
     print(json.dumps({"done": True, "message": text}) if options.output == "json" else text)
 
@@ -186,7 +192,8 @@ def _exempt(options: argparse.Namespace) -> None:
 
     reason = _reason(options)
     until = dt.datetime.now(dt.UTC).timestamp() + seconds_of(options.how_long)
-    _say(options, _hands(options).annotate(options.name, exempted(options.name, until, reason)))
+    wish = exempted(options.name, until, reason, how=_how(options))
+    _say(options, _hands(options).annotate(options.name, wish))
 
 
 def _unexempt(options: argparse.Namespace) -> None:
@@ -198,7 +205,7 @@ def _unexempt(options: argparse.Namespace) -> None:
 def _pin(options: argparse.Namespace) -> None:
     from aggregator.ward.acting import pinned
 
-    wish = pinned(options.name, _reason(options))
+    wish = pinned(options.name, _reason(options), how=_how(options))
     _say(options, _hands(options).annotate(options.name, wish))
 
 

@@ -423,7 +423,7 @@ async def test_the_drain_command_is_tried_until_it_succeeds_and_then_no_more(
         await cluster.create_quarantine("n1", SPEC)
         (pod,) = await cluster.pods_on("n1")
         blocked = await cluster.evict(pod)
-        assert (blocked.outcome, blocked.message) == (Evicted.BLOCKED, "sh exited with 1: ")
+        assert (blocked.outcome, blocked.message) == (Evicted.BLOCKED, "sh exited with 1")
         go.touch()
         assert (await cluster.evict(pod)).outcome is Evicted.ACCEPTED
         assert await cluster.pods_on("n1") == []

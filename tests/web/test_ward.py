@@ -323,7 +323,7 @@ async def test_a_node_of_a_local_cluster_is_exempted_and_pinned_and_let_go(datab
     where = ["--local", str(database)]
     done = await sickbay("exempt", "node-1", "--for", "8h", "--reason", "firmware test", *where)
     assert done.code == 0, done.err
-    assert "sickbay unexempt node-1" in done.out
+    assert f"Sooner: sickbay unexempt node-1 --local {database}\n" in done.out
     assert (await sickbay("pin", "node-1", "--reason", "RMA 12345", *where)).code == 0
     store = Store(database, wall=lambda: NIGHT)
     found = read_wishes(store.node("node-1").annotations)

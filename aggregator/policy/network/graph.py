@@ -186,6 +186,8 @@ class Graph:
         if cut_off:
             return _cut_off(node, sight, reaching, len(seen))
         well = bool(seen) and 2 * reaching >= len(seen)
+        if not seen:
+            return Look("", well, "no other node looks for it")
         return Look("", well, f"{reaching} of {len(seen)} nodes that look for it reach it")
 
     def _seen_by(self, node: str, sight: Sight) -> Iterator[tuple[str, bool]]:
