@@ -29,6 +29,8 @@ from aggregator.quarantine.decide.record import (
 
 #: Of so many that wait, none can be told to be admitted soon.
 _MOST_LIKELY = 32
+#: What is only likely may be told by the fleet's size of so long ago (seconds).
+_SIZE_AGE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class Registrar:
         self._record = Record()
         self._waiting: list[_Request] = []
         self._worker: asyncio.Task[None] | None = None
+        self._counted: tuple[float, Size] | None = None
         #: Why the record can't be used; empty when it can.
         self.problem = ""
 
@@ -92,8 +95,16 @@ class Registrar:
         if self._stored is None or self.problem or len(self._waiting) > _MOST_LIKELY:
             return False
         asked = [request.propose for request in self._waiting if request.propose is not None]
-        outcome = self._decide(self._record, [*asked, proposal], self._stored.stop)
+        size = self._lately()
+        outcome = self._decide(self._record, [*asked, proposal], self._stored.stop, size)
         return proposal.node in outcome.admitted
+
+    def _lately(self) -> Size:
+        """The fleet's size, not counted anew for each of many proposals: that takes all nodes."""
+        now = self._wall()
+        if self._counted is None or not 0 <= now - self._counted[0] < _SIZE_AGE:
+            self._counted = (now, self._size())
+        return self._counted[1]
 
     def restrained(self, proposal: Proposal) -> Held | None:
         """What keeps a cordon that stands from becoming a drain, by the record as last seen."""
@@ -167,7 +178,7 @@ class Registrar:
                 .withdraw(request.withdraw for request in batch if request.withdraw)
             )
             asked = [request.propose for request in batch if request.propose is not None]
-            outcome = self._decide(after, asked, stored.stop)
+            outcome = self._decide(after, asked, stored.stop, self._size())
             if (outcome.record.entries, outcome.record.cooldowns) == (
                 before.entries,
                 before.cooldowns,
@@ -186,12 +197,12 @@ class Registrar:
                 continue
             return dict(outcome.held)
 
-    def _decide(self, record: Record, asked: list[Proposal], stop: str) -> Outcome:
+    def _decide(self, record: Record, asked: list[Proposal], stop: str, size: Size) -> Outcome:
         return admit(
             record,
             asked,
             self._limits,
-            self._size(),
+            size,
             now=self._wall(),
             policy_hash=self._policy_hash,
             stop=stop,

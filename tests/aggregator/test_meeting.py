@@ -22,6 +22,7 @@ from aggregator.quarantine.cluster import (
     RecordSeen,
     Taint,
 )
+from aggregator.quarantine.decide.admission import Proposal, Size
 from aggregator.quarantine.decide.marks import OVERRULED, is_marked
 from aggregator.quarantine.decide.record import (
     Entry,
@@ -34,9 +35,11 @@ from aggregator.quarantine.decide.release import RELEASES
 from aggregator.quarantine.decide.wishes import EXEMPT, FORCE, PIN
 from aggregator.quarantine.hooking import HookAnswer, HookRules, Said
 from aggregator.quarantine.ledger import Transition
+from aggregator.quarantine.registrar import Registrar
 from tests.support import virtualtime
 from tests.support.memorycluster import MemoryCluster, World, phase_of
 from tests.support.replica import (
+    OPEN,
     SETTINGS,
     FakeLine,
     Replica,
@@ -484,3 +487,35 @@ def test_a_recorder_remembers_no_more_than_so_many_names_of_one_node() -> None:
         )
     assert len(recorder._nodes["n1"].ill) <= 4096
     assert rows
+
+
+def test_a_storm_of_proposals_does_not_count_the_fleet_for_each() -> None:
+    async def main() -> None:
+        world = World()
+        counted = 0
+
+        def size() -> Size:
+            nonlocal counted
+            counted += 1
+            return Size(10_000, 10_000)
+
+        clock = Running()
+        registrar = Registrar(
+            MemoryCluster(world),
+            limits=replace(OPEN, concurrent=1),
+            policy_hash="h",
+            size=size,
+            causes=dict,
+            wall=clock,
+        )
+        registrar.seen(world.record)
+        proposals = [Proposal(f"n{number}", "i", "", "drain") for number in range(30)]
+        assert [registrar.likely(one) for one in proposals] == [True] * 30
+        held = await asyncio.gather(*(registrar.propose(one) for one in proposals))
+        assert sum(one is None for one in held) == 1
+        assert counted <= 3
+        await later(2)
+        assert not registrar.likely(proposals[5])
+        assert counted <= 4
+
+    virtualtime.run(main())
