@@ -242,6 +242,10 @@ def _contradictions(config: Config) -> Iterator[_Finding]:
     yield from _shared(config)
     for key, text in drain_contradictions(config.drain):
         yield _finding(key, text)
+    if config.drain.namespaces and config.cluster.kind == "local":
+        # "*" would match what stands for the command `drain`, which then never ran.
+        text = 'namespaces have pods, and cluster.kind is "local"; expected none'
+        yield _finding(("drain", "namespaces"), text, "cluster")
     if config.agents.silent_after < 2 * config.agents.heartbeat:
         text = (
             f"{config.agents.silent_after:g}s is less than two heartbeats, so that one late "

@@ -274,6 +274,17 @@ policy:
     ]
 
 
+def test_policies_for_pods_are_refused_where_there_are_none(tmp_path: Path) -> None:
+    text = (
+        f"{LOCAL}cluster: {{kind: local}}\nidentity: {{kind: insecure-trust-hello}}\n"
+        "drain: {namespaces: [{match: '*', policy: never}]}\n"
+    )
+    [problem] = problems(tmp_path, text)
+    assert problem.startswith(
+        '4: drain.namespaces: namespaces have pods, and cluster.kind is "local"'
+    )
+
+
 def test_one_section_that_is_wrong_raises_no_false_alarm_about_another(tmp_path: Path) -> None:
     """Without its listen section the file would look as if it spoke plaintext."""
     text = "identity: {kind: certificate}\nlisten: {grpc: '0.0.0.0:1', tls: {cert_file: /x}}\n"
