@@ -103,6 +103,8 @@ class Case:
         known = self.patient.quarantine
         if known is not None and known.uid == quarantine.uid and _older(quarantine, known):
             return
+        if known is not None and known.uid != quarantine.uid:
+            self.patient.release_held, self.release_look = "", 0.0  # that was the other's
         self.patient.quarantine = quarantine
         if self.restored == quarantine.uid:
             return

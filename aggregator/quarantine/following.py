@@ -113,6 +113,7 @@ class Following:
         if known is None or known.uid != uid:
             return
         case.patient.quarantine = None
+        case.patient.release_held, case.release_look = "", 0.0
         case.definition_going = with_definition
         if not with_definition and uid != case.ended:
             case.orphan = uid

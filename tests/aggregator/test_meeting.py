@@ -14,10 +14,12 @@ from aggregator.kube.quarantines import decode_quarantine, encode_spec, encode_s
 from aggregator.policy.lemons import Bounds, Lemon, evidence
 from aggregator.quarantine.acts import Clocks
 from aggregator.quarantine.cluster import (
+    Action,
     ClusterError,
     Node,
     Phase,
     Quarantine,
+    QuarantineSpec,
     QuarantineStatus,
     RecordSeen,
     Taint,
@@ -517,5 +519,24 @@ def test_a_storm_of_proposals_does_not_count_the_fleet_for_each() -> None:
         await later(2)
         assert not registrar.likely(proposals[5])
         assert counted <= 4
+
+    virtualtime.run(main())
+
+
+def test_what_held_a_release_is_forgotten_with_its_quarantine() -> None:
+    async def main() -> None:
+        world = one_node(annotations={PIN: "RMA"})
+        replica = Replica(world, clock=Running())
+        disk = component("disk-readonly", "/data", Status.FAILED, "read-only")
+        replica.agent("n1", snapshot(disk))
+        await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
+        replica.agent("n1", Delta((replace(disk, status=Status.OK),)))
+        await soon(lambda: world.quarantines["n1"].status.release_held)
+        world.person_removes_by_force("n1")
+        await soon(lambda: not is_marked(world.nodes["n1"]))
+        pod = world.add_pod("n1", "a")
+        by_hand = QuarantineSpec(Action.DRAIN, "manual", "smells of smoke", requester="alice")
+        world.person_creates("n1", by_hand)
+        await soon(lambda: world.evicted == [pod.uid])
 
     virtualtime.run(main())
