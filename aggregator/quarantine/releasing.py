@@ -98,11 +98,12 @@ class Releasing:
             text = f"its cause is over, and it is not released: {why}"
             self._acts.note(case, Kind.RELEASE_HELD, text)
         case.patient.release_held = why
+        looked_at = self._clocks.now()
         if quarantine.status.release_held != why:
             await self._acts.write_status(
                 case, quarantine, replace(quarantine.status, release_held=why)
             )
-        case.release_look = self._clocks.now() + LOOK_AGAIN
+        case.release_look = looked_at + LOOK_AGAIN
 
     async def unhold(self, case: Case, quarantine: Quarantine) -> None:
         """It is ill again: what spoke against its release has no meaning any more."""
