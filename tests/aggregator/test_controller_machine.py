@@ -620,6 +620,7 @@ class Ward(RuleBasedStateMachine):
         self._explained()
         self.world.person_stops("")
         self.world.budget_blocks.clear()
+        self.exempt.clear()
         for name, agent in self.agents.items():
             for key in (EXEMPT, PIN, FORCE):
                 self._annotate(name, key, None)
