@@ -293,4 +293,8 @@ def _told_to_stop() -> asyncio.Task[bool]:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
+    # To the agent it means "read the file again"; here it must not end the process.
+    loop.add_signal_handler(
+        signal.SIGHUP, lambda: log.warning("SIGHUP: configuration and policy are read at a start")
+    )
     return asyncio.create_task(told.wait(), name="stop")

@@ -4,6 +4,7 @@ Each command imports what it needs and no more: ``check`` stands in the prolog o
 """
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -53,6 +54,9 @@ def _explain(error: BaseException) -> int:
             return INTERRUPTED
         case BrokenPipeError():
             return OK  # whoever read us (head, less) has seen enough
+        case OSError(errno=errno.ENOSPC):
+            _write(sys.stderr, f"sickbay-agent: the answer can't be written: {error}\n")
+            return INTERNAL
         case BadUsage():
             _write(sys.stderr, f"{error.usage}sickbay-agent: error: {error}\n")
             return USAGE

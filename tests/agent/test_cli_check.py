@@ -538,6 +538,21 @@ def test_ctrl_c_ends_the_command_without_a_traceback(tmp_path: Path) -> None:
     assert b"Traceback" not in err
 
 
+def test_an_answer_that_cannot_be_written_is_no_traceback(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [PROGRAM, "check", "--config", configured(tmp_path)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 70
+    assert "the answer can't be written" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 # -- the other commands ------------------------------------------------------------------------
 
 
