@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator.health.model import Cleared, Delta, Hello, Snapshot, Status
+from aggregator.health.model import Cleared, ClearedBy, Delta, Hello, Snapshot, Status
 from aggregator.kube.cluster import KubeCluster
 from aggregator.quarantine.acts import Clocks
 from aggregator.quarantine.cluster import NodeMeta
@@ -21,6 +21,7 @@ from aggregator.quarantine.decide.admission import FLEET, Limits
 from aggregator.quarantine.decide.blame import CommonLimits
 from aggregator.quarantine.decide.record import Record, parse_record
 from aggregator.quarantine.fleet import Fleet
+from aggregator.quarantine.ledger import Kind
 from aggregator.quarantine.settings import Settings
 from tests.controlplane.pytest_plugin import Space
 from tests.support.kubecluster import kube_cluster
@@ -65,6 +66,7 @@ class Ward:
 
     def __init__(self, cluster: KubeCluster, settings: Settings, clock: Turned) -> None:
         self.fleet, self.notes, self.clock = Fleet(), Notes(), clock
+        self.lines: dict[str, FakeLine] = {}
         self.controller = Controller(
             cluster=cluster,
             policy=POLICY,
@@ -76,8 +78,12 @@ class Ward:
         )
 
     def attach(self, node: str, told: Snapshot) -> None:
-        self.controller.attached(Hello(node, "boot-1", "epoch", "0.1.0", 1, "agent"), FakeLine())
+        line = self.lines[node] = FakeLine()
+        self.controller.attached(Hello(node, "boot-1", "epoch", "0.1.0", 1, "agent"), line)
         self.controller.heard(node, told, self.clock())
+
+    def detach(self, node: str) -> None:
+        self.controller.detached(node, self.lines[node], "its connection broke")
 
     def break_(self, nodes: Iterable[str]) -> None:
         for node in nodes:
@@ -191,3 +197,45 @@ async def test_storm_partial_recovery_new_fault_in_the_cooldown_over_two_lives(
         assert set(ward.holds().values()) == {"limits.common_cause_percent"}
         assert len(ward.sick()) == 4
         assert "check:disk-readonly" in (await stored(cluster_space)).cooldowns
+
+
+@pytest.mark.usefixtures("quarantine_definition")
+async def test_what_accuses_nobody_touches_no_node_and_38905_lines_of_four_gpus_are_four_incidents(
+    cluster_space: Space, request: pytest.FixtureRequest
+) -> None:
+    """A lone 13, 31, 43 and 45; a target that all miss; 30 % of the agents silent at once."""
+    plane = cluster_space.plane
+    request.addfinalizer(lambda: remove_quarantines(plane, cluster_space.node_prefix))
+    nodes, clock = cluster_space.create_nodes(14), Turned()
+    limits = replace(
+        SHIPPED.limits, concurrent_percent=100, new_per_window=50, new_per_window_percent=100
+    )
+    settings = replace(SHIPPED, limits=limits, silent_after=30)
+    mark = plane.audit_mark()
+    async with life(cluster_space, settings, clock, dict.fromkeys(nodes, snapshot())) as ward:
+        for node, code in zip(nodes, ("xid:13", "xid:31", "xid:43", "xid:45"), strict=False):
+            lone = fault(code, f"GPU-{node}", cleared_by=ClearedBy.EXPIRY)
+            ward.controller.heard(node, Delta(faults=(lone,)), clock())
+        for node in nodes:
+            missed = component("reach", "tcp://10.0.0.1:2049", Status.FAILED, "timeout")
+            ward.controller.heard(node, Delta((missed,)), clock())
+        for node in nodes[:4]:
+            ward.detach(node)
+        clock.time += 100
+        await until(lambda: sum("agent.silent" in ward.notes.kinds(node) for node in nodes) == 4)
+        ill = nodes[10:]
+        for node, lines in zip(ill, (9726, 9726, 9726, 9727), strict=True):
+            said = fault("xid:95", f"GPU-{node}", count=lines, cleared_by=ClearedBy.GPU_RESET)
+            ward.controller.heard(node, Delta(faults=(said,)), clock())
+        await until(lambda: ward.sick() == set(ill))
+        told = [note for note in ward.notes.transitions if note.kind is Kind.INCIDENT_OPENED]
+        assert sorted(note.node for note in told if "xid:95" in note.summary) == ill
+        assert ward.holds() == {}
+    patched = {
+        entry["objectRef"]["name"]
+        for entry in plane.audit_entries(mark)
+        if entry["verb"] in ("patch", "update")
+        and entry["objectRef"]["resource"] == "nodes"
+        and "subresource" not in entry["objectRef"]  # statuses are the played kubelets' work
+    }
+    assert patched & set(nodes) <= set(ill)
