@@ -491,29 +491,20 @@ class Ward(RuleBasedStateMachine):
             self.world.person_creates(name, QuarantineSpec(action, "manual", "smells of smoke"))
             self._go(0)
 
-    def _annotate(self, name: str, key: str, value: str | None) -> None:
-        node = self.world.nodes[name]
-        kept = {k: v for k, v in node.annotations.items() if k != key}
-        if value is not None:
-            kept[key] = value
-        if kept != node.annotations:
-            self.world.set_node(replace(node, annotations=kept))
-            self._go(0)
-
     @rule(name=nodes, seconds=st.sampled_from((0.0, 100.0, 1000.0)))
     def a_person_exempts(self, name: str, seconds: float) -> None:
         until = round(self.loop.time() + seconds)
         self.exempt[name] = until if seconds else 0.0
-        self._annotate(name, EXEMPT, exemption(until, "a test") if seconds else None)
+        self.world.person_annotates(name, EXEMPT, exemption(until, "a test") if seconds else None)
 
     @rule(name=nodes, text=st.sampled_from((None, "RMA 12345", "")))
     def a_person_pins(self, name: str, text: str | None) -> None:
-        self._annotate(name, PIN, text)
+        self.world.person_annotates(name, PIN, text)
 
     @precondition(lambda self: self.mode is Action.DRAIN)
     @rule(name=nodes, text=st.sampled_from((None, "drain fan 3", "cordon fan 3", "nonsense")))
     def a_person_forces(self, name: str, text: str | None) -> None:
-        self._annotate(name, FORCE, text)
+        self.world.person_annotates(name, FORCE, text)
 
     @rule(name=nodes, there=st.booleans())
     def somebody_elses_taint(self, name: str, *, there: bool) -> None:
@@ -623,7 +614,7 @@ class Ward(RuleBasedStateMachine):
         self.exempt.clear()
         for name, agent in self.agents.items():
             for key in (EXEMPT, PIN, FORCE):
-                self._annotate(name, key, None)
+                self.world.person_annotates(name, key, None)
             self._inside(lambda name=name: self.replica.controller.conflict(name, ""))  # type: ignore[misc]
             self._detach(agent)
             agent.unacked += agent.forgotten

@@ -62,12 +62,6 @@ def one_node(name: str = "n1", **changes: object) -> World:
     return world
 
 
-def annotate(world: World, key: str, value: str | None) -> None:
-    node = world.nodes["n1"]
-    kept = {k: v for k, v in node.annotations.items() if k != key}
-    world.set_node(replace(node, annotations=kept if value is None else {**kept, key: value}))
-
-
 def test_a_sign_about_something_else_is_acknowledged_while_a_budget_holds_up_the_drain() -> None:
     async def main() -> None:
         world = one_node()
@@ -89,7 +83,7 @@ def test_a_force_that_was_taken_back_from_a_pinned_node_that_is_ill_asks_for_lit
         world = one_node(annotations={FORCE: "cordon look at fan 3", PIN: "RMA"})
         replica = Replica(world, clock=Running())
         await soon(lambda: phase_of(world, "n1") is Phase.CORDONED)
-        annotate(world, FORCE, None)
+        world.person_annotates("n1", FORCE, None)
         replica.agent("n1", ILL)
         await later(400)
         before = replica.cluster.calls
@@ -105,9 +99,9 @@ def test_a_force_that_comes_again_while_a_pin_held_the_release_is_carried_out() 
         world.budget_blocks.add(world.add_pod("n1", "a").uid)
         Replica(world, clock=Running())
         await soon(lambda: phase_of(world, "n1") is Phase.DRAINING)
-        annotate(world, FORCE, None)
+        world.person_annotates("n1", FORCE, None)
         await soon(lambda: world.quarantines["n1"].status.release_held)
-        annotate(world, FORCE, "drain fan 3, again")
+        world.person_annotates("n1", FORCE, "drain fan 3, again")
         world.budget_blocks.clear()
         await soon(lambda: world.evicted)
         assert not world.quarantines["n1"].status.release_held
@@ -362,7 +356,7 @@ def test_a_storm_of_silence_puts_off_no_look_at_a_node_that_is_drained() -> None
         replica.agent("n1", ILL)
         await soon(lambda: phase_of(world, "n1") is Phase.DRAINING)
         began = replica.clock()
-        annotate(world, EXEMPT, "until 2100-01-01T00:00:00Z a test")
+        world.person_annotates("n1", EXEMPT, "until 2100-01-01T00:00:00Z a test")
         await soon(lambda: replica.fleet.patients["n1"].exempt)
         assert replica.clock() - began < 40
 

@@ -58,11 +58,6 @@ def change(world: World, **changes: Any) -> None:
     world.set_node(replace(world.nodes["n1"], **changes))
 
 
-def annotate(world: World, key: str, value: str | None) -> None:
-    kept = {k: v for k, v in world.nodes["n1"].annotations.items() if k != key}
-    change(world, annotations=kept if value is None else {**kept, key: value})
-
-
 async def drained(world: World) -> None:
     def settled() -> bool:
         world.kubelets_finish()
@@ -226,11 +221,13 @@ def test_a_pin_keeps_a_node_in_until_it_is_gone_and_not_against_a_person() -> No
     async def main() -> None:
         world = one_node()
         replica = await falls_ill(world)
-        annotate(world, PIN, "RMA 12345")  # after the last list: the read at the release sees it
+        world.person_annotates(
+            "n1", PIN, "RMA 12345"
+        )  # after the last list: the read at the release sees it
         recovers(replica)
         await later(610)
         await held(world, "pinned by a person (RMA 12345)")
-        annotate(world, PIN, None)
+        world.person_annotates("n1", PIN, None)
         await gone(world)
 
         world = one_node(annotations={PIN: ""})

@@ -45,17 +45,11 @@ def wall(replica: Replica) -> float:
     return replica.clock()
 
 
-def annotate(world: World, key: str, value: str | None) -> None:
-    node = world.nodes["n1"]
-    kept = {k: v for k, v in node.annotations.items() if k != key}
-    world.set_node(replace(node, annotations=kept if value is None else {**kept, key: value}))
-
-
 def one_node(**annotations: str) -> World:
     world = World()
     world.add_node("n1")
     for key, value in annotations.items():
-        annotate(world, f"sickbay.dev/{key}", value)
+        world.person_annotates("n1", f"sickbay.dev/{key}", value)
     return world
 
 
@@ -159,7 +153,7 @@ def test_an_exempt_node_is_left_alone_shown_and_judged_again_when_it_ends() -> N
     async def main() -> None:
         world = one_node()
         replica = Replica(world, clock=Running())
-        annotate(world, EXEMPT, exemption(wall(replica) + 1000, "firmware test"))
+        world.person_annotates("n1", EXEMPT, exemption(wall(replica) + 1000, "firmware test"))
         world.writes.clear()
         replica.agent("n1", ILL)
         await later(900)
@@ -187,7 +181,7 @@ def test_one_that_is_set_while_we_act_is_seen_before_the_node_is_touched(call: s
 
         def fails(name: str) -> ClusterError | None:
             if name == call and call not in asked:
-                annotate(world, EXEMPT, exemption(10**9, "hands off"))
+                world.person_annotates("n1", EXEMPT, exemption(10**9, "hands off"))
             asked.append(name)
             return None
 
@@ -211,7 +205,7 @@ def test_what_an_exemption_kept_from_beginning_is_no_release_that_a_repeat_count
         def fails(name: str) -> ClusterError | None:
             if name == "patch_node" and not asked:
                 asked.append(name)
-                annotate(world, EXEMPT, exemption(wall(replica) + 1000, "wait"))
+                world.person_annotates("n1", EXEMPT, exemption(wall(replica) + 1000, "wait"))
             return None
 
         replica = Replica(world, clock=Running(), fails=fails)
@@ -232,7 +226,9 @@ def test_one_that_is_set_while_it_drains_stops_the_evictions_and_keeps_the_cordo
         replica = Replica(world, clock=Running())
         replica.agent("n1", ILL)
         await soon(lambda: phase_of(world, "n1") is Phase.DRAINING)
-        annotate(world, EXEMPT, exemption(wall(replica) + 3600, "the job ends at four"))
+        world.person_annotates(
+            "n1", EXEMPT, exemption(wall(replica) + 3600, "the job ends at four")
+        )
         await later(30)
         world.budget_blocks.clear()
         await later(3000)
@@ -264,7 +260,7 @@ def test_an_exemption_that_makes_no_sense_keeps_evictions_off_and_no_cordon() ->
         await later(1000)
         assert world.evicted == []
         assert "makes no sense" in replica.fleet.patients["n1"].wishes[0]
-        annotate(world, EXEMPT, None)
+        world.person_annotates("n1", EXEMPT, None)
         await soon(lambda: world.evicted == [pod.uid])
 
     virtualtime.run(main())
@@ -287,7 +283,7 @@ def test_a_force_is_a_quarantine_until_it_is_taken_back() -> None:
         Replica(world, clock=Running(), settings=none)
         await later(1000)
         assert phase_of(world, "n1") is Phase.DRAINED  # a restart takes nothing back
-        annotate(world, FORCE, None)
+        world.person_annotates("n1", FORCE, None)
         await soon(lambda: not world.quarantines)
         assert not is_marked(world.nodes["n1"])
         assert not world.nodes["n1"].unschedulable
@@ -316,9 +312,9 @@ def test_a_force_can_be_made_stronger_and_weaker() -> None:
         pod = world.add_pod("n1", "a")
         Replica(world, clock=Running())
         await soon(lambda: phase_of(world, "n1") is Phase.CORDONED)
-        annotate(world, FORCE, "drain x")
+        world.person_annotates("n1", FORCE, "drain x")
         await soon(lambda: world.evicted == [pod.uid])
-        annotate(world, FORCE, "cordon x")
+        world.person_annotates("n1", FORCE, "cordon x")
         await soon(lambda: phase_of(world, "n1") is Phase.CORDONED)
 
     virtualtime.run(main())
@@ -387,14 +383,14 @@ def test_a_force_keeps_in_what_has_recovered() -> None:
         disk: Any = fault("xid:79")
         replica.agent("n1", snapshot(disk))
         await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
-        annotate(world, FORCE, "drain RMA 7")
+        world.person_annotates("n1", FORCE, "drain RMA 7")
         world.set_node(replace(world.nodes["n1"], boot_id="boot-2"))
         replica.agent("n1", snapshot(), boot_id="boot-2")
         await later(2000)
         found = standing(world)
         assert found is not None
         assert "RMA 7" in found.status.release_held
-        annotate(world, FORCE, None)
+        world.person_annotates("n1", FORCE, None)
         await soon(lambda: not world.quarantines)
 
     virtualtime.run(main())

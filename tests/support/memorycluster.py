@@ -107,6 +107,15 @@ class World:
     def person_uncordons(self, name: str) -> None:
         self.set_node(replace(self.nodes[name], unschedulable=False))
 
+    def person_annotates(self, name: str, key: str, value: str | None) -> None:
+        """None takes the annotation away; what is so already is no change."""
+        node = self.nodes[name]
+        kept = {k: v for k, v in node.annotations.items() if k != key}
+        if value is not None:
+            kept[key] = value
+        if kept != node.annotations:
+            self.set_node(replace(node, annotations=kept))
+
     def person_deletes(self, name: str) -> None:
         quarantine = self.quarantines[name]
         if quarantine.has_finalizer:
