@@ -61,6 +61,7 @@ class Acts:
         suspects: Callable[[Case], tuple[frozenset[str], ...]],
         drain_suspects: Callable[[Case], tuple[frozenset[str], ...]],
         unsettled: Callable[[Case], str],
+        off_balancers: bool,
     ) -> None:
         self._cluster = cluster
         self._registrar = registrar
@@ -71,6 +72,7 @@ class Acts:
         self._suspects = suspects
         self._drain_suspects = drain_suspects
         self._unsettled = unsettled
+        self._off_balancers = off_balancers
 
     def wanted_now(self, case: Case) -> Wanted | None:
         """What is wanted of the node. What many nodes share makes no cordon that stands a drain."""
@@ -168,7 +170,8 @@ class Acts:
         await self._mark(case, quarantine, node)
 
     async def _mark(self, case: Case, quarantine: Quarantine, node: Node) -> None:
-        patched = await self._cluster.patch_node(node, cordon_change(node, quarantine))
+        change = cordon_change(node, quarantine, off_balancers=self._off_balancers)
+        patched = await self._cluster.patch_node(node, change)
         now = self._clocks.wall()
         status = replace(
             quarantine.status,
@@ -208,11 +211,7 @@ class Acts:
         spec = changed_intent(quarantine.spec, wanted)
         if spec is None:
             return
-        written = await self._cluster.write_quarantine_spec(quarantine, spec)
-        if spec.action is not Action.DRAIN and written.status.phase is Phase.DRAINING:
-            status = replace(written.status, phase=Phase.CORDONED, blockers=())
-            written = await self._cluster.write_quarantine_status(written, status)
-        case.patient.quarantine = written
+        await self._write_spec(case, quarantine, spec)
         if spec.action is not quarantine.spec.action:
             text = f"{quarantine.spec.action} becomes {spec.action}: {wanted.spec.reason}"
             self.note(case, Kind.INCIDENT_CHANGED, text)
@@ -229,8 +228,12 @@ class Acts:
             case.patient.quarantine = await self._cluster.create_quarantine(case.node, spec)
             return
         spec = replace(quarantine.spec, action=action, reason=reason)
+        await self._write_spec(case, quarantine, spec)
+
+    async def _write_spec(self, case: Case, quarantine: Quarantine, spec: QuarantineSpec) -> None:
+        """Write the intent; a drain that is no longer wanted is a cordon again."""
         written = await self._cluster.write_quarantine_spec(quarantine, spec)
-        if action is not Action.DRAIN and written.status.phase is Phase.DRAINING:
+        if spec.action is not Action.DRAIN and written.status.phase is Phase.DRAINING:
             status = replace(written.status, phase=Phase.CORDONED, blockers=())
             written = await self._cluster.write_quarantine_status(written, status)
         case.patient.quarantine = written

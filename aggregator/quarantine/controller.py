@@ -15,7 +15,7 @@ from aggregator.quarantine.acts import Acts, Clocks
 from aggregator.quarantine.attending import Attending
 from aggregator.quarantine.case import Case
 from aggregator.quarantine.census import Census
-from aggregator.quarantine.cluster import Cluster, ClusterError, Phase
+from aggregator.quarantine.cluster import Action, Cluster, ClusterError, Phase
 from aggregator.quarantine.decide.admission import quorum
 from aggregator.quarantine.decide.wishes import NONE, describe
 from aggregator.quarantine.drain import Drain
@@ -92,6 +92,7 @@ class Controller:
             suspects=suspecting.suspects,
             drain_suspects=suspecting.drain_suspects,
             unsettled=suspecting.unsettled,
+            off_balancers=settings.off_balancers and settings.mode is Action.DRAIN,
         )
         hooking = Hooking(acts=acts, clocks=clocks, rules=settings.hooks, rng=rng)
         drain = Drain(

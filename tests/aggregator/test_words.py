@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from aggregator.health.model import Cleared, ClearedBy, Delta, Snapshot, Status
 from aggregator.health.node import NodeHealth
 from aggregator.quarantine.cluster import (
+    Action,
     ClusterError,
     Phase,
     Quarantine,
@@ -19,6 +20,7 @@ from aggregator.quarantine.cluster import (
     Unreachable,
 )
 from aggregator.quarantine.decide.marks import (
+    OFF_BALANCERS,
     OVERRULED,
     TAINT,
     cordon_change,
@@ -26,6 +28,7 @@ from aggregator.quarantine.decide.marks import (
     is_marked,
     read_overruled,
     stood_for,
+    undo_change,
     write_overruled,
 )
 from aggregator.quarantine.decide.words import Word, ended_by, stands
@@ -128,6 +131,27 @@ def test_the_marks_remember_what_they_were_made_for_but_what_is_over() -> None:
     change = cordon_change(node, quarantine)
     marked = replace(node, annotations={k: v for k, v in change.annotations.items() if v})
     assert stood_for(marked) == {Word("xid:79", "GPU-1", "boot-1", "reboot")}
+
+
+@pytest.mark.parametrize("action", [Action.CORDON, Action.DRAIN])
+@pytest.mark.parametrize("theirs", [False, True])
+def test_a_drain_takes_the_node_off_the_balancers_with_its_taint_and_undoes_only_that(
+    action: Action, *, theirs: bool
+) -> None:
+    world = World()
+    world.add_node("n1", labels={OFF_BALANCERS: "theirs"} if theirs else {})
+    node = world.nodes["n1"]
+    quarantine = Quarantine("n1", "q", "1", replace(SPEC, action=action), QuarantineStatus())
+    change = cordon_change(node, quarantine, off_balancers=True)
+    ours = action is Action.DRAIN and not theirs
+    assert (OFF_BALANCERS in change.labels) is ours
+    assert OFF_BALANCERS not in cordon_change(node, quarantine).labels
+    marked = replace(
+        node,
+        labels={**node.labels, **{k: v for k, v in change.labels.items() if v is not None}},
+        annotations={k: v for k, v in change.annotations.items() if v},
+    )
+    assert (OFF_BALANCERS in undo_change(marked, "q").labels) is ours
 
 
 # -- on the real controller ------------------------------------------------------------------------

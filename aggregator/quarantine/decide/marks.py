@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from aggregator.quarantine.cluster import EvidenceItem, Node, NodeChange, Quarantine, Taint
+from aggregator.quarantine.cluster import Action, EvidenceItem, Node, NodeChange, Quarantine, Taint
 from aggregator.quarantine.decide.maintenance import maintained_by
 from aggregator.quarantine.decide.words import Word
 
@@ -41,15 +41,24 @@ def is_marked(node: Node) -> bool:
     )
 
 
-def cordon_change(node: Node, quarantine: Quarantine) -> NodeChange:
-    """Taint, unschedulable, label and annotations in one patch."""
+def cordon_change(node: Node, quarantine: Quarantine, *, off_balancers: bool = False) -> NodeChange:
+    """Taint, unschedulable, label and annotations in one patch.
+
+    ``off_balancers``: a node that is to be drained is taken off the load balancers with it. Each
+    further patch would move every pod that waits for a node in the scheduler's queue.
+    """
+    exclude = (
+        off_balancers
+        and quarantine.spec.action is Action.DRAIN
+        and OFF_BALANCERS not in node.labels
+    )
     ours = Taint(TAINT, quarantine.spec.kind, "NoSchedule")
     cordoned = not node.unschedulable or _did_cordon(node.annotations)
     codes = [f"{item.code}@{item.component}".rstrip("@") for item in quarantine.spec.evidence]
     return NodeChange(
         taints=(*(taint for taint in node.taints if taint.key != TAINT), ours),
         unschedulable=True,
-        labels={LABEL: quarantine.spec.kind},
+        labels={LABEL: quarantine.spec.kind, **({OFF_BALANCERS: ""} if exclude else {})},
         annotations={
             CODES: ",".join(code[:_MOST_CODE] for code in codes[:_MOST_CODES])
             or quarantine.spec.kind,
@@ -58,7 +67,7 @@ def cordon_change(node: Node, quarantine: Quarantine) -> NodeChange:
                     "quarantine": quarantine.uid,
                     "incident": quarantine.spec.incident,
                     "unschedulable": cordoned,
-                    **({_EXCLUDED: True} if _did_exclude(node) else {}),
+                    **({_EXCLUDED: True} if exclude or _did_exclude(node) else {}),
                     "evidence": _rows(words_of(quarantine.spec.evidence)),
                 },
                 sort_keys=True,
@@ -92,7 +101,10 @@ def foreign_hands(node: Node) -> str:
 
 
 def exclude_change(node: Node) -> NodeChange | None:
-    """Take a node that is marked off the load balancers; None where it is, by whomever."""
+    """Take a node that is marked off the load balancers; None where it is, by whomever.
+
+    For a cordon that becomes a drain: `cordon_change` does it where a drain is wanted at once.
+    """
     did = _did(node.annotations)
     if OFF_BALANCERS in node.labels or not did:
         return None
