@@ -1,12 +1,14 @@
 """The node's condition and its Events, on a real API server."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
 
 from aggregator.kube.cluster import KubeCluster
-from aggregator.quarantine.cluster import Conflict, NotFound
+from aggregator.quarantine.cluster import Conflict, NodeChange, NotFound, Taint
+from aggregator.quarantine.decide.marks import TAINT
 from tests.controlplane.pytest_plugin import Space
 
 
@@ -23,8 +25,21 @@ def events_of(space: Space, name: str) -> list[dict[str, Any]]:
 
 
 async def announce(kube: KubeCluster, space: Space, name: str, **arguments: Any) -> None:
-    uid = space.plane.node(name)["metadata"]["uid"]
+    """As the actor does: the node has been marked, or undone, before."""
+    uid = await marked(kube, name, there=arguments["quarantined"])
     await kube.announce(name, node_uid=uid, **arguments)
+
+
+async def marked(kube: KubeCluster, name: str, *, there: bool) -> str:
+    """The uid of the node, which bears our taint now, or does not."""
+    ours = (Taint(TAINT, "gpu", "NoSchedule"),) if there else ()
+    while True:
+        node = await kube.read_node(name)
+        assert node is not None
+        if node.taints == ours:
+            return node.uid
+        with contextlib.suppress(Conflict):  # others write to a new node, too
+            await kube.patch_node(node, NodeChange(taints=ours))
 
 
 async def test_the_condition_and_one_event_tell_of_each_transition(
@@ -76,3 +91,16 @@ async def test_a_namesake_hears_nothing(kube: KubeCluster, cluster_space: Space)
     assert events_of(cluster_space, name) == []
     with pytest.raises(NotFound):
         await kube.announce(f"{name}-gone", node_uid="any", **arguments)
+
+
+async def test_who_was_superseded_says_nothing_of_what_is_over(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    """Paused between its patch and its word, while another released the node."""
+    [name] = cluster_space.create_nodes(1)
+    await announce(kube, cluster_space, name, quarantined=True, reason="Xid79", message="x")
+    await announce(kube, cluster_space, name, quarantined=False, reason="Released", message="ok")
+    uid = cluster_space.plane.node(name)["metadata"]["uid"]
+    await kube.announce(name, node_uid=uid, quarantined=True, reason="Xid79", message="late")
+    assert condition_of(cluster_space, name)["status"] == "False"
+    assert [one["note"] for one in events_of(cluster_space, name)].count("late") == 0
