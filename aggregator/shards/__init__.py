@@ -1,0 +1,1 @@
+"""Which replicas are there, and whose node is whose."""
