@@ -151,6 +151,12 @@ def _add_simulate(commands: Any) -> None:
     add("--ca-file", type=Path, metavar="FILE", help="TLS, by this CA")
     add("--server-name", default="", metavar="NAME", help="in the aggregator's certificate")
     add("--token-dir", type=Path, metavar="DIR", help="a token for each node in a file of its name")
+    add(
+        "--cert-dir",
+        type=Path,
+        metavar="DIR",
+        help="a client certificate for each node in files of its name: NODE.crt and NODE.key",
+    )
     add("--insecure-plaintext", action="store_true", help="plaintext beyond loopback")
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
 

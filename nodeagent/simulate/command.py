@@ -132,13 +132,20 @@ def _names(options: argparse.Namespace) -> list[str]:
 def _check(options: argparse.Namespace, names: list[str]) -> None:
     """Refuse now what would otherwise fail at each attempt to connect."""
     problems = []
-    if options.token_dir is not None:
-        missing = [name for name in names if not (options.token_dir / name).is_file()]
+    for option, folder, what, ends in (
+        ("--token-dir", options.token_dir, "token", ("",)),
+        ("--cert-dir", options.cert_dir, "certificate", (".crt", ".key")),
+    ):
+        if folder is None:
+            continue
+        missing = [n for n in names if not all((folder / (n + end)).is_file() for end in ends)]
         if missing:
-            what = f"has no token for {len(missing)} of {len(names)} nodes, {missing[0]} for one"
-            problems.append(
-                Problem(str(options.token_dir), 0, "--token-dir", what, "a file named as each node")
-            )
+            lacks = f"has no {what} for {len(missing)} of {len(names)} nodes, {missing[0]} for one"
+            wanted = "a file named as each node" if ends == ("",) else "NODE.crt and NODE.key"
+            problems.append(Problem(str(folder), 0, option, lacks, wanted))
+    if options.cert_dir is not None and options.ca_file is None:
+        what = "needs TLS"
+        problems.append(Problem("--cert-dir", 0, "", what, "--ca-file too"))
     if options.ca_file is not None and not options.ca_file.is_file():
         problems.append(Problem(str(options.ca_file), 0, "--ca-file", "is no file", "a CA in PEM"))
     try:
@@ -153,9 +160,12 @@ def _check(options: argparse.Namespace, names: list[str]) -> None:
 
 def _uplink(options: argparse.Namespace, name: str) -> UplinkConfig:
     tokens: Path | None = options.token_dir
+    certificates: Path | None = options.cert_dir
     return UplinkConfig(
         address=options.aggregator,
         ca_file=options.ca_file,
+        cert_file=certificates / f"{name}.crt" if certificates is not None else None,
+        key_file=certificates / f"{name}.key" if certificates is not None else None,
         token_file=tokens / name if tokens is not None else None,
         server_name=options.server_name,
         insecure_plaintext=options.insecure_plaintext,

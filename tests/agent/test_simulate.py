@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from aggregator.ingest.identity import CertificateAuthenticator
 from nodeagent.simulate import machine
 from nodeagent.simulate.events import Fault
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.cli import agent
+from tests.support.ingest import site
 from tests.support.simulator import Simulator
 from tests.support.waiting import until
 from tests.support.ward import Attended, FakeWard
@@ -201,6 +203,22 @@ async def test_each_node_carries_its_own_token(
         assert stream.metadata["authorization"] == f"Bearer token-of-{name}"
 
 
+async def test_each_node_shows_its_own_certificate(tmp_path: Path) -> None:
+    (tmp_path / "names").write_text("gpu-a\ngpu-b\n")
+    authenticator = CertificateAuthenticator()
+    async with site(folder=tmp_path, authenticator=authenticator, client_certificates=True) as at:
+        assert at.authority is not None
+        for name in ("gpu-a", "gpu-b"):
+            at.authority.client(name, dns=[name])
+        line: list[str | Path] = ["--names", tmp_path / "names", "--cert-dir", tmp_path]
+        line += ["--aggregator", f"localhost:{at.server.port}"]
+        line += ["--ca-file", at.authority.certificate]
+        with Simulator(line, log=tmp_path / "simulator.log"):
+            await until(lambda: len(at.intake.evidence) == 2, within=30, what="both nodes")
+        told = {node for node, _, _ in at.intake.evidence}
+        assert told == {"gpu-a", "gpu-b"}
+
+
 async def test_lines_that_cannot_be_carried_out_are_refused_and_harm_nothing(
     ward: FakeWard, start: Start
 ) -> None:
@@ -290,6 +308,11 @@ def test_a_bad_scenario_is_refused_with_file_line_and_key(
             ["--nodes", "1", "--aggregator", "localhost:1", "--token-dir", "/"],
             "no token for 1 of 1",
         ),
+        (
+            ["--nodes", "1", "--aggregator", "localhost:1", "--cert-dir", "/"],
+            "no certificate for 1 of 1",
+        ),
+        (["--nodes", "1", "--aggregator", "localhost:1", "--cert-dir", "/"], "--ca-file too"),
         (["--nodes", "1", "--aggregator", "localhost:1", "--ca-file", "/none"], "is no file"),
     ],
 )

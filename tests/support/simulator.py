@@ -14,13 +14,29 @@ ROOT = Path(__file__).parents[2]
 
 
 class Simulator:
-    """A running simulation. ``guard`` is told its pid: somebody else may have to end it."""
+    """A running simulation. ``guard`` is told its pid: somebody else may have to end it.
+
+    ``before`` is a command line that runs ours (`tests.support.hosts.with_hosts`).
+    """
 
     def __init__(
-        self, arguments: Sequence[str | Path], *, log: Path, guard: Callable[[int], object] = id
+        self,
+        arguments: Sequence[str | Path],
+        *,
+        log: Path,
+        guard: Callable[[int], object] = id,
+        before: Sequence[str] = (),
     ) -> None:
         self.log_path = log
-        line = [sys.executable, "-m", "nodeagent.cli", "simulate", "--stdin", *map(str, arguments)]
+        line = [
+            *before,
+            sys.executable,
+            "-m",
+            "nodeagent.cli",
+            "simulate",
+            "--stdin",
+            *map(str, arguments),
+        ]
         with log.open("ab") as file:
             self.process = subprocess.Popen(
                 line,

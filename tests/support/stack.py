@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -136,10 +137,25 @@ def remove_quarantines(plane: ControlPlane, prefix: str) -> None:
     plane.request("DELETE", f"/api/v1/namespaces/{NAMESPACE}/configmaps/sickbay-record")
 
 
-def free_port() -> int:
+def free_port(host: str = "127.0.0.1") -> int:
+    """``host`` "0.0.0.0": free on every address of this machine."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         return int(probe.getsockname()[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one replica of several listens: an address of loopback, and whose certificate it has.
+
+    ``names`` are what its certificate covers beside ``host`` and localhost.
+    """
+
+    host: str
+    port: int
+    web_port: int
+    authority: Authority
+    names: tuple[str, ...] = ()
 
 
 class AggregatorProcess:
@@ -153,24 +169,30 @@ class AggregatorProcess:
         more: Mapping[str, Any],
         policy: str = QUICK_POLICY,
         program: Path = Path(sys.executable).parent / "sickbay-aggregator",
+        place: Place | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        if place is None:
+            authority = Authority.create(folder / "pki")
+            place = Place("127.0.0.1", free_port(), free_port(), authority)
         self.folder = folder
-        self.port = free_port()
-        self.web_port = free_port()
-        self.authority = Authority.create(folder / "pki")
+        self.host = place.host
+        self.port = place.port
+        self.web_port = place.web_port
+        self.authority = place.authority
         self.log_path = folder / "aggregator.log"
         self.process: subprocess.Popen[bytes] | None = None
         self._program = program
-        pair = self.authority.server("aggregator", ["localhost", "127.0.0.1"])
+        hosts = dict.fromkeys(["localhost", "127.0.0.1", place.host, *place.names])
+        pair = self.authority.server(f"aggregator-{place.host}", list(hosts))
         (folder / "policy.yaml").write_text(policy)
         kubeconfig = plane.kubeconfig_for_service_account(NAMESPACE, "sickbay-aggregator")
         config: dict[str, Any] = {
             "mode": "drain",
             "cluster": {"kind": "kubernetes", "kubeconfig": str(kubeconfig)},
             "listen": {
-                "grpc": f"127.0.0.1:{self.port}",
-                "web": f"127.0.0.1:{self.web_port}",
+                "grpc": f"{self.host}:{self.port}",
+                "web": f"{self.host}:{self.web_port}",
                 "tls": {"cert_file": str(pair.certificate), "key_file": str(pair.key)},
             },
             "identity": {"kind": "token", "keys_cache": str(folder / "jwks.json")},
@@ -196,7 +218,8 @@ class AggregatorProcess:
 
     @property
     def address(self) -> str:
-        return f"localhost:{self.port}"
+        host = "localhost" if self.host == "127.0.0.1" else self.host
+        return f"{host}:{self.port}"
 
     def goes_by(self, way: Callable[[Path], Path]) -> None:
         """From its next start it uses what ``way`` makes of its kubeconfig."""
@@ -223,7 +246,7 @@ class AggregatorProcess:
             assert self.process is not None
             assert self.process.poll() is None, self.log()
             with socket.socket() as probe:
-                return probe.connect_ex(("127.0.0.1", self.port)) == 0
+                return probe.connect_ex((self.host, self.port)) == 0
 
         wait_until(listens, what="the aggregator's port", timeout_s=30)
         return self

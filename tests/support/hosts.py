@@ -1,0 +1,21 @@
+"""A name with several addresses, as a headless Service has: for one process, by a file of hosts.
+
+The process runs in a mount namespace of its own, in which /etc/hosts is our file. Needs root.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+def write_hosts(path: Path, names: Mapping[str, Sequence[str]]) -> Path:
+    """A file of hosts with these names' addresses, and localhost."""
+    lines = ["127.0.0.1 localhost"]
+    lines += [f"{address} {name}" for name, addresses in names.items() for address in addresses]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def with_hosts(hosts: Path) -> list[str]:
+    """What stands before a command line, so that it sees ``hosts``; its pid is the command's."""
+    script = 'mount --bind "$1" /etc/hosts && shift && exec "$@"'
+    return ["unshare", "--mount", "sh", "-c", script, "sh", str(hosts)]
