@@ -57,6 +57,10 @@ class Line(Protocol):
 class Intake(Protocol):
     """Who takes the evidence in: the controller."""
 
+    def home(self, node: str) -> str:
+        """The address (host:port) of the replica that the node's agent belongs to; empty: here."""
+        ...
+
     def placed(self, node: str, address: str) -> None:
         """Other nodes are told to look for the node at ``address``; empty: nowhere (any more)."""
         ...

@@ -168,10 +168,22 @@ class Stream:
         hello = replace(claimed, node_uid=self.identity.node_uid)
         self.node, self.instance = hello.node, hello.instance
         self.last_heard = self._rules.now()
+        home = self._intake.home(self.node)
+        if home:
+            await self._send_home(home, allowance)
         self._attached = True
         self._streams.attach(self)
         self._intake.attached(hello, self)
         self._welcome(self._streams.peers(self))
+
+    async def _send_home(self, home: str, allowance: Allowance) -> None:
+        """The node is another replica's: say so, and nothing else, until its agent leaves."""
+        self._outbox.put(wire.redirect(home, "the node belongs to that replica"))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REDIRECT_WITHIN):
+                while await self._read(allowance) is not None:
+                    pass
+        raise Ending(Why.REDIRECTED, Code.UNAVAILABLE, f"the node belongs to the replica at {home}")
 
     def _welcome(self, peers: Sequence[str]) -> None:
         self._named = tuple(peers)
@@ -387,7 +399,8 @@ class Stream:
         self._say(ending)
 
     def _say(self, ending: Ending) -> None:
-        ordinary = ending.why in {Why.LEFT, Why.CLOSED}
+        sent_home = ending.why is Why.REDIRECTED and not self._attached
+        ordinary = sent_home or ending.why in {Why.LEFT, Why.CLOSED}
         unsaid = {} if ordinary else self._sparingly(ending.why, self._rules.now())
         if unsaid is not None:
             log.log(

@@ -19,6 +19,7 @@ from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.registrar import Registrar
 from aggregator.quarantine.releasing import Releasing
 from aggregator.quarantine.settings import Settings
+from aggregator.shards.council import Shards
 
 log = logging.getLogger("sickbay.quarantine")
 
@@ -32,7 +33,8 @@ class Attending:
     """``judge`` is called where a step has changed what the judgement stands on, ``shut_out`` where
     the node proved to be another one than its agent's.
 
-    ``view``: the cluster's news are whole. Without them nothing is begun.
+    ``view``: the cluster's news are whole. Without them nothing is begun; nor for a node that is
+    another shard's.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Attending:
         fleet: Fleet,
         clocks: Clocks,
         rng: random.Random,
+        shards: Shards,
         judge: Callable[[Case], None],
         shut_out: Callable[[Case], None],
     ) -> None:
@@ -59,6 +62,7 @@ class Attending:
         self._fleet = fleet
         self._clocks = clocks
         self._rng = rng
+        self._shards = shards
         self._judge = judge
         self._shut_out = shut_out
         self._started_at = clocks.now()
@@ -77,10 +81,22 @@ class Attending:
         )
 
     def kick(self, case: Case) -> None:
-        """See to the node now, or once more when its task is at work already."""
+        """See to the node now, or once more when its task is at work already.
+
+        What may not be done now, for the node is another shard's or our place among the shards is
+        not certain, waits for `resume`.
+        """
         case.again.set()
-        if self.view and (case.task is None or case.task.done()):
+        if self._may(case) and (case.task is None or case.task.done()):
             case.task = asyncio.create_task(self._attend(case), name=f"attend {case.node}")
+
+    def resume(self, case: Case) -> None:
+        """See to the node where something has waited for our leave to act."""
+        if case.again.is_set() and self.busy(case):
+            self.kick(case)
+
+    def _may(self, case: Case) -> bool:
+        return self.view and self._shards.may_act(case.node)
 
     def kick_if_busy(self, case: Case) -> None:
         if self.busy(case):
@@ -88,7 +104,7 @@ class Attending:
 
     async def _attend(self, case: Case) -> None:
         failures, said = 0, ""
-        while self.view and case.again.is_set():
+        while self._may(case) and case.again.is_set():
             case.again.clear()
             try:
                 done = await self._one_step(case)
@@ -222,7 +238,7 @@ class Attending:
 
     def _still_draining(self, case: Case) -> bool:
         """Asked all the time while a drain, which may last for days, is this node's step."""
-        if not self.view or case.suspect or case.over:
+        if not self._may(case) or case.suspect or case.over:
             return False
         if next_step(self._situation(case)).do is not Do.DRAIN:
             return False
@@ -230,7 +246,8 @@ class Attending:
         return True
 
     def _situation(self, case: Case) -> Situation:
-        waited = self._clocks.now() - self._started_at >= self._settings.silent_drain_after
+        since = max(self._started_at, case.ours_since)
+        waited = self._clocks.now() - since >= self._settings.silent_drain_after
         situation = case.situation(
             mode=self._settings.mode,
             in_record=self.in_record(case),

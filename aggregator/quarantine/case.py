@@ -45,6 +45,8 @@ class Case:
     ``wishes``: what people ask of the node in its annotations, as last read in full, or listed.
     ``release_look``: when to look again at what speaks against its release (monotonic).
     ``looked_at``: when the node was last read for what nothing tells of (monotonic).
+    ``ours``: whether the node is our shard's, as last looked at, None before that; ``ours_since``
+    when it became ours (monotonic).
     ``silent_failing``: what was failing when its agent fell silent, while its kubelet is ready.
     """
 
@@ -71,6 +73,8 @@ class Case:
     wishes_known: bool = False
     release_look: float = 0.0
     looked_at: float = float("-inf")
+    ours: bool | None = None
+    ours_since: float = float("-inf")
     silent_failing: str = ""
     silent_failing_since: float = 0.0
     wanted: Wanted | None = None
@@ -150,6 +154,20 @@ class Case:
         quarantine, self.restored = self.patient.quarantine, ""
         if quarantine is not None:
             self.take_quarantine(quarantine, policy, now)
+
+    def hand_over(self, policy: Policy, now: float) -> None:
+        """The node is another shard's now: what its agent said here is evidence no more.
+
+        What the cluster tells of it stays, for the page, and for the day when it is ours again.
+        """
+        self.disown(policy, now)
+        patient = self.patient
+        patient.last_heard, patient.hold, patient.conflict = None, None, ""
+        patient.would = patient.spared = patient.release_held = patient.last_error = ""
+        self.silent, self.silent_failing, self.orphan, self.signs = False, "", "", ()
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
 
     def hear_wishes(self, wall: float) -> tuple[str, ...]:
         """What people ask of the node, for whoever shows it. Returns what was not so before."""

@@ -1,7 +1,8 @@
 """The aggregator's middle: hears agents and the cluster's news, judges, sees to each node.
 
 Its parts: `hearing` (the agents), `following` (the cluster's news), `judging`, `attending` (each
-node's steps). All of it can be lost: snapshots, Quarantine objects and the record bring it back.
+node's steps), `moving` (which nodes are ours). All of it can be lost: snapshots, Quarantine objects
+and the record bring it back.
 """
 
 import asyncio
@@ -26,11 +27,13 @@ from aggregator.quarantine.hooking import Hooking
 from aggregator.quarantine.judging import Judging
 from aggregator.quarantine.ledger import Ledger, NoWitness, Witness
 from aggregator.quarantine.looking import Looking
+from aggregator.quarantine.moving import Moving
 from aggregator.quarantine.registrar import Registrar
 from aggregator.quarantine.releasing import Releasing
 from aggregator.quarantine.settings import Settings, limits_for_people
 from aggregator.quarantine.suspecting import Suspecting
 from aggregator.quarantine.triangulating import Triangulating
+from aggregator.shards.council import Alone, Shards
 
 #: Held proposals, silence and the fleet's size are looked at again so often (seconds).
 ROUNDS = 5.0
@@ -58,7 +61,10 @@ class Controller:
         clocks: Clocks,
         rng: random.Random,
         witness: Witness | None = None,
+        shards: Shards | None = None,
     ) -> None:
+        """``shards`` tells whose node is whose; None: all are ours."""
+        shards = shards or Alone()
         self._cluster = cluster
         self._settings = settings
         self._fleet = fleet
@@ -124,6 +130,7 @@ class Controller:
             fleet=fleet,
             clocks=clocks,
             rng=rng,
+            shards=shards,
             judge=lambda case: judging.judge(case),  # noqa: PLW0108 - it is made below
             shut_out=lambda case: hearing.shut_out(case),  # noqa: PLW0108 - it is made below
         )
@@ -147,7 +154,12 @@ class Controller:
             judge=judging.judge,
         )
         self._looking = Looking(
-            cluster=cluster, census=census, judging=judging, acts=acts, clocks=clocks
+            cluster=cluster,
+            census=census,
+            judging=judging,
+            acts=acts,
+            clocks=clocks,
+            shards=shards,
         )
         self._hearing = hearing = Hearing(
             census=census,
@@ -159,6 +171,7 @@ class Controller:
             silent_after=settings.silent_after,
             triangulating=triangulating,
             witness=witness or NoWitness(),
+            shards=shards,
         )
         self._following = Following(
             cluster=cluster,
@@ -171,6 +184,15 @@ class Controller:
             triangulating=triangulating,
             fleet=fleet,
             ledger=ledger,
+            clocks=clocks,
+            shards=shards,
+        )
+        self._moving = Moving(
+            shards=shards,
+            census=census,
+            hearing=hearing,
+            attending=attending,
+            list_nodes=self._following.refresh_nodes,
             clocks=clocks,
         )
         fleet.mode = settings.mode.value
@@ -209,6 +231,7 @@ class Controller:
             asyncio.create_task(self._following.follow(), name="news"),
             asyncio.create_task(self._go_round(), name="rounds"),
             asyncio.create_task(self._looking.run(), name="looking"),
+            asyncio.create_task(self._moving.run(), name="moving"),
         ]
         try:
             ended, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
@@ -245,6 +268,7 @@ class Controller:
                     self._judging.judge(case)  # an exemption has ended
                 if _in_suspense(case) or case.release_held:
                     self._attend_again(case)
+                self._attending.resume(case)
             for case in self._in_turn([c for c in self._census.cases() if c.patient.hold]):
                 self._attend_again(case)
             await asyncio.sleep(ROUNDS)
@@ -281,6 +305,9 @@ class Controller:
         return True
 
     # -- ingest's Intake -----------------------------------------------------------
+
+    def home(self, node: str) -> str:
+        return self._hearing.home(node)
 
     def placed(self, node: str, address: str) -> None:
         self._triangulating.placed(node, address)

@@ -28,6 +28,7 @@ from aggregator.quarantine.ledger import Kind, Ledger, Transition
 from aggregator.quarantine.registrar import Registrar
 from aggregator.quarantine.suspecting import Suspecting
 from aggregator.quarantine.triangulating import Triangulating
+from aggregator.shards.council import Shards
 
 log = logging.getLogger("sickbay.quarantine")
 
@@ -54,6 +55,7 @@ class Following:
         fleet: Fleet,
         ledger: Ledger,
         clocks: Clocks,
+        shards: Shards,
     ) -> None:
         self._cluster = cluster
         self._policy = policy
@@ -66,6 +68,7 @@ class Following:
         self._fleet = fleet
         self._ledger = ledger
         self._clocks = clocks
+        self._shards = shards
 
     async def follow(self) -> None:
         """For ever."""
@@ -115,8 +118,8 @@ class Following:
         case.patient.quarantine = None
         case.patient.release_held, case.release_look = "", 0.0
         case.definition_going = with_definition
-        if not with_definition and uid != case.ended:
-            case.orphan = uid
+        if not with_definition and uid != case.ended and self._shards.owns(case.node):
+            case.orphan = uid  # of another shard's node the list of nodes tells, if it becomes ours
         self._attending.kick(case)
 
     async def _view_restored(self, unschedulable: frozenset[str]) -> None:
@@ -198,6 +201,7 @@ class Following:
         quarantine = case.patient.quarantine
         if quarantine is None:
             unknown = self._registrar.problem or self._attending.in_record(case)
+            unknown = unknown or not self._shards.owns(case.node)
             if LABEL in meta.labels and not unknown:
                 case.orphan = case.orphan or "swept"
         elif quarantine.status.node_uid not in ("", meta.uid):

@@ -15,12 +15,15 @@ from aggregator.quarantine.census import Census
 from aggregator.quarantine.judging import Judging
 from aggregator.quarantine.ledger import Kind, Witness
 from aggregator.quarantine.triangulating import Triangulating
+from aggregator.shards.council import Shards
 
 log = logging.getLogger("sickbay.quarantine")
 
 
 class Line(Protocol):
     """The way back to an agent: what is asked of ingest's here."""
+
+    def redirect(self, address: str, reason: str) -> None: ...
 
     def close(self, reason: str) -> None: ...
 
@@ -40,6 +43,7 @@ class Hearing:
         silent_after: float,
         triangulating: Triangulating,
         witness: Witness,
+        shards: Shards,
     ) -> None:
         self._census = census
         self._judging = judging
@@ -50,7 +54,12 @@ class Hearing:
         self._silent_after = silent_after
         self._triangulating = triangulating
         self._witness = witness
+        self._shards = shards
         self._lines: dict[str, Line] = {}
+
+    def home(self, node: str) -> str:
+        """Where the node's agent belongs, "host:port"; empty: here, or it can't be told now."""
+        return self._shards.home(node)
 
     def attached(self, hello: Hello, line: Line) -> None:
         """An authenticated stream said Hello; its snapshot follows."""
@@ -127,7 +136,22 @@ class Hearing:
         self._unanswered(case)
         self._triangulating.silent(node)
         self._witness.left(node)
+        if not self._shards.owns(node):
+            self.hand_over(case)
         log.info("agent detached", extra={"node": node, "reason": reason})
+
+    def send_home(self, case: Case, reason: str) -> None:
+        """The node is another shard's: its agent is told which, and not heard any more."""
+        line, home = self._lines.get(case.node), self.home(case.node)
+        if line is not None and home:
+            line.redirect(home, reason)
+
+    def hand_over(self, case: Case) -> None:
+        """Unhear what the agent of a node said that is another shard's now."""
+        self._unanswered(case)
+        case.hand_over(self._policy, self._clocks.now())
+        self._triangulating.silent(case.node)
+        self._judging.judge(case)
 
     def shut_out(self, case: Case) -> None:
         """The node is another Node than its agent's: end the stream, and unhear what it said."""

@@ -17,6 +17,7 @@ from aggregator.quarantine.cluster import Cluster, ClusterError, Node, Phase
 from aggregator.quarantine.decide.wishes import read_wishes
 from aggregator.quarantine.judging import Judging
 from aggregator.quarantine.ledger import Kind
+from aggregator.shards.council import Shards
 
 log = logging.getLogger("sickbay.quarantine")
 
@@ -33,13 +34,21 @@ class Looking:
     """Reads what is due, and has it judged. It writes nothing."""
 
     def __init__(
-        self, *, cluster: Cluster, census: Census, judging: Judging, acts: Acts, clocks: Clocks
+        self,
+        *,
+        cluster: Cluster,
+        census: Census,
+        judging: Judging,
+        acts: Acts,
+        clocks: Clocks,
+        shards: Shards,
     ) -> None:
         self._cluster = cluster
         self._census = census
         self._judging = judging
         self._acts = acts
         self._clocks = clocks
+        self._shards = shards
 
     async def run(self) -> None:
         """For ever."""
@@ -58,6 +67,8 @@ class Looking:
 
     def _is_due(self, case: Case) -> bool:
         waited = self._clocks.now() - case.looked_at
+        if not self._shards.may_act(case.node):
+            return False
         if _is_draining(case):
             return waited >= DRAINING_EVERY
         return waited >= SILENT_EVERY and bool(failing_in_silence(case))

@@ -19,8 +19,13 @@ class RecordingIntake:
     conflicts: list[tuple[str, str]] = field(default_factory=list)
     answers: list[tuple[str, str, bool, str]] = field(default_factory=list)
     places: dict[str, str] = field(default_factory=dict)
+    #: Nodes that belong to another replica, and where that is.
+    homes: dict[str, str] = field(default_factory=dict)
     #: Makes what `heard` returns; None is "safe at once".
     safe: Callable[[str, Snapshot | Delta], Awaitable[None] | None] | None = None
+
+    def home(self, node: str) -> str:
+        return self.homes.get(node, "")
 
     def placed(self, node: str, address: str) -> None:
         self.places[node] = address

@@ -27,6 +27,7 @@ from aggregator.quarantine.decide.drainplan import DrainRules
 from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.ledger import Transition, Witness
 from aggregator.quarantine.settings import Settings
+from aggregator.shards.council import Shards
 from tests.support.memorycluster import MemoryCluster, World
 
 
@@ -129,6 +130,10 @@ class FakeLine:
     """The way back to an agent; remembers why it was closed."""
 
     closed: str = ""
+    sent_to: str = ""
+
+    def redirect(self, address: str, reason: str) -> None:
+        self.sent_to = address
 
     def close(self, reason: str) -> None:
         self.closed = reason
@@ -149,6 +154,7 @@ class Replica:
         fails: Callable[[str], ClusterError | None] = lambda _: None,
         cluster: MemoryCluster | None = None,
         witness: Witness | None = None,
+        shards: Shards | None = None,
     ) -> None:
         self.cluster = cluster or MemoryCluster(world, crash_at=crash_at, after=after, fails=fails)
         self.fleet = Fleet()
@@ -163,6 +169,7 @@ class Replica:
             clocks=Clocks(clock, clock),
             rng=random.Random(7),
             witness=witness,
+            shards=shards,
         )
         self.task = asyncio.create_task(self.controller.run())
 

@@ -1,0 +1,94 @@
+"""What a change among the replicas means for each node: who is ours now, and who is no more.
+
+What becomes ours is looked at anew, as after a start: the cluster's list, the node, its agent's
+snapshot. What is no longer ours is let go of: nothing is begun for it from that moment, its agent
+is sent to the replica that has it now, and what it said here is no evidence any more.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from aggregator.quarantine.acts import Clocks
+from aggregator.quarantine.attending import Attending
+from aggregator.quarantine.case import Case
+from aggregator.quarantine.census import Census
+from aggregator.quarantine.hearing import Hearing
+from aggregator.shards.council import Shards
+
+log = logging.getLogger("sickbay.quarantine")
+
+#: Agents sent home at once, and the pause after them (seconds): 500 a second. Each costs the
+#: replica that gets it a TLS handshake, some milliseconds.
+SLICE, PAUSE = 50, 0.1
+
+
+class Moving:
+    """``list_nodes`` has the cluster's nodes listed anew."""
+
+    def __init__(
+        self,
+        *,
+        shards: Shards,
+        census: Census,
+        hearing: Hearing,
+        attending: Attending,
+        list_nodes: Callable[[], Awaitable[bool]],
+        clocks: Clocks,
+    ) -> None:
+        self._shards = shards
+        self._census = census
+        self._hearing = hearing
+        self._attending = attending
+        self._list_nodes = list_nodes
+        self._clocks = clocks
+        self._changed = asyncio.Event()
+        shards.on_change(self._changed.set)
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            await self._move()
+
+    async def _move(self) -> None:
+        """Once through all nodes. A change meanwhile begins it anew afterwards."""
+        came, went = [], []
+        for count, case in enumerate(self._census.cases(), 1):
+            if self._shards.owns(case.node):
+                if case.ours is not True:
+                    case.ours, case.ours_since = True, self._clocks.now()
+                    came.append(case)
+            elif case.ours is not False:
+                case.ours = False
+                went.append(case)
+            if count % SLICE == 0:
+                await asyncio.sleep(0)
+        if came or went:
+            log.info("nodes moved", extra={"came": len(came), "went": len(went)})
+        self._take_over(came)
+        for case in self._census.cases():
+            self._attending.resume(case)
+        if came and self._attending.view:
+            await self._list_nodes()
+        await self._send_home(went)
+
+    def _take_over(self, came: list[Case]) -> None:
+        for case in came:
+            if self._attending.busy(case):
+                case.suspect = True  # who had it may have left anything half done: a read tells
+                self._attending.kick(case)
+
+    async def _send_home(self, went: list[Case]) -> None:
+        sent = 0
+        for case in went:
+            if self._shards.owns(case.node):
+                continue  # ours again
+            if case.patient.attached:
+                self._hearing.send_home(case, "the node belongs to another replica now")
+                sent += 1
+                if sent % SLICE == 0:
+                    await asyncio.sleep(PAUSE)
+            else:
+                self._hearing.hand_over(case)

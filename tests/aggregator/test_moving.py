@@ -1,0 +1,228 @@
+"""Nodes move between replicas: two controllers on one cluster, their council played."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from aggregator.health.model import Cleared, ClearedBy, Delta
+from aggregator.quarantine.cluster import Phase
+from aggregator.shards.council import Council
+from tests.support import virtualtime
+from tests.support.councils import PlayedShards, member
+from tests.support.memorycluster import MemoryCluster, World, phase_of
+from tests.support.replica import OPEN, SETTINGS, FakeLine, Replica, fault, snapshot
+from tests.support.running import Running, later, soon
+
+ILL = snapshot(fault())
+BOTH = ("a", "b")
+
+
+def owned_by(name: str, count: int = 1) -> list[str]:
+    """Nodes that belong to this one of the two."""
+    council = Council("a", {one: member(one) for one in BOTH})
+    nodes = (f"n{number}" for number in range(1000))
+    mine = [node for node in nodes if (found := council.owner(node)) and found.name == name]
+    return mine[:count]
+
+
+async def drained(world: World, *nodes: str) -> None:
+    """Until these are, the kubelets doing their part."""
+
+    def done() -> bool:
+        world.kubelets_finish()
+        return all(phase_of(world, node) is Phase.DRAINED for node in nodes)
+
+    await soon(done)
+
+
+class Two:
+    """Replicas a and b, each with its own view of the same cluster."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        settings = replace(SETTINGS, limits=OPEN)
+        self.shards = {name: PlayedShards(name, BOTH) for name in BOTH}
+        self.replicas = {
+            name: Replica(world, clock=Running(), settings=settings, shards=self.shards[name])
+            for name in BOTH
+        }
+
+    def become(self, *members: str) -> None:
+        for name in members:
+            self.shards[name].become(members)
+
+    async def settled(self) -> None:
+        for replica in self.replicas.values():
+            await soon(lambda replica=replica: not replica.fleet.view_lost)  # type: ignore[misc]
+
+    async def stop(self) -> None:
+        for replica in self.replicas.values():
+            await replica.stop()
+
+
+@pytest.fixture
+def world() -> World:
+    made = World()
+    for node in (*owned_by("a", 2), *owned_by("b", 2)):
+        made.add_node(node, boot_id="boot-1")
+        made.add_pod(node, f"job-{node}")
+    return made
+
+
+def test_each_replica_acts_for_its_own_nodes_alone(world: World) -> None:
+    async def main() -> None:
+        two = Two(world)
+        await two.settled()
+        [mine], [theirs] = owned_by("a"), owned_by("b")
+        for node in (mine, theirs):  # both agents came to a, which is wrong for one
+            two.replicas["a"].agent(node, ILL)
+        await drained(world, mine)
+        await later(60)
+        assert phase_of(world, theirs) is None
+        assert two.replicas["b"].notes.transitions == []
+        await two.stop()
+
+    virtualtime.run(main())
+
+
+def test_an_agent_is_told_where_its_node_belongs(world: World) -> None:
+    async def main() -> None:
+        two = Two(world)
+        await two.settled()
+        [mine], [theirs] = owned_by("a"), owned_by("b")
+        controller = two.replicas["a"].controller
+        assert (controller.home(mine), controller.home(theirs)) == ("", "b:8443")
+        await two.stop()
+
+    virtualtime.run(main())
+
+
+def test_what_a_dead_replica_had_begun_its_heir_ends(world: World) -> None:
+    """Killed with its node cordoned; the agent tells the heir the same, and the drain goes on."""
+
+    async def main() -> None:
+        two = Two(world)
+        await two.settled()
+        [node] = owned_by("b")
+        two.replicas["b"].agent(node, ILL)
+        await soon(lambda: phase_of(world, node) in (Phase.CORDONED, Phase.DRAINING))
+        await two.replicas["b"].stop()
+        two.become("a")
+        two.replicas["a"].agent(node, ILL)
+        await drained(world, node)
+        assert len(world.evicted) == 1
+        await two.stop()
+
+    virtualtime.run(main())
+
+
+def test_after_a_take_over_nothing_is_released_or_evicted_before_the_agent_has_spoken(
+    world: World,
+) -> None:
+    async def main() -> None:
+        two = Two(world)
+        await two.settled()
+        [node] = owned_by("b")
+        two.replicas["b"].cluster.crash_in(6, after=True)  # somewhere on its way
+        two.replicas["b"].agent(node, ILL)
+        await soon(two.replicas["b"].cluster.crashed.is_set)
+        await later(SETTINGS.silent_drain_after)  # a is up for as long as it would wait
+        before, evictions = phase_of(world, node), list(world.evicted)
+        two.become("a")
+        await later(SETTINGS.silent_drain_after - 20)
+        assert world.evicted == evictions
+        assert phase_of(world, node) in (before, Phase.CORDONED)
+        await drained(world, node)
+        await two.stop()
+
+    virtualtime.run(main())
+
+
+def test_a_node_that_moves_is_heard_no_more_where_it_was(world: World) -> None:
+    async def main() -> None:
+        two = Two(world)
+        two.become("a")
+        await two.settled()
+        [node] = owned_by("b")
+        line = FakeLine()
+        a = two.replicas["a"]
+        cured = fault("xid:48", cleared_by=ClearedBy.GPU_RESET)
+        a.agent(node, snapshot(cured), line=line)
+        await drained(world, node)
+        two.become("a", "b")
+        await soon(lambda: line.sent_to == "b:8443")
+        a.agent(node, Delta(cleared=(Cleared("xid:48", "GPU-1", "gpu-reset"),)))  # a last word
+        await later(900)
+        assert phase_of(world, node) is Phase.DRAINED  # a may not release it any more
+        a.controller.detached(node, line, "left")
+        assert a.fleet.patients[node].health is None
+        two.replicas["b"].agent(node, snapshot())
+        await later(900)
+        assert phase_of(world, node) is Phase.DRAINED  # "it is not there" is no positive sign
+        signs = (Cleared("xid:48", "GPU-1", "gpu-reset"),)
+        two.replicas["b"].agent(node, Delta(cleared=signs))
+        await soon(lambda: phase_of(world, node) is None)
+        assert not a.notes.kinds(node).count("agent.silent")
+        await two.stop()
+
+    virtualtime.run(main())
+
+
+def test_who_was_paused_does_nothing_on_waking_until_its_place_is_certain(world: World) -> None:
+    async def main() -> None:
+        two = Two(world)
+        await two.settled()
+        [node] = owned_by("a")
+        two.shards["a"].asleep = True
+        two.replicas["a"].agent(node, ILL)
+        await later(600)
+        assert phase_of(world, node) is None
+        two.shards["a"].asleep = False
+        await soon(lambda: phase_of(world, node) is not None)
+        await two.stop()
+
+    virtualtime.run(main())
+
+
+def test_a_thousand_agents_are_sent_home_bit_by_bit() -> None:
+    async def main() -> None:
+        world = World()
+        nodes = [f"n{number}" for number in range(1000)]
+        for node in nodes:
+            world.add_node(node, boot_id="boot-1")
+        shards = PlayedShards("a", ["a"])
+        replica = Replica(world, clock=Running(), shards=shards)
+        await soon(lambda: not replica.fleet.view_lost)
+        lines = {node: FakeLine() for node in nodes}
+        for node in nodes:
+            replica.agent(node, snapshot(), line=lines[node])
+        shards.become(BOTH)
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        theirs = {node for node in nodes if shards.home(node)}
+        await soon(lambda: {node for node in nodes if lines[node].sent_to} == theirs)
+        assert len(theirs) / 500 * 0.8 <= loop.time() - begun <= 5
+        await replica.stop()
+
+    virtualtime.run(main())
+
+
+def test_two_that_both_believe_to_own_a_node_evict_nobody_twice(world: World) -> None:
+    """The fences of docs/fences.md hold without any council: both act, and one of them fails."""
+
+    async def main() -> None:
+        settings = replace(SETTINGS, limits=OPEN)
+        cluster = [MemoryCluster(world) for _ in BOTH]
+        both = [Replica(world, clock=Running(), settings=settings, cluster=c) for c in cluster]
+        for replica in both:
+            await soon(lambda replica=replica: not replica.fleet.view_lost)  # type: ignore[misc]
+        for node in list(world.nodes):
+            for replica in both:
+                replica.agent(node, ILL)
+        await drained(world, *world.nodes)
+        assert sorted(world.evicted) == sorted(set(world.evicted))
+        for replica in both:
+            await replica.stop()
+
+    virtualtime.run(main())
