@@ -119,6 +119,7 @@ class Controller:
             clocks=clocks,
             policy=policy,
             after_release=hooking.after_release,
+            differing=lambda: shards.council.differing,
         )
         self._attending = attending = Attending(
             cluster=cluster,

@@ -44,13 +44,16 @@ class Releasing:
         clocks: Clocks,
         policy: Policy,
         after_release: Callable[[Case, Quarantine], Awaitable[None]],
+        differing: Callable[[], str],
     ) -> None:
+        """``differing`` tells which replicas run another policy now; empty: none."""
         self._cluster = cluster
         self._registrar = registrar
         self._acts = acts
         self._clocks = clocks
         self._policy = policy
         self._after_release = after_release
+        self._differing = differing
 
     async def release(self, case: Case, quarantine: Quarantine, step: Step) -> None:
         """Change the phase; what undoes it comes next, whoever does it.
@@ -91,6 +94,7 @@ class Releasing:
             health=case.patient.health if not case.reborn else None,
             policy=self._policy,
             wishes=case.wishes,
+            differing=self._differing(),
         )
 
     async def _hold_release(self, case: Case, quarantine: Quarantine, why: str) -> None:

@@ -169,6 +169,32 @@ def test_a_node_that_moves_is_heard_no_more_where_it_was(world: World) -> None:
     virtualtime.run(main())
 
 
+def test_while_replicas_run_two_policies_none_releases_by_itself(world: World) -> None:
+    async def main() -> None:
+        shards = PlayedShards("a", ["a"])
+        replica = Replica(
+            world, clock=Running(), settings=replace(SETTINGS, limits=OPEN), shards=shards
+        )
+        await soon(lambda: not replica.fleet.view_lost)
+        [node] = owned_by("a")
+        cured = fault("xid:48", cleared_by=ClearedBy.GPU_RESET)
+        replica.agent(node, snapshot(cured))
+        await drained(world, node)
+        shards.council = replace(
+            shards.council,
+            members={"a": member("a"), "b": replace(member("b"), policy_hash="another")},
+        )
+        replica.agent(node, Delta(cleared=(Cleared("xid:48", "GPU-1", "gpu-reset"),)))
+        await soon(lambda: "b runs policy another" in replica.fleet.patients[node].release_held)
+        await later(3600)
+        assert phase_of(world, node) is Phase.DRAINED
+        shards.become(["a"])
+        await soon(lambda: phase_of(world, node) is None)
+        await replica.stop()
+
+    virtualtime.run(main())
+
+
 def test_who_was_paused_does_nothing_on_waking_until_its_place_is_certain(world: World) -> None:
     async def main() -> None:
         two = Two(world)

@@ -12,6 +12,7 @@ from aggregator.health.model import Component, Status
 from aggregator.health.node import NodeHealth
 from aggregator.policy.rules import LONGEST_REPEAT, Policy, Rule
 from aggregator.quarantine.cluster import EvidenceItem, Node, Quarantine
+from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.wishes import PIN, Wishes
 
 #: The node's memory of the faults that it was released from, and when.
@@ -34,13 +35,15 @@ def release_hold(
     health: NodeHealth | None,
     policy: Policy,
     wishes: Wishes,
+    differing: str = "",
 ) -> str:
     """Why the node stays in quarantine although its cause is over; empty: it may go.
 
+    ``differing``: which replicas run another policy, whose word about the node may be another one.
     ``health`` is None for a node that was made anew: its agent need not have spoken yet.
     """
     rules = {rule.name: rule for rule in policy.rules}
-    hold = _wished(wishes) or _by_rule(quarantine, rules)
+    hold = _wished(wishes) or _by_rule(quarantine, rules) or _by_roll(quarantine, differing)
     if hold or health is None:
         return hold
     return (
@@ -70,6 +73,12 @@ def _wished(wishes: Wishes) -> str:
     if wishes.force is not None:
         return f"a person wants it in quarantine: {wishes.force_reason}"
     return ""
+
+
+def _by_roll(quarantine: Quarantine, differing: str) -> str:
+    if not differing or quarantine.spec.requester != OURS:
+        return ""
+    return f"replicas differ, and what one takes for recovered the other may not: {differing}"
 
 
 def _by_rule(quarantine: Quarantine, rules: Mapping[str, Rule]) -> str:
