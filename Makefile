@@ -6,6 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 UV := $(shell command -v uv || echo build/uv/bin/uv)
+CURVES := build/bench/curves-env
 BENCHES := taint agent scale faults network fleet
 
 .PHONY: help
@@ -32,8 +33,12 @@ lock: | $(UV) ## Compile the hashed requirements anew from pyproject.toml
 	@for extra in agent aggregator; do \
 	  $(UV) pip compile --quiet pyproject.toml --extra $$extra --generate-hashes --universal \
 	    --python-version 3.11 --no-header --upgrade --output-file requirements/$$extra.txt; done
-	@$(UV) pip compile --quiet pyproject.toml --all-extras --generate-hashes --universal \
-	  --python-version 3.11 --no-header --upgrade --output-file requirements/dev.txt
+	@$(UV) pip compile --quiet pyproject.toml --extra agent --extra aggregator --extra dev \
+	  --generate-hashes --universal --python-version 3.11 --no-header --upgrade \
+	  --output-file requirements/dev.txt
+	@$(UV) pip compile --quiet pyproject.toml --extra bench --constraint requirements/dev.txt \
+	  --generate-hashes --universal --python-version 3.11 --no-header --upgrade \
+	  --output-file requirements/bench.txt
 	@echo hatchling | $(UV) pip compile --quiet - --constraint requirements/dev.txt --generate-hashes \
 	  --universal --python-version 3.11 --no-header --output-file requirements/build.txt
 
@@ -85,8 +90,15 @@ bench-agent: env ## What the agent costs (BENCH_SECONDS=60 for a short look)
 	@$(BIN)/python -m tests.bench.agent
 
 .PHONY: bench-scale
-bench-scale: env ## What one replica bears (BENCH_NODES=3200 for a short look)
+bench-scale: env $(CURVES)/.synced ## What replicas bear (BENCH_NODES=1000 BENCH_PARTS=steady,bursts)
 	@$(BIN)/python -m tests.bench.scale
+	@$(CURVES)/bin/python tests/bench/curves.py
+
+# Only the curves need it, so the environment of everything else does without.
+$(CURVES)/.synced: requirements/bench.txt | $(UV)
+	@test -x $(CURVES)/bin/python || $(UV) venv --quiet --python $(PYTHON) $(CURVES)
+	@$(UV) pip sync --quiet --python $(CURVES)/bin/python --require-hashes requirements/bench.txt
+	@touch $@
 
 .PHONY: bench-network
 bench-network: env ## Whom triangulation blames in graphs of known faults (BENCH_GRAPHS=5)

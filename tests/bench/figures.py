@@ -1,9 +1,10 @@
-"""What benchmarks share: percentiles, the JSON of figures, a table for people."""
+"""What benchmarks share: percentiles, lines through points, the JSON of figures, a table."""
 
 import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(__file__).parents[2] / "build" / "bench"
 
@@ -14,12 +15,37 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
 
+def slope(points: Sequence[tuple[float, float]]) -> float:
+    """Of the line through the points, by least squares."""
+    across = sum(x for x, _ in points) / len(points)
+    up = sum(y for _, y in points) / len(points)
+    return sum((x - across) * (y - up) for x, y in points) / sum(
+        (x - across) ** 2 for x, _ in points
+    )
+
+
+def straightness(points: Sequence[tuple[float, float]]) -> float:
+    """How far the worst point is from that line, as a share of the highest."""
+    by = slope(points)
+    across = sum(x for x, _ in points) / len(points)
+    up = sum(y for _, y in points) / len(points)
+    highest = max(y for _, y in points) or 1.0
+    return max(abs(y - up - by * (x - across)) for x, y in points) / highest
+
+
 def write(name: str, figures: Mapping[str, float | int | str]) -> Path:
     """``build/bench/NAME.json``, one flat object."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = FOLDER / f"{name}.json"
     path.write_text(json.dumps(figures, indent=2) + "\n")
     return path
+
+
+def read(name: str) -> dict[str, Any]:
+    """What ``write`` has written; empty when nothing has."""
+    path = FOLDER / f"{name}.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return found
 
 
 def table(title: str, rows: Sequence[tuple[str, str, str]]) -> str:

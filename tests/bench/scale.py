@@ -1,173 +1,108 @@
-"""What one replica bears: its cost with a fleet attached, one fault, bursts of faults.
+"""What replicas bear: cost at rest and by number of nodes, faults one by one and in bursts.
 
 The nodes are objects on the real API server, each with a simulated agent: real latch, real uplink,
-real gRPC over TLS, a connection of its own. The control plane's files are in memory, for etcd's
-disk is not in question. Run by `make bench-scale`; BENCH_NODES sets the nodes (10,000; at least
-3,200), BENCH_SECONDS the time over which the steady cost is taken (60).
+real gRPC over mutual TLS, a connection of its own. Run by `make bench-scale`. BENCH_NODES sets the
+nodes (10,000; whatever needs more than there are is left out), BENCH_SECONDS the time over which
+the cost at rest is taken (60), BENCH_PARTS which parts are run, of bare, steady, growth, failover:
+what the others gave in an earlier run stays in build/bench/scale.json then.
 """
 
 import os
-import random
-import resource
-import tempfile
-import time
-from pathlib import Path
-from statistics import median
-from typing import Any
+import sys
+from collections.abc import Callable
 
-from tests.bench.figures import percentile, table, write
-from tests.bench.processes import cost
-from tests.bench.watcher import Watcher, tainted
-from tests.controlplane.plane import ControlPlane
-from tests.support.simulator import Simulator
-from tests.support.stack import AggregatorProcess, install
+from tests.bench import parts
+from tests.bench.crowd import most_agents
+from tests.bench.figures import read, table, write
+from tests.bench.parts import Findings
+from tests.bench.progress import Progress
 
-#: The aggregator's own user, as the audit log names it.
-AGGREGATOR = "system:serviceaccount:sickbay:sickbay-aggregator"
-SINGLES = 200
-BURSTS = {100: 5, 500: 2, 1000: 1}
-#: All limits out of the way: what is measured is the way from a fault to its taint.
-UNLIMITED: dict[str, Any] = {
-    "identity": {"kind": "insecure-trust-hello"},
-    "limits": {
-        "quorum_percent": "0%",
-        "concurrent": 100_000,
-        "concurrent_percent": "100%",
-        "new_per_window": 5000,
-        "new_per_window_percent": "100%",
-        "common_cause_percent": "100%",
-        "common_cause_nodes": 100_000,
-        "domain_percent": "100%",
-    },
+#: Each with the seconds that it takes with 10,000 nodes; the others' cost is in their order.
+PARTS: dict[str, tuple[Callable[[Findings], None], float]] = {
+    "bare": (parts.bare, 90.0),
+    "steady": (parts.steady, 330.0),
+    "growth": (parts.growth, 250.0),
 }
-LIFTED = {"requests_per_second": 100_000, "burst": 100_000}
-FAULT = "xid:79"
+#: What one takes however few nodes there are.
+LEAST_S = 40.0
 
 
-class Bench:
-    """One aggregator, one fleet. Each trial takes nodes that no other has used."""
-
-    def __init__(self, plane: ControlPlane, nodes: list[str], simulator: Simulator) -> None:
-        self._plane = plane
-        self._fresh = list(nodes)
-        self._simulator = simulator
-        random.Random(0).shuffle(self._fresh)
-        self._taints = Watcher(plane, "/api/v1/nodes?watch=true&resourceVersion=0", tainted)
-
-    def burst(self, size: int) -> float:
-        """Seconds from ``size`` faults at once to the last taint."""
-        nodes = [self._fresh.pop() for _ in range(size)]
-        begun = time.monotonic()
-        self._simulator.inject(nodes=nodes, fault=FAULT)
-        return max(self._taints.when(node, within=120) for node in nodes) - begun
-
-    def singles(self, count: int) -> list[float]:
-        """Milliseconds from a fault to its taint, one after the other."""
-        return [self.burst(1) * 1000 for _ in range(count)]
-
-
-def _requests(plane: ControlPlane, since: int) -> int:
-    """What the aggregator asked of the API server, without watches that go on."""
-    return sum(entry["user"]["username"] == AGGREGATOR for entry in plane.audit_entries(since))
-
-
-def _nodes_requests(plane: ControlPlane) -> int:
-    """Requests by any agent: by a node, or by the agents' service account."""
-    users = [entry["user"]["username"] for entry in plane.audit_entries()]
-    return sum(u.startswith("system:node:") or u.endswith(":sickbay-agent") for u in users)
-
-
-def main() -> None:
-    nodes, seconds = int(os.environ.get("BENCH_NODES", "10000")), _seconds()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, nodes * 2 + 1000)), hard))
-    with (
-        tempfile.TemporaryDirectory(prefix="sickbay-bench-", ignore_cleanup_errors=True) as folder,
-        tempfile.TemporaryDirectory(prefix="sickbay-bench-", dir="/dev/shm") as memory,
-        ControlPlane(folder=Path(memory) / "plane", kwok=False) as plane,
-    ):
-        install(plane)
-        names = plane.create_nodes(nodes, "scale")
-        figures = {"agents": nodes, **_measure(plane, names, Path(folder), seconds)}
-        figures["node_requests"] = _nodes_requests(plane)
-    path = write("scale", figures)
-    print(table(f"bench-scale: {path}", _rows(figures)))
-
-
-def _seconds() -> float:
-    return float(os.environ.get("BENCH_SECONDS", "60"))
-
-
-def _measure(
-    plane: ControlPlane, names: list[str], folder: Path, seconds: float
-) -> dict[str, float | int]:
-    figures: dict[str, float | int] = {}
-    aggregator = AggregatorProcess(
-        plane, folder / "aggregator", more={**UNLIMITED, "cluster": LIFTED}
-    ).start()
-    listed = folder / "names"
-    listed.write_text("\n".join(names) + "\n")
+def main() -> int:
+    nodes = min(int(os.environ.get("BENCH_NODES", "10000")), most_agents())
+    seconds = float(os.environ.get("BENCH_SECONDS", "60"))
+    chosen = [part for part in os.environ.get("BENCH_PARTS", "").split(",") if part] or list(PARTS)
+    unknown = sorted(set(chosen) - set(PARTS))
+    if unknown:
+        sys.stderr.write(f"BENCH_PARTS: no part {unknown[0]!r}; there are {', '.join(PARTS)}\n")
+        return 2
+    whole = set(chosen) == set(PARTS)
+    found = Findings(nodes, seconds)
+    if not whole:
+        found.curves = read("scale-curves")
+    progress = Progress({name: max(LEAST_S, PARTS[name][1] * nodes / 10_000) for name in chosen})
     try:
-        aggregator.ready()
-        authority = aggregator.authority.certificate
-        where = ["--aggregator", aggregator.address, "--ca-file", str(authority)]
-        begun = time.monotonic()
-        with Simulator(["--names", str(listed), *where], log=folder / "simulator.log") as simulator:
-            simulator.until_streaming(len(names), timeout_s=600)
-            figures["attached_s"] = round(time.monotonic() - begun, 1)
-            assert aggregator.process is not None
-            figures |= _steady(plane, aggregator.process.pid, seconds)
-            bench = Bench(plane, names, simulator)
-            bench.singles(5)  # warm
-            mark = plane.audit_mark()
-            singles = bench.singles(SINGLES)
-            asked = _requests(plane, mark)
-            figures |= {
-                "taint_p50_ms": round(median(singles), 1),
-                "taint_p99_ms": round(percentile(singles, 99), 1),
-                "requests_per_quarantine": round(asked / SINGLES, 1),
-            }
-            for size, times in BURSTS.items():
-                took = [bench.burst(size) for _ in range(times)]
-                figures[f"burst_{size}_p99_s"] = round(percentile(took, 99), 2)
-            figures["quarantines_per_s"] = round(1000 / figures["burst_1000_p99_s"], 0)
+        for name in PARTS:
+            if name in chosen:
+                with progress.part(name):
+                    PARTS[name][0](found)
     finally:
-        aggregator.close()
-    return figures
+        progress.close()
+    figures = ({} if whole else read("scale")) | {"agents": nodes} | found.figures
+    path = write("scale", figures)
+    write("scale-curves", found.curves)
+    print(table(f"bench-scale: {path}", rows(figures)))
+    return 0
 
 
-def _steady(plane: ControlPlane, pid: int, seconds: float) -> dict[str, float | int]:
-    time.sleep(15)  # a heartbeat of each, and its snapshot's garbage, are over
-    mark, before, begun = plane.audit_mark(), cost(pid), time.monotonic()
-    time.sleep(seconds)
-    after, took = cost(pid), time.monotonic() - begun
-    return {
-        "rss_mib": round(after.rss_mib, 0),
-        "cpu_percent": round((after.cpu_s - before.cpu_s) / took * 100, 1),
-        "idle_requests_per_minute": round(_requests(plane, mark) / took * 60, 1),
-    }
+#: What each figure is, its unit, and the most (or, with a ">", the least) that is wanted.
+WANTED = (
+    ("agents on one replica, mutual TLS", "agents", "", ">10000"),
+    ("until all are attached", "attached_s", "s", ""),
+    ("resident set size of the aggregator", "rss_mib", "MiB", "1229"),
+    ("gRPC's streams alone", "bare_rss_mib", "MiB", ""),
+    ("memory per node beyond the stream's own", "bytes_per_node", "bytes", "8192"),
+    ("CPU of one core, steady", "cpu_percent", "%", "60"),
+    ("gRPC's streams alone", "bare_cpu_percent", "%", ""),
+    ("requests a minute, at rest", "idle_requests_per_minute", "", ""),
+    ("requests by agents", "node_requests", "", "0"),
+    ("fault to taint, p50", "taint_p50_ms", "ms", "50"),
+    ("p99", "taint_p99_ms", "ms", "250"),
+    ("requests for a quarantine", "requests_per_quarantine", "", ""),
+    ("100 faults at once, to the last taint", "burst_100_p99_s", "s", "0.5"),
+    ("500", "burst_500_p99_s", "s", "2"),
+    ("1,000", "burst_1000_p99_s", "s", "4"),
+    ("1,000 with the API limiter that ships", "burst_1000_default_p99_s", "s", "45"),
+    ("quarantines a second, sustained", "quarantines_per_s", "", ">250"),
+    ("conditions, Events, status trail behind by", "trailing_s", "s", ""),
+    ("cost against nodes: up to", "growth_nodes", "", ">20000"),
+    ("memory for 1,000 more", "growth_mib_per_1000", "MiB", ""),
+    ("farthest off the line", "growth_rss_off_line_percent", "%", ""),
+    ("CPU of one core for 1,000 more", "growth_cpu_percent_per_1000", "%", ""),
+    ("farthest off the line", "growth_cpu_off_line_percent", "%", ""),
+)
 
 
-def _rows(figures: dict[str, float | int]) -> list[tuple[str, str, str]]:
-    def row(what: str, key: str, unit: str, wanted: str) -> tuple[str, str, str]:
-        return (what, f"{figures[key]:g} {unit}".rstrip(), wanted)
+def rows(figures: dict[str, float]) -> list[tuple[str, str, str]]:
+    """What was measured, with its share of what is wanted."""
+    told = []
+    for what, key, unit, wanted in WANTED:
+        if key not in figures:
+            told.append((what, "not measured", _aim(unit, wanted)))
+            continue
+        measured = f"{figures[key]:g} {unit}".rstrip()
+        told.append((what, measured, _aim(unit, wanted, figures[key])))
+    return told
 
-    return [
-        row("agents on one replica, TLS", "agents", "", "10000"),
-        row("until all are attached", "attached_s", "s", "-"),
-        row("resident set size of the aggregator", "rss_mib", "MiB", "1229 MiB"),
-        row("CPU of one core, steady", "cpu_percent", "%", "60 %"),
-        row("requests a minute, at rest", "idle_requests_per_minute", "", "-"),
-        row("requests by agents", "node_requests", "", "0"),
-        row("fault to taint, p50", "taint_p50_ms", "ms", "50 ms"),
-        row("p99", "taint_p99_ms", "ms", "250 ms"),
-        row("requests for a quarantine", "requests_per_quarantine", "", "-"),
-        row("100 faults at once, to the last taint", "burst_100_p99_s", "s", "0.5 s"),
-        row("500", "burst_500_p99_s", "s", "2 s"),
-        row("1,000", "burst_1000_p99_s", "s", "4 s"),
-        row("quarantines a second", "quarantines_per_s", "", "250"),
-    ]
+
+def _aim(unit: str, wanted: str, measured: float | None = None) -> str:
+    if not wanted:
+        return "-"
+    least, number = wanted.startswith(">"), float(wanted.lstrip(">"))
+    text = f"{'at least ' if least else ''}{number:g} {unit}".rstrip()
+    if measured is None or not number:
+        return text
+    return f"{text} ({measured / number:.2f} of it)"
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -3,11 +3,16 @@
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tests.controlplane.plane import ControlPlane
 from tests.support.stack import TAINT
+
+NODES = "/api/v1/nodes?watch=true&resourceVersion=0"
+EVENTS = "/apis/events.k8s.io/v1/events?watch=true&resourceVersion=0"
+QUARANTINES = "/apis/sickbay.dev/v1alpha1/quarantines?watch=true&resourceVersion=0"
+CONDITION = "SickbayQuarantined"
 
 
 class Watcher:
@@ -39,9 +44,39 @@ class Watcher:
                 raise TimeoutError(f"{key} was not seen within {within:g} s")
             return self.seen[key]
 
+    def all_of(self, keys: Sequence[str], *, within: float) -> list[float]:
+        """The moments of all of these, which come ``within`` so many seconds together."""
+        end = time.monotonic() + within
+        return [self.when(key, within=max(0.0, end - time.monotonic())) for key in keys]
+
 
 def tainted(event: dict[str, Any]) -> list[str]:
     """The node of a watch event, where our taint is on it: a key for `Watcher`."""
     node = event["object"]
     keys = [taint["key"] for taint in node.get("spec", {}).get("taints", [])]
     return [node["metadata"]["name"]] if TAINT in keys else []
+
+
+def conditioned(event: dict[str, Any]) -> list[str]:
+    """The node of a watch event, where our condition says that it is quarantined."""
+    node = event["object"]
+    ours = [
+        condition
+        for condition in node.get("status", {}).get("conditions", [])
+        if condition["type"] == CONDITION and condition["status"] == "True"
+    ]
+    return [node["metadata"]["name"]] if ours else []
+
+
+def told(event: dict[str, Any]) -> list[str]:
+    """The node that an Event of ours is about, when it tells of a quarantine."""
+    about = event["object"]
+    ours = about.get("reportingController") == "sickbay.dev/aggregator"
+    return [about["regarding"]["name"]] if ours and about.get("action") == "Quarantine" else []
+
+
+def drained(event: dict[str, Any]) -> list[str]:
+    """The node of a Quarantine whose status has come to its end: nobody is left to evict."""
+    quarantine = event["object"]
+    done = quarantine.get("status", {}).get("phase") == "Drained"
+    return [quarantine["metadata"]["name"]] if done else []

@@ -213,6 +213,8 @@ class AggregatorProcess:
         for key, value in more.items():
             section = config.get(key)
             config[key] = {**section, **value} if isinstance(section, dict) else value
+        if config["identity"]["kind"] == "certificate":
+            config["listen"]["tls"]["client_ca_file"] = str(self.authority.certificate)
         self.config = folder / "aggregator.yaml"
         self.config.write_text(yaml.safe_dump(config))
 

@@ -1,0 +1,128 @@
+"""Draws what bench-scale has measured into docs/figures, by matplotlib.
+
+    build/bench/curves-env/bin/python tests/bench/curves.py
+
+A program by itself, in an environment of its own: nothing else needs matplotlib. What was not
+measured is not drawn, and the curve of an earlier run stays.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("svg")
+# Text stays text, and the same figures give the same file.
+mpl.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "sickbay", "font.size": 9}
+
+from matplotlib.figure import Figure  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+MEASURED = ROOT / "build" / "bench" / "scale-curves.json"
+FOLDER = ROOT / "docs" / "figures"
+#: What a curve of a distribution needs at most: the file stays small.
+POINTS = 120
+INK, SECOND, FAINT = "#1f5f8b", "#b5532a", "#999999"
+BURSTS = {
+    "single": "1 fault",
+    "burst_100": "100 at once",
+    "burst_500": "500 at once",
+    "burst_1000": "1,000 at once",
+    "burst_1000_default": "1,000, shipped API limiter",
+}
+
+
+def growth(curves: dict[str, Any]) -> Figure | None:
+    """Memory and CPU of one replica against its agents."""
+    points = curves.get("growth")
+    if not points:
+        return None
+    figure = Figure(figsize=(7, 3), layout="constrained")
+    memory, work = figure.subplots(1, 2)
+    nodes = [row[0] for row in points]
+    memory.plot(nodes, [row[1] for row in points], "o-", color=INK, label="aggregator")
+    if curves.get("bare"):
+        bare = curves["bare"]
+        memory.plot([b[0] for b in bare], [b[1] for b in bare], "s--", color=FAINT, label="gRPC")
+        memory.legend(frameon=False)
+    memory.set_ylabel("resident, MiB")
+    work.plot(nodes, [row[2] for row in points], "o-", color=INK)
+    work.set_ylabel("CPU at rest, % of a core")
+    for axes in (memory, work):
+        axes.set_xlabel("agents on one replica")
+    return figure
+
+
+def bursts(curves: dict[str, Any]) -> Figure | None:
+    """How many of a burst's nodes are tainted after so long."""
+    measured = {name: curves[name] for name in BURSTS if curves.get(name)}
+    if not measured:
+        return None
+    figure = Figure(figsize=(7, 3.4), layout="constrained")
+    axes = figure.subplots()
+    for name, latencies in measured.items():
+        thin = _thin(latencies)
+        axes.plot([at for at, _ in thin], [share for _, share in thin], label=BURSTS[name])
+    axes.set_xscale("log")
+    axes.set_xlabel("seconds from the fault to the taint")
+    axes.set_ylabel("% of the nodes")
+    axes.legend(frameon=False)
+    return figure
+
+
+def failover(curves: dict[str, Any]) -> Figure | None:
+    """A failover second by second: who has an agent's stream, and who is known to own it."""
+    points = curves.get("failover")
+    if not points:
+        return None
+    figure = Figure(figsize=(7, 3.2), layout="constrained")
+    axes = figure.subplots()
+    seconds = [row[0] for row in points]
+    axes.plot(seconds, [row[1] for row in points], color=INK, label="agents with a stream")
+    axes.plot(seconds, [row[2] for row in points], color=SECOND, label="nodes heard by their owner")
+    axes.axvline(0, color=FAINT, linestyle=":")
+    axes.set_xlabel("seconds since a replica of three was killed")
+    axes.set_ylabel("nodes")
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False)
+    return figure
+
+
+CURVES: dict[str, Callable[[dict[str, Any]], Figure | None]] = {
+    "scale-nodes": growth,
+    "scale-bursts": bursts,
+    "scale-failover": failover,
+}
+
+
+def _thin(latencies: Sequence[float]) -> list[tuple[float, float]]:
+    """Latencies in order, each with the share of all that are no slower; the last one always."""
+    step = max(1, len(latencies) // POINTS)
+    kept = sorted({*range(0, len(latencies), step), len(latencies) - 1})
+    return [(latencies[at], 100 * (at + 1) / len(latencies)) for at in kept]
+
+
+def main() -> int:
+    if not MEASURED.exists():
+        sys.stderr.write(f"{MEASURED}: nothing measured yet; run `make bench-scale`\n")
+        return 2
+    curves = json.loads(MEASURED.read_text())
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, draw in CURVES.items():
+        figure = draw(curves)
+        if figure is None:
+            continue
+        for axes in figure.axes:
+            axes.spines[["top", "right"]].set_visible(False)
+        path = FOLDER / f"{name}.svg"
+        figure.savefig(path, metadata={"Date": None})
+        path.write_text("\n".join(line.rstrip() for line in path.read_text().splitlines()) + "\n")
+        sys.stdout.write(f"drawn: {path.relative_to(ROOT)}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,274 @@
+"""The parts of bench-scale: each starts what it measures, on a control plane of its own.
+
+Nodes are objects on the real API server, whose files are in memory: etcd's disk is not in question.
+"""
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tests.bench.crowd import Crowd, certify, most_agents
+from tests.bench.figures import percentile, slope, straightness
+from tests.bench.processes import cost
+from tests.bench.trials import Trials, requests, requests_by_nodes
+from tests.controlplane.plane import ControlPlane
+from tests.support.pki import Authority
+from tests.support.stack import AggregatorProcess, Place, free_port, install
+
+Figures = dict[str, float | int]
+
+SINGLES = 200
+BURSTS = {100: 5, 500: 2, 1000: 1}
+#: Faults a second, for so many seconds: more than is wanted, so that the rate that comes out is
+#: the aggregator's.
+SUSTAINED = (400.0, 8.0)
+GROWTH = (1_000, 2_500, 5_000, 10_000, 15_000, 20_000)
+#: Seconds over which the cost of one step of the growth is taken.
+GROWTH_SECONDS = 15.0
+#: A heartbeat of each, and its snapshot's garbage, are over (seconds).
+SETTLE = 12.0
+#: All limits out of the way: what is measured is the way from a fault to its taint.
+RAISED: dict[str, Any] = {
+    "identity": {"kind": "certificate"},
+    "limits": {
+        "quorum_percent": "0%",
+        "concurrent": 100_000,
+        "concurrent_percent": "100%",
+        "new_per_window": 5000,
+        "new_per_window_percent": "100%",
+        "common_cause_percent": "100%",
+        "common_cause_nodes": 100_000,
+        "domain_percent": "100%",
+    },
+}
+#: Our own limiter out of the way, too.
+LIFTED: dict[str, Any] = {
+    **RAISED,
+    "cluster": {"requests_per_second": 100_000, "burst": 100_000},
+}
+
+
+@dataclass
+class Findings:
+    """``figures`` are the keys of scale.json; ``curves`` is what is drawn, by name."""
+
+    nodes: int
+    seconds: float
+    figures: Figures = field(default_factory=dict)
+    curves: dict[str, Any] = field(default_factory=dict)
+
+
+@contextlib.contextmanager
+def plane_in_memory() -> Iterator[tuple[ControlPlane, Path]]:
+    """A control plane, and a folder; both in memory, both gone afterwards."""
+    with (
+        tempfile.TemporaryDirectory(
+            prefix="sickbay-bench-", dir="/dev/shm", ignore_cleanup_errors=True
+        ) as memory,
+        ControlPlane(folder=Path(memory) / "plane", kwok=False, scheduler=False) as plane,
+    ):
+        install(plane)
+        yield plane, Path(memory)
+
+
+class Site:
+    """One address of aggregators that come one after the other, and whom their agents trust."""
+
+    def __init__(self, plane: ControlPlane, folder: Path) -> None:
+        self.plane = plane
+        self.folder = folder
+        authority = Authority.create(folder / "pki")
+        self.place = Place("127.0.0.1", free_port(), free_port(), authority)
+
+    @contextlib.contextmanager
+    def aggregator(self, name: str, more: Mapping[str, Any]) -> Iterator[AggregatorProcess]:
+        running = AggregatorProcess(
+            self.plane, self.folder / name, more=more, place=self.place
+        ).start()
+        try:
+            yield running.ready()
+        finally:
+            running.close()
+
+    def crowd(self, name: str) -> Crowd:
+        folder = self.folder / name
+        folder.mkdir()
+        pki = self.place.authority.certificate
+        where: list[str | Path] = ["--aggregator", f"localhost:{self.place.port}"]
+        return Crowd(folder, [*where, "--ca-file", pki, "--cert-dir", pki.parent])
+
+
+def bare(found: Findings) -> None:
+    """What gRPC's streams cost by themselves, with a tenth of the agents, half, and all."""
+    with tempfile.TemporaryDirectory(prefix="sickbay-bench-", dir="/dev/shm") as memory:
+        folder = Path(memory)
+        authority = Authority.create(folder / "pki")
+        pair = authority.server("aggregator", ["localhost", "127.0.0.1"])
+        port = free_port()
+        nodes = [f"bare-{number:05d}" for number in range(found.nodes)]
+        certify(authority, nodes)
+        line = [sys.executable, "-m", "tests.bench.bare", "--listen", f"127.0.0.1:{port}"]
+        line += ["--cert", str(pair.certificate), "--key", str(pair.key)]
+        server = subprocess.Popen([*line, "--ca", str(authority.certificate)])
+        where: list[str | Path] = ["--aggregator", f"localhost:{port}"]
+        where += ["--ca-file", authority.certificate, "--cert-dir", authority.certificate.parent]
+        points = []
+        try:
+            with Crowd(folder, where) as crowd:
+                for share in _steps(nodes, [len(nodes) // 10, len(nodes) // 2, len(nodes)]):
+                    crowd.come(share)
+                    points.append((len(crowd), *_cost_of(server.pid, GROWTH_SECONDS)))
+        finally:
+            server.kill()
+            server.wait()
+    found.curves["bare"] = points
+    found.figures["bare_rss_mib"] = round(points[-1][1], 0)
+    found.figures["bare_cpu_percent"] = round(points[-1][2], 1)
+
+
+def steady(found: Findings) -> None:
+    """One replica with all agents: its cost at rest, one fault, bursts, a steady rate of faults.
+
+    Then the same burst of 1,000 through the API limiter that ships.
+    """
+    with plane_in_memory() as (plane, folder):
+        nodes = plane.create_nodes(found.nodes, "scale")
+        site = Site(plane, folder)
+        certify(site.place.authority, nodes)
+        with site.crowd("crowd") as crowd:
+            with site.aggregator("lifted", LIFTED) as aggregator:
+                found.figures["attached_s"] = round(crowd.come(nodes), 1)
+                assert aggregator.process is not None
+                _rest(found, plane, aggregator.process.pid)
+                trials = Trials(plane, crowd, nodes)
+                _trials(found, plane, trials)
+            if trials.left >= max(BURSTS):
+                with site.aggregator("shipped", RAISED):
+                    crowd.all_here(timeout_s=300)
+                    took = trials.burst(max(BURSTS))
+                found.curves["burst_1000_default"] = took
+                found.figures["burst_1000_default_p99_s"] = round(took[-1], 1)
+        found.figures["node_requests"] = requests_by_nodes(plane)
+
+
+def _rest(found: Findings, plane: ControlPlane, pid: int) -> None:
+    time.sleep(SETTLE)
+    mark, begun = plane.audit_mark(), time.monotonic()
+    rss, cpu = _cost_of(pid, found.seconds, settle=0.0)
+    asked = requests(plane, mark)
+    found.figures |= {
+        "rss_mib": round(rss, 0),
+        "cpu_percent": round(cpu, 1),
+        "idle_requests_per_minute": round(asked / (time.monotonic() - begun) * 60, 1),
+    }
+
+
+def _trials(found: Findings, plane: ControlPlane, trials: Trials) -> None:
+    trials.singles(5)  # warm
+    trials.until_quiet()
+    mark = plane.audit_mark()
+    count = min(SINGLES, trials.left // 4)
+    singles = trials.singles(count)
+    trials.until_quiet()
+    asked = requests(plane, mark, leases=False)
+    found.curves["single"] = sorted(one / 1000 for one in singles)
+    found.figures |= {
+        "taint_p50_ms": round(median(singles), 1),
+        "taint_p99_ms": round(percentile(singles, 99), 1),
+        "requests_per_quarantine": round(asked / count, 1),
+    }
+    for size, times in BURSTS.items():
+        took = [trials.burst(size) for _ in range(min(times, trials.left // size))]
+        if not took:
+            continue
+        found.curves[f"burst_{size}"] = max(took, key=lambda one: one[-1])
+        found.figures[f"burst_{size}_p99_s"] = round(percentile([one[-1] for one in took], 99), 2)
+    rate, seconds = SUSTAINED
+    if trials.left >= rate:  # a second of it at least
+        done = trials.sustained(rate, min(seconds, trials.left / rate))
+        found.curves["sustained"] = done.latencies_s
+        found.curves["trailing"] = done.trailing_s
+        found.figures |= {
+            "quarantines_per_s": round(done.per_second, 0),
+            "trailing_s": round(done.trailing_s[-1], 1),
+        }
+
+
+def growth(found: Findings) -> None:
+    """One replica at 1,000 agents, then 2,500, and so on: cost against number of nodes.
+
+    The last step is twice ``found.nodes``, or what one process may have open here.
+    """
+    top = min(found.nodes * 2, most_agents())
+    steps = [step for step in GROWTH if step < top and step * 10 >= found.nodes]
+    points = []
+    with plane_in_memory() as (plane, folder):
+        site = Site(plane, folder)
+        with site.aggregator("growing", LIFTED) as aggregator, site.crowd("crowd") as crowd:
+            assert aggregator.process is not None
+            points.append(Point(0, *_cost_of(aggregator.process.pid, 5.0, settle=5.0), 0.0))
+            for target in [*steps, top]:
+                more = plane.create_nodes(target - len(crowd), "grow", start=len(crowd))
+                certify(site.place.authority, more)
+                took = crowd.come(more)
+                measured = _cost_of(aggregator.process.pid, GROWTH_SECONDS)
+                points.append(Point(len(crowd), *measured, took / len(more) * 1000))
+    found.curves["growth"] = [point.row() for point in points]
+    found.figures |= slopes(points)
+    # A process that takes in, answers and forgets has grown by as much for the stream's own sake.
+    streams = found.curves.get("bare")
+    if streams:
+        own = slope([(at[0], at[1]) for at in streams])
+        ours = slope([(one.nodes, one.rss_mib) for one in points if one.nodes])
+        found.figures["bytes_per_node"] = round((ours - own) * 1024 * 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One replica with so many agents. ``attach_ms``: milliseconds a node, for the last to come."""
+
+    nodes: int
+    rss_mib: float
+    cpu_percent: float
+    attach_ms: float
+
+    def row(self) -> list[float]:
+        return [self.nodes, self.rss_mib, self.cpu_percent, self.attach_ms]
+
+
+def slopes(points: Sequence[Point]) -> Figures:
+    """What a thousand agents cost, and how straight the line is."""
+    memory = [(float(one.nodes), one.rss_mib) for one in points]
+    work = [(float(one.nodes), one.cpu_percent) for one in points]
+    return {
+        "growth_nodes": points[-1].nodes,
+        "growth_base_mib": round(points[0].rss_mib, 0),
+        "growth_mib_per_1000": round(slope(memory) * 1000, 1),
+        "growth_rss_off_line_percent": round(straightness(memory) * 100, 1),
+        "growth_cpu_percent_per_1000": round(slope(work) * 1000, 2),
+        "growth_cpu_off_line_percent": round(straightness(work) * 100, 1),
+    }
+
+
+def _cost_of(pid: int, seconds: float, *, settle: float = SETTLE) -> tuple[float, float]:
+    """Resident MiB, and per cent of one core over ``seconds``."""
+    time.sleep(settle)
+    before, begun = cost(pid), time.monotonic()
+    time.sleep(seconds)
+    after, took = cost(pid), time.monotonic() - begun
+    return after.rss_mib, (after.cpu_s - before.cpu_s) / took * 100
+
+
+def _steps(nodes: Sequence[str], ends: Sequence[int]) -> Iterator[Sequence[str]]:
+    """The nodes in shares that end there."""
+    begin = 0
+    for end in ends:
+        yield nodes[begin:end]
+        begin = end

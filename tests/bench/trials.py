@@ -1,0 +1,123 @@
+"""What is done to a fleet that is attached: one fault, bursts, faults at a steady rate.
+
+Each trial takes nodes that no other has used, and begins when the one before has been told
+everywhere: nothing that trails behind one burst is in the way of the next.
+"""
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.bench import watcher
+from tests.bench.crowd import Crowd
+from tests.bench.watcher import Watcher
+from tests.controlplane.plane import ControlPlane
+from tests.controlplane.waiting import wait_until
+
+#: The aggregator's own user, as the audit log names it.
+AGGREGATOR = "system:serviceaccount:sickbay:sickbay-aggregator"
+#: Seconds until a taint that has not come is a failure of the run.
+PATIENCE = 180.0
+_CHANGES = frozenset({"create", "update", "patch", "delete"})
+
+
+@dataclass(frozen=True, slots=True)
+class Sustained:
+    """Faults at a steady rate. ``trailing_s``: from a node's taint to the last that tells of it."""
+
+    per_second: float
+    offered: float
+    latencies_s: list[float]
+    trailing_s: list[float]
+
+
+class Trials:
+    """On the nodes of a crowd whose agents are attached."""
+
+    def __init__(self, plane: ControlPlane, crowd: Crowd, nodes: Sequence[str]) -> None:
+        self._plane = plane
+        self._crowd = crowd
+        self._fresh = list(nodes)
+        random.Random(0).shuffle(self._fresh)
+        self._taints = Watcher(plane, watcher.NODES, watcher.tainted)
+
+    @property
+    def left(self) -> int:
+        """Nodes that no trial has used."""
+        return len(self._fresh)
+
+    def burst(self, size: int, *, quiet: bool = True) -> list[float]:
+        """Seconds from ``size`` faults at once to each node's taint, in order."""
+        if quiet:
+            self.until_quiet()
+        nodes = self._take(size)
+        begun = time.monotonic()
+        self._crowd.fall_ill(nodes)
+        return sorted(at - begun for at in self._taints.all_of(nodes, within=PATIENCE))
+
+    def singles(self, count: int) -> list[float]:
+        """Milliseconds from a fault to its taint, one after the other."""
+        return [self.burst(1, quiet=False)[0] * 1000 for _ in range(count)]
+
+    def sustained(self, rate: float, seconds: float) -> Sustained:
+        """``rate`` faults a second, ten times a second a tenth of it."""
+        self.until_quiet()
+        trailing = [
+            Watcher(self._plane, watcher.NODES, watcher.conditioned),
+            Watcher(self._plane, watcher.EVENTS, watcher.told),
+            Watcher(self._plane, watcher.QUARANTINES, watcher.drained),
+        ]
+        nodes, each = self._take(int(rate * seconds)), max(1, int(rate / 10))
+        begun = time.monotonic() + 0.2
+        due: dict[str, float] = {}
+        for number in range(0, len(nodes), each):
+            some, at = nodes[number : number + each], number / rate
+            due |= dict.fromkeys(some, begun + at)
+            self._crowd.fall_ill(some, at_s=max(0.001, begun + at - time.monotonic()))
+        taints = dict(zip(nodes, self._taints.all_of(nodes, within=PATIENCE), strict=True))
+        took = max(taints.values()) - begun
+        last = {
+            node: max(one.when(node, within=PATIENCE) for one in trailing) - taints[node]
+            for node in nodes
+        }
+        return Sustained(
+            per_second=len(nodes) / took,
+            offered=rate,
+            latencies_s=sorted(taints[node] - due[node] for node in nodes),
+            trailing_s=sorted(last.values()),
+        )
+
+    def until_quiet(self, *, timeout_s: float = 180.0) -> None:
+        """Until the aggregator has changed nothing in the cluster for a second."""
+
+        def quiet() -> bool:
+            mark = self._plane.audit_mark()
+            time.sleep(1.0)
+            return not any(
+                entry["verb"] in _CHANGES for entry in _asked(self._plane, mark, leases=False)
+            )
+
+        wait_until(quiet, what="the aggregator to come to rest", timeout_s=timeout_s)
+
+    def _take(self, count: int) -> list[str]:
+        return [self._fresh.pop() for _ in range(count)]
+
+
+def requests(plane: ControlPlane, since: int, *, leases: bool = True) -> int:
+    """What the aggregators asked of the API server behind a mark."""
+    return len(list(_asked(plane, since, leases=leases)))
+
+
+def requests_by_nodes(plane: ControlPlane) -> int:
+    """Requests by any agent, ever: by a node, or by the agents' service account."""
+    users = [entry["user"]["username"] for entry in plane.audit_entries()]
+    return sum(u.startswith("system:node:") or u.endswith(":sickbay-agent") for u in users)
+
+
+def _asked(plane: ControlPlane, since: int, *, leases: bool) -> Iterator[dict[str, Any]]:
+    for entry in plane.audit_entries(since):
+        about = entry.get("objectRef", {}).get("resource")
+        if entry["user"]["username"] == AGGREGATOR and (leases or about != "leases"):
+            yield entry
