@@ -115,6 +115,10 @@ def _lemons(options: argparse.Namespace) -> None:
     _print(options, _client(options).get("lemons"), show.lemons)
 
 
+def _replicas(options: argparse.Namespace) -> None:
+    _print(options, _client(options).get("replicas"), show.replicas)
+
+
 def _history(options: argparse.Namespace) -> None:
     answer = _client(options).get(
         "transitions", node=options.node, since=options.since, limit=options.limit
@@ -294,6 +298,7 @@ def _add_reading(commands: Any, common: argparse.ArgumentParser) -> None:
     incidents = add("incidents", "what is wrong now", _incidents)
     incidents.add_argument("--limit", type=_positive, default=100, metavar="N")
     add("lemons", "nodes that come back again and again", _lemons)
+    add("replicas", "the aggregator's replicas, and which don't answer", _replicas)
     history = add("history", "what happened", _history)
     history.add_argument("--node", default="", metavar="NAME", help="only about this node")
     history.add_argument("--since", default="", metavar="TIME", help="e.g. 2026-01-31T03:14:00Z")

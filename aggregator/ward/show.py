@@ -30,6 +30,13 @@ def status(fleet: Answer, screen: Screen) -> Iterator[str]:
     ):
         if fleet[name]:
             yield f"{label}: {clean(fleet[name])}"
+    if fleet.get("frozen"):
+        yield f"WHICH REPLICAS THERE ARE IS NOT KNOWN, nobody acts: {clean(fleet['frozen'])}"
+    if fleet.get("differing"):
+        yield f"THE REPLICAS DIFFER, nothing new is admitted: {clean(fleet['differing'])}"
+    for one in fleet.get("replicas", ()):
+        if one["trouble"] and one["nodes"]:
+            yield f"{clean(one['name'])} {clean(one['trouble'])}: {_only_last_known(one)}"
     for cause in fleet["causes"]:
         yield f"COMMON CAUSE ({cause['scope']}): {clean(cause['reason'])}"
         yield f"  to do: {clean(cause['advice'])}"
@@ -65,6 +72,45 @@ def status(fleet: Answer, screen: Screen) -> Iterator[str]:
             ],
             screen.width,
         )
+
+
+def _only_last_known(replica: Answer) -> str:
+    since = f" ({clock(replica['last_answer'])} UTC)" if replica["last_answer"] else ""
+    return f"its {replica['nodes']} nodes are only last known{since}"
+
+
+def replicas(answer: Answer, screen: Screen) -> Iterator[str]:
+    """The aggregator's replicas."""
+    if answer["frozen"]:
+        yield f"IT IS NOT KNOWN WHO IS THERE, nobody acts: {clean(answer['frozen'])}"
+    if answer["differing"]:
+        yield f"THEY DIFFER, nothing new is admitted: {clean(answer['differing'])}"
+    if not answer["items"]:
+        yield "One replica, alone: every node is its own."
+        return
+    yield table(
+        ["REPLICA", "", "NODES", "AGENTS", "VERSION", "POLICY", "ANSWERED", "STATE"],
+        [
+            (
+                one["name"],
+                " ".join(word for word in ("leads", "here") if one[word]),
+                one["nodes"],
+                "" if one["trouble"] else one["attached"],
+                one["version"],
+                one["policy"][:12],
+                _answered(one, screen),
+                one["trouble"] or "; ".join(one["not_ready"]) or "answers",
+            )
+            for one in answer["items"]
+        ],
+        screen.width,
+    )
+
+
+def _answered(one: Answer, screen: Screen) -> str:
+    if not one["trouble"]:
+        return "now"
+    return ago(one["last_answer"], screen.now) if one["last_answer"] else "never"
 
 
 def nodes(page: Answer, screen: Screen, *, asked: bool = False) -> Iterator[str]:
@@ -191,6 +237,8 @@ def node(one: Answer, screen: Screen) -> Iterator[str]:
             ("standing", one["standing"]),
             ("why", one["why"]),
             ("agent", one["agent"] + heard),
+            ("replica", one.get("replica", "")),
+            ("only last known", _known(one, screen)),
             ("version", one["agent_version"]),
             ("boot", one["boot_id"]),
             ("conflict", one["conflict"]),
@@ -241,6 +289,11 @@ def node(one: Answer, screen: Screen) -> Iterator[str]:
     yield ""
     told = {"items": one["timeline"][:30], "trouble": one["timeline_trouble"]}
     yield from history(told, screen)
+
+
+def _known(one: Answer, screen: Screen) -> str:
+    at = one.get("last_known")
+    return f"{clock(at)} UTC, {ago(at, screen.now)} ago: its replica does not answer" if at else ""
 
 
 def _marks(fault: Answer) -> str:

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from aggregator.quarantine.fleet import Patient
 from aggregator.web import shapes, survey, view
 from aggregator.web.desk import TIMELINE, Desk
 from aggregator.web.lookout import Look
@@ -62,16 +61,16 @@ def respond(
     return response
 
 
-def patient_or_none_such(desk: Desk, name: str) -> Patient:
-    """The patient, or NotThere."""
-    patient = desk.patient(name)
-    if patient is None:
+async def story_or_none_such(desk: Desk, name: str) -> shapes.Node:
+    """The node's story, or NotThere."""
+    found = await desk.story(name)
+    if found is None:
         raise NotThere(
             f'there is no node "{name[:253]}"',
             "Neither the cluster nor an agent has told of it. Names are those of "
             "`kubectl get nodes`; see /nodes for all that are known.",
         )
-    return patient
+    return found
 
 
 def page_of_nodes(desk: Desk, look: Look, values: Mapping[str, Any]) -> shapes.NodePage:
@@ -88,10 +87,8 @@ def page_of_nodes(desk: Desk, look: Look, values: Mapping[str, Any]) -> shapes.N
         key = survey.natural(after)
         begin = next((i for i, name in enumerate(names) if survey.natural(name) > key), len(names))
     chosen = names[begin : begin + values["limit"]]
-    moment = desk.lookout.moment()
-    patients = [patient for name in chosen if (patient := desk.patient(name)) is not None]
     return shapes.NodePage(
-        items=[view.node_row(patient, moment) for patient in patients],
+        items=desk.rows(chosen, look),
         total=len(names),
         next=chosen[-1] if begin + len(chosen) < len(names) else "",
     )
@@ -106,7 +103,7 @@ async def _nodes(desk: Desk, _: Mapping[str, str], values: Mapping[str, Any]) ->
 
 
 async def _node(desk: Desk, parts: Mapping[str, str], _: Mapping[str, Any]) -> shapes.Node:
-    return await desk.story(patient_or_none_such(desk, parts["name"]))
+    return await story_or_none_such(desk, parts["name"])
 
 
 async def _quarantines(
@@ -123,10 +120,21 @@ async def _incidents(
     return shapes.IncidentPage(items=list(found[: values["limit"]]), total=len(found))
 
 
+async def _replicas(desk: Desk, _: Mapping[str, str], __: Mapping[str, Any]) -> shapes.ReplicaList:
+    found = (await desk.look()).found
+    return shapes.ReplicaList(
+        items=list(found.replicas),
+        total=len(found.replicas),
+        frozen=found.frozen,
+        differing=found.differing,
+    )
+
+
 async def _lemons(desk: Desk, _: Mapping[str, str], __: Mapping[str, Any]) -> shapes.LemonList:
-    found = desk.fleet.lemons
+    await desk.peers.fresh()
+    found = desk.lemons()
     return shapes.LemonList(
-        items=[view.lemon(one) for one in found],
+        items=found,
         total=len(found),
         trouble=desk.fleet.lemons_trouble,
     )
@@ -206,6 +214,12 @@ ENDPOINTS = (
         "Nodes that come back again and again, the worst first.",
         shapes.LemonList,
         _lemons,
+    ),
+    Endpoint(
+        "/api/v1/replicas",
+        "The aggregator's replicas, and which of them don't answer; none where one is alone.",
+        shapes.ReplicaList,
+        _replicas,
     ),
     Endpoint("/api/v1/map", "Every node in one letter, for drawing.", shapes.Map, _map),
 )

@@ -2,15 +2,20 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from aggregator.quarantine.fleet import Fleet, Patient
+import msgspec
+
+from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.ledger import Transition
 from aggregator.web import shapes, survey, view
 from aggregator.web.feed import Feed
 from aggregator.web.history import HistoryReader
 from aggregator.web.lookout import Look, Lookout
+from aggregator.web.peers import Peers
+from aggregator.web.stories import Stories
+from aggregator.web.whole import lemons
 
 log = logging.getLogger("sickbay.web")
 
@@ -29,7 +34,10 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """What page and API share. ``ready`` returns what is not, in words; empty: all is."""
+    """What page and API share. ``ready`` returns what is not, in words; empty: all is.
+
+    ``history_shared``: all replicas write the same history, so that the others needn't be asked.
+    """
 
     fleet: Fleet
     lookout: Lookout
@@ -37,9 +45,13 @@ class Desk:
     history: HistoryReader
     version: str
     ready: Callable[[], list[str]]
+    peers: Peers
+    stories: Stories
+    history_shared: bool = False
 
     async def look(self) -> Look:
         """The fleet, a moment ago at most."""
+        await self.peers.fresh()
         return await self.lookout.look()
 
     def glance(self, look: Look) -> shapes.Fleet:
@@ -52,19 +64,47 @@ class Desk:
             not_ready=self.ready(),
         )
 
-    def patient(self, name: str) -> Patient | None:
-        """The node of that name; None where there is none."""
-        return self.fleet.patients.get(name)
+    def rows(self, names: Iterable[str], look: Look) -> list[shapes.NodeRow]:
+        """These nodes in a line each, as the look had them; without those that are gone since."""
+        moment, found, rows = self.lookout.moment(), look.found, []
+        for name in names:
+            telling, patient = found.elsewhere.get(name), self.fleet.patients.get(name)
+            if telling is not None:
+                told = self.stories.told(name, telling)
+                rows.append(survey.row_told(told, telling, patient, moment))
+            elif patient is not None:
+                row = view.node_row(patient, moment)
+                rows.append(msgspec.structs.replace(row, replica=self.stories.here))
+        return rows
 
-    async def story(self, patient: Patient) -> shapes.Node:
-        """One node with its timeline."""
-        past = await self.past(patient.node)
-        return view.node(
-            patient, self.lookout.moment(), self.fleet.mode, past.transitions, past.trouble
+    def lemons(self) -> list[shapes.Lemon]:
+        """Those that any replica's history shows, the worst first."""
+        mine = [view.lemon(one) for one in self.fleet.lemons]
+        return lemons(mine, self.peers.tellings())
+
+    async def story(self, name: str) -> shapes.Node | None:
+        """One node with its timeline; None where nobody knows of it."""
+        await self.peers.fresh()
+        found, past = await asyncio.gather(self.stories.of(name), self.past(name))
+        if found is None:
+            return None
+        return msgspec.structs.replace(
+            found,
+            timeline=[view.event(one) for one in past.transitions],
+            timeline_trouble=past.trouble,
         )
 
     async def past(self, node: str = "", since: float = 0.0, limit: int = TIMELINE) -> Past:
-        """From history, and what history may not have written yet."""
+        """From every history, and what history may not have written yet."""
+        own = self.own_past(node, since, limit)
+        if self.history_shared or not self.peers.up():
+            return await own
+        mine, (theirs, troubles) = await asyncio.gather(own, self.peers.pasts(node, since, limit))
+        merged = _merged(mine.transitions, theirs, limit)
+        return Past(merged, "; ".join(filter(None, [mine.trouble, *troubles])))
+
+    async def own_past(self, node: str = "", since: float = 0.0, limit: int = TIMELINE) -> Past:
+        """From this replica's history, and what it may not have written yet."""
         fresh = [one for one in self.feed.recent(node, limit) if one.at >= since]
         try:
             async with asyncio.timeout(PATIENCE):
@@ -73,17 +113,22 @@ class Desk:
             return Past(fresh, f"history gave no answer in {PATIENCE:g} s")
         except OSError as error:
             return Past(fresh, f"history can't be read: {error}")
-        known = {_identity(one) for one in kept}
-        merged = [*kept, *(one for one in fresh if _identity(one) not in known)]
-        merged.sort(key=lambda one: one.at, reverse=True)
-        return Past(merged[:limit])
+        return Past(_merged(kept, fresh, limit))
 
     async def prime(self) -> None:
         """Let the feed know what was before this process."""
-        past = await self.past(limit=100)
+        past = await self.own_past(limit=100)
         if past.trouble:
             log.warning("the page begins without its past", extra={"reason": past.trouble})
         self.feed.prime(past.transitions)
+
+
+def _merged(one: list[Transition], other: list[Transition], limit: int) -> list[Transition]:
+    """The newest of both, each once."""
+    known = {_identity(each) for each in one}
+    merged = [*one, *(each for each in other if _identity(each) not in known)]
+    merged.sort(key=lambda each: each.at, reverse=True)
+    return merged[:limit]
 
 
 def _identity(one: Transition) -> tuple[float, str, str, str]:

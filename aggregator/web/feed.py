@@ -1,5 +1,7 @@
 """Hands out what happens, as it happens, to every open event stream.
 
+What other replicas' feeds told is handed out beside our own (`relay`), and never told on.
+
 A `Ledger`: noting never blocks and never raises. A subscriber who reads too slowly loses
 transitions and is told how many; of ticks ("the fleet has changed") it gets the latest alone.
 """
@@ -7,6 +9,7 @@ transitions and is told how many; of ticks ("the fleet has changed") it gets the
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -19,6 +22,10 @@ from aggregator.web import shapes, view
 QUEUE = 256
 #: Transitions that are remembered, for who comes back and for the page's "lately".
 REMEMBERED = 500
+#: What another replica's feed is given of the past when it first asks.
+LATELY = 50
+#: Replicas each see what is the fleet's own (a stop, say) within so many seconds of each other.
+_SAME = 30.0
 
 
 class TooManyStreams(Exception):
@@ -79,6 +86,11 @@ class Subscription:
         self._tick = message
         self._news.set()
 
+    def miss(self, count: int) -> None:
+        """So many could not be had from another replica."""
+        self._missed += count
+        self._news.set()
+
     def close(self) -> None:
         """End it: the server is going."""
         self._closed = True
@@ -99,16 +111,28 @@ class Subscription:
         return b"".join(parts)
 
 
+@dataclass(frozen=True, slots=True)
+class _Noted:
+    """``own``: of this replica. ``told`` is false where another's feed had told the same."""
+
+    number: int
+    transition: Transition
+    message: bytes
+    own: bool
+    told: bool
+
+
 class Feed:
     """The fan-out. ``epoch`` tells this process's event ids from those of another."""
 
     def __init__(self, *, epoch: int, most: int = 200) -> None:
         #: Transitions since the start, by kind.
         self.counts: Counter[Kind] = Counter()
-        self._epoch = epoch
+        self.epoch = epoch
+        self._relayed = False
         self._most = most
         self._number = 0
-        self._ring: deque[tuple[int, Transition, bytes]] = deque(maxlen=REMEMBERED)
+        self._ring: deque[_Noted] = deque(maxlen=REMEMBERED)
         self._past: tuple[Transition, ...] = ()
         self._subscriptions: set[Subscription] = set()
         self._noted = asyncio.Event()
@@ -126,13 +150,60 @@ class Feed:
 
     def note(self, transition: Transition) -> None:
         """Tell everybody. Never blocks; never raises."""
-        self._number += 1
         self.counts[transition.kind] += 1
+        told = self._relayed and not transition.node and self._known(transition)
+        self._take(transition, own=True, push=not told)
+
+    def relay(self, told: Iterable[Transition], *, fresh: bool, missed: int = 0) -> None:
+        """What another replica's feed told, oldest first.
+
+        Not ``fresh``: it is of the past, and nobody is told. ``missed``: so many more there were.
+        """
+        # A node's own are told by one replica alone.
+        new = [one for one in told if (fresh and one.node) or not self._known(one)]
+        if not fresh:
+            self._past = tuple(sorted((*self._past, *new), key=lambda one: one.at, reverse=True))
+            return
+        for transition in new:
+            self._relayed = True
+            self._take(transition, own=False, push=True)
+        for one in self._subscriptions if missed else ():
+            one.miss(missed)
+
+    def own_since(self, seen: str, most: int) -> tuple[list[Transition], str, int]:
+        """For another replica's feed: our own transitions after the cursor that it has, oldest
+        first, ``most`` at most; the next cursor; and how many more there may have been.
+
+        An empty cursor means the latest few; one of another life all that this life remembers.
+        """
+        after = 0
+        epoch, _, number = seen.partition(".")
+        if epoch == str(self.epoch) and number.isdecimal():
+            after = int(number)
+        lost = max(0, self._ring[0].number - 1 - after) if self._ring and after else 0
+        own = [one.transition for one in self._ring if one.own and one.number > after]
+        if not seen:
+            own = own[-LATELY:]
+        cut = max(0, len(own) - most)
+        return own[cut:], self._ident(self._number), lost + cut
+
+    def _take(self, transition: Transition, *, own: bool, push: bool) -> None:
+        self._number += 1
         message = frame("transition", view.event(transition), self._ident(self._number))
-        self._ring.append((self._number, transition, message))
-        for one in self._subscriptions:
+        self._ring.append(_Noted(self._number, transition, message, own, push))
+        for one in self._subscriptions if push else ():
             if one.node in {"", transition.node}:
                 one.push(message)
+        self._noted.set()
+
+    def _known(self, transition: Transition) -> bool:
+        """Whether another replica has told the same, or we have."""
+        return any(_same(one.transition, transition) for one in self._ring) or any(
+            _same(one, transition) for one in self._past
+        )
+
+    def poke(self) -> None:
+        """Something has changed without a transition: wake whoever looks for the streams."""
         self._noted.set()
 
     def prime(self, past: Iterable[Transition]) -> None:
@@ -141,9 +212,11 @@ class Feed:
 
     def recent(self, node: str = "", limit: int = 50) -> list[Transition]:
         """What happened lately, newest first, of this node or of all."""
-        noted = [one for _, one, _ in reversed(self._ring)]
+        noted = [one.transition for one in reversed(self._ring) if one.told]
         known = set(map(_identity, noted))
         noted += [one for one in self._past if _identity(one) not in known]
+        if self._relayed:  # others' come a moment late
+            noted.sort(key=lambda one: one.at, reverse=True)
         return [one for one in noted if node in {"", one.node}][:limit]
 
     def subscribe(self, node: str = "", last: str = "") -> Subscription:
@@ -157,9 +230,9 @@ class Feed:
         after = self._after(last)
         if after is not None:
             one.resumed = True
-            for number, transition, message in self._ring:
-                if number > after and node in {"", transition.node}:
-                    one.push(message)
+            for noted in self._ring:
+                if noted.told and noted.number > after and node in {"", noted.transition.node}:
+                    one.push(noted.message)
         self._subscriptions.add(one)
         self._noted.set()  # whoever looks at the fleet for the streams has somebody to look for
         return one
@@ -183,14 +256,14 @@ class Feed:
             one.close()
 
     def _ident(self, number: int) -> str:
-        return f"{self._epoch}.{number}"
+        return f"{self.epoch}.{number}"
 
     def _after(self, last: str) -> int | None:
         """The number to resume after; None when it is not ours or no longer remembered."""
         epoch, _, number = last.partition(".")
-        if epoch != str(self._epoch) or not number.isdecimal():
+        if epoch != str(self.epoch) or not number.isdecimal():
             return None
-        oldest = self._ring[0][0] if self._ring else self._number + 1
+        oldest = self._ring[0].number if self._ring else self._number + 1
         return int(number) if oldest - 1 <= int(number) <= self._number else None
 
 
@@ -198,6 +271,15 @@ def frame(name: str, data: shapes.Shape, ident: str = "") -> bytes:
     """One server-sent event. JSON holds no raw newline, so that data is one line."""
     head = f"id: {ident}\n" if ident else ""
     return f"{head}event: {name}\ndata: ".encode() + msgspec.json.encode(data) + b"\n\n"
+
+
+def _same(one: Transition, other: Transition) -> bool:
+    return (
+        one.kind is other.kind
+        and one.node == other.node
+        and one.summary == other.summary
+        and abs(one.at - other.at) < _SAME
+    )
 
 
 def _identity(one: Transition) -> tuple[float, str, str, str]:

@@ -6,20 +6,17 @@ processor. While nobody watches, nobody looks.
 """
 
 import asyncio
-import contextlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from aggregator.quarantine.acts import Clocks
 from aggregator.quarantine.fleet import Fleet
-from aggregator.web import shapes, view
-from aggregator.web.feed import Feed
-from aggregator.web.survey import Findings, Survey, headline, natural
+from aggregator.web.survey import Findings, Survey, natural
 from aggregator.web.view import Moment
+from aggregator.web.whole import Local, Scope
 
 #: Ticks come at most so often, and looks too (seconds).
 TICK = 0.25
-#: What changes without a transition (a component turns, pods leave) is noticed within this.
-ROUND = 1.0
 _SHARE = 20.0
 _CHUNK = 250
 #: The wall clock may be set. Below this (seconds) it counts as the same, so that the dates of what
@@ -37,11 +34,14 @@ class Look:
 
 
 class Lookout:
-    """Keeps the latest look."""
+    """Keeps the latest look at a scope."""
 
-    def __init__(self, fleet: Fleet, clocks: Clocks) -> None:
+    def __init__(self, fleet: Fleet, clocks: Clocks, scope: Scope | None = None) -> None:
+        """``scope``: which nodes, by whose word. Unless given: all that the fleet holds."""
         self._fleet = fleet
         self._clocks = clocks
+        self.now = clocks.now
+        self._scope = scope or Local(fleet)
         self._look: Look | None = None
         self._old_at = float("-inf")
         self._looking = asyncio.Lock()
@@ -63,71 +63,41 @@ class Lookout:
             return self._look
 
     async def _take(self, before: Look | None) -> Look:
-        moment, fleet = self.moment(), self._fleet
-        names = self._ordered()
-        survey, spent, began = Survey(fleet, moment), 0.0, self._clocks.now()
-        for number, name in enumerate(names, 1):
-            patient = fleet.patients.get(name)
-            if patient is not None:
-                survey.add(patient)
-            if number % _CHUNK == 0:
-                spent += self._clocks.now() - began
-                await asyncio.sleep(0)
-                began = self._clocks.now()
-        found = survey.conclude(names)
+        moment, began = self.moment(), self._clocks.now()
+        names, survey, scope = self._ordered(), Survey(self._fleet, moment), self._scope
+        scope.begin()
+        spent = self._clocks.now() - began
+        spent += await stroll(names, lambda name: scope.add(survey, name), self._clocks.now)
+        began = self._clocks.now()
+        found = scope.conclude(survey, names)
         changed = before is None or before.found != found
         revision = (before.revision if before else 0) + changed
         spent += self._clocks.now() - began
-        self._old_at = self._clocks.now() + max(TICK, _SHARE * spent)
+        self._old_at = self._clocks.now() + rest(spent)
         return Look(found, moment, revision)
 
     def _ordered(self) -> list[str]:
         """The nodes as people read them; sorted anew when one came or went."""
-        if self._fleet.patients.keys() != set(self._names):
-            self._names = sorted(self._fleet.patients, key=natural)
+        names = self._scope.names()
+        if names != set(self._names):
+            self._names = sorted(names, key=natural)
         return self._names
 
 
-class Pulse:
-    """Ticks on the feed whenever what its subscribers look at has changed."""
+async def stroll(
+    names: Iterable[str], visit: Callable[[str], None], now: Callable[[], float]
+) -> float:
+    """Visit each name, letting others work in between; the seconds that the visits took."""
+    spent, began = 0.0, now()
+    for number, name in enumerate(names, 1):
+        visit(name)
+        if number % _CHUNK == 0:
+            spent += now() - began
+            await asyncio.sleep(0)
+            began = now()
+    return spent + now() - began
 
-    def __init__(self, fleet: Fleet, lookout: Lookout, feed: Feed) -> None:
-        self._fleet = fleet
-        self._lookout = lookout
-        self._feed = feed
-        self._revision = 0
-        self._nodes: dict[str, shapes.Node] = {}
 
-    async def run(self) -> None:
-        """Until cancelled."""
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ROUND if self._feed.streams else None):
-                    await self._feed.noted()
-            if self._feed.streams:
-                await self.beat()
-                await asyncio.sleep(TICK)
-
-    async def beat(self) -> None:
-        """Look once, and tell those whose view has changed."""
-        look = await self._lookout.look()
-        tick = shapes.Tick(
-            at=look.moment.when(look.moment.now),
-            revision=look.revision,
-            counts=look.found.counts,
-            headline=headline(look.found),
-        )
-        if look.revision != self._revision:
-            self._revision = look.revision
-            self._feed.tick(tick)
-        moment, nodes = self._lookout.moment(), {}
-        for name in self._feed.nodes:
-            patient = self._fleet.patients.get(name)
-            if patient is None:
-                continue
-            # Heartbeats come all the time, and are no change. Who has just come is told at once:
-            # something may have changed since the page was rendered.
-            nodes[name] = view.steady(view.node(patient, moment, look.found.mode))
-            if self._nodes.get(name) != nodes[name]:
-                self._feed.tick(tick, node=name)
-        self._nodes = nodes
+def rest(spent: float) -> float:
+    """How long (seconds) what took ``spent`` serves before it is done again."""
+    return max(TICK, _SHARE * spent)

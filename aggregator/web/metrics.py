@@ -5,7 +5,7 @@ are bounded by admission. docs/metrics.md describes each.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
@@ -25,10 +25,26 @@ _KINDS = ("gpu", "disk", "network", "node")
 
 
 @dataclass(frozen=True, slots=True)
+class ShardScene:
+    """Where this replica stands among the others: these by name, and whether each answers."""
+
+    nodes: int
+    members: int
+    leads: bool
+    frozen: bool
+    settled: bool
+    peers: Mapping[str, bool]
+
+
+@dataclass(frozen=True, slots=True)
 class Scene:
-    """All that one scrape tells of."""
+    """All that one scrape tells of: this replica's own nodes, so that sums over replicas are right.
+
+    What is the fleet's own (mode, stop, limits, causes) is told by each.
+    """
 
     found: Findings
+    shards: ShardScene
     feed: Feed
     requests: Counter[tuple[str, int]]
     stats: Stats
@@ -53,6 +69,7 @@ class _SceneCollector(Collector):
         scene = self._scene
         yield from _fleet(scene.found)
         yield from _work(scene.found)
+        yield from _shards(scene.shards)
         yield from _own(scene)
         if scene.stats.ingest is not None:
             yield from _ingest(scene.stats.ingest)
@@ -138,6 +155,18 @@ def _work(found: Findings) -> Iterator[Metric]:
         if one.created_at is not None:
             since.add_metric([one.node], one.created_at.timestamp())
     yield from (info, pods, blocked, since, failing, waits)
+
+
+def _shards(shards: ShardScene) -> Iterator[Metric]:
+    yield _one("sickbay_shard_nodes", "Nodes that this replica owns.", shards.nodes)
+    yield _one("sickbay_shard_members", "Replicas that are alive.", shards.members)
+    yield _one("sickbay_shard_leader", "1 where this one leads.", shards.leads)
+    yield _one("sickbay_shard_frozen", "1 while it is not known who is there.", shards.frozen)
+    yield _one("sickbay_shard_settled", "1 once the newcomer's wait is over.", shards.settled)
+    up = _gauge("sickbay_shard_peer_up", "1 while that replica's page answers.", ["replica"])
+    for name, answers in sorted(shards.peers.items()):
+        up.add_metric([name], answers)
+    yield up
 
 
 def _own(scene: Scene) -> Iterator[Metric]:

@@ -17,7 +17,7 @@ from aggregator.web.api import (
     MOST,
     NODES,
     page_of_nodes,
-    patient_or_none_such,
+    story_or_none_such,
 )
 from aggregator.web.assets import Assets
 from aggregator.web.desk import Desk
@@ -64,6 +64,7 @@ class Pages:
         values = read_query((_ROWS, _FRAGMENT), request.query)
         look = await self._desk.look()
         found, rows = look.found, values["rows"]
+        lemons = self._desk.lemons()
         lately = [view.event(one) for one in self._desk.feed.recent(limit=_LATELY)]
         return self._page(
             "fleet.html",
@@ -74,8 +75,8 @@ class Pages:
             holds=found.holds[:rows],
             silent=found.silent[:rows],
             wished=found.wished,
-            lemons=[view.lemon(one) for one in self._desk.fleet.lemons[:rows]],
-            lemons_in_all=len(self._desk.fleet.lemons),
+            lemons=lemons[:rows],
+            lemons_in_all=len(lemons),
             lately=lately,
             few=[(name, found.standings[name]) for name in found.names]
             if len(found.names) <= FEW
@@ -87,10 +88,10 @@ class Pages:
     async def nodes(self, request: web.Request) -> web.StreamResponse:
         """Nodes by name; straight to the node when its whole name was asked for."""
         values = read_query((*NODES, _FRAGMENT), request.query)
-        if values["q"] and self._desk.patient(values["q"]) is not None:
+        look = await self._desk.look()
+        if values["q"] in look.found.standings:
             url = request.app.router["node"].url_for(name=values["q"])
             raise web.HTTPFound(url)
-        look = await self._desk.look()
         return self._page(
             "nodes.html",
             values,
@@ -104,13 +105,13 @@ class Pages:
     async def node(self, request: web.Request) -> web.Response:
         """One node's story."""
         values = read_query((_FRAGMENT,), request.query)
-        patient = patient_or_none_such(self._desk, request.match_info["name"])
+        story = await story_or_none_such(self._desk, request.match_info["name"])
         look = await self._desk.look()
         return self._page(
             "node.html",
             values,
             fleet=self._desk.glance(look),
-            node=await self._desk.story(patient),
+            node=story,
         )
 
     def trouble(self, status: int, error: str, hint: str) -> web.Response:

@@ -10,6 +10,7 @@ import logging
 import ssl as tls
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import msgspec
 from aiohttp import web
@@ -18,17 +19,25 @@ from prometheus_client.exposition import choose_encoder
 from aggregator.ingest.listening import why_not
 from aggregator.quarantine.acts import Clocks
 from aggregator.quarantine.fleet import Fleet
+from aggregator.shards.council import Alone, Shards
 from aggregator.web import openapi, shapes, stream
 from aggregator.web.api import ENDPOINTS, Endpoint, NotThere, respond
 from aggregator.web.assets import Assets
+from aggregator.web.courier import Courier, Trust
 from aggregator.web.desk import Desk
 from aggregator.web.feed import Feed, TooManyStreams
 from aggregator.web.history import HistoryReader
-from aggregator.web.lookout import Lookout, Pulse
-from aggregator.web.metrics import Scene, registry_of
+from aggregator.web.lookout import Lookout
+from aggregator.web.metrics import Scene, ShardScene, registry_of
 from aggregator.web.pages import Pages
+from aggregator.web.peers import DEADLINE, Peers
+from aggregator.web.pulse import Pulse
 from aggregator.web.query import BadQuery
+from aggregator.web.share import NODE, PART, PAST, Share
 from aggregator.web.stats import Stats
+from aggregator.web.stories import Stories
+from aggregator.web.survey import Findings
+from aggregator.web.whole import Own, Owners, Whole
 
 log = logging.getLogger("sickbay.web")
 
@@ -61,6 +70,10 @@ class Web:
     """Page, JSON API, event stream, metrics, probes.
 
     ``ready`` returns what is not ready, in words; empty: all is. Make it within a running loop.
+
+    With ``shards`` that knows other replicas, all of it shows the whole fleet. ``ca_file`` is who
+    signed their pages' certificates (None: the system's authorities); ``history_shared`` says that
+    all write one history.
     """
 
     def __init__(
@@ -73,13 +86,40 @@ class Web:
         clocks: Clocks,
         version: str,
         ready: Callable[[], list[str]],
+        shards: Shards | None = None,
+        ca_file: Path | None = None,
+        history_shared: bool = False,
     ) -> None:
-        lookout = Lookout(fleet, clocks)
+        """Raises OSError when ``ca_file`` can't be read."""
+        shards = shards or Alone()
+        me, owners = shards.council.me, Owners(shards)
+        self._own = Lookout(fleet, clocks, Own(fleet, owners))
+        self._courier = Courier(Trust(ca_file), deadline=DEADLINE)
+        self._peers = Peers(shards, self._courier, clocks, feed, self._own.moment)
+
+        def not_ready() -> list[str]:
+            return [*ready(), *unsettled(shards)]
+
+        whole = Whole(fleet, shards, owners, self._peers, not_ready)
+        lookout = Lookout(fleet, clocks, whole)
+        stories = Stories(me=me, fleet=fleet, lookout=lookout, owners=owners, peers=self._peers)
+        self._desk = Desk(
+            fleet,
+            lookout,
+            feed,
+            history,
+            version,
+            not_ready,
+            self._peers,
+            stories,
+            history_shared,
+        )
+        self._share = Share(me=me, fleet=fleet, owners=owners, lookout=lookout, desk=self._desk)
         assets = Assets()
-        self._desk = Desk(fleet, lookout, feed, history, version, ready)
         self._pages = Pages(self._desk, assets)
-        self._pulse = Pulse(fleet, lookout, feed)
+        self._pulse = Pulse(self._desk.look, stories, feed)
         self._feed = feed
+        self._shards = shards
         self._stats = stats
         self._requests: Counter[tuple[str, int]] = Counter()
         self._document = msgspec.json.encode(openapi.document(version))
@@ -105,7 +145,11 @@ class Web:
             await self._runner.cleanup()
             raise WebListenError(address) from error
         # Beside the rest: a history that hangs must not keep the aggregator from starting.
-        for work, name in ((self._desk.prime(), "web past"), (self._pulse.run(), "web pulse")):
+        for work, name in (
+            (self._desk.prime(), "web past"),
+            (self._pulse.run(), "web pulse"),
+            (self._peers.run(), "web peers"),
+        ):
             self._tasks.append(asyncio.create_task(work, name=name))
         if path != address:
             return address
@@ -119,6 +163,7 @@ class Web:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+        await self._courier.close()
         await self._runner.cleanup()
 
     # -- routes --------------------------------------------------------------------
@@ -134,6 +179,9 @@ class Web:
             get(endpoint.path, self._answer(endpoint))
         get("/api/v1/stream", self._stream, allow_head=False)
         get("/api/v1/openapi.json", self._openapi)
+        get(PART, self._share.part, allow_head=False)
+        get(NODE, self._share.node, allow_head=False)
+        get(PAST, self._share.past, allow_head=False)
         get("/metrics", self._metrics)
         get("/healthz", self._healthz)
         get("/readyz", self._readyz)
@@ -155,9 +203,11 @@ class Web:
         return response
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        look = await self._desk.look()
+        alone = not self._peers.others
+        look = await (self._desk.lookout if alone else self._own).look()
         scene = Scene(
             found=look.found,
+            shards=self._standing(look.found),
             feed=self._feed,
             requests=self._requests,
             stats=self._stats,
@@ -168,6 +218,17 @@ class Web:
         response = web.Response(body=encode(registry_of(scene)), headers={"Content-Type": kind})
         response.enable_compression()
         return response
+
+    def _standing(self, found: Findings) -> ShardScene:
+        council = self._shards.council
+        return ShardScene(
+            nodes=len(found.standings),
+            members=len(council.members),
+            leads=self._shards.leads(),
+            frozen=bool(council.frozen),
+            settled=council.settled,
+            peers=self._peers.up(),
+        )
 
     async def _healthz(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -225,6 +286,19 @@ class Web:
         resource = request.match_info.route.resource
         route = resource.canonical if resource is not None else "(none)"
         self._requests[route, status] += 1
+
+
+def unsettled(shards: Shards) -> list[str]:
+    """Why a replica can't act on its nodes, for /readyz. Alone it always can.
+
+    A rollout waits for it, so that the next replica goes only when this one's wait is over.
+    """
+    council = shards.council
+    if council.frozen:
+        return [f"which replicas there are is not known: {council.frozen}"]
+    if not council.settled:
+        return ["it has joined a moment ago, and waits until others have let go of its nodes"]
+    return []
 
 
 _READ_ONLY = "This is read only. To act: kubectl, or the command sickbay with your own kubeconfig."

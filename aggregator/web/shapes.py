@@ -15,7 +15,11 @@ Time = dt.datetime
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of all: immutable, named fields, none left out."""
+    """Base of all: immutable, named fields, none left out in JSON.
+
+    They travel between replicas too (parts.py). So a field that is added gets a default: a replica
+    of the version before doesn't send it.
+    """
 
 
 class LimitUse(Shape, frozen=True, kw_only=True):
@@ -143,6 +147,8 @@ class NodeRow(Shape, frozen=True, kw_only=True):
     """One node in a list. ``agent`` is attached, silent or never; ``why`` is one line.
 
     ``wishes``: what people ask of it in its annotations, and ``exempt`` that it is left alone.
+    ``replica`` is the one that told, empty where there is one alone. That replica does not answer
+    now if ``last_known`` is not null: all of this was so then, and ``agent`` may be unknown.
     """
 
     node: str
@@ -152,6 +158,8 @@ class NodeRow(Shape, frozen=True, kw_only=True):
     why: str
     exempt: bool
     wishes: list[str]
+    replica: str = ""
+    last_known: Time | None = None
 
 
 class Component(Shape, frozen=True, kw_only=True):
@@ -223,8 +231,28 @@ class Event(Shape, frozen=True, kw_only=True):
     details: dict[str, str]
 
 
+class Replica(Shape, frozen=True, kw_only=True):
+    """One replica of the aggregator, as the one that you asked sees it (``here``: that one itself).
+
+    ``nodes`` are those that it owns. ``trouble`` is empty while it answers; else why its nodes are
+    shown as last known, at ``last_answer`` (null while it answers, or if it never did).
+    ``not_ready`` is what its /readyz complains of.
+    """
+
+    name: str
+    here: bool
+    leads: bool
+    nodes: int
+    attached: int
+    version: str
+    policy: str
+    trouble: str
+    last_answer: Time | None
+    not_ready: list[str]
+
+
 class Node(Shape, frozen=True, kw_only=True):
-    """One node's story."""
+    """One node's story. ``replica`` and ``last_known`` as in a list of nodes."""
 
     node: str
     uid: str
@@ -252,6 +280,8 @@ class Node(Shape, frozen=True, kw_only=True):
     lost: list[Lost]
     timeline: list[Event]
     timeline_trouble: str
+    replica: str = ""
+    last_known: Time | None = None
 
 
 class Fleet(Shape, frozen=True, kw_only=True):
@@ -260,6 +290,10 @@ class Fleet(Shape, frozen=True, kw_only=True):
     ``stop``, ``view_lost``, ``waiting_for_quorum`` and ``cooling`` (nothing new is admitted) are
     empty, or say why; ``causes`` are the common causes that are open; ``not_ready`` lists what
     /readyz complains of. ``record_entries`` nodes stand in the admission record.
+
+    ``replicas`` are those of the aggregator, none where there is one alone; ``last_known`` counts
+    the nodes of those that don't answer; ``frozen`` (nobody knows who is there, so nobody acts)
+    and ``differing`` (replicas run another version or policy) are empty, or say why.
     """
 
     at: Time
@@ -285,6 +319,19 @@ class Fleet(Shape, frozen=True, kw_only=True):
     record_entries: int
     limits: list[LimitUse]
     headline: str
+    replicas: list[Replica] = []
+    frozen: str = ""
+    differing: str = ""
+    last_known: int = 0
+
+
+class ReplicaList(Shape, frozen=True, kw_only=True):
+    """The replicas of the aggregator by name. ``frozen`` and ``differing`` as in Fleet."""
+
+    items: list[Replica]
+    total: int
+    frozen: str
+    differing: str
 
 
 class NodePage(Shape, frozen=True, kw_only=True):

@@ -7,12 +7,15 @@ other work in between; what comes out then holds nothing that depends on the tim
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from aggregator.quarantine.cluster import Phase
 from aggregator.quarantine.decide.admission import allowance
 from aggregator.quarantine.fleet import Fleet, Patient, Standing
 from aggregator.web import shapes, view
+from aggregator.web.parts import Telling, Told
 from aggregator.web.view import Moment
 
 LETTERS = {
@@ -60,7 +63,11 @@ def natural(name: str) -> tuple[tuple[int, int, str], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """All that the fleet's page and API show, but for history. Lists are whole and sorted."""
+    """All that the fleet's page and API show, but for history. Lists are whole and sorted.
+
+    Where there are several replicas, ``elsewhere`` has who told of each node that is another's,
+    and ``last_known`` counts the nodes of those who don't answer.
+    """
 
     names: tuple[str, ...] = ()
     standings: Mapping[str, Standing] = field(default_factory=dict)
@@ -81,6 +88,11 @@ class Findings:
     causes: tuple[shapes.CommonCause, ...] = ()
     record_entries: int = 0
     limits: tuple[shapes.LimitUse, ...] = ()
+    replicas: tuple[shapes.Replica, ...] = ()
+    frozen: str = ""
+    differing: str = ""
+    last_known: int = 0
+    elsewhere: Mapping[str, Telling] = field(default_factory=dict, compare=False)
 
     @property
     def counts(self) -> dict[Standing, int]:
@@ -110,9 +122,12 @@ class Survey:
         self._pool_label = _setting(fleet.limits, "pool_label")
         self._wished: list[shapes.NodeRow] = []
         self._never = self._attached = self._conflicts = self._exempt = 0
+        self._nodes = self._last_known = 0
+        self._elsewhere: dict[str, Telling] = {}
 
     def add(self, patient: Patient) -> None:
-        """Take one node in."""
+        """Take one node in, by what this replica knows itself."""
+        self.count(patient)
         moment, standing = self._moment, patient.standing()
         self._standings[patient.node] = standing
         self._attached += patient.attached
@@ -133,13 +148,50 @@ class Survey:
         held = view.hold(patient, self._fleet.mode)
         if held is not None:
             self._holds.append(held)
-        if self._pool_label and patient.meta is not None:
+
+    def add_told(self, told: Told, telling: Telling, patient: Patient | None) -> None:
+        """Take a node in that is another replica's, by what that one told.
+
+        ``patient``: what every replica knows, and that is the Quarantine; None: not even that.
+        """
+        self.count(patient)
+        quarantine = patient.quarantine if patient is not None else None
+        standing = standing_told(told, patient)
+        self._standings[told.node] = standing
+        self._elsewhere[told.node] = telling
+        self._last_known += bool(telling.trouble)
+        self._attached += told.agent == "attached"
+        self._conflicts += told.conflict
+        self._exempt += told.exempt
+        self._never += told.agent == "never"
+        if told.wishes or told.agent == "silent":
+            row = row_told(told, telling, patient, self._moment)
+            if told.wishes:
+                self._wished.append(row)
+            if told.agent == "silent":
+                at = told.last_heard.timestamp() if told.last_heard else self._moment.wall
+                self._silent.append((at - self._moment.wall + self._moment.now, row))
+        self._incidents.extend(told.incidents)
+        if patient is not None and quarantine is not None:
+            known = replace(patient, last_error=told.last_error, release_held=told.release_held)
+            shown = view.quarantine(known, quarantine)
+            self._quarantines.append(msgspec.structs.replace(shown, agent=told.agent))
+        elif told.hold is not None:
+            self._holds.append(told.hold)
+
+    def count(self, patient: Patient | None) -> None:
+        """Count a node for the limits, which are the whole fleet's, and show it nowhere."""
+        self._nodes += 1
+        if self._pool_label and patient is not None and patient.meta is not None:
             pool = patient.meta.labels.get(self._pool_label, "")
             self._pools[pool] += 1
             self._taken[pool] += patient.in_record
 
     def conclude(self, names: Iterable[str]) -> Findings:
-        """What was found. ``names`` are the nodes in the order in which people read them."""
+        """What was found. ``names`` are the nodes in the order in which people read them.
+
+        What is known of the replicas themselves is not from here.
+        """
         fleet = self._fleet
         return Findings(
             names=tuple(name for name in names if name in self._standings),
@@ -172,6 +224,8 @@ class Survey:
             + view.blamed(fleet.network.values(), self._moment),
             record_entries=fleet.record_entries,
             limits=tuple(self._limits()),
+            last_known=self._last_known,
+            elsewhere=self._elsewhere,
         )
 
     def _limits(self) -> Iterable[shapes.LimitUse]:
@@ -180,7 +234,7 @@ class Survey:
             yield self._limit(name, value)
 
     def _limit(self, name: str, value: str) -> shapes.LimitUse:
-        nodes, used = len(self._standings), self._fleet.record_entries
+        nodes, used = self._nodes, self._fleet.record_entries
         match name.removeprefix("limits."):
             case "concurrent" if value.isdecimal():
                 return _use(name, value, used, int(value), "nodes in quarantine at once")
@@ -204,6 +258,39 @@ class Survey:
         ]
         _, pool = max(shares)
         return pool, self._taken[pool], allowance(self._pools[pool], percent)
+
+
+def standing_told(told: Told, patient: Patient | None) -> Standing:
+    """How another's node stands: in quarantine if its Quarantine stands, which we see ourselves."""
+    if patient is not None and patient.quarantine is not None:
+        return Standing.QUARANTINED
+    # Of its end we have heard before its replica has told how it stands now.
+    return Standing.UNKNOWN if told.standing is Standing.QUARANTINED else told.standing
+
+
+def row_told(
+    told: Told, telling: Telling, patient: Patient | None, moment: Moment
+) -> shapes.NodeRow:
+    """Another replica's node in one line."""
+    standing = standing_told(told, patient)
+    why = told.why
+    if patient is not None and patient.quarantine is not None:
+        why = view.why(patient, standing)
+        if telling.trouble:
+            why = f"{why} ({telling.note})"
+    elif told.standing is Standing.QUARANTINED:
+        why = "its quarantine has just ended"
+    return shapes.NodeRow(
+        node=told.node,
+        standing=standing,
+        agent=told.agent,
+        last_heard=telling.last_heard(told, moment),
+        why=why,
+        exempt=told.exempt,
+        wishes=told.wishes,
+        replica=telling.replica,
+        last_known=telling.at if telling.trouble else None,
+    )
 
 
 def survey(fleet: Fleet, moment: Moment) -> Findings:
@@ -248,6 +335,10 @@ def glance(
         record_entries=found.record_entries,
         limits=list(found.limits),
         headline=headline(found),
+        replicas=list(found.replicas),
+        frozen=found.frozen,
+        differing=found.differing,
+        last_known=found.last_known,
     )
 
 
@@ -267,11 +358,22 @@ def headline(found: Findings) -> str:
         parts.append(f"{counts[Standing.SILENT]} silent")
     if counts[Standing.UNKNOWN]:
         parts.append(f"{counts[Standing.UNKNOWN]} unknown")
-    well = counts[Standing.OK]
+    well, unsure = counts[Standing.OK], _unsure(found)
     if not parts:
         return f"All {total:,} nodes are well." if total > 1 else "The only node is well."
     listed = parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
-    return f"{listed[0].upper()}{listed[1:]}. {well:,} of {total:,} nodes are well."
+    return f"{listed[0].upper()}{listed[1:]}. {well:,} of {total:,} nodes are well.{unsure}"
+
+
+def _unsure(found: Findings) -> str:
+    """That some of it is old, for a headline that must not hide it."""
+    if not found.last_known:
+        return ""
+    silent = [one.name for one in found.replicas if one.trouble and one.nodes]
+    many = f"{found.last_known:,} {_nodes(found.last_known)}"
+    is_so = "is" if found.last_known == 1 else "are"
+    who = f": {' and '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer"
+    return f" {many} {is_so} only last known{who if silent else ''}."
 
 
 def _urgency(one: shapes.Quarantine) -> tuple[bool, int, float, str]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -40,9 +41,16 @@ from aggregator.quarantine.cluster import (
 from aggregator.quarantine.decide.blame import CommonCause
 from aggregator.quarantine.fleet import Fleet, Hold, Patient
 from aggregator.quarantine.ledger import Kind, Transition
+from aggregator.shards.council import Alone, Shards
+from aggregator.web.courier import Courier
 from aggregator.web.feed import Feed
+from aggregator.web.lookout import Lookout
+from aggregator.web.peers import Peers
+from aggregator.web.pulse import Pulse
 from aggregator.web.server import Web
 from aggregator.web.stats import Stats
+from aggregator.web.stories import Stories
+from aggregator.web.whole import Owners
 
 BOOT = "8b1c7f0e-6a0d-4a53-9a39-0f4f4a0c2f11"
 GPU = "GPU-5d0a9c1e-7f43-4b6e-9a20-1f2e3d4c5b6a"
@@ -372,6 +380,14 @@ def some_past(wall: float) -> list[Transition]:
     ]
 
 
+def pulse_alone(fleet: Fleet, clocks: Clocks, feed: Feed) -> Pulse:
+    """The pulse of a replica that is alone, without a server."""
+    shards, lookout = Alone(), Lookout(fleet, clocks)
+    peers = Peers(shards, Courier(None, deadline=1.0), clocks, feed, lookout.moment)
+    stories = Stories(me="here", fleet=fleet, lookout=lookout, owners=Owners(shards), peers=peers)
+    return Pulse(lookout.look, stories, feed)
+
+
 # -- the server --------------------------------------------------------------------------------
 
 
@@ -408,6 +424,9 @@ async def serving(
     feed: Feed | None = None,
     address: str = "127.0.0.1:0",
     ssl: Any = None,
+    shards: Shards | None = None,
+    ca_file: Path | None = None,
+    version: str = "0.1.0",
 ) -> AsyncIterator[Served]:
     feed = feed or Feed(epoch=1)
     history = history or ListHistory(some_past(clocks.wall()))
@@ -418,8 +437,10 @@ async def serving(
         feed=feed,
         stats=Stats(ingest=ingest, api=api, outbox=lambda: {"0": 3}),
         clocks=clocks,
-        version="0.1.0",
+        version=version,
         ready=lambda: list(troubles),
+        shards=shards,
+        ca_file=ca_file,
     )
     bound = await web.start(address, ssl)
     try:

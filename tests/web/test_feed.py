@@ -8,9 +8,9 @@ import pytest
 
 from aggregator.quarantine.ledger import Kind, Transition
 from aggregator.web.feed import QUEUE, Feed, TooManyStreams
-from aggregator.web.lookout import Lookout, Pulse
+from aggregator.web.lookout import Lookout
 from tests.support.waiting import until
-from tests.web.support import NIGHT, Hands, big_fleet, small_fleet
+from tests.web.support import NIGHT, Hands, big_fleet, pulse_alone, small_fleet
 
 
 def happened(number: int, node: str = "node-1") -> Transition:
@@ -112,7 +112,7 @@ class Watched:
     def __init__(self, hands: Hands, node: str = "") -> None:
         self.fleet = small_fleet(hands)
         self.feed = Feed(epoch=1)
-        self.pulse = Pulse(self.fleet, Lookout(self.fleet, hands.clocks()), self.feed)
+        self.pulse = pulse_alone(self.fleet, hands.clocks(), self.feed)
         self.reader = self.feed.subscribe(node)
 
     async def ticks(self) -> int:

@@ -51,6 +51,7 @@ ANSWERS = [
     "/api/v1/transitions?node=node-2&limit=5",
     "/api/v1/map",
     "/api/v1/lemons",
+    "/api/v1/replicas",
     *(f"/api/v1/nodes/node-{number}" for number in range(1, 9)),
 ]
 

@@ -1,0 +1,155 @@
+"""Several replicas on loopback: real web servers with a council made by hand, and bad company."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from aggregator.quarantine.fleet import Fleet
+from aggregator.shards.council import Council, Member
+from aggregator.web.feed import Feed
+from tests.web.support import ListHistory, Served, running_clocks, serving
+
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]
+
+
+class Town:
+    """Who is there. Each replica has a seat, and hears when that changes."""
+
+    def __init__(self) -> None:
+        self.members: dict[str, Member] = {}
+        self.frozen = ""
+        self.settled = True
+        self._calls: list[Callable[[], None]] = []
+
+    def joins(self, name: str, page: str = "", **more: Any) -> None:
+        since = float(len(self.members))
+        member = Member(name, page=page, version="0.1.0", policy_hash="p1", since=since)
+        self.members[name] = replace(member, **more)
+        self.tell()
+
+    def leaves(self, name: str) -> None:
+        del self.members[name]
+        self.tell()
+
+    def tell(self) -> None:
+        for call in self._calls:
+            call()
+
+    def listen(self, call: Callable[[], None]) -> None:
+        self._calls.append(call)
+
+
+class Seat:
+    """`Shards` as one replica of the town has it."""
+
+    def __init__(self, me: str, town: Town) -> None:
+        self._me = me
+        self._town = town
+
+    @property
+    def council(self) -> Council:
+        town = self._town
+        members: Mapping[str, Member] = MappingProxyType(dict(town.members))
+        return Council(self._me, members, frozen=town.frozen, settled=town.settled)
+
+    def owns(self, node: str) -> bool:
+        owner = self.council.owner(node)
+        return owner is None or owner.name == self._me
+
+    def may_act(self, node: str) -> bool:
+        return self.owns(node) and self._town.settled and not self._town.frozen
+
+    def home(self, node: str) -> str:
+        owner = self.council.owner(node)
+        return owner.address if owner is not None and owner.name != self._me else ""
+
+    def leads(self) -> bool:
+        leader = self.council.leader
+        return leader is not None and leader.name == self._me
+
+    def on_change(self, call: Callable[[], None]) -> None:
+        self._town.listen(call)
+
+
+def owned(fleet: Fleet, seat: Seat) -> Fleet:
+    """What this replica knows of the fleet: all Quarantines, and the evidence of its own nodes."""
+    mine = replace(fleet, patients={})
+    for name, patient in fleet.patients.items():
+        mine.patients[name] = (
+            patient
+            if seat.owns(name)
+            else replace(
+                patient,
+                health=None,
+                attached=False,
+                last_heard=None,
+                incidents={},
+                hold=None,
+                would="",
+                conflict="",
+                last_error="",
+                release_held="",
+            )
+        )
+    return mine
+
+
+@dataclass
+class Replicas:
+    """The replicas that run, and how to stop one."""
+
+    town: Town
+    served: dict[str, Served] = field(default_factory=dict)
+    stops: dict[str, AsyncExitStack] = field(default_factory=dict)
+
+    async def stop(self, name: str) -> None:
+        await self.stops.pop(name).aclose()
+
+    def owner(self, node: str) -> str:
+        owner = Seat("", self.town).council.owner(node)
+        assert owner is not None
+        return owner.name
+
+    def nodes_of(self, name: str) -> list[str]:
+        every = next(iter(self.served.values())).fleet.patients
+        return [node for node in every if self.owner(node) == name]
+
+
+@asynccontextmanager
+async def replicas(
+    fleet: Fleet, names: tuple[str, ...] = ("a", "b", "c"), *, town: Town | None = None
+) -> AsyncIterator[Replicas]:
+    """Each with its own part of the fleet. Of names that the town knows already none is started."""
+    town = town or Town()
+    for name in names:
+        town.joins(name)
+    running = Replicas(town)
+    async with AsyncExitStack() as ending:
+        for number, name in enumerate(names):
+            stack = await ending.enter_async_context(AsyncExitStack())
+            seat = Seat(name, town)
+            served = await stack.enter_async_context(
+                serving(
+                    owned(fleet, seat),
+                    running_clocks(),
+                    history=ListHistory(),
+                    feed=Feed(epoch=100 + number),
+                    shards=seat,
+                )
+            )
+            running.served[name], running.stops[name] = served, stack
+            town.members[name] = replace(town.members[name], page=served.url)
+        town.tell()
+        yield running
+
+
+@asynccontextmanager
+async def answering(handler: Handler) -> AsyncIterator[str]:
+    """Something at an address: its URL."""
+    server = await asyncio.start_server(handler, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        server.close()

@@ -1,0 +1,506 @@
+"""The whole fleet from any replica: one that hangs, is dead, or talks nonsense breaks nothing."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from aggregator.quarantine.fleet import Fleet, Standing
+from aggregator.quarantine.ledger import Kind, Transition
+from aggregator.web import parts
+from aggregator.web.parts import Answer, Part, Told
+from tests.web.replicas import Handler, Replicas, Town, answering, replicas
+from tests.web.schema import problems
+from tests.web.support import (
+    NIGHT,
+    Hands,
+    Served,
+    incident_of,
+    quarantine_of,
+    running_clocks,
+    serving,
+    small_fleet,
+    well,
+)
+from tests.web.test_server import read_events
+
+
+def hands() -> Hands:
+    """Evidence dated by the clock that the servers run on."""
+    return Hands(now=time.monotonic())
+
+
+def plain_fleet(count: int = 30) -> Fleet:
+    fleet = Fleet(mode="drain", limits={"concurrent": "20"})
+    for number in range(count):
+        well(fleet, f"node-{number}", hands().now)
+    return fleet
+
+
+async def told_until(served: Served, path: str, happened: Callable[[Any], object]) -> Any:
+    """Ask until it is so; the answer."""
+    async with asyncio.timeout(60):
+        while not happened(told := await served.json(path)):  # noqa: ASYNC110 - it asks a server
+            await asyncio.sleep(0.05)
+        return told
+
+
+def whole(told: Any) -> bool:
+    return bool(told["replicas"]) and not any(one["trouble"] for one in told["replicas"])
+
+
+async def test_each_replica_shows_the_same_whole_fleet() -> None:
+    fleet = small_fleet(hands())
+    async with serving(small_fleet(hands()), running_clocks()) as alone:
+        expected = await alone.json("/api/v1/fleet")
+        rows = {one["node"]: one for one in (await alone.json("/api/v1/nodes"))["items"]}
+        wrong = await alone.json("/api/v1/incidents")
+    async with replicas(fleet) as running:
+        assert {running.owner(f"node-{number}") for number in range(1, 9)} == {"a", "b", "c"}
+        for name, served in running.served.items():
+            told = await told_until(served, "/api/v1/fleet", whole)
+            for same in ("counts", "nodes", "attached", "held", "silent", "incidents", "headline"):
+                assert told[same] == expected[same], (name, same)
+            assert told["limits"] == expected["limits"]
+            page = (await served.json("/api/v1/nodes"))["items"]
+            assert [one["node"] for one in page] == list(rows)
+            for one in page:
+                assert one["replica"] == running.owner(one["node"])
+                assert one["last_known"] is None
+                for same in ("standing", "agent", "why", "exempt", "wishes"):
+                    assert one[same] == rows[one["node"]][same]
+                assert (one["last_heard"] is None) == (rows[one["node"]]["last_heard"] is None)
+            found = await served.json("/api/v1/incidents")
+            assert {one["id"] for one in found["items"]} == {one["id"] for one in wrong["items"]}
+            lines = {one["name"]: one for one in told["replicas"]}
+            assert [line for line, one in lines.items() if one["here"]] == [name]
+            assert [line for line, one in lines.items() if one["leads"]] == ["a"]
+            assert sum(one["nodes"] for one in lines.values()) == 8
+            document = await served.json("/api/v1/openapi.json")
+            for path in ("fleet", "nodes", "replicas", "incidents", "map"):
+                content = document["paths"][f"/api/v1/{path}"]["get"]["responses"]["200"]["content"]
+                answer = await served.json(f"/api/v1/{path}")
+                schema = content["application/json"]["schema"]
+                assert list(problems(answer, schema, document)) == []
+            assert sum(one["attached"] for one in lines.values()) == expected["attached"]
+
+
+async def test_one_nodes_story_is_its_owners_from_every_replica() -> None:
+    fleet = small_fleet(hands())
+    async with replicas(fleet) as running:
+        owner = running.owner("node-2")
+        running.served[owner].history.items.append(
+            Transition(NIGHT, Kind.BLOCKED, "node-2", "node-2: a pod stays")
+        )
+        for served in running.served.values():
+            await told_until(served, "/api/v1/fleet", whole)
+        stories = [await one.json("/api/v1/nodes/node-2") for one in running.served.values()]
+        for story in stories:
+            assert story["replica"] == owner
+            assert story["standing"] == "quarantined"
+            assert len(story["faults"]) == 3
+            assert story["components"][0]["message"] == "7 of 8 GPUs answer"
+            assert [one["summary"] for one in story["timeline"]] == ["node-2: a pod stays"]
+        for served in running.served.values():
+            assert "of replica" in await served.text("/nodes/node-2")
+            problem = await served.json("/api/v1/nodes/node-99", 404)
+            assert problem["error"] == 'there is no node "node-99"'
+
+
+async def test_a_change_at_another_replica_comes_by_the_stream_within_two_seconds() -> None:
+    fleet = plain_fleet()
+    async with replicas(fleet) as running:
+        node = running.nodes_of("b")[0]
+        asked, owner = running.served["a"], running.served["b"]
+        async with asked.session.get(asked.url + "/api/v1/stream") as response:
+            await told_until(asked, "/api/v1/fleet", whole)
+            [(name, _, _), *_] = await read_events(response, 1)
+            assert name == "hello"
+            began = time.monotonic()
+            incident_of(owner.fleet.patients[node], began, ago=1.0, action="observe")
+            owner.feed.note(Transition(NIGHT, Kind.INCIDENT_OPENED, node, f"{node}: xid:79"))
+            heard: set[str] = set()
+            while heard != {"transition", "fleet"}:
+                [(name, data, _)] = await read_events(response, 1)
+                if name == "transition" and data["node"] == node:
+                    heard.add(name)
+                if name == "fleet" and data["counts"]["warning"] == 1:
+                    heard.add(name)
+            took = time.monotonic() - began
+        # A second between questions, and a quarter for each of the two looks; the rest is for a
+        # machine that is busy.
+        assert took < 5, took
+        assert f"{node}: xid:79" in await asked.text("/")
+        assert asked.feed.counts[Kind.INCIDENT_OPENED] == 0, "a metric counts its own alone"
+
+
+async def test_the_stream_of_another_replicas_node_says_when_that_node_changes() -> None:
+    async with replicas(plain_fleet()) as running:
+        node = running.nodes_of("b")[0]
+        asked, owner = running.served["a"], running.served["b"]
+        await told_until(asked, "/api/v1/fleet", whole)
+        url = f"{asked.url}/api/v1/stream?node={node}"
+        async with asked.session.get(url) as response:
+            assert [name for name, _, _ in await read_events(response, 2)] == ["hello", "fleet"]
+            owner.fleet.patients[node].foreign = "hall-2 is at work"
+            assert (await read_events(response, 1))[0][0] == "fleet"
+
+
+async def hang(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        await asyncio.sleep(600)
+    finally:
+        writer.close()
+
+
+def sending(body: bytes, head: str = "HTTP/1.1 200 OK", kind: str = parts.KIND) -> Handler:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        lines = f"{head}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(lines.encode() + body)
+        writer.close()
+
+    return answer
+
+
+async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(f"HTTP/1.1 200 OK\r\nContent-Type: {parts.KIND}\r\n\r\n".encode())
+    try:
+        while True:
+            writer.write(b"\0" * (1 << 20))
+            await writer.drain()
+    except ConnectionError:
+        writer.close()
+
+
+def part_of(**changes: Any) -> bytes:
+    told = Answer(name="b", revision="9.1", part=Part([Told("node-0")]), heard=b"\x01")
+    return parts.encode(msgspec.structs.replace(told, **changes))
+
+
+BAD = {
+    "hung": (hang, "does not answer: nothing within 1.5 s"),
+    "no HTTP": (sending(b"", head="\x00\x01\x02"), "does not answer properly"),
+    "garbage": (sending(b"\xc1\xff garbage"), "does not answer properly: what it sent can't be"),
+    "another shape": (
+        sending(msgspec.msgpack.encode({"name": "b", "revision": 7})),
+        "does not answer properly: what it sent can't be read",
+    ),
+    "no body": (sending(b""), "does not answer properly: what it sent can't be read"),
+    "a page": (sending(b"<html>", kind="text/html"), "does not answer properly: it sent text/html"),
+    "500": (
+        sending(b"", head="HTTP/1.1 500 Oh"),
+        "does not answer properly: it answered 500",
+    ),
+    "elsewhere": (
+        sending(b"", head="HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:9/"),
+        "does not answer properly: it answered 302",
+    ),
+    "an old version": (
+        sending(b"", head="HTTP/1.1 404 Not Found"),
+        "does not answer properly: its version (0.1.0) tells no part",
+    ),
+    "another replica": (
+        sending(part_of(name="z")),
+        "does not answer properly: z answers at its address",
+    ),
+    "nothing, as if known": (sending(part_of(part=None)), "does not answer properly: it sent noth"),
+    "heard others": (sending(part_of(heard=b"")), "does not answer properly: it names other nodes"),
+    "no end": (endless, "does not answer"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+async def test_a_replica_that_answers_badly_is_said_and_the_rest_is_shown(what: str) -> None:
+    handler, said = BAD[what]
+    town = Town()
+    async with answering(handler) as url:
+        town.joins("b", url)
+        async with replicas(plain_fleet(), ("a",), town=town) as running:
+            served = running.served["a"]
+            began = time.monotonic()
+            await served.text("/")
+            assert time.monotonic() - began < 10, "one that hangs holds up nobody for long"
+            told = await told_until(
+                served, "/api/v1/fleet", lambda told: said in told["replicas"][1]["trouble"]
+            )
+            mine, theirs = running.nodes_of("a"), running.nodes_of("b")
+            assert told["counts"]["ok"] == len(mine) > 0
+            assert told["counts"]["unknown"] == told["last_known"] == len(theirs) > 0
+            assert told["headline"].endswith(
+                f"{len(theirs)} nodes are only last known: b does not answer."
+            )
+            assert told["replicas"][1]["last_answer"] is None
+            story = await served.json(f"/api/v1/nodes/{theirs[0]}")
+            assert "does not answer" in story["why"]
+            page = await served.text("/")
+            assert f"Its {len(theirs)} nodes are shown as last known" in page
+
+
+async def test_a_dead_replicas_nodes_are_last_known_and_never_well_and_it_comes_back() -> None:
+    fleet = plain_fleet()
+    async with replicas(fleet, ("a", "b")) as running:
+        asked, dying = running.served["a"], running.served["b"]
+        nodes = running.nodes_of("b")
+        sick, quarantined, held, *rest = nodes
+        incident_of(dying.fleet.patients[sick], time.monotonic(), action="observe")
+        incident_of(dying.fleet.patients[held], time.monotonic())
+        dying.fleet.patients[held].would = "drain it"
+        quarantine_of(asked.fleet.patients[quarantined], NIGHT)
+        quarantine_of(dying.fleet.patients[quarantined], NIGHT)
+        await told_until(
+            asked,
+            "/api/v1/fleet",
+            lambda told: (told["counts"]["warning"], told["held"]) == (1, 1),
+        )
+        assert (await asked.json(f"/api/v1/nodes/{sick}"))["incidents"]
+        page = dying.url.removeprefix("http://")
+        await running.stop("b")
+        told = await told_until(asked, "/api/v1/fleet", lambda told: told["replicas"][1]["trouble"])
+        assert told["last_known"] == len(nodes)
+        assert told["counts"]["ok"] == 30 - len(nodes)
+        assert told["attached"] == 30 - len(nodes)
+        assert told["replicas"][1]["trouble"].startswith("does not answer: ")
+        assert told["replicas"][1]["last_answer"] is not None
+        assert told["replicas"][1]["attached"] == 0
+        rows = {one["node"]: one for one in (await asked.json("/api/v1/nodes?limit=1000"))["items"]}
+        assert len(rows) == 30
+        for name in nodes:
+            assert rows[name]["standing"] != "ok"
+            assert rows[name]["agent"] == "unknown"
+            assert rows[name]["last_known"] is not None
+            assert "last known 03:1" in rows[name]["why"]
+            assert "b does not answer" in rows[name]["why"]
+        assert rows[sick]["standing"] == "warning"
+        assert rows[held]["standing"] == "held"
+        assert rows[quarantined]["standing"] == "quarantined"
+        assert rows[rest[0]]["standing"] == "unknown"
+        assert rows[rest[0]]["last_heard"] is not None, "it was heard until then"
+        # Of its nodes' stories: in full what somebody had looked at, of the others what is known.
+        for name in (sick, rest[0], quarantined):
+            story = await asked.json(f"/api/v1/nodes/{name}")
+            assert story["last_known"] is not None
+            assert story["agent"] == "unknown"
+            assert story["standing"] == rows[name]["standing"]
+            assert bool(story["components"]) == (name == sick)
+            assert bool(story["quarantine"]) == (name == quarantined)
+            assert "This is only last known" in await asked.text(f"/nodes/{name}")
+        # A quarantine that ends meanwhile is seen to.
+        asked.fleet.patients[quarantined].quarantine = None
+        await told_until(asked, "/api/v1/fleet", lambda told: told["counts"]["quarantined"] == 0)
+        async with serving(dying.fleet, running_clocks(), address=page, shards=_seat(running, "b")):
+            await told_until(asked, "/api/v1/fleet", whole)
+            story = await asked.json(f"/api/v1/nodes/{rest[0]}")
+            assert (story["standing"], story["last_known"]) == ("ok", None)
+
+
+def _seat(running: Replicas, name: str) -> Any:
+    from tests.web.replicas import Seat
+
+    return Seat(name, running.town)
+
+
+async def test_a_replica_of_a_later_version_is_understood_as_far_as_it_goes() -> None:
+    told = msgspec.to_builtins(
+        Answer(name="b", revision="9.1", heard=b"\x01\x02"), builtin_types=(bytes,)
+    )
+    told["part"] = {
+        "nodes": [
+            {"node": "node-0", "mood": "good", "standing": "warning", "why": "a new thing"},
+            {"node": "node-1"},
+        ],
+        "weather": {"deep": [1, 2, {"x": None}]},
+    }
+    told["seen"], told["fresh"] = "9.2", True
+    told["events"] = [
+        {"at": NIGHT, "kind": "moon.rose", "summary": "of a kind that we don't know"},
+        {"at": NIGHT, "kind": "fleet.stopped", "summary": "stopped: the moon"},
+    ]
+    town = Town()
+    async with answering(sending(msgspec.msgpack.encode(told))) as url:
+        town.joins("b", url)
+        async with replicas(Fleet(mode="drain"), ("a",), town=town) as running:
+            served = running.served["a"]
+            await told_until(served, "/api/v1/fleet", whole)
+            rows = (await served.json("/api/v1/nodes"))["items"]
+            assert [(one["node"], one["standing"], one["why"]) for one in rows] == [
+                ("node-0", "warning", "a new thing"),
+                ("node-1", "ok", ""),
+            ]
+            page = await served.text("/")
+            assert "stopped: the moon" in page
+            assert "of a kind that we don" not in page
+
+
+async def test_a_page_is_not_kept_waiting_by_a_replica_that_is_known_to_hang() -> None:
+    town = Town()
+    async with answering(hang) as url:
+        town.joins("b", url)
+        async with replicas(plain_fleet(), ("a",), town=town) as running:
+            served = running.served["a"]
+            await served.text("/")
+            took = []
+            for _ in range(5):
+                began = time.monotonic()
+                await served.json("/api/v1/fleet")
+                took.append(time.monotonic() - began)
+            assert min(took) < 0.5
+
+
+async def test_at_rest_little_is_sent_and_a_heartbeat_is_no_change() -> None:
+    async with replicas(plain_fleet(), ("a", "b")) as running:
+        asked, other = running.served["a"], running.served["b"]
+        await told_until(asked, "/api/v1/fleet", whole)
+        url = other.url + "/replica/part"
+        async with asked.session.get(url) as response:
+            body = await response.read()
+            first = parts.decode(body, Answer)
+        assert first.part is not None
+        assert [one.node for one in first.part.nodes] == running.nodes_of("b")
+        assert len(body) < 100 + 20 * len(first.part.nodes)
+        have = f"?have={first.revision}&seen={first.seen}"
+        async with asked.session.get(url + have) as response:
+            assert len(again := await response.read()) < 100 + len(first.part.nodes)
+            assert parts.decode(again, Answer).part is None
+        # A heartbeat is no change; a component that turns is one.
+        patient = other.fleet.patients[first.part.nodes[0].node]
+        patient.last_heard = time.monotonic()
+        await asyncio.sleep(0.4)
+        async with asked.session.get(url + have) as response:
+            assert parts.decode(await response.read(), Answer).part is None
+        patient.attached = False
+
+        async def news() -> Part | None:
+            async with asked.session.get(url + have) as response:
+                return parts.decode(await response.read(), Answer).part
+
+        async with asyncio.timeout(30):
+            while (fresh := await news()) is None:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.05)
+        assert [one.agent for one in fresh.nodes].count("silent") == 1
+
+
+async def test_a_replicas_own_part_holds_nothing_of_the_others() -> None:
+    async with replicas(plain_fleet()) as running:
+        for name, served in running.served.items():
+            await told_until(served, "/api/v1/fleet", whole)
+            served.feed.note(Transition(NIGHT, Kind.HELD, "node-0", f"told by {name}"))
+        for name, served in running.served.items():
+            others = [f"told by {other}" for other in running.served if other != name]
+            await told_until(
+                served,
+                "/api/v1/transitions",
+                lambda told: {one["summary"] for one in told["items"]} >= set(others),  # noqa: B023
+            )
+            async with served.session.get(served.url + "/replica/part?seen=0.0") as response:
+                told = parts.decode(await response.read(), Answer)
+            assert told.part is not None
+            assert [one.node for one in told.part.nodes] == running.nodes_of(name)
+            assert [one.summary for one in told.events] == [f"told by {name}"]
+
+
+async def test_what_is_the_fleets_own_is_told_once_though_each_replica_notes_it() -> None:
+    async with replicas(plain_fleet()) as running:
+        for served in running.served.values():
+            await told_until(served, "/api/v1/fleet", whole)
+        for number, served in enumerate(running.served.values()):
+            served.feed.note(Transition(NIGHT + number, Kind.STOPPED, "", "stopped: a switch"))
+        served = running.served["a"]
+        await asyncio.sleep(1.5)
+        await served.json("/api/v1/fleet")
+        assert [one.kind for one in served.feed.recent()] == [Kind.STOPPED]
+
+
+async def test_metrics_tell_of_a_replicas_own_nodes_so_that_sums_are_right() -> None:
+    fleet = small_fleet(hands())
+    async with serving(small_fleet(hands()), running_clocks()) as alone:
+        expected = _samples(await alone.text("/metrics"))
+    async with replicas(fleet) as running:
+        for served in running.served.values():
+            await told_until(served, "/api/v1/fleet", whole)
+        scrapes = [_samples(await one.text("/metrics")) for one in running.served.values()]
+        for name in (
+            *(f'sickbay_nodes{{standing="{standing}"}}' for standing in Standing),
+            'sickbay_incidents{action="drain",kind="gpu"}',
+            'sickbay_quarantines{phase="Draining"}',
+            "sickbay_agents_attached",
+            "sickbay_agents_silent",
+            "sickbay_agents_never_heard",
+            "sickbay_shard_nodes",
+            "sickbay_shard_leader",
+        ):
+            told = sum(one[name] for one in scrapes)
+            assert told == {"sickbay_shard_nodes": 8}.get(name, expected[name]), name
+        for scrape in scrapes:
+            assert scrape["sickbay_record_entries"] == 2
+            assert scrape["sickbay_shard_members"] == 3
+            limit = 'sickbay_limit_max{limit="limits.concurrent_percent"}'
+            assert scrape[limit] == expected[limit]
+        await running.stop("b")
+        async with asyncio.timeout(60):
+            while True:
+                await running.served["a"].json("/api/v1/fleet")
+                found = _samples(await running.served["a"].text("/metrics"))
+                if not found['sickbay_shard_peer_up{replica="b"}']:
+                    break
+                await asyncio.sleep(0.1)
+        assert found['sickbay_shard_peer_up{replica="c"}'] == 1
+
+
+def _samples(text: str) -> dict[str, float]:
+    lines = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("sickbay_")]
+    return {name: float(value) for name, value in lines}
+
+
+async def test_frozen_and_unsettled_replicas_are_not_ready_and_the_page_says_why() -> None:
+    async with replicas(plain_fleet(), ("a", "b")) as running:
+        served = running.served["a"]
+        assert await served.text("/readyz") == "ready\n"
+        running.town.frozen = "the API server has not answered for 14 s"
+        assert "the API server has not answered for 14 s" in await served.text("/readyz", 503)
+        page = await told_until_text(served, "It is not known which replicas there are")
+        assert "nobody acts until it is known" in page
+        running.town.frozen, running.town.settled = "", False
+        assert "it has joined a moment ago" in await served.text("/readyz", 503)
+        running.town.settled = True
+        running.town.joins("b", running.served["b"].url, policy_hash="p2")
+        page = await told_until_text(served, "The replicas differ")
+        assert "b runs policy p2 (here p1)" in page
+        told = await served.json("/api/v1/replicas")
+        assert told["differing"] == "b runs policy p2 (here p1)"
+
+
+async def told_until_text(served: Served, said: str) -> str:
+    async with asyncio.timeout(60):
+        while said not in (text := await served.text("/")):  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.05)
+        return text
+
+
+async def test_a_replica_that_has_left_is_listed_for_a_while_and_has_no_nodes() -> None:
+    async with replicas(plain_fleet()) as running:
+        served = running.served["a"]
+        await told_until(served, "/api/v1/fleet", whole)
+        running.town.leaves("c")
+        told = await told_until(
+            served, "/api/v1/fleet", lambda told: told["replicas"][2]["trouble"] == "has left"
+        )
+        assert told["replicas"][2]["nodes"] == 0
+        assert told["last_known"] == 0
+        assert told["nodes"] == 30
+        running.town.joins("c", running.served["c"].url)
+        await told_until(served, "/api/v1/fleet", whole)
+
+
+async def test_alone_nobody_is_asked_and_no_replica_is_shown() -> None:
+    async with serving(plain_fleet(), running_clocks()) as served:
+        told = await served.json("/api/v1/fleet")
+        assert (told["replicas"], told["last_known"], told["frozen"]) == ([], 0, "")
+        assert "Replicas" not in await served.text("/")
+        assert (await served.json("/api/v1/nodes"))["items"][0]["replica"] == ""
+        assert json.loads(await served.text("/api/v1/replicas"))["total"] == 0
