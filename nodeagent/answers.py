@@ -89,7 +89,13 @@ class Answers:
         )
         config = {"problem": self._config.problem, "restart_for": self._config.restart_for}
         return json_answer(
-            {"stuck": waiting, "node": self._node, "config": config, "checks": checks}
+            {
+                "stuck": waiting,
+                "node": self._node,
+                "uplink": self._uplink(),
+                "config": config,
+                "checks": checks,
+            }
         )
 
     async def _stuck(self) -> list[Stuck]:

@@ -15,10 +15,18 @@ import grpc.aio
 from nodeagent.config import UplinkConfig
 
 _HOST_PORT = re.compile(r"(?P<host>\[[0-9a-fA-F:.%]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
+_LAST_PORT = 65_535
 
 #: Heartbeats are unacknowledged bytes when the other end is gone, and then TCP gives up after
 #: keepalive_timeout_ms. Pings are for what stands between: rarely, since 10,000 agents send them.
-_OPTIONS: Mapping[str, int] = {
+_OPTIONS: Mapping[str, int | str] = {
+    # Of several addresses behind one name the first that answers, in an order of our own: without
+    # the shuffle all 10,000 agents go to the first. gRPC tries the next one after 250 ms and takes
+    # whichever is there first (Happy Eyeballs), so that a dead address costs no more than that.
+    # The name is resolved again for each attempt, since each has a channel of its own.
+    "grpc.service_config": (
+        '{"loadBalancingConfig": [{"pick_first": {"shuffleAddressList": true}}]}'
+    ),
     # No pings to measure the bandwidth: each wakes every thread of gRPC some twenty times, and our
     # messages are small (measured: a third of an idle agent's CPU).
     "grpc.http2.bdp_probe": 0,
@@ -77,18 +85,24 @@ class TokenFile:
 class Dialer:
     """Opens channels as ``[aggregator]`` says. ``options`` are gRPC's, over this module's own."""
 
-    def __init__(self, config: UplinkConfig, options: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self, config: UplinkConfig, options: Mapping[str, int | str] | None = None
+    ) -> None:
         self.token = TokenFile(config.token_file)
         self._config = config
         self._options = {**_OPTIONS, **(options or {})}
 
-    def check(self, address: str) -> None:
-        """Raise DialError when ``address`` is none, or may not be spoken to as configured."""
-        if address.startswith("unix:"):
+    def check(self, address: str, *, sent: bool = False) -> None:
+        """Raise DialError when ``address`` is none, or may not be spoken to as configured.
+
+        ``sent``: an aggregator named it, which can know no socket of this machine.
+        """
+        if address.startswith("unix:") and not sent:
             return
         match = _HOST_PORT.fullmatch(address)
-        if match is None:
-            raise DialError(f"{address!r} is no address: expected host:port or unix:/path")
+        if match is None or int(match["port"]) > _LAST_PORT:
+            expected = "host:port" if sent else "host:port or unix:/path"
+            raise DialError(f"{address[:300]!r} is no address: expected {expected}")
         if self._config.ca_file or self._config.insecure_plaintext or _is_loopback(match["host"]):
             return
         raise DialError(
@@ -96,9 +110,9 @@ class Dialer:
             "(or, on a network that you trust, aggregator.insecure_plaintext = true)"
         )
 
-    def open(self, address: str) -> grpc.aio.Channel:
-        """A channel to ``address``; it connects with its first call. Raises DialError."""
-        self.check(address)
+    def open(self, address: str, *, sent: bool = False) -> grpc.aio.Channel:
+        """A channel to ``address``; it connects with its first call. Raises as ``check`` does."""
+        self.check(address, sent=sent)
         options: list[tuple[str, str | int]] = list(self._options.items())
         if self._config.ca_file is None:
             return grpc.aio.insecure_channel(address, options=options)

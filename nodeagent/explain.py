@@ -68,6 +68,8 @@ def table(answer: Mapping[str, Any], only: str = "") -> str:
         f"{each['waits_in'] or 'an unknown place'}, and cannot be killed"
         for each in answer["stuck"]
     ]
+    if "uplink" in answer:  # an agent that was not restarted since the upgrade has none
+        lines.append(_uplink(answer["uplink"]))
     if answer["config"]["problem"]:
         lines.append(f"configuration refused: {answer['config']['problem']}")
     if answer["config"]["restart_for"]:
@@ -76,6 +78,20 @@ def table(answer: Mapping[str, Any], only: str = "") -> str:
         if only in ("", check["name"]):
             lines += ["", *_paragraph(check)] if lines else _paragraph(check)
     return "\n".join(lines)
+
+
+def _uplink(uplink: Mapping[str, Any]) -> str:
+    """Who takes the evidence, or why nobody does."""
+    if uplink["state"] == "off":
+        return "aggregator: none is configured; the evidence stays on this node"
+    where = uplink["address"]
+    if uplink["sent_by"]:
+        where += f" (sent there by {uplink['sent_by']})"
+    lasting = f"{uplink['for_seconds']:.0f} s"
+    if uplink["state"] == "streaming":
+        return f"aggregator: connected to {uplink['aggregator']} at {where} for {lasting}"
+    error = uplink["error"] or "connecting"
+    return f"aggregator: no connection for {lasting}, last tried {where}: {error}"
 
 
 def _look(check: Scheduled | None, now: float) -> dict[str, Any]:

@@ -33,16 +33,30 @@ FAREWELL = 1.0
 #: Commands under way at a time; more than these are refused.
 COMMANDS = 8
 
+#: What an aggregator answers whom it will not have, however often he comes.
+_REFUSALS = frozenset(
+    {
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.UNIMPLEMENTED,
+    }
+)
+
 Call = grpc.aio.StreamStreamCall[pb.AgentMessage, pb.AggregatorMessage]
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a stream ended. ``redirect`` is where to go instead, if that was the reason."""
+    """How a stream ended. ``redirect`` is where to go instead, if that was the reason.
+
+    ``refused``: the other side knows its mind, and coming back soon won't change it.
+    """
 
     reason: str
     welcomed: bool
     redirect: str = ""
+    refused: bool = False
 
 
 class Stream:
@@ -73,6 +87,7 @@ class Stream:
         self._stopping = False
         self._resync = False
         self._redirect = ""
+        self._refused = False
         self._replies: deque[pb.AgentMessage] = deque()
         self._commands: set[asyncio.Task[None]] = set()
         self._interval = HEARTBEAT
@@ -102,18 +117,22 @@ class Stream:
             for task in parts:
                 task.cancel()
             await asyncio.gather(*parts, return_exceptions=True)
-        return Ended(next(filter(None, reasons), ""), self._welcome.is_set(), self._redirect)
+        reason = next(filter(None, reasons), "")
+        return Ended(reason, self._welcome.is_set(), self._redirect, self._refused)
 
     async def _until_over(self, part: Awaitable[str]) -> str:
         """``part``'s reason for its end, or the call's."""
         try:
             return await part
         except grpc.aio.AioRpcError as error:
-            return f"{error.code().name}: {error.details()}"
+            return self._status(error.code(), error.details())
         except asyncio.InvalidStateError:
             # What a write on an ended call raises; the call itself knows why it ended.
-            code = await self._call.code()
-            return f"{code.name}: {await self._call.details()}"
+            return self._status(await self._call.code(), await self._call.details())
+
+    def _status(self, code: grpc.StatusCode, details: str | None) -> str:
+        self._refused = code in _REFUSALS
+        return f"{code.name}: {details}"
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -219,8 +238,7 @@ class Stream:
         while True:
             message = await self._call.read()
             if not isinstance(message, pb.AggregatorMessage):  # EOF
-                code = await self._call.code()
-                return f"{code.name}: {await self._call.details()}"
+                return self._status(await self._call.code(), await self._call.details())
             self._obey(message)
             if self._redirect:
                 return f"redirected to {self._redirect}"

@@ -1,4 +1,4 @@
-"""Keeps one stream to the aggregator alive: connects, follows redirects, backs off with jitter."""
+"""Keeps one stream to the aggregator alive: connects, goes where it is sent, waits in between."""
 
 import asyncio
 import logging
@@ -9,27 +9,20 @@ from typing import Any
 from nodeagent.clock import Clock
 from nodeagent.commands import Host
 from nodeagent.dial import Dialer, DialError
+from nodeagent.route import Route
 from nodeagent.stream import Ended, Stream
 from sickbay.v1 import sickbay_pb2 as pb
 from sickbay.v1 import sickbay_pb2_grpc as rpc
 
 log = logging.getLogger(__name__)
 
-#: Seconds: the wait before attempt n is drawn from [0, min(CAP, BASE * 2**n)).
-BASE = 0.1
-CAP = 15.0
-#: A stream that lived this long was well: the next failure starts from BASE again. Two agents that
-#: claim one node close each other's streams sooner than that, and slow down.
-WELL_AFTER = 10.0
-#: Redirects in a row before we take it that we are sent in a circle.
-HOPS = 4
-
 
 @dataclass(slots=True)
 class UplinkState:
-    """What people see of the uplink. ``since`` is boottime seconds."""
+    """What people see of the uplink. ``since`` is boottime seconds, ``sent_by`` an address."""
 
     address: str
+    sent_by: str = ""
     connected: bool = False
     since: float = 0.0
     aggregator: str = ""
@@ -51,7 +44,7 @@ class Uplink:
         random: Callable[[], float],
     ) -> None:
         self.state = UplinkState(address, since=clock.boottime())
-        self._configured = address
+        self._route = Route(address, random)
         self._dialer = dialer
         self._host = host
         self._hello = hello
@@ -71,6 +64,7 @@ class Uplink:
         return {
             "state": "streaming" if self.state.connected else "connecting",
             "address": self.state.address,
+            "sent_by": self.state.sent_by,
             "aggregator": self.state.aggregator,
             "error": self.state.error,
             "for_seconds": round(self._clock.boottime() - self.state.since, 3),
@@ -96,31 +90,25 @@ class Uplink:
 
     async def run(self) -> None:
         """Stay connected until ``stop``."""
-        address, failures, hops = self._configured, 0, 0
+        route = self._route
         while not self._stopping.is_set():
             self.state.attempts += 1
             started = self._now()
-            ended = await self._attend(address)
-            well = ended.welcomed and self._now() - started >= WELL_AFTER
-            failures, hops = (0, 0) if well else (failures, hops)
-            if ended.redirect and hops < HOPS:
-                address = ended.redirect
-                hops += 1
-                continue
-            if ended.redirect:
-                self._failed(f"sent in a circle; last to {ended.redirect}")
-            address, hops = self._configured, 0
-            await self._rest(self._random() * min(CAP, BASE * 2**failures))
-            failures = min(failures + 1, 30)
+            ended = await self._attend()
+            wait = route.after(ended, self._now() - started)
+            if route.circle:
+                self._failed(f"sent in a circle: {route.circle}")
+            await self._rest(wait)
 
-    async def _attend(self, address: str) -> Ended:
+    async def _attend(self) -> Ended:
+        address, sent_by = self._route.address, self._route.sent_by
+        self.state.address, self.state.sent_by = address, sent_by
         try:
-            channel = self._dialer.open(address)
+            channel = self._dialer.open(address, sent=bool(sent_by))
             metadata = self._dialer.metadata()
         except DialError as error:
             self._failed(str(error))
             return Ended(str(error), welcomed=False)
-        self.state.address = address
         async with channel:
             self._stream = Stream(
                 rpc.WardStub(channel).Attend(metadata=metadata),
@@ -147,7 +135,10 @@ class Uplink:
         return ended
 
     def _welcomed(self, aggregator: str) -> None:
-        log.info("streaming", extra={"aggregator": aggregator, "address": self.state.address})
+        extra = {"aggregator": aggregator, "address": self.state.address}
+        if self.state.sent_by:
+            extra["sent_by"] = self.state.sent_by
+        log.info("streaming", extra=extra)
         self.state.error = ""
         self.state.aggregator = aggregator
         self._changed(connected=True)

@@ -26,6 +26,8 @@ class Fleet:
         self._nodes = {node.name: node for node in nodes}
         self._rng = rng
         self._timers: set[asyncio.TimerHandle] = set()
+        self._said: tuple[object, ...] = ()
+        self._gap_since: float | None = None
 
     async def run(self, events: Sequence[Event], stop: asyncio.Event) -> None:
         """Until ``stop``. The events' times count from now."""
@@ -89,16 +91,32 @@ class Fleet:
             await asyncio.sleep(1 / STARTS_PER_SECOND)
 
     async def _look_after(self) -> None:
-        said: tuple[int, str] = (-1, "")
         while True:
-            streaming = sum(node.streaming for node in self._nodes.values())
-            troubles = Counter(node.trouble for node in self._nodes.values() if node.trouble)
-            trouble = troubles.most_common(1)[0][0] if troubles else ""
-            if said != (streaming, trouble):
-                said = (streaming, trouble)
-                extra = {"streaming": streaming, "nodes": len(self._nodes), "trouble": trouble}
-                log.info("attached", extra=extra)
+            here = [node for node in self._nodes.values() if node.streaming]
+            self._say_how_many(here)
+            self._say_when_all(here)
             await asyncio.sleep(LOOK)
+
+    def _say_how_many(self, here: Sequence[SimulatedNode]) -> None:
+        troubles = Counter(node.trouble for node in self._nodes.values() if node.trouble)
+        trouble = troubles.most_common(1)[0][0] if troubles else ""
+        at = dict(sorted(Counter(node.address for node in here).items()))
+        if self._said != (len(here), trouble, at):
+            self._said = (len(here), trouble, at)
+            extra = {"streaming": len(here), "nodes": len(self._nodes), "trouble": trouble}
+            log.info("attached", extra={**extra, "at": at})
+
+    def _say_when_all(self, here: Sequence[SimulatedNode]) -> None:
+        """How long it took, from the first stream that was lost to the last that is back."""
+        away = [node.since for node in self._nodes.values() if not node.streaming]
+        if away:
+            before = [] if self._gap_since is None else [self._gap_since]
+            self._gap_since = min(away + before)
+        elif self._gap_since is not None:
+            took = max(node.since for node in here) - self._gap_since
+            self._gap_since = None
+            extra = {"nodes": len(here), "after_seconds": round(took, 3)}
+            log.info("all attached", extra=extra)
 
     async def _end(self) -> None:
         for node in self._nodes.values():

@@ -61,6 +61,7 @@ class SimulatedNode:
         self._look()
         self._uplink = self._make_uplink()
         self._task: asyncio.Task[None] | None = None
+        self._cut_at = clock.boottime()
 
     # -- its agent -----------------------------------------------------------------------------
 
@@ -74,6 +75,7 @@ class SimulatedNode:
         """End the stream without a word, as when the machine dies; its task, which is ending."""
         task, self._task = self._task, None
         if task is not None:
+            self._cut_at = self._clock.boottime()
             task.cancel()
         return task
 
@@ -89,6 +91,16 @@ class SimulatedNode:
     @property
     def streaming(self) -> bool:
         return self._task is not None and self._uplink.streaming
+
+    @property
+    def address(self) -> str:
+        """Where its stream is, or was tried last."""
+        return self._uplink.state.address
+
+    @property
+    def since(self) -> float:
+        """When it got its stream, or lost it: boottime seconds."""
+        return self._cut_at if self._task is None else self._uplink.state.since
 
     @property
     def trouble(self) -> str:

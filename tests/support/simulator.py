@@ -70,6 +70,12 @@ class Simulator:
         told = self.said("attached")
         return int(told[-1]["streaming"]) if told else 0
 
+    @property
+    def at(self) -> dict[str, int]:
+        """How many nodes had a stream at which address when it was last said."""
+        told = self.said("attached")
+        return dict(told[-1]["at"]) if told else {}
+
     def until_streaming(self, count: int, *, timeout_s: float = 30) -> Self:
         def attached() -> bool:
             assert self.process.poll() is None, self.log()

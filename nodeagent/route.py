@@ -1,0 +1,102 @@
+"""Where the next attempt goes, and after how long. Knows neither gRPC nor a clock.
+
+The configured address may be a name with many replicas behind it, and any of them says where this
+node belongs (Redirect). That shard is remembered while it keeps us: when its stream ends, the next
+attempt goes there once, and then to the configured address again.
+
+How long 10,000 agents are without a shard when one of three replicas dies, in seconds after that:
+
+   0      3,333 streams end (the other 6,667 notice nothing: rendezvous moves no other node).
+   0- 1   each goes back once, within RETURN: refused, which costs nobody anything.
+   1-18   any other replica sends it to the dead one, until that one's Lease has expired (at most
+          18). The answer will be the same for seconds, so such an agent doesn't begin with BASE:
+          it waits within 6.4 and then 8 (FUTILE, CAP), 4 on average: 830 questions a second, 420
+          for each replica left. One replica answers about 1,000 (a TLS handshake, Hello, Redirect,
+          each on a new connection; measured on one core).
+   18-26  whatever an agent drew last is over by 18 + CAP. Half of them find their shard at once,
+          half are sent on: 1.5 connections each, 310 a second for each replica left.
+   30     leaves 4 for the last one's own way: a name, two handshakes, a queue.
+
+So CAP may not be more than some 10. It must be less than WELL_AFTER as well: two agents that claim
+one node push each other out, and neither of them may pass for well.
+"""
+
+from collections.abc import Callable
+
+from nodeagent.stream import Ended
+
+#: Seconds: the wait before attempt n is drawn from [0, min(CAP, BASE * 2**n)).
+BASE = 0.1
+CAP = 8.0
+#: The same for who was refused by an aggregator that knows its mind (a bad token, another node's):
+#: only a person mends that, and each attempt costs the aggregator a handshake.
+REFUSED_CAP = 30.0
+#: Back to the shard that had us: all of its agents lost it at the same moment.
+RETURN = 1.0
+#: The n at which an agent begins that was sent to nobody, or in a circle: whoever sent it there
+#: has to learn better first.
+FUTILE = 6
+#: A stream that lived this long was well: the next failure starts from BASE again.
+WELL_AFTER = 10.0
+#: Redirects in a row before we take it that we are sent in a circle.
+HOPS = 4
+_MANY = 30  # doublings
+
+
+class Route:
+    """One agent's way. ``random`` gives a number from [0, 1)."""
+
+    def __init__(self, configured: str, random: Callable[[], float]) -> None:
+        #: Where the next attempt goes.
+        self.address = configured
+        #: The address that sent us there; empty: nobody did.
+        self.sent_by = ""
+        #: The way that was gone, if it has just proved to be a circle.
+        self.circle = ""
+        self._configured = configured
+        self._random = random
+        self._failures = 0
+        self._way: list[str] = []
+        self._returning = False
+
+    def after(self, ended: Ended, lived: float) -> float:
+        """The attempt at ``address`` has ended, ``lived`` seconds old: the seconds to wait.
+
+        ``address`` is then where to go next.
+        """
+        self.circle = ""
+        if ended.welcomed and lived >= WELL_AFTER:
+            self._failures = 0
+            self._way.clear()
+        if ended.redirect:
+            return self._sent_to(ended.redirect)
+        self._way.clear()
+        if ended.welcomed and self.address != self._configured:
+            self._returning = True
+            return self._wait(CAP, at_least=RETURN)
+        sent_to_nobody = bool(self.sent_by) and not self._returning
+        cap = REFUSED_CAP if ended.refused else CAP
+        return self._start_over(cap, futile=sent_to_nobody)
+
+    def _sent_to(self, address: str) -> float:
+        """Followed at once, unless this goes on and on."""
+        self._returning = False
+        if len(self._way) < HOPS:
+            self._way.append(self.address)
+            self.address, self.sent_by = address, self.address
+            return 0.0
+        self.circle = " -> ".join([*self._way, self.address, address])
+        self._way.clear()
+        return self._start_over(CAP, futile=True)
+
+    def _start_over(self, cap: float, *, futile: bool) -> float:
+        """From the configured address."""
+        self.address, self.sent_by, self._returning = self._configured, "", False
+        if futile:
+            self._failures = max(self._failures, FUTILE)
+        return self._wait(cap)
+
+    def _wait(self, cap: float, *, at_least: float = 0.0) -> float:
+        longest = max(at_least, min(cap, BASE * (1 << self._failures)))
+        self._failures = min(self._failures + 1, _MANY)
+        return self._random() * longest
