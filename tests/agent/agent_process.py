@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,8 @@ class AgentProcess:
         self.kmsg = folder / "kmsg"
         self.kernel_log = str(self.kmsg)
         self.process: subprocess.Popen[bytes] | None = None
+        #: Words before the agent's own command: a namespace to run it in, say.
+        self.prefix: Sequence[str] = ()
         self._seq = 0
         self.address = address
         pci_device(folder / "sys", f"{address}.0", "0x030200")
@@ -122,9 +124,10 @@ boot_grace = "3650d"
 
     def start(self) -> "AgentProcess":
         self.write_config()
+        line = [sys.executable, "-m", "nodeagent.cli", "run", "--config", str(self.config)]
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "nodeagent.cli", "run", "--config", str(self.config)],
+                [*self.prefix, *line],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=Path(__file__).parents[2],

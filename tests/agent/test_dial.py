@@ -55,6 +55,13 @@ def test_what_is_no_address_is_refused(address: str) -> None:
         Dialer(UplinkConfig(insecure_plaintext=True)).check(address)
 
 
+@pytest.mark.parametrize("address", ["unix:/run/x.sock", "nonsense", "127.0.0.1:65536", "x" * 9999])
+def test_an_aggregator_can_send_nobody_to_a_socket_or_to_nonsense(address: str) -> None:
+    with pytest.raises(DialError, match=r"expected host:port$") as refused:
+        Dialer(UplinkConfig()).check(address, sent=True)
+    assert len(str(refused.value)) < 400
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     config = UplinkConfig(ca_file=tmp_path / "ca.crt", token_file=tmp_path / "token")
     with pytest.raises(DialError, match=r"ca\.crt cannot be read"):

@@ -1,0 +1,86 @@
+"""Run in a network and mount namespace of its own: many connections to names with many addresses.
+
+Says on standard output, as JSON and per name, how often each address was connected to and how
+long the slowest took.
+"""
+
+import asyncio
+import json
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from nodeagent.config import UplinkConfig
+from nodeagent.dial import Dialer
+from sickbay.v1 import sickbay_pb2 as pb
+from sickbay.v1 import sickbay_pb2_grpc as rpc
+from tests.support.nameserver import NameServer
+from tests.support.ward import FakeWard
+
+PORT = 8443
+LIVE = ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
+#: Nobody listens there: refused at once.
+REFUSES = "127.0.0.9"
+#: A machine that is gone: what is sent there vanishes.
+VANISHES = "10.9.0.9"
+
+NAMES = {
+    "all.test": LIVE,
+    "refuses.test": [*LIVE[:2], REFUSES],
+    "vanishes.test": [*LIVE[:2], VANISHES],
+}
+CONNECTIONS = {"all.test": 300, "refuses.test": 60, "vanishes.test": 40}
+
+
+def _network(resolver: str, folder: Path) -> None:
+    """Loopback, a network whose neighbours are not there, and our name server for all names."""
+    conf = folder / "resolv.conf"
+    conf.write_text(f"nameserver {resolver}\n")
+    neighbour = f"neigh add {VANISHES} lladdr 02:00:00:00:00:01 dev gone"
+    for line in (
+        "ip link set lo up",
+        "ip link add gone type veth peer name nobody",
+        "ip link set nobody up",
+        "ip addr add 10.9.0.1/24 dev gone",
+        "ip link set gone up",
+        f"ip {neighbour}",
+        f"mount --bind {conf} {Path('/etc/resolv.conf').resolve()}",
+    ):
+        subprocess.run(line.split(), check=True)
+
+
+async def _connect(name: str, wards: dict[str, FakeWard]) -> tuple[str, float]:
+    dialer = Dialer(UplinkConfig(insecure_plaintext=True))
+    before = {address: len(ward.streams) for address, ward in wards.items()}
+    began = time.monotonic()
+    async with dialer.open(f"{name}:{PORT}") as channel:
+        call = rpc.WardStub(channel).Attend()
+        await call.write(pb.AgentMessage(hello=pb.Hello(node="n")))
+        greeting = await call.read()
+        took = time.monotonic() - began
+        assert isinstance(greeting, pb.AggregatorMessage), await call.details()
+        call.cancel()
+    [to] = [address for address, ward in wards.items() if len(ward.streams) > before[address]]
+    return to, took
+
+
+async def main() -> None:
+    server = NameServer(NAMES)
+    with TemporaryDirectory() as folder:
+        _network(server.address, Path(folder))
+        wards = {address: await FakeWard().start(f"{address}:{PORT}") for address in LIVE}
+        found = {}
+        async with server:
+            for name, times in CONNECTIONS.items():
+                made = [await _connect(name, wards) for _ in range(times)]
+                went = Counter(to for to, _ in made)
+                found[name] = {"went": went, "slowest": max(took for _, took in made)}
+        print(json.dumps(found))
+        for ward in wards.values():
+            await ward.stop()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

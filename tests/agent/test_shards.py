@@ -1,0 +1,283 @@
+"""Agents and several aggregators: found by DNS, followed where they send, remembered."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.explain import table
+from sickbay.v1 import sickbay_pb2 as pb
+from tests.agent.agent_process import AgentProcess, Make
+from tests.support.nameserver import NameServer
+from tests.support.pki import Authority
+from tests.support.simulator import Simulator
+from tests.support.waiting import until
+from tests.support.ward import Attended, FakeWard
+
+ROOT = Path(__file__).parents[2]
+SERVICE = "ward.sickbay.test"
+
+
+def home(ward: FakeWard) -> None:
+    """It takes whoever comes."""
+    ward.on_hello = lambda _: None
+    ward.welcome = pb.Welcome(aggregator=ward.address, heartbeat_interval_ms=1000)
+
+
+def sends_to(ward: FakeWard, address: str) -> None:
+    """It sends on whoever comes, as a shard does that does not own the node."""
+    ward.welcome = None
+    ward.on_hello = lambda stream: stream.say(redirect=pb.Redirect(address=address))
+
+
+async def uplink_of(agent: AgentProcess) -> dict[str, Any]:
+    uplink: dict[str, Any] = json.loads((await agent.ask("/v1/results"))[1])["agent"]["uplink"]
+    return uplink
+
+
+async def streaming_at(agent: AgentProcess, address: str) -> dict[str, Any]:
+    """Its uplink's state, once it has a stream there."""
+    async with asyncio.timeout(60):
+        while True:
+            found = await uplink_of(agent)
+            if (found["state"], found["address"]) == ("streaming", address):
+                return found
+            await asyncio.sleep(0.02)
+
+
+async def came_back(ward: FakeWard, times: int) -> None:
+    """It has attached so often after its first stream, and was welcomed."""
+    await until(
+        lambda: len(ward.streams) == times + 1 and "snapshot" in ward.latest.kinds(),
+        what="its return",
+    )
+
+
+@pytest.fixture
+async def other() -> AsyncIterator[FakeWard]:
+    ward = await FakeWard().start()
+    yield ward
+    await ward.stop()
+
+
+# -- found by DNS ---------------------------------------------------------------------------------
+
+
+@pytest.mark.root
+def test_connections_spread_over_all_addresses_of_a_name_and_a_dead_one_costs_little() -> None:
+    line = ["unshare", "--mount", "--net", sys.executable, "-m", "tests.agent.many_addresses"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert sum(found["all.test"]["went"].values()) == 300
+    # 100 each are expected, with a deviation of 8: fewer than 60 is no chance.
+    assert min(found["all.test"]["went"].values()) >= 60, found
+    assert len(found["all.test"]["went"]) == 3
+    for name in ("refuses.test", "vanishes.test"):
+        assert set(found[name]["went"]) == {"127.0.0.2", "127.0.0.3"}, found
+    # 0.25 s by themselves: what the second address is waited for. The rest is a slow machine's.
+    assert found["vanishes.test"]["slowest"] < 5.0
+
+
+@dataclass
+class Replicas:
+    """A StatefulSet's pods behind a headless Service: by name, each on an address of its own."""
+
+    port: int = 0
+    wards: dict[str, FakeWard] = field(default_factory=dict)
+
+    def address(self, pod: str) -> str:
+        return f"{pod}.{SERVICE}:{self.port}"
+
+    async def start(self, pod: str, ip: str, certificate: tuple[Path, Path]) -> None:
+        ward = FakeWard()
+        await ward.start(f"{ip}:{self.port}", certificate=certificate)
+        self.port = int(ward.address.rpartition(":")[2])
+        self.wards[pod] = ward
+
+    def owned_by(self, pod: str) -> None:
+        for name, ward in self.wards.items():
+            if name == pod:
+                home(ward)
+                ward.welcome = pb.Welcome(aggregator=pod, heartbeat_interval_ms=1000)
+            else:
+                sends_to(ward, self.address(pod))
+
+
+@pytest.mark.root
+async def test_over_tls_by_the_services_name_to_its_own_pod_and_on_when_that_is_gone(
+    make: Make, tmp_path: Path
+) -> None:
+    """Name resolution is real: the agent's own, asked of a name server that the test changes."""
+    (tmp_path / "pki").mkdir()
+    authority = Authority.create(tmp_path / "pki")
+    pair = authority.server("ward", [SERVICE, *(f"ward-{n}.{SERVICE}" for n in range(3))])
+    stranger = authority.server("stranger", ["stranger.sickbay.test"])
+    pods = {"ward-0": "127.0.0.2", "ward-1": "127.0.0.3", "ward-2": "127.0.0.4"}
+    names = {f"{pod}.{SERVICE}": [ip] for pod, ip in pods.items()}
+    # The address that nobody has any more is what DNS still knows of a replica that died.
+    names[SERVICE] = [*pods.values(), "127.0.0.9"]
+    names["stranger.sickbay.test"] = ["127.0.0.5"]
+    names[f"lost.{SERVICE}"] = ["127.0.0.5"]
+    replicas = Replicas()
+    async with AsyncExitStack() as ending:
+        server = await ending.enter_async_context(NameServer(names))
+        for pod, ip in pods.items():
+            await replicas.start(pod, ip, (pair.certificate, pair.key))
+            ending.push_async_callback(replicas.wards[pod].stop)
+        replicas.owned_by("ward-1")
+        agent = make(aggregator=f"{SERVICE}:{replicas.port}")
+        agent.uplink = f'ca_file = "{authority.certificate}"\n'
+        agent.prefix = server.resolving(tmp_path)
+        await agent.start().up()
+        found = await streaming_at_any(
+            agent, [replicas.address("ward-1"), f"{SERVICE}:{replicas.port}"]
+        )
+        assert found["aggregator"] == "ward-1"
+        agent.xid(79)
+        await until(lambda: replicas.wards["ward-1"].latest.faults, what="the fault")
+
+        # Its shard dies; the others learn so, and DNS.
+        del server.names[f"ward-1.{SERVICE}"]
+        server.names[SERVICE] = ["127.0.0.2", "127.0.0.4"]
+        ward = replicas.wards.pop("ward-1")
+        await ward.stop()
+        replicas.owned_by("ward-2")
+        await until(lambda: replicas.wards["ward-2"].streams, what="its heir")
+        await until(lambda: replicas.wards["ward-2"].latest.faults, what="all that it knew")
+
+        # A shard at a name that its certificate does not cover is told nothing.
+        fraud = await FakeWard().start(
+            f"127.0.0.5:{replicas.port}", certificate=(stranger.certificate, stranger.key)
+        )
+        ending.push_async_callback(fraud.stop)
+        lost = replicas.address("lost")
+        sends_to(replicas.wards["ward-0"], lost)
+        sends_to(replicas.wards["ward-2"], lost)
+        replicas.wards["ward-2"].latest.say(redirect=pb.Redirect(address=lost))
+        await until(lambda: "Hostname Verification" in agent.log(), what=agent.log)
+        assert fraud.streams == []
+        replicas.owned_by("ward-0")
+        count = len(replicas.wards["ward-0"].streams)
+        await until(
+            lambda: (
+                len(replicas.wards["ward-0"].streams) > count
+                and replicas.wards["ward-0"].latest.faults
+            ),
+            what="the shard that owns it now",
+        )
+
+
+async def streaming_at_any(agent: AgentProcess, addresses: list[str]) -> dict[str, Any]:
+    async with asyncio.timeout(60):
+        while True:
+            found = await uplink_of(agent)
+            if found["state"] == "streaming" and found["address"] in addresses:
+                return found
+            await asyncio.sleep(0.02)
+
+
+# -- sent, and remembered -------------------------------------------------------------------------
+
+
+async def test_who_was_sent_somewhere_says_so_and_goes_back_there_first(
+    ward: FakeWard, other: FakeWard, make: Make
+) -> None:
+    home(other)
+    sends_to(ward, other.address)
+    agent = await make(aggregator=ward.address).start().up()
+    found = await streaming_at(agent, other.address)
+    assert (found["sent_by"], found["aggregator"]) == (ward.address, other.address)
+    told = table(json.loads((await agent.ask("/v1/explain"))[1]))
+    said = f"connected to {other.address} at {other.address} (sent there by {ward.address})"
+    assert said in told
+    for returns in (1, 2):
+        other.latest.end()
+        await came_back(other, returns)
+    assert len(ward.streams) == 1, "the configured address was not asked again"
+
+
+async def test_when_its_shard_is_gone_it_asks_the_configured_address_again(
+    ward: FakeWard, other: FakeWard, make: Make
+) -> None:
+    home(other)
+    sends_to(ward, other.address)
+    agent = await make(aggregator=ward.address).start().up()
+    await streaming_at(agent, other.address)
+    home(ward)
+    await other.stop()
+    found = await streaming_at(agent, ward.address)
+    assert found["sent_by"] == ""
+
+
+async def test_a_shard_that_sends_it_away_in_the_middle_is_left_at_once_and_forgotten(
+    ward: FakeWard, other: FakeWard, make: Make
+) -> None:
+    home(ward)
+    home(other)
+    agent = await make(aggregator=ward.address).start().up()
+    await until(lambda: ward.streams and "snapshot" in ward.latest.kinds(), what="its stream")
+    ward.latest.say(redirect=pb.Redirect(address=other.address))
+    found = await streaming_at(agent, other.address)
+    assert found["sent_by"] == ward.address
+    agent.xid(79)
+    await until(lambda: other.latest.faults, what="the fault")
+    other.latest.end()
+    await came_back(other, 1)
+    assert len(ward.streams) == 1
+
+
+async def test_a_circle_is_told_to_people_with_its_way(
+    ward: FakeWard, other: FakeWard, make: Make
+) -> None:
+    sends_to(ward, other.address)
+    sends_to(other, ward.address)
+    agent = await make(aggregator=ward.address).start().up()
+    way = f"sent in a circle: {ward.address} -> {other.address} -> {ward.address}"
+    await until(lambda: way in agent.log(), what="the circle")
+    found = await uplink_of(agent)
+    assert found["state"] == "connecting"
+    assert way in found["error"]
+    assert way in table(json.loads((await agent.ask("/v1/explain"))[1]))
+
+
+# -- the simulated fleet --------------------------------------------------------------------------
+
+
+async def test_simulated_nodes_are_sent_remember_and_say_where_they_are(
+    ward: FakeWard, other: FakeWard, tmp_path: Path
+) -> None:
+    def halve(stream: Attended) -> None:
+        if int(stream.hello.node[-4:]) % 2:
+            stream.say(redirect=pb.Redirect(address=other.address))
+        else:
+            stream.say(welcome=pb.Welcome(aggregator="one", heartbeat_interval_ms=1000))
+
+    ward.welcome, ward.on_hello = None, halve
+    home(other)
+    line = ["--nodes", "20", "--aggregator", ward.address]
+    with Simulator(line, log=tmp_path / "log") as simulator:
+        await until(
+            lambda: simulator.at == {ward.address: 10, other.address: 10}, what=simulator.log
+        )
+        await until(lambda: len(simulator.said("all attached")) == 1, what="that all are there")
+        asked = len(ward.streams)
+        await until(lambda: all("snapshot" in stream.kinds() for stream in other.streams))
+        for stream in list(other.streams):
+            stream.end()
+        await until(lambda: len(other.streams) == 20, what="their return")
+        assert len(ward.streams) == asked
+        # The second replica dies, and the first one takes them all.
+        home(ward)
+        await other.stop()
+        await until(lambda: simulator.at == {ward.address: 20}, what=simulator.log)
+        await until(lambda: len(simulator.said("all attached")) >= 2, what=simulator.log)
+        took = simulator.said("all attached")[-1]["after_seconds"]
+        assert 0 < took < 60
