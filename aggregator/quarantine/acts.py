@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.case import Case
@@ -24,6 +25,7 @@ from aggregator.quarantine.cluster import (
     Unreachable,
 )
 from aggregator.quarantine.decide.admission import Held, Proposal
+from aggregator.quarantine.decide.doubt import Basis
 from aggregator.quarantine.decide.intent import OURS, Wanted, changed_intent
 from aggregator.quarantine.decide.marks import cordon_change
 from aggregator.quarantine.decide.record import Entry
@@ -46,6 +48,19 @@ class Clocks:
     wall: Callable[[], float]
 
 
+class Admission(Protocol):
+    """Whom to ask whether a node may be quarantined: our own registrar, or the leader's."""
+
+    def restrained(self, proposal: Proposal) -> Held | None:
+        """What keeps a cordon that stands from becoming a drain; None: nothing does."""
+
+    def likely(self, proposal: Proposal) -> bool:
+        """Whether it will be admitted, as far as can be told without asking."""
+
+    async def propose(self, proposal: Proposal) -> Held | None:
+        """None when the node's entry stands in the record now; else what holds it."""
+
+
 class Acts:
     """Carries out steps for one node at a time; the controller runs many nodes at once."""
 
@@ -54,6 +69,7 @@ class Acts:
         *,
         cluster: Cluster,
         registrar: Registrar,
+        admission: Admission,
         ledger: Ledger,
         clocks: Clocks,
         policy: Policy,
@@ -61,10 +77,12 @@ class Acts:
         suspects: Callable[[Case], tuple[frozenset[str], ...]],
         drain_suspects: Callable[[Case], tuple[frozenset[str], ...]],
         unsettled: Callable[[Case], str],
+        basis: Callable[[Case], Basis],
         off_balancers: bool,
     ) -> None:
         self._cluster = cluster
         self._registrar = registrar
+        self._admission = admission
         self._ledger = ledger
         self._clocks = clocks
         self._policy = policy
@@ -72,6 +90,7 @@ class Acts:
         self._suspects = suspects
         self._drain_suspects = drain_suspects
         self._unsettled = unsettled
+        self._basis = basis
         self._off_balancers = off_balancers
 
     def wanted_now(self, case: Case) -> Wanted | None:
@@ -83,7 +102,7 @@ class Acts:
             case.patient.hold = None
             return wanted
         proposal = replace(self._proposal(case, wanted), suspects=self._drain_suspects(case))
-        held = self._registrar.restrained(proposal)
+        held = self._admission.restrained(proposal)
         if held is None:
             case.patient.hold = None
             return wanted
@@ -100,10 +119,10 @@ class Acts:
             return False
         proposal = self._proposal(case, wanted)
         reading = None
-        if self._registrar.likely(proposal):
+        if self._admission.likely(proposal):
             reading = asyncio.create_task(self._cluster.read_node(case.node))
         try:
-            held = await self._registrar.propose(proposal)
+            held = await self._admission.propose(proposal)
         except BaseException:
             await _given_up(reading)
             raise
@@ -310,6 +329,7 @@ class Acts:
             spec.action.value,
             self._suspects(case),
             self._unsettled(case),
+            self._basis(case),
         )
 
     def _leave_alone(self, case: Case, wanted: Wanted) -> bool:

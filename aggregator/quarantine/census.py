@@ -1,19 +1,24 @@
-"""All cases by node, and how large the fleet is."""
+"""All cases by node, and how large the fleet is: the nodes that other replicas have counted in."""
 
 from collections.abc import Mapping, Sequence
 
 from aggregator.quarantine.case import Case
 from aggregator.quarantine.cluster import NodeMeta
 from aggregator.quarantine.decide.admission import Size
+from aggregator.quarantine.elsewhere import Elsewhere
 from aggregator.quarantine.fleet import Fleet
 
 
 class Census:
-    """Who is there. ``pool_label`` names the node label whose value is a node's pool."""
+    """Who is there. ``pool_label`` names the node label whose value is a node's pool.
 
-    def __init__(self, fleet: Fleet, pool_label: str) -> None:
+    ``elsewhere`` are the nodes of other replicas: what is counted here counts them, too.
+    """
+
+    def __init__(self, fleet: Fleet, pool_label: str, elsewhere: Elsewhere | None = None) -> None:
         self._fleet = fleet
         self._pool_label = pool_label
+        self._elsewhere = elsewhere or Elsewhere()
         self._cases: dict[str, Case] = {}
         self._metas: Mapping[str, NodeMeta] = {}
         self._listed = False
@@ -60,10 +65,17 @@ class Census:
     def observers(self, check: str, component: str) -> int:
         """How many nodes look at this component, with this check. Goes through all of them."""
         key = (check, component)
-        return sum(
+        here = sum(
             1
             for case in self._cases.values()
-            if case.patient.health is not None and key in case.patient.health.components
+            if case.patient.health is not None
+            and key in case.patient.health.components
+            and case.node not in self._elsewhere
+        )
+        return here + sum(
+            1
+            for saying in self._elsewhere.sayings()
+            if any((one[0], one[1]) == key for one in saying.sees)
         )
 
     def silence(self) -> tuple[int, int]:
@@ -71,14 +83,28 @@ class Census:
         heard = [
             case
             for case in self._cases.values()
-            if case.patient.health is not None and (not self._listed or case.node in self._metas)
+            if case.patient.health is not None
+            and (not self._listed or case.node in self._metas)
+            and case.node not in self._elsewhere
         ]
-        return sum(1 for case in heard if case.silent and not case.patient.attached), len(heard)
+        theirs = [
+            saying
+            for saying in self._elsewhere.sayings()
+            if not self._listed or saying.node in self._metas
+        ]
+        silent = sum(1 for case in heard if case.silent and not case.patient.attached)
+        silent += sum(1 for saying in theirs if saying.silent)
+        return silent, len(heard) + len(theirs)
 
     def size(self) -> Size:
+        """Of all replicas' nodes; where we follow, as the leader last counted them."""
         reported = sum(
             1
             for case in self._cases.values()
-            if case.patient.health is not None and case.patient.health.has_snapshot
+            if case.patient.health is not None
+            and case.patient.health.has_snapshot
+            and case.node not in self._elsewhere
         )
+        reported += sum(1 for saying in self._elsewhere.sayings() if saying.reported)
+        reported = max(reported, self._elsewhere.reported)
         return Size(max(len(self._metas), reported), reported, self._pools, listed=self._listed)

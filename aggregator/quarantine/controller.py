@@ -17,9 +17,11 @@ from aggregator.quarantine.attending import Attending
 from aggregator.quarantine.case import Case
 from aggregator.quarantine.census import Census
 from aggregator.quarantine.cluster import Action, Cluster, ClusterError, Phase
+from aggregator.quarantine.conferring import Conferring
 from aggregator.quarantine.decide.admission import quorum
 from aggregator.quarantine.decide.wishes import NONE, describe
 from aggregator.quarantine.drain import Drain
+from aggregator.quarantine.elsewhere import Elsewhere, Unsaid
 from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.following import Following
 from aggregator.quarantine.hearing import Hearing, Line
@@ -70,7 +72,8 @@ class Controller:
         self._fleet = fleet
         self._clocks = clocks
         self._turn = 0
-        self._census = census = Census(fleet, settings.limits.pool_label)
+        elsewhere, unsaid = Elsewhere(), Unsaid()
+        self._census = census = Census(fleet, settings.limits.pool_label, elsewhere)
         self._suspecting = suspecting = Suspecting(
             limits=settings.common,
             admission=settings.limits,
@@ -79,6 +82,9 @@ class Controller:
             fleet=fleet,
             ledger=ledger,
             clocks=clocks,
+            owns=shards.owns,
+            elsewhere=elsewhere,
+            unsaid=unsaid,
         )
         self._registrar = registrar = Registrar(
             cluster,
@@ -87,10 +93,35 @@ class Controller:
             size=census.size,
             causes=suspecting.causes,
             wall=clocks.wall,
+            doubt=lambda: conferring.doubt(),  # noqa: PLW0108 - it is made below
+        )
+        self._triangulating = triangulating = Triangulating(
+            census=census,
+            fleet=fleet,
+            ledger=ledger,
+            clocks=clocks,
+            labels=settings.common.domain_labels,
+            judge=lambda case: judging.judge(case),  # noqa: PLW0108 - it is made below
+            owns=shards.owns,
+            elsewhere=elsewhere,
+            unsaid=unsaid,
+        )
+        self.conferring = conferring = Conferring(
+            shards=shards,
+            census=census,
+            elsewhere=elsewhere,
+            unsaid=unsaid,
+            suspecting=suspecting,
+            triangulating=triangulating,
+            registrar=registrar,
+            fleet=fleet,
+            clocks=clocks,
+            again=lambda case: attending.kick(case),  # noqa: PLW0108 - it is made below
         )
         acts = Acts(
             cluster=cluster,
             registrar=registrar,
+            admission=conferring,
             ledger=ledger,
             clocks=clocks,
             policy=policy,
@@ -98,6 +129,7 @@ class Controller:
             suspects=suspecting.suspects,
             drain_suspects=suspecting.drain_suspects,
             unsettled=suspecting.unsettled,
+            basis=suspecting.basis,
             off_balancers=settings.off_balancers and settings.mode is Action.DRAIN,
         )
         hooking = Hooking(acts=acts, clocks=clocks, rules=settings.hooks, rng=rng)
@@ -146,14 +178,6 @@ class Controller:
             silent_action=settings.silent_action,
         )
         self._judging = judging
-        self._triangulating = triangulating = Triangulating(
-            census=census,
-            fleet=fleet,
-            ledger=ledger,
-            clocks=clocks,
-            labels=settings.common.domain_labels,
-            judge=judging.judge,
-        )
         self._looking = Looking(
             cluster=cluster,
             census=census,
@@ -233,6 +257,7 @@ class Controller:
             asyncio.create_task(self._go_round(), name="rounds"),
             asyncio.create_task(self._looking.run(), name="looking"),
             asyncio.create_task(self._moving.run(), name="moving"),
+            asyncio.create_task(self.conferring.run(), name="conferring"),
         ]
         try:
             ended, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
@@ -241,6 +266,7 @@ class Controller:
                 part.cancel()
             await asyncio.gather(*parts, return_exceptions=True)
             self._triangulating.close()
+            self.conferring.close()
             for case in self._census.cases():
                 for task in (case.task, case.trail):
                     if task is not None:
@@ -293,8 +319,7 @@ class Controller:
         self._fleet.record_entries = len(self._registrar.record.entries)
         waiting = quorum(self._settings.limits, self._census.size())
         self._fleet.waiting_for_quorum = waiting.reason if waiting is not None else ""
-        self._suspecting.go_round(self._registrar.record)
-        self._triangulating.go_round()
+        self.conferring.go_round()
 
     def say(self, node: str, component: Component) -> bool:
         """Evidence about a node in our own name; False: its agent was not heard yet."""

@@ -19,6 +19,7 @@ from aggregator.quarantine.decide.admission import (
     admit,
     restrained,
 )
+from aggregator.quarantine.decide.doubt import CERTAIN, Doubt
 from aggregator.quarantine.decide.record import (
     Entry,
     Record,
@@ -31,25 +32,29 @@ from aggregator.quarantine.decide.record import (
 _MOST_LIKELY = 32
 #: What is only likely may be told by the fleet's size of so long ago (seconds).
 _SIZE_AGE = 1.0
+#: What another replica has written is waited for in the news for so long (seconds).
+_NEWS_WITHIN = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """One of the four things that may be asked of the record, and who waits for it."""
+    """One of the five things that may be asked of the record, and who waits for it."""
 
     done: "asyncio.Future[Held | None]"
     propose: Proposal | None = None
     enter: Entry | None = None
     forget: str = ""
     withdraw: str = ""
+    look: str = ""
 
 
 class Registrar:
     """Reads and writes the record.
 
-    ``size`` tells the fleet's size now, ``causes`` the common causes that are open, ``wall`` the
-    wall clock. All methods raise `ClusterError` when the record can't be read or written; nothing
-    is half done then, for whoever asks again finds the entry standing or not.
+    ``size`` tells the fleet's size now, ``causes`` the common causes that are open, ``doubt`` what
+    is not known of other replicas, ``wall`` the wall clock. All methods raise `ClusterError` when
+    the record can't be read or written; nothing is half done then, for whoever asks again finds
+    the entry standing or not.
     """
 
     def __init__(
@@ -61,6 +66,7 @@ class Registrar:
         size: Callable[[], Size],
         causes: Callable[[], Mapping[str, OpenCause]],
         wall: Callable[[], float],
+        doubt: Callable[[], Doubt] = lambda: CERTAIN,
     ) -> None:
         self._cluster = cluster
         self._limits = limits
@@ -68,10 +74,12 @@ class Registrar:
         self._size = size
         self._causes = causes
         self._wall = wall
+        self._doubt = doubt
         self._stored: RecordText | None = None
         self._record = Record()
         self._waiting: list[_Request] = []
         self._worker: asyncio.Task[None] | None = None
+        self._awaited: dict[str, asyncio.Event] = {}
         self._counted: tuple[float, Size] | None = None
         #: Why the record can't be used; empty when it can.
         self.problem = ""
@@ -109,7 +117,12 @@ class Registrar:
     def restrained(self, proposal: Proposal) -> Held | None:
         """What keeps a cordon that stands from becoming a drain, by the record as last seen."""
         return restrained(
-            self._record, proposal, self._limits, now=self._wall(), causes=self._causes()
+            self._record,
+            proposal,
+            self._limits,
+            now=self._wall(),
+            causes=self._causes(),
+            doubt=self._doubt(),
         )
 
     async def propose(self, proposal: Proposal) -> Held | None:
@@ -128,6 +141,22 @@ class Registrar:
         """Take out an entry on which nothing was begun, as if it had never been admitted."""
         await self._ask(withdraw=node)
 
+    async def stands(self, node: str) -> Held | None:
+        """None when the record has the node's entry, that another replica says it has made.
+
+        By the cluster's news if they come within a moment; else it is read, once for all who wait.
+        """
+        if node not in self._record.entries:
+            come = self._awaited.setdefault(node, asyncio.Event())
+            try:
+                async with asyncio.timeout(_NEWS_WITHIN):
+                    await come.wait()
+            except TimeoutError:
+                return await self._ask(look=node)
+            finally:
+                self._awaited.pop(node, None)
+        return None
+
     async def _ask(
         self,
         *,
@@ -135,9 +164,10 @@ class Registrar:
         enter: Entry | None = None,
         forget: str = "",
         withdraw: str = "",
+        look: str = "",
     ) -> Held | None:
         done: asyncio.Future[Held | None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Request(done, propose, enter, forget, withdraw))
+        self._waiting.append(_Request(done, propose, enter, forget, withdraw, look))
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work(), name="registrar")
         return await done
@@ -155,7 +185,7 @@ class Registrar:
                 continue
             for request in batch:
                 if not request.done.done():
-                    node = request.propose.node if request.propose is not None else ""
+                    node = request.propose.node if request.propose is not None else request.look
                     request.done.set_result(held.get(node))
 
     async def _settle(self, batch: list[_Request]) -> dict[str, Held]:
@@ -183,9 +213,9 @@ class Registrar:
                 before.entries,
                 before.cooldowns,
             ):
-                leaving = any(request.forget or request.withdraw for request in batch)
-                if fresh or not (outcome.admitted or leaving):
-                    return dict(outcome.held)
+                sure = any(one.forget or one.withdraw or one.look for one in batch)
+                if fresh or not (outcome.admitted or sure):
+                    return _missing(batch, outcome)
                 # Neither "it stands already" nor "it has left" must be taken from memory.
                 self._stored = None
                 continue
@@ -195,7 +225,7 @@ class Registrar:
             except Conflict:
                 self._stored = None
                 continue
-            return dict(outcome.held)
+            return _missing(batch, outcome)
 
     def _decide(self, record: Record, asked: list[Proposal], stop: str, size: Size) -> Outcome:
         return admit(
@@ -207,6 +237,7 @@ class Registrar:
             policy_hash=self._policy_hash,
             stop=stop,
             causes=self._causes(),
+            doubt=self._doubt(),
         )
 
     def _take(self, stored: RecordText) -> None:
@@ -216,3 +247,15 @@ class Registrar:
         except RecordUnreadable as error:
             self.problem = str(error)
         self._stored = stored
+        for node in self._awaited.keys() & self._record.entries.keys():
+            self._awaited[node].set()
+
+
+def _missing(batch: list[_Request], outcome: Outcome) -> dict[str, Held]:
+    """What holds each node: what was decided, or that an entry is not there."""
+    held = dict(outcome.held)
+    for request in batch:
+        if request.look and request.look not in outcome.record.entries:
+            text = "it was admitted, but the admission record does not have it: asked again"
+            held[request.look] = Held("shards", "no entry", text)
+    return held

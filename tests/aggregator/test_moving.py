@@ -10,6 +10,7 @@ from aggregator.quarantine.cluster import Phase
 from aggregator.shards.council import Council
 from tests.support import virtualtime
 from tests.support.councils import PlayedShards, member
+from tests.support.links import Links
 from tests.support.memorycluster import MemoryCluster, World, phase_of
 from tests.support.replica import OPEN, SETTINGS, FakeLine, Replica, fault, snapshot
 from tests.support.running import Running, later, soon
@@ -47,6 +48,9 @@ class Two:
             name: Replica(world, clock=Running(), settings=settings, shards=self.shards[name])
             for name in BOTH
         }
+        self.links = Links()
+        for name, replica in self.replicas.items():
+            self.links.join(name, member(name).epoch, replica.controller.conferring)
 
     def become(self, *members: str) -> None:
         for name in members:
@@ -57,6 +61,7 @@ class Two:
             await soon(lambda replica=replica: not replica.fleet.view_lost)  # type: ignore[misc]
 
     async def stop(self) -> None:
+        self.links.close()
         for replica in self.replicas.values():
             await replica.stop()
 

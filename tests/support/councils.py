@@ -22,7 +22,11 @@ class PlayedShards:
     def become(self, members: Iterable[str], *, frozen: str = "", settled: bool = True) -> None:
         """The council is another one now."""
         known = {one: member(one) for one in members}
-        self.council = replace(self.council, members=known, frozen=frozen, settled=settled)
+        self.take(replace(self.council, members=known, frozen=frozen, settled=settled))
+
+    def take(self, council: Council) -> None:
+        """This is the council now."""
+        self.council = council
         for call in self._calls:
             call()
 
@@ -39,8 +43,9 @@ class PlayedShards:
         return "" if owner is None or owner.name == self._name else owner.address
 
     def leads(self) -> bool:
-        leader = self.council.leader
-        return leader is not None and leader.name == self._name and not self.asleep
+        council = self.council
+        leading = council.leader is not None and council.leader.name == self._name
+        return leading and council.settled and not council.frozen and not self.asleep
 
     def on_change(self, call: Callable[[], None]) -> None:
         self._calls.append(call)

@@ -7,11 +7,14 @@ Invariants:
 - It never admits more within a window than the rate allows, and nothing that a common cause
   explains. When either of them holds something back, a cooldown begins: in the record, so that it
   outlives whoever began it.
+- Where a replica that leads others does not know what they know (`Doubt`), nothing passes but
+  explicit faults, and of these no more than `UNSURE` within a window; where they differ, nothing.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from aggregator.quarantine.decide.doubt import CERTAIN, UNSURE, Basis, Doubt
 from aggregator.quarantine.decide.record import Entry, Record
 from aggregator.quarantine.times import span, time_of_day
 
@@ -62,6 +65,7 @@ class Proposal:
     ``suspects``: for each piece of evidence that asks for it, the ids of the common causes that
     would explain it. Without any piece that none explains, an open one holds the node.
     ``unsettled``: why it is too soon to tell the node's own fault from its new version's.
+    ``basis``: what asks for it.
     """
 
     node: str
@@ -70,6 +74,7 @@ class Proposal:
     action: str
     suspects: tuple[frozenset[str], ...] = ()
     unsettled: str = ""
+    basis: Basis = Basis.OTHER
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +129,13 @@ def admit(
     policy_hash: str,
     stop: str = "",
     causes: Mapping[str, OpenCause] | None = None,
+    doubt: Doubt = CERTAIN,
 ) -> Outcome:
     """Decide on all that waits, in the order given, against one record.
 
     ``causes`` are the common causes that are open, by id.
     """
-    board = _Board(record, limits, size, now, causes or {})
+    board = _Board(record, limits, size, now, causes or {}, doubt)
     held: dict[str, Held] = {}
     admitted: set[str] = set()
     waiting = quorum(limits, size)
@@ -157,13 +163,14 @@ def restrained(
     *,
     now: float,
     causes: Mapping[str, OpenCause],
+    doubt: Doubt = CERTAIN,
 ) -> Held | None:
     """What keeps a cordon that stands from becoming a drain; None: nothing does.
 
     The node is counted already. But what many nodes share evicts nobody, here as elsewhere.
     ``proposal.suspects`` are those of the evidence that asks for more than the cordon.
     """
-    return _Board(record, limits, Size(0, 0), now, causes).suspicion(proposal)
+    return _Board(record, limits, Size(0, 0), now, causes, doubt).suspicion(proposal)
 
 
 class _Board:
@@ -176,6 +183,7 @@ class _Board:
         size: Size,
         now: float,
         causes: Mapping[str, OpenCause],
+        doubt: Doubt,
     ) -> None:
         self._before = record
         self._record = record.pruned(now, window=limits.window, cooldown=limits.cooldown)
@@ -183,6 +191,7 @@ class _Board:
         self._size = size
         self._now = now
         self._causes = causes
+        self._doubt = doubt
         self._entered: list[Entry] = []
         self._standing = len(record.entries)
         self._lately = len(self._record.admissions)
@@ -191,11 +200,21 @@ class _Board:
 
     def hold(self, proposal: Proposal) -> Held | None:
         """What holds it; None: it may be taken."""
-        return self.suspicion(proposal) or self._full(proposal.pool) or self._too_fast()
+        return (
+            self.suspicion(proposal)
+            or self._full(proposal.pool)
+            or self._unsure()
+            or self._too_fast()
+        )
 
     def suspicion(self, proposal: Proposal) -> Held | None:
         """What makes us suspect ourselves and not the node."""
-        return self._explained(proposal) or self._cooling(proposal) or self._unsettled(proposal)
+        return (
+            self._doubtful(proposal)
+            or self._explained(proposal)
+            or self._cooling(proposal)
+            or self._unsettled(proposal)
+        )
 
     def take(self, proposal: Proposal) -> None:
         self._standing += 1
@@ -269,6 +288,22 @@ class _Board:
         if not proposal.unsettled:
             return None
         return Held("limits.after_upgrade", span(self._limits.after_upgrade), proposal.unsettled)
+
+    def _doubtful(self, proposal: Proposal) -> Held | None:
+        """Held while we lack what is needed to tell."""
+        reason = self._doubt.against(proposal.basis)
+        return Held("shards", self._doubt.value, reason) if reason else None
+
+    def _unsure(self) -> Held | None:
+        """Held while others may know of more than we do. No cooldown: their words are coming."""
+        if not self._doubt.missing or self._lately < UNSURE:
+            return None
+        return Held(
+            "shards",
+            "incomplete",
+            f"{self._lately} nodes were admitted within {span(self._limits.window)}, and no more "
+            f"than {UNSURE} are until the leader knows of all nodes: {self._doubt.missing}",
+        )
 
     def _too_fast(self) -> Held | None:
         """Held by the rate; the fleet cools down then."""

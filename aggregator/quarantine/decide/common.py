@@ -7,7 +7,7 @@ The window is laid over the times at which the evidence began, wherever it lies:
 derives all anew finds the same causes, hours later. What fails here and there over weeks is none.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from aggregator.quarantine.decide.blame import FLAGS, Blame, CommonCause, CommonLimits, Crowd, Group
@@ -137,8 +137,36 @@ class CommonCauses:
             known.suspects[what, component] = found
         return found
 
-    def look(self, now: float) -> tuple[list[CommonCause], list[CommonCause]]:
-        """Count anew where something has changed. Returns what opened and what is over."""
+    def knows(self, node: str) -> bool:
+        return node in self._nodes
+
+    def known(self, node: str) -> tuple[frozenset[Sign], tuple[Group, ...], frozenset[str]]:
+        """What was last told of the node: signs, groups, checks. All empty for one that is not."""
+        known = self._nodes.get(node)
+        if known is None:
+            return frozenset(), (), frozenset()
+        return known.signs, self._crowd.groups[node], known.checks
+
+    def inherit(self, causes: Iterable[CommonCause]) -> None:
+        """These are open, by the word of who counted before us: they end as all others do."""
+        for cause in causes:
+            self.open.setdefault(cause.id, replace(cause, faded=None))
+        for shown in self._signs.values():
+            shown.changes += 1  # what is open needs half as many nodes
+
+    def disown(self) -> None:
+        """Another one counts from now on; what is open is for it to say."""
+        self.open.clear()
+        for shown in self._signs.values():
+            shown.changes += 1
+
+    def look(
+        self, now: float, *, lasting: bool = False
+    ) -> tuple[list[CommonCause], list[CommonCause]]:
+        """Count anew where something has changed. Returns what opened and what is over.
+
+        ``lasting``: what is open stays so, for not everybody has been counted yet.
+        """
         found: dict[str, CommonCause] = {}
         for what, shown in self._signs.items():
             if shown.is_due(now):
@@ -156,6 +184,8 @@ class CommonCauses:
             latest = found.get(ident)
             if latest is not None:
                 self.open[ident] = replace(latest, since=cause.since)
+            elif lasting:
+                self.open[ident] = replace(cause, faded=None)
             elif cause.faded is None:
                 self.open[ident] = replace(cause, faded=now)
             elif now - cause.faded >= SETTLE:
