@@ -18,6 +18,7 @@ from typing import Any
 
 from aggregator.alerts.alerts import Address, Alerts
 from aggregator.config import Config
+from aggregator.history.doors import Credentials
 from aggregator.history.history import History
 from aggregator.history.lemons import LemonWatch
 from aggregator.history.recorder import Recorder
@@ -147,6 +148,19 @@ def _alerts(config: Config, clocks: Clocks, rng: random.Random) -> Alerts:
     return Alerts(config.alerts.outbox, webhooks, clocks=clocks, rng=rng)
 
 
+def _history(config: Config, clocks: Clocks, rng: random.Random) -> History:
+    where = config.history
+    return History(
+        where.database,
+        keep=where.keep,
+        most_rows=where.most_rows,
+        clocks=clocks,
+        rng=rng,
+        credentials=Credentials(where.password_file, where.ca_file, where.insecure_plaintext),
+        replica=socket.gethostname(),
+    )
+
+
 async def _connect(cluster: KubeCluster | LocalCluster, fleet: Fleet, rng: random.Random) -> None:
     """Try until the cluster lets us in, saying plainly what it answers meanwhile."""
     wait = _CONNECT_FIRST
@@ -180,7 +194,7 @@ async def run(config: Config) -> None:
     clocks = Clocks(time.monotonic, time.time)
     cluster = _cluster(config)
     feed = Feed(epoch=rng.getrandbits(32))
-    history = History(config.history.database, keep=config.history.keep, clocks=clocks, rng=rng)
+    history = _history(config, clocks, rng)
     alerts = _alerts(config, clocks, rng)
     ledger = Ledgers([feed, history, alerts])
     controller = Controller(

@@ -149,7 +149,20 @@ class History(Section):
 
     database: DatabaseUrl = "sqlite:////var/lib/sickbay-aggregator/history.db"
     """An SQLAlchemy URL."""
+    password_file: MaybePath = None
+    """PostgreSQL's; None: the server asks for none, or PGPASSFILE has it."""
+    ca_file: MaybePath = None
+    """Who signed PostgreSQL's certificate, which is then verified."""
+    insecure_plaintext: bool = False
+    """Whether PostgreSQL may be spoken to without TLS over a network."""
     keep: Annotated[Duration, Field(ge=3600)] = 28 * 86400.0
+    most_rows: Annotated[int, Field(ge=10_000)] = 10_000_000
+    """Of transitions, and as many of what agents told: what is more is deleted, oldest first."""
+
+    @property
+    def is_file(self) -> bool:
+        """SQLite."""
+        return self.database.startswith("sqlite:")
 
 
 class Lemons(Section):
@@ -246,6 +259,10 @@ def _contradictions(config: Config) -> Iterator[_Finding]:
         # "*" would match what stands for the command `drain`, which then never ran.
         text = 'namespaces have pods, and cluster.kind is "local"; expected none'
         yield _finding(("drain", "namespaces"), text, "cluster")
+    for name in ("password_file", "ca_file", "insecure_plaintext"):
+        if config.history.is_file and getattr(config.history, name):
+            text = "history.database is a file; expected this with PostgreSQL alone"
+            yield _finding(("history", name), text)
     if config.agents.silent_after < 2 * config.agents.heartbeat:
         text = (
             f"{config.agents.silent_after:g}s is less than two heartbeats, so that one late "
@@ -269,7 +286,7 @@ def _exposed(listen: Listen) -> Iterator[_Finding]:
 
 def _shared(config: Config) -> Iterator[_Finding]:
     """Databases that would be one file: each is written as if it were alone."""
-    history = config.history.database.partition("///")[2]
+    history = config.history.database.partition("///")[2] if config.history.is_file else ""
     files: dict[str, str] = {}
     if config.cluster.kind == "local":
         files[str(config.cluster.local.database)] = "cluster.local.database"
@@ -311,7 +328,9 @@ def _missing_files(config: Config, root: Path) -> Iterator[_Finding]:
             continue
         try:
             with (root / file.relative_to("/")).open("rb") as opened:
-                empty = key[-1] == "secret_file" and not opened.read(4096).strip()
+                empty = (
+                    key[-1] in {"secret_file", "password_file"} and not opened.read(4096).strip()
+                )
         except OSError as error:
             text = f"{file} can't be read: {error.strerror}; expected a readable file"
             yield _finding(key, text)
@@ -329,6 +348,8 @@ def _files(config: Config) -> Iterator[tuple[Key, Path | None]]:
         yield ("listen", "tls", "key_file"), tls.key_file
         yield ("listen", "tls", "client_ca_file"), tls.client_ca_file
     yield ("policy", "file"), config.policy.file
+    yield ("history", "password_file"), config.history.password_file
+    yield ("history", "ca_file"), config.history.ca_file
     hooks = {"pre_evict": config.drain.pre_evict, "post_release": config.drain.post_release}
     for name, hook in hooks.items():
         if hook.webhook is not None:

@@ -114,6 +114,47 @@ def http_url(value: object) -> str:
     return value
 
 
+_SQLITE = re.compile(r"sqlite:////[^?]+")
+POSTGRESQL = "postgresql+asyncpg"
+
+
+def database_url(value: object) -> str:
+    """Where history is kept. Never echoed: people write passwords into such URLs."""
+    sqlite = '"sqlite:///" and the absolute path of a file'
+    expected = f'{sqlite}, or "{POSTGRESQL}://USER@HOST/DATABASE"'
+    if not isinstance(value, str):
+        raise _refuse(show(value), expected)
+    if not value.startswith("postgres"):
+        if _SQLITE.fullmatch(value) is None:
+            raise _refuse(show(value), expected)
+        return value
+    try:
+        parts = urlsplit(value)
+        host, _, port = parts.hostname, parts.username, parts.port
+    except ValueError:
+        raise _refuse("this is no URL", expected) from None
+    if parts.scheme != POSTGRESQL:
+        raise _refuse(f'"{parts.scheme}" is not spoken here', f'"{POSTGRESQL}"')
+    if parts.password is not None:
+        what = "a password in the configuration is shown to whoever reads it"
+        raise _refuse(what, "history.password_file, and no password here")
+    folder = parts.query.removeprefix("host=")
+    near = folder.startswith("/") and parts.query != folder and "&" not in folder
+    if parts.fragment or (parts.query and not near):
+        raise _refuse("options in the URL", 'none but "?host=/FOLDER/OF/THE/SOCKET"')
+    if (
+        not parts.username
+        or not re.fullmatch(r"/[^/]+", parts.path)
+        or bool(host) == near
+        or port == 0
+    ):
+        raise _refuse(
+            "no user, no database, or not one host",
+            f'{expected}, or "{POSTGRESQL}://USER@/DATABASE?host=/FOLDER/OF/THE/SOCKET"',
+        )
+    return value
+
+
 def ordinary_path(value: object, info: ValidationInfo) -> Path:
     """An absolute path; a relative one is seen from the configuration file's folder."""
     if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
@@ -161,9 +202,7 @@ MaybePath = Annotated[Path | None, BeforeValidator(maybe_path)]
 ServiceAccount = Annotated[
     str, shaped(r"[a-z0-9.-]+:[a-z0-9.-]+", '"NAMESPACE:NAME", such as "sickbay:sickbay-agent"')
 ]
-DatabaseUrl = Annotated[
-    str, shaped(r"sqlite:////[^?]+", 'a database URL: "sqlite:///" and the absolute path of a file')
-]
+DatabaseUrl = Annotated[str, BeforeValidator(database_url)]
 NamespacePattern = Annotated[
     str, shaped(r"[a-z0-9*?-]+", 'a namespace, or a pattern with "*" and "?" such as "slurm-*"')
 ]

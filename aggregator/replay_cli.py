@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # half a second that other commands need not spend
+    from aggregator.config import History
     from aggregator.policy.replay import Difference, Episode, Totals
 
 SAME, DIFFERENT, TROUBLE = 0, 1, 2
@@ -95,7 +96,7 @@ def _export(options: argparse.Namespace) -> int:
         lambda: _print_all(
             to_line(row)
             for row in since(
-                _rows(load(options.config).history.database, options.node),
+                _rows(load(options.config).history, options.node),
                 time.time() - options.since,
             )
         )
@@ -136,7 +137,7 @@ def _replayed(options: argparse.Namespace) -> int:
     else:
         config = load(options.config)
         rules = rules or config.policy.file
-        rows, now = _rows(config.history.database, options.node), time.time()
+        rows, now = _rows(config.history, options.node), time.time()
     present = read_policy(rules)
     old: list[Episode] = []
     new: list[Episode] = []
@@ -166,15 +167,17 @@ def _lately(episodes: Iterable["Episode"], begin: float) -> list["Episode"]:
     return [one for one in episodes if one.ended is None or one.ended >= begin]
 
 
-def _rows(url: str, node: str) -> Iterable[Mapping[str, Any]]:
+def _rows(where: "History", node: str) -> Iterable[Mapping[str, Any]]:
     from sqlalchemy.engine import make_url
 
     from aggregator.history.database import Database, HistoryError
+    from aggregator.history.doors import Credentials
 
-    at = make_url(url)
-    if at.get_backend_name() == "sqlite" and not Path(at.database or "").exists():
-        raise HistoryError(f"{at.database}: there is no history; expected the aggregator's")
-    return Database(url).evidence(node)
+    file = make_url(where.database).database or ""
+    if where.is_file and not Path(file).exists():
+        raise HistoryError(f"{file}: there is no history; expected the aggregator's")
+    credentials = Credentials(where.password_file, where.ca_file, where.insecure_plaintext)
+    return Database(where.database, credentials, "sickbay history").evidence(node)
 
 
 def _lines(file: Path, node: str) -> tuple[Iterable[Mapping[str, Any]], float]:

@@ -69,8 +69,7 @@ def _folders(config: Config) -> Iterator[tuple[str, Path]]:
         yield "cluster.local.database", config.cluster.local.database.parent
     if config.identity.kind == "token":
         yield "identity.keys_cache", config.identity.keys_cache.parent
-    history = make_url(config.history.database)
-    if history.get_backend_name() == "sqlite" and history.database:
-        yield "history.database", Path(history.database).parent
+    if config.history.is_file:
+        yield "history.database", Path(make_url(config.history.database).database or "").parent
     if config.alerts.webhooks:
         yield "alerts.outbox", config.alerts.outbox.parent

@@ -2,7 +2,11 @@
 
 import signal
 
-pytest_plugins = ["tests.controlplane.pytest_plugin"]
+pytest_plugins = [
+    "tests.controlplane.pytest_plugin",
+    "tests.support.postgres",
+    "tests.support.histories",
+]
 
 
 def pytest_configure() -> None:

@@ -10,6 +10,7 @@ PACKAGES=(
   iproute2    # ip: network namespaces, veth
   libc6-dev   # the same
   mount       # mount, losetup
+  postgresql  # initdb, postgres: a server of the tests' own, and none of the machine's
   runc        # the agent in the container that its DaemonSet asks for (tests/deploy)
   util-linux  # fsfreeze: a probe that hangs
 )

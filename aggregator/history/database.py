@@ -1,239 +1,293 @@
-"""The history's database through SQLAlchemy Core: plain SQL that SQLite and PostgreSQL share.
+"""What is asked of the history's database: plain SQL that SQLite and PostgreSQL share.
 
 Blocking; `History` calls it in threads of its own. Every failure is `HistoryError`, after which the
 next call connects anew: a database that was moved away, mended or restarted is found again.
 """
 
-import contextlib
-import os
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy import event
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.schema import CreateIndex, CreateTable
 
-from aggregator.history.rows import from_row
-from aggregator.history.tables import VERSION, evidence, metadata, schema, transitions
-from aggregator.quarantine.ledger import Kind, Transition
+from aggregator.history.doors import Credentials, Door, HistoryError
+from aggregator.history.migrating import RETAINING
+from aggregator.history.repeats import TELLING, Told, may_repeat, without_repeats
+from aggregator.history.rows import SPREAD, from_row
+from aggregator.history.sqlite import Sqlite
+from aggregator.history.tables import evidence, transitions
+from aggregator.quarantine.ledger import Transition
+
+__all__ = ["Cursor", "Database", "HistoryError", "Page"]
 
 #: Rows of evidence that are read at a time.
 _AT_ONCE = 500
+#: Of one incident: so many of the rows that tell how it stands are looked at.
+_OF_ONE = 8
+#: Of one kind: the busiest nodes are looked for among so many, the newest.
+MOST_COUNTED = 200_000
+#: Of one node: its story is looked for among so many rows, the newest.
+MOST_PASSED = 20_000
+
+#: Seconds that a server may take. A page waits for a reading; a batch only fills a queue.
+READING = 5.0
+COUNTING = 30.0
+WRITING = 15.0
 
 
-class HistoryError(OSError):
-    """The database can't be used now; the text says why, without the URL's secrets."""
+class Cursor(NamedTuple):
+    """A row's place in time: a page ends with one, and the next begins after it."""
+
+    at: float
+    id: int
+
+
+class Page(NamedTuple):
+    """Transitions, newest first. ``after`` is where the next page begins; None at the end."""
+
+    transitions: list[Transition]
+    after: Cursor | None
 
 
 class Database:
-    """The database at ``url`` (an SQLAlchemy URL). Opened by the first call that needs it."""
+    """The database at ``url`` (an SQLAlchemy URL). Opened by the first call that needs it.
 
-    def __init__(self, url: str) -> None:
-        self._url = make_url(url)
-        self._engine: sa.Engine | None = None
-        self._file: tuple[int, int] | None = None
+    ``application`` is what a server is told of who we are.
+    """
+
+    def __init__(
+        self, url: str, credentials: Credentials | None = None, application: str = "sickbay"
+    ) -> None:
+        self._door = _door(make_url(url), credentials or Credentials(), application)
 
     @property
     def name(self) -> str:
         """For people: the file, or the URL without its password."""
-        return self._url.database or "" if self._sqlite else self._url.render_as_string()
+        return self._door.name
 
     def write(self, rows: Sequence[dict[str, Any]], into: sa.Table = transitions) -> None:
-        """Write rows in one transaction. Those that stand there already are left as they are."""
-        with self._use() as engine:
-            try:
-                with engine.begin() as connection:
-                    connection.execute(sa.insert(into), list(rows))
-            except sa.exc.IntegrityError:
-                # A first try went through although it seemed not to.
-                with engine.begin() as connection:
-                    _insert_missing(connection, rows, into)
+        """Write rows in one transaction. Those that stand there already are left as they are, and
+        so is what says again what an incident said last.
+        """
+
+        def work(connection: sa.Connection) -> None:
+            news = _news(connection, rows) if into is transitions else list(rows)
+            if news:
+                connection.execute(sa.insert(into), news)
+
+        try:
+            self._door.call(work, write=True, seconds=WRITING)
+        except HistoryError as error:
+            if not isinstance(error.__cause__, sa.exc.IntegrityError):
+                raise
+            # A first try went through although it seemed not to.
+            self._door.call(
+                lambda connection: _insert_missing(connection, rows, into),
+                write=True,
+                seconds=WRITING,
+            )
 
     def recent(self, node: str, since: float, limit: int) -> list[Transition]:
         """The newest ``limit`` at or after ``since``, newest first; an empty ``node`` is all."""
+        return self.page(node, since, limit).transitions
+
+    def page(self, node: str, since: float, limit: int, before: Cursor | None = None) -> Page:
+        """The newest ``limit`` of ``node`` (empty: of all) at or after ``since``, newest first.
+
+        ``before``: only those that come after this cursor, further back in time.
+        """
         table = transitions.c
         query = (
             sa.select(transitions)
-            .where(table.at >= since, table.kind.in_([kind.value for kind in Kind]))
+            .where(table.at >= since)
             .order_by(table.at.desc(), table.id.desc())
             .limit(limit)
         )
         if node:
             query = query.where(table.node == node)
-        with self._use() as engine, engine.connect() as connection:
-            rows = connection.execute(query).mappings().all()
-        found = (from_row(dict(row)) for row in rows)
-        return [transition for transition in found if transition is not None]
+        if before is not None:
+            # The first bound is what SQLite finds its place in the index by.
+            place = sa.tuple_(
+                sa.literal(before.at, sa.Double), sa.literal(before.id, table.id.type)
+            )
+            query = query.where(table.at <= before.at, sa.tuple_(table.at, table.id) < place)
+        rows = self._read(query)
+        found = [one for one in map(from_row, rows) if one is not None]
+        full = len(rows) == limit
+        return Page(found, Cursor(rows[-1]["at"], rows[-1]["id"]) if full else None)
 
     def evidence(self, node: str = "") -> Iterator[dict[str, Any]]:
         """Every row of what agents told, by node and then by time; an empty ``node`` is all."""
-        query = sa.select(evidence).order_by(evidence.c.node, evidence.c.at, evidence.c.id)
+        table = evidence.c
+        order = (table.node, table.at, table.id)
+        query = sa.select(evidence).order_by(*order).limit(_AT_ONCE)
         if node:
-            query = query.where(evidence.c.node == node)
-        with self._use() as engine, engine.connect() as connection:
-            found = connection.execution_options(yield_per=_AT_ONCE).execute(query)
-            for row in found.mappings():
-                yield dict(row)
+            query = query.where(table.node == node)
+        rows = self._read(query)
+        while rows:
+            yield from rows
+            place = [sa.literal(rows[-1][column.name], column.type) for column in order]
+            rows = self._read(query.where(sa.tuple_(*order) > sa.tuple_(*place)))
 
     def busiest(self, kinds: Sequence[str], since: float, most: int) -> list[str]:
-        """The ``most`` nodes with the most transitions of these kinds at or after ``since``."""
+        """The ``most`` nodes with the most transitions of these kinds at or after ``since``.
+
+        Of each kind the newest 200,000 are counted.
+        """
         table = transitions.c
-        query = (
+        counted = [
             sa.select(table.node)
-            .where(table.kind.in_(kinds), table.at >= since, table.node != "")
-            .group_by(table.node)
-            .order_by(sa.func.count().desc(), table.node)
+            .where(table.kind == kind, table.at >= since)
+            .order_by(table.at.desc())
+            .limit(MOST_COUNTED)
+            .subquery()
+            for kind in kinds
+        ]
+        nodes = sa.union_all(*(sa.select(one.c.node) for one in counted)).subquery()
+        query = (
+            sa.select(nodes.c.node)
+            .where(nodes.c.node != "")
+            .group_by(nodes.c.node)
+            .order_by(sa.func.count().desc(), nodes.c.node)
             .limit(most)
         )
-        with self._use() as engine, engine.connect() as connection:
-            return [str(node) for node in connection.execute(query).scalars()]
+        return [str(row["node"]) for row in self._read(query, seconds=COUNTING)]
 
     def stories(
         self, nodes: Sequence[str], kinds: Sequence[str], since: float, rows: int
     ) -> dict[str, list[Transition]]:
-        """Of each node the newest ``rows`` transitions of these kinds at or after ``since``."""
+        """Of each node the newest ``rows`` transitions of these kinds at or after ``since``.
+
+        They are looked for among its newest 20,000.
+        """
         table = transitions.c
-        found: dict[str, list[Transition]] = {}
-        with self._use() as engine, engine.connect() as connection:
+
+        def work(connection: sa.Connection) -> dict[str, list[Transition]]:
+            found = {}
             for node in nodes:
-                query = (
+                newest = (
                     sa.select(transitions)
-                    .where(table.node == node, table.at >= since, table.kind.in_(kinds))
+                    .where(table.node == node, table.at >= since)
                     .order_by(table.at.desc(), table.id.desc())
+                    .limit(MOST_PASSED)
+                    .subquery()
+                )
+                query = (
+                    sa.select(newest)
+                    .where(newest.c.kind.in_(kinds))
+                    .order_by(newest.c.at.desc(), newest.c.id.desc())
                     .limit(rows)
                 )
                 told = (from_row(dict(row)) for row in connection.execute(query).mappings())
                 found[node] = [one for one in told if one is not None]
-        return found
+            return found
+
+        return self._door.call(work, seconds=COUNTING)
 
     def delete_before(self, cut: float, most: int, of: sa.Table = transitions) -> int:
-        """Delete up to ``most`` of the oldest rows from before ``cut``. Returns how many."""
+        """Delete up to ``most`` of the oldest rows from before ``cut``. Returns how many.
+
+        One at a time does it: while another replica is at it, there is nothing to do.
+        """
         old = sa.select(of.c.id).where(of.c.at < cut).order_by(of.c.at).limit(most)
-        with self._use() as engine, engine.begin() as connection:
-            done = connection.execute(sa.delete(of).where(of.c.id.in_(old)))
-            return done.rowcount
+
+        def work(connection: sa.Connection) -> int:
+            if (
+                connection.dialect.name == "postgresql"
+                and not connection.execute(
+                    sa.select(sa.func.pg_try_advisory_xact_lock(RETAINING))
+                ).scalar()
+            ):
+                return 0
+            return connection.execute(sa.delete(of).where(of.c.id.in_(old))).rowcount
+
+        return self._door.call(work, write=True, seconds=WRITING)
+
+    def bound(self, rows: int, of: sa.Table = transitions) -> float | None:
+        """The time of the newest row that is one too many where ``rows`` may stand; or None."""
+        query = sa.select(of.c.at).order_by(of.c.at.desc(), of.c.id.desc()).offset(rows).limit(1)
+
+        def work(connection: sa.Connection) -> float | None:
+            if connection.dialect.name == "postgresql":
+                guess = "SELECT reltuples FROM pg_class WHERE oid = CAST(:name AS regclass)"
+                about = connection.execute(sa.text(guess), {"name": of.name}).scalar()
+                if about is not None and 0 <= about < 0.8 * rows:
+                    return None  # its own estimate: counting ten million rows takes seconds
+            return connection.execute(query).scalar()
+
+        return self._door.call(work, seconds=COUNTING)
 
     def close(self) -> None:
         """Let go of the database; a later call opens it again."""
-        if self._engine is not None:
-            self._engine.dispose()
-            self._engine = None
+        self._door.close()
 
-    @property
-    def _sqlite(self) -> bool:
-        return self._url.get_backend_name() == "sqlite"
+    def _read(self, query: sa.Select[Any], *, seconds: float = READING) -> list[dict[str, Any]]:
+        def work(connection: sa.Connection) -> list[dict[str, Any]]:
+            return [dict(row) for row in connection.execute(query).mappings()]
 
-    @contextlib.contextmanager
-    def _use(self) -> Iterator[sa.Engine]:
-        try:
-            yield self._open()
-        # ImportError: no driver for this kind of database; ValueError: a row that holds no JSON.
-        except (sa.exc.SQLAlchemyError, OSError, ImportError, ValueError) as error:
-            with contextlib.suppress(sa.exc.SQLAlchemyError):
-                self.close()
-            self._engine = None
-            if isinstance(error, HistoryError):
-                raise
-            raise HistoryError(f"{self.name}: {_reason(error)}") from error
-
-    def _open(self) -> sa.Engine:
-        if self._engine is not None and self._moved():
-            self.close()
-        if self._engine is None:
-            engine = _engine(self._url, sqlite=self._sqlite)
-            try:
-                self._make_tables(engine)
-            except BaseException:
-                engine.dispose()
-                raise
-            self._engine = engine
-            self._file = self._identity()
-        return self._engine
-
-    def _make_tables(self, engine: sa.Engine) -> None:
-        """Twice where it fails: two that make them at the same time get in each other's way."""
-        try:
-            with engine.begin() as connection:
-                _prepare(connection, self.name)
-        except sa.exc.DBAPIError:
-            with engine.begin() as connection:
-                _prepare(connection, self.name)
-
-    def _moved(self) -> bool:
-        """Whether the file was taken away under us: SQLite would write on into nowhere."""
-        return self._sqlite and self._identity() != self._file
-
-    def _identity(self) -> tuple[int, int] | None:
-        try:
-            found = Path(self._url.database or "").stat()
-        except OSError:
-            return None
-        return found.st_dev, found.st_ino
+        return self._door.call(work, seconds=seconds)
 
 
-def _engine(url: URL, *, sqlite: bool) -> sa.Engine:
-    if not sqlite:
-        return sa.create_engine(url, pool_size=1, max_overflow=1, pool_pre_ping=True)
-    path = Path(url.database or "")
-    # Made here, so that it is nobody else's to read.
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    engine = sa.create_engine(url, pool_size=1, max_overflow=1)
+def _door(url: URL, credentials: Credentials, application: str) -> Door:
+    if url.get_backend_name() == "sqlite":
+        return Sqlite(url)
+    # Half a second that a file's user need not spend.
+    from aggregator.history.postgres import Postgres
 
-    @event.listens_for(engine, "connect")
-    def _settle(connection: Any, _: object) -> None:
-        for pragma in (
-            "busy_timeout=5000",
-            "page_size=8192",  # holds for a new file alone
-            "journal_mode=WAL",
-            "synchronous=NORMAL",
-        ):
-            connection.execute(f"PRAGMA {pragma}").close()
-
-    return engine
+    return Postgres(url, credentials, application)
 
 
-def _prepare(connection: sa.Connection, name: str) -> None:
-    """Make the tables where there are none. A schema from the future is refused."""
-    found = _version(connection)
-    if found is None or found <= VERSION:
-        for table in metadata.sorted_tables:
-            connection.execute(CreateTable(table, if_not_exists=True))
-            for index in table.indexes:
-                connection.execute(CreateIndex(index, if_not_exists=True))
-    if found is None:
-        none_yet = ~sa.exists().select_from(schema)
-        first = sa.select(sa.literal(VERSION)).where(none_yet)
-        connection.execute(sa.insert(schema).from_select(["version"], first))
-    elif found > VERSION:
-        raise HistoryError(
-            f"{name} was written by a newer sickbay (schema {found}, this one knows {VERSION}); "
-            "upgrade, or point history.database elsewhere"
-        )
+def _news(connection: sa.Connection, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without the rows that repeat what stands there, or what comes before them."""
+    read = [from_row(row) for row in rows]
+    incidents = {one.incident for one in read if one is not None and may_repeat(one)}
+    if not incidents:
+        return list(rows)
+    told = _told(connection, sorted(incidents))
+    return [
+        row
+        for row, one in zip(rows, read, strict=True)
+        if one is None or without_repeats([one], told)
+    ]
 
 
-def _version(connection: sa.Connection) -> int | None:
-    """Written last when the tables are made: None is none, or half of them."""
-    if not sa.inspect(connection).has_table(schema.name):
-        return None
-    return connection.execute(sa.select(sa.func.max(schema.c.version))).scalar()
+def _told(connection: sa.Connection, incidents: Sequence[str]) -> Told:
+    """What these incidents said lately, oldest first."""
+    table = transitions.c
+    query = (
+        sa.select(transitions)
+        .where(table.incident.in_(incidents), table.kind.in_([kind.value for kind in TELLING]))
+        .order_by(table.at.desc(), table.id.desc())
+        .limit(_OF_ONE * len(incidents))
+    )
+    told: Told = defaultdict(list)
+    for row in reversed(connection.execute(query).mappings().all()):
+        one = from_row(dict(row))
+        if one is not None:
+            told[one.node, one.incident].append(one)
+    return told
 
 
 def _insert_missing(
     connection: sa.Connection, rows: Sequence[dict[str, Any]], into: sa.Table
 ) -> None:
-    ids = [row["id"] for row in rows]
-    known = set(connection.execute(sa.select(into.c.id).where(into.c.id.in_(ids))).scalars())
-    missing = [row for row in rows if row["id"] not in known]
+    """Those that are not there. Where another replica's row has a number, ours gets another."""
+    table, missing = into.c, list(rows)
+    for bit in range(SPREAD - 1, 0, -1):
+        query = sa.select(table.id, table.at, table.kind, table.node, table.replica)
+        query = query.where(table.id.in_([row["id"] for row in missing]))
+        taken = {row["id"]: row for row in connection.execute(query).mappings()}
+        if not taken:
+            break
+        missing = [
+            row if row["id"] not in taken else row | {"id": row["id"] ^ (1 << bit)}
+            for row in missing
+            if row["id"] not in taken or not _is_same(row, taken[row["id"]])
+        ]
     if missing:
         connection.execute(sa.insert(into), missing)
 
 
-def _reason(error: Exception) -> str:
-    """The driver's own words: SQLAlchemy's hold the statement and its values too."""
-    if isinstance(error, sa.exc.DBAPIError) and error.orig is not None:
-        return str(error.orig)
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    return str(error)
+def _is_same(row: Mapping[str, Any], known: Mapping[Any, Any]) -> bool:
+    return all(row[name] == known[name] for name in ("at", "kind", "node", "replica"))

@@ -5,6 +5,7 @@ not be kept is counted and said.
 """
 
 import asyncio
+import datetime as dt
 import logging
 import math
 import random
@@ -14,11 +15,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from aggregator.history.database import Database, HistoryError
+from aggregator.history.database import Cursor, Database, HistoryError, Page
+from aggregator.history.doors import Credentials
+from aggregator.history.reader import Reader, close
 from aggregator.history.rows import Numbers, evidence_row, to_row
 from aggregator.history.tables import evidence, transitions
 from aggregator.quarantine.acts import Clocks
-from aggregator.quarantine.ledger import Transition
+from aggregator.quarantine.ledger import Kind, Transition
 from aggregator.thread import OneThread
 
 log = logging.getLogger("sickbay.history")
@@ -35,17 +38,24 @@ CHUNK = 1_000
 #: Seconds.
 LINGER = 0.05
 RETENTION_EVERY = 600.0
+COUNT_EVERY = 3600.0
 _BACKOFF_FIRST = 0.5
 _BACKOFF_MOST = 30.0
 _SLOW = 10.0
 _CLOSE_WITHIN = 5.0
+#: Rows of each table. What is more is deleted, the oldest first.
+MOST_ROWS = 10_000_000
+#: Nodes whose stories are read at a time: a page's reading comes between.
+_STORIES = 20
 
 
 class History:
     """A `Ledger` on the database at ``url``; ``keep`` is how many seconds a transition stays.
 
-    ``lost`` counts transitions that were never written, ``written`` those that were; what agents
-    told is kept beside them, after them, and counted by ``untold`` where it was not.
+    ``replica`` is our own name, where several share the database; ``credentials`` are those of
+    a server. ``lost`` counts transitions that were never written, ``written``
+    those that were; what agents told is kept beside them, after them, and counted by ``untold``
+    where it was not.
     """
 
     def __init__(
@@ -56,10 +66,18 @@ class History:
         clocks: Clocks,
         rng: random.Random,
         most_waiting: int = MOST_WAITING,
+        most_rows: int = MOST_ROWS,
+        credentials: Credentials | None = None,
+        replica: str = "",
     ) -> None:
-        self._database = Database(url)
-        self._reading = Database(url)
+        application = f"sickbay {replica}".strip()
+        self._database = Database(url, credentials, application)
+        self._reader = Reader(Database(url, credentials, application), clocks.now)
+        self._replica = replica
         self._keep = keep
+        self._most_rows = most_rows
+        self._floors = {table.name: -math.inf for table in (transitions, evidence)}
+        self._count_due = -math.inf
         self._clocks = clocks
         self._rng = rng
         self._most = most_waiting
@@ -69,12 +87,13 @@ class History:
         self._some = asyncio.Event()
         self._writer: asyncio.Task[None] | None = None
         self._write_thread = OneThread("history-writer")
-        self._read_thread = OneThread("history-reader")
         self._busy_since: float | None = None
         self._failure = ""
+        self._failing_since: float | None = None
         self._closing = False
         self._reported = 0
         self._untold_reported = 0
+        self._gap_from = 0.0
         self.lost = 0
         self.written = 0
         self.untold = 0
@@ -97,24 +116,19 @@ class History:
         self._queue.clear()
         self._told.clear()
         self._say_losses()
-        for thread, database in (
-            (self._write_thread, self._database),
-            (self._read_thread, self._reading),
-        ):
-            try:
-                async with asyncio.timeout(1):
-                    await thread.run(database.close)
-            except TimeoutError:
-                log.warning("the history's database does not answer", extra={"at": database.name})
-            thread.stop()
+        closing = (close(self._write_thread, self._database), self._reader.close())
+        if any(await asyncio.gather(*closing, return_exceptions=True)):
+            extra = {"at": self._database.name}
+            log.warning("the history's database does not answer", extra=extra)
 
     def note(self, transition: Transition) -> None:
         """Keep it, some time. Never blocks and never raises."""
         if self._closing or len(self._queue) >= self._most:
+            if self.lost == self._reported:
+                self._gap_from = transition.at
             self.lost += 1
             return
-        self._queue.append(to_row(self._numbers.next(transition.at), transition))
-        self._some.set()
+        self._append(transition)
 
     def record(self, node: str, kind: str, body: Mapping[str, Any]) -> None:
         """Keep what an agent told, some time. Never blocks and never raises."""
@@ -122,7 +136,8 @@ class History:
             self.untold += 1
             return
         at = self._clocks.wall()
-        self._told.append(evidence_row(self._numbers.next(at), at, node, kind, body))
+        row = evidence_row(self._numbers.next(at), at, node, kind, body, self._replica)
+        self._told.append(row)
         self._some.set()
 
     @property
@@ -143,6 +158,13 @@ class History:
             return f"history is not written: no answer for {waited:.0f} s{self._losses()}"
         return ""
 
+    @property
+    def away_since(self) -> float | None:
+        """Since when (wall clock seconds) history can't be written; None: it can."""
+        if self._failing_since is None and self.problem:
+            return self._clocks.wall() - (self._clocks.now() - (self._busy_since or 0.0))
+        return self._failing_since
+
     async def recent(
         self, node: str = "", since: float = 0.0, limit: int = 200
     ) -> list[Transition]:
@@ -152,11 +174,18 @@ class History:
         noted a moment ago may still be missing. Raises `OSError` when the database can't be read
         now, `ValueError` for a limit below 1 or a time that is no number.
         """
+        return (await self.page(node, since, limit)).transitions
+
+    async def page(
+        self, node: str = "", since: float = 0.0, limit: int = 200, before: Cursor | None = None
+    ) -> Page:
+        """As `recent`; ``before`` is where an earlier page said that the next begins."""
         if limit < 1:
             raise ValueError(f"limit {limit}; expected 1 or more")
         if math.isnan(since):
             raise ValueError("since is not a number")
-        return await self._read_thread.run(self._reading.recent, node, since, min(limit, MOST_READ))
+        database = self._reader.database
+        return await self._reader.ask(database.page, node, since, min(limit, MOST_READ), before)
 
     async def stories(
         self, acted: Iterable[str], kinds: Iterable[str], since: float, nodes: int, rows: int
@@ -165,9 +194,14 @@ class History:
 
         The newest ``rows`` of each, newest first. Raises `OSError` as `recent` does.
         """
-        run, database = self._read_thread.run, self._reading
-        busiest = await run(database.busiest, [str(kind) for kind in acted], since, nodes)
-        return await run(database.stories, busiest, [str(kind) for kind in kinds], since, rows)
+        ask, database = self._reader.ask, self._reader.database
+        busiest = await ask(database.busiest, [str(kind) for kind in acted], since, nodes)
+        wanted = [str(kind) for kind in kinds]
+        found: dict[str, list[Transition]] = {}
+        for start in range(0, len(busiest), _STORIES):
+            few = busiest[start : start + _STORIES]
+            found |= await ask(database.stories, few, wanted, since, rows)
+        return found
 
     # -- writing -------------------------------------------------------------------
 
@@ -201,9 +235,7 @@ class History:
         for _ in batch:
             self._queue.popleft()
         self.written += len(batch)
-        if self._failure:
-            log.info("history is written again", extra={"lost": self.lost})
-            self._failure = ""
+        self._well()
         self._say_losses()
 
     async def _write_told(self) -> None:
@@ -212,7 +244,7 @@ class History:
         await self._in_thread(batch, evidence)
         for _ in batch:
             self._told.popleft()
-        self._failure = ""
+        self._well()
 
     async def _in_thread(self, batch: list[dict[str, Any]], into: sa.Table = transitions) -> None:
         self._busy_since = self._clocks.now()
@@ -222,14 +254,25 @@ class History:
             self._busy_since = None
 
     async def _retain(self) -> float:
-        """Delete a chunk of what is too old. Returns when to look again (monotonic)."""
+        """Delete a chunk of what is too old or too much. Returns when to look again (monotonic)."""
+        if self._clocks.now() >= self._count_due:
+            await self._count()
         cut = self._clocks.wall() - self._keep
-        deleted = await self._write_thread.run(self._database.delete_before, cut, CHUNK)
-        told = await self._write_thread.run(self._database.delete_before, cut, CHUNK, evidence)
-        deleted = max(deleted, told)
+        deleted = 0
+        for table in (transitions, evidence):
+            oldest = max(cut, self._floors[table.name])
+            delete = self._database.delete_before
+            deleted = max(deleted, await self._write_thread.run(delete, oldest, CHUNK, table))
         now = self._clocks.now()
-        self._failure = ""
+        self._well()
         return now + LINGER if deleted >= CHUNK else now + RETENTION_EVERY
+
+    async def _count(self) -> None:
+        """See from where on there are more rows than may be."""
+        self._count_due = self._clocks.now() + COUNT_EVERY
+        for table in (transitions, evidence):
+            found = await self._write_thread.run(self._database.bound, self._most_rows, table)
+            self._floors[table.name] = -math.inf if found is None else found
 
     async def _wait(self, seconds: float) -> None:
         """Until there is something to write, and then a moment more: it seldom comes alone."""
@@ -258,16 +301,44 @@ class History:
     def _fail(self, error: HistoryError) -> None:
         if not self._failure:
             log.warning("history can't be written", extra={"error": str(error)})
+            self._failing_since = self._clocks.wall()
         self._failure = str(error)
+
+    def _well(self) -> None:
+        if self._failure:
+            log.info("history is written again", extra={"lost": self.lost})
+        self._failure, self._failing_since = "", None
+
+    def _append(self, transition: Transition) -> None:
+        ident = self._numbers.next(transition.at)
+        self._queue.append(to_row(ident, transition, self._replica))
+        self._some.set()
 
     def _losses(self) -> str:
         return f" ({self.lost} transitions lost)" if self.lost else ""
 
     def _say_losses(self) -> None:
         if self.lost > self._reported:
-            log.error("history lost transitions", extra={"count": self.lost - self._reported})
+            lost = self.lost - self._reported
+            log.error("history lost transitions", extra={"count": lost})
             self._reported = self.lost
+            if not self._closing:
+                self._append(self._gap(lost))
         if self.untold > self._untold_reported:
             missed = self.untold - self._untold_reported
             log.error("history lost what agents told; a replay lacks it", extra={"count": missed})
             self._untold_reported = self.untold
+
+    def _gap(self, lost: int) -> Transition:
+        """Where the timeline has a hole, it says so."""
+        now = self._clocks.wall()
+        since = dt.datetime.fromtimestamp(self._gap_from, dt.UTC)
+        return Transition(
+            at=now,
+            kind=Kind.HISTORY_LOST,
+            node="",
+            summary=f"history lost {lost} transitions from {since:%Y-%m-%dT%H:%M:%SZ} on: the "
+            "database was away for longer than they could wait",
+            details={"count": str(lost), "from": f"{self._gap_from:.3f}", "until": f"{now:.3f}"}
+            | ({"replica": self._replica} if self._replica else {}),
+        )

@@ -17,10 +17,20 @@ class RecordError(ValueError):
 def by_node(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, list[Event]]]:
     """(node, what its agent said), one after the other. The rows are sorted by node and time.
 
-    Raises `RecordError`.
+    Of several replicas that one is believed which was greeted last: what another writes after that
+    is late. Raises `RecordError`.
     """
     for node, its in groupby(rows, key=lambda row: str(row["node"])):
-        yield node, [Event(row["at"], _word(row)) for row in its]
+        yield node, [Event(row["at"], _word(row)) for row in _of_owner(its)]
+
+
+def _of_owner(rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    owner: str | None = None
+    for row in rows:
+        if owner is None or row["kind"] == HELLO:
+            owner = row.get("replica", "")
+        if row.get("replica", "") == owner:
+            yield row
 
 
 def _word(row: Mapping[str, Any]) -> Word:
@@ -56,6 +66,8 @@ def since(rows: Iterable[Mapping[str, Any]], at: float) -> Iterator[Mapping[str,
 def to_line(row: Mapping[str, Any]) -> str:
     """A row as one line of JSON; its ``at`` is wall clock seconds since the epoch."""
     told = {"at": row["at"], "node": row["node"], "kind": row["kind"], "body": row["body"]}
+    if row.get("replica"):
+        told["replica"] = row["replica"]
     return json.dumps(told, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -73,6 +85,7 @@ def from_lines(lines: Iterable[str], name: str) -> list[dict[str, Any]]:
                     "node": str(row["node"]),
                     "kind": str(row["kind"]),
                     "body": dict(row["body"]),
+                    "replica": str(row.get("replica", "")),
                 }
             )
         except (ValueError, KeyError, TypeError) as error:

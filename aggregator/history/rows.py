@@ -13,7 +13,8 @@ MAX_DETAILS = 32
 
 _KINDS = {kind.value: kind for kind in Kind}
 _EPOCH = 1_577_836_800.0  # 2020: leaves 41 bits of milliseconds until 2089
-_SPREAD = 22
+#: Bits of a row's number that count; the rest are milliseconds.
+SPREAD = 22
 
 
 class Numbers:
@@ -23,16 +24,16 @@ class Numbers:
     """
 
     def __init__(self, start: int) -> None:
-        self._count = start % (1 << _SPREAD)
+        self._count = start % (1 << SPREAD)
 
     def next(self, at: float) -> int:
         """A 63-bit id for something that happened ``at`` (wall clock seconds)."""
-        self._count = (self._count + 1) % (1 << _SPREAD)
+        self._count = (self._count + 1) % (1 << SPREAD)
         milliseconds = min(max(0, int((at - _EPOCH) * 1000)), (1 << 41) - 1)
-        return (milliseconds << _SPREAD) | self._count
+        return (milliseconds << SPREAD) | self._count
 
 
-def to_row(ident: int, transition: Transition) -> dict[str, Any]:
+def to_row(ident: int, transition: Transition, replica: str = "") -> dict[str, Any]:
     """A row that every database takes, whatever the texts hold."""
     details = list(transition.details.items())[:MAX_DETAILS]
     return {
@@ -43,11 +44,12 @@ def to_row(ident: int, transition: Transition) -> dict[str, Any]:
         "incident": _text(transition.incident, MAX_INCIDENT),
         "summary": _text(transition.summary, MAX_TEXT),
         "details": {_text(k, MAX_NAME): _text(v, MAX_TEXT) for k, v in details},
+        "replica": _text(replica, MAX_NAME),
     }
 
 
 def evidence_row(
-    ident: int, at: float, node: str, kind: str, body: Mapping[str, Any]
+    ident: int, at: float, node: str, kind: str, body: Mapping[str, Any], replica: str = ""
 ) -> dict[str, Any]:
     """A row of what an agent told; its texts are as bounded as the wire left them."""
     return {
@@ -56,6 +58,7 @@ def evidence_row(
         "node": _text(node, MAX_NAME),
         "kind": kind,
         "body": _clean(body),
+        "replica": _text(replica, MAX_NAME),
     }
 
 

@@ -2,18 +2,10 @@
 
 import sqlalchemy as sa
 
-#: Counts up with each change of the tables that an older program can't live with; one that finds a
-#: higher number keeps its hands off. A table or an index that is added leaves it as it is.
-VERSION = 1
+#: The newest step of migrations/. What it means: see there.
+REVISION = "1.1"
 
 metadata = sa.MetaData()
-
-#: One row: the version that the tables were made at, or migrated to.
-schema = sa.Table(
-    "sickbay_history_schema",
-    metadata,
-    sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
-)
 
 
 def _own_id() -> "sa.Column[int]":
@@ -26,6 +18,11 @@ def _own_id() -> "sa.Column[int]":
     return sa.Column("id", number, primary_key=True, autoincrement=False)
 
 
+def _replica() -> "sa.Column[str]":
+    """Who wrote the row: several may share a database. The default: of before there were any."""
+    return sa.Column("replica", sa.String(253), nullable=False, server_default=sa.text("''"))
+
+
 transitions = sa.Table(
     "transitions",
     metadata,
@@ -36,11 +33,14 @@ transitions = sa.Table(
     sa.Column("incident", sa.String(64), nullable=False),
     sa.Column("summary", sa.Text, nullable=False),
     sa.Column("details", sa.JSON, nullable=False),
+    _replica(),
     # A node's last month, and everybody's: both read backwards, so newest first costs nothing.
     sa.Index("transitions_node_at", "node", "at", "id"),
     sa.Index("transitions_at", "at", "id"),
     # Who has been in quarantine how often, over a month and a fleet.
     sa.Index("transitions_kind_at", "kind", "at", "node"),
+    # What an incident said last: a takeover says it again.
+    sa.Index("transitions_incident_at", "incident", "at"),
 )
 
 #: What the agents told, as far as it can change a judgement. docs/policy.md, "Replay".
@@ -52,6 +52,7 @@ evidence = sa.Table(
     sa.Column("node", sa.String(253), nullable=False),
     sa.Column("kind", sa.String(16), nullable=False),
     sa.Column("body", sa.JSON, nullable=False),
+    _replica(),
     sa.Index("evidence_node_at", "node", "at", "id"),
     sa.Index("evidence_at", "at", "id"),
 )

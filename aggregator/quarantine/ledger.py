@@ -37,6 +37,7 @@ class Kind(enum.StrEnum):
     AGENT_BACK = "agent.back"
     AGENT_CONFLICT = "agent.conflict"
     EVIDENCE_LOST = "evidence.lost"
+    HISTORY_LOST = "history.lost"  # said by the history itself, in its timeline alone
     STOPPED = "fleet.stopped"
     RESUMED = "fleet.resumed"
     COMMON_CAUSE = "fleet.common-cause"

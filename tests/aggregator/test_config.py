@@ -165,7 +165,47 @@ BAD: list[tuple[str, str]] = [
         "identity: {kind: certificate}",
         'identity.kind: "certificate" needs to know who signs; expected listen.tls.client_ca_file',
     ),
-    ("history: {database: history.db}", 'history.database: "history.db"; expected a database URL'),
+    ("history: {database: history.db}", 'history.database: "history.db"; expected "sqlite:///"'),
+    (
+        "history: {database: 'postgresql+asyncpg://u:s3cr3t@db/x'}",
+        "history.database: a password in the configuration is shown to whoever reads it; expect",
+    ),
+    (
+        "history: {database: 'postgresql+psycopg://u@db/x'}",
+        'history.database: "postgresql+psycopg" is not spoken here; expected "postgresql+asyncpg"',
+    ),
+    (
+        "history: {database: 'postgresql+asyncpg://u@db/x?ssl=disable'}",
+        "history.database: options in the URL",
+    ),
+    (
+        "history: {database: 'postgresql+asyncpg://u@db/x?host=/run&host=/b'}",
+        "history.database: options in the URL",
+    ),
+    (
+        "history: {database: 'postgresql+asyncpg://db/x'}",
+        "history.database: no user, no database, or",
+    ),
+    (
+        "history: {database: 'postgresql+asyncpg://u@db/'}",
+        "history.database: no user, no database, or",
+    ),
+    (
+        "history: {database: 'postgresql+asyncpg://u@/x'}",
+        "history.database: no user, no database, or",
+    ),
+    (
+        "history: {database: 'postgresql+asyncpg://u@db:99999/x'}",
+        "history.database: this is no URL",
+    ),
+    ("history: {password_file: /etc/passwd}", "history.password_file: history.database is a file"),
+    ("history: {ca_file: /etc/passwd}", "history.ca_file: history.database is a file"),
+    ("history: {insecure_plaintext: true}", "history.insecure_plaintext: history.database is a"),
+    (
+        "history: {database: 'postgresql+asyncpg://u@db/x', password_file: /dev/null}",
+        "history.password_file: /dev/null is empty; expected a file with a secret in it",
+    ),
+    ("history: {most_rows: 3}", "history.most_rows: 3; expected at least 10000"),
     ("alerts: {webhooks: {url: x}}", "alerts.webhooks: a section; expected a list"),
     (
         "alerts: {webhooks: [{secret_file: /dev/null}]}",
@@ -289,6 +329,34 @@ def test_one_section_that_is_wrong_raises_no_false_alarm_about_another(tmp_path:
     """Without its listen section the file would look as if it spoke plaintext."""
     text = "identity: {kind: certificate}\nlisten: {grpc: '0.0.0.0:1', tls: {cert_file: /x}}\n"
     assert [p.split(":")[1].strip() for p in problems(tmp_path, text)] == ["listen.tls.key_file"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql+asyncpg://sickbay@db.example:5433/sickbay",
+        "postgresql+asyncpg://sickbay@[::1]/sickbay",
+        "postgresql+asyncpg://sickbay@/sickbay?host=/run/postgresql",
+        "sqlite:////var/lib/x.db",
+    ],
+)
+def test_where_history_may_be_kept(tmp_path: Path, url: str) -> None:
+    assert (
+        load(written(tmp_path, LOCAL + f"history: {{database: '{url}'}}\n")).history.database == url
+    )
+
+
+def test_a_password_in_a_url_is_never_echoed(tmp_path: Path) -> None:
+    for url in (
+        "postgresql+asyncpg://user:s3cr3t@db/x",
+        "postgresql+asyncpg://user:s3cr3t@db:s3cr3t/x",
+        "postgresql+asyncpg://user@db/x?password=s3cr3t",
+        "postgresql://user:s3cr3t@db/x",
+        "mysql://user:s3cr3t@db/x",
+    ):
+        (said,) = problems(tmp_path, LOCAL + f"history: {{database: '{url}'}}\n")
+        assert "history.database: " in said
+        assert "s3cr3t" not in said
 
 
 def test_secrets_are_not_echoed(tmp_path: Path) -> None:

@@ -1,0 +1,8 @@
+"""Alembic runs this for every command; the connection is handed to it, in a transaction."""
+
+from alembic import context
+
+from aggregator.history.tables import metadata
+
+context.configure(connection=context.config.attributes["connection"], target_metadata=metadata)
+context.run_migrations()

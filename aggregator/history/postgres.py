@@ -1,0 +1,165 @@
+"""PostgreSQL through asyncpg and SQLAlchemy's async engine, on an event loop of its own.
+
+That loop runs in the history's threads, a call at a time, and never beside the one that judges: a
+server that hangs, a name that does not resolve or a batch that takes long to encode holds up
+nobody. docs/decisions/0008-history-in-postgresql.md has the figures.
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import asyncpg
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.engine import URL
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from aggregator.history.doors import Credentials, HistoryError, reason
+from aggregator.history.migrating import is_ready, prepare
+
+T = TypeVar("T")
+
+#: Seconds. The server ends by itself what nobody waits for any more.
+_CONNECT = 5.0
+_STATEMENT = 120
+_CLOSE = 2.0
+#: To migrate ten million rows takes a while, and the other replicas wait for it.
+_MIGRATION = 900.0
+
+
+class Postgres:
+    """A `Door` to the database that ``url`` names."""
+
+    def __init__(
+        self,
+        url: URL,
+        credentials: Credentials,
+        application: str,
+    ) -> None:
+        self._url = url
+        self._credentials = credentials
+        self._application = application
+        self._runner: asyncio.Runner | None = None
+        self._engine: AsyncEngine | None = None
+
+    @property
+    def name(self) -> str:
+        shown = self._url.set(drivername="postgresql", password=None, query={})
+        folder = self._url.query.get("host")
+        return f"{shown.render_as_string()}{f' in {folder}' if folder else ''}"
+
+    def call(self, work: Callable[[sa.Connection], T], *, write: bool = False, seconds: float) -> T:
+        del write  # every transaction here can
+        try:
+            if self._runner is None:
+                self._runner = asyncio.Runner(loop_factory=_OwnLoop)
+            return self._runner.run(self._call(work, seconds))
+        except TimeoutError as error:
+            self.close()
+            raise HistoryError(f"{self.name}: no answer in {seconds:g} s") from error
+        except (
+            sa.exc.SQLAlchemyError,
+            asyncpg.PostgresError,
+            asyncpg.InterfaceError,
+            OSError,
+            ValueError,  # a row that holds no JSON
+        ) as error:
+            self.close()
+            if isinstance(error, HistoryError):
+                raise
+            raise HistoryError(f"{self.name}: {reason(error)}") from error
+
+    def close(self) -> None:
+        runner, self._runner = self._runner, None
+        engine, self._engine = self._engine, None
+        if runner is None:
+            return
+        with contextlib.suppress(sa.exc.SQLAlchemyError, asyncpg.PostgresError, OSError):
+            if engine is not None:
+                runner.run(_dispose(engine))
+        with contextlib.suppress(OSError):
+            runner.close()
+
+    async def _call(self, work: Callable[[sa.Connection], T], seconds: float) -> T:
+        engine = self._engine
+        if engine is None:
+            engine = self._made()
+            async with asyncio.timeout(seconds), engine.connect() as connection:
+                ready = await connection.run_sync(is_ready, self.name)
+            if not ready:
+                async with asyncio.timeout(_MIGRATION), engine.begin() as connection:
+                    await connection.execute(sa.text("SET LOCAL statement_timeout = 0"))
+                    await connection.run_sync(prepare, self.name)
+        async with asyncio.timeout(seconds), engine.begin() as connection:
+            return await connection.run_sync(work)
+
+    def _made(self) -> AsyncEngine:
+        engine = create_async_engine(
+            self._url,
+            pool_size=1,
+            max_overflow=0,
+            pool_pre_ping=True,
+            connect_args={
+                "timeout": _CONNECT,
+                "server_settings": {
+                    "application_name": self._application,
+                    "statement_timeout": f"{_STATEMENT}s",
+                    "idle_in_transaction_session_timeout": f"{_STATEMENT}s",
+                },
+            },
+        )
+        self._engine = engine
+
+        @event.listens_for(engine.sync_engine, "do_connect")
+        def _prove(_d: object, _r: object, _a: object, options: dict[str, Any]) -> None:
+            options["ssl"] = self._tls()
+            if self._credentials.password_file is not None:
+                options["password"] = _secret(self._credentials.password_file)
+
+        return engine
+
+    def _tls(self) -> ssl.SSLContext | str:
+        if self._credentials.ca_file is not None:
+            try:
+                return ssl.create_default_context(cafile=self._credentials.ca_file)
+            except OSError as error:  # ssl.SSLError is one
+                told = f"history.ca_file: {self._credentials.ca_file}: {reason(error)}"
+                raise HistoryError(told) from error
+        return "prefer" if self._is_near or self._credentials.insecure_plaintext else "require"
+
+    @property
+    def _is_near(self) -> bool:
+        """Whether no network lies between."""
+        host = self._url.host or ""
+        if "host" in self._url.query or host in {"", "localhost"}:
+            return True
+        try:
+            return ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return False
+
+
+class _OwnLoop(asyncio.SelectorEventLoop):
+    """Looks names up by itself: an executor's threads would be joined when the process ends."""
+
+    async def getaddrinfo(self, host: Any, port: Any, **how: Any) -> Any:
+        return socket.getaddrinfo(host, port, **how)
+
+
+async def _dispose(engine: AsyncEngine) -> None:
+    async with asyncio.timeout(_CLOSE):
+        await engine.dispose()
+
+
+def _secret(file: Path) -> str:
+    try:
+        return file.read_text("utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise HistoryError(f"history.password_file: {file} can't be read: {why}") from error

@@ -1,0 +1,68 @@
+"""Reads the history in a thread of its own, and lets nobody wait behind a database that hangs."""
+
+import asyncio
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from aggregator.history.database import Database, HistoryError
+from aggregator.thread import OneThread
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: Seconds. While one reading has taken longer, further ones fail at once.
+SLOW = 3.0
+#: Readings that may wait for their turn.
+MOST_WAITING = 64
+
+
+class Reader:
+    """``now`` gives monotonic seconds."""
+
+    def __init__(self, database: Database, now: Callable[[], float]) -> None:
+        self.database = database
+        self._now = now
+        self._thread = OneThread("history-reader")
+        self._waiting = 0
+        self._began: float | None = None
+
+    async def ask(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """What ``function`` (of the database) returns. Raises `HistoryError`."""
+        began = self._began
+        if began is not None and self._now() - began > SLOW:
+            waited = self._now() - began
+            raise HistoryError(f"{self.database.name}: no answer for {waited:.0f} s")
+        if self._waiting >= MOST_WAITING:
+            raise HistoryError(f"{self.database.name}: {self._waiting} readings wait already")
+        given_up = False
+
+        def read() -> T:
+            if given_up:  # nobody waits for it any more, and others do
+                raise HistoryError("given up")
+            self._began = self._now()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._began = None
+
+        self._waiting += 1
+        try:
+            return await self._thread.run(read)
+        except asyncio.CancelledError:
+            given_up = True
+            raise
+        finally:
+            self._waiting -= 1
+
+    async def close(self) -> None:
+        """Let go of the database. Raises TimeoutError where it does not answer."""
+        await close(self._thread, self.database)
+
+
+async def close(thread: OneThread, database: Database) -> None:
+    """Close the database in its thread. Raises TimeoutError where that takes over a second."""
+    try:
+        async with asyncio.timeout(1):
+            await thread.run(database.close)
+    finally:
+        thread.stop()
