@@ -1,0 +1,382 @@
+"""Observed Leases become the council: expiry, freezing, the newcomer's wait, namesakes. Pure."""
+
+from dataclasses import replace
+
+import pytest
+
+from aggregator.shards.board import Lease
+from aggregator.shards.council import Member
+from aggregator.shards.membership import LAPSED, LEFT, STALE, STARTING, SUPERSEDED, Membership
+from aggregator.shards.timing import TIMES, Times
+
+ME = Member("a", epoch="a1")
+
+
+class Story:
+    """One replica on a clock that the test turns; the others' Leases are the test's own."""
+
+    def __init__(self, *others: Lease, now: float = 500.0, wall: float = 1e9) -> None:
+        self.now = now
+        self.wall = wall
+        self.others = {lease.member.name: lease for lease in others}
+        self.mine: Lease | None = None
+        self.version = 0
+        self.is_ours = Membership(ME, TIMES)
+
+    def look(self) -> None:
+        leases = list(self.others.values()) + ([self.mine] if self.mine else [])
+        self.is_ours.listed(leases, asked=self.now, answered=self.now)
+
+    def renew(self, *, took: float = 0.0) -> None:
+        draft = self.is_ours.draft(now=self.now, wall=self.wall)
+        assert draft is not None
+        assert draft.version == (self.mine.version if self.mine else "")
+        self.version += 1
+        self.mine = Lease(draft.member, f"m{self.version}", draft.leaving)
+        self.is_ours.wrote(self.mine, sent=self.now, answered=self.now + took)
+        self.now += took
+
+    def begin(self) -> "Story":
+        self.look()
+        self.renew()
+        self.look()
+        return self
+
+    def live(self, seconds: float, *renewed: str, renew: bool = True) -> None:
+        """Ticks go by; those named renew their Leases, as we do."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += TIMES.tick
+            for name in renewed:
+                self.other_writes(name)
+            if renew:
+                self.renew()
+            self.look()
+
+    def other_writes(self, name: str) -> None:
+        self.version += 1
+        self.others[name] = replace(self.others[name], version=f"o{self.version}")
+
+    @property
+    def members(self) -> set[str]:
+        return set(self.is_ours.council(self.now).members)
+
+    def acts(self) -> bool:
+        return self.is_ours.certain(self.now)
+
+
+def lease(name: str, *, since: float = 0.0, leaving: bool = False, epoch: str = "1") -> Lease:
+    return Lease(Member(name, epoch=epoch, since=since), "0", leaving)
+
+
+# -- joining ------------------------------------------------------------------------
+
+
+def test_it_lists_before_it_writes() -> None:
+    story = Story(lease("b"))
+    assert story.is_ours.draft(now=story.now, wall=0.0) is None
+    assert story.is_ours.council(story.now).frozen == STARTING
+    assert not story.acts()
+
+
+def test_a_newcomer_among_others_waits() -> None:
+    story = Story(lease("b")).begin()
+    assert story.members == {"a", "b"}
+    while story.now < 500 + TIMES.wait:
+        assert not story.acts()
+        assert not story.is_ours.council(story.now).settled
+        story.live(TIMES.tick, "b")
+    assert story.acts()
+    assert story.is_ours.council(story.now).settled
+
+
+@pytest.mark.parametrize("others", [[], [lease("b", leaving=True)]])
+def test_where_nobody_is_there_nobody_is_waited_for(others: list[Lease]) -> None:
+    assert Story(*others).begin().acts()
+
+
+def test_one_who_came_after_our_first_list_is_waited_for() -> None:
+    story = Story()
+    story.look()
+    story.others["b"] = lease("b")  # between that list and our write
+    story.renew()
+    assert not story.acts(), "nobody has looked since we joined"
+    story.look()
+    assert not story.acts()
+
+
+def test_our_own_dead_predecessor_is_not_waited_for() -> None:
+    story = Story()
+    story.mine = Lease(replace(ME, epoch="a0", since=5.0), "m0")
+    story.begin()
+    assert story.acts()
+    assert story.mine.member.epoch == "a1"
+
+
+def test_who_joins_is_the_youngest_whatever_its_wall_clock_says() -> None:
+    story = Story(lease("b", since=2e9), wall=1e9).begin()
+    leader = story.is_ours.council(story.now).leader
+    assert leader is not None
+    assert leader.name == "b"
+
+
+# -- expiry -------------------------------------------------------------------------
+
+
+def test_a_lease_that_stands_still_expires_and_not_before_its_time() -> None:
+    story = Story(lease("b"), lease("c")).begin()
+    story.live(30, "b", "c")
+    last = story.now
+    while "b" in story.members:
+        assert story.now - last < TIMES.expiry + TIMES.tick
+        story.live(TIMES.tick, "c")
+    assert story.now - last >= TIMES.expiry
+    assert story.members == {"a", "c"}
+
+
+def test_what_was_already_there_at_the_first_list_may_be_alive_and_gets_its_time() -> None:
+    story = Story(lease("b")).begin()
+    story.live(TIMES.expiry - TIMES.tick)
+    assert "b" in story.members
+    story.live(2 * TIMES.tick)
+    assert "b" not in story.members
+
+
+def test_one_who_comes_back_is_a_member_again() -> None:
+    story = Story(lease("b")).begin()
+    story.live(30)
+    assert story.members == {"a"}
+    story.other_writes("b")
+    story.live(TIMES.tick)
+    assert story.members == {"a", "b"}
+
+
+def test_one_who_leaves_in_order_is_gone_at_the_next_look() -> None:
+    story = Story(lease("b")).begin()
+    story.live(30, "b")
+    story.others["b"] = replace(story.others["b"], version="bye", leaving=True)
+    story.look()
+    assert story.members == {"a"}
+    assert story.acts()
+
+
+def test_a_lease_deleted_by_hand_stands_still_and_moves_no_node_if_its_holder_lives() -> None:
+    story = Story(lease("b")).begin()
+    story.live(30, "b")
+    kept = story.others.pop("b")
+    story.live(TIMES.tick)
+    assert story.members == {"a", "b"}
+    story.others["b"] = kept
+    story.live(30, "b")
+    assert story.members == {"a", "b"}
+    del story.others["b"]
+    story.live(TIMES.expiry + 2 * TIMES.tick)
+    assert story.members == {"a"}
+
+
+def test_a_gap_in_the_view_says_nothing_against_anyone() -> None:
+    story = Story(lease("b")).begin()
+    story.live(30, "b")
+    story.now += 60  # the API server was away, or we were paused
+    story.look()
+    story.renew()
+    story.look()
+    assert "b" in story.members
+    story.live(TIMES.expiry - 2 * TIMES.tick)
+    assert "b" in story.members, "its time begins when the view is whole again"
+    story.live(3 * TIMES.tick)
+    assert "b" not in story.members
+
+
+def test_where_we_can_not_write_that_others_stand_still_says_nothing() -> None:
+    """The server lists and refuses all writes, as etcd does when its disk is full."""
+    story = Story(lease("b")).begin()
+    story.live(30, "b")
+    story.live(60, renew=False)
+    assert story.members == {"a", "b"}
+    assert story.is_ours.council(story.now).frozen == LAPSED
+    story.renew()  # it takes writes again, ours first
+    story.look()
+    assert "b" in story.members
+
+
+def test_nor_does_a_gap_in_the_lists_alone() -> None:
+    story = Story(lease("b")).begin()
+    story.live(30, "b")
+    for _ in range(4):
+        story.now += TIMES.tick
+        story.renew()
+    story.look()
+    assert "b" in story.members
+    story.live(TIMES.expiry - 2 * TIMES.tick)
+    assert "b" in story.members
+
+
+def test_a_list_asked_for_before_we_had_joined_does_not_show_that_we_are_alone() -> None:
+    story = Story()
+    story.look()
+    asked = story.now
+    story.renew(took=1.0)
+    story.is_ours.listed([], asked=asked, answered=story.now)
+    assert not story.acts()
+    story.look()
+    assert story.acts()
+
+
+# -- whether we may act -------------------------------------------------------------
+
+
+def test_who_can_not_renew_stops_before_anybody_may_take_over() -> None:
+    story = Story().begin()
+    sent = story.now
+    story.now += TIMES.certain - 0.5
+    story.look()
+    assert story.acts()
+    story.now = sent + TIMES.certain
+    story.look()
+    assert not story.acts()
+    assert story.is_ours.council(story.now).frozen == LAPSED
+    assert TIMES.certain < TIMES.expiry
+
+
+def test_it_counts_from_when_the_renewal_was_sent() -> None:
+    story = Story()
+    story.look()
+    story.renew(took=2.5)
+    story.look()
+    assert story.acts()
+    story.now += TIMES.certain - 2.5
+    story.look()
+    assert not story.acts()
+
+
+def test_who_can_not_list_stops_before_a_newcomer_begins() -> None:
+    story = Story().begin()
+    asked = story.now
+    story.now = asked + TIMES.fresh
+    story.renew()
+    assert story.acts()
+    story.now += 0.1
+    assert not story.acts()
+    assert story.is_ours.council(story.now).frozen == STALE
+    assert story.members == {"a"}, "frozen as it was"
+    assert TIMES.fresh < TIMES.wait
+
+
+def test_a_lapse_with_others_about_is_followed_by_the_newcomers_wait() -> None:
+    story = Story(lease("b")).begin()
+    story.live(30, "b")
+    eldest = story.is_ours.council(story.now).leader
+    assert eldest is not None
+    story.now += 40
+    story.renew()
+    story.look()
+    assert not story.is_ours.council(story.now).frozen
+    assert not story.acts(), "b may have taken over"
+    story.live(TIMES.wait + TIMES.tick, "b")
+    assert story.acts()
+    leader = story.is_ours.council(story.now).leader
+    assert leader is not None
+    assert leader.name == "b", "b led meanwhile, and goes on"
+
+
+def test_a_lapse_alone_ends_with_the_next_renewal() -> None:
+    story = Story().begin()
+    story.now += 60
+    assert not story.acts()
+    story.renew()
+    story.look()
+    assert story.acts()
+
+
+def test_a_late_answer_is_a_lapse_too() -> None:
+    story = Story(lease("b")).begin()
+    story.live(30, "b")
+    story.renew(took=TIMES.certain + 1)  # paused between the two
+    story.look()
+    story.renew()
+    assert not story.acts()
+
+
+def test_our_lease_deleted_by_hand_is_made_anew_and_nothing_stops_if_it_was_soon() -> None:
+    story = Story(lease("b")).begin()
+    story.live(30, "b")
+    since = story.is_ours.council(story.now).members["a"].since
+    story.mine = None
+    story.is_ours.missing()
+    story.now += TIMES.tick
+    story.renew()
+    story.look()
+    assert story.acts()
+    assert story.is_ours.council(story.now).members["a"].since == since
+
+
+# -- namesakes, and leaving ---------------------------------------------------------
+
+
+def test_another_process_under_our_name_has_it_and_we_stop() -> None:
+    story = Story(lease("b")).begin()
+    story.live(30, "b")
+    assert story.mine is not None
+    story.mine = Lease(replace(ME, epoch="a2"), "stranger")
+    story.look()
+    assert not story.acts()
+    assert story.is_ours.council(story.now).frozen == SUPERSEDED
+    assert story.is_ours.draft(now=story.now, wall=0.0) is None, "they don't wrestle for it"
+
+
+def test_once_the_namesake_is_gone_we_join_again_and_wait() -> None:
+    story = Story(lease("b")).begin()
+    story.live(30, "b")
+    story.mine = Lease(replace(ME, epoch="a2"), "stranger")
+    story.look()
+    story.live(TIMES.expiry + TIMES.tick, "b", renew=False)
+    assert story.is_ours.council(story.now).frozen == SUPERSEDED
+    story.renew()
+    story.look()
+    assert not story.is_ours.council(story.now).frozen
+    assert not story.acts()
+    story.live(TIMES.wait + TIMES.tick, "b")
+    assert story.acts()
+
+
+def test_who_leaves_acts_no_more_and_is_no_member() -> None:
+    story = Story(lease("b")).begin()
+    story.live(30, "b")
+    story.is_ours.leave()
+    assert not story.acts()
+    assert story.is_ours.council(story.now).frozen == LEFT
+    assert story.members == {"b"}
+    story.renew()
+    assert story.mine is not None
+    assert story.mine.leaving
+    assert story.is_ours.draft(now=story.now, wall=0.0) is None
+
+
+def test_an_answer_to_an_older_list_is_not_believed() -> None:
+    story = Story(lease("b")).begin()
+    story.is_ours.listed([], asked=story.now - 1.0, answered=story.now + 1.0)
+    assert story.members == {"a", "b"}
+    story.now += TIMES.tick
+    story.renew()  # at the version that we wrote, not as "missing"
+
+
+# -- the times ----------------------------------------------------------------------
+
+
+def test_the_times_fit_into_thirty_seconds() -> None:
+    assert TIMES.takeover <= 24
+    joining = 2 * TIMES.deadline + TIMES.wait
+    assert joining <= 15
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"certain": 12.0}, {"wait": 7.0}, {"fresh": 6.0}, {"deadline": 4.0, "fresh": 8.0}]
+)
+def test_times_that_would_let_two_act_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="must be under"):
+        replace(TIMES, **wrong)
+
+
+def test_scaled_times_keep_their_proportions() -> None:
+    assert Times().scaled(0.5).expiry == 6.0
