@@ -80,10 +80,15 @@ class IngestServer:
         self.stats = stats
         self.table = StreamTable(intake, stats, rules)
         self._ward = _Ward(self.table, authenticator, intake, rules, stats)
+        self._also: list[Callable[[grpc.aio.Server], None]] = []
         self._server: grpc.aio.Server | None = None
         self._ticking: asyncio.Task[None] | None = None
         #: The port that is listened on, once started (the system's choice for port 0).
         self.port = 0
+
+    def also(self, register: Callable[[grpc.aio.Server], None]) -> None:
+        """Serve another service on the same listener. Before `start`."""
+        self._also.append(register)
 
     async def start(self) -> None:
         """Listen. Raises `ListenError` or `aggregator.ingest.tls.TlsError`, both for people."""
@@ -92,6 +97,8 @@ class IngestServer:
             log.warning("the limit of open files is low", extra={"detail": warning})
         server = grpc.aio.server(options=OPTIONS)
         sickbay_pb2_grpc.add_WardServicer_to_server(self._ward, server)
+        for register in self._also:
+            register(server)
         try:
             if self._tls is None:
                 self.port = server.add_insecure_port(self._address)
@@ -176,6 +183,7 @@ def build(
     *,
     name: str,
     fetch_keys: Fetch | None,
+    keys: KeyStore | None = None,
     is_current: IsCurrent | None = None,
     cluster_away: Callable[[], bool],
     now: Callable[[], float],
@@ -184,7 +192,8 @@ def build(
     """The server that ``config`` asks for.
 
     ``name`` is this aggregator's, told to agents. ``fetch_keys`` asks the API server for (issuer,
-    JWKS) and is needed for ``identity.kind: token``. ``is_current`` tells whether a Node has the
+    JWKS) and is needed for ``identity.kind: token``, but where there are ``keys`` (`open_keys`)
+    that others use, too. ``is_current`` tells whether a Node has the
     UID that its token names; None: not asked. ``cluster_away`` says whether the API server can't be
     reached now. ``now`` is monotonic seconds, ``wall`` seconds since the epoch.
     """
@@ -198,7 +207,9 @@ def build(
         config.listen.grpc,
         tls=files,
         require_client_certificate=config.identity.kind == "certificate",
-        authenticator=_authenticator(config, fetch_keys, is_current, now, wall),
+        authenticator=_authenticator(
+            config, keys or _keys(config, fetch_keys, now), is_current, wall
+        ),
         intake=intake,
         rules=Rules(
             name=name,
@@ -213,11 +224,23 @@ def build(
     )
 
 
+def open_keys(config: Config, fetch: Fetch, *, now: Callable[[], float]) -> KeyStore:
+    """The cluster's published keys, with what the disk remembers of them."""
+    keys = KeyStore(fetch, config.identity.keys_cache, now=now)
+    keys.load()
+    return keys
+
+
+def _keys(config: Config, fetch: Fetch | None, now: Callable[[], float]) -> KeyStore | None:
+    if fetch is None or config.identity.kind != "token":
+        return None
+    return open_keys(config, fetch, now=now)
+
+
 def _authenticator(
     config: Config,
-    fetch_keys: Fetch | None,
+    keys: KeyStore | None,
     is_current: IsCurrent | None,
-    now: Callable[[], float],
     wall: Callable[[], float],
 ) -> Authenticator:
     identity = config.identity
@@ -225,10 +248,8 @@ def _authenticator(
         return CertificateAuthenticator()
     if identity.kind == "insecure-trust-hello":
         return TrustingAuthenticator(anywhere=config.listen.insecure_plaintext)
-    if fetch_keys is None:
-        raise ValueError("identity.kind token needs fetch_keys")
-    keys = KeyStore(fetch_keys, identity.keys_cache, now=now)
-    keys.load()
+    if keys is None:
+        raise ValueError("identity.kind token needs fetch_keys or keys")
     tokens = TokenAuthenticator(
         keys,
         audience=identity.audience,

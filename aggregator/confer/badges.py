@@ -1,0 +1,60 @@
+"""Who may speak for a replica: a token of the aggregators' own service account, verified offline.
+
+What it was issued for is the point: a token for the API server, or an agent's, opens nothing here,
+and one of these opens nothing elsewhere. Which replica it is, the Introduction says: all replicas
+are one program under one account, so any of them could pose as any other, and gain nothing.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from aggregator.ingest.identity import LEEWAY, Caller, Identity, IdentityError, Refusal
+from aggregator.ingest.identity import peer_is_local as is_local
+
+#: Whom a replica's token is for.
+AUDIENCE = "sickbay-shards"
+#: Tokens that were verified are remembered, so many of them: a handful of replicas, and their next.
+REMEMBERED = 64
+
+
+class Verifier(Protocol):
+    """`ingest.tokens.TokenAuthenticator`, for our audience and account."""
+
+    async def verify(self, token: str) -> Identity: ...
+
+
+class Badges:
+    """``wall`` is seconds since the epoch; ``plaintext``: the listener speaks no TLS."""
+
+    def __init__(
+        self, verifier: Verifier, *, wall: Callable[[], float], plaintext: bool = False
+    ) -> None:
+        self._verifier = verifier
+        self._wall = wall
+        self._plaintext = plaintext
+        self._known: dict[bytes, float] = {}
+
+    async def show(self, peer: str, metadata: Mapping[str, str]) -> float:
+        """Until when the caller may speak (seconds since the epoch). Raises `IdentityError`."""
+        if self._plaintext and not is_local(peer):
+            text = "replicas confer without TLS on one machine only"
+            raise IdentityError(Refusal.NOT_LOOPBACK, text)
+        return await self.renew(Caller("", peer, metadata).bearer())
+
+    async def renew(self, token: str) -> float:
+        """The same, by a token alone."""
+        digest, now = hashlib.sha256(token.encode()).digest(), self._wall()
+        until = self._known.get(digest)
+        if until is not None and now < until + LEEWAY:
+            return until
+        expires = (await self._verifier.verify(token)).expires
+        if expires is None:
+            raise IdentityError(Refusal.BAD_TOKEN, "the token never expires")
+        self._known[digest] = expires
+        while len(self._known) > REMEMBERED:
+            del self._known[next(iter(self._known))]
+        return expires
+
+    def has_expired(self, until: float) -> bool:
+        return self._wall() >= until + LEEWAY

@@ -1,0 +1,216 @@
+"""A replica's end of its stream: dials whoever leads, and again when that is another one.
+
+Reconnects with full jitter; a leader that has gone is not missed for long, for the next one is
+known within seconds, and dialled at once.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import grpc
+
+from aggregator.confer.wire import WireError, put_said, read_answer
+from aggregator.config_values import is_loopback
+from aggregator.quarantine.conferring import Conferring
+from aggregator.quarantine.presiding import NotHere
+from aggregator.quarantine.reporting import Voice, VoiceLost
+from aggregator.shards.council import Member, Shards
+from sickbay.v1 import shards_pb2 as pb
+from sickbay.v1 import shards_pb2_grpc
+
+log = logging.getLogger("sickbay.confer")
+
+#: Seconds. The longest pause is short: while a stream is missing nothing new is admitted here.
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 2.0
+#: The leader has taken us in within this, or is asked anew.
+ANSWERED_WITHIN = 5.0
+#: The token's file is looked at so often; the kubelet renews it after 80 % of its life.
+TOKEN_EVERY = 30.0
+MAX_TOKEN = 16_384
+
+_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.use_local_subchannel_pool", 1),  # a connection of our own, that ends with its channel
+    ("grpc.max_receive_message_length", 4 * 1024 * 1024),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+]
+
+
+class CannotSpeak(Exception):
+    """We lack what it takes; the text says what, and which key of the configuration."""
+
+
+class Credentials:
+    """What the stream is secured and proven with, read anew for each.
+
+    ``ca_file`` verifies the other replicas' certificates; None is plaintext, on loopback alone.
+    ``pair`` (certificate, key) is shown to a listener that wants a certificate of its clients.
+    """
+
+    def __init__(
+        self, *, token_file: Path, ca_file: Path | None, pair: tuple[Path, Path] | None = None
+    ) -> None:
+        self._token_file = token_file
+        self._ca_file = ca_file
+        self._pair = pair
+
+    def token(self) -> str:
+        text = _read(self._token_file, "shards.token_file").decode("ascii", "replace").strip()
+        if not text or len(text) > MAX_TOKEN:
+            raise CannotSpeak(f"shards.token_file: {self._token_file} holds no token")
+        return text
+
+    def channel(self, address: str) -> grpc.aio.Channel:
+        if self._ca_file is None:
+            if not is_loopback(address):
+                raise CannotSpeak(
+                    f"{address} is not on this machine, and there is no shards.ca_file: replicas "
+                    "confer without TLS on one machine only"
+                )
+            return grpc.aio.insecure_channel(address, options=_OPTIONS)
+        certificate = key = None
+        if self._pair is not None:
+            certificate = _read(self._pair[0], "listen.tls.cert_file")
+            key = _read(self._pair[1], "listen.tls.key_file")
+        credentials = grpc.ssl_channel_credentials(
+            _read(self._ca_file, "shards.ca_file"), key, certificate
+        )
+        return grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
+
+
+class Speaker:
+    """Keeps the stream up. ``now`` is monotonic seconds."""
+
+    def __init__(
+        self,
+        conferring: Conferring,
+        shards: Shards,
+        credentials: Credentials,
+        *,
+        now: Callable[[], float],
+        rng: random.Random,
+    ) -> None:
+        self._conferring = conferring
+        self._shards = shards
+        self._credentials = credentials
+        self._now = now
+        self._rng = rng
+        self._changed = asyncio.Event()
+        #: Why there is no stream to the leader; empty: there is one, or we lead.
+        self.trouble = ""
+        shards.on_change(self._changed.set)
+
+    async def run(self) -> None:
+        """For ever."""
+        failures, before = 0, ""
+        while True:
+            self._changed.clear()
+            leader, me = self._conferring.leader, self._me()
+            if leader is None or me is None or not leader.address:
+                self.trouble = ""
+                await self._changed.wait()
+                continue
+            if leader.epoch != before:
+                failures, before = 0, leader.epoch
+            if await self._speak_to(leader, me):
+                failures = 0
+            failures += 1
+            most = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures, 10))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._rng.uniform(0, most)):
+                    await self._changed.wait()
+
+    def _me(self) -> Member | None:
+        council = self._shards.council
+        return council.members.get(council.me)
+
+    async def _speak_to(self, leader: Member, me: Member) -> bool:
+        """One stream, to its end; whether there was one."""
+        spoke = False
+        try:
+            token = await asyncio.to_thread(self._credentials.token)
+            async with self._credentials.channel(leader.address) as channel:
+                metadata = grpc.aio.Metadata(("authorization", f"Bearer {token}"))
+                call = shards_pb2_grpc.CouncilStub(channel).Confer(metadata=metadata)
+                introduction = pb.Introduction(name=me.name, epoch=me.epoch)
+                async with asyncio.timeout(ANSWERED_WITHIN):
+                    await call.write(pb.ShardMessage(introduction=introduction))
+                    first = await call.read()
+                if not isinstance(first, pb.LeaderMessage):
+                    await self._ended(call)
+                voice = self._conferring.speak(leader)
+                self.trouble, spoke = "", True
+                log.info("conferring", extra={"leader": leader.name})
+                try:
+                    voice.hear(read_answer(first))
+                    await self._converse(voice, call, token)
+                finally:
+                    voice.close(f"the stream to {leader.name} is lost")
+        except grpc.aio.AioRpcError as error:
+            self._complain(leader, f"{error.code().name}: {error.details()}")
+        except TimeoutError:
+            self._complain(leader, f"no answer within {ANSWERED_WITHIN:g} s")
+        except (CannotSpeak, WireError, VoiceLost, NotHere, OSError) as error:
+            self._complain(leader, str(error))
+        return spoke
+
+    def _complain(self, leader: Member, trouble: str) -> None:
+        if trouble != self.trouble:
+            log.warning("no stream to the leader", extra={"leader": leader.name, "error": trouble})
+        self.trouble = trouble
+
+    async def _converse(self, voice: Voice, call: "_Call", token: str) -> None:
+        """Until either side ends it."""
+        ways = [
+            asyncio.create_task(self._say(voice, call, token), name="say to the leader"),
+            asyncio.create_task(self._hear(voice, call), name="hear the leader"),
+        ]
+        try:
+            ended, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+            call.cancel()
+        for way in ended:
+            way.result()
+
+    async def _say(self, voice: Voice, call: "_Call", token: str) -> None:
+        looked = self._now()
+        while True:
+            said = await voice.next()
+            if self._now() - looked >= TOKEN_EVERY:
+                looked = self._now()
+                renewed = await asyncio.to_thread(self._credentials.token)
+                if renewed != token:
+                    token = renewed
+                    credentials = pb.ShardCredentials(token=token)
+                    await call.write(pb.ShardMessage(credentials=credentials))
+            await call.write(put_said(said))
+
+    async def _hear(self, voice: Voice, call: "_Call") -> None:
+        while True:
+            message = await call.read()
+            if not isinstance(message, pb.LeaderMessage):
+                await self._ended(call)
+            voice.hear(read_answer(message))
+
+    @staticmethod
+    async def _ended(call: "_Call") -> NoReturn:
+        """The stream is over: raises how."""
+        raise VoiceLost(f"{(await call.code()).name}: {await call.details()}")
+
+
+_Call = grpc.aio.StreamStreamCall[pb.ShardMessage, pb.LeaderMessage]
+
+
+def _read(file: Path, key: str) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise CannotSpeak(f"{key}: {file} can't be read: {error.strerror}") from None
