@@ -41,6 +41,13 @@ _OPTIONS: Mapping[str, int | str] = {
     "grpc.max_receive_message_length": 1024 * 1024,
 }
 
+#: What BoringSSL says, and what it means to who must mend it. TLS is the one place where a node's
+#: wall clock counts.
+_MEANT = {
+    "certificate is not yet valid": "is this node's clock behind?",
+    "certificate has expired": "the aggregator's must be renewed, or this node's clock is ahead",
+}
+
 
 class DialError(Exception):
     """There is no way to connect as configured; the text says what is wrong and what to do."""
@@ -131,6 +138,12 @@ class Dialer:
         if not token:
             return grpc.aio.Metadata()
         return grpc.aio.Metadata(("authorization", f"Bearer {token}"))
+
+
+def explained(trouble: str) -> str:
+    """What gRPC says of a connection that failed, and what to look for where that can be told."""
+    meant = next((what for said, what in _MEANT.items() if said in trouble), "")
+    return f"{trouble} ({meant})" if meant else trouble
 
 
 def _is_loopback(host: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from nodeagent.clock import Clock
 from nodeagent.commands import Host
-from nodeagent.dial import Dialer, DialError
+from nodeagent.dial import Dialer, DialError, explained
 from nodeagent.route import Route
 from nodeagent.stream import Ended, Stream
 from sickbay.v1 import sickbay_pb2 as pb
@@ -131,7 +131,7 @@ class Uplink:
         elif renewing:
             self._changed(connected=False)
         else:
-            self._failed(ended.reason)
+            self._failed(explained(ended.reason))
         return ended
 
     def _welcomed(self, aggregator: str) -> None:

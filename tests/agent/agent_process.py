@@ -84,6 +84,7 @@ class AgentProcess:
         self.socket = self.run_dir / "agent.sock"
         self.log_path = folder / "agent.log"
         self.config = folder / "agent.toml"
+        self.node = "node-a"
         self.aggregator = aggregator
         self.uplink = ""
         self.more_kernel_log = ""
@@ -107,7 +108,7 @@ class AgentProcess:
         uplink = f'[aggregator]\naddress = "{self.aggregator}"\n{self.uplink}'
         self.config.write_text(
             f"""
-node = "node-a"
+node = "{self.node}"
 sys = "{self.folder / "sys"}"
 run_dir = "{self.run_dir}"
 state_dir = "{self.state_dir}"

@@ -150,11 +150,13 @@ async def site(
     make_authenticator: Callable[[Clock], Authenticator] | None = None,
     client_certificates: bool = False,
     silent_after: float = 60.0,
+    heartbeat: float = 10.0,
+    clock: Clock | None = None,
     address: str = "localhost:0",
     intake: Intake | None = None,
 ) -> AsyncIterator[Site]:
     """A server that runs for the block. With ``folder`` it speaks TLS, its files lying there."""
-    clock = Clock()
+    clock = clock or Clock()
     stats = IngestStats()
     authority, tls = None, None
     if folder is not None:
@@ -176,7 +178,7 @@ async def site(
         rules=Rules(
             name="aggregator-0",
             version="0.1.0",
-            heartbeat=10.0,
+            heartbeat=heartbeat,
             silent_after=silent_after,
             now=clock.now,
             wall=clock.wall,

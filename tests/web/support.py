@@ -427,10 +427,11 @@ async def serving(
     shards: Shards | None = None,
     ca_file: Path | None = None,
     version: str = "0.1.0",
+    ingest: IngestStats | None = None,
 ) -> AsyncIterator[Served]:
     feed = feed or Feed(epoch=1)
     history = history or ListHistory(some_past(clocks.wall()))
-    ingest, api, troubles = IngestStats(), ApiCounts(), list[str]()
+    ingest, api, troubles = ingest or IngestStats(), ApiCounts(), list[str]()
     web = Web(
         fleet=fleet,
         history=history,

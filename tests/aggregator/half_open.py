@@ -1,0 +1,111 @@
+"""Run in a network namespace of its own: an agent in another one, and a cable that swallows all.
+
+No FIN and no RST tells either side. Says as JSON, on standard output, what each side said and when
+(seconds since the cable went bad).
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from aggregator.ingest.identity import TrustingAuthenticator
+from tests.agent.agent_process import AgentProcess
+from tests.support.bedside import Bedside, bedside
+from tests.support.waiting import until
+
+HERE, THERE = "10.77.0.1", "10.77.0.2"
+SILENT_AFTER = 5.0
+
+
+def run(line: str) -> None:
+    subprocess.run(line.split(), check=True)
+
+
+class Cable:
+    """From this namespace to the one of process ``pid``."""
+
+    def __init__(self, pid: int) -> None:
+        self._inside = f"nsenter --net --target {pid}"
+        run("ip link set lo up")
+        run(f"ip link add ward type veth peer name nic netns {pid}")
+        run(f"ip addr add {HERE}/24 dev ward")
+        run("ip link set ward up")
+        run(f"{self._inside} ip addr add {THERE}/24 dev nic")
+        run(f"{self._inside} ip link set nic up")
+
+    def swallow(self) -> None:
+        """Both sides send to a station that is not there."""
+        nobody = "lladdr 02:00:00:00:00:99 nud permanent"
+        run(f"ip neigh replace {THERE} {nobody} dev ward")
+        run(f"{self._inside} ip neigh replace {HERE} {nobody} dev nic")
+
+    def mend(self) -> None:
+        run(f"ip neigh del {THERE} dev ward")
+        run(f"{self._inside} ip neigh del {HERE} dev nic")
+
+
+async def uplink(agent: AgentProcess) -> Any:
+    return json.loads((await agent.ask("/v1/results"))[1])["agent"]["uplink"]
+
+
+async def play(ward: Bedside, agent: AgentProcess) -> dict[str, Any]:
+    agent.prefix = ("unshare", "--net")
+    agent.aggregator, agent.uplink = ward.address, "insecure_plaintext = true\n"
+    await agent.start().up()
+    assert agent.process is not None
+    cable = Cable(agent.process.pid)
+
+    async def seen(what: str, value: Any) -> Any:
+        """What the API says of the node, once this is so."""
+        async with asyncio.timeout(60):
+            while True:
+                node = await ward.node("node-a")
+                if node is not None and node[what] == value:
+                    return node
+                await asyncio.sleep(0.05)
+
+    await seen("standing", "ok")
+    cable.swallow()
+    began = time.monotonic()
+    agent.xid(79)
+    silent = await seen("standing", "silent")
+    told: dict[str, Any] = {
+        "silent_at": time.monotonic() - began,
+        "why": silent["why"],
+        "agent": silent["agent"],
+    }
+    while (await uplink(agent))["state"] == "streaming":  # noqa: ASYNC110 - another process's word
+        await asyncio.sleep(0.05)
+    told["noticed_at"] = time.monotonic() - began
+    told["error"] = (await uplink(agent))["error"]
+    told["quarantined_meanwhile"] = list(ward.world.quarantines)
+    cable.mend()
+    await until(lambda: ward.world.quarantines, what="the fault of meanwhile")
+    told["back_after"] = time.monotonic() - began - told["noticed_at"]
+    back = await seen("agent", "attached")
+    told["faults"] = [fault["code"] for fault in back["faults"]]
+    return told
+
+
+async def main(folder: Path) -> None:
+    agent = AgentProcess(folder / "node")
+    try:
+        async with bedside(
+            "node-a",
+            silent_after=SILENT_AFTER,
+            heartbeat=1.0,
+            host="0.0.0.0",
+            authenticator=TrustingAuthenticator(anywhere=True),
+        ) as ward:
+            ward.address = f"{HERE}:{ward.site.server.port}"
+            print(json.dumps(await play(ward, agent)))
+    finally:
+        agent.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1])))
