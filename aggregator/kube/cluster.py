@@ -13,6 +13,7 @@ from aggregator.kube.definition import read_definition
 from aggregator.kube.errors import Failure
 from aggregator.kube.evictions import deletion_of, eviction_of, read_deletion, read_refusal
 from aggregator.kube.keys import signing_keys
+from aggregator.kube.leases import KubeLeases
 from aggregator.kube.limiter import Lane, Limiter
 from aggregator.kube.news import Newsroom
 from aggregator.kube.objects import (
@@ -56,7 +57,8 @@ class KubeCluster:
 
     An empty ``kubeconfig`` means the pod's own service account, else the usual places. ``qps`` and
     ``burst`` bound our requests. ``deadline`` bounds one request; ``silence`` is how long a watch
-    may say nothing. ``clock`` is monotonic, ``wall`` is the time for people.
+    may say nothing. ``clock`` is monotonic, ``wall`` is the time for people. ``shards``: there may
+    be other replicas, and the rights to know of them are looked for.
     """
 
     kind = "kubernetes"
@@ -71,6 +73,7 @@ class KubeCluster:
         burst: int = 200,
         deadline: float = 10.0,
         silence: float = 100.0,
+        shards: bool = False,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         rng: random.Random | None = None,
@@ -80,6 +83,7 @@ class KubeCluster:
         self._clock = clock
         self._wall = wall
         self._silence = silence
+        self._shards = shards
         self._rng = rng or random.Random()  # noqa: S311 - jitter, no secret
         sources = Sources(kubeconfig, context, os.environ if environ is None else environ)
         limiter = Limiter(qps=qps, burst=burst, at_once=_AT_ONCE, clock=clock)
@@ -95,7 +99,7 @@ class KubeCluster:
     async def start(self) -> None:
         """Connect, look for our rights and the definition. Raises Refused with what is missing."""
         await self._transport.open()
-        await rights.check(self._transport, self._namespace)
+        await rights.check(self._transport, self._namespace, shards=self._shards)
 
     async def close(self) -> None:
         await self._transport.close()
@@ -103,6 +107,10 @@ class KubeCluster:
     async def signing_keys(self) -> tuple[str, str]:
         """The issuer of service account tokens, and its keys as JWKS text."""
         return await signing_keys(self._transport)
+
+    def leases(self, *, deadline: float) -> KubeLeases:
+        """The board of the replicas' Leases, beside the record. ``deadline``: seconds a request."""
+        return KubeLeases(self._transport, self._namespace, deadline=deadline, wall=self._wall)
 
     async def news(self) -> AsyncIterator[News]:
         """See the protocol. Each caller has a view of its own; closing the iterator ends it."""

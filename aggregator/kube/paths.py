@@ -46,3 +46,11 @@ def config_maps(namespace: str) -> str:
 
 def record(namespace: str) -> str:
     return f"{config_maps(namespace)}/{RECORD_NAME}"
+
+
+def leases(namespace: str) -> str:
+    return f"/apis/coordination.k8s.io/v1/namespaces/{quoted(namespace)}/leases"
+
+
+def lease(namespace: str, name: str) -> str:
+    return f"{leases(namespace)}/{quoted(name)}"

@@ -43,9 +43,17 @@ class Right:
         }
 
 
-def needed(namespace: str) -> list[Right]:
-    """Every right that KubeCluster uses; aggregator-rbac.yaml grants these and no other."""
+def needed(namespace: str, *, shards: bool) -> list[Right]:
+    """Every right that KubeCluster uses; aggregator-rbac.yaml grants these and no other.
+
+    ``shards``: with those that several replicas need to know of each other.
+    """
+    leases = [
+        Right(verb, "coordination.k8s.io", "leases", namespace)
+        for verb in ("list", "create", "update")
+    ]
     return [
+        *(leases if shards else ()),
         *(
             Right(verb, GROUP, PLURAL)
             for verb in ("get", "list", "watch", "create", "patch", "delete")
@@ -65,16 +73,18 @@ def needed(namespace: str) -> list[Right]:
     ]
 
 
-async def check(transport: Transport, namespace: str) -> None:
+async def check(transport: Transport, namespace: str, *, shards: bool) -> None:
     """Raises Refused that lists all that is missing, and which file to apply."""
-    problems = [await _missing_rights(transport, namespace), await _missing_definition(transport)]
+    problems = [
+        await _missing_rights(transport, needed(namespace, shards=shards)),
+        await _missing_definition(transport),
+    ]
     found = [problem for problem in problems if problem]
     if found:
         raise Refused("; ".join(found))
 
 
-async def _missing_rights(transport: Transport, namespace: str) -> str:
-    rights = needed(namespace)
+async def _missing_rights(transport: Transport, rights: list[Right]) -> str:
     allowed = await asyncio.gather(*(_allowed(transport, right) for right in rights))
     missing = [str(right) for right, yes in zip(rights, allowed, strict=True) if not yes]
     if not missing:

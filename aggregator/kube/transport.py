@@ -61,6 +61,7 @@ class _Ask(NamedTuple):
     kind: str
     headers: Mapping[str, str]
     body: bytes | None = None
+    deadline: float = 0.0  # seconds, for the answer as a whole
 
     @property
     def name(self) -> str:
@@ -85,7 +86,6 @@ class Transport:
         self._clock = clock
         self._rng = rng
         self._deadline = deadline
-        self._timeout = aiohttp.ClientTimeout(total=deadline, connect=CONNECT_S)
         self._wire: Wire | None = None
         self._reload = asyncio.Lock()
         self._reloaded_at = float("-inf")
@@ -154,13 +154,17 @@ class Transport:
         body: bytes | None = None,
         content_type: str = JSON,
         accept: str = JSON,
+        deadline: float | None = None,
     ) -> bytes | Failure:
-        """As `request`, but a refusal is returned. Raises Unreachable where no answer came."""
+        """As `request`, but a refusal is returned. Raises Unreachable where no answer came.
+
+        ``deadline``: seconds, where it is not the transport's own. Nothing is asked again.
+        """
         headers = {"Accept": accept}
         if body is not None:
             headers["Content-Type"] = content_type
         target = f"{path}?{urlencode(query)}" if query else path
-        ask = _Ask(method, target, kind, headers, body)
+        ask = _Ask(method, target, kind, headers, body, deadline or self._deadline)
         async with self._limiter.turn(lane):
             wire = self._current()
             answer = await self._once(wire, ask)
@@ -175,7 +179,8 @@ class Transport:
         """A watch's bytes as they come. Raises as `request` while it is opened."""
         async with self._limiter.turn(Lane.RECORD):
             pass  # it is under way for hours: only its beginning is rationed
-        ask = _Ask("WATCH", f"{path}?{urlencode(query)}", kind, {"Accept": accept})
+        target = f"{path}?{urlencode(query)}"
+        ask = _Ask("WATCH", target, kind, {"Accept": accept}, deadline=self._deadline)
         response = await self._open_stream(self._current(), ask)
         try:
             yield response.content
@@ -186,7 +191,7 @@ class Transport:
         endless = aiohttp.ClientTimeout(total=None, connect=CONNECT_S)
         try:
             # The server sends a watch's head at once, whatever the watch then has to say.
-            async with asyncio.timeout(self._deadline):
+            async with asyncio.timeout(ask.deadline):
                 response = await wire.send("GET", ask.target, ask.headers, None, endless)
                 if response.status != 200:
                     async with response:
@@ -202,9 +207,10 @@ class Transport:
         raise failure.error()
 
     async def _once(self, wire: Wire, ask: _Ask) -> bytes | Failure:
-        method, target, _, headers, body = ask
+        method, target, _, headers, body, deadline = ask
+        timeout = aiohttp.ClientTimeout(total=deadline, connect=min(CONNECT_S, deadline))
         try:
-            async with await wire.send(method, target, headers, body, self._timeout) as response:
+            async with await wire.send(method, target, headers, body, timeout) as response:
                 answer = await response.read()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise await self._no_answer(wire, ask, error) from error
@@ -231,7 +237,7 @@ class Transport:
         self.counters.answers[ask.method, ask.kind, 0] += 1
         if isinstance(error, aiohttp.ClientConnectorCertificateError):
             await self._renewed(wire)  # the cluster's authority may be a new one
-        why = f"no answer in {self._deadline:g} s" if isinstance(error, TimeoutError) else error
+        why = f"no answer in {ask.deadline:g} s" if isinstance(error, TimeoutError) else error
         host = urlsplit(wire.url).netloc
         return Unreachable(f"{ask.name}: the API server at {host} is out of reach: {why}")
 

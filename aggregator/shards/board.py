@@ -48,6 +48,6 @@ class LeaseBoard(Protocol):
     async def write(self, member: Member, version: str, *, leaving: bool = False) -> Lease:
         """Write the Lease of ``member``, which must be at ``version``; empty: make it.
 
-        Raises `Taken`, `Missing` or another `BoardError`. After the last it may have been written
-        all the same, or may be yet.
+        One that is gone may be made anew instead. Raises `Taken`, `Missing` or, where it may have
+        been written all the same, or may be yet, another `BoardError`.
         """

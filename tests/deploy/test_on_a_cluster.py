@@ -257,12 +257,21 @@ def test_the_aggregators_pod_would_pass_where_nothing_is_allowed(plane: ControlP
     assert answer.status == 201, answer.body
 
 
-def test_the_aggregators_requests_travel_in_their_own_lane(plane: ControlPlane) -> None:
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/api/v1/nodes?limit=1", "sickbay"),
+        ("/apis/coordination.k8s.io/v1/namespaces/sickbay/leases", "sickbay-leases"),
+    ],
+)
+def test_the_aggregators_requests_travel_in_their_own_lane(
+    plane: ControlPlane, path: str, name: str
+) -> None:
     with client_with(plane, plane.token_for(NAMESPACE, "sickbay-aggregator", None)) as aggregator:
-        own = plane.call("GET", "/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas/sickbay")
+        own = plane.call("GET", f"/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas/{name}")
 
         def schema_of_a_request() -> bool:
-            headers = response_headers(aggregator, "/api/v1/nodes?limit=1")
+            headers = response_headers(aggregator, path)
             used = headers.get("x-kubernetes-pf-flowschema-uid", "")
             return used == str(own["metadata"]["uid"])
 

@@ -22,6 +22,7 @@ from aggregator.quarantine.cluster import (
     Taint,
     ViewRestored,
 )
+from aggregator.shards.council import Member
 from tests.controlplane.api import MERGE_PATCH, ApiClient
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
@@ -39,7 +40,7 @@ def account(control_plane: ControlPlane, quarantine_definition: None) -> Path:
 
 @pytest.fixture
 async def restricted(account: Path) -> AsyncIterator[KubeCluster]:
-    async with kube_cluster(account) as cluster:
+    async with kube_cluster(account, shards=True) as cluster:
         yield cluster
 
 
@@ -76,6 +77,10 @@ async def test_a_quarantine_runs_from_its_record_to_its_end_with_these_rights(
         assert name in {one.name for one in await restricted.list_nodes()}
         await restricted.drop_quarantine(made)
         assert await restricted.read_quarantine(name) is None
+    board = restricted.leases(deadline=10.0)
+    held = {lease.member.name: lease.version for lease in await board.list()}
+    lease = await board.write(Member("test", epoch="1"), held.get("test", ""))
+    await board.write(lease.member, lease.version, leaving=True)
     refused = {key: n for key, n in restricted.counters.answers.items() if key[2] in {401, 403}}
     assert refused == {}
 
@@ -89,6 +94,9 @@ async def test_a_quarantine_runs_from_its_record_to_its_end_with_these_rights(
         ("GET", "/api/v1/namespaces/sickbay/configmaps/other", None),
         ("GET", "/api/v1/namespaces/kube-system/configmaps", None),
         ("DELETE", "/api/v1/namespaces/sickbay/configmaps/sickbay-record", None),
+        ("GET", "/apis/coordination.k8s.io/v1/leases", None),
+        ("DELETE", "/apis/coordination.k8s.io/v1/namespaces/sickbay/leases/sickbay-test", None),
+        ("GET", "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases", None),
         ("GET", "/api/v1/namespaces/default/pods/x", None),
         ("DELETE", "/api/v1/namespaces/default/pods/x", None),
         ("DELETE", "/api/v1/nodes/x", None),
@@ -125,19 +133,26 @@ def test_the_file_grants_what_is_asked_for_and_no_more() -> None:
                         }
     asked = {
         (right.verb, right.group, right.resource, right.namespace, right.name)
-        for right in needed("sickbay")
+        for right in needed("sickbay", shards=True)
     }
     assert granted == asked
+
+
+async def refusal_of(kubeconfig: Path, *, shards: bool) -> str:
+    cluster = KubeCluster(kubeconfig=str(kubeconfig), shards=shards)
+    with pytest.raises(Refused) as raised:
+        await cluster.start()
+    await cluster.close()
+    return str(raised.value)
 
 
 async def test_missing_rights_are_listed_with_the_file_to_apply(
     control_plane: ControlPlane, quarantine_definition: None
 ) -> None:
-    cluster = KubeCluster(kubeconfig=str(control_plane.kubeconfig_for("nobody")))
-    with pytest.raises(Refused) as raised:
-        await cluster.start()
-    await cluster.close()
-    said = str(raised.value)
+    said = await refusal_of(control_plane.kubeconfig_for("nobody"), shards=True)
+    assert "update leases.coordination.k8s.io in namespace sickbay" in said
+    said = await refusal_of(control_plane.kubeconfig_for("nobody"), shards=False)
+    assert "leases" not in said, "one replica alone needs none"
     for right in ("patch nodes", "create pods/eviction", "watch quarantines.sickbay.dev"):
         assert right in said
     assert "update configmaps sickbay-record in namespace sickbay" in said

@@ -1,0 +1,167 @@
+"""The replicas' Leases: one each, in the record's namespace, written by its replica alone.
+
+A Lease is put whole, at the version that it was last at, so that whoever else wrote it is noticed.
+All of them are listed without a resourceVersion, which the API server answers with what etcd has
+agreed on (never an older state from its cache). No request is tried again here, and none waits for
+the limiter: a Lease that waits is a Lease that is lost. A Lease that somebody deleted is made anew
+by its next renewal: the API server lets updates create Leases, whatever version they name (tried).
+
+https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/lease-v1/
+"""
+
+import datetime as dt
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from aggregator.kube import paths
+from aggregator.kube.errors import Failure
+from aggregator.kube.limiter import Lane
+from aggregator.kube.objects import Bare, Meta, decode
+from aggregator.kube.transport import Transport, encode
+from aggregator.quarantine.cluster import ClusterError, Conflict, NotFound
+from aggregator.shards.board import BoardError, Lease, Missing, Taken
+from aggregator.shards.council import Member
+from aggregator.shards.timing import TIMES
+
+#: A Lease's name is this and its replica's.
+PREFIX = "sickbay-"
+LABELS = {"app.kubernetes.io/name": "sickbay", "app.kubernetes.io/component": "aggregator"}
+_EPOCH = "sickbay.dev/epoch"
+_ADDRESS = "sickbay.dev/address"
+_PAGE = "sickbay.dev/page"
+_POLICY = "sickbay.dev/policy-hash"
+_VERSION = "sickbay.dev/version"
+_SINCE = "sickbay.dev/since"
+#: Set, to whatever, by one that stopped in order.
+_LEAVING = "sickbay.dev/leaving"
+
+
+class LeaseList(msgspec.Struct, frozen=True):
+    """A LeaseList, as much of it as is used: the times in a Lease's spec are for people."""
+
+    items: list[Bare] | None = None
+
+
+class KubeLeases:
+    """Implements `LeaseBoard`. ``deadline``: seconds for one request. ``wall``: for people."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        namespace: str,
+        *,
+        deadline: float,
+        wall: Callable[[], float],
+    ) -> None:
+        self._transport = transport
+        self._namespace = namespace
+        self._deadline = deadline
+        self._wall = wall
+
+    async def list(self) -> Sequence[Lease]:
+        """See the protocol."""
+        body = await self._ask("GET", paths.leases(self._namespace))
+        try:
+            found = decode(body, LeaseList).items or ()
+        except ClusterError as error:
+            raise BoardError(str(error)) from error
+        return [_lease(one.metadata) for one in found if _is_a_replicas(one.metadata)]
+
+    async def write(self, member: Member, version: str, *, leaving: bool = False) -> Lease:
+        """See the protocol."""
+        name = PREFIX + member.name
+        where = paths.lease(self._namespace, name) if version else paths.leases(self._namespace)
+        body = await self._ask(
+            "PUT" if version else "POST",
+            where,
+            encode(self._object(name, member, version, leaving=leaving)),
+        )
+        try:
+            return Lease(member, decode(body, Bare).metadata.resource_version, leaving)
+        except ClusterError as error:
+            raise BoardError(str(error)) from error
+
+    async def _ask(self, method: str, path: str, body: bytes | None = None) -> bytes:
+        try:
+            answer = await self._transport.ask(
+                method, path, kind="leases", lane=Lane.LEASE, body=body, deadline=self._deadline
+            )
+        except ClusterError as error:
+            raise BoardError(str(error), retry_after=error.retry_after) from error
+        if not isinstance(answer, Failure):
+            return answer
+        refusal = answer.error()
+        kind: type[BoardError] = BoardError
+        if isinstance(refusal, Conflict):
+            kind = Taken
+        elif isinstance(refusal, NotFound) and method == "PUT":
+            kind = Missing
+        raise kind(str(refusal), retry_after=refusal.retry_after)
+
+    def _object(
+        self, name: str, member: Member, version: str, *, leaving: bool
+    ) -> Mapping[str, object]:
+        annotations = {
+            _EPOCH: member.epoch,
+            _ADDRESS: member.address,
+            _PAGE: member.page,
+            _POLICY: member.policy_hash,
+            _VERSION: member.version,
+            _SINCE: repr(member.since),
+        }
+        if leaving:
+            annotations[_LEAVING] = "true"
+        metadata: dict[str, object] = {
+            "name": name,
+            "namespace": self._namespace,
+            "labels": LABELS,
+            "annotations": annotations,
+        }
+        if version:
+            metadata["resourceVersion"] = version
+        return {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": metadata,
+            "spec": {
+                "holderIdentity": member.name,
+                "leaseDurationSeconds": round(TIMES.expiry),
+                "acquireTime": _micro_time(member.since),
+                "renewTime": _micro_time(self._wall()),
+            },
+        }
+
+
+def _is_a_replicas(meta: Meta) -> bool:
+    """By its name and either mark: a replica must see its own Lease when somebody damaged it."""
+    if not meta.name.startswith(PREFIX):
+        return False
+    labels, annotations = meta.labels or {}, meta.annotations or {}
+    return _EPOCH in annotations or LABELS.items() <= labels.items()
+
+
+def _lease(meta: Meta) -> Lease:
+    notes = meta.annotations or {}
+    try:
+        since = float(notes.get(_SINCE, ""))
+    except ValueError:
+        since = 0.0
+    return Lease(
+        Member(
+            name=meta.name.removeprefix(PREFIX),
+            epoch=notes.get(_EPOCH, ""),
+            address=notes.get(_ADDRESS, ""),
+            page=notes.get(_PAGE, ""),
+            policy_hash=notes.get(_POLICY, ""),
+            version=notes.get(_VERSION, ""),
+            since=since,
+        ),
+        version=meta.resource_version,
+        leaving=_LEAVING in notes,
+    )
+
+
+def _micro_time(seconds: float) -> str:
+    """A Kubernetes MicroTime, which has six digits, in UTC."""
+    return dt.datetime.fromtimestamp(seconds, dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
