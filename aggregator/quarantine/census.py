@@ -18,7 +18,7 @@ class Census:
     def __init__(self, fleet: Fleet, pool_label: str, elsewhere: Elsewhere | None = None) -> None:
         self._fleet = fleet
         self._pool_label = pool_label
-        self._elsewhere = elsewhere or Elsewhere()
+        self._elsewhere = elsewhere if elsewhere is not None else Elsewhere()
         self._cases: dict[str, Case] = {}
         self._metas: Mapping[str, NodeMeta] = {}
         self._listed = False

@@ -103,7 +103,7 @@ class Following:
                 await self._view_restored(unschedulable)
 
     def _record_seen(self, stop: str) -> None:
-        if stop != self._fleet.stop:
+        if stop != self._fleet.stop and self._shards.leads():  # people are told once
             kind = Kind.STOPPED if stop else Kind.RESUMED
             text = f"the stop switch is set: {stop}" if stop else "the stop switch is off again"
             self._ledger.note(Transition(self._clocks.wall(), kind, "", text))

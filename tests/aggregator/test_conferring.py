@@ -5,6 +5,8 @@ import random
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 
+import pytest
+
 from aggregator.health.model import Component, Delta, Fault, Snapshot, Status
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.blame import CommonLimits
@@ -16,6 +18,7 @@ from tests.support import virtualtime
 from tests.support.councils import PlayedShards, member
 from tests.support.links import Links, lateness
 from tests.support.memorycluster import MemoryCluster, World
+from tests.support.networks import TARGET, Network, address
 from tests.support.replica import (
     OPEN,
     SETTINGS,
@@ -222,5 +225,283 @@ def test_a_burst_over_three_shards_is_one_common_cause_told_once_and_shown_every
         }
         assert len(ward.leader.fleet.causes) == 1
         assert len(ward.sick) + len(ward.holds()) == 12
+
+    on_a_ward(test)
+
+
+def test_proposals_over_all_shards_never_pass_a_limit() -> None:
+    async def test(ward: Ward) -> None:
+        ward.break_(range(40))
+        for _ in range(40):
+            assert len(parse_record(ward.world.record.text).entries) <= 7
+            await asyncio.sleep(1)
+        assert len(ward.sick) == 7
+        assert set(ward.holds().values()) == {"limits.concurrent"}
+
+    limits = replace(OPEN, concurrent=7)
+    on_a_ward(test, settings=replace(WIDE, limits=limits), late=0.2)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_weather_between_replicas_passes_a_limit_or_loses_a_fault(seed: int) -> None:
+    """Streams break and heal, leaders die and come back, messages are late."""
+
+    async def test(ward: Ward) -> None:
+        rng = random.Random(seed)
+        for turn in range(12):
+            ward.break_([turn])
+            one, other = rng.sample(sorted(ward.members), 2)
+            ward.links.cut(one, other)
+            await asyncio.sleep(rng.uniform(0, 8))
+            if rng.random() < 0.5:
+                ward.links.mend()
+            if turn == 6:
+                await ward.kill(rng.choice(sorted(ward.members)))
+                await asyncio.sleep(rng.uniform(0, 12))
+                ward.reform()
+                ward.settle()
+            assert len(parse_record(ward.world.record.text).entries) <= 9
+        ward.links.mend()
+        await until(lambda: len(ward.sick) == 9, ward.holds)
+        await until(lambda: len(ward.sick) + len(ward.holds()) == 12)
+
+    limits = replace(OPEN, concurrent=9)
+    on_a_ward(test, settings=replace(WIDE, limits=limits), late=0.3)
+
+
+def test_a_leader_that_dies_with_questions_in_flight_costs_no_fault_and_no_place_twice() -> None:
+    async def test(ward: Ward) -> None:
+        ward.break_(range(30))
+        await asyncio.sleep(0.35)  # some are admitted, some asked, some answers on their way
+        await ward.kill("r0")
+        await asyncio.sleep(3)
+        ward.reform()
+        ward.settle()
+        await until(lambda: len(ward.sick) == 30, ward.holds)
+        assert ward.admissions() == 30
+
+    on_a_ward(test, settings=WIDE, late=0.3)
+
+
+def test_while_a_replica_has_not_told_of_its_nodes_only_a_few_explicit_faults_pass() -> None:
+    async def test(ward: Ward) -> None:
+        ward.links.cut("r0", "r2")
+        heard = [n for n in range(60) if ward.at[f"n{n}"] != "r2"]
+        ward.level(heard[:1], "nic-link", "eth0", "no-carrier")
+        await asyncio.sleep(300)
+        assert ward.sick == set()
+        assert set(ward.holds().values()) == {"shards"}
+        reason = ward.replicas[ward.at[f"n{heard[0]}"]].fleet.patients[f"n{heard[0]}"].hold
+        assert reason is not None
+        assert "r2 has not told of all nodes" in reason.reason
+        ward.break_(heard[10:20])
+        await asyncio.sleep(60)
+        assert len(ward.sick) == 3
+        ward.links.mend()
+        await until(lambda: len(ward.sick) == 11, ward.holds)
+
+    on_a_ward(test, settings=WIDE)
+
+
+def test_who_cannot_ask_the_leader_holds_and_asks_again_as_soon_as_it_can() -> None:
+    async def test(ward: Ward) -> None:
+        ward.links.cut("r0", "r2")
+        theirs = [n for n in range(60) if ward.at[f"n{n}"] == "r2"]
+        ward.break_(theirs[:2])
+        await asyncio.sleep(20)
+        hold = ward.replicas["r2"].fleet.patients[f"n{theirs[0]}"].hold
+        assert hold is not None
+        assert (hold.limit, hold.reason) == (
+            "shards",
+            "r0, which leads, is not reached; asked again in a moment",
+        )
+        ward.links.mend()
+        healed = ward.loop.time()
+        await until(lambda: len(ward.sick) == 2)
+        assert ward.loop.time() - healed < 2
+
+    on_a_ward(test, settings=WIDE)
+
+
+def test_while_replicas_run_two_policies_nothing_new_is_admitted() -> None:
+    async def test(ward: Ward) -> None:
+        ward.reform(r2=replace(ward.members["r2"], policy_hash="another"))
+        await asyncio.sleep(5)
+        ward.break_(range(6))
+        await asyncio.sleep(60)
+        assert ward.sick == set()
+        assert set(ward.holds().values()) == {"shards"}
+        ward.reform(r2=member("r2"))
+        await until(lambda: len(ward.sick) == 6)
+
+    on_a_ward(test, settings=WIDE)
+
+
+def test_a_common_cause_outlives_the_leader_that_found_it_and_is_told_once() -> None:
+    async def test(ward: Ward) -> None:
+        ward.break_(range(16))
+        await until(lambda: all(one.fleet.causes for one in ward.replicas.values()))
+        told = ward.told(Kind.COMMON_CAUSE)
+        stood = len(ward.sick)
+        await ward.kill("r0")
+        await asyncio.sleep(12)
+        ward.reform()
+        for _ in range(30):  # its agents are on their way
+            await asyncio.sleep(1)
+            assert ward.leader.fleet.causes
+        ward.settle()
+        await asyncio.sleep(120)
+        assert all(one.fleet.causes for one in ward.replicas.values())
+        assert len(ward.sick) == stood
+        assert len(told) == 1
+        assert ward.told(Kind.COMMON_CAUSE) == []  # r0 told, and is gone; nobody told again
+        assert ward.told(Kind.COMMON_CAUSE_OVER) == []
+
+    on_a_ward(test)
+
+
+def test_what_a_replica_that_left_has_said_stands_until_its_nodes_speak_elsewhere() -> None:
+    async def test(ward: Ward) -> None:
+        theirs = [n for n in range(60) if ward.at[f"n{n}"] == "r2"]
+        size = ward.leader.controller._census.size
+        assert size().reported == 60
+        await ward.kill("r2")
+        ward.reform()
+        await asyncio.sleep(30)
+        assert size().reported == 60
+        await asyncio.sleep(31)
+        assert size().reported == 60 - len(theirs)  # nobody has spoken of them for too long
+        ward.settle()
+        await until(lambda: size().reported == 60)
+
+    on_a_ward(test)
+
+
+def test_a_rack_whose_nodes_are_spread_over_all_replicas_is_still_one_rack() -> None:
+    async def test(ward: Ward) -> None:
+        ward.level(range(16, 26), "nic-link", "eth0", "no-carrier")
+        await asyncio.sleep(120)
+        assert ward.sick == set()
+        [cause] = ward.leader.fleet.causes.values()
+        assert cause.nodes == 10
+        for replica in ward.followers:
+            [shown] = replica.fleet.causes.values()
+            assert (shown.id, shown.reason) == (cause.id, cause.reason)
+        ward.level(range(16, 26), "nic-link", "eth0", "")
+        await asyncio.sleep(200)
+        assert not any(one.fleet.causes for one in ward.replicas.values())
+        assert len(ward.told(Kind.COMMON_CAUSE)) == len(ward.told(Kind.COMMON_CAUSE_OVER)) == 1
+
+    on_a_ward(test)
+
+
+def test_agents_that_fall_silent_on_all_shards_are_one_cause() -> None:
+    async def test(ward: Ward) -> None:
+        for number in range(20):
+            node = f"n{number}"
+            ward.replicas[ward.at[node]].controller.detached(node, ward.lines[node], "gone")
+        await until(lambda: ward.told(Kind.COMMON_CAUSE), within=SHIPPED.silent_after + 30)
+        [told] = ward.told(Kind.COMMON_CAUSE)
+        assert "of 60 agents are silent" in told
+        await until(lambda: all(one.fleet.causes for one in ward.replicas.values()))
+
+    on_a_ward(test)
+
+
+class Web:
+    """The network of a ward's nodes, and what each of them sees of it."""
+
+    def __init__(self, ward: Ward, size: int) -> None:
+        self.ward = ward
+        self.net = Network(size, random.Random(1))
+
+    def place(self) -> None:
+        for number in range(self.net.size):
+            node = f"n{number}"
+            self.ward.replicas[self.ward.at[node]].controller.placed(node, address(number))
+        self.look()
+
+    def look(self) -> None:
+        now = self.ward.loop.time()
+        for number in range(self.net.size):
+            seen = [
+                Component(check, what, Status.OK if fine else Status.FAILED, "", "", now)
+                for check, what, fine in self.net._seen_by(number)
+            ]
+            self.ward.say(f"n{number}", *seen)
+
+
+def finding_of(ward: Ward, node: str) -> Component | None:
+    health = ward.replicas[ward.at[node]].fleet.patients[node].health
+    return health.inferred.get(("triangulation", "")) if health is not None else None
+
+
+def test_whom_the_network_is_blamed_on_reaches_its_owner_and_no_other() -> None:
+    async def test(ward: Ward) -> None:
+        web = Web(ward, 60)
+        web.place()
+        await asyncio.sleep(5)
+        victim = next(n for n in range(60) if ward.at[f"n{n}"] == "r2")
+        web.net.mute.add(victim)  # its own probes fail, and others' to it do
+        web.net.down.add(victim)
+        web.look()
+        await asyncio.sleep(5)
+        found = finding_of(ward, f"n{victim}")
+        assert found is not None
+        assert found.status is Status.FAILED
+        await until(lambda: ward.sick == {f"n{victim}"}, within=300)
+        others = {finding.status for n in range(60) if (finding := finding_of(ward, f"n{n}"))}
+        assert others == {Status.OK, Status.FAILED}
+
+    on_a_ward(test, settings=replace(WIDE, common=CommonLimits(domain_labels=(RACK,))))
+
+
+def test_a_target_that_all_miss_is_blamed_by_the_leader_and_shown_by_all() -> None:
+    async def test(ward: Ward) -> None:
+        web = Web(ward, 60)
+        web.place()
+        await asyncio.sleep(5)
+        web.net.missed.add(TARGET)
+        web.look()
+        await asyncio.sleep(10)
+        shown = [sorted(one.fleet.network) for one in ward.replicas.values()]
+        assert shown == [[f"target reach {TARGET}"]] * 3
+        assert len(ward.told(Kind.NETWORK_BLAMED)) == 1
+        assert ward.sick == set()
+
+    on_a_ward(test)
+
+
+def test_a_new_leader_blames_nobody_for_the_network_while_agents_are_on_their_way() -> None:
+    async def test(ward: Ward) -> None:
+        web = Web(ward, 60)
+        web.place()
+        await asyncio.sleep(5)
+        victim = next(n for n in range(60) if ward.at[f"n{n}"] == "r2")
+        await ward.kill("r0")
+        await asyncio.sleep(12)
+        ward.reform()
+        ward.settle()
+        web.net.down.add(victim)
+        web.place()
+        await asyncio.sleep(40)
+        found = finding_of(ward, f"n{victim}")
+        assert found is not None
+        assert found.status is Status.OK  # as r0 last said
+        await until(lambda: ward.sick == {f"n{victim}"}, within=300)
+
+    on_a_ward(test, settings=replace(WIDE, common=CommonLimits(domain_labels=(RACK,))))
+
+
+def test_a_new_owner_is_told_what_was_found_of_its_node_before() -> None:
+    async def test(ward: Ward) -> None:
+        web = Web(ward, 60)
+        web.place()
+        await asyncio.sleep(5)
+        await ward.kill("r2")
+        ward.reform()
+        ward.settle()
+        await asyncio.sleep(5)
+        assert all(finding_of(ward, f"n{number}") is not None for number in range(60))
 
     on_a_ward(test)
