@@ -505,3 +505,40 @@ def test_a_new_owner_is_told_what_was_found_of_its_node_before() -> None:
         assert all(finding_of(ward, f"n{number}") is not None for number in range(60))
 
     on_a_ward(test)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_three_replicas_find_the_causes_that_one_finds(seed: int) -> None:
+    """The same day, once on one replica and once on three: faults here and there, racks, bursts."""
+
+    def day(count: int) -> tuple[dict[str, tuple[int, int]], set[str]]:
+        found: dict[str, tuple[int, int]] = {}
+        ill: set[str] = set()
+
+        async def main() -> None:
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, virtualtime.VirtualTimeLoop)
+            ward = await Ward(loop, SHIPPED, count=count).begin(120)
+            rng = random.Random(seed)
+            for _ in range(6):
+                rack = rng.randrange(7) * 16
+                some = rng.sample(range(rack, rack + 16), rng.randrange(1, 12))
+                if rng.random() < 0.5:
+                    ward.level(some, "nic-link", "eth0", "no-carrier")
+                else:
+                    ward.break_(rng.sample(range(120), rng.randrange(1, 10)), "xid:79")
+                await asyncio.sleep(rng.uniform(10, 90))
+            await asyncio.sleep(30)
+            causes = ward.leader.fleet.causes
+            found.update({ident: (one.nodes, one.total) for ident, one in causes.items()})
+            ill.update(ward.sick | ward.holds().keys())
+            ward.links.close()
+            for replica in ward.replicas.values():
+                await replica.stop()
+
+        virtualtime.run(main())
+        return found, ill
+
+    alone, together = day(1), day(3)
+    assert alone[0]
+    assert together == alone

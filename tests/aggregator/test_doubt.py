@@ -1,0 +1,103 @@
+"""What is admitted by a leader that does not know what the other replicas know."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.quarantine.decide.admission import Limits, Proposal, Size, admit, restrained
+from aggregator.quarantine.decide.doubt import CERTAIN, UNSURE, Basis, Doubt
+from aggregator.quarantine.decide.record import Entry, Record
+
+OPEN = Limits(
+    concurrent=1_000,
+    concurrent_percent=100,
+    quorum_percent=0,
+    new_per_window=1_000,
+    new_per_window_percent=100,
+)
+SIZE = Size(1_000, 1_000)
+MISSING = Doubt(missing="r2 has not told of all nodes")
+
+names = st.integers(0, 40).map(lambda number: f"n{number}")
+proposals = st.lists(
+    st.builds(
+        lambda node, basis: Proposal(node, f"i-{node}", "", "drain", basis=basis),
+        names,
+        st.sampled_from(Basis),
+    ),
+    max_size=20,
+    unique_by=lambda one: one.node,
+)
+doubts = st.builds(
+    Doubt,
+    st.sampled_from(["", "r2 runs policy 2 (here 1)"]),
+    st.sampled_from(["", "r2 has not told of all nodes"]),
+    st.sampled_from(["", "the leader is new"]),
+)
+standing = st.lists(names, max_size=6, unique=True).map(
+    lambda nodes: Record().enter([Entry(node, "i", "", "drain", 1.0) for node in nodes], "p")
+)
+
+
+@given(standing, proposals, doubts)
+def test_in_doubt_few_pass_and_what_stands_stays(
+    record: Record, asked: list[Proposal], doubt: Doubt
+) -> None:
+    outcome = admit(record, asked, OPEN, SIZE, now=5.0, policy_hash="p", doubt=doubt)
+    basis = {one.node: one.basis for one in asked}
+    new = outcome.record.entries.keys() - record.entries.keys()
+    assert record.entries.keys() <= outcome.record.entries.keys()
+    assert outcome.admitted == new | (basis.keys() & record.entries.keys())
+    assert outcome.admitted | outcome.held.keys() == basis.keys()
+    if doubt.differing:
+        assert not new
+    if doubt.missing:
+        assert {basis[node] for node in new} <= {Basis.FAULT}
+        assert len(outcome.record.admissions) <= max(UNSURE, len(record.admissions))
+    if doubt.network:
+        assert Basis.REACH not in {basis[node] for node in new}
+    if doubt == CERTAIN:
+        assert new == basis.keys() - record.entries.keys()
+    assert not outcome.record.cooldowns  # it passes by itself: nothing has to cool down
+    for hold in outcome.held.values():
+        assert (hold.limit, hold.reason) != ("shards", "")
+
+
+def test_the_few_are_counted_in_the_record_and_not_by_each_new_leader() -> None:
+    record = Record()
+    for turn in range(4):  # each time another leader, which remembers nothing
+        asked = [Proposal(f"n{turn}", "i", "", "drain", basis=Basis.FAULT)]
+        record = admit(
+            record, asked, OPEN, SIZE, now=10.0 * turn, policy_hash="p", doubt=MISSING
+        ).record
+    assert list(record.entries) == ["n0", "n1", "n2"]
+    asked = [Proposal("n9", "i", "", "drain", basis=Basis.FAULT)]
+    later = OPEN.window + 30
+    outcome = admit(record, asked, OPEN, SIZE, now=later, policy_hash="p", doubt=MISSING)
+    assert outcome.admitted == {"n9"}
+
+
+def test_a_hold_names_who_is_missing_and_what_passes() -> None:
+    asked = [Proposal("n1", "i", "", "drain", basis=Basis.OTHER)]
+    outcome = admit(Record(), asked, OPEN, SIZE, now=1.0, policy_hash="p", doubt=MISSING)
+    hold = outcome.held["n1"]
+    assert (hold.limit, hold.value) == ("shards", "incomplete")
+    assert hold.reason == (
+        "until the leader knows of all nodes, only faults that the catalogue knows pass: r2 has "
+        "not told of all nodes"
+    )
+
+
+def test_a_cordon_that_rests_on_a_check_becomes_no_drain_in_doubt() -> None:
+    proposal = Proposal("n1", "i", "", "drain", basis=Basis.OTHER)
+
+    def hold(basis: Basis, doubt: Doubt) -> bool:
+        asked = replace(proposal, basis=basis)
+        return restrained(Record(), asked, OPEN, now=1.0, causes={}, doubt=doubt) is not None
+
+    assert hold(Basis.OTHER, MISSING)
+    assert not hold(Basis.FAULT, MISSING)
+    assert hold(Basis.FAULT, Doubt(differing="r2 runs policy 2"))
+    assert hold(Basis.REACH, Doubt(network="the leader is new"))
+    assert not hold(Basis.OTHER, CERTAIN)
