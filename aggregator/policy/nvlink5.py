@@ -49,9 +49,11 @@ class Nvlink5:
         ``details`` are the fault's (``intr_info``, ``error_status``), ``driver`` is the version
         ("580.82.07"). Where it is not known, both layouts must say the same.
         """
-        entries = self.entries.get(code, ())
+        entries = self.entries.get(code)
+        if entries is None:  # nearly every fault; asked for each rule, so it costs nothing here
+            return None
         first, second = (_register(details.get(name)) for name in ("intr_info", "error_status"))
-        if not entries or first is None:
+        if first is None:
             return None
         bits = f"{first:032b}"
         fits = [entry for entry in entries if entry.statuses is None or second in entry.statuses]

@@ -1,9 +1,10 @@
 """When something became visible: a watch on the real API server, its lines timed as they arrive."""
 
+import http.client
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tests.controlplane.plane import ControlPlane
@@ -22,20 +23,30 @@ class Watcher:
         self, plane: ControlPlane, path: str, key: Callable[[dict[str, Any]], list[str]]
     ) -> None:
         self.seen: dict[str, float] = {}
+        #: How often the server has ended the watch: it does with who reads too slowly.
+        self.reopened = 0
         self._key = key
         self._come = threading.Condition()
-        self._answer = plane.client.watch(path)
-        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._plane = plane
+        self._path = path
+        first = plane.client.watch(path)
+        self._thread = threading.Thread(target=self._follow, args=(first,), daemon=True)
         self._thread.start()
 
-    def _follow(self) -> None:
-        for line in self._answer:
-            now = time.monotonic()
-            event = json.loads(line)
-            with self._come:
-                for key in self._key(event):
-                    self.seen.setdefault(key, now)
-                self._come.notify_all()
+    def _follow(self, lines: Iterator[bytes]) -> None:
+        while True:
+            for line in lines:
+                now = time.monotonic()
+                event = json.loads(line)
+                with self._come:
+                    for key in self._key(event):
+                        self.seen.setdefault(key, now)
+                    self._come.notify_all()
+            try:  # from version 0 on: what was missed is told as it is now
+                lines = self._plane.client.watch(self._path)
+            except (OSError, http.client.HTTPException):
+                return  # the server has gone, and with it all that there was to see
+            self.reopened += 1
 
     def when(self, key: str, *, within: float = 30.0) -> float:
         """The moment (monotonic seconds) at which ``key`` was first seen. Raises TimeoutError."""
