@@ -28,17 +28,25 @@ class NoAnswer(Exception):
     """Why there is none, to be read after the replica's name: "does not answer: ..."."""
 
 
+class TrustError(Exception):
+    """The file of authorities can't be read; says which and why."""
+
+
 class Trust:
     """The authorities that sign the replicas' certificates, read again when the file changes.
 
-    ``ca_file``: None for the system's. Raises OSError (ssl.SSLError is one) when it can't be read.
+    ``ca_file``: None for the system's. Raises TrustError when it can't be read.
     """
 
     def __init__(self, ca_file: Path | None) -> None:
         self._file = ca_file
-        self._seen = self._look()
-        # The system's are many, and may never be needed.
-        self._context = self._load() if ca_file is not None else None
+        self._context: ssl.SSLContext | None = None  # the system's are many, and may not be needed
+        try:
+            self._seen = self._look()
+            if ca_file is not None:
+                self._context = self._load()
+        except OSError as error:
+            raise TrustError(f"{ca_file} can't be read as certificates: {error}") from error
 
     def context(self) -> ssl.SSLContext:
         """To connect with. While a changed file can't be read, what was read before counts."""

@@ -219,8 +219,7 @@ class Telling:
     def note(self) -> str:
         """What stands with all that is only last known."""
         when = f"last known {self.at:%H:%M} UTC" if self.at else "never known"
-        properly = " properly" if self.trouble.startswith("does not answer properly") else ""
-        return f"{when}, {self.replica} does not answer{properly}"
+        return f"{when}, {self.replica or 'its replica'} {self.trouble.partition(':')[0]}"
 
 
 def aged(telling: Telling) -> dict[str, Told]:

@@ -84,8 +84,6 @@ class Peer:
         told, trouble = self._word.telling, self.trouble()
         if told is None:
             return Telling(self.member.name, trouble=trouble)
-        if self.left_at is not None:  # its nodes are others' now
-            return Telling(self.member.name, at=told.at, trouble=trouble)
         if not trouble:
             return told
         # Made once for each kind of trouble: it goes through all its nodes.

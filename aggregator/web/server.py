@@ -90,7 +90,7 @@ class Web:
         ca_file: Path | None = None,
         history_shared: bool = False,
     ) -> None:
-        """Raises OSError when ``ca_file`` can't be read."""
+        """Raises TrustError when ``ca_file`` can't be read."""
         shards = shards or Alone()
         me, owners = shards.council.me, Owners(shards)
         self._own = Lookout(fleet, clocks, Own(fleet, owners))

@@ -15,7 +15,7 @@ from aggregator.web.lookout import Lookout
 from aggregator.web.parts import Telling, Told, faded
 from aggregator.web.peers import Peers
 from aggregator.web.view import Moment
-from aggregator.web.whole import Owners, word
+from aggregator.web.whole import Owners, nobodys, word
 
 #: Stories of others' nodes that are kept for when their owner does not answer.
 _KEPT = 64
@@ -41,32 +41,32 @@ class Stories:
 
     def told(self, name: str, telling: Telling) -> Told:
         """What stands in the part that a look went by."""
-        found = telling.nodes.get(name)
-        return found or word(name, telling.replica, {telling.replica: telling})[0]
-
-    def local(self, name: str) -> bool:
-        """Whether it is told from this replica's own memory."""
-        return not self._peers.others or self._owners.mine(name)
+        return telling.nodes.get(name) or nobodys(name, telling)[0]
 
     async def of(self, name: str) -> shapes.Node | None:
         """Without its timeline; None where nobody knows of it."""
-        patient = self._fleet.patients.get(name)
-        if patient is not None and self.local(name):
-            told = view.node(patient, self._lookout.moment(), self._fleet.mode)
-            return msgspec.structs.replace(told, replica=self.here)
-        tellings = self._peers.tellings()
-        told_of, telling = word(name, self._owners.of(name), tellings)
+        patient, tellings = self._fleet.patients.get(name), self._peers.tellings()
+        said = word(name, patient, self._owners, tellings) if tellings else None
+        if said is None:
+            return self._own(patient) if patient is not None else None
+        told, telling = said
         if patient is None and name not in telling.nodes:
             return None
+        if telling.trouble:
+            return self._last_known(told, telling, patient, telling.trouble)
         try:
             found = await self._peers.story(telling.replica, name)
         except NoAnswer as error:
-            return self._last_known(told_of, telling, patient, str(error))
+            return self._last_known(told, telling, patient, str(error))
         if found is None:
-            return self._last_known(told_of, telling, patient, "knows of no such node yet")
+            return self._last_known(told, telling, patient, "knows of no such node yet")
         found = msgspec.structs.replace(found, replica=telling.replica)
         self._keep(found)
         return found
+
+    def _own(self, patient: Patient) -> shapes.Node:
+        told = view.node(patient, self._lookout.moment(), self._fleet.mode)
+        return msgspec.structs.replace(told, replica=self.here)
 
     def _keep(self, story: shapes.Node) -> None:
         self._kept[story.node] = (story, self._lookout.moment())

@@ -1,8 +1,9 @@
 """The whole fleet out of what this replica knows and what the others told. Pure.
 
-Each node is shown once, by who can say most of it: the replica that owns it; one that still tells
-of it while the owner has not heard of it yet; the owner's last word, if it does not answer; else
-nobody. Every replica knows which nodes there are, so that none is lost where nobody tells of it.
+Each node is shown once, by who can say most of it: the replica that owns it; another that still
+tells of it while the owner has not heard it yet; the last word of the owner, if that does not
+answer, or of who owned it before, until its agent has come to the new owner; else nobody. Every
+replica knows which nodes there are, so that none is lost where nobody tells of it.
 """
 
 from collections import Counter
@@ -10,11 +11,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from aggregator.quarantine.fleet import Fleet, Standing
+from aggregator.quarantine.fleet import Fleet, Patient, Standing
 from aggregator.shards.council import Council, Shards
 from aggregator.web import shapes
 from aggregator.web.parts import Telling, Told
 from aggregator.web.survey import Findings, Survey, natural
+
+#: Owners that are remembered at most.
+_MOST_KNOWN = 200_000
 
 
 class Scope(Protocol):
@@ -39,26 +43,28 @@ class Owners:
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
         self._known: dict[str, str] = {}
-        self._members: tuple[str, ...] = ()
+        self._council: Council | None = None
 
     def of(self, node: str) -> str:
         """The owner's name; empty where nobody is known."""
         council = self._shards.council
-        members = (council.me, *council.members)
-        if members != self._members:
-            self._members, self._known = members, {}
+        if council is not self._council:
+            self._turn(council)
         found = self._known.get(node)
         if found is None:
             found = self._known[node] = self._owner(council, node)
         return found
 
-    def forget(self, but: Collection[str]) -> None:
-        """Keep those nodes alone, so that names that come and go don't add up."""
-        self._known = {name: who for name, who in self._known.items() if name in but}
-
     def mine(self, node: str) -> bool:
         """Whether it is this replica's own."""
         return self.of(node) == self._shards.council.me
+
+    def _turn(self, council: Council) -> None:
+        before, self._council = self._council, council
+        same = before is not None and before.members.keys() == council.members.keys()
+        # Who asks for names that nobody knows must not make it grow for ever.
+        if not same or len(self._known) > _MOST_KNOWN:
+            self._known = {}
 
     def _owner(self, council: Council, node: str) -> str:
         if self._shards.owns(node):
@@ -152,11 +158,15 @@ class Whole:
 
     def add(self, survey: Survey, name: str) -> None:
         patient = self._fleet.patients.get(name)
-        if patient is not None and (not self._tellings or self._owners.mine(name)):
-            survey.add(patient)
+        if not self._tellings:
+            if patient is not None:
+                survey.add(patient)
             return
-        told, telling = word(name, self._owners.of(name), self._tellings)
-        survey.add_told(told, telling, patient)
+        said = word(name, patient, self._owners, self._tellings)
+        if said is not None:
+            survey.add_told(*said, patient)
+        elif patient is not None:
+            survey.add(patient)
 
     def conclude(self, survey: Survey, names: Iterable[str]) -> Findings:
         found, council = survey.conclude(names), self._shards.council
@@ -180,20 +190,33 @@ class Whole:
         )
 
 
-def word(name: str, owner: str, tellings: Mapping[str, Telling]) -> tuple[Told, Telling]:
-    """Who says most of a node that is another's, and what."""
-    telling = tellings.get(owner)
-    if telling is not None and not telling.trouble and name in telling.nodes:
-        return telling.nodes[name], telling
-    for other in tellings.values():
-        if not other.trouble and name in other.nodes:
-            return other.nodes[name], other
-    if telling is not None and name in telling.nodes:
-        return telling.nodes[name], telling
-    if telling is None:
-        telling = Telling(owner)
-    why = telling.note if telling.trouble else "its replica has told nothing of it yet"
-    return Told(name, Standing.UNKNOWN, "unknown", why=why), telling
+def word(
+    name: str, patient: Patient | None, owners: Owners, tellings: Mapping[str, Telling]
+) -> tuple[Told, Telling] | None:
+    """Who says most of the node, and what; None where that is this replica, from its memory."""
+    mine = owners.mine(name) and patient is not None
+    if mine and patient is not None and (patient.attached or patient.health is not None):
+        return None
+    owner, past, unheard = tellings.get(owners.of(name)), None, None
+    for telling in (owner, *tellings.values()) if owner is not None else tellings.values():
+        told = telling.nodes.get(name)
+        if told is None:
+            continue
+        if telling.trouble:
+            past = past or (told, telling)
+        elif told.agent == "never":
+            unheard = unheard or (told, telling)
+        elif not mine:
+            return told, telling
+    if past is not None or mine:
+        return past
+    return unheard or nobodys(name, owner or Telling(owners.of(name)))
+
+
+def nobodys(name: str, owner: Telling) -> tuple[Told, Telling]:
+    """What is said of a node of which nobody tells."""
+    why = owner.note if owner.trouble else "its replica has told nothing of it yet"
+    return Told(name, Standing.UNKNOWN, "unknown", why=why), owner
 
 
 def lemons(mine: Collection[shapes.Lemon], others: Mapping[str, Telling]) -> list[shapes.Lemon]:

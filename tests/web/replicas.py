@@ -48,12 +48,16 @@ class Seat:
     def __init__(self, me: str, town: Town) -> None:
         self._me = me
         self._town = town
+        self._council = Council(me, {})
 
     @property
     def council(self) -> Council:
         town = self._town
         members: Mapping[str, Member] = MappingProxyType(dict(town.members))
-        return Council(self._me, members, frozen=town.frozen, settled=town.settled)
+        fresh = Council(self._me, members, frozen=town.frozen, settled=town.settled)
+        if fresh != self._council:
+            self._council = fresh
+        return self._council
 
     def owns(self, node: str) -> bool:
         owner = self.council.owner(node)

@@ -2,8 +2,12 @@
 
 import asyncio
 import json
+import re
+import ssl
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,8 +16,10 @@ import pytest
 from aggregator.quarantine.fleet import Fleet, Standing
 from aggregator.quarantine.ledger import Kind, Transition
 from aggregator.web import parts
+from aggregator.web.courier import TrustError
 from aggregator.web.parts import Answer, Part, Told
-from tests.web.replicas import Handler, Replicas, Town, answering, replicas
+from tests.support.pki import Authority
+from tests.web.replicas import Handler, Seat, Town, answering, replicas
 from tests.web.schema import problems
 from tests.web.support import (
     NIGHT,
@@ -27,6 +33,7 @@ from tests.web.support import (
     well,
 )
 from tests.web.test_server import read_events
+from tests.web.test_ward import sickbay
 
 
 def hands() -> Hands:
@@ -268,6 +275,19 @@ async def test_a_dead_replicas_nodes_are_last_known_and_never_well_and_it_comes_
         assert told["replicas"][1]["trouble"].startswith("does not answer: ")
         assert told["replicas"][1]["last_answer"] is not None
         assert told["replicas"][1]["attached"] == 0
+        assert _samples(await asked.text("/metrics"))['sickbay_shard_peer_up{replica="b"}'] == 0
+        assert "b does not answer: " in await asked.text("/")
+        for command, said in (
+            (["status"], f"b does not answer: .*: its {len(nodes)} nodes are only last known"),
+            (["nodes"], f"{sick} +warning +unknown .*last known 03:1.*, b does not answer: "),
+            (["node", sick], "only last known: .*see: sickbay replicas"),
+            (["replicas"], f"b +- +{len(nodes)} +- +0.1.0 +p1 +.* does not answer: "),
+            (["replicas"], f"a +leads here +{30 - len(nodes)} +{30 - len(nodes)} .* now +answers"),
+        ):
+            done = await sickbay(*command, "--url", asked.url)
+            assert re.search(said, done.out), (command, done)
+        done = await sickbay("replicas", "-o", "json", "--url", asked.url)
+        assert [one["name"] for one in json.loads(done.out)["items"]] == ["a", "b"]
         rows = {one["node"]: one for one in (await asked.json("/api/v1/nodes?limit=1000"))["items"]}
         assert len(rows) == 30
         for name in nodes:
@@ -293,16 +313,12 @@ async def test_a_dead_replicas_nodes_are_last_known_and_never_well_and_it_comes_
         # A quarantine that ends meanwhile is seen to.
         asked.fleet.patients[quarantined].quarantine = None
         await told_until(asked, "/api/v1/fleet", lambda told: told["counts"]["quarantined"] == 0)
-        async with serving(dying.fleet, running_clocks(), address=page, shards=_seat(running, "b")):
+        async with serving(
+            dying.fleet, running_clocks(), address=page, shards=Seat("b", running.town)
+        ):
             await told_until(asked, "/api/v1/fleet", whole)
             story = await asked.json(f"/api/v1/nodes/{rest[0]}")
             assert (story["standing"], story["last_known"]) == ("ok", None)
-
-
-def _seat(running: Replicas, name: str) -> Any:
-    from tests.web.replicas import Seat
-
-    return Seat(name, running.town)
 
 
 async def test_a_replica_of_a_later_version_is_understood_as_far_as_it_goes() -> None:
@@ -410,10 +426,15 @@ async def test_what_is_the_fleets_own_is_told_once_though_each_replica_notes_it(
             await told_until(served, "/api/v1/fleet", whole)
         for number, served in enumerate(running.served.values()):
             served.feed.note(Transition(NIGHT + number, Kind.STOPPED, "", "stopped: a switch"))
+        for served in running.served.values():
+            served.feed.note(Transition(NIGHT, Kind.HELD, "node-0", "said after it"))
         served = running.served["a"]
-        await asyncio.sleep(1.5)
-        await served.json("/api/v1/fleet")
-        assert [one.kind for one in served.feed.recent()] == [Kind.STOPPED]
+        await told_until(
+            served,
+            "/api/v1/transitions",
+            lambda _: [one.kind for one in served.feed.recent()].count(Kind.HELD) == 3,
+        )
+        assert [one.kind for one in served.feed.recent()].count(Kind.STOPPED) == 1
 
 
 async def test_metrics_tell_of_a_replicas_own_nodes_so_that_sums_are_right() -> None:
@@ -441,15 +462,9 @@ async def test_metrics_tell_of_a_replicas_own_nodes_so_that_sums_are_right() -> 
             assert scrape["sickbay_shard_members"] == 3
             limit = 'sickbay_limit_max{limit="limits.concurrent_percent"}'
             assert scrape[limit] == expected[limit]
-        await running.stop("b")
-        async with asyncio.timeout(60):
-            while True:
-                await running.served["a"].json("/api/v1/fleet")
-                found = _samples(await running.served["a"].text("/metrics"))
-                if not found['sickbay_shard_peer_up{replica="b"}']:
-                    break
-                await asyncio.sleep(0.1)
-        assert found['sickbay_shard_peer_up{replica="c"}'] == 1
+        scrape = _samples(await running.served["a"].text("/metrics"))
+        peers = {name: value for name, value in scrape.items() if "_peer_up" in name}
+        assert peers == {f'sickbay_shard_peer_up{{replica="{name}"}}': 1.0 for name in "bc"}
 
 
 def _samples(text: str) -> dict[str, float]:
@@ -482,25 +497,80 @@ async def told_until_text(served: Served, said: str) -> str:
         return text
 
 
-async def test_a_replica_that_has_left_is_listed_for_a_while_and_has_no_nodes() -> None:
+async def test_of_a_replica_that_has_left_its_last_word_counts_until_its_agents_have_moved() -> (
+    None
+):
     async with replicas(plain_fleet()) as running:
         served = running.served["a"]
-        await told_until(served, "/api/v1/fleet", whole)
+        nodes = running.nodes_of("c")
+        incident_of(
+            running.served["c"].fleet.patients[nodes[0]], time.monotonic(), action="observe"
+        )
+        await told_until(served, "/api/v1/fleet", lambda told: told["counts"]["warning"] == 1)
         running.town.leaves("c")
         told = await told_until(
             served, "/api/v1/fleet", lambda told: told["replicas"][2]["trouble"] == "has left"
         )
         assert told["replicas"][2]["nodes"] == 0
-        assert told["last_known"] == 0
+        assert told["last_known"] == len(nodes)
         assert told["nodes"] == 30
+        assert told["counts"]["ok"] == 30 - len(nodes)
+        assert told["counts"]["warning"] == 1
+        story = await served.json(f"/api/v1/nodes/{nodes[0]}")
+        assert story["standing"] == "warning"
+        assert "UTC, c has left" in story["why"]
+        # Now the agents come to those whose the nodes are.
+        for name, one in running.served.items():
+            for node in nodes:
+                if running.owner(node) == name:
+                    well(one.fleet, node, time.monotonic())
+        told = await told_until(served, "/api/v1/fleet", lambda told: told["counts"]["ok"] == 30)
+        assert told["last_known"] == 0
         running.town.joins("c", running.served["c"].url)
         await told_until(served, "/api/v1/fleet", whole)
 
 
 async def test_alone_nobody_is_asked_and_no_replica_is_shown() -> None:
     async with serving(plain_fleet(), running_clocks()) as served:
+        done = await sickbay("replicas", "--url", served.url)
+        assert done.out == "One replica, alone: every node is its own.\n"
         told = await served.json("/api/v1/fleet")
         assert (told["replicas"], told["last_known"], told["frozen"]) == ([], 0, "")
         assert "Replicas" not in await served.text("/")
         assert (await served.json("/api/v1/nodes"))["items"][0]["replica"] == ""
         assert json.loads(await served.text("/api/v1/replicas"))["total"] == 0
+
+
+async def test_replicas_are_asked_over_tls_and_only_if_their_authority_is_ours(
+    tmp_path: Path,
+) -> None:
+    authority = Authority.create(tmp_path / "ours")
+    pair = authority.server("b", ["127.0.0.1"])
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(pair.certificate, pair.key)
+    stranger = Authority.create(tmp_path / "other").certificate
+    mine = tmp_path / "ca.crt"
+    mine.write_bytes(authority.certificate.read_bytes())
+    town = Town()
+    for name in "ab":
+        town.joins(name)
+    other = serving(plain_fleet(), running_clocks(), shards=Seat("b", town), ssl=context)
+    asking = serving(plain_fleet(), running_clocks(), shards=Seat("a", town), ca_file=mine)
+    async with other as answering_one, asking as asked:
+        page = answering_one.url.replace("http:", "https:")
+        town.members["b"] = replace(town.members["b"], page=page)
+        town.tell()
+        await told_until(asked, "/api/v1/fleet", whole)
+        # The file is read again when it changes; a connection that stands is not asked anew.
+        mine.write_bytes(stranger.read_bytes())
+        town.members["b"] = replace(town.members["b"], page=page.replace("127.0.0.1", "localhost"))
+        town.tell()
+        told = await told_until(asked, "/api/v1/fleet", lambda told: told["replicas"][1]["trouble"])
+        assert told["replicas"][1]["trouble"].startswith(
+            "does not answer properly: its certificate: "
+        )
+        mine.write_text("no certificate")
+        assert (await asked.json("/api/v1/fleet"))["nodes"] == 30
+    with pytest.raises(TrustError, match=f"{mine} can't be read as certificates"):
+        async with serving(plain_fleet(), running_clocks(), ca_file=mine):
+            pass

@@ -1,0 +1,279 @@
+"""Merging what replicas tell: every node once, whoever tells of it; and the feed's part of it."""
+
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.quarantine.fleet import Fleet, Standing
+from aggregator.quarantine.ledger import Kind, Transition
+from aggregator.web import parts, survey
+from aggregator.web.feed import Feed
+from aggregator.web.parts import Answer, Part, Telling, Told, Unreadable
+from aggregator.web.survey import Findings, Survey
+from aggregator.web.view import Moment
+from aggregator.web.whole import Owners, Whole
+from tests.web.replicas import Seat, Town, owned
+from tests.web.support import (
+    NIGHT,
+    Hands,
+    big_fleet,
+    incident_of,
+    quarantine_of,
+    small_fleet,
+    well,
+)
+
+HANDS = Hands()
+NOW = Moment(HANDS.now, HANDS.wall)
+NAMES = [f"node-{number}" for number in range(12)]
+OTHERS = ("b", "c", "d")
+
+
+class Heard:
+    """What the others told."""
+
+    def __init__(self, tellings: Mapping[str, Telling]) -> None:
+        self._tellings = tellings
+
+    def tellings(self) -> Mapping[str, Telling]:
+        return self._tellings
+
+
+def merged(fleet: Fleet, town: Town, tellings: Mapping[str, Telling]) -> Findings:
+    seat = Seat("a", town)
+    whole = Whole(fleet, seat, Owners(seat), Heard(tellings), list)
+    found = Survey(fleet, NOW)
+    names = sorted(whole.names(), key=survey.natural)
+    whole.begin()
+    for name in names:
+        whole.add(found, name)
+    return whole.conclude(found, names)
+
+
+def telling_of(name: str, nodes: list[Told], trouble: str = "") -> Telling:
+    """As `Peer` makes it of an answer, and of one that failed later."""
+    told = Telling(
+        name,
+        {one.node: one for one in nodes},
+        {one.node: place for place, one in enumerate(nodes)},
+        heard=bytes(len(nodes)),
+        seen_at=HANDS.now,
+        at=NOW.when(HANDS.now),
+    )
+    if not trouble:
+        return told
+    old = replace(told, trouble=trouble)
+    return replace(old, nodes=parts.aged(old))
+
+
+def told_by(fleet: Fleet, seat: Seat) -> list[Told]:
+    mine = [one for one in fleet.patients.values() if seat.owns(one.node)]
+    return [parts.tell(one, NOW, fleet.mode) for one in mine]
+
+
+@st.composite
+def companies(draw: st.DrawFn) -> tuple[Fleet, Town, dict[str, Telling]]:
+    """Replicas that know and tell of any nodes, also of each other's; some don't answer."""
+    fleet, town = Fleet(mode="drain"), Town()
+    for name in ("a", *draw(st.sets(st.sampled_from(OTHERS)))):
+        town.joins(name)
+    for name in draw(st.sets(st.sampled_from(NAMES))):
+        patient = well(fleet, name, HANDS.now)
+        match draw(st.sampled_from(["attached", "silent", "never", "quarantined", "incident"])):
+            case "silent":
+                patient.attached = False
+            case "never":
+                patient.health, patient.attached, patient.last_heard = None, False, None
+            case "quarantined":
+                quarantine_of(patient, HANDS.wall)
+            case "incident":
+                incident_of(patient, HANDS.now)
+    tellings = {}
+    for name in draw(st.sets(st.sampled_from(OTHERS))):
+        nodes = []
+        for node in draw(st.lists(st.sampled_from(NAMES), unique=True)):
+            standing = draw(st.sampled_from(Standing))
+            agent = draw(st.sampled_from(["attached", "silent", "never"]))
+            ill = well(Fleet(), node, HANDS.now)
+            incident_of(ill, HANDS.now)
+            incidents = parts.tell(ill, NOW, "drain").incidents * draw(st.booleans())
+            wishes = ["left alone"] * draw(st.booleans())
+            nodes.append(Told(node, standing, agent, wishes=wishes, incidents=incidents))
+        trouble = draw(st.sampled_from(["", "", "does not answer: nothing", "has left"]))
+        tellings[name] = telling_of(name, nodes, trouble)
+    return fleet, town, tellings
+
+
+@given(companies())
+def test_no_node_is_shown_twice_and_none_is_lost(
+    company: tuple[Fleet, Town, dict[str, Telling]],
+) -> None:
+    fleet, town, tellings = company
+    found = merged(fleet, town, tellings)
+    current = [one for one in tellings.values() if not one.trouble]
+    expected = set(fleet.patients).union(*(one.nodes for one in current))
+    assert len(found.names) == len(set(found.names))
+    assert set(found.names) == set(found.standings) == expected
+    assert sum(found.counts.values()) == len(expected)
+    for rows in (found.silent, found.wished, found.quarantines, found.holds):
+        assert max(Counter(one.node for one in rows).values(), default=1) == 1
+    ids = Counter(one.id for one in found.incidents)
+    assert max(ids.values(), default=1) == 1
+    for name in expected:
+        patient = fleet.patients.get(name)
+        in_quarantine = patient is not None and patient.quarantine is not None
+        assert (found.standings[name] is Standing.QUARANTINED) == in_quarantine
+        teller = found.elsewhere.get(name)
+        assert teller is not None or patient is not None
+        if teller is not None and teller.trouble:
+            assert found.standings[name] is not Standing.OK
+            told = teller.nodes.get(name) or parts.Told(name)
+            row = survey.row_told(told, teller, patient, NOW)
+            assert row.last_known == teller.at
+    old = [one for one in found.elsewhere.values() if one.trouble]
+    assert found.last_known == len(old)
+    assert ("last known" in survey.headline(found)) == bool(old)
+
+
+@given(st.sets(st.sampled_from(OTHERS)))
+def test_what_all_tell_together_is_what_one_alone_would_show(others: set[str]) -> None:
+    town, fleet = Town(), small_fleet(HANDS)
+    for name in ("a", *others):
+        town.joins(name)
+    alone = survey.survey(fleet, NOW)
+    tellings = {
+        name: telling_of(name, told_by(owned(fleet, Seat(name, town)), Seat(name, town)))
+        for name in others
+    }
+    found = merged(owned(fleet, Seat("a", town)), town, tellings)
+    assert found.standings == alone.standings
+    assert found.incidents == alone.incidents
+    assert found.quarantines == alone.quarantines
+    assert found.holds == alone.holds
+    assert found.limits == alone.limits
+    assert [one.node for one in found.silent] == [one.node for one in alone.silent]
+    for same in ("names", "attached", "never_heard", "conflicts", "exempt", "record_entries"):
+        assert getattr(found, same) == getattr(alone, same), same
+
+
+def test_a_part_travels_whole_and_a_well_node_takes_few_bytes() -> None:
+    fleet = big_fleet(HANDS, 1000)
+    told = [parts.tell(one, NOW, fleet.mode) for one in fleet.patients.values()]
+    body = parts.encode(Answer("b", "1.1", part=Part(told)))
+    back = parts.decode(body, Answer)
+    assert back.part is not None
+    assert back.part.nodes == told
+    quiet = [one for one in told if one == Told(one.node)]
+    assert len(quiet) > 900
+    assert len(parts.encode(Answer("b", "1.1", part=Part(quiet)))) < 20 * len(quiet)
+
+
+@given(st.binary(max_size=200))
+def test_what_is_no_answer_is_refused_and_raises_nothing_else(body: bytes) -> None:
+    for kind in (Answer, parts.Past, parts.Story):
+        with suppress(Unreadable):
+            parts.decode(body, kind)  # type: ignore[type-var]  # one of the three
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"name": "b", "revision": "1", "part": {"nodes": [{"node": "x", "standing": "merry"}]}},
+        {"name": "b", "revision": "1", "part": {"nodes": [{}]}},
+        {"name": "b", "revision": "1", "events": [{"at": "noon", "kind": "x"}]},
+        {"name": 7, "revision": "1"},
+        [],
+        None,
+    ],
+)
+def test_an_answer_of_another_shape_is_refused(value: object) -> None:
+    with pytest.raises(Unreadable):
+        parts.decode(msgspec.msgpack.encode(value), Answer)
+
+
+def test_an_answer_that_is_deeper_than_deep_is_refused() -> None:
+    deep = msgspec.msgpack.encode({"name": "b", "revision": "1", "more": 1})[:-1]
+    with pytest.raises(Unreadable):
+        parts.decode(deep + b"\x91" * 1_000_000 + b"\xc0", Answer)
+
+
+# -- the feed --------------------------------------------------------------------------------
+
+
+def happened(number: int, node: str = "node-1") -> Transition:
+    return Transition(NIGHT + number, Kind.EVICTED, node, f"{node}: evicted pod-{number}")
+
+
+def test_a_cursor_brings_each_of_our_own_events_once_and_never_others() -> None:
+    feed = Feed(epoch=7)
+    feed.note(happened(1))
+    first, seen, _ = feed.own_since("", 100)
+    assert first == [happened(1)]
+    feed.relay([happened(2, "node-9")], fresh=True)
+    feed.note(happened(3))
+    second, seen, missed = feed.own_since(seen, 100)
+    assert (second, missed) == ([happened(3)], 0)
+    assert feed.own_since(seen, 100) == ([], seen, 0)
+    assert [one.node for one in feed.recent()] == ["node-1", "node-9", "node-1"]
+
+
+def test_a_cursor_of_another_life_brings_all_of_this_one() -> None:
+    feed = Feed(epoch=7)
+    for number in range(3):
+        feed.note(happened(number))
+    told, _, missed = feed.own_since("6.99", 100)
+    assert (len(told), missed) == (3, 0)
+
+
+def test_more_than_an_answer_holds_is_counted() -> None:
+    feed = Feed(epoch=7)
+    feed.note(happened(0))
+    _, seen, _ = feed.own_since("", 100)
+    for number in range(1, 1001):
+        feed.note(happened(number))
+    told, _, missed = feed.own_since(seen, 100)
+    assert told[-1] == happened(1000)
+    assert len(told) + missed == 1000
+
+
+async def test_who_listens_hears_others_events_and_how_many_could_not_be_had() -> None:
+    feed = Feed(epoch=7)
+    with feed.subscribe() as reader, feed.subscribe("node-2") as other:
+        feed.relay([happened(1)], fresh=True, missed=5)
+        frames = await reader.next(1) or b""
+        assert b"pod-1" in frames
+        assert b'{"transitions":5}' in frames
+        assert b"pod-1" not in (await other.next(1) or b"")
+    assert not feed.counts
+
+
+async def test_what_was_before_is_shown_and_told_to_nobody() -> None:
+    feed = Feed(epoch=7)
+    feed.note(happened(5))
+    with feed.subscribe() as reader:
+        feed.relay([happened(1, "node-9"), happened(9, "node-9")], fresh=False)
+        assert await reader.next(0.01) == b""
+    assert {one.summary[-1] for one in feed.recent()} == {"1", "5", "9"}
+
+
+def test_a_stop_that_every_replica_notes_is_told_once_whoever_is_first() -> None:
+    for ours_first in (True, False):
+        feed = Feed(epoch=7)
+        mine = Transition(NIGHT, Kind.STOPPED, "", "stopped: a switch")
+        theirs = replace(mine, at=NIGHT + 2)
+        if ours_first:
+            feed.note(mine)
+        feed.relay([theirs], fresh=True)
+        if not ours_first:
+            feed.note(mine)
+        assert [one.kind for one in feed.recent()] == [Kind.STOPPED]
+        assert feed.counts[Kind.STOPPED] == 1
+        assert feed.own_since("", 10)[0] == [mine]
+        feed.relay([replace(mine, at=NIGHT + 3600)], fresh=True)
+        assert len(feed.recent()) == 2, "another stop, an hour later"
