@@ -293,7 +293,7 @@ def node(one: Answer, screen: Screen) -> Iterator[str]:
 
 def _known(one: Answer, screen: Screen) -> str:
     at = one.get("last_known")
-    return f"{clock(at)} UTC, {ago(at, screen.now)} ago: its replica does not answer" if at else ""
+    return f"{clock(at)} UTC, {ago(at, screen.now)} ago; see: sickbay replicas" if at else ""
 
 
 def _marks(fault: Answer) -> str:
