@@ -89,7 +89,7 @@ def replicas(answer: Answer, screen: Screen) -> Iterator[str]:
         yield "One replica, alone: every node is its own."
         return
     yield table(
-        ["REPLICA", "", "NODES", "AGENTS", "VERSION", "POLICY", "ANSWERED", "STATE"],
+        ["REPLICA", "ROLE", "NODES", "AGENTS", "VERSION", "POLICY", "ANSWERED", "STATE"],
         [
             (
                 one["name"],

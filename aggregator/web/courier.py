@@ -7,6 +7,7 @@ is no answer.
 
 import asyncio
 import logging
+import os
 import ssl
 from pathlib import Path
 from typing import TypeVar
@@ -91,7 +92,7 @@ class Courier:
         except aiohttp.ClientSSLError as error:
             raise NoAnswer(f"does not answer properly: its certificate: {error}") from error
         except (aiohttp.ClientConnectionError, OSError) as error:
-            raise NoAnswer(f"does not answer: {error or type(error).__name__}") from error
+            raise NoAnswer(f"does not answer: {_why(error)}") from error
         except aiohttp.ClientError as error:
             raise NoAnswer(f"does not answer properly: {error}") from error
         if isinstance(told, Answer) and told.name != member.name:
@@ -139,3 +140,15 @@ class Courier:
                 headers={"Accept-Encoding": "identity", "User-Agent": "sickbay"},
             )
         return self._session
+
+
+def _why(error: Exception) -> str:
+    """In few words: the client names its own means, which tell nobody anything."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        cause = error.os_error
+        text = cause.strerror or str(cause)
+        # asyncio words some of its own, with the address that we name anyway.
+        if cause.errno is not None and cause.errno > 0:
+            text = os.strerror(cause.errno)
+        return f"{error.host}:{error.port}: {text}"
+    return str(error) or type(error).__name__

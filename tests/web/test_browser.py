@@ -15,6 +15,7 @@ from playwright.async_api import Browser, Page, async_playwright, expect
 from aggregator.quarantine.cluster import Phase
 from aggregator.quarantine.ledger import Kind, Transition
 from tests.support.waiting import until
+from tests.web.replicas import replicas
 from tests.web.support import (
     Hands,
     big_fleet,
@@ -250,6 +251,34 @@ async def test_focus_stays_where_it_was_when_the_page_changes(browser: Browser) 
         await expect(one.page.locator("#incidents")).to_contain_text("node-8")
         focused = await one.page.evaluate("document.activeElement.textContent")
         assert focused == "node-3"
+
+
+async def test_a_replica_that_stops_answering_is_said_without_a_reload(browser: Browser) -> None:
+    fleet = small_fleet(monotonic_hands())
+    async with replicas(fleet, ("sickbay-aggregator-0", "sickbay-aggregator-1")) as running:
+        asked, other = running.served.values()
+        lost = running.nodes_of("sickbay-aggregator-1")
+        one = await tab(browser, asked.url)
+        lines = one.page.locator("#replicas tbody tr")
+        await expect(lines).to_have_count(2)
+        await expect(lines.nth(1)).to_contain_text("answers")
+        await expect(lines.nth(0)).to_contain_text("leads")
+        assert other.url
+        await running.stop("sickbay-aggregator-1")
+        await expect(lines.nth(1)).to_contain_text("does not answer: ", timeout=30_000)
+        said = f"Its {len(lost)} nodes are shown as last known at 03:1"
+        await expect(one.page.locator("#notices")).to_contain_text(said)
+        await expect(one.page.locator("h1")).to_contain_text("only last known")
+        await one.screenshot("replica-lost")
+        assert await contrast(one.page) == []
+        await one.page.set_viewport_size({"width": 375, "height": 800})
+        wide = await one.page.evaluate("document.documentElement.scrollWidth")
+        await one.screenshot("replica-lost-narrow")
+        assert wide <= 375
+        await one.page.goto(f"{asked.url}/nodes/{lost[0]}")
+        await expect(one.page.locator("#glance")).to_contain_text("This is only last known.")
+        await one.screenshot("node-last-known")
+        assert one.complaints == []
 
 
 async def test_a_hidden_page_asks_for_nothing_until_it_is_looked_at(browser: Browser) -> None:
