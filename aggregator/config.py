@@ -15,6 +15,8 @@ from pydantic import Field
 from aggregator.config_drain import Drain
 from aggregator.config_drain import contradictions as drain_contradictions
 from aggregator.config_section import Positive, Section, Strings
+from aggregator.config_shards import Shards
+from aggregator.config_shards import contradictions as shards_contradictions
 from aggregator.config_values import (
     Address,
     DatabaseUrl,
@@ -204,6 +206,7 @@ class Config(Section):
     cluster: Cluster = Cluster()
     listen: Listen = Listen()
     identity: Identity = Identity()
+    shards: Shards = Shards()
     agents: Agents = Agents()
     limits: Limits = Limits()
     drain: Drain = Drain()
@@ -255,6 +258,14 @@ def _contradictions(config: Config) -> Iterator[_Finding]:
     yield from _shared(config)
     for key, text in drain_contradictions(config.drain):
         yield _finding(key, text)
+    for key, text in shards_contradictions(
+        config.shards,
+        kubernetes=config.cluster.kind == "kubernetes",
+        tls=config.listen.tls is not None,
+        grpc=config.listen.grpc,
+        web=config.listen.web,
+    ):
+        yield _finding(key, text, "cluster", "listen")
     if config.drain.namespaces and config.cluster.kind == "local":
         # "*" would match what stands for the command `drain`, which then never ran.
         text = 'namespaces have pods, and cluster.kind is "local"; expected none'
@@ -347,6 +358,9 @@ def _files(config: Config) -> Iterator[tuple[Key, Path | None]]:
         yield ("listen", "tls", "cert_file"), tls.cert_file
         yield ("listen", "tls", "key_file"), tls.key_file
         yield ("listen", "tls", "client_ca_file"), tls.client_ca_file
+    if config.shards.on:
+        yield ("shards", "token_file"), config.shards.token_file
+    yield ("shards", "ca_file"), config.shards.ca_file
     yield ("policy", "file"), config.policy.file
     yield ("history", "password_file"), config.history.password_file
     yield ("history", "ca_file"), config.history.ca_file

@@ -99,6 +99,24 @@ def is_loopback(value: str) -> bool:
         return False
 
 
+def tcp_address(value: object) -> str:
+    """``host:port`` that others can connect to, or no text."""
+    if value == "":
+        return ""
+    expected = '"HOST:PORT" as others reach it'
+    found = address(value)
+    if port_of(found) is None:
+        raise _refuse(f"{show(value)} can't be connected to", expected)
+    if found.rpartition(":")[0].strip("[]") in {"0.0.0.0", "::"}:
+        raise _refuse(f"{show(value)} is every address of a machine and none", expected)
+    return found
+
+
+def port_of(value: str) -> int | None:
+    """The port of an address; None for a socket's path, or where the system chooses it."""
+    return None if value.startswith("unix:") else int(value.rpartition(":")[2]) or None
+
+
 def http_url(value: object) -> str:
     """An http or https URL with a host. Never echoed: a webhook's URL is often its secret."""
     expected = '"https://HOST/..." (or http)'
@@ -196,7 +214,11 @@ def shaped(pattern: str, expected: str) -> BeforeValidator:
 Duration = Annotated[float, BeforeValidator(duration)]
 Percent = Annotated[float, BeforeValidator(percent)]
 Address = Annotated[str, BeforeValidator(address)]
+TcpAddress = Annotated[str, BeforeValidator(tcp_address)]
 HttpUrl = Annotated[str, BeforeValidator(http_url)]
+MaybeHttpUrl = Annotated[
+    str, BeforeValidator(lambda value: value if value == "" else http_url(value))
+]
 OrdinaryPath = Annotated[Path, BeforeValidator(ordinary_path)]
 MaybePath = Annotated[Path | None, BeforeValidator(maybe_path)]
 ServiceAccount = Annotated[

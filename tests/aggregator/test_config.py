@@ -400,6 +400,86 @@ def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
         load(tmp_path / "latin")
 
 
+# -- several replicas ---------------------------------------------------------------------------
+
+
+def shards(folder: Path, text: str, *, head: str = "") -> str:
+    """A file with that section, and with TLS; what it names is there."""
+    for name in ("tls.crt", "tls.key", "ca.crt", "token"):
+        (folder / name).write_text("x")
+    listen = "listen: {tls: {cert_file: tls.crt, key_file: tls.key}}\n"
+    return f"{head or listen}shards: {{token_file: token, ca_file: ca.crt, {text}}}\n"
+
+
+def test_one_replica_alone_needs_no_token_of_its_own(tmp_path: Path) -> None:
+    config = load(written(tmp_path, LOCAL))
+    assert not config.shards.on
+    assert not config.shards.token_file.exists()
+
+
+def test_several_replicas_are_known_by_their_domain_or_by_an_address(tmp_path: Path) -> None:
+    config = load(written(tmp_path, shards(tmp_path, "domain: sickbay-aggregator.sickbay.svc")))
+    assert config.shards.on
+    assert config.shards.ca_file == tmp_path / "ca.crt"
+    config = load(written(tmp_path, shards(tmp_path, "address: 'here.test:8443', name: a-0")))
+    assert config.shards.on
+
+
+@pytest.mark.parametrize(
+    ("text", "head", "said"),
+    [
+        ("domain: a.test, address: 'a:1'", "", "shards.domain: given beside shards.address"),
+        ("domain: .a.test", "", 'shards.domain: ".a.test"; expected the DNS name of'),
+        ("domain: a.test, name: A_0", "", 'shards.name: "A_0"; expected letters, digits'),
+        ("address: a.test", "", 'shards.address: "a.test" is no address; expected "HOST:PORT"'),
+        ("address: 'a.test:0'", "", 'shards.address: "a.test:0" can\'t be connected to'),
+        ("address: '0.0.0.0:1'", "", 'shards.address: "0.0.0.0:1" is every address'),
+        ("address: 'unix:/x'", "", 'shards.address: "unix:/x" can\'t be connected to'),
+        ("domain: a.test, page: here", "", "shards.page: this is no URL"),
+        (
+            "domain: a.test",
+            "listen: {grpc: 'unix:/x', tls: {cert_file: tls.crt, key_file: tls.key}}\n",
+            'shards.domain: listen.grpc "unix:/x" has no port that others could know',
+        ),
+        (
+            "domain: a.test, page: ''",
+            "listen: {web: 'h:0', tls: {cert_file: tls.crt, key_file: tls.key}}\n",
+            'shards.page: not given, and listen.web "h:0" has no port',
+        ),
+        (
+            "domain: a.test",
+            "listen: {insecure_plaintext: true}\n",
+            "shards.domain: replicas speak without TLS on one machine only; expected listen.tls",
+        ),
+        (
+            "address: 'localhost:1'",
+            (
+                "listen: {grpc: 'localhost:1', web: 'localhost:2'}\n"
+                "identity: {kind: insecure-trust-hello}\ncluster: {kind: local}\n"
+            ),
+            "shards.address: replicas know of each other by a Kubernetes cluster",
+        ),
+    ],
+)
+def test_replicas_that_could_not_find_or_trust_each_other_are_refused(
+    tmp_path: Path, text: str, head: str, said: str
+) -> None:
+    [problem] = problems(tmp_path, shards(tmp_path, text, head=head))
+    assert said in problem
+
+
+def test_replicas_need_their_token_and_who_signed_their_certificates(tmp_path: Path) -> None:
+    text = shards(tmp_path, "domain: a.test").replace("token_file: token, ca_file: ca.crt, ", "")
+    said = [problem.partition("; ")[0].split(": ", 1)[1] for problem in problems(tmp_path, text)]
+    assert said == [
+        "shards.ca_file: not given",
+        (
+            "shards.token_file: /var/run/secrets/sickbay-shards/token can't be read: "
+            "No such file or directory"
+        ),
+    ]
+
+
 # -- what people read ---------------------------------------------------------------------------
 
 
@@ -451,8 +531,10 @@ def _yaml(sections: dict[str, Any], indent: str = "") -> str:
 
 def referenced(root: Path) -> Path:
     """A root in which everything lies that the example names."""
-    for name in ("tls/tls.crt", "tls/tls.key", "tls/clients.crt", "webhook-secret", "kubeconfig"):
-        file = root / "etc" / "sickbay" / name
+    named = ("tls/tls.crt", "tls/tls.key", "tls/clients.crt", "webhook-secret", "kubeconfig")
+    own = [f"etc/sickbay/{name}" for name in (*named, "ca.crt")]
+    for path in (*own, "var/run/secrets/sickbay-shards/token"):
+        file = root / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("x")
     return root
@@ -479,6 +561,10 @@ EXAMPLES = {
     "listen.tls.client_ca_file",
     "listen.tls.key_file",
     "policy.file",
+    "shards.ca_file",
+    "shards.domain",
+    "shards.name",
+    "shards.page",
 }
 
 
@@ -494,8 +580,9 @@ def test_the_example_shows_every_key_and_the_defaults_are_the_defaults(tmp_path:
     plain = load(written(tmp_path, "listen: {insecure_plaintext: true}\n"))
     keys = {key.partition("[]")[0] for key, _ in keys_of(Config)}
     set_here = set(flat(yaml.safe_load(everything(tmp_path).read_text())))
-    # A hook is a command or a webhook: the example has commands.
-    assert {key for key in keys - set_here if ".webhook." not in key} == set()
+    # A hook is a command or a webhook: the example has commands. And it has shards.domain.
+    left = {key for key in keys - set_here if ".webhook." not in key}
+    assert left == {"shards.address"}
     for key in sorted(keys & set_here - EXAMPLES - {"listen.insecure_plaintext"}):
         assert attrgetter(key)(shown) == attrgetter(key)(plain), key
 

@@ -44,7 +44,9 @@ def _get(port: int, authority: Path, path: str) -> tuple[int, str]:
 def test_it_runs_as_nobody_with_nothing_but_its_volumes_writable(tmp_path: Path) -> None:
     spec = pod_spec("StatefulSet", "sickbay-aggregator")
     user = spec["securityContext"]["runAsUser"]
-    volumes = {name: tmp_path / name for name in ("config", "tls", "data", "tmp")}
+    volumes = {
+        name: tmp_path / name for name in ("config", "tls", "ca", "shards-token", "data", "tmp")
+    }
     for name, folder in volumes.items():
         folder.mkdir()
         if name in {"data", "tmp"}:
@@ -59,7 +61,9 @@ def test_it_runs_as_nobody_with_nothing_but_its_volumes_writable(tmp_path: Path)
     text = text.replace("0.0.0.0:8080", f"127.0.0.1:{ports[1]}")
     (volumes["config"] / "aggregator.yaml").write_text(text)
     authority = Authority.create(tmp_path)
-    pair = authority.server("aggregator", [NAME])
+    pair = authority.server("aggregator", [NAME, f"*.{NAME}"])
+    shutil.copy(authority.certificate, volumes["ca"] / "ca.crt")
+    (volumes["shards-token"] / "token").write_text("x")
     shutil.copy(pair.certificate, volumes["tls"] / "tls.crt")
     shutil.copy(pair.key, volumes["tls"] / "tls.key")
     for file in volumes["tls"].iterdir():

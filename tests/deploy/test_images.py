@@ -5,6 +5,7 @@ Dockerfile says, on what a clone would hold.
 """
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -163,9 +164,10 @@ def test_the_aggregator_brings_its_policy_and_its_page(
     # config check reads the shipped rules and the catalogue, which are files of the package.
     sound = tmp_path / "aggregator.yaml"
     text = find("ConfigMap", "sickbay-aggregator")["data"]["aggregator.yaml"]
-    for name in ("tls.crt", "tls.key"):
+    for name in ("tls.crt", "tls.key", "ca.crt", "token"):
         (tmp_path / name).write_text("x")
-    sound.write_text(text.replace("/etc/sickbay-tls", str(tmp_path)))
+    text = re.sub("/etc/sickbay-(tls|ca)", str(tmp_path), text)
+    sound.write_text(text.replace("shards:\n", f"shards:\n  token_file: {tmp_path}/token\n"))
     checked = run(built, "sickbay-aggregator", "config", "check", str(sound))
     assert checked.returncode == 0, checked.stderr
 

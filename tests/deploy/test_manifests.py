@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from aggregator import config as aggregator_config
+from aggregator.confer.badges import AUDIENCE
 from aggregator.quarantine.cluster import Action
 from nodeagent import config as agent_config
 from nodeagent.checks import pod_network
@@ -164,9 +165,12 @@ def test_the_aggregators_configuration_loads_and_observes(tmp_path: Path) -> Non
     text = find("ConfigMap", "sickbay-aggregator")["data"]["aggregator.yaml"]
     file = tmp_path / "aggregator.yaml"
     file.write_text(text)
-    for name in ("tls.crt", "tls.key"):  # what a Secret of type kubernetes.io/tls holds
-        (tmp_path / "etc/sickbay-tls").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "etc/sickbay-tls" / name).write_text("x")
+    for name in (
+        *("etc/sickbay-tls/tls.crt", "etc/sickbay-tls/tls.key"),  # of a Secret kubernetes.io/tls
+        *("etc/sickbay-ca/ca.crt", "var/run/secrets/sickbay-shards/token"),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
 
     config = aggregator_config.load(file, root=tmp_path)
 
@@ -229,6 +233,41 @@ def test_the_agents_token_is_of_the_audience_and_account_that_the_aggregator_bel
     [token] = [source["serviceAccountToken"] for source in sources]
     assert token == {"audience": identity.audience, "expirationSeconds": 86400, "path": "token"}
     assert identity.service_account == f"{NAMESPACE}:{spec['serviceAccountName']}"
+
+
+def test_replicas_find_and_believe_each_other_however_many_there_are() -> None:
+    config = yaml.safe_load(find("ConfigMap", "sickbay-aggregator")["data"]["aggregator.yaml"])
+    stateful_set = find(*AGGREGATOR)["spec"]
+    spec = stateful_set["template"]["spec"]
+    there = mounts(spec)
+    domain = f"{stateful_set['serviceName']}.{NAMESPACE}.svc"
+    assert config["shards"]["domain"] == domain
+    service = find("Service", stateful_set["serviceName"])
+    assert service["spec"]["clusterIP"] == "None"  # each pod has a name of its own
+    assert service["spec"]["publishNotReadyAddresses"] is True  # also when it has just started
+    authority = Path(config["shards"]["ca_file"])
+    assert there[str(authority.parent)][1]["configMap"]["name"] == "sickbay-ca"
+
+    shards = aggregator_config.Config().shards
+    volume = there[str(shards.token_file.parent)][1]
+    [source] = volume["projected"]["sources"]
+    token = source["serviceAccountToken"]
+    assert (token["audience"], token["path"]) == (AUDIENCE, shards.token_file.name)
+    assert token["audience"] != aggregator_config.Config().identity.audience
+    assert shards.service_account == f"{NAMESPACE}:{spec['serviceAccountName']}"
+
+
+def test_the_network_policy_example_lets_replicas_reach_each_other() -> None:
+    [policy] = documents(DEPLOY / "examples" / "networkpolicy.yaml")
+    labels = find(*AGGREGATOR)["spec"]["template"]["metadata"]["labels"]
+    assert policy["spec"]["podSelector"]["matchLabels"] == labels
+    [ports] = [
+        {port["port"] for port in rule["ports"]}
+        for rule in policy["spec"]["ingress"]
+        for peer in rule["from"]
+        if peer.get("podSelector", {}).get("matchLabels") == labels
+    ]
+    assert ports == {port["name"] for port in container(pod_spec(*AGGREGATOR))["ports"]}
 
 
 # -- what the pods may -----------------------------------------------------------------------------
