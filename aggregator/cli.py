@@ -47,6 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     config = load(options.file)
+    # gRPC's C core would write lines of its own to stderr: of a port that is taken, which is said
+    # below, and of each agent that asks TLS for a name that we don't have, which the agent says.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # Imports that take a second: a file that is wrong is refused sooner.
     import asyncio
     import gc

@@ -115,7 +115,7 @@ def _change(before: "Rule", after: "Rule") -> str:
 
 def _explain(options: argparse.Namespace) -> int:
     from aggregator.policy.explain import Question, explain
-    from aggregator.policy.shipped import read_policy
+    from aggregator.policy.shipped import oddly_asked, read_policy
 
     asked = Question(
         code=options.fault or "",
@@ -128,7 +128,11 @@ def _explain(options: argparse.Namespace) -> int:
         driver=options.driver,
         details=dict(options.detail),
     )
-    answer = explain(read_policy(options.policy), asked)
+    policy = read_policy(options.policy)
+    answer = explain(policy, asked)
+    slip = oddly_asked(policy, asked.check, asked.reason) if asked.check else ""
+    if slip:
+        print(f"warning: {slip}", file=sys.stderr)
     print(json.dumps(_as_json(answer), indent=2) if options.output == "json" else _text(answer))
     return _OK
 

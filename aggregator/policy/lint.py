@@ -49,9 +49,7 @@ def _about(
     if rule.check in checks and reasons is not None:
         for reason in rule.reasons:
             if reason not in reasons:
-                known = f"expected some of {', '.join(reasons)}" if reasons else "it never fails"
-                text = f"check {rule.check} never fails with reason {reason!r}"
-                text += f"{_hint(reason, reasons)}; {known}"
+                text = _unknown_reason(rule.check, reason, reasons)
                 yield document.problem((*key, "reasons"), text)
         if not reasons and not rule.reasons:
             text = f"check {rule.check} never says failed, at most degraded; no rule can match it"
@@ -62,7 +60,27 @@ def _about(
             yield document.problem((*key, "faults"), text)
 
 
-def _unknown_check(name: str, checks: Checks) -> str:
+def unfamiliar(policy: Policy, check: str, reason: str, checks: Checks) -> str:
+    """What is odd about asking for this check and reason; empty where nothing is.
+
+    A check that a rule names is known, whosever it is.
+    """
+    if check not in checks:
+        named = {rule.check for rule in policy.rules if rule.check}
+        return "" if check in named else _unknown_check(check, {*checks, *named})
+    reasons = checks[check]
+    if not reason or reasons is None or reason in reasons:
+        return ""
+    return _unknown_reason(check, reason, reasons)
+
+
+def _unknown_reason(check: str, reason: str, reasons: Sequence[str]) -> str:
+    known = f"expected some of {', '.join(reasons)}" if reasons else "it never fails"
+    hint = _hint(reason, reasons)
+    return f"check {check} never fails with reason {reason!r}{hint}; {known}"
+
+
+def _unknown_check(name: str, checks: Iterable[str]) -> str:
     hint = _hint(name, checks)
     if hint:
         return f"no check of ours is {name!r}{hint}; with that slip it never matches"

@@ -3,7 +3,7 @@
 from importlib.resources import files
 from pathlib import Path
 
-from aggregator.policy.lint import parse_checks, warnings
+from aggregator.policy.lint import Checks, parse_checks, unfamiliar, warnings
 from aggregator.policy.load import load_policy
 from aggregator.policy.rules import Policy
 from aggregator.yaml_lines import Problem, read_text
@@ -28,5 +28,13 @@ def odd(site: Path) -> list[Problem]:
 
     Raises `ConfigError` as `read_policy` does.
     """
-    checks = (files("aggregator.policy") / "checks.yaml").read_text("utf-8")
-    return warnings(read_policy(site), read_text(site), str(site), parse_checks(checks))
+    return warnings(read_policy(site), read_text(site), str(site), _checks())
+
+
+def oddly_asked(policy: Policy, check: str, reason: str) -> str:
+    """What is most likely a slip in a person's word for a check and its reason; or empty."""
+    return unfamiliar(policy, check, reason, _checks())
+
+
+def _checks() -> Checks:
+    return parse_checks((files("aggregator.policy") / "checks.yaml").read_text("utf-8"))

@@ -70,6 +70,36 @@ def test_evidence_that_no_rule_names_is_never_acted_on(capsys: pytest.CaptureFix
     assert "none: no rule is about it, so it is shown and never acted on" in out
 
 
+@pytest.mark.parametrize(
+    ("check", "reason", "said"),
+    [
+        ("disk-spaec", "", "no check of ours is 'disk-spaec' (did you mean 'disk-space'?)"),
+        ("my-own", "", "no check of ours is 'my-own'; right if it is a check of the site's own"),
+        ("disk-space", "inode", "never fails with reason 'inode' (did you mean 'inodes'?)"),
+        ("disk-space", "inodes", ""),
+        ("reach", "whatever", ""),
+    ],
+)
+def test_a_slip_in_what_was_asked_is_pointed_out_and_answered_all_the_same(
+    capsys: pytest.CaptureFixture[str], check: str, reason: str, said: str
+) -> None:
+    code, out, err = ask(capsys, "explain", "--check", check, "--reason", reason)
+    assert code == 0
+    assert out.startswith(check)
+    assert (said in err) if said else (err == "")
+
+
+def test_a_check_that_the_sites_own_rule_names_is_no_slip(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text("rules: [{name: mine, kind: node, check: my-own, action: cordon}]\n")
+    _, _, err = ask(capsys, "explain", "--policy", str(file), "--check", "my-own")
+    assert err == ""
+    _, _, err = ask(capsys, "explain", "--policy", str(file), "--check", "my-owm")
+    assert "did you mean 'my-own'?" in err
+
+
 def test_a_sites_file_is_explained_with_the_shipped_rules(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
