@@ -686,7 +686,7 @@ history: {{database: 'sqlite:///{tmp_path}/history.db'}}
         done = command("run", "--config", str(file))
     assert done.returncode == 1
     [said] = done.stderr.splitlines()  # and nothing of gRPC's own
-    assert said.startswith(f"sickbay-aggregator: can't listen on \"127.0.0.1:{port}\"")
+    assert said.startswith(f'sickbay-aggregator: can\'t listen on "127.0.0.1:{port}"')
     assert "something else listens there already" in said
     assert all(line.startswith("{") for line in done.stdout.splitlines()), done.stdout
 
