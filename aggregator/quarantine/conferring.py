@@ -273,6 +273,7 @@ class Conferring:
         if doubt == self._doubted:
             return
         self._doubted = doubt
+        self._fleet.incomplete = doubt.missing
         if self._leading and len(self._shards.council.members) > 1:
             self._presiding.look(doubt, self._reported)
         waits = any(case.patient.hold is not None for case in self._census.cases())

@@ -86,6 +86,7 @@ class Fleet:
     record_entries: int = 0
     limits: Mapping[str, str] = field(default_factory=dict)
     waiting_for_quorum: str = ""
+    incomplete: str = ""  # what the leading replica has not been told, or that it is not reached
     lemons: tuple[Lemon, ...] = ()  # repeat offenders of the last weeks, worst first
     lemons_trouble: str = ""  # why they can't be looked for now
     causes: Mapping[str, CommonCause] = field(default_factory=dict)  # open common causes, by id

@@ -34,6 +34,9 @@ def status(fleet: Answer, screen: Screen) -> Iterator[str]:
         yield f"WHICH REPLICAS THERE ARE IS NOT KNOWN, nobody acts: {clean(fleet['frozen'])}"
     if fleet.get("differing"):
         yield f"THE REPLICAS DIFFER, nothing new is admitted: {clean(fleet['differing'])}"
+    if fleet.get("incomplete"):
+        text = clean(fleet["incomplete"])
+        yield f"THE REPLICAS HAVE NOT TOLD EACH OTHER EVERYTHING, little is admitted: {text}"
     for one in fleet.get("replicas", ()):
         if one["trouble"] and one["nodes"]:
             yield f"{clean(one['name'])} {clean(one['trouble'])}: {_only_last_known(one)}"

@@ -108,6 +108,11 @@ def _fleet(found: Findings) -> Iterator[Metric]:
     yield used
     yield most
     yield _one("sickbay_cooling_down", "1 while nothing new is admitted.", bool(found.cooling))
+    yield _one(
+        "sickbay_replicas_incomplete",
+        "1 while the leading replica has not been told of all nodes.",
+        bool(found.incomplete),
+    )
     causes = _gauge("sickbay_common_causes", "Common causes that are open.", ["scope"])
     shared = _gauge("sickbay_common_cause_nodes", "Nodes that they explain.", ["scope"])
     for scope in (*SCOPES, "network"):

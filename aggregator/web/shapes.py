@@ -292,8 +292,9 @@ class Fleet(Shape, frozen=True, kw_only=True):
     /readyz complains of. ``record_entries`` nodes stand in the admission record.
 
     ``replicas`` are those of the aggregator, none where there is one alone; ``last_known`` counts
-    the nodes of those that don't answer; ``frozen`` (nobody knows who is there, so nobody acts)
-    and ``differing`` (replicas run another version or policy) are empty, or say why.
+    the nodes of those that don't answer; ``frozen`` (nobody knows who is there, so nobody acts),
+    ``differing`` (replicas run another version or policy) and ``incomplete`` (the one that leads
+    has not been told of all nodes, so little is admitted) are empty, or say why.
     """
 
     at: Time
@@ -322,6 +323,7 @@ class Fleet(Shape, frozen=True, kw_only=True):
     replicas: list[Replica] = []
     frozen: str = ""
     differing: str = ""
+    incomplete: str = ""
     last_known: int = 0
 
 

@@ -91,6 +91,7 @@ class Findings:
     replicas: tuple[shapes.Replica, ...] = ()
     frozen: str = ""
     differing: str = ""
+    incomplete: str = ""
     last_known: int = 0
     elsewhere: Mapping[str, Telling] = field(default_factory=dict, compare=False)
 
@@ -219,6 +220,7 @@ class Survey:
             stop=fleet.stop,
             view_lost=fleet.view_lost,
             waiting_for_quorum=fleet.waiting_for_quorum,
+            incomplete=fleet.incomplete,
             cooling=fleet.cooling,
             causes=view.causes(fleet.causes.values(), self._moment)
             + view.blamed(fleet.network.values(), self._moment),
@@ -338,6 +340,7 @@ def glance(
         replicas=list(found.replicas),
         frozen=found.frozen,
         differing=found.differing,
+        incomplete=found.incomplete,
         last_known=found.last_known,
     )
 

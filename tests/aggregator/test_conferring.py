@@ -294,11 +294,18 @@ def test_while_a_replica_has_not_told_of_its_nodes_only_a_few_explicit_faults_pa
         reason = ward.replicas[ward.at[f"n{heard[0]}"]].fleet.patients[f"n{heard[0]}"].hold
         assert reason is not None
         assert "r2 has not told of all nodes" in reason.reason
+        shown = {name: one.fleet.incomplete for name, one in ward.replicas.items()}
+        assert shown == {
+            "r0": "r2 has not told of all nodes",
+            "r1": "r2 has not told of all nodes",
+            "r2": "r0, which leads, is not reached",
+        }
         ward.break_(heard[10:20])
         await asyncio.sleep(60)
         assert len(ward.sick) == 3
         ward.links.mend()
         await until(lambda: len(ward.sick) == 11, ward.holds)
+        assert not any(one.fleet.incomplete for one in ward.replicas.values())
 
     on_a_ward(test, settings=WIDE)
 

@@ -226,6 +226,7 @@ async def test_assets_are_cached_by_their_hash_alone(served: Served) -> None:
 async def test_what_nodes_and_people_write_is_shown_and_never_run() -> None:
     hands = Hands()
     fleet = Fleet(mode="drain", stop=HOSTILE, view_lost=HOSTILE, waiting_for_quorum=HOSTILE)
+    fleet.incomplete = HOSTILE
     patient = well(fleet, "node-1", hands.now)
     assert patient.health is not None
     bad = Component(HOSTILE, HOSTILE, Status.FAILED, HOSTILE, HOSTILE, hands.now)
