@@ -32,6 +32,8 @@ SEVERITY = {
     Kind.COMMON_CAUSE: "critical",
     Kind.COMMON_CAUSE_OVER: "info",
     Kind.COOLDOWN: "warning",
+    Kind.REPLICAS_APART: "warning",
+    Kind.REPLICAS_TOGETHER: "info",
     Kind.NETWORK_BLAMED: "critical",
     Kind.NETWORK_CLEARED: "info",
     Kind.NODE_LOST: "warning",
@@ -77,7 +79,7 @@ def alert_of(transition: Transition) -> Alert | None:
     """
     kind = transition.kind
     action = transition.details.get("action", "")
-    told = transition.details.get("limit", "") == "limits.cooldown"
+    told = transition.details.get("limit", "") in ("limits.cooldown", "shards")
     if kind in (Kind.INCIDENT_OPENED, Kind.HELD) and (told or "cause" in transition.details):
         return None
     if kind in (Kind.NETWORK_BLAMED, Kind.NETWORK_CLEARED) and "cause" in transition.details:
@@ -145,6 +147,8 @@ _OVER = {
     Kind.COMMON_CAUSE_OVER: frozenset({Kind.COMMON_CAUSE}),
     Kind.COOLDOWN: frozenset({Kind.COOLDOWN_OVER}),
     Kind.COOLDOWN_OVER: frozenset({Kind.COOLDOWN}),
+    Kind.REPLICAS_APART: frozenset({Kind.REPLICAS_TOGETHER}),
+    Kind.REPLICAS_TOGETHER: frozenset({Kind.REPLICAS_APART}),
     Kind.NETWORK_BLAMED: frozenset({Kind.NETWORK_CLEARED}),
     Kind.NETWORK_CLEARED: frozenset({Kind.NETWORK_BLAMED}),
     Kind.NODE_LOST: frozenset({Kind.NODE_FOUND}),

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 
 from aggregator.quarantine.acts import Clocks
+from aggregator.quarantine.apart import Apart
 from aggregator.quarantine.case import Case
 from aggregator.quarantine.census import Census
 from aggregator.quarantine.cluster import ClusterError
@@ -25,6 +26,7 @@ from aggregator.quarantine.decide.sayings import (
 )
 from aggregator.quarantine.elsewhere import Elsewhere, Unsaid
 from aggregator.quarantine.fleet import Fleet
+from aggregator.quarantine.ledger import Ledger
 from aggregator.quarantine.presiding import NotHere, Presiding, Seat
 from aggregator.quarantine.registrar import Registrar
 from aggregator.quarantine.reporting import Reporter, Voice, VoiceLost
@@ -59,6 +61,7 @@ class Conferring:
         triangulating: Triangulating,
         registrar: Registrar,
         fleet: Fleet,
+        ledger: Ledger,
         clocks: Clocks,
         again: Callable[[Case], None],
     ) -> None:
@@ -71,6 +74,7 @@ class Conferring:
         self._fleet = fleet
         self._clocks = clocks
         self._again = again
+        self._apart = Apart(ledger, clocks)
         self._reporter = Reporter(
             census=census,
             suspecting=suspecting,
@@ -142,6 +146,7 @@ class Conferring:
             return
         self._leading = False
         self._presiding.close("it does not lead any more")
+        self._apart.forget()
         self._suspecting.follow()
         self._triangulating.follow()
         for node in self._elsewhere.take_all():
@@ -246,7 +251,10 @@ class Conferring:
                 turn += 1
                 if self._is_certain():
                     self._suspecting.look()
-                self._presiding.look(self.doubt(), self._reported)
+                doubt = self.doubt()
+                self._presiding.look(doubt, self._reported)
+                if self._shards.leads():
+                    self._apart.look(doubt)
             self._doubt_changed()
 
     def go_round(self) -> None:

@@ -115,6 +115,7 @@ class Controller:
             triangulating=triangulating,
             registrar=registrar,
             fleet=fleet,
+            ledger=ledger,
             clocks=clocks,
             again=lambda case: attending.kick(case),  # noqa: PLW0108 - it is made below
         )

@@ -44,6 +44,8 @@ class Kind(enum.StrEnum):
     COMMON_CAUSE_OVER = "fleet.common-cause-over"
     COOLDOWN = "fleet.cooldown"
     COOLDOWN_OVER = "fleet.cooldown-over"
+    REPLICAS_APART = "fleet.replicas-apart"  # they don't confer, so little is admitted
+    REPLICAS_TOGETHER = "fleet.replicas-together"
     NETWORK_BLAMED = "network.blamed"  # a target, or what several nodes share: no node
     NETWORK_CLEARED = "network.cleared"
     NODE_LOST = "network.node_lost"  # nobody reaches it, and its agent is silent

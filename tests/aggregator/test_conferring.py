@@ -306,6 +306,12 @@ def test_while_a_replica_has_not_told_of_its_nodes_only_a_few_explicit_faults_pa
         ward.links.mend()
         await until(lambda: len(ward.sick) == 11, ward.holds)
         assert not any(one.fleet.incomplete for one in ward.replicas.values())
+        await until(lambda: ward.told(Kind.REPLICAS_TOGETHER))
+        [told] = ward.told(Kind.REPLICAS_APART)
+        assert told == (
+            "for 1m the replicas have not told each other everything, so little is admitted: "
+            "r2 has not told of all nodes"
+        )
 
     on_a_ward(test, settings=WIDE)
 
@@ -338,8 +344,13 @@ def test_while_replicas_run_two_policies_nothing_new_is_admitted() -> None:
         await asyncio.sleep(60)
         assert ward.sick == set()
         assert set(ward.holds().values()) == {"shards"}
+        assert ward.told(Kind.REPLICAS_APART) == []  # a rollout takes longer than that
         ward.reform(r2=member("r2"))
         await until(lambda: len(ward.sick) == 6)
+        ward.reform(r2=replace(member("r2"), version="1.1"))
+        await asyncio.sleep(1900)
+        [told] = ward.told(Kind.REPLICAS_APART)
+        assert "r2 runs version 1.1" in told
 
     on_a_ward(test, settings=WIDE)
 
