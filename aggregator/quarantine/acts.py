@@ -17,6 +17,7 @@ from aggregator.quarantine.cluster import (
     Action,
     Cluster,
     ClusterError,
+    Conflict,
     Node,
     Phase,
     Quarantine,
@@ -79,7 +80,9 @@ class Acts:
         unsettled: Callable[[Case], str],
         basis: Callable[[Case], Basis],
         off_balancers: bool,
+        may_act: Callable[[str], bool],
     ) -> None:
+        """``may_act`` tells whether the node is ours to act for at this moment."""
         self._cluster = cluster
         self._registrar = registrar
         self._admission = admission
@@ -92,6 +95,7 @@ class Acts:
         self._unsettled = unsettled
         self._basis = basis
         self._off_balancers = off_balancers
+        self._may_act = may_act
 
     def wanted_now(self, case: Case) -> Wanted | None:
         """What is wanted of the node. What many nodes share makes no cordon that stands a drain."""
@@ -132,17 +136,18 @@ class Acts:
             return False
         case.patient.hold = None
         words = case.patient.overruled
+        entry = self._registrar.record.entries.get(case.node)
         node = await (reading or self._cluster.read_node(case.node))
         case.take_node(node)
         if node is None:
-            await self._registrar.withdraw(case.node)
+            await self._registrar.withdraw(entry)
             case.patient.last_error = "the cluster has no node of this name"
             return False
         if case.misnamed or case.patient.overruled != words or self._spared(case, wanted):
-            await self._registrar.withdraw(case.node)  # we decided on another picture: again
+            await self._registrar.withdraw(entry)  # we decided on another picture: again
             return True
         if self._leave_alone(case, wanted):
-            await self._registrar.withdraw(case.node)  # not ours, and not counted
+            await self._registrar.withdraw(entry)  # not ours, and not counted
             return False
         self.note(case, Kind.ADMITTED, f"{wanted.spec.action} admitted: {wanted.spec.reason}")
         await self._create_and_mark(case, wanted, node)
@@ -150,24 +155,27 @@ class Acts:
 
     async def create(self, case: Case, wanted: Wanted) -> None:
         """The record allows it already: finish what was begun."""
+        entry = self._registrar.record.entries.get(case.node)
         words = case.patient.overruled
         node = await self._cluster.read_node(case.node)
         case.take_node(node)
         if node is None:
-            await self._registrar.withdraw(case.node)
+            await self._registrar.withdraw(entry)
             case.patient.last_error = "the cluster has no node of this name"
             return
         if case.misnamed or case.patient.overruled != words or self._spared(case, wanted):
             return  # we decided on another picture: again
         if self._leave_alone(case, wanted):
-            await self._registrar.withdraw(case.node)
+            await self._registrar.withdraw(entry)
             return
         await self._create_and_mark(case, wanted, node)
 
     async def _create_and_mark(self, case: Case, wanted: Wanted, node: Node) -> None:
+        if not self._may_act(case.node):  # paused since it was admitted: another goes on
+            raise Conflict("this replica's place among the others is not certain any more")
         quarantine = await self._cluster.create_quarantine(case.node, wanted.spec)
         case.restored = quarantine.uid  # what it stands on is in memory: it was made from there
-        case.patient.quarantine = quarantine
+        case.wrote(quarantine)
         await self._mark(case, quarantine, node)
 
     async def cordon(self, case: Case) -> None:
@@ -185,7 +193,8 @@ class Acts:
         if quarantine.spec.requester == OURS and case.wishes.exempt(self._clocks.wall()):
             return  # what we were about to do was decided before we knew
         if not quarantine.has_finalizer:
-            case.patient.quarantine = quarantine = await self._cluster.add_finalizer(quarantine)
+            quarantine = await self._cluster.add_finalizer(quarantine)
+            case.wrote(quarantine)
         await self._mark(case, quarantine, node)
 
     async def _mark(self, case: Case, quarantine: Quarantine, node: Node) -> None:
@@ -203,7 +212,7 @@ class Acts:
         case.node_replaced = False
         self.note(case, Kind.CORDONED, f"cordoned: {quarantine.spec.reason or 'by hand'}")
         self._announce(case, patched.uid, quarantined=True, message=quarantine.spec.reason)
-        case.patient.quarantine = await self._cluster.write_quarantine_status(quarantine, status)
+        case.wrote(await self._cluster.write_quarantine_status(quarantine, status))
 
     async def enter(self, case: Case, quarantine: Quarantine) -> None:
         """Count a quarantine that the record does not have, such as one made by hand."""
@@ -244,7 +253,7 @@ class Acts:
         reason, quarantine = case.wishes.force_reason, case.patient.quarantine
         if quarantine is None:
             spec = QuarantineSpec(action, "manual", reason, requester=FORCED)
-            case.patient.quarantine = await self._cluster.create_quarantine(case.node, spec)
+            case.wrote(await self._cluster.create_quarantine(case.node, spec))
             return
         spec = replace(quarantine.spec, action=action, reason=reason)
         await self._write_spec(case, quarantine, spec)
@@ -255,7 +264,7 @@ class Acts:
         if spec.action is not Action.DRAIN and written.status.phase is Phase.DRAINING:
             status = replace(written.status, phase=Phase.CORDONED, blockers=())
             written = await self._cluster.write_quarantine_status(written, status)
-        case.patient.quarantine = written
+        case.wrote(written)
 
     async def look_at_node(self, case: Case) -> None:
         """Find out what the news only hinted at."""
@@ -279,7 +288,7 @@ class Acts:
         self, case: Case, quarantine: Quarantine, status: QuarantineStatus
     ) -> Quarantine:
         written = await self._cluster.write_quarantine_status(quarantine, status)
-        case.patient.quarantine = written
+        case.wrote(written)
         return written
 
     async def refuse(self, case: Case, quarantine: Quarantine) -> None:

@@ -222,6 +222,8 @@ class Attending:
         match step.do:
             case Do.ENTER:
                 await self._acts.enter(case, quarantine)
+            case Do.VOID:
+                await self._releasing.void(case, quarantine)
             case Do.REFUSE:
                 await self._acts.refuse(case, quarantine)
             case Do.UPDATE if wanted is not None:

@@ -33,7 +33,7 @@ class Case:
     """The controller's side of a patient.
 
     ``restored``: the uid of the quarantine whose evidence was taken back into memory.
-    ``ended``: the uid of the last quarantine that was released; news of it come late.
+    ``ended``: the uid of the last quarantine that is no more; news of it, and answers, come late.
     ``suspect``: the news hint that the node may be schedulable again, or gone; a read decides.
     ``orphan``: the uid of a quarantine that vanished without its undo.
     ``silent``: it was told that the agent has been gone for too long.
@@ -116,6 +116,11 @@ class Case:
         for ident, incident in incidents_of(quarantine, policy, now).items():
             mine = self.patient.incidents.get(ident)
             self.patient.incidents[ident] = incident if mine is None else _joined(mine, incident)
+
+    def wrote(self, quarantine: Quarantine) -> None:
+        """The object as we have just written it; the news that it is gone may have come before."""
+        if quarantine.uid != self.ended:
+            self.patient.quarantine = quarantine
 
     def take_node(self, node: Node | None) -> None:
         """The node as just read: the base for what people did to it."""

@@ -193,6 +193,8 @@ class Conferring:
         if self._leading:
             if len(council.members) < 2:
                 return CERTAIN
+            if not self._shards.leads():  # it was paused, say: another may lead by now
+                return Doubt(council.differing, "this replica's own place is not certain")
             early = self._clocks.now() < self._network_from
             text = "who reaches whom is not judged yet: the leader is new" if early else ""
             return Doubt(council.differing, self._presiding.missing(), text)

@@ -132,6 +132,7 @@ class Controller:
             unsettled=suspecting.unsettled,
             basis=suspecting.basis,
             off_balancers=settings.off_balancers and settings.mode is Action.DRAIN,
+            may_act=shards.may_act,
         )
         hooking = Hooking(acts=acts, clocks=clocks, rules=settings.hooks, rng=rng)
         drain = Drain(

@@ -116,10 +116,13 @@ class Following:
         if known is None or known.uid != uid:
             return
         case.patient.quarantine = None
+        if not case.heard:  # what is known of it stood on that object alone
+            case.patient.incidents, case.wanted = {}, None
         case.patient.release_held, case.release_look = "", 0.0
         case.definition_going = with_definition
         if not with_definition and uid != case.ended and self._shards.owns(case.node):
             case.orphan = uid  # of another shard's node the list of nodes tells, if it becomes ours
+        case.ended = uid
         self._attending.kick(case)
 
     async def _view_restored(self, unschedulable: frozenset[str]) -> None:

@@ -25,6 +25,8 @@ class Line(Protocol):
 
     def redirect(self, address: str, reason: str) -> None: ...
 
+    def resync(self, reason: str) -> None: ...
+
     def close(self, reason: str) -> None: ...
 
 
@@ -56,6 +58,7 @@ class Hearing:
         self._witness = witness
         self._shards = shards
         self._lines: dict[str, Line] = {}
+        self._hellos: dict[str, Hello] = {}
 
     def home(self, node: str) -> str:
         """Where the node's agent belongs, "host:port"; empty: here, or it can't be told now."""
@@ -76,7 +79,7 @@ class Hearing:
         if patient.meta is not None and hello.node_uid not in ("", patient.meta.uid):
             case.suspect = True  # the list may be old: a read decides
             self._attending.kick(case)
-        self._lines[hello.node] = line
+        self._lines[hello.node], self._hellos[hello.node] = line, hello
         case.silent_failing = ""
         self._witness.greeted(hello)
         if silent and case.silent:
@@ -129,7 +132,7 @@ class Hearing:
     def detached(self, node: str, line: Line, reason: str) -> None:
         if self._lines.get(node) is not line:
             return
-        del self._lines[node]
+        del self._lines[node], self._hellos[node]
         case = self._census.case(node)
         case.patient.attached = False
         case.patient.last_heard = self._clocks.now()
@@ -145,6 +148,18 @@ class Hearing:
         line, home = self._lines.get(case.node), self.home(case.node)
         if line is not None and home:
             line.redirect(home, reason)
+
+    def start_over(self, case: Case) -> None:
+        """Unhear all that was said of a node of ours, which another may have had meanwhile.
+
+        An agent that is still there says all of it again.
+        """
+        line, hello = self._lines.get(case.node), self._hellos.get(case.node)
+        self.hand_over(case)
+        if line is not None and hello is not None:
+            case.patient.health, case.patient.attached = NodeHealth(hello), True
+            case.patient.last_heard = self._clocks.now()
+            line.resync("this replica may have been taken for dead meanwhile")
 
     def hand_over(self, case: Case) -> None:
         """Unhear what the agent of a node said that is another shard's now."""
@@ -162,6 +177,7 @@ class Hearing:
         self._triangulating.silent(case.node)
         self._acts.note(case, Kind.AGENT_CONFLICT, f"{text}: not heard")
         line = self._lines.pop(case.node, None)
+        self._hellos.pop(case.node, None)
         if line is not None:
             line.close(text)
 

@@ -15,12 +15,16 @@ from aggregator.quarantine.case import Case
 from aggregator.quarantine.census import Census
 from aggregator.quarantine.hearing import Hearing
 from aggregator.shards.council import Shards
+from aggregator.shards.timing import TIMES
 
 log = logging.getLogger("sickbay.quarantine")
 
 #: Agents sent home at once, and the pause after them (seconds): 500 a second. Each costs the
 #: replica that gets it a TLS handshake, some milliseconds.
 SLICE, PAUSE = 50, 0.1
+#: A replica that leaves waits for so long (seconds), until its heirs have looked at the Leases: an
+#: agent that comes sooner is sent back.
+HEIRS_LOOK = TIMES.tick + 0.5
 
 
 class Moving:
@@ -42,6 +46,8 @@ class Moving:
         self._attending = attending
         self._list_nodes = list_nodes
         self._clocks = clocks
+        self._term = 0
+        self._had_company = False
         self._changed = asyncio.Event()
         shards.on_change(self._changed.set)
 
@@ -55,9 +61,12 @@ class Moving:
     async def _move(self) -> None:
         """Once through all nodes. A change meanwhile begins it anew afterwards."""
         came, went = [], []
+        joined_anew = self._has_joined_anew()
         for count, case in enumerate(self._census.cases(), 1):
             if self._shards.owns(case.node):
-                if case.ours is not True:
+                if joined_anew and case.ours:
+                    self._hearing.start_over(case)
+                if joined_anew or case.ours is not True:
                     case.ours, case.ours_since = True, self._clocks.now()
                     came.append(case)
             elif case.ours is not False:
@@ -74,6 +83,17 @@ class Moving:
             await self._list_nodes()
         await self._send_home(went)
 
+    def _has_joined_anew(self) -> bool:
+        """Whether our Lease lapsed since we last looked, beside others who may have seen that.
+
+        They may have had our nodes, heard what ended, and given them back: what we knew before is
+        not to be acted on. Who was always alone has missed nothing.
+        """
+        council = self._shards.council
+        self._had_company = self._had_company or len(council.members) > 1
+        before, self._term = self._term, council.term
+        return before not in (0, council.term) and self._had_company
+
     def _take_over(self, came: list[Case]) -> None:
         for case in came:
             if self._attending.busy(case):
@@ -81,7 +101,9 @@ class Moving:
                 self._attending.kick(case)
 
     async def _send_home(self, went: list[Case]) -> None:
-        sent = 0
+        sent, council = 0, self._shards.council
+        if went and council.me not in council.members:
+            await asyncio.sleep(HEIRS_LOOK)
         for case in went:
             if self._shards.owns(case.node):
                 continue  # ours again

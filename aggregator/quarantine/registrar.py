@@ -43,8 +43,8 @@ class _Request:
     done: "asyncio.Future[Held | None]"
     propose: Proposal | None = None
     enter: Entry | None = None
-    forget: str = ""
-    withdraw: str = ""
+    forget: Entry | None = None
+    withdraw: Entry | None = None
     look: str = ""
 
 
@@ -133,13 +133,25 @@ class Registrar:
         """Count a quarantine made by hand. Never refused."""
         await self._ask(enter=entry)
 
-    async def forget(self, node: str) -> None:
-        """Take the node's entry out, after the node is undone."""
-        await self._ask(forget=node)
+    async def entry(self, node: str) -> Entry | None:
+        """The node's entry, to be taken out at the end of what begins now; None: it has none.
 
-    async def withdraw(self, node: str) -> None:
+        Whoever is superseded meanwhile holds an old one, and takes nothing out. "It has none" is
+        not taken from memory: the record is read once more.
+        """
+        if node not in self._record.entries:
+            await self._ask(look=node)
+        return self._record.entries.get(node)
+
+    async def forget(self, entry: Entry | None) -> None:
+        """Take the entry out, after its node is undone."""
+        if entry is not None:
+            await self._ask(forget=entry)
+
+    async def withdraw(self, entry: Entry | None) -> None:
         """Take out an entry on which nothing was begun, as if it had never been admitted."""
-        await self._ask(withdraw=node)
+        if entry is not None:
+            await self._ask(withdraw=entry)
 
     async def stands(self, node: str) -> Held | None:
         """None when the record has the node's entry, that another replica says it has made.
@@ -162,8 +174,8 @@ class Registrar:
         *,
         propose: Proposal | None = None,
         enter: Entry | None = None,
-        forget: str = "",
-        withdraw: str = "",
+        forget: Entry | None = None,
+        withdraw: Entry | None = None,
         look: str = "",
     ) -> Held | None:
         done: asyncio.Future[Held | None] = asyncio.get_running_loop().create_future()
@@ -204,8 +216,8 @@ class Registrar:
                     [request.enter for request in batch if request.enter is not None],
                     self._policy_hash,
                 )
-                .forget(request.forget for request in batch if request.forget)
-                .withdraw(request.withdraw for request in batch if request.withdraw)
+                .forget(request.forget for request in batch if request.forget is not None)
+                .withdraw(request.withdraw for request in batch if request.withdraw is not None)
             )
             asked = [request.propose for request in batch if request.propose is not None]
             outcome = self._decide(after, asked, stored.stop, self._size())

@@ -80,7 +80,7 @@ class Releasing:
             release_held="",
         )
         kind = Kind.OVERRULED if step.overruled else Kind.RELEASING
-        case.patient.quarantine = await self._cluster.write_quarantine_status(quarantine, status)
+        case.wrote(await self._cluster.write_quarantine_status(quarantine, status))
         self._acts.note(case, kind, f"{step.because}: being released")
 
     async def _against_release(self, case: Case, quarantine: Quarantine) -> str:
@@ -117,12 +117,24 @@ class Releasing:
                 case, quarantine, replace(quarantine.status, release_held="")
             )
 
+    async def void(self, case: Case, quarantine: Quarantine) -> None:
+        """Take back what was made without leave, unless the record says by now that there is."""
+        if await self._registrar.entry(case.node) is not None:
+            return
+        because = "made late, when its admission was over"
+        status = replace(
+            quarantine.status, phase=Phase.RELEASING, message=because, released_because=because
+        )
+        case.wrote(await self._cluster.write_quarantine_status(quarantine, status))
+        log.info("void", extra={"node": case.node, "reason": because})
+
     async def undo(self, case: Case) -> None:
         """Undo the node, tell, take the entry out, let the object go. In this order."""
+        entry = await self._registrar.entry(case.node)
         node = await self._cluster.read_node(case.node)
         quarantine = await self._acts.reread(case)
         if quarantine is None:
-            await self._registrar.forget(case.node)
+            await self._registrar.forget(entry)
             return
         if quarantine.status.phase is not Phase.RELEASING:
             return
@@ -142,7 +154,7 @@ class Releasing:
             case.take_node(undone)
             await self._acts.settle_announcement(case)
             await self._acts.tell(case, node.uid, quarantined=False, message=_because(quarantine))
-        await self._registrar.forget(case.node)
+        await self._registrar.forget(entry)
         await self._after_release(case, quarantine)
         if case.ended != quarantine.uid:  # once, however often the object must be dropped
             self._acts.note(case, Kind.RELEASED, f"released: {_because(quarantine)}")
@@ -166,15 +178,17 @@ class Releasing:
 
     async def forget(self, case: Case, because: str) -> None:
         """An entry without object and cause; the node may carry marks from before an uninstall."""
+        entry = await self._registrar.entry(case.node)
         await self._unmark(case, case.orphan, overruled=False)
-        await self._registrar.forget(case.node)
+        await self._registrar.forget(entry)
         case.patient.hold = None
         log.info("forgotten", extra={"node": case.node, "because": because})
 
     async def sweep(self, case: Case) -> None:
         """Our marks without a quarantine: it was taken away past its finalizer, by a person."""
+        entry = await self._registrar.entry(case.node)
         undone = await self._unmark(case, case.orphan, overruled=True)
-        await self._registrar.forget(case.node)
+        await self._registrar.forget(entry)
         if undone:
             text = "its quarantine was taken away by a person: released"
             self._acts.note(case, Kind.OVERRULED, text)

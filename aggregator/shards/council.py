@@ -46,6 +46,9 @@ class Council:
     """Why it is not known to be current. Empty: it is."""
     settled: bool = False
     """The newcomer's wait is over: who had my nodes before me has surely let go of them."""
+    term: int = 0
+    """How often I have joined. Another number than before: I may have been taken for dead, and my
+    nodes may have been another's."""
 
     def owner(self, node: str) -> Member | None:
         """Whose the node is; None while nobody is known."""

@@ -74,6 +74,7 @@ class Membership:
         self._renewed_at: float | None = None  # when it was sent: others can't know it for longer
         self._joined_at: float | None = None  # when the write was answered with which we came
         self._settled_at: float | None = None
+        self._term = 0
         self._leaving = False
         self._left = False
 
@@ -101,6 +102,7 @@ class Membership:
             self._joined_at = answered
             self._settled_at = None
             self._whole_since = answered
+            self._term += 1
         self._me = lease.member
         self._namesake = None
         self._version = lease.version
@@ -146,6 +148,7 @@ class Membership:
             members=MappingProxyType(dict(sorted(members.items()))),
             frozen=self._doubt(now),
             settled=self._settled_at is not None and self._settled_at <= now,
+            term=self._term,
         )
 
     # -- how ------------------------------------------------------------------------

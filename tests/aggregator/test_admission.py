@@ -294,8 +294,8 @@ def test_the_rates_share_is_named_where_it_is_what_holds() -> None:
 
 def test_what_was_admitted_and_not_begun_uses_nothing_up() -> None:
     record = at(Record(), 1_000, *many(3)).record
-    assert at(record.withdraw(["n1"]), 1_001, proposal("n9")).admitted == {"n9"}
-    assert at(record.forget(["n1"]), 1_001, proposal("n9")).held
+    assert at(record.withdraw([record.entries["n1"]]), 1_001, proposal("n9")).admitted == {"n9"}
+    assert at(record.forget([record.entries["n1"]]), 1_001, proposal("n9")).held
 
 
 def test_a_clock_that_was_set_back_a_year_holds_nobody_for_a_year() -> None:
@@ -331,7 +331,7 @@ def test_no_interleaving_of_proposals_releases_and_restarts_passes_the_rate(
         assert sum(1 for time in times if now - time < limits.window) <= rate
         record = outcome.record
         if count % 2:
-            record = record.forget(record.entries)
+            record = record.forget(record.entries.values())
 
 
 # -- common causes ---------------------------------------------------------------------------------
@@ -396,9 +396,19 @@ def test_a_record_survives_its_text(record: Record) -> None:
     assert dump_record(parse_record(dump_record(record))) == dump_record(record)
 
 
+def test_who_was_superseded_takes_out_no_later_entry() -> None:
+    first = at(Record(), 1_000, proposal("n1")).record
+    again = at(first.forget(first.entries.values()), 1_100, proposal("n1")).record
+    for late in (again.forget(first.entries.values()), again.withdraw(first.entries.values())):
+        assert late == again
+
+
 @given(records, st.lists(names, max_size=5))
 def test_forgetting_takes_out_these_and_no_other(record: Record, nodes: list[str]) -> None:
-    after = record.forget(nodes)
+    meant = [entry(node) for node in nodes] + [
+        record.entries[n] for n in nodes if n in record.entries
+    ]
+    after = record.forget(meant)
     assert set(after.entries) == set(record.entries) - set(nodes)
     assert after.admissions == record.admissions
 
@@ -446,7 +456,7 @@ def test_a_record_stays_small_whatever_happens() -> None:
     assert FLEET in record.cooldowns
     for number in range(2 * MOST_ADMISSIONS // 1000):
         entries = [replace(entry(f"n{number}-{n}"), at=1.7e9 + n / 7) for n in range(1000)]
-        record = record.enter(entries, "h").forget(one.node for one in entries)
+        record = record.enter(entries, "h").forget(entries)
     assert len(record.admissions) == MOST_ADMISSIONS
     assert len(dump_record(record).encode()) < 200 * 1024
 

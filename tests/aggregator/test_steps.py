@@ -145,8 +145,11 @@ def check_rules(now: Situation, step: Step) -> None:
     if now.conflict:
         assert step.do is Do.NOTHING  # nothing new is done to a node that two agents claim
     elif not now.in_record:
-        # It acts only while its entry stands; a name that is no node's is not counted.
-        assert step.do is (Do.NOTHING if now.node_gone and not ours else Do.ENTER)
+        # It acts only while its entry stands; a name that is no node's is not counted, and what was
+        # made late, by who was superseded, is taken back.
+        late = ours and quarantine.status.phase in (Phase.ADMITTED, Phase.INVALID)
+        unfounded = now.node_gone and not ours
+        assert step.do is (Do.NOTHING if unfounded else Do.VOID if late else Do.ENTER)
     elif now.stopped:
         assert step.do in (Do.NOTHING, Do.UPDATE)  # what is known is written, nothing is done
     if step.do in (Do.CORDON, Do.DRAIN):

@@ -131,9 +131,13 @@ class FakeLine:
 
     closed: str = ""
     sent_to: str = ""
+    resyncs: list[str] = field(default_factory=list)
 
     def redirect(self, address: str, reason: str) -> None:
         self.sent_to = address
+
+    def resync(self, reason: str) -> None:
+        self.resyncs.append(reason)
 
     def close(self, reason: str) -> None:
         self.closed = reason

@@ -66,23 +66,32 @@ class Record:
         admissions = (*self.admissions, *fresh)[-MOST_ADMISSIONS:]
         return replace(self, entries=standing, admissions=admissions, policy_hash=policy_hash)
 
-    def forget(self, nodes: Iterable[str]) -> "Record":
-        """Without the entries of these nodes; their admission times stay."""
-        gone = set(nodes)
+    def forget(self, entries: Iterable[Entry]) -> "Record":
+        """Without these entries; their admission times stay.
+
+        A later entry of the same node stays: who was superseded must not take out what its heir
+        has had admitted since.
+        """
+        gone = {entry.node for entry in entries if self._has(entry)}
         kept = {name: entry for name, entry in self.entries.items() if name not in gone}
         return replace(self, entries=kept)
 
-    def withdraw(self, nodes: Iterable[str]) -> "Record":
-        """Without these nodes' entries, and as if they had never been admitted.
+    def withdraw(self, entries: Iterable[Entry]) -> "Record":
+        """Without these entries, and as if they had never been admitted.
 
         For what was admitted and not begun: it must not use up what others may.
         """
-        gone = set(nodes)
+        gone = [entry for entry in entries if self._has(entry)]
         times = list(self.admissions)
-        for name in gone & self.entries.keys():
-            if self.entries[name].at in times:
-                times.remove(self.entries[name].at)
+        for entry in gone:
+            if entry.at in times:
+                times.remove(entry.at)
         return replace(self.forget(gone), admissions=tuple(times))
+
+    def _has(self, entry: Entry) -> bool:
+        """Whether it stands, and is no later one: its time says which admission it is."""
+        known = self.entries.get(entry.node)
+        return known is not None and known.at == entry.at
 
     def cool(self, ident: str, at: float, because: str) -> "Record":
         """With this cooldown, begun now; of too many the oldest is dropped, the fleet's never."""

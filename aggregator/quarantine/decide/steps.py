@@ -25,6 +25,7 @@ class Do(enum.StrEnum):
     CREATE = "create"  # make the object that the record already allows
     FORCE = "force"  # make the object, or change it, as an annotation of a person asks
     ENTER = "enter"  # count a hand-made one
+    VOID = "void"  # one of ours that nothing was done for, and that the record knows nothing of
     CORDON = "cordon"
     REFUSE = "refuse"  # a hand-made one that makes no sense: say so in its status
     UPDATE = "update"  # write what has changed in the intent
@@ -97,8 +98,11 @@ def next_step(now: Situation) -> Step:
         return Step(Do.NOTHING)
     if not now.in_record:
         # A name that is no node's has nothing to be counted for.
-        unfounded = now.node_gone and quarantine.spec.requester != OURS
-        return Step(Do.NOTHING if unfounded else Do.ENTER)
+        if quarantine.spec.requester != OURS:
+            return Step(Do.NOTHING if now.node_gone else Do.ENTER)
+        # Ours comes after its entry. Without one, and without a mark on the node, it was made late,
+        # by who was superseded, after the entry had gone again.
+        return Step(Do.VOID if quarantine.status.phase in _UNTOUCHED else Do.ENTER)
     if _wanted_again(now, quarantine):
         return Step(Do.UNHOLD)
     if unsaved(quarantine, now.wanted):
