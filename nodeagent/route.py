@@ -23,7 +23,7 @@ one node push each other out, and neither of them may pass for well.
 
 from collections.abc import Callable
 
-from nodeagent.stream import Ended
+from nodeagent.stream import GREETING, Ended
 
 #: Seconds: the wait before attempt n is drawn from [0, min(CAP, BASE * 2**n)).
 BASE = 0.1
@@ -33,6 +33,10 @@ CAP = 8.0
 REFUSED_CAP = 30.0
 #: Back to the shard that had us: all of its agents lost it at the same moment.
 RETURN = 1.0
+#: How long that shard may take to greet us. Where its machine is gone nobody ever answers, and the
+#: configured name has others. A replica that is only slow, for all came back at once, is tried so
+#: impatiently once: the others send us to it again, and then it has all the time of a stream.
+RETURN_WITHIN = 5.0
 #: The n at which an agent begins that was sent to nobody, or in a circle: whoever sent it there
 #: has to learn better first.
 FUTILE = 6
@@ -58,6 +62,11 @@ class Route:
         self._failures = 0
         self._way: list[str] = []
         self._returning = False
+
+    @property
+    def patience(self) -> float:
+        """How long whoever is at ``address`` may take to greet us, in seconds."""
+        return RETURN_WITHIN if self._returning else GREETING
 
     def after(self, ended: Ended, lived: float) -> float:
         """The attempt at ``address`` has ended, ``lived`` seconds old: the seconds to wait.

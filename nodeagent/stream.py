@@ -60,7 +60,10 @@ class Ended:
 
 
 class Stream:
-    """One attended call. ``on_welcome`` hears that the other side has accepted us."""
+    """One attended call. ``on_welcome`` hears that the other side has accepted us.
+
+    ``greeting``: how long that may take, connecting included, in seconds.
+    """
 
     def __init__(
         self,
@@ -71,6 +74,7 @@ class Stream:
         random: Callable[[], float],
         token: TokenFile,
         on_welcome: Callable[[str], None],
+        greeting: float = GREETING,
         lazy: float = LAZY,
     ) -> None:
         self.sent = 0
@@ -80,6 +84,7 @@ class Stream:
         self._random = random
         self._token = token
         self._on_welcome = on_welcome
+        self._greeting = greeting
         self._lazy = lazy
         self._lazy_wait = lazy
         self._wake = asyncio.Event()
@@ -227,10 +232,10 @@ class Stream:
 
     async def _expect_welcome(self) -> str:
         try:
-            async with asyncio.timeout(GREETING):
+            async with asyncio.timeout(self._greeting):
                 await self._welcome.wait()
         except TimeoutError:
-            return f"no greeting in {GREETING:g} s"
+            return f"no greeting in {self._greeting:g} s"
         await asyncio.get_running_loop().create_future()  # done; the other parts say when it ends
         return ""
 

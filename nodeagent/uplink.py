@@ -117,6 +117,7 @@ class Uplink:
                 random=self._random,
                 token=self._dialer.token,
                 on_welcome=self._welcomed,
+                greeting=self._route.patience,
             )
             if self._stopping.is_set():
                 self._stream.stop()

@@ -31,7 +31,7 @@ NAMES = {
     "refuses.test": [*LIVE[:2], REFUSES],
     "vanishes.test": [*LIVE[:2], VANISHES],
 }
-CONNECTIONS = {"all.test": 300, "refuses.test": 60, "vanishes.test": 40}
+CONNECTIONS = {"all.test": 300, "refuses.test": 60, "vanishes.test": 16}
 
 
 def _network(resolver: str, folder: Path) -> None:

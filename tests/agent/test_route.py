@@ -9,8 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.route import CAP, FUTILE, HOPS, REFUSED_CAP, RETURN, WELL_AFTER, Route
-from nodeagent.stream import Ended
+from nodeagent.route import (
+    CAP,
+    FUTILE,
+    HOPS,
+    REFUSED_CAP,
+    RETURN,
+    RETURN_WITHIN,
+    WELL_AFTER,
+    Route,
+)
+from nodeagent.stream import GREETING, Ended
 
 NAME, A, B = "ward:8443", "ward-0.ward:8443", "ward-1.ward:8443"
 
@@ -46,10 +55,12 @@ def test_a_redirect_is_followed_at_once() -> None:
 
 def test_after_a_stream_that_was_well_it_goes_back_there_once_and_then_to_the_name() -> None:
     route = at_home()
+    assert route.patience == GREETING
     assert route.after(LOST, 1000.0) == RETURN
     assert (route.address, route.sent_by) == (A, NAME), "and who had sent it there is still told"
+    assert route.patience == RETURN_WITHIN
     assert route.after(NOBODY, 0.0) < RETURN
-    assert (route.address, route.sent_by) == (NAME, "")
+    assert (route.address, route.sent_by, route.patience) == (NAME, "", GREETING)
     route.after(NOBODY, 0.0)
     assert route.address == NAME, "it is forgotten"
 

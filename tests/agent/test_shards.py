@@ -17,9 +17,8 @@ from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.agent_process import AgentProcess, Make
 from tests.support.nameserver import NameServer
 from tests.support.pki import Authority
-from tests.support.simulator import Simulator
 from tests.support.waiting import until
-from tests.support.ward import Attended, FakeWard
+from tests.support.ward import FakeWard
 
 ROOT = Path(__file__).parents[2]
 SERVICE = "ward.sickbay.test"
@@ -232,52 +231,3 @@ async def test_a_shard_that_sends_it_away_in_the_middle_is_left_at_once_and_forg
     other.latest.end()
     await came_back(other, 1)
     assert len(ward.streams) == 1
-
-
-async def test_a_circle_is_told_to_people_with_its_way(
-    ward: FakeWard, other: FakeWard, make: Make
-) -> None:
-    sends_to(ward, other.address)
-    sends_to(other, ward.address)
-    agent = await make(aggregator=ward.address).start().up()
-    way = f"sent in a circle: {ward.address} -> {other.address} -> {ward.address}"
-    await until(lambda: way in agent.log(), what="the circle")
-    found = await uplink_of(agent)
-    assert found["state"] == "connecting"
-    assert way in found["error"]
-    assert way in table(json.loads((await agent.ask("/v1/explain"))[1]))
-
-
-# -- the simulated fleet --------------------------------------------------------------------------
-
-
-async def test_simulated_nodes_are_sent_remember_and_say_where_they_are(
-    ward: FakeWard, other: FakeWard, tmp_path: Path
-) -> None:
-    def halve(stream: Attended) -> None:
-        if int(stream.hello.node[-4:]) % 2:
-            stream.say(redirect=pb.Redirect(address=other.address))
-        else:
-            stream.say(welcome=pb.Welcome(aggregator="one", heartbeat_interval_ms=1000))
-
-    ward.welcome, ward.on_hello = None, halve
-    home(other)
-    line = ["--nodes", "20", "--aggregator", ward.address]
-    with Simulator(line, log=tmp_path / "log") as simulator:
-        await until(
-            lambda: simulator.at == {ward.address: 10, other.address: 10}, what=simulator.log
-        )
-        await until(lambda: len(simulator.said("all attached")) == 1, what="that all are there")
-        asked = len(ward.streams)
-        await until(lambda: all("snapshot" in stream.kinds() for stream in other.streams))
-        for stream in list(other.streams):
-            stream.end()
-        await until(lambda: len(other.streams) == 20, what="their return")
-        assert len(ward.streams) == asked
-        # The second replica dies, and the first one takes them all.
-        home(ward)
-        await other.stop()
-        await until(lambda: simulator.at == {ward.address: 20}, what=simulator.log)
-        await until(lambda: len(simulator.said("all attached")) >= 2, what=simulator.log)
-        took = simulator.said("all attached")[-1]["after_seconds"]
-        assert 0 < took < 60

@@ -1,11 +1,13 @@
 """The stream between a real agent process and a real gRPC server: nothing lost, nothing doubled."""
 
 import asyncio
+import json
 import os
 
 import grpc
 import pytest
 
+from nodeagent.explain import table
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.agent_process import Make
 from tests.agent.kernel_log import log_line
@@ -200,7 +202,9 @@ async def test_a_redirect_is_followed_and_given_up_when_nobody_is_there(
     assert ward.latest.hello.instance == stream.hello.instance
 
 
-async def test_a_circle_of_redirects_is_no_storm(ward: FakeWard, make: Make) -> None:
+async def test_a_circle_of_redirects_is_no_storm_and_is_told_with_its_way(
+    ward: FakeWard, make: Make
+) -> None:
     other = await FakeWard().start()
 
     def to_other(stream: Attended) -> None:
@@ -212,7 +216,11 @@ async def test_a_circle_of_redirects_is_no_storm(ward: FakeWard, make: Make) -> 
     ward.on_hello, other.on_hello = to_other, to_first
     agent = await make(aggregator=ward.address).start().up()
     try:
-        await until(lambda: "in a circle" in agent.log())
+        way = f"sent in a circle: {ward.address} -> {other.address} -> {ward.address} -> "
+        await until(lambda: way in agent.log(), what=agent.log)
+        told = json.loads((await agent.ask("/v1/explain"))[1])
+        assert told["uplink"]["state"] == "connecting"
+        assert f": {way}" in table(told)
         before = len(ward.streams) + len(other.streams)
         await asyncio.sleep(3)
         assert len(ward.streams) + len(other.streams) - before < 60

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from aggregator.quarantine.acts import Clocks
+from aggregator.shards.council import Shards
 from tests.support.ingest import Clock, Site, site
 from tests.support.memorycluster import World
 from tests.support.replica import SETTINGS, Replica, Turned
@@ -54,17 +55,22 @@ class Bedside:
 
 @asynccontextmanager
 async def bedside(
-    *nodes: str, silent_after: float = 60.0, host: str = "localhost", **listener: Any
+    *nodes: str,
+    silent_after: float = 60.0,
+    host: str = "localhost",
+    world: World | None = None,
+    shards: Shards | None = None,
+    **listener: Any,
 ) -> AsyncIterator[Bedside]:
-    """It runs for the block; ``nodes`` are in its cluster, booted as this machine is.
+    """It runs for the block; ``nodes`` are added to its cluster, booted as this machine is.
 
     ``listener`` are arguments of `tests.support.ingest.site`.
     """
-    clock, world, booted = Clock(), World(), boot_id()
+    clock, world, booted = Clock(), world or World(), boot_id()
     for name in nodes:
         world.add_node(name, uid=f"uid-of-{name}", boot_id=booted)
     settings = replace(SETTINGS, silent_after=silent_after)
-    replica = Replica(world, clock=_Of(clock=clock), settings=settings)
+    replica = Replica(world, clock=_Of(clock=clock), settings=settings, shards=shards)
     try:
         async with (
             site(
