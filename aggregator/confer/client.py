@@ -14,7 +14,9 @@ from typing import NoReturn
 
 import grpc
 
-from aggregator.confer.wire import WireError, put_said, read_answer
+from aggregator.confer.answers import read_answer
+from aggregator.confer.checked import WireError
+from aggregator.confer.said import put_said
 from aggregator.config_values import is_loopback
 from aggregator.quarantine.conferring import Conferring
 from aggregator.quarantine.presiding import NotHere

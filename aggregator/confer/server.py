@@ -7,8 +7,10 @@ from collections.abc import Callable
 import grpc
 from google.protobuf.message import DecodeError
 
+from aggregator.confer.answers import put_answer
 from aggregator.confer.badges import Badges
-from aggregator.confer.wire import WireError, put_answer, read_said
+from aggregator.confer.checked import WireError
+from aggregator.confer.said import read_said
 from aggregator.ingest.identity import IdentityError
 from aggregator.quarantine.conferring import Conferring
 from aggregator.quarantine.presiding import NotHere, Seat, SeatLost, Unruly

@@ -24,6 +24,7 @@ from aggregator.quarantine.decide.sayings import (
     Words,
     turn_words,
 )
+from aggregator.quarantine.decide.signs import Sign
 from aggregator.quarantine.elsewhere import Unsaid
 from aggregator.quarantine.suspecting import Suspecting
 from aggregator.quarantine.triangulating import Triangulating
@@ -41,6 +42,8 @@ NODES_A_MESSAGE, BYTES_A_MESSAGE = 200, 256 * 1024
 #: Of one node's components that the network or others are concerned with, so many are told. An
 #: agent is asked to look at 8 peers.
 MOST_SEEN, LONGEST = 256, 300
+#: And of what is wrong with one node.
+MOST_SIGNS = 128
 
 
 class VoiceLost(Exception):
@@ -96,7 +99,7 @@ class Reporter:
             address=address,
             traits=traits,
             checks=checks,
-            signs=signs,
+            signs=_fewer(signs),
             sees=_short((*edges, *_mounts(case))),
         )
 
@@ -273,6 +276,14 @@ def _short(sees: tuple[Seen, ...]) -> tuple[Seen, ...]:
     if len(sees) <= MOST_SEEN and all(len(one[1]) <= LONGEST for one in sees):
         return sees
     return tuple(one for one in sees if len(one[1]) <= LONGEST)[:MOST_SEEN]
+
+
+def _fewer(signs: frozenset[Sign]) -> frozenset[Sign]:
+    """Those that a rule acts on go first, then the oldest."""
+    if len(signs) <= MOST_SIGNS:
+        return signs
+    ordered = sorted(signs, key=lambda one: (not one.acting, one.since, one))
+    return frozenset(ordered[:MOST_SIGNS])
 
 
 def _size(saying: Saying) -> int:

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.confer.wire import WireError, put_answer, put_said, read_answer, read_said
+from aggregator.confer.answers import put_answer, read_answer
+from aggregator.confer.checked import WireError
+from aggregator.confer.said import put_said, read_said
 from aggregator.health.model import Status
 from aggregator.policy.network.verdict import Edge, Finding, Verdict
 from aggregator.quarantine.decide.admission import Held, Proposal
@@ -50,7 +52,7 @@ proposals = st.builds(
     name,
     text,
     name,
-    st.lists(st.frozensets(text, max_size=3), max_size=3).map(tuple),
+    st.lists(st.frozensets(text, max_size=3), max_size=3, unique=True).map(tuple),
     text,
     st.sampled_from(Basis),
 )

@@ -560,3 +560,20 @@ def test_three_replicas_find_the_causes_that_one_finds(seed: int) -> None:
     alone, together = day(1), day(3)
     assert alone[0]
     assert together == alone
+
+
+def test_a_node_of_which_everything_fails_takes_the_stream_of_no_other() -> None:
+    async def test(ward: Ward) -> None:
+        node = next(f"n{n}" for n in range(60) if ward.at[f"n{n}"] == "r2")
+        parts = [
+            component("disk-mounts", f"/data/{'x' * 3_900}/{n}", Status.FAILED, "hung", since=1.0)
+            for n in range(1_500)
+        ]
+        peers = [component("peers", f"10.1.{n // 256}.{n % 256}", Status.OK) for n in range(400)]
+        ward.say(node, *parts, *peers)
+        ward.say(node, *(fault("xid:79", f"GPU-{n}") for n in range(1_000)))
+        await until(lambda: ward.sick == {node}, ward.holds)
+        await asyncio.sleep(5)
+        assert not ward.leader.controller.conferring.doubt().missing
+
+    on_a_ward(test, settings=WIDE)

@@ -1,5 +1,5 @@
-"""The streams between replicas of one process, in memory: what a test cuts is cut; messages may be
-late.
+"""The streams between replicas of one process: each message over the wire's own format, no socket.
+What a test cuts is cut; messages may be late.
 """
 
 import asyncio
@@ -7,12 +7,17 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from aggregator.confer.answers import put_answer, read_answer
+from aggregator.confer.said import put_said, read_said
 from aggregator.quarantine.conferring import Conferring
 from aggregator.quarantine.presiding import NotHere, Seat, SeatLost
 from aggregator.quarantine.reporting import Voice, VoiceLost
+from sickbay.v1 import shards_pb2 as pb
 
 #: A replica looks so often (seconds) whether there is a leader to speak to.
 DIAL = 0.05
+#: Of one message.
+MOST_BYTES = 1024 * 1024
 
 
 @dataclass
@@ -84,13 +89,17 @@ class Links:
             while True:
                 said = await voice.next()
                 await asyncio.sleep(self._late())
-                seat.hear(said)
+                raw = put_said(said).SerializeToString()
+                assert len(raw) < MOST_BYTES
+                seat.hear(read_said(pb.ShardMessage.FromString(raw)))
 
         async def back() -> None:
             while True:
                 answer = await seat.next()
                 await asyncio.sleep(self._late())
-                voice.hear(answer)
+                raw = put_answer(answer).SerializeToString()
+                assert len(raw) < MOST_BYTES
+                voice.hear(read_answer(pb.LeaderMessage.FromString(raw)))
 
         ways = [asyncio.create_task(there()), asyncio.create_task(back())]
         try:
