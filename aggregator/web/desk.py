@@ -66,7 +66,8 @@ class Desk:
 
     def rows(self, names: Iterable[str], look: Look) -> list[shapes.NodeRow]:
         """These nodes in a line each, as the look had them; without those that are gone since."""
-        moment, found, rows = self.lookout.moment(), look.found, []
+        moment, found, rows = self.lookout.moment(), look.found, list[shapes.NodeRow]()
+        here = self.stories.here
         for name in names:
             telling, patient = found.elsewhere.get(name), self.fleet.patients.get(name)
             if telling is not None:
@@ -74,7 +75,7 @@ class Desk:
                 rows.append(survey.row_told(told, telling, patient, moment))
             elif patient is not None:
                 row = view.node_row(patient, moment)
-                rows.append(msgspec.structs.replace(row, replica=self.stories.here))
+                rows.append(msgspec.structs.replace(row, replica=here) if here else row)
         return rows
 
     def lemons(self) -> list[shapes.Lemon]:

@@ -162,7 +162,9 @@ class Feed:
         # A node's own are told by one replica alone.
         new = [one for one in told if (fresh and one.node) or not self._known(one)]
         if not fresh:
-            self._past = tuple(sorted((*self._past, *new), key=lambda one: one.at, reverse=True))
+            self._past = (*self._past, *new)
+            self._relayed = True
+            self._order_past()
             return
         for transition in new:
             self._relayed = True
@@ -196,6 +198,10 @@ class Feed:
                 one.push(message)
         self._noted.set()
 
+    def _order_past(self) -> None:
+        newest = sorted(self._past, key=lambda one: one.at, reverse=True)
+        self._past = tuple(newest[:REMEMBERED])
+
     def _known(self, transition: Transition) -> bool:
         """Whether another replica has told the same, or we have."""
         return any(_same(one.transition, transition) for one in self._ring) or any(
@@ -208,7 +214,9 @@ class Feed:
 
     def prime(self, past: Iterable[Transition]) -> None:
         """What history knew at the start, newest first: it comes after all that was noted since."""
-        self._past = tuple(past)
+        self._past = (*past, *self._past)
+        if self._relayed:
+            self._order_past()
 
     def recent(self, node: str = "", limit: int = 50) -> list[Transition]:
         """What happened lately, newest first, of this node or of all."""

@@ -7,10 +7,11 @@ version before doesn't send it, and what an older one doesn't know it passes ove
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
+from aggregator.quarantine.cluster import Action
 from aggregator.quarantine.fleet import Patient, Standing
 from aggregator.quarantine.ledger import Kind, Transition
 from aggregator.web import shapes, view
@@ -32,6 +33,10 @@ class Unreadable(Exception):
     """What came is no answer of a replica; says why."""
 
 
+#: As long as Kubernetes lets one be.
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
+
+
 class Told(msgspec.Struct, frozen=True, omit_defaults=True):
     """One node, as the replica that owns it tells of it. The defaults are a node that is well.
 
@@ -39,7 +44,7 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True):
     so that a heartbeat changes nothing here.
     """
 
-    node: str
+    node: Name
     standing: Standing = Standing.OK
     agent: str = "attached"
     last_heard: shapes.Time | None = None
@@ -104,6 +109,7 @@ class Story(msgspec.Struct, frozen=True, omit_defaults=True):
     node: shapes.Node | None = None
 
 
+_ACTIONS = frozenset(action.value for action in Action)
 _T = TypeVar("_T", Answer, Past, Story)
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -119,6 +125,20 @@ def decode(body: bytes, kind: type[_T]) -> _T:
         return msgspec.msgpack.decode(body, type=kind)
     except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
         raise Unreadable(f"what it sent can't be read: {error}") from error
+
+
+def check(part: Part) -> None:
+    """What its types don't say and whoever shows it relies on. Raises Unreadable."""
+    if len(part.nodes) > MOST_NODES:
+        raise Unreadable(f"it tells of {len(part.nodes):,} nodes")
+    for one in part.nodes:
+        about = [incident.node for incident in one.incidents]
+        about += [one.hold.node] if one.hold is not None else []
+        if any(node != one.node for node in about):
+            raise Unreadable(f"it mixes up {one.node} and another node")
+        for incident in one.incidents:
+            if incident.action not in _ACTIONS:
+                raise Unreadable(f'nothing is known of action "{incident.action[:80]}"')
 
 
 def tell(patient: Patient, moment: Moment, mode: str) -> Told:
@@ -180,12 +200,12 @@ def happened(one: Transition) -> Happened:
 
 
 def transitions(told: Iterable[Happened]) -> list[Transition]:
-    """Those of a kind that this version knows."""
+    """Those of a kind that this version knows, and of a time that there is."""
     kinds = {kind.value: kind for kind in Kind}
     return [
         Transition(one.at, kinds[one.kind], one.node, one.summary, one.incident, one.details)
         for one in told
-        if one.kind in kinds
+        if one.kind in kinds and 0 <= one.at <= view.LAST
     ]
 
 

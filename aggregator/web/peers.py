@@ -123,8 +123,10 @@ def _telling(answer: Answer, before: _Word, moment: Moment) -> Telling:
     """The answer with what was known before. Raises NoAnswer where they don't fit together."""
     told, at = before.telling, moment.when(moment.now)
     if answer.part is not None:
-        if len(answer.part.nodes) > parts.MOST_NODES:
-            raise NoAnswer(f"does not answer properly: {len(answer.part.nodes):,} nodes")
+        try:
+            parts.check(answer.part)
+        except parts.Unreadable as error:
+            raise NoAnswer(f"does not answer properly: {error}") from error
         nodes = {one.node: one for one in answer.part.nodes}
         places = {one.node: place for place, one in enumerate(answer.part.nodes)}
         told = Telling(answer.name, nodes, places, lemons=tuple(answer.part.lemons))
@@ -210,7 +212,10 @@ class Peers:
             raise NoAnswer(f"{name or 'its replica'} is not known")
         if not peer.up:
             raise NoAnswer(peer.trouble())
-        return (await self._courier.ask(peer.member, "node", parts.Story, name=node)).node
+        told = (await self._courier.ask(peer.member, "node", parts.Story, name=node)).node
+        if told is not None and told.node != node:
+            raise NoAnswer("does not answer properly: it tells of another node")
+        return told
 
     async def pasts(
         self, node: str, since: float, limit: int
@@ -247,7 +252,10 @@ class Peers:
 
     async def _keep(self, peer: Peer) -> None:
         while peer.left_at is None:
-            await peer.ask(self._moment)
+            try:
+                await peer.ask(self._moment)
+            except Exception:  # the task's outermost edge: it has to be asked again
+                log.exception("a replica's answer", extra={"replica": peer.member.name})
             if self._clocks.now() - self._wanted_at < _ATTENTION:
                 await asyncio.sleep(EAGER)
                 continue

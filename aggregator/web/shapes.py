@@ -6,12 +6,14 @@ shows it escapes it.
 """
 
 import datetime as dt
+from typing import Annotated
 
 import msgspec
 
 from aggregator.quarantine.fleet import Standing
 
-Time = dt.datetime
+#: What another replica sends without a zone is refused: it could be compared with none of ours.
+Time = Annotated[dt.datetime, msgspec.Meta(tz=True)]
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -359,7 +361,7 @@ class Lemon(Shape, frozen=True, kw_only=True):
     codes: list[str]
     days: int
     returns: int
-    last: dt.datetime
+    last: Time
     strikes: list[str]
 
 

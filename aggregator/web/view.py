@@ -23,7 +23,8 @@ from aggregator.web import advice, shapes
 
 _STRENGTH = {"drain": 0, "cordon": 1, "observe": 2}
 _WORST = {Status.FAILED: 0, Status.DEGRADED: 1, Status.UNKNOWN: 2, Status.OK: 3}
-_LAST = 253_402_300_799.0  # the end of year 9999: what a datetime can hold
+#: The end of year 9999: what a datetime can hold.
+LAST = 253_402_300_799.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ def date(at: float) -> dt.datetime | None:
 
 
 def _date(at: float) -> dt.datetime:
-    return dt.datetime.fromtimestamp(round(min(max(at, 0.0), _LAST), 3), dt.UTC)
+    return dt.datetime.fromtimestamp(round(min(max(at, 0.0), LAST), 3), dt.UTC)
 
 
 def agent(patient: Patient) -> str:

@@ -18,6 +18,7 @@ from aggregator.quarantine.ledger import Kind, Transition
 from aggregator.web import parts
 from aggregator.web.courier import TrustError
 from aggregator.web.parts import Answer, Part, Told
+from aggregator.web.view import Moment
 from tests.support.pki import Authority
 from tests.web.replicas import Handler, Seat, Town, answering, replicas
 from tests.web.schema import problems
@@ -247,6 +248,58 @@ async def test_a_replica_that_answers_badly_is_said_and_the_rest_is_shown(what: 
             assert "does not answer" in story["why"]
             page = await served.text("/")
             assert f"Its {len(theirs)} nodes are shown as last known" in page
+
+
+def twisted() -> dict[str, Any]:
+    """Answers that are read well, each with one thing that would upset whoever shows it."""
+    fleet = Fleet(mode="drain")
+    ill = well(fleet, "node-0", time.monotonic())
+    incident_of(ill, time.monotonic())
+    ill.would = "drain it"
+    told = parts.tell(ill, Moment(time.monotonic(), NIGHT), "drain")
+    plain = msgspec.to_builtins(told)
+    incident, hold = plain["incidents"][0], plain["hold"]
+    naive = "2026-03-14T03:14:07"
+    return {
+        "an unknown action": plain | {"incidents": [incident | {"action": "explode"}]},
+        "another's incident": plain | {"incidents": [incident | {"node": "9" * 5000}]},
+        "another's hold": plain | {"hold": hold | {"node": "9" * 5000}},
+        "a time without a zone": plain | {"incidents": [incident | {"since": naive}]},
+        "heard without a zone": plain | {"last_heard": naive},
+        "no time": plain | {"incidents": [incident | {"since": None}]},
+        "a name too long": plain | {"node": "9" * 5000},
+        "no name": plain | {"node": ""},
+        "a standing that is none": plain | {"standing": "merry"},
+    }
+
+
+@pytest.mark.parametrize("what", twisted())
+async def test_an_answer_with_one_thing_wrong_is_none_and_the_page_stands(what: str) -> None:
+    told = {"name": "b", "revision": "1", "heard": b"\1", "part": {"nodes": [twisted()[what]]}}
+    town = Town()
+    async with answering(sending(msgspec.msgpack.encode(told))) as url:
+        town.joins("b", url)
+        async with replicas(plain_fleet(3), ("a",), town=town) as running:
+            served = running.served["a"]
+            said = (await served.json("/api/v1/fleet"))["replicas"][1]["trouble"]
+            assert said.startswith("does not answer properly: ")
+            assert "</html>" in await served.text("/")
+            assert (await served.json("/api/v1/nodes"))["total"] == 3
+
+
+async def test_events_of_impossible_times_are_passed_over() -> None:
+    told = Answer(name="b", revision="1", part=Part(), fresh=True)
+    times = (float("nan"), float("inf"), -1.0, 1e300, NIGHT)
+    events = [parts.Happened(at, Kind.STOPPED, summary=f"at {at}") for at in times]
+    town = Town()
+    body = parts.encode(msgspec.structs.replace(told, events=events))
+    async with answering(sending(body)) as url:
+        town.joins("b", url)
+        async with replicas(plain_fleet(3), ("a",), town=town) as running:
+            served = running.served["a"]
+            await told_until(served, "/api/v1/fleet", whole)
+            assert [one.at for one in served.feed.recent()] == [NIGHT]
+            assert "</html>" in await served.text("/")
 
 
 async def test_a_dead_replicas_nodes_are_last_known_and_never_well_and_it_comes_back() -> None:
