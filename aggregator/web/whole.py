@@ -206,7 +206,7 @@ def word(
             past = past or (told, telling)
         elif told.agent == "never":
             unheard = unheard or (told, telling)
-        elif not mine:
+        else:
             return told, telling
     if past is not None or mine:
         return past

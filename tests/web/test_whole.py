@@ -104,7 +104,10 @@ def companies(draw: st.DrawFn) -> tuple[Fleet, Town, dict[str, Telling]]:
             incident_of(ill, HANDS.now)
             incidents = parts.tell(ill, NOW, "drain").incidents * draw(st.booleans())
             wishes = ["left alone"] * draw(st.booleans())
-            nodes.append(Told(node, standing, agent, wishes=wishes, incidents=incidents))
+            ill.would = "drain it" * draw(st.booleans())
+            hold = parts.tell(ill, NOW, "drain").hold
+            made = Told(node, standing, agent, wishes=wishes, incidents=incidents, hold=hold)
+            nodes.append(made)
         trouble = draw(st.sampled_from(["", "", "does not answer: nothing", "has left"]))
         tellings[name] = telling_of(name, nodes, trouble)
     return fleet, town, tellings
@@ -123,6 +126,7 @@ def test_no_node_is_shown_twice_and_none_is_lost(
     assert sum(found.counts.values()) == len(expected)
     for rows in (found.silent, found.wished, found.quarantines, found.holds):
         assert max(Counter(one.node for one in rows).values(), default=1) == 1
+    assert not {one.node for one in found.quarantines} & {one.node for one in found.holds}
     ids = Counter(one.id for one in found.incidents)
     assert max(ids.values(), default=1) == 1
     for name in expected:
@@ -139,6 +143,43 @@ def test_no_node_is_shown_twice_and_none_is_lost(
     old = [one for one in found.elsewhere.values() if one.trouble]
     assert found.last_known == len(old)
     assert ("last known" in survey.headline(found)) == bool(old)
+
+
+def test_until_a_nodes_agent_has_moved_whoever_heard_it_last_is_believed() -> None:
+    fleet, town = Fleet(mode="drain"), Town()
+    for name in ("a", "b"):
+        town.joins(name)
+    seat = Seat("a", town)
+    mine = next(name for name in NAMES if seat.owns(name))
+    theirs = next(name for name in NAMES if not seat.owns(name))
+    for name in (mine, theirs):
+        patient = well(fleet, name, HANDS.now)
+        patient.health, patient.attached, patient.last_heard = None, False, None
+    warned = [Told(name, Standing.WARNING, why="the fan") for name in (mine, theirs)]
+    unheard = telling_of("b", [Told(theirs, Standing.UNKNOWN, "never", why="not heard")])
+
+    def why(name: str, tellings: dict[str, Telling]) -> tuple[Standing, str]:
+        found = merged(fleet, town, tellings)
+        teller = found.elsewhere.get(name)
+        if teller is None:
+            return found.standings[name], "here"
+        return found.standings[name], teller.nodes[name].why
+
+    left = telling_of("c", warned, "has left")
+    word = "last known 03:14 UTC, c has left: the fan"
+    assert why(mine, {"b": unheard, "c": left}) == (Standing.WARNING, word)
+    assert why(theirs, {"b": unheard, "c": left}) == (Standing.WARNING, word)
+    # It has not seen yet that they are others' now.
+    stays = telling_of("c", warned)
+    assert why(mine, {"b": unheard, "c": stays}) == (Standing.WARNING, "the fan")
+    assert why(theirs, {"b": unheard, "c": stays}) == (Standing.WARNING, "the fan")
+    assert why(theirs, {"b": unheard}) == (Standing.UNKNOWN, "not heard")
+    assert why(mine, {"b": unheard}) == (Standing.UNKNOWN, "here")
+    # Its agent has come.
+    well(fleet, mine, HANDS.now)
+    arrived = telling_of("b", [Told(theirs)])
+    assert why(mine, {"b": arrived, "c": left}) == (Standing.OK, "here")
+    assert why(theirs, {"b": arrived, "c": left}) == (Standing.OK, "")
 
 
 @given(st.sets(st.sampled_from(OTHERS)))
