@@ -93,6 +93,7 @@ def _put_outlook(outlook: Outlook) -> pb.Outlook:
         differing=outlook.doubt.differing,
         missing=outlook.doubt.missing,
         unjudged=outlook.doubt.network,
+        unsure=outlook.doubt.unsure,
     )
 
 
@@ -104,6 +105,7 @@ def _read_outlook(outlook: pb.Outlook) -> Outlook:
         network=tuple(_read_verdict(one) for one in outlook.network),
         reported=outlook.reported,
         doubt=Doubt(
+            text("outlook.unsure", outlook.unsure),
             text("outlook.differing", outlook.differing),
             text("outlook.missing", outlook.missing),
             text("outlook.unjudged", outlook.unjudged),

@@ -9,6 +9,7 @@ alone goes none of these ways.
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from aggregator.quarantine.acts import Clocks
 from aggregator.quarantine.apart import Apart
@@ -194,15 +195,15 @@ class Conferring:
             if len(council.members) < 2:
                 return CERTAIN
             if not self._shards.leads():  # it was paused, say: another may lead by now
-                return Doubt(council.differing, "this replica's own place is not certain")
+                return Doubt(unsure="this replica's own place among the others is not certain")
             early = self._clocks.now() < self._network_from
             text = "who reaches whom is not judged yet: the leader is new" if early else ""
-            return Doubt(council.differing, self._presiding.missing(), text)
+            return Doubt("", council.differing, self._presiding.missing(), text)
         outlook, silent = self._outlook, self._no_answer()
         if outlook is None or silent:
-            return Doubt(council.differing, silent or "the leader has not told anything yet")
+            return Doubt("", council.differing, silent or "the leader has not told anything yet")
         theirs = outlook.doubt
-        return Doubt(council.differing or theirs.differing, theirs.missing, theirs.network)
+        return replace(theirs, differing=council.differing or theirs.differing)
 
     def _no_answer(self) -> str:
         """Why the leader can't be asked; empty: it can."""
@@ -283,7 +284,7 @@ class Conferring:
         if doubt == self._doubted:
             return
         self._doubted = doubt
-        self._fleet.incomplete = doubt.missing
+        self._fleet.incomplete = doubt.unsure or doubt.missing
         if self._leading and len(self._shards.council.members) > 1:
             self._presiding.look(doubt, self._reported)
         waits = any(case.patient.hold is not None for case in self._census.cases())

@@ -97,7 +97,7 @@ answers = (
         st.lists(causes, max_size=2).map(tuple),
         st.lists(verdicts, max_size=2).map(tuple),
         count,
-        st.builds(Doubt, text, text, text),
+        st.builds(Doubt, text, text, text, text),
     )
     | st.builds(Findings, st.dictionaries(name, findings, max_size=3))
     | st.builds(Decision, count, st.none() | st.builds(Held, name, text, text, text), text)

@@ -31,6 +31,7 @@ proposals = st.lists(
 )
 doubts = st.builds(
     Doubt,
+    st.sampled_from(["", "this replica's own place is not certain"]),
     st.sampled_from(["", "r2 runs policy 2 (here 1)"]),
     st.sampled_from(["", "r2 has not told of all nodes"]),
     st.sampled_from(["", "the leader is new"]),
@@ -50,7 +51,7 @@ def test_in_doubt_few_pass_and_what_stands_stays(
     assert record.entries.keys() <= outcome.record.entries.keys()
     assert outcome.admitted == new | (basis.keys() & record.entries.keys())
     assert outcome.admitted | outcome.held.keys() == basis.keys()
-    if doubt.differing:
+    if doubt.differing or doubt.unsure:
         assert not new
     if doubt.missing:
         assert {basis[node] for node in new} <= {Basis.FAULT}

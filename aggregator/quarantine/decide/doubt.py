@@ -20,10 +20,12 @@ class Basis(enum.StrEnum):
 class Doubt:
     """What a leader does not know of the others, in words. Empty: it knows all of it.
 
-    ``differing``: replicas that judge by another policy or version. ``missing``: replicas that have
-    not told of all their nodes. ``network``: why who reaches whom is not judged yet.
+    ``unsure``: why another one may lead by now (we were paused, say). ``differing``: replicas that
+    judge by another policy or version. ``missing``: replicas that have not told of all their nodes.
+    ``network``: why who reaches whom is not judged yet.
     """
 
+    unsure: str = ""
     differing: str = ""
     missing: str = ""
     network: str = ""
@@ -31,10 +33,14 @@ class Doubt:
     @property
     def value(self) -> str:
         """In a word."""
+        if self.unsure:
+            return "no leader"
         return "differing" if self.differing else "incomplete"
 
     def against(self, basis: Basis) -> str:
         """Why nothing of this basis is admitted now, whatever the numbers; empty: it may be."""
+        if self.unsure:
+            return f"nothing new is admitted: {self.unsure}"
         if self.differing:
             return f"nothing new is admitted until all replicas judge alike: {self.differing}"
         if self.missing and basis is not Basis.FAULT:

@@ -408,12 +408,14 @@ class Outlook(_message.Message):
     DIFFERING_FIELD_NUMBER: _builtins.int
     MISSING_FIELD_NUMBER: _builtins.int
     UNJUDGED_FIELD_NUMBER: _builtins.int
+    UNSURE_FIELD_NUMBER: _builtins.int
     reported: _builtins.int
     """How many nodes have reported, in all."""
     differing: _builtins.str
     """What the leader does not know of other replicas, in words; empty: it does."""
     missing: _builtins.str
     unjudged: _builtins.str
+    unsure: _builtins.str
     @_builtins.property
     def causes(self) -> _containers.RepeatedCompositeFieldContainer[Global___SharedCause]: ...
     @_builtins.property
@@ -427,10 +429,11 @@ class Outlook(_message.Message):
         differing: _builtins.str = ...,
         missing: _builtins.str = ...,
         unjudged: _builtins.str = ...,
+        unsure: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["causes", b"causes", "differing", b"differing", "missing", b"missing", "network", b"network", "reported", b"reported", "unjudged", b"unjudged"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["causes", b"causes", "differing", b"differing", "missing", b"missing", "network", b"network", "reported", b"reported", "unjudged", b"unjudged", "unsure", b"unsure"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
