@@ -8,7 +8,6 @@ import asyncio
 import logging
 import random
 import signal
-import socket
 import time
 from collections import deque
 from collections.abc import Coroutine, Sequence
@@ -23,7 +22,9 @@ from aggregator.history.history import History
 from aggregator.history.lemons import LemonWatch
 from aggregator.history.recorder import Recorder
 from aggregator.hooks.build import hook_rules
-from aggregator.ingest.server import build
+from aggregator.ingest.keys import KeyStore
+from aggregator.ingest.server import build, open_keys
+from aggregator.joining import Joining
 from aggregator.kube.cluster import KubeCluster
 from aggregator.local.cluster import Commands, LocalCluster
 from aggregator.policy.lemons import Bounds
@@ -129,6 +130,7 @@ def _cluster(config: Config) -> KubeCluster | LocalCluster:
             namespace=where.namespace,
             qps=where.requests_per_second,
             burst=where.burst,
+            shards=config.shards.on,
         )
     commands = where.local.commands
     return LocalCluster(
@@ -148,7 +150,7 @@ def _alerts(config: Config, clocks: Clocks, rng: random.Random) -> Alerts:
     return Alerts(config.alerts.outbox, webhooks, clocks=clocks, rng=rng)
 
 
-def _history(config: Config, clocks: Clocks, rng: random.Random) -> History:
+def _history(config: Config, clocks: Clocks, rng: random.Random, replica: str) -> History:
     where = config.history
     return History(
         where.database,
@@ -157,7 +159,7 @@ def _history(config: Config, clocks: Clocks, rng: random.Random) -> History:
         clocks=clocks,
         rng=rng,
         credentials=Credentials(where.password_file, where.ca_file, where.insecure_plaintext),
-        replica=socket.gethostname(),
+        replica=replica,
     )
 
 
@@ -181,8 +183,8 @@ async def _connect(cluster: KubeCluster | LocalCluster, fleet: Fleet, rng: rando
 async def run(config: Config) -> None:
     """Run until SIGTERM or SIGINT.
 
-    Raises what keeps it from starting: `ConfigError` (the policy), `StateError`, `ListenError`,
-    `TlsError`, `WebListenError`.
+    Raises what keeps it from starting: `ConfigError` (the policy), `SeatError`, `StateError`,
+    `ListenError`, `TlsError`, `WebListenError`.
     """
     policy = read_policy(config.policy.file)
     for problem in odd(config.policy.file) if config.policy.file is not None else ():
@@ -193,8 +195,9 @@ async def run(config: Config) -> None:
     fleet = Fleet()
     clocks = Clocks(time.monotonic, time.time)
     cluster = _cluster(config)
+    joining = Joining(config, cluster, policy_hash=policy.hash, version=version("sickbay"))
     feed = Feed(epoch=rng.getrandbits(32))
-    history = _history(config, clocks, rng)
+    history = _history(config, clocks, rng, joining.name)
     alerts = _alerts(config, clocks, rng)
     ledger = Ledgers([feed, history, alerts])
     controller = Controller(
@@ -206,16 +209,22 @@ async def run(config: Config) -> None:
         clocks=clocks,
         rng=rng,
         witness=Recorder(history.record),
+        shards=joining.shards,
     )
+    keys = _keys(config, cluster)
     ingest = build(
         config,
         controller,
-        name=socket.gethostname(),
-        fetch_keys=cluster.signing_keys if isinstance(cluster, KubeCluster) else None,
+        name=joining.name,
+        fetch_keys=None,
+        keys=keys,
         is_current=controller.is_current,
         cluster_away=lambda: bool(fleet.view_lost),
         now=time.monotonic,
         wall=time.time,
+    )
+    joining.serve(
+        controller.conferring, ingest, keys, cluster_away=lambda: bool(fleet.view_lost), rng=rng
     )
     web = Web(
         fleet=fleet,
@@ -229,6 +238,9 @@ async def run(config: Config) -> None:
         clocks=clocks,
         version=version("sickbay"),
         ready=lambda: _not_ready(fleet, controller),
+        shards=joining.shards,
+        ca_file=config.shards.ca_file,
+        history_shared=not config.history.is_file,
     )
 
     lemons = LemonWatch(
@@ -248,7 +260,7 @@ async def run(config: Config) -> None:
 
     async def work() -> None:
         await _connect(cluster, fleet, rng)
-        await controller.run()
+        await _all(controller.run(), joining.run())
 
     async with AsyncExitStack() as ending:
         ending.push_async_callback(cluster.close)
@@ -269,7 +281,29 @@ async def run(config: Config) -> None:
         await asyncio.wait({working, _told_to_stop()}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             working.result()
+        await joining.leave(lambda: ingest.stats.attached)
     log.info("stopped")
+
+
+def _keys(config: Config, cluster: KubeCluster | LocalCluster) -> KeyStore | None:
+    """What verifies the tokens of agents, and of other replicas; None where there are none."""
+    wanted = config.identity.kind == "token" or config.shards.on
+    if not wanted or not isinstance(cluster, KubeCluster):
+        return None
+    return open_keys(config, cluster.signing_keys, now=time.monotonic)
+
+
+async def _all(*works: Coroutine[Any, Any, None]) -> None:
+    """Until the first of them ends, which none does but by an error."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in ended:
+        task.result()
 
 
 async def _serve_page(config: Config, web: Web, ending: AsyncExitStack) -> None:

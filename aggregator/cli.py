@@ -57,6 +57,7 @@ def _run(options: argparse.Namespace) -> int:
     from aggregator import app, logs
     from aggregator.ingest.listening import ListenError
     from aggregator.ingest.tls import TlsError
+    from aggregator.seat import SeatError
     from aggregator.state import StateError, sole_user
     from aggregator.web.server import WebListenError
 
@@ -67,7 +68,7 @@ def _run(options: argparse.Namespace) -> int:
     try:
         with sole_user(config):
             asyncio.run(app.run(config))
-    except (ListenError, StateError, TlsError, WebListenError) as error:
+    except (ListenError, SeatError, StateError, TlsError, WebListenError) as error:
         print(f"sickbay-aggregator: {error}", file=sys.stderr)
         return FAILED
     return OK

@@ -67,7 +67,7 @@ def sole_user(config: Config) -> Iterator[None]:
 def _folders(config: Config) -> Iterator[tuple[str, Path]]:
     if config.cluster.kind == "local":
         yield "cluster.local.database", config.cluster.local.database.parent
-    if config.identity.kind == "token":
+    if config.identity.kind == "token" or config.shards.on:
         yield "identity.keys_cache", config.identity.keys_cache.parent
     if config.history.is_file:
         yield "history.database", Path(make_url(config.history.database).database or "").parent

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from aggregator.ingest.identity import LEEWAY, Caller, Identity, IdentityError, Refusal
+from aggregator.ingest.identity import LEEWAY, Caller, IdentityError, Refusal
 from aggregator.ingest.identity import peer_is_local as is_local
 
 #: Whom a replica's token is for.
@@ -21,7 +21,7 @@ REMEMBERED = 64
 class Verifier(Protocol):
     """`ingest.tokens.TokenAuthenticator`, for our audience and account."""
 
-    async def verify(self, token: str) -> Identity: ...
+    async def verify_account(self, token: str) -> float: ...
 
 
 class Badges:
@@ -48,10 +48,7 @@ class Badges:
         until = self._known.get(digest)
         if until is not None and now < until + LEEWAY:
             return until
-        expires = (await self._verifier.verify(token)).expires
-        if expires is None:
-            raise IdentityError(Refusal.BAD_TOKEN, "the token never expires")
-        self._known[digest] = expires
+        self._known[digest] = expires = await self._verifier.verify_account(token)
         while len(self._known) > REMEMBERED:
             del self._known[next(iter(self._known))]
         return expires

@@ -71,7 +71,12 @@ def service(
     the one that the API server publishes. ``plaintext``: the listener speaks no TLS.
     """
     tokens = TokenAuthenticator(
-        keys, audience=AUDIENCE, service_account=service_account, issuer=issuer, now=wall
+        keys,
+        audience=AUDIENCE,
+        service_account=service_account,
+        issuer=issuer,
+        now=wall,
+        key="shards.service_account",
     )
     badges = Badges(tokens, wall=wall, plaintext=plaintext)
     return CouncilService(conferring, badges, cluster_away=cluster_away)

@@ -33,8 +33,17 @@ class TokenAuthenticator:
     """
 
     def __init__(
-        self, keys: KeyStore, *, audience: str, service_account: str, issuer: str, now: Now
+        self,
+        keys: KeyStore,
+        *,
+        audience: str,
+        service_account: str,
+        issuer: str,
+        now: Now,
+        key: str = "identity.service_account",
     ) -> None:
+        """``key``: where the configuration names the account, for people."""
+        self._key = key
         self._keys = keys
         self._audience = audience
         self._subject = f"system:serviceaccount:{service_account}"
@@ -54,15 +63,25 @@ class TokenAuthenticator:
 
     async def verify(self, token: str) -> Identity:
         """Whom the token is of, or `IdentityError`."""
+        return _identity(await self._claims(token))
+
+    async def verify_account(self, token: str) -> float:
+        """That it is of the account, on whatever node: until when (seconds since the epoch).
+
+        Raises `IdentityError`.
+        """
+        return float((await self._claims(token))["exp"])
+
+    async def _claims(self, token: str) -> Mapping[str, Any]:
         claims = await self._signed(token)
         self._check_times(claims)
         if claims.get("sub") != self._subject:
             text = (
                 f"the token is of {_shown(claims.get('sub'))}; only {self._subject} may report"
-                " (identity.service_account)"
+                f" ({self._key})"
             )
             raise IdentityError(Refusal.OTHER_ACCOUNT, text)
-        return _identity(claims)
+        return claims
 
     async def _signed(self, token: str) -> Mapping[str, Any]:
         if len(token) > MAX_TOKEN:
