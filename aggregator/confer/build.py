@@ -1,4 +1,4 @@
-"""Puts both ends together, as the configuration has it."""
+"""Makes both ends of what the configuration gives."""
 
 import random
 from collections.abc import Callable
@@ -7,52 +7,10 @@ from pathlib import Path
 from aggregator.confer.badges import AUDIENCE, Badges
 from aggregator.confer.client import Credentials, Speaker
 from aggregator.confer.server import CouncilService
-from aggregator.config import Config
 from aggregator.ingest.keys import KeyStore
 from aggregator.ingest.tokens import TokenAuthenticator
 from aggregator.quarantine.conferring import Conferring
 from aggregator.shards.council import Shards
-
-
-def build(
-    config: Config,
-    conferring: Conferring,
-    shards: Shards,
-    *,
-    keys: KeyStore,
-    cluster_away: Callable[[], bool],
-    now: Callable[[], float],
-    wall: Callable[[], float],
-    rng: random.Random,
-) -> tuple[CouncilService, Speaker]:
-    """Both ends: the first's `register` is for `IngestServer.also`, the second is to be run.
-
-    ``keys`` are the cluster's published ones (`ingest.server.open_keys`). ``cluster_away`` says
-    whether the API server can't be reached now. ``now`` is monotonic seconds, ``wall`` seconds
-    since the epoch.
-    """
-    tls = config.listen.tls
-    asked_for_ours = tls is not None and config.identity.kind == "certificate"
-    return (
-        service(
-            conferring,
-            keys,
-            service_account=config.shards.service_account,
-            issuer=config.identity.issuer,
-            plaintext=tls is None,
-            cluster_away=cluster_away,
-            wall=wall,
-        ),
-        speaker(
-            conferring,
-            shards,
-            token_file=config.shards.token_file,
-            ca_file=config.shards.ca_file,
-            pair=(tls.cert_file, tls.key_file) if tls is not None and asked_for_ours else None,
-            now=now,
-            rng=rng,
-        ),
-    )
 
 
 def service(
