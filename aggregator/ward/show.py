@@ -9,6 +9,8 @@ from aggregator.ward.tables import ago, clean, clock, evidence, pairs, table
 
 Answer = dict[str, Any]
 
+_FROZEN = "THE REPLICA YOU ASK DOES NOT KNOW WHO ELSE IS THERE, and does nothing"
+
 
 @dataclass(frozen=True, slots=True)
 class Screen:
@@ -31,7 +33,7 @@ def status(fleet: Answer, screen: Screen) -> Iterator[str]:
         if fleet[name]:
             yield f"{label}: {clean(fleet[name])}"
     if fleet.get("frozen"):
-        yield f"WHICH REPLICAS THERE ARE IS NOT KNOWN, nobody acts: {clean(fleet['frozen'])}"
+        yield f"{_FROZEN}: {clean(fleet['frozen'])}"
     if fleet.get("differing"):
         yield f"THE REPLICAS DIFFER, nothing new is admitted: {clean(fleet['differing'])}"
     if fleet.get("incomplete"):
@@ -85,7 +87,7 @@ def _only_last_known(replica: Answer) -> str:
 def replicas(answer: Answer, screen: Screen) -> Iterator[str]:
     """The aggregator's replicas."""
     if answer["frozen"]:
-        yield f"IT IS NOT KNOWN WHO IS THERE, nobody acts: {clean(answer['frozen'])}"
+        yield f"{_FROZEN}: {clean(answer['frozen'])}"
     if answer["differing"]:
         yield f"THEY DIFFER, nothing new is admitted: {clean(answer['differing'])}"
     if not answer["items"]:

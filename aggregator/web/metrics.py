@@ -166,7 +166,7 @@ def _shards(shards: ShardScene) -> Iterator[Metric]:
     yield _one("sickbay_shard_nodes", "Nodes that this replica owns.", shards.nodes)
     yield _one("sickbay_shard_members", "Replicas that are alive.", shards.members)
     yield _one("sickbay_shard_leader", "1 where this one leads.", shards.leads)
-    yield _one("sickbay_shard_frozen", "1 while it is not known who is there.", shards.frozen)
+    yield _one("sickbay_shard_frozen", "1 while it does not know who is there.", shards.frozen)
     yield _one("sickbay_shard_settled", "1 once the newcomer's wait is over.", shards.settled)
     up = _gauge("sickbay_shard_peer_up", "1 while that replica's page answers.", ["replica"])
     for name, answers in sorted(shards.peers.items()):

@@ -112,7 +112,15 @@ class Peer:
         asked.set()
         if self.trouble() != before:
             self._feed.poke()
-            log.info("a replica's page", extra={"replica": self.member.name, "is": self.trouble()})
+            self._say()
+
+    def _say(self) -> None:
+        reason = self.trouble()
+        told = {"replica": self.member.name, "reason": reason}
+        if reason:
+            log.warning("a replica's nodes are only last known to the page", extra=told)
+        else:
+            log.info("a replica tells the page of its nodes", extra=told)
 
     async def asked(self) -> None:
         """Return when a question has ended that is asked now or next."""

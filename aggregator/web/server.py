@@ -295,7 +295,7 @@ def unsettled(shards: Shards) -> list[str]:
     """
     council = shards.council
     if council.frozen:
-        return [f"which replicas there are is not known: {council.frozen}"]
+        return [f"it does not know which other replicas there are: {council.frozen}"]
     if not council.settled:
         return ["it has joined a moment ago, and waits until others have let go of its nodes"]
     return []
