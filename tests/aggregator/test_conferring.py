@@ -577,3 +577,34 @@ def test_a_node_of_which_everything_fails_takes_the_stream_of_no_other() -> None
         assert not ward.leader.controller.conferring.doubt().missing
 
     on_a_ward(test, settings=WIDE)
+
+
+def test_who_leads_again_goes_by_what_is_so_now_and_not_by_what_it_found_then() -> None:
+    async def test(ward: Ward) -> None:
+        web = Web(ward, 60)
+        web.place()
+        victim = next(n for n in range(60) if ward.at[f"n{n}"] == "r2")
+        web.net.down.add(victim)
+        web.look()
+        await asyncio.sleep(5)
+
+        def status() -> Status | None:
+            found = finding_of(ward, f"n{victim}")
+            return found.status if found is not None else None
+
+        assert status() is Status.FAILED
+        ward.reform(r0=replace(member("r0"), since=9.0))  # r1 leads now
+        assert ward.leader is ward.replicas["r1"]
+        await ward.conferred()
+        assert len(ward.replicas["r0"].controller.conferring._elsewhere) == 0
+        web.net.down.clear()
+        web.look()
+        await until(lambda: status() is Status.OK, within=90)
+        ward.reform(r0=member("r0"))
+        await ward.conferred()
+        await asyncio.sleep(90)
+        assert status() is Status.OK
+        assert ward.leader.controller._census.size().reported == 60
+        assert ward.sick == set()
+
+    on_a_ward(test, settings=replace(WIDE, common=CommonLimits(domain_labels=(RACK,))))
