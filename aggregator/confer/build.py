@@ -37,7 +37,7 @@ def service(
         key="shards.service_account",
     )
     badges = Badges(tokens, wall=wall, plaintext=plaintext)
-    return CouncilService(conferring, badges, cluster_away=cluster_away)
+    return CouncilService(conferring, badges, cluster_away=cluster_away, now=wall)
 
 
 def speaker(

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -26,6 +27,8 @@ from sickbay.v1 import shards_pb2 as pb
 from sickbay.v1 import shards_pb2_grpc
 
 log = logging.getLogger("sickbay.confer")
+
+_DIGITS = re.compile(r"\d+")
 
 #: Seconds. The longest pause is short: while a stream is missing nothing new is admitted here.
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 2.0
@@ -162,7 +165,7 @@ class Speaker:
         return spoke
 
     def _complain(self, leader: Member, trouble: str) -> None:
-        if trouble != self.trouble:
+        if _DIGITS.sub("", trouble) != _DIGITS.sub("", self.trouble):  # "expired 61 s ago", and on
             log.warning("no stream to the leader", extra={"leader": leader.name, "error": trouble})
         self.trouble = trouble
 

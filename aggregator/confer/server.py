@@ -12,6 +12,7 @@ from aggregator.confer.badges import Badges
 from aggregator.confer.checked import WireError
 from aggregator.confer.said import read_said
 from aggregator.ingest.identity import IdentityError
+from aggregator.ingest.stats import Sparingly
 from aggregator.quarantine.conferring import Conferring
 from aggregator.quarantine.presiding import NotHere, Seat, SeatLost, Unruly
 from sickbay.v1 import shards_pb2 as pb
@@ -36,12 +37,19 @@ class _Refused(Exception):
 
 class CouncilService(shards_pb2_grpc.CouncilServicer):
     """``cluster_away``: the API server can't be reached, so nobody's token can be renewed now; a
-    stream that is up then stays up.
+    stream that is up then stays up. ``now`` is in seconds, and only says how often to say a thing.
     """
 
     def __init__(
-        self, conferring: Conferring, badges: Badges, *, cluster_away: Callable[[], bool]
+        self,
+        conferring: Conferring,
+        badges: Badges,
+        *,
+        cluster_away: Callable[[], bool],
+        now: Callable[[], float],
     ) -> None:
+        self._now = now
+        self._sparingly = Sparingly()
         self._conferring = conferring
         self._badges = badges
         self._cluster_away = cluster_away
@@ -55,10 +63,10 @@ class CouncilService(shards_pb2_grpc.CouncilServicer):
         try:
             await self._serve(context)
         except _Refused as refused:
-            log.info(
-                "a replica's stream ends",
-                extra={"peer": context.peer(), "code": refused.code.name, "reason": str(refused)},
-            )
+            unsaid = self._sparingly(refused.code.name, self._now())
+            if unsaid is not None:
+                told = {"peer": context.peer(), "code": refused.code.name, "reason": str(refused)}
+                log.info("a replica's stream ends", extra={**told, **unsaid})
             await context.abort(refused.code, str(refused))
 
     async def _serve(self, context: _Context) -> None:
