@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV := $(shell command -v uv || echo build/uv/bin/uv)
 CURVES := build/bench/curves-env
-BENCHES := taint agent scale faults network fleet
+BENCHES := taint agent scale faults network fleet history
 
 .PHONY: help
 help: ## This list
@@ -111,6 +111,10 @@ bench-faults: env ## What is lost when something is killed, paused or taken away
 .PHONY: bench-fleet
 bench-fleet: env ## A month of a large fleet's faults (BENCH_NODES=1500 BENCH_SEEDS=2 for a short look)
 	@$(BIN)/python -m tests.bench.fleet
+
+.PHONY: bench-history
+bench-history: env ## Ten million transitions in SQLite and PostgreSQL (BENCH_ROWS=500000 for a short look)
+	@$(BIN)/python -m tests.bench.history
 
 .PHONY: clean
 clean: ## Remove what was built here

@@ -234,6 +234,7 @@ async def run(config: Config) -> None:
             ingest=ingest.stats,
             api=cluster.counters if isinstance(cluster, KubeCluster) else None,
             outbox=alerts.depth,
+            history=history,
         ),
         clocks=clocks,
         version=version("sickbay"),

@@ -10,10 +10,8 @@ import logging
 import math
 import random
 from collections import deque
-from collections.abc import Iterable, Mapping
-from typing import Any
-
-import sqlalchemy as sa
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ParamSpec, TypeVar
 
 from aggregator.history.database import Cursor, Database, HistoryError, Page
 from aggregator.history.doors import Credentials
@@ -25,6 +23,9 @@ from aggregator.quarantine.ledger import Kind, Transition
 from aggregator.thread import OneThread
 
 log = logging.getLogger("sickbay.history")
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 #: Transitions that may wait while the database is away; later ones are lost, and counted.
 MOST_WAITING = 20_000
@@ -150,20 +151,12 @@ class History:
         """Why history can't be written now; empty when it can. Degraded, not unready."""
         if self._writer is not None and self._writer.done() and not self._closing:
             return f"history is not written: its writer has failed{self._losses()}"
-        if self._failure:
-            return f"history is not written: {self._failure}{self._losses()}"
-        since = self._busy_since
-        if since is not None and self._clocks.now() - since > _SLOW:
-            waited = self._clocks.now() - since
-            return f"history is not written: no answer for {waited:.0f} s{self._losses()}"
-        return ""
-
-    @property
-    def away_since(self) -> float | None:
-        """Since when (wall clock seconds) history can't be written; None: it can."""
-        if self._failing_since is None and self.problem:
-            return self._clocks.wall() - (self._clocks.now() - (self._busy_since or 0.0))
-        return self._failing_since
+        waited = self._clocks.now() - self._busy_since if self._busy_since is not None else 0.0
+        if not self._failure and waited <= _SLOW:
+            return ""
+        why = self._failure or f"no answer for {waited:.0f} s"
+        since = self._failing_since or self._clocks.wall() - waited
+        return f"history is not written since {_clock(since)}: {why}{self._losses()}"
 
     async def recent(
         self, node: str = "", since: float = 0.0, limit: int = 200
@@ -231,7 +224,7 @@ class History:
     async def _write_batch(self) -> None:
         """The oldest that wait. They leave the queue when they are safe."""
         batch = [self._queue[i] for i in range(min(BATCH, len(self._queue)))]
-        await self._in_thread(batch)
+        await self._in_thread(self._database.write, batch)
         for _ in batch:
             self._queue.popleft()
         self.written += len(batch)
@@ -241,15 +234,15 @@ class History:
     async def _write_told(self) -> None:
         """A transition that comes meanwhile goes before the next batch."""
         batch = [self._told[i] for i in range(min(BATCH, len(self._told)))]
-        await self._in_thread(batch, evidence)
+        await self._in_thread(self._database.write, batch, evidence)
         for _ in batch:
             self._told.popleft()
         self._well()
 
-    async def _in_thread(self, batch: list[dict[str, Any]], into: sa.Table = transitions) -> None:
+    async def _in_thread(self, function: Callable[P, T], /, *args: P.args, **more: P.kwargs) -> T:
         self._busy_since = self._clocks.now()
         try:
-            await self._write_thread.run(self._database.write, batch, into)
+            return await self._write_thread.run(function, *args, **more)
         finally:
             self._busy_since = None
 
@@ -262,7 +255,7 @@ class History:
         for table in (transitions, evidence):
             oldest = max(cut, self._floors[table.name])
             delete = self._database.delete_before
-            deleted = max(deleted, await self._write_thread.run(delete, oldest, CHUNK, table))
+            deleted = max(deleted, await self._in_thread(delete, oldest, CHUNK, table))
         now = self._clocks.now()
         self._well()
         return now + LINGER if deleted >= CHUNK else now + RETENTION_EVERY
@@ -271,7 +264,7 @@ class History:
         """See from where on there are more rows than may be."""
         self._count_due = self._clocks.now() + COUNT_EVERY
         for table in (transitions, evidence):
-            found = await self._write_thread.run(self._database.bound, self._most_rows, table)
+            found = await self._in_thread(self._database.bound, self._most_rows, table)
             self._floors[table.name] = -math.inf if found is None else found
 
     async def _wait(self, seconds: float) -> None:
@@ -332,13 +325,16 @@ class History:
     def _gap(self, lost: int) -> Transition:
         """Where the timeline has a hole, it says so."""
         now = self._clocks.wall()
-        since = dt.datetime.fromtimestamp(self._gap_from, dt.UTC)
         return Transition(
             at=now,
             kind=Kind.HISTORY_LOST,
             node="",
-            summary=f"history lost {lost} transitions from {since:%Y-%m-%dT%H:%M:%SZ} on: the "
+            summary=f"history lost {lost} transitions from {_clock(self._gap_from)} on: the "
             "database was away for longer than they could wait",
             details={"count": str(lost), "from": f"{self._gap_from:.3f}", "until": f"{now:.3f}"}
             | ({"replica": self._replica} if self._replica else {}),
         )
+
+
+def _clock(at: float) -> str:
+    return dt.datetime.fromtimestamp(at, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

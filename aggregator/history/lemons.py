@@ -51,7 +51,11 @@ class Stories(Protocol):
 
 
 class LemonWatch:
-    """``say`` tells the controller of a node, in our own name; False: the node is not heard of."""
+    """``say`` tells the controller of a node, in our own name; False: the node is not heard of.
+
+    ``leads``: whether this replica is the one that tells people, where several read one history.
+    Each of them shows the lemons, and says so of the nodes that are its own.
+    """
 
     def __init__(
         self,
@@ -62,6 +66,7 @@ class LemonWatch:
         clocks: Clocks,
         bounds: Bounds,
         say: Callable[[str, Component], bool],
+        leads: Callable[[], bool] = lambda: True,
     ) -> None:
         self._stories = stories
         self._fleet = fleet
@@ -69,6 +74,7 @@ class LemonWatch:
         self._clocks = clocks
         self._bounds = bounds
         self._say = say
+        self._leads = leads
         self._since: dict[str, float] = {}
         self._said: set[str] = set()
         self._looked = False
@@ -107,8 +113,9 @@ class LemonWatch:
         self._fleet.lemons = tuple(lemons)
         self._looked = True
         self._stories_of = frozenset(stories)
-        for lemon in lemons:
-            self._tell(lemon, stories[lemon.node], now)
+        if self._leads():
+            for lemon in lemons:
+                self._tell(lemon, stories[lemon.node], now)
 
     def say(self) -> None:
         """Give every lemon's node its evidence, and take it back where it is none any more."""

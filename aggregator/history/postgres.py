@@ -10,7 +10,7 @@ import contextlib
 import ipaddress
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,7 +45,7 @@ class Postgres:
         self._url = url
         self._credentials = credentials
         self._application = application
-        self._runner: asyncio.Runner | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._engine: AsyncEngine | None = None
 
     @property
@@ -57,9 +57,9 @@ class Postgres:
     def call(self, work: Callable[[sa.Connection], T], *, write: bool = False, seconds: float) -> T:
         del write  # every transaction here can
         try:
-            if self._runner is None:
-                self._runner = asyncio.Runner(loop_factory=_OwnLoop)
-            return self._runner.run(self._call(work, seconds))
+            if self._engine is None:
+                self._open(seconds)
+            return self._run(self._asked(work), seconds)
         except TimeoutError as error:
             self.close()
             raise HistoryError(f"{self.name}: no answer in {seconds:g} s") from error
@@ -76,28 +76,38 @@ class Postgres:
             raise HistoryError(f"{self.name}: {reason(error)}") from error
 
     def close(self) -> None:
-        runner, self._runner = self._runner, None
         engine, self._engine = self._engine, None
-        if runner is None:
+        loop, self._loop = self._loop, None
+        if loop is None:
             return
-        with contextlib.suppress(sa.exc.SQLAlchemyError, asyncpg.PostgresError, OSError):
-            if engine is not None:
-                runner.run(_dispose(engine))
-        with contextlib.suppress(OSError):
-            runner.close()
+        if engine is not None:
+            with contextlib.suppress(sa.exc.SQLAlchemyError, asyncpg.PostgresError, OSError):
+                loop.run_until_complete(_within(engine.dispose(), _CLOSE))
+        left = asyncio.all_tasks(loop)  # the driver's own: such as one that calls off a statement
+        for task in left:
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.wait(left, timeout=_CLOSE))
+        loop.close()
 
-    async def _call(self, work: Callable[[sa.Connection], T], seconds: float) -> T:
-        engine = self._engine
-        if engine is None:
-            engine = self._made()
-            async with asyncio.timeout(seconds), engine.connect() as connection:
-                ready = await connection.run_sync(is_ready, self.name)
-            if not ready:
-                async with asyncio.timeout(_MIGRATION), engine.begin() as connection:
-                    await connection.execute(sa.text("SET LOCAL statement_timeout = 0"))
-                    await connection.run_sync(prepare, self.name)
-        async with asyncio.timeout(seconds), engine.begin() as connection:
+    def _open(self, seconds: float) -> None:
+        self._loop = self._loop or _OwnLoop()
+        self._engine = self._made()
+        if not self._run(self._asked(lambda one: is_ready(one, self.name)), seconds):
+            self._run(self._asked(self._migrate), _MIGRATION)
+
+    def _migrate(self, connection: sa.Connection) -> None:
+        connection.execute(sa.text("SET LOCAL statement_timeout = 0"))
+        prepare(connection, self.name)
+
+    async def _asked(self, work: Callable[[sa.Connection], T]) -> T:
+        assert self._engine is not None
+        async with self._engine.begin() as connection:
             return await connection.run_sync(work)
+
+    def _run(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
+        assert self._loop is not None
+        return self._loop.run_until_complete(_within(work, seconds))
 
     def _made(self) -> AsyncEngine:
         engine = create_async_engine(
@@ -114,7 +124,6 @@ class Postgres:
                 },
             },
         )
-        self._engine = engine
 
         @event.listens_for(engine.sync_engine, "do_connect")
         def _prove(_d: object, _r: object, _a: object, options: dict[str, Any]) -> None:
@@ -152,9 +161,19 @@ class _OwnLoop(asyncio.SelectorEventLoop):
         return socket.getaddrinfo(host, port, **how)
 
 
-async def _dispose(engine: AsyncEngine) -> None:
-    async with asyncio.timeout(_CLOSE):
-        await engine.dispose()
+async def _within(work: Coroutine[Any, Any, T], seconds: float) -> T:
+    """Its result. Raises TimeoutError, whether or not it lets itself be cancelled.
+
+    A driver that is cleaning up may take a cancellation for its own and go on waiting, which is why
+    this is no `asyncio.timeout`.
+    """
+    task = asyncio.ensure_future(work)
+    if not (await asyncio.wait({task}, timeout=seconds))[0]:
+        task.cancel()
+        await asyncio.wait({task}, timeout=2 * _CLOSE)
+        if not task.done() or task.cancelled():
+            raise TimeoutError
+    return task.result()
 
 
 def _secret(file: Path) -> str:

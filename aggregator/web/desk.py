@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from aggregator.history.repeats import newest_first
 from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.ledger import Transition
 from aggregator.web import shapes, survey, view
@@ -62,6 +63,7 @@ class Desk:
             version=self.version,
             revision=look.revision,
             not_ready=self.ready(),
+            history_trouble=self.history.problem,
         )
 
     def rows(self, names: Iterable[str], look: Look) -> list[shapes.NodeRow]:
@@ -125,11 +127,11 @@ class Desk:
 
 
 def _merged(one: list[Transition], other: list[Transition], limit: int) -> list[Transition]:
-    """The newest of both, each once."""
+    """The newest of both, each once; and what was said again, by its first word."""
     known = {_identity(each) for each in one}
     merged = [*one, *(each for each in other if _identity(each) not in known)]
     merged.sort(key=lambda each: each.at, reverse=True)
-    return merged[:limit]
+    return newest_first(merged)[:limit]
 
 
 def _identity(one: Transition) -> tuple[float, str, str, str]:

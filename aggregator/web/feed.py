@@ -15,6 +15,7 @@ from typing import Self
 
 import msgspec
 
+from aggregator.history.repeats import newest_first
 from aggregator.quarantine.ledger import Kind, Transition
 from aggregator.web import shapes, view
 
@@ -225,7 +226,8 @@ class Feed:
         noted += [one for one in self._past if _identity(one) not in known]
         if self._relayed:  # others' come a moment late
             noted.sort(key=lambda one: one.at, reverse=True)
-        return [one for one in noted if node in {"", one.node}][:limit]
+        wanted = [one for one in noted if node in {"", one.node}]
+        return newest_first(wanted)[:limit]
 
     def subscribe(self, node: str = "", last: str = "") -> Subscription:
         """Open a stream. ``last`` is the id of the last event that its reader had.

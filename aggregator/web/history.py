@@ -8,6 +8,11 @@ from aggregator.quarantine.ledger import Transition
 class HistoryReader(Protocol):
     """Reads transitions back."""
 
+    @property
+    def problem(self) -> str:
+        """Why, and since when, none can be written now; empty: they can."""
+        ...
+
     async def recent(
         self, node: str = "", since: float = 0.0, limit: int = 200
     ) -> list[Transition]:

@@ -18,7 +18,7 @@ from aggregator.quarantine.decide.blame import SCOPES
 from aggregator.quarantine.fleet import Standing
 from aggregator.quarantine.ledger import Kind
 from aggregator.web.feed import Feed
-from aggregator.web.stats import ApiStats, IngestStats, Stats
+from aggregator.web.stats import ApiStats, HistoryStats, IngestStats, Stats
 from aggregator.web.survey import Findings
 
 _KINDS = ("gpu", "disk", "network", "node")
@@ -80,6 +80,8 @@ class _SceneCollector(Collector):
             for webhook, depth in scene.stats.outbox().items():
                 outbox.add_metric([webhook], depth)
             yield outbox
+        if scene.stats.history is not None:
+            yield from _history(scene.stats.history)
 
 
 def _fleet(found: Findings) -> Iterator[Metric]:
@@ -192,6 +194,18 @@ def _own(scene: Scene) -> Iterator[Metric]:
     for (route, code), count in sorted(scene.requests.items()):
         requests.add_metric([route, str(code)], count)
     yield requests
+
+
+def _history(stats: HistoryStats) -> Iterator[Metric]:
+    yield _one("sickbay_history_up", "1 while what happens is kept.", not stats.problem)
+    yield _one("sickbay_history_waiting", "Transitions that wait to be kept.", stats.depth)
+    written = _counter("sickbay_history_written", "Transitions that were kept.", [])
+    written.add_metric([], stats.written)
+    yield written
+    lost = _counter("sickbay_history_lost", "What was never kept, by what it was.", ["what"])
+    lost.add_metric(["transition"], stats.lost)
+    lost.add_metric(["evidence"], stats.untold)
+    yield lost
 
 
 def _ingest(stats: IngestStats) -> Iterator[Metric]:

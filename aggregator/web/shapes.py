@@ -297,6 +297,7 @@ class Fleet(Shape, frozen=True, kw_only=True):
     the nodes of those that don't answer; ``frozen`` (nobody knows who is there, so nobody acts),
     ``differing`` (replicas run another version or policy) and ``incomplete`` (the one that leads
     has not been told of all nodes, so little is admitted) are empty, or say why.
+    ``history_trouble`` says why, and since when, this replica can't write its history.
     """
 
     at: Time
@@ -327,6 +328,7 @@ class Fleet(Shape, frozen=True, kw_only=True):
     differing: str = ""
     incomplete: str = ""
     last_known: int = 0
+    history_trouble: str = ""
 
 
 class ReplicaList(Shape, frozen=True, kw_only=True):

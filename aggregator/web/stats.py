@@ -45,6 +45,21 @@ class ApiStats(Protocol):
     def blocked(self) -> int: ...
 
 
+class HistoryStats(Protocol):
+    """What `aggregator.history` counts: transitions, and rows of what agents told."""
+
+    @property
+    def problem(self) -> str: ...
+    @property
+    def depth(self) -> int: ...
+    @property
+    def written(self) -> int: ...
+    @property
+    def lost(self) -> int: ...
+    @property
+    def untold(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Stats:
     """The counters of the others; None where there is none (the local cluster has no API).
@@ -55,3 +70,4 @@ class Stats:
     ingest: IngestStats | None = None
     api: ApiStats | None = None
     outbox: Callable[[], Mapping[str, int]] | None = None
+    history: HistoryStats | None = None

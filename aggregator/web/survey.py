@@ -310,6 +310,7 @@ def glance(
     version: str,
     revision: int,
     not_ready: list[str],
+    history_trouble: str = "",
 ) -> shapes.Fleet:
     """The numbers, and the sentence that stands above them."""
     when = moment.when(moment.now)
@@ -342,6 +343,7 @@ def glance(
         differing=found.differing,
         incomplete=found.incomplete,
         last_known=found.last_known,
+        history_trouble=history_trouble,
     )
 
 

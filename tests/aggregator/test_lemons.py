@@ -170,7 +170,7 @@ async def test_lemons_are_found_told_once_a_week_and_kept_out_where_a_rule_says_
         await keep_story(history, "n1", (20, 15, 10, 5))
         await keep_story(history, "n2", (20, 5))
 
-        def watch() -> LemonWatch:
+        def watch(*, leads: bool = True) -> LemonWatch:
             return LemonWatch(
                 stories=history,
                 fleet=replica.fleet,
@@ -178,10 +178,15 @@ async def test_lemons_are_found_told_once_a_week_and_kept_out_where_a_rule_says_
                 clocks=Clocks(replica.clock, time.time),
                 bounds=BOUNDS,
                 say=replica.controller.say,
+                leads=lambda: leads,
             )
 
         for node in ("n1", "n2"):
             replica.agent(node, snapshot(component("disk-space", "/", Status.OK)))
+        # A replica that does not lead shows what it finds in the shared past, and tells nobody.
+        await watch(leads=False).look()
+        assert [lemon.node for lemon in replica.fleet.lemons] == ["n1"]
+        assert notes.transitions == []
         first = watch()
         await first.look()
         first.say()

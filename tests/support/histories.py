@@ -48,9 +48,7 @@ class Place:
     def sql(self, statement: str) -> list[Any]:
         """The rows of a statement, by another client than ours. Blocks."""
         if self.server is not None:
-            with ThreadPoolExecutor(1) as pool:
-                name = self.url.rpartition("/")[2]
-                return pool.submit(self.server.run, statement, name).result()
+            return self.server.run(statement, self.url.rpartition("/")[2])
         with closing(sqlite3.connect(self.url.partition("///")[2])) as connection, connection:
             return connection.execute(statement).fetchall()
 

@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+from tests.controlplane.pki import KeyPair
 from tests.controlplane.ports import ReservedPort
 from tests.controlplane.processes import stopped
 
@@ -118,6 +120,16 @@ class PostgresServer:
             time.sleep(0.02)
         return self
 
+    def show(self, pair: KeyPair) -> None:
+        """Speak TLS with this certificate, from the next start on."""
+        for name, file in (("server.crt", pair.certificate), ("server.key", pair.key)):
+            (self.data / name).write_bytes(file.read_bytes())
+            (self.data / name).chmod(0o600)
+            if not os.getuid():
+                shutil.chown(self.data / name, _UNPRIVILEGED)
+        with (self.data / "postgresql.conf").open("a") as settings:
+            settings.write("ssl = on\n")
+
     def new_database(self) -> str:
         """The URL of an empty database, through TCP; it asks for the password."""
         name = f"test_{next(self._names)}"
@@ -130,18 +142,25 @@ class PostgresServer:
 
     def run(self, statement: str, database: str) -> list[Any]:
         """The rows of a statement, by a connection of its own, past the password."""
+        return list(self._with(database, lambda connection: connection.fetch(statement)))
 
-        async def ask() -> list[Any]:
+    def script(self, statements: str, database: str) -> None:
+        """Several statements, with semicolons between."""
+        self._with(database, lambda connection: connection.execute(statements))
+
+    def _with(self, database: str, ask: Callable[[Any], Any]) -> Any:
+        async def work() -> Any:
             connection = await asyncpg.connect(
                 host=str(self.folder), port=self.port, user=USER, database=database, timeout=30
             )
             try:
-                return list(await connection.fetch(statement))
+                return await ask(connection)
             finally:
                 await connection.close()
 
-        with asyncio.Runner() as runner:
-            return runner.run(ask())
+        # A thread without a loop: whoever asks may have one that runs.
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(asyncio.run, work()).result()
 
     def kill(self) -> None:
         """As a crash ends it: no word to anybody, and what was not written is not."""

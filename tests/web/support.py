@@ -85,6 +85,7 @@ class ListHistory:
 
     items: list[Transition] = field(default_factory=list)
     broken: str = ""
+    problem: str = ""
 
     async def recent(
         self, node: str = "", since: float = 0.0, limit: int = 200
@@ -93,6 +94,15 @@ class ListHistory:
             raise OSError(self.broken)
         found = [one for one in self.items if node in {"", one.node} and one.at >= since]
         return sorted(found, key=lambda one: one.at, reverse=True)[:limit]
+
+
+@dataclass
+class HistoryCounts:
+    problem: str = ""
+    depth: int = 7
+    written: int = 1200
+    lost: int = 2
+    untold: int = 3
 
 
 @dataclass
@@ -436,7 +446,7 @@ async def serving(
         fleet=fleet,
         history=history,
         feed=feed,
-        stats=Stats(ingest=ingest, api=api, outbox=lambda: {"0": 3}),
+        stats=Stats(ingest=ingest, api=api, outbox=lambda: {"0": 3}, history=HistoryCounts()),
         clocks=clocks,
         version=version,
         ready=lambda: list(troubles),

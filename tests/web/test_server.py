@@ -341,6 +341,32 @@ async def test_a_history_that_is_broken_is_said_and_the_story_is_told_from_memor
     assert "database is locked" in answer["trouble"]
 
 
+async def test_a_history_that_is_not_kept_is_said_on_the_page_and_in_the_fleets_numbers(
+    served: Served,
+) -> None:
+    assert (await served.json("/api/v1/fleet"))["history_trouble"] == ""
+    assert "The past is not kept" not in await served.text("/")
+    served.history.problem = "history is not written since 2026-03-14T03:09:00Z: db: no answer"
+    assert (await served.json("/api/v1/fleet"))["history_trouble"] == served.history.problem
+    page = await served.text("/")
+    assert "The past is not kept" in page
+    assert served.history.problem in page
+
+
+async def test_what_a_takeover_says_again_is_told_once(served: Served) -> None:
+    before, again = (
+        Transition(NIGHT + at, Kind.INCIDENT_OPENED, "node-2", "node-2: gone", "inc-9")
+        for at in (1, 60)
+    )
+    served.history.items.append(before)
+    served.feed.note(again)
+    answer = await served.json("/api/v1/transitions?node=node-2")
+    opened = [one["at"] for one in answer["items"] if one["incident"] == "inc-9"]
+    assert len(opened) == 1
+    story = await served.json("/api/v1/nodes/node-2")
+    assert [one["at"] for one in story["timeline"] if one["incident"] == "inc-9"] == opened
+
+
 async def test_what_was_noted_a_moment_ago_is_told_before_history_has_it(served: Served) -> None:
     fresh = Transition(NIGHT + 1, Kind.RELEASED, "node-2", "node-2: released")
     served.feed.note(fresh)
