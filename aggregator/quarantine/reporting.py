@@ -38,7 +38,7 @@ LOST = 5.0
 #: A question is answered within so many seconds, or asked again later.
 ANSWER_WITHIN = 5.0
 #: One message: so many nodes at most, and about so many bytes.
-NODES_A_MESSAGE, BYTES_A_MESSAGE = 200, 256 * 1024
+NODES_A_MESSAGE, BYTES_A_MESSAGE = 100, 256 * 1024
 #: Of one node's components that the network or others are concerned with, so many are told. An
 #: agent is asked to look at 8 peers.
 MOST_SEEN, LONGEST = 256, 300
