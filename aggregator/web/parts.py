@@ -6,7 +6,7 @@ version before doesn't send it, and what an older one doesn't know it passes ove
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -215,6 +215,7 @@ class Telling:
 
     ``trouble`` is empty while it answers; else why not, and all of this is what was known at
     ``at`` (wall clock; None: it never answered). ``seen_at`` is that on the monotonic clock.
+    ``before`` has its last word on nodes that it tells of no more: they have become another's.
     """
 
     replica: str
@@ -226,6 +227,7 @@ class Telling:
     seen_at: float = 0.0
     at: shapes.Time | None = None
     trouble: str = ""
+    before: "Telling | None" = None
 
     def last_heard(self, told: Told, moment: Moment) -> shapes.Time | None:
         """When the node's agent was heard last, as far as is known."""
@@ -246,6 +248,19 @@ def aged(telling: Telling) -> dict[str, Told]:
     """The nodes of a replica that does not answer: none of them counts as well."""
     note = telling.note
     return {name: _aged(one, note) for name, one in telling.nodes.items()}
+
+
+def dropped(old: Telling, new: Telling) -> Telling | None:
+    """The last word on nodes of which the new part says nothing more; None where there is none."""
+    gone = {
+        name: one
+        for name, one in old.nodes.items()
+        if name not in new.nodes and one.agent != "never"
+    }
+    if not gone:
+        return old.before
+    let_go = replace(old, nodes=gone, trouble="has let it go", before=None)
+    return replace(let_go, nodes=aged(let_go))
 
 
 def faded(standing: Standing) -> Standing:

@@ -32,7 +32,8 @@ _ATTENTION = 5.0
 GRACE = 4.0
 #: Who looks waits for answers that are older than this (seconds).
 _STALE = 3.0
-#: A replica that has left is listed for so long (seconds).
+#: A replica that has left is listed for so long (seconds), and its last word kept, and that on a
+#: node that it has let go of.
 _LISTED = 600.0
 
 
@@ -84,6 +85,10 @@ class Peer:
         told, trouble = self._word.telling, self.trouble()
         if told is None:
             return Telling(self.member.name, trouble=trouble)
+        before = told.before
+        if before is not None and self._clocks.now() - before.seen_at > _LISTED:
+            told = replace(told, before=None)
+            self._word = replace(self._word, telling=told)
         if not trouble:
             return told
         # Made once for each kind of trouble: it goes through all its nodes.
@@ -137,7 +142,8 @@ def _telling(answer: Answer, before: _Word, moment: Moment) -> Telling:
             raise NoAnswer(f"does not answer properly: {error}") from error
         nodes = {one.node: one for one in answer.part.nodes}
         places = {one.node: place for place, one in enumerate(answer.part.nodes)}
-        told = Telling(answer.name, nodes, places, lemons=tuple(answer.part.lemons))
+        fresh = Telling(answer.name, nodes, places, lemons=tuple(answer.part.lemons))
+        told = fresh if told is None else replace(fresh, before=parts.dropped(told, fresh))
     elif told is None or before.answer is None or before.answer.revision != answer.revision:
         raise NoAnswer("does not answer properly: it sent nothing where something is new")
     if len(answer.heard) != len(told.nodes):

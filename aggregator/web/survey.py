@@ -377,8 +377,10 @@ def _unsure(found: Findings) -> str:
     silent = [one.name for one in found.replicas if one.trouble and one.nodes]
     many = f"{found.last_known:,} {_nodes(found.last_known)}"
     is_so = "is" if found.last_known == 1 else "are"
-    who = f": {' and '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer"
-    return f" {many} {is_so} only last known{who if silent else ''}."
+    if not silent:
+        return f" {many} {is_so} only last known, on the way to another replica."
+    who = f"{' and '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer"
+    return f" {many} {is_so} only last known: {who}."
 
 
 def _urgency(one: shapes.Quarantine) -> tuple[bool, int, float, str]:

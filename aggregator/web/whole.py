@@ -193,22 +193,26 @@ class Whole:
 def word(
     name: str, patient: Patient | None, owners: Owners, tellings: Mapping[str, Telling]
 ) -> tuple[Told, Telling] | None:
-    """Who says most of the node, and what; None where that is this replica, from its memory."""
-    mine = owners.mine(name) and patient is not None
-    if mine and patient is not None and (patient.attached or patient.health is not None):
+    """Who says most of the node, and what; None where that is this replica, from its memory.
+
+    That is so for nodes of ours, and while an agent that is attached here has not moved yet.
+    """
+    mine = owners.mine(name)
+    if patient is not None and patient.health is not None and (mine or patient.attached):
         return None
-    owner, past, unheard = tellings.get(owners.of(name)), None, None
+    owner, unheard = tellings.get(owners.of(name)), None
+    past: tuple[Told, Telling] | None = None
     for telling in (owner, *tellings.values()) if owner is not None else tellings.values():
         told = telling.nodes.get(name)
-        if told is None:
-            continue
-        if telling.trouble:
-            past = past or (told, telling)
-        elif told.agent == "never":
+        if told is not None and not telling.trouble:
+            if told.agent != "never":
+                return told, telling
             unheard = unheard or (told, telling)
-        else:
-            return told, telling
-    if past is not None or mine:
+        for old in (telling, telling.before):
+            word = old.nodes.get(name) if old is not None and old.trouble else None
+            if old is not None and word is not None:
+                past = (word, old) if past is None or old.seen_at > past[1].seen_at else past
+    if past is not None or (mine and patient is not None):
         return past
     return unheard or nobodys(name, owner or Telling(owners.of(name)))
 

@@ -109,7 +109,9 @@ def companies(draw: st.DrawFn) -> tuple[Fleet, Town, dict[str, Telling]]:
             made = Told(node, standing, agent, wishes=wishes, incidents=incidents, hold=hold)
             nodes.append(made)
         trouble = draw(st.sampled_from(["", "", "does not answer: nothing", "has left"]))
-        tellings[name] = telling_of(name, nodes, trouble)
+        dropped = [Told(node) for node in draw(st.sets(st.sampled_from(NAMES)))]
+        before = telling_of(name, dropped, "has let it go") if dropped else None
+        tellings[name] = replace(telling_of(name, nodes, trouble), before=before)
     return fleet, town, tellings
 
 
@@ -175,7 +177,20 @@ def test_until_a_nodes_agent_has_moved_whoever_heard_it_last_is_believed() -> No
     assert why(theirs, {"b": unheard, "c": stays}) == (Standing.WARNING, "the fan")
     assert why(theirs, {"b": unheard}) == (Standing.UNKNOWN, "not heard")
     assert why(mine, {"b": unheard}) == (Standing.UNKNOWN, "here")
+    # In the middle of a roll: it answers still, and tells of them no more.
+    empty = replace(telling_of("c", []), before=parts.dropped(stays, telling_of("c", [])))
+    word = "last known 03:14 UTC, c has let it go: the fan"
+    assert why(mine, {"b": unheard, "c": empty}) == (Standing.WARNING, word)
+    assert why(theirs, {"b": unheard, "c": empty}) == (Standing.WARNING, word)
+    # Of two last words the later one.
+    later = replace(telling_of("d", [Told(theirs)], "has left"), seen_at=HANDS.now + 5)
+    word = "last known 03:14 UTC, d has left"
+    assert why(theirs, {"b": unheard, "c": empty, "d": later}) == (Standing.UNKNOWN, word)
+    # One that is here still, and has been told where to go.
+    well(fleet, theirs, HANDS.now)
+    assert why(theirs, {"b": unheard, "c": left}) == (Standing.OK, "here")
     # Its agent has come.
+    fleet.patients[theirs].attached = False
     well(fleet, mine, HANDS.now)
     arrived = telling_of("b", [Told(theirs)])
     assert why(mine, {"b": arrived, "c": left}) == (Standing.OK, "here")
@@ -201,6 +216,17 @@ def test_what_all_tell_together_is_what_one_alone_would_show(others: set[str]) -
     assert [one.node for one in found.silent] == [one.node for one in alone.silent]
     for same in ("names", "attached", "never_heard", "conflicts", "exempt", "record_entries"):
         assert getattr(found, same) == getattr(alone, same), same
+
+
+def test_what_a_part_drops_is_kept_as_its_last_word_unless_it_was_none() -> None:
+    old = telling_of("b", [Told("node-1", why="x"), Told("node-2"), Told("node-3", agent="never")])
+    new = telling_of("b", [Told("node-1")])
+    kept = parts.dropped(old, new)
+    assert kept is not None
+    assert list(kept.nodes) == ["node-2"]
+    assert kept.nodes["node-2"].standing is Standing.UNKNOWN
+    assert kept.note == "last known 03:14 UTC, b has let it go"
+    assert parts.dropped(replace(new, before=kept), new) is kept, "until something else is dropped"
 
 
 def test_a_part_travels_whole_and_a_well_node_takes_few_bytes() -> None:
