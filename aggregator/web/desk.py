@@ -12,6 +12,7 @@ from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.ledger import Transition
 from aggregator.web import shapes, survey, view
 from aggregator.web.feed import Feed
+from aggregator.web.glance import glance
 from aggregator.web.history import HistoryReader
 from aggregator.web.lookout import Look, Lookout
 from aggregator.web.peers import Peers
@@ -57,7 +58,7 @@ class Desk:
 
     def glance(self, look: Look) -> shapes.Fleet:
         """The fleet's numbers."""
-        return survey.glance(
+        return glance(
             look.found,
             self.lookout.moment(),
             version=self.version,

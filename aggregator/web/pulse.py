@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 
 from aggregator.web import shapes, view
 from aggregator.web.feed import Feed
+from aggregator.web.glance import headline
 from aggregator.web.lookout import TICK, Look
 from aggregator.web.stories import Stories
-from aggregator.web.survey import headline
 
 #: What changes without a transition (a component turns, pods leave) is noticed within this.
 ROUND = 1.0

@@ -1,6 +1,7 @@
 """Several replicas on loopback: real web servers with a council made by hand, and bad company."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,7 @@ from typing import Any
 from aggregator.quarantine.fleet import Fleet
 from aggregator.shards.council import Council, Member
 from aggregator.web.feed import Feed
-from tests.web.support import ListHistory, Served, running_clocks, serving
+from tests.web.support import Hands, ListHistory, Served, running_clocks, serving, well
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]
 
@@ -157,3 +158,27 @@ async def answering(handler: Handler) -> AsyncIterator[str]:
     async with server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         server.close()
+
+
+def hands() -> Hands:
+    """Evidence dated by the clock that the servers run on."""
+    return Hands(now=time.monotonic())
+
+
+def plain_fleet(count: int = 30) -> Fleet:
+    fleet = Fleet(mode="drain", limits={"concurrent": "20"})
+    for number in range(count):
+        well(fleet, f"node-{number}", hands().now)
+    return fleet
+
+
+async def told_until(served: Served, path: str, happened: Callable[[Any], object]) -> Any:
+    """Ask until it is so; the answer."""
+    async with asyncio.timeout(60):
+        while not happened(told := await served.json(path)):  # noqa: ASYNC110 - it asks a server
+            await asyncio.sleep(0.05)
+        return told
+
+
+def whole(told: Any) -> bool:
+    return bool(told["replicas"]) and not any(one["trouble"] for one in told["replicas"])

@@ -5,26 +5,21 @@ import json
 import re
 import ssl
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 
-from aggregator.quarantine.fleet import Fleet, Standing
+from aggregator.quarantine.fleet import Standing
 from aggregator.quarantine.ledger import Kind, Transition
 from aggregator.web import parts
 from aggregator.web.courier import TrustError
-from aggregator.web.parts import Answer, Part, Told
-from aggregator.web.view import Moment
+from aggregator.web.parts import Answer, Part
 from tests.support.pki import Authority
-from tests.web.replicas import Handler, Seat, Town, answering, replicas
+from tests.web.replicas import Seat, Town, hands, plain_fleet, replicas, told_until, whole
 from tests.web.schema import problems
 from tests.web.support import (
     NIGHT,
-    Hands,
     Served,
     incident_of,
     quarantine_of,
@@ -35,30 +30,6 @@ from tests.web.support import (
 )
 from tests.web.test_server import read_events
 from tests.web.test_ward import sickbay
-
-
-def hands() -> Hands:
-    """Evidence dated by the clock that the servers run on."""
-    return Hands(now=time.monotonic())
-
-
-def plain_fleet(count: int = 30) -> Fleet:
-    fleet = Fleet(mode="drain", limits={"concurrent": "20"})
-    for number in range(count):
-        well(fleet, f"node-{number}", hands().now)
-    return fleet
-
-
-async def told_until(served: Served, path: str, happened: Callable[[Any], object]) -> Any:
-    """Ask until it is so; the answer."""
-    async with asyncio.timeout(60):
-        while not happened(told := await served.json(path)):  # noqa: ASYNC110 - it asks a server
-            await asyncio.sleep(0.05)
-        return told
-
-
-def whole(told: Any) -> bool:
-    return bool(told["replicas"]) and not any(one["trouble"] for one in told["replicas"])
 
 
 async def test_each_replica_shows_the_same_whole_fleet() -> None:
@@ -158,150 +129,6 @@ async def test_the_stream_of_another_replicas_node_says_when_that_node_changes()
             assert (await read_events(response, 1))[0][0] == "fleet"
 
 
-async def hang(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        await asyncio.sleep(600)
-    finally:
-        writer.close()
-
-
-def sending(body: bytes, head: str = "HTTP/1.1 200 OK", kind: str = parts.KIND) -> Handler:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        lines = f"{head}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
-        writer.write(lines.encode() + body)
-        writer.close()
-
-    return answer
-
-
-async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await reader.readuntil(b"\r\n\r\n")
-    writer.write(f"HTTP/1.1 200 OK\r\nContent-Type: {parts.KIND}\r\n\r\n".encode())
-    try:
-        while True:
-            writer.write(b"\0" * (1 << 20))
-            await writer.drain()
-    except ConnectionError:
-        writer.close()
-
-
-def part_of(**changes: Any) -> bytes:
-    told = Answer(name="b", revision="9.1", part=Part([Told("node-0")]), heard=b"\x01")
-    return parts.encode(msgspec.structs.replace(told, **changes))
-
-
-BAD = {
-    "hung": (hang, "does not answer: nothing within 1.5 s"),
-    "no HTTP": (sending(b"", head="\x00\x01\x02"), "does not answer properly"),
-    "garbage": (sending(b"\xc1\xff garbage"), "does not answer properly: what it sent can't be"),
-    "another shape": (
-        sending(msgspec.msgpack.encode({"name": "b", "revision": 7})),
-        "does not answer properly: what it sent can't be read",
-    ),
-    "no body": (sending(b""), "does not answer properly: what it sent can't be read"),
-    "a page": (sending(b"<html>", kind="text/html"), "does not answer properly: it sent text/html"),
-    "500": (
-        sending(b"", head="HTTP/1.1 500 Oh"),
-        "does not answer properly: it answered 500",
-    ),
-    "elsewhere": (
-        sending(b"", head="HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:9/"),
-        "does not answer properly: it answered 302",
-    ),
-    "an old version": (
-        sending(b"", head="HTTP/1.1 404 Not Found"),
-        "does not answer properly: its version (0.1.0) tells no part",
-    ),
-    "another replica": (
-        sending(part_of(name="z")),
-        "does not answer properly: z answers at its address",
-    ),
-    "nothing, as if known": (sending(part_of(part=None)), "does not answer properly: it sent noth"),
-    "heard others": (sending(part_of(heard=b"")), "does not answer properly: it names other nodes"),
-    "no end": (endless, "does not answer"),
-}
-
-
-@pytest.mark.parametrize("what", BAD)
-async def test_a_replica_that_answers_badly_is_said_and_the_rest_is_shown(what: str) -> None:
-    handler, said = BAD[what]
-    town = Town()
-    async with answering(handler) as url:
-        town.joins("b", url)
-        async with replicas(plain_fleet(), ("a",), town=town) as running:
-            served = running.served["a"]
-            began = time.monotonic()
-            await served.text("/")
-            assert time.monotonic() - began < 10, "one that hangs holds up nobody for long"
-            told = await told_until(
-                served, "/api/v1/fleet", lambda told: said in told["replicas"][1]["trouble"]
-            )
-            mine, theirs = running.nodes_of("a"), running.nodes_of("b")
-            assert told["counts"]["ok"] == len(mine) > 0
-            assert told["counts"]["unknown"] == told["last_known"] == len(theirs) > 0
-            assert told["headline"].endswith(
-                f"{len(theirs)} nodes are only last known: b does not answer."
-            )
-            assert told["replicas"][1]["last_answer"] is None
-            story = await served.json(f"/api/v1/nodes/{theirs[0]}")
-            assert "does not answer" in story["why"]
-            page = await served.text("/")
-            assert f"Its {len(theirs)} nodes are shown as last known" in page
-
-
-def twisted() -> dict[str, Any]:
-    """Answers that are read well, each with one thing that would upset whoever shows it."""
-    fleet = Fleet(mode="drain")
-    ill = well(fleet, "node-0", time.monotonic())
-    incident_of(ill, time.monotonic())
-    ill.would = "drain it"
-    told = parts.tell(ill, Moment(time.monotonic(), NIGHT), "drain")
-    plain = msgspec.to_builtins(told)
-    incident, hold = plain["incidents"][0], plain["hold"]
-    naive = "2026-03-14T03:14:07"
-    return {
-        "an unknown action": plain | {"incidents": [incident | {"action": "explode"}]},
-        "another's incident": plain | {"incidents": [incident | {"node": "9" * 5000}]},
-        "another's hold": plain | {"hold": hold | {"node": "9" * 5000}},
-        "a time without a zone": plain | {"incidents": [incident | {"since": naive}]},
-        "heard without a zone": plain | {"last_heard": naive},
-        "no time": plain | {"incidents": [incident | {"since": None}]},
-        "a name too long": plain | {"node": "9" * 5000},
-        "no name": plain | {"node": ""},
-        "a standing that is none": plain | {"standing": "merry"},
-    }
-
-
-@pytest.mark.parametrize("what", twisted())
-async def test_an_answer_with_one_thing_wrong_is_none_and_the_page_stands(what: str) -> None:
-    told = {"name": "b", "revision": "1", "heard": b"\1", "part": {"nodes": [twisted()[what]]}}
-    town = Town()
-    async with answering(sending(msgspec.msgpack.encode(told))) as url:
-        town.joins("b", url)
-        async with replicas(plain_fleet(3), ("a",), town=town) as running:
-            served = running.served["a"]
-            said = (await served.json("/api/v1/fleet"))["replicas"][1]["trouble"]
-            assert said.startswith("does not answer properly: ")
-            assert "</html>" in await served.text("/")
-            assert (await served.json("/api/v1/nodes"))["total"] == 3
-
-
-async def test_events_of_impossible_times_are_passed_over() -> None:
-    told = Answer(name="b", revision="1", part=Part(), fresh=True)
-    times = (float("nan"), float("inf"), -1.0, 1e300, NIGHT)
-    events = [parts.Happened(at, Kind.STOPPED, summary=f"at {at}") for at in times]
-    town = Town()
-    body = parts.encode(msgspec.structs.replace(told, events=events))
-    async with answering(sending(body)) as url:
-        town.joins("b", url)
-        async with replicas(plain_fleet(3), ("a",), town=town) as running:
-            served = running.served["a"]
-            await told_until(served, "/api/v1/fleet", whole)
-            assert [one.at for one in served.feed.recent()] == [NIGHT]
-            assert "</html>" in await served.text("/")
-
-
 async def test_a_dead_replicas_nodes_are_last_known_and_never_well_and_it_comes_back() -> None:
     fleet = plain_fleet()
     async with replicas(fleet, ("a", "b")) as running:
@@ -373,53 +200,6 @@ async def test_a_dead_replicas_nodes_are_last_known_and_never_well_and_it_comes_
             await told_until(asked, "/api/v1/fleet", whole)
             story = await asked.json(f"/api/v1/nodes/{rest[0]}")
             assert (story["standing"], story["last_known"]) == ("ok", None)
-
-
-async def test_a_replica_of_a_later_version_is_understood_as_far_as_it_goes() -> None:
-    told = msgspec.to_builtins(
-        Answer(name="b", revision="9.1", heard=b"\x01\x02"), builtin_types=(bytes,)
-    )
-    told["part"] = {
-        "nodes": [
-            {"node": "node-0", "mood": "good", "standing": "warning", "why": "a new thing"},
-            {"node": "node-1"},
-        ],
-        "weather": {"deep": [1, 2, {"x": None}]},
-    }
-    told["seen"], told["fresh"] = "9.2", True
-    told["events"] = [
-        {"at": NIGHT, "kind": "moon.rose", "summary": "of a kind that we don't know"},
-        {"at": NIGHT, "kind": "fleet.stopped", "summary": "stopped: the moon"},
-    ]
-    town = Town()
-    async with answering(sending(msgspec.msgpack.encode(told))) as url:
-        town.joins("b", url)
-        async with replicas(Fleet(mode="drain"), ("a",), town=town) as running:
-            served = running.served["a"]
-            await told_until(served, "/api/v1/fleet", whole)
-            rows = (await served.json("/api/v1/nodes"))["items"]
-            assert [(one["node"], one["standing"], one["why"]) for one in rows] == [
-                ("node-0", "warning", "a new thing"),
-                ("node-1", "ok", ""),
-            ]
-            page = await served.text("/")
-            assert "stopped: the moon" in page
-            assert "of a kind that we don" not in page
-
-
-async def test_a_page_is_not_kept_waiting_by_a_replica_that_is_known_to_hang() -> None:
-    town = Town()
-    async with answering(hang) as url:
-        town.joins("b", url)
-        async with replicas(plain_fleet(), ("a",), town=town) as running:
-            served = running.served["a"]
-            await served.text("/")
-            took = []
-            for _ in range(5):
-                began = time.monotonic()
-                await served.json("/api/v1/fleet")
-                took.append(time.monotonic() - began)
-            assert min(took) < 0.5
 
 
 async def test_at_rest_little_is_sent_and_a_heartbeat_is_no_change() -> None:

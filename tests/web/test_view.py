@@ -12,7 +12,8 @@ from aggregator.quarantine.cluster import Phase
 from aggregator.quarantine.decide.words import Word
 from aggregator.quarantine.fleet import Fleet, Hold, Standing
 from aggregator.web import view, words
-from aggregator.web.survey import Findings, glance, headline, natural, survey
+from aggregator.web.glance import glance, headline
+from aggregator.web.survey import Findings, natural, survey
 from aggregator.web.view import Moment
 from tests.web.support import (
     NIGHT,

@@ -14,6 +14,7 @@ from aggregator.quarantine.fleet import Fleet, Standing
 from aggregator.quarantine.ledger import Kind, Transition
 from aggregator.web import parts, survey
 from aggregator.web.feed import Feed
+from aggregator.web.glance import headline
 from aggregator.web.parts import Answer, Part, Telling, Told, Unreadable
 from aggregator.web.survey import Findings, Survey
 from aggregator.web.view import Moment
@@ -144,7 +145,7 @@ def test_no_node_is_shown_twice_and_none_is_lost(
             assert row.last_known == teller.at
     old = [one for one in found.elsewhere.values() if one.trouble]
     assert found.last_known == len(old)
-    assert ("last known" in survey.headline(found)) == bool(old)
+    assert ("last known" in headline(found)) == bool(old)
 
 
 def test_until_a_nodes_agent_has_moved_whoever_heard_it_last_is_believed() -> None:
