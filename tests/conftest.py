@@ -1,5 +1,6 @@
 """Fixtures for every test."""
 
+import gc
 import signal
 
 pytest_plugins = [
@@ -10,6 +11,16 @@ pytest_plugins = [
 
 
 def pytest_configure() -> None:
-    """A run in the background of a shell ignores SIGINT, and every program that it starts too."""
+    """A run in the background of a shell ignores SIGINT, and every program that it starts too.
+
+    pytest parses each test while it collects them. CPython 3.11 counts how deep it is in that for
+    all of the process, and what a garbage collection in the middle of it runs may parse, too: now
+    and then "AST constructor recursion depth mismatch". So there is none until all are collected.
+    """
+    gc.disable()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()

@@ -1,5 +1,7 @@
 """A way to the API server on which answers get lost: 500s, 429s, connections that are reset.
 
+One request may also be held on the way, for as long as a test wants, and then go on.
+
 Stands between the aggregator and the real server, over TLS, with the aggregator's own token. It
 runs on a loop of its own, so that tests may block.
 """
@@ -11,6 +13,7 @@ import random
 import ssl
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -44,6 +47,36 @@ class Happened:
     at: float
     what: str
     request: str
+    status: int = 0
+
+
+class Hold:
+    """The first request of this kind is held before it reaches the server, until `let_go`.
+
+    ``then`` is called when it has come, from the proxy's thread.
+    """
+
+    def __init__(self, method: str, ends: str, then: Callable[[], object]) -> None:
+        self._method, self._ends, self._then = method, ends, then
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._gone_on = asyncio.Event()
+        self.happened: Happened | None = None
+
+    def wants(self, happened: Happened, request: web.BaseRequest) -> bool:
+        matches = request.method == self._method and request.path.endswith(self._ends)
+        if self.happened is not None or not matches:
+            return False
+        self.happened = happened
+        return True
+
+    async def keep(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._then()
+        await self._gone_on.wait()
+
+    def let_go(self) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._gone_on.set)
 
 
 @dataclass
@@ -55,6 +88,7 @@ class RoughProxy:
     weather: Weather
     log: list[Happened] = field(default_factory=list)
     port: int = 0
+    hold: Hold | None = None
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -108,6 +142,10 @@ class RoughProxy:
     async def _stop(self) -> None:
         await self._runner.cleanup()
         await self._client.close()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:  # streams whose other end was reset, or stopped
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
     async def _pass_on(self, request: web.BaseRequest) -> web.StreamResponse:
         watching = "watch" in request.query
@@ -125,10 +163,13 @@ class RoughProxy:
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOP}
         url = f"{self.plane.url}{request.path_qs}"
         body = await request.read()
+        if self.hold is not None and self.hold.wants(happened, request):
+            await self.hold.keep()
         async with self._client.request(request.method, url, data=body, headers=headers) as answer:
             if watching:
                 return await self._stream(request, answer)
             content = await answer.read()
+            happened.status = answer.status
             if what == "answer lost":
                 return self._reset(request)
             kept = {k: v for k, v in answer.headers.items() if k.lower() not in _HOP}

@@ -59,6 +59,7 @@ class Wire:
     time: Clockwork
     rng: random.Random
     latency: float = 0.02
+    late: float = 0.02  # the share of messages that take seconds
     lost: float = 0.0  # the share of requests, and of answers, that nobody gets
     #: Replicas that do not reach the API server now.
     cut: set[str] = field(default_factory=set)
@@ -93,7 +94,7 @@ class Wire:
 
     def _travel(self) -> float:
         """Mostly quick, now and then very late."""
-        late = self.rng.random() < 0.02
+        late = self.rng.random() < self.late
         return self.rng.uniform(0.0, 4.0 if late else self.latency)
 
 
@@ -623,10 +624,11 @@ class Simulation:
         """All that was broken is whole again."""
         self.wire.cut.clear()
         self.parted.clear()
-        self.wire.lost = 0.0
+        self.wire.lost = self.wire.late = 0.0
         for host in self.hosts.values():
             if not host.up:
                 host.start()
+            host.stop_at(0)
             host.pause(paused=False)
         for agent in self.agents.values():
             agent.cut.clear()

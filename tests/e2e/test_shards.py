@@ -1,0 +1,200 @@
+"""Three replicas on the real API server: killed, stopped between a look and its write, ended."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aggregator.quarantine.decide.record import parse_record
+from aggregator.shards.council import Council, Member
+from tests.controlplane.plane import ControlPlane
+from tests.controlplane.pytest_plugin import Space
+from tests.controlplane.waiting import wait_until
+from tests.support.evictions import accepted_evictions
+from tests.support.roughproxy import Hold, RoughProxy, Weather
+from tests.support.shards import TRUSTING_TLS, Replicas
+from tests.support.simulator import Simulator
+from tests.support.stack import NAMESPACE, TAINT, AggregatorProcess, remove_quarantines
+
+pytestmark = pytest.mark.cluster
+
+#: A dead replica's Lease has expired within this (docs/shards.md), on a busy machine.
+TAKEN_OVER = 60.0
+
+
+class Trio:
+    """Three replicas, each by a proxy of its own, and a simulated fleet."""
+
+    def __init__(
+        self, space: Space, folder: Path, ends: ExitStack, more: dict[str, Any], nodes: int
+    ) -> None:
+        self.plane: ControlPlane = space.plane
+        self.nodes = space.create_nodes(nodes)
+        ends.callback(remove_quarantines, self.plane, space.node_prefix)
+        settings = {**TRUSTING_TLS, "drain": {"evict_unmanaged": True}, **more}
+        self.replicas = ends.enter_context(Replicas(self.plane, folder / "replicas", more=settings))
+        self.proxies: dict[str, RoughProxy] = {}
+        for name, replica in self.replicas.replicas.items():
+            proxy = ends.enter_context(RoughProxy(self.plane, folder / f"way-{name}", Weather()))
+            replica.goes_by(proxy.kubeconfig)
+            self.proxies[name] = proxy
+        self.replicas.start()
+        names = folder / "names"
+        names.write_text("\n".join(self.nodes))
+        self.simulator: Simulator = ends.enter_context(
+            self.replicas.simulator(["--names", names], log=folder / "simulator.log")
+        )
+        self.simulator.until_streaming(nodes, timeout_s=60)
+
+    def of(self, name: str) -> list[str]:
+        """The nodes of this replica, while all three are there."""
+        council = Council(name, {one: Member(one) for one in self.replicas.names})
+        owners = {node: council.owner(node) for node in self.nodes}
+        return [node for node, owner in owners.items() if owner and owner.name == name]
+
+    def leader(self) -> str:
+        """By the Leases: the one that joined first."""
+
+        def joined(item: dict[str, Any]) -> float:
+            return float(item["metadata"]["annotations"]["sickbay.dev/since"])
+
+        leases = self.replicas.leases()
+        return min(leases, key=lambda name: (joined(leases[name]), name))
+
+    def hold(self, name: str, method: str, ends: str) -> Hold:
+        """The replica is stopped when it has sent such a request, which goes no further."""
+        process = self.replicas.replicas[name].process
+        assert process is not None
+        held = Hold(method, ends, lambda: process.send_signal(signal.SIGSTOP))
+        self.proxies[name].hold = held
+        return held
+
+    def wake(self, name: str) -> None:
+        process = self.replicas.replicas[name].process
+        assert process is not None
+        process.send_signal(signal.SIGCONT)
+
+    def entries(self) -> set[str]:
+        path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/sickbay-record"
+        return set(parse_record(self.plane.call("GET", path)["data"].get("record", "")).entries)
+
+    def tainted(self) -> set[str]:
+        return {node for node in self.nodes if self.has_taint(node)}
+
+    def has_taint(self, node: str) -> bool:
+        taints = self.plane.node(node)["spec"].get("taints", [])
+        return any(taint["key"] == TAINT for taint in taints)
+
+    def joined_again(self, name: str) -> Callable[[], bool]:
+        """Whether the replica's Lease is renewed again, from when this is called."""
+        before = self.replicas.leases()[name]["metadata"]["annotations"]["sickbay.dev/since"]
+
+        def joined() -> bool:
+            lease = self.replicas.leases()[name]
+            return bool(lease["metadata"]["annotations"]["sickbay.dev/since"] != before)
+
+        return joined
+
+
+@pytest.fixture
+def ends() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def _status(held: Hold) -> int:
+    assert held.happened is not None
+    happened = held.happened
+    wait_until(lambda: happened.status, what="the answer to what was held", timeout_s=30)
+    return happened.status
+
+
+@pytest.mark.timeout(400)
+def test_a_replica_stopped_between_its_look_and_its_write_fails_when_it_writes(
+    cluster_space: Space, tmp_path: Path, ends: ExitStack
+) -> None:
+    """The leader over its limit; then an actor, after a takeover and a person's release."""
+    trio = Trio(cluster_space, tmp_path, ends, {"limits": {"concurrent": 1}}, nodes=24)
+    leader = trio.leader()
+    [other, third] = [name for name in trio.replicas.names if name != leader]
+    late, quick = trio.of(leader)[0], trio.of(other)[0]
+
+    record = trio.hold(leader, "PUT", "/configmaps/sickbay-record")
+    trio.simulator.inject(nodes=[late], fault="xid:79")
+    wait_until(lambda: record.happened, what="the leader to write the record", timeout_s=30)
+    trio.simulator.inject(nodes=[quick], fault="xid:79")
+    wait_until(lambda: trio.tainted() == {quick}, what="the next leader", timeout_s=TAKEN_OVER)
+    record.let_go()
+    assert _status(record) == 409
+    again = trio.joined_again(leader)
+    trio.wake(leader)
+    wait_until(again, what="the former leader to join again", timeout_s=30)
+
+    # It holds what it admitted before it was stopped, and so does everybody else.
+    patch = trio.hold(leader, "PATCH", f"/nodes/{late}")
+    assert (trio.entries(), trio.tainted()) == ({quick}, {quick})
+    trio.plane.request("DELETE", f"/apis/sickbay.dev/v1alpha1/quarantines/{quick}")
+    wait_until(lambda: patch.happened, what="the actor to mark its node", timeout_s=90)
+    assert trio.entries() == {late}
+    wait_until(lambda: trio.has_taint(late), what="the heir to mark it", timeout_s=TAKEN_OVER)
+    trio.plane.request("DELETE", f"/apis/sickbay.dev/v1alpha1/quarantines/{late}")
+    wait_until(lambda: not trio.has_taint(late), what="the person's release", timeout_s=30)
+    wait_until(lambda: trio.entries() == set(), what="its entry to go", timeout_s=30)
+    patch.let_go()
+    assert _status(patch) == 409
+    again = trio.joined_again(leader)
+    trio.wake(leader)
+    wait_until(again, what="the former actor to join again", timeout_s=30)
+    until = time.monotonic() + 12  # a newcomer's wait, and what it would do then
+    while time.monotonic() < until:
+        assert trio.tainted() == set()
+        time.sleep(1)
+    assert third in trio.replicas.leases()
+
+
+@pytest.mark.timeout(300)
+def test_the_leader_killed_in_a_burst_loses_no_fault_and_evicts_nobody_twice(
+    cluster_space: Space, tmp_path: Path, ends: ExitStack
+) -> None:
+    trio = Trio(cluster_space, tmp_path, ends, {}, nodes=24)
+    plane, space = trio.plane, cluster_space
+    for node in trio.nodes:
+        plane.create_pod(space.namespace, node, node=node)
+    plane.wait_pod_running(space.namespace, trio.nodes[-1], timeout_s=60)
+    mark = plane.audit_mark()
+    leader: AggregatorProcess = trio.replicas.replicas[trio.leader()]
+    trio.simulator.inject(nodes="all", fault="xid:79")
+    wait_until(trio.tainted, what="the burst to begin", every_s=0.01, timeout_s=30)
+    leader.kill()
+    wait_until(
+        lambda: trio.tainted() == set(trio.nodes), what="all taints", timeout_s=TAKEN_OVER + 30
+    )
+
+    def evicted() -> list[str]:
+        return sorted(accepted_evictions(plane, mark, space.namespace))
+
+    expected = sorted(f"{space.namespace}/{node}" for node in trio.nodes)
+    wait_until(lambda: len(evicted()) >= len(expected), what="all evictions", timeout_s=90)
+    assert evicted() == expected
+
+
+@pytest.mark.timeout(240)
+def test_a_roll_loses_no_evidence_and_quarantines_nobody(
+    cluster_space: Space, tmp_path: Path, ends: ExitStack
+) -> None:
+    """Each in turn ends in order and comes again; a fault meanwhile is acted on, nothing else."""
+    trio = Trio(cluster_space, tmp_path, ends, {}, nodes=24)
+    ill = trio.of(trio.replicas.names[0])[0]
+    for number, replica in enumerate(trio.replicas.replicas.values()):
+        assert replica.stop() == 0
+        if number == 0:
+            trio.simulator.inject(nodes=[ill], fault="xid:79")
+        trio.simulator.until_streaming(len(trio.nodes), timeout_s=60)
+        replica.start().ready()
+    wait_until(lambda: trio.tainted() == {ill}, what="the one fault", timeout_s=60)
+    trio.simulator.until_streaming(len(trio.nodes), timeout_s=60)
+    assert trio.entries() == {ill}
