@@ -100,12 +100,16 @@ $(CURVES)/.synced: requirements/bench.txt | $(UV)
 	@$(UV) pip sync --quiet --python $(CURVES)/bin/python --require-hashes requirements/bench.txt
 	@touch $@
 
+.PHONY: bench-figures
+bench-figures: env ## Put the last figures of bench-scale and bench-faults into docs/
+	@$(BIN)/python -m tests.bench.report
+
 .PHONY: bench-network
 bench-network: env ## Whom triangulation blames in graphs of known faults (BENCH_GRAPHS=5)
 	@$(BIN)/python -m tests.bench.network
 
 .PHONY: bench-faults
-bench-faults: env ## What is lost when something is killed, paused or taken away in a burst
+bench-faults: env ## What is lost when something dies in a burst (BENCH_DRILLS=paused_replica,...)
 	@$(BIN)/python -m tests.bench.faults
 
 .PHONY: bench-fleet

@@ -1,6 +1,5 @@
 """Thousands of simulated agents of nodes that exist: certificates, processes, faults by node."""
 
-import json
 import resource
 import time
 from collections import defaultdict
@@ -34,9 +33,12 @@ def certify(authority: Authority, nodes: Sequence[str]) -> None:
 class Crowd:
     """Simulators that come one after the other; each node is of one of them."""
 
-    def __init__(self, folder: Path, where: Sequence[str | Path]) -> None:
-        """``where``: the options that say where agents connect, and how."""
+    def __init__(
+        self, folder: Path, where: Sequence[str | Path], *, before: Sequence[str] = ()
+    ) -> None:
+        """``where``: options that say where agents connect, and how; ``before``: `Simulator`'s."""
         self.folder = folder
+        self._before = before
         self._where = list(where)
         self.simulators: list[Simulator] = []
         self._of: dict[str, Simulator] = {}
@@ -66,7 +68,7 @@ class Crowd:
         listed.write_text("\n".join(nodes) + "\n")
         begun = time.monotonic()
         log = self.folder / f"simulator-{number}.log"
-        simulator = Simulator(["--names", listed, *self._where], log=log)
+        simulator = Simulator(["--names", listed, *self._where], log=log, before=self._before)
         self.simulators.append(simulator)
         self._of |= dict.fromkeys(nodes, simulator)
         simulator.until_streaming(len(nodes), timeout_s=timeout_s)
@@ -92,13 +94,3 @@ class Crowd:
         for number, mine in by.items():
             at = {"at": f"{at_s * 1000:.0f}ms"} if at_s else {}
             self.simulators[number].inject(nodes=mine, fault=FAULT, **at)
-
-    def told(self) -> list[dict[str, object]]:
-        """What the simulators said of their streams, in order of time."""
-        lines = [
-            json.loads(line)
-            for simulator in self.simulators
-            for line in simulator.log().splitlines()
-            if '"attached"' in line
-        ]
-        return sorted(lines, key=lambda line: str(line.get("time", "")))

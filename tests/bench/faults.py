@@ -2,111 +2,30 @@
 
 Real processes on the real API server. Each drill has nodes of its own, with a pod each, and counts
 the faults that did not become a taint within a minute of the end of its outage; one fault a node.
-Run by `make bench-faults`. Needs root: one drill freezes a filesystem, one fills one.
+Run by `make bench-faults`; BENCH_DRILLS names some of them, by their keys without "lost_". Needs
+root: one drill freezes a filesystem, one fills one, and several replicas have a name of their own.
 """
 
 import os
 import signal
+import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from tests.agent import real_disks
+from tests.bench.drill import FAULT, PODS, Drill
 from tests.bench.figures import percentile, table, write
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.waiting import wait_until
 from tests.support.evictions import accepted_evictions
 from tests.support.simulator import Simulator
-from tests.support.stack import TAINT, Stack, remove_quarantines
 
-FAULT = "xid:79"
-#: Seconds after the end of an outage until a fault without a taint counts as lost.
-PATIENCE = 60.0
-PODS = "drills"
-#: Bare pods, which kubectl drain leaves alone unless it is told.
-EVERY_POD: dict[str, Any] = {"drain": {"evict_unmanaged": True}}
-#: Simulated agents are let in by their word, on loopback.
-TRUSTING: dict[str, Any] = {"listen": {"tls": None}, "identity": {"kind": "insecure-trust-hello"}}
 #: One fault each, and each a drain of its own accord.
 FATAL = (46, 48, 62, 64, 79, 95, 110, 119, 120, 136)
-
-
-class Drill:
-    """One drill's nodes, its aggregator, and what came of the faults."""
-
-    def __init__(self, plane: ControlPlane, folder: Path, name: str, ends: ExitStack) -> None:
-        self.plane = plane
-        self.folder = folder
-        self.name = name
-        self.lost = 0
-        #: Seconds from the end of the outage to each taint that came after it.
-        self.recoveries: list[float] = []
-        self._ends = ends
-        ends.callback(remove_quarantines, plane, name)
-        self.nodes: list[str] = []
-
-    def made(self, nodes: int) -> list[str]:
-        """So many nodes, each with a running pod on it."""
-        self.nodes = self.plane.create_nodes(nodes, self.name)
-        for node in self.nodes:
-            self.plane.create_pod(PODS, node, node=node)
-        self.plane.wait_pod_running(PODS, self.nodes[-1], timeout_s=60)
-        return self.nodes
-
-    def stack(self, more: dict[str, Any]) -> Stack:
-        """An aggregator that is up, alone."""
-        stack = self._ends.enter_context(Stack(self.plane, self.folder, more=EVERY_POD | more))
-        stack.aggregator.start().ready()
-        return stack
-
-    def fleet(self, nodes: int, more: dict[str, Any] | None = None) -> tuple[Stack, Simulator]:
-        """So many nodes with simulated agents, all attached to an aggregator."""
-        names = self.folder / "names"
-        names.write_text("\n".join(self.made(nodes)))
-        stack = self.stack(TRUSTING | (more or {}))
-        where: list[str | Path] = ["--names", names, "--aggregator", stack.aggregator.address]
-        simulator = Simulator(where, log=self.folder / "simulator.log")
-        self._ends.callback(simulator.close)
-        simulator.until_streaming(nodes, timeout_s=120)
-        return stack, simulator
-
-    def tainted(self) -> set[str]:
-        """This drill's nodes with our taint."""
-        items = self.plane.call("GET", "/api/v1/nodes")["items"]
-        return {
-            item["metadata"]["name"]
-            for item in items
-            if item["metadata"]["name"] in self.nodes
-            and any(taint["key"] == TAINT for taint in item["spec"].get("taints", []))
-        }
-
-    def under_way(self, few: int) -> None:
-        """Until the burst has begun. Raises AssertionError when it is over already."""
-        wait_until(lambda: len(self.tainted()) >= few, what="the burst", every_s=0.01, timeout_s=60)
-        assert len(self.tainted()) < len(self.nodes), "the burst was over before the drill"
-
-    def settle(self, faulty: list[str], *, since: float) -> None:
-        """Count what is lost of ``faulty``, and time what came ``since`` the outage's end."""
-        waiting = set(faulty) - self.tainted()
-        while waiting and time.monotonic() - since < PATIENCE:
-            time.sleep(0.05)
-            come = waiting & self.tainted()
-            self.recoveries += [time.monotonic() - since] * len(come)
-            waiting -= come
-        self.lost += len(waiting)
-
-    def until_drained(self, nodes: list[str]) -> None:
-        """Until nobody has a pod left to evict, so that a second eviction would have come."""
-
-        def left() -> list[str]:
-            pods = self.plane.call("GET", f"/api/v1/namespaces/{PODS}/pods")["items"]
-            return [pod["metadata"]["name"] for pod in pods if pod["metadata"]["name"] in nodes]
-
-        wait_until(lambda: not left(), what=f"the pods of {self.name} to go", timeout_s=180)
 
 
 def kill_9_in_a_burst_of_200(drill: Drill) -> None:
@@ -163,6 +82,46 @@ def aggregator_paused_for_40_s(drill: Drill) -> None:
     drill.settle(drill.nodes, since=time.monotonic())
 
 
+def leader_of_three_killed_in_a_burst_of_200(drill: Drill) -> None:
+    """And not started again, so that its outage has no end of its own.
+
+    What counts is the time from when the others know that it is gone: until then nobody may do its
+    work. From the kill it is `failover_p99_s`.
+    """
+    replicas, simulator = drill.shards(200)
+    leader = replicas.leader()
+    simulator.inject(nodes="all", fault=FAULT)
+    drill.under_way(20)
+    replicas.replicas[leader].kill()
+    killed = time.monotonic()
+    others = replicas.running
+    wait_until(
+        lambda: replicas.agree(others),
+        what=lambda: f"the others to know: {replicas.standings()}",
+        timeout_s=60,
+        every_s=0.1,
+    )
+    known = time.monotonic()
+    drill.settle(drill.nodes, since=known)
+    drill.figures["failover_known_s"] = round(known - killed, 1)
+    drill.figures["failover_p99_s"] = round(known - killed + _p99(drill.recoveries), 1)
+
+
+def owner_of_three_paused_for_40_s(drill: Drill) -> None:
+    """Faults on nodes that are all one replica's, while it is stopped; the others take over."""
+    replicas, simulator = drill.shards(60)
+    paused = replicas.leader()
+    faulty = [node for node in drill.nodes if replicas.owner(node) == paused]
+    process = replicas.replicas[paused].process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    try:
+        _one_by_one(simulator, faulty, seconds=40)
+    finally:
+        process.send_signal(signal.SIGCONT)
+    drill.settle(faulty, since=time.monotonic())
+
+
 def agent_killed_between_line_and_ack(drill: Drill) -> None:
     """Ten nodes, each killed a little later after the line; the kernel log can be read again."""
     stack = drill.stack({})
@@ -217,7 +176,9 @@ DRILLS: dict[str, Callable[[Drill], None]] = {
     "lost_sigterm_burst_100": sigterm_in_a_burst_of_100,
     "lost_database_down_30s": database_hangs_for_30_s,
     "lost_agent_kill9": agent_killed_between_line_and_ack,
-    "lost_paused_replica": aggregator_paused_for_40_s,
+    "lost_paused_alone": aggregator_paused_for_40_s,
+    "lost_failover_3_replicas": leader_of_three_killed_in_a_burst_of_200,
+    "lost_paused_replica": owner_of_three_paused_for_40_s,
     "lost_disk_full_agent": agent_whose_disks_are_full,
     "lost_apiserver_down_60s": api_server_away_for_60_s,
 }
@@ -237,7 +198,14 @@ def _double(plane: ControlPlane) -> int:
     return sum(times > 1 for times in Counter(accepted_evictions(plane, 0)).values())
 
 
-def main() -> None:
+def main() -> int:
+    chosen = [f"lost_{one}" for one in os.environ.get("BENCH_DRILLS", "").split(",") if one]
+    unknown = [key for key in chosen if key not in DRILLS]
+    if unknown:
+        names = ", ".join(key.removeprefix("lost_") for key in DRILLS)
+        sys.stderr.write(f"BENCH_DRILLS: no {unknown[0].removeprefix('lost_')}; it has {names}\n")
+        return 2
+    drills = {key: run for key, run in DRILLS.items() if not chosen or key in chosen}
     figures: dict[str, float | int | str] = {}
     recoveries: dict[str, list[float]] = {}
     with (
@@ -245,20 +213,22 @@ def main() -> None:
         ControlPlane() as plane,
     ):
         plane.create_namespace(PODS)
-        for number, (key, run) in enumerate(DRILLS.items()):
+        for number, (key, run) in enumerate(drills.items()):
             name = key.removeprefix("lost_").replace("_", "-")
             print(f"{_words(run)} ...", flush=True)
             # A number, for a socket's path has 107 bytes.
             with _drill(plane, Path(folder) / str(number), name) as drill:
                 run(drill)
             figures[key] = drill.lost
+            figures |= drill.figures
+            figures[key.replace("lost_", "recovery_") + "_p99_s"] = _p99(drill.recoveries)
             recoveries[key] = drill.recoveries
             plane.delete_nodes(drill.nodes)
         figures["double_evictions"] = _double(plane)
     # The worst of the drills: all together, the 200 of one burst would hide the 20 of another.
     figures["recovery_p99_s"] = max(_p99(times) for times in recoveries.values())
     path = write("faults", figures)
-    rows = [(_words(run), str(figures[key]), "0") for key, run in DRILLS.items()]
+    rows = [(_words(run), str(figures[key]), "0") for key, run in drills.items()]
     rows += [("pods that were evicted twice", str(figures["double_evictions"]), "0")]
     rows += [
         (
@@ -266,9 +236,15 @@ def main() -> None:
             f"{_p99(recoveries[key])} s",
             "10 s",
         )
-        for key, run in DRILLS.items()
+        for key, run in drills.items()
     ]
+    if "failover_p99_s" in figures:
+        rows.append(
+            ("the leader killed: until the others know", f"{figures['failover_known_s']} s", "30 s")
+        )
+        rows.append(("from the kill to the taints, p99", f"{figures['failover_p99_s']} s", "-"))
     print(table(f"bench-faults, lost: {path}", rows))
+    return 0
 
 
 def _p99(times: list[float]) -> float:
@@ -280,4 +256,4 @@ def _words(run: Callable[[Drill], None]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -11,13 +11,17 @@ pods have. Agents find them by one name with all these addresses, as by a headle
 that `Replicas.simulator` starts see it in their own /etc/hosts, which needs root.
 """
 
+import http.client
+import ssl
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from aggregator.shards.council import weight
 from tests.controlplane.plane import ControlPlane
+from tests.controlplane.waiting import wait_until
 from tests.support.hosts import with_hosts, write_hosts
 from tests.support.pki import Authority
 from tests.support.simulator import Simulator
@@ -111,10 +115,29 @@ class Replicas:
             replica.start()
         for replica in self.replicas.values():
             replica.ready()
+        self.until_settled()
         return self
+
+    def until_settled(self, *, timeout_s: float = 90) -> None:
+        """Until every replica that runs sees just those that run, and may act."""
+        wait_until(
+            lambda: self.agree(self.running),
+            what=lambda: f"the replicas to agree on {self.running}: {self.standings()}",
+            timeout_s=timeout_s,
+            every_s=0.25,
+        )
 
     def one(self, number: int) -> AggregatorProcess:
         return self.replicas[self.names[number]]
+
+    @property
+    def running(self) -> list[str]:
+        """The names of those whose process lives, paused or not."""
+        return [
+            name
+            for name, replica in self.replicas.items()
+            if replica.process is not None and replica.process.poll() is None
+        ]
 
     @property
     def address(self) -> str:
@@ -124,7 +147,70 @@ class Replicas:
     def simulator(self, arguments: Sequence[str | Path], *, log: Path) -> Simulator:
         """Simulated agents that find the replicas by that name, over TLS."""
         where = ["--aggregator", self.address, "--ca-file", str(self.authority.certificate)]
-        return Simulator([*arguments, *where], log=log, before=with_hosts(self._file))
+        return Simulator([*arguments, *where], log=log, before=self.before)
+
+    @property
+    def before(self) -> list[str]:
+        """What stands before a command line that is to find them by that name."""
+        return with_hosts(self._file)
+
+    # -- what they say ---------------------------------------------------------------
+
+    def metrics(self, name: str, *, timeout_s: float = 10) -> dict[str, float]:
+        """A replica's metrics, by name and labels as they are written; OSError where none come."""
+        trust = ssl.create_default_context(cafile=str(self.authority.certificate))
+        replica = self.replicas[name]
+        page = http.client.HTTPSConnection(
+            replica.host, replica.web_port, context=trust, timeout=timeout_s
+        )
+        try:
+            page.request("GET", "/metrics")
+            text = page.getresponse().read().decode()
+        except http.client.HTTPException as error:
+            raise OSError(str(error)) from error
+        finally:
+            page.close()
+        pairs = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+        return {key: float(value) for key, _, value in pairs if key}
+
+    def standings(self, names: Iterable[str] | None = None) -> dict[str, dict[str, float]]:
+        """What each of these (of those that run) says of its shard: members, leader, nodes, ..."""
+        told: dict[str, dict[str, float]] = {}
+        for name in self.running if names is None else names:
+            try:
+                found = self.metrics(name)
+            except OSError:
+                told[name] = {}
+                continue
+            begin = "sickbay_shard_"
+            told[name] = {
+                key.removeprefix(begin): value
+                for key, value in found.items()
+                if key.startswith(begin) and "{" not in key
+            }
+            told[name]["attached"] = found.get("sickbay_agents_attached", 0.0)
+        return told
+
+    def agree(self, names: Sequence[str]) -> bool:
+        """Whether these see as many replicas as they are, and all may act."""
+        return all(
+            told.get("members") == len(names) and told.get("settled") and not told.get("frozen")
+            for told in self.standings(names).values()
+        )
+
+    def leader(self) -> str:
+        """The name of the one that says that it leads; waits until there is one."""
+
+        def leads() -> str:
+            told = self.standings()
+            return next((name for name in told if told[name].get("leader")), "")
+
+        return wait_until(leads, what="a leader", timeout_s=60)
+
+    def owner(self, node: str, names: Sequence[str] | None = None) -> str:
+        """Whose the node is, when these (those that run) are there."""
+        among = self.running if names is None else names
+        return max(among, key=lambda name: (weight(name, node), name))
 
     # -- what the cluster shows --------------------------------------------------------
 

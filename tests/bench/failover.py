@@ -1,0 +1,114 @@
+"""Three replicas with all agents attached, one of them killed: who owns its nodes, and when.
+
+Every node is owned again (``reowned_s``) when each replica that is left knows just those that are
+left, may act, and their nodes are together all there are. Evidence is complete (``complete_s``)
+when every node's agent has its stream with the node's owner, which answers with the snapshot.
+"""
+
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from tests.bench.crowd import Crowd
+from tests.bench.parts import LIFTED, Findings, plane_in_memory
+from tests.controlplane.waiting import wait_until
+from tests.support.shards import TRUSTING_TLS, Replicas
+
+#: Seconds: shown of the time before the kill, after the end, and waited for the end at most.
+BEFORE, AFTER, PATIENCE = 5.0, 10.0, 240.0
+EVERY = 0.5
+
+
+class Diary:
+    """Second by second: agents with a stream, nodes that are owned, nodes heard by their owner.
+
+    In a thread: replicas that are busy with thousands of agents answer late.
+    """
+
+    def __init__(self, replicas: Replicas, crowd: Crowd, names: Sequence[str]) -> None:
+        self.rows: list[tuple[float, int, int, int]] = []
+        self.names = list(names)
+        self._replicas = replicas
+        self._crowd = crowd
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._write, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def since(self, moment: float, what: int, count: int) -> float | None:
+        """Seconds after ``moment`` from which on the column ``what`` says ``count``; None: not."""
+        found = None
+        for row in self.rows:
+            if row[0] > moment:
+                whole = row[what] == count
+                found = (row[0] if found is None else found) if whole else None
+        return None if found is None else found - moment
+
+    def _write(self) -> None:
+        while not self._over.wait(EVERY):
+            told = self._replicas.standings(self.names)
+            agreed = all(
+                one.get("members") == len(self.names) and one.get("settled") and not one["frozen"]
+                for one in told.values()
+            )
+            owned = sum(one.get("nodes", 0.0) for one in told.values()) if agreed else 0.0
+            heard = sum(one.get("attached", 0.0) for one in told.values())
+            at = time.monotonic()  # when they had said so, and not when they were asked
+            self.rows.append((at, self._crowd.streaming, int(owned), int(heard)))
+
+
+def failover(found: Findings) -> None:
+    """Kill one of three, and see the rest take over."""
+    with (
+        plane_in_memory() as (plane, folder),
+        tempfile.TemporaryDirectory(prefix="sickbay-bench-") as disk,
+    ):
+        nodes = plane.create_nodes(found.nodes, "shard")
+        more = {**LIFTED, **TRUSTING_TLS}
+        with Replicas(plane, Path(disk) / "shards", more=more) as replicas:
+            replicas.start()
+            where: list[str | Path] = ["--aggregator", replicas.address]
+            where += ["--ca-file", replicas.authority.certificate]
+            with Crowd(folder, where, before=replicas.before) as crowd:
+                crowd.come(nodes)
+                with Diary(replicas, crowd, replicas.names) as diary:
+                    _until(diary, 3, len(nodes))
+                    time.sleep(BEFORE)
+                    dead = replicas.leader()
+                    diary.names = [name for name in replicas.names if name != dead]
+                    replicas.replicas[dead].kill()
+                    killed = time.monotonic()
+                    _until(diary, 2, len(nodes), since=killed)
+                    _until(diary, 3, len(nodes), since=killed)
+                    time.sleep(AFTER)
+    reowned, complete = (diary.since(killed, what, len(nodes)) for what in (2, 3))
+    assert reowned is not None
+    assert complete is not None
+    found.figures |= {"reowned_s": round(reowned, 1), "complete_s": round(complete, 1)}
+    found.curves["failover"] = [
+        [round(at - killed, 1), streaming, heard]
+        for at, streaming, _, heard in diary.rows
+        if at > killed - BEFORE
+    ]
+
+
+def _until(diary: Diary, what: int, count: int, *, since: float = 0.0) -> None:
+    def whole() -> bool:
+        last = diary.rows[-1] if diary.rows else None
+        return last is not None and last[0] > since and last[what] == count
+
+    wait_until(
+        whole,
+        what=lambda: f"all {count} nodes in column {what}: {diary.rows[-1:]}",
+        timeout_s=PATIENCE,
+        every_s=EVERY / 2,
+    )

@@ -1,0 +1,76 @@
+"""The benchmarks' own arithmetic, their bar, and how their figures come into the documents."""
+
+import io
+
+import pytest
+
+from tests.bench.figures import percentile, slope, straightness
+from tests.bench.progress import Progress
+from tests.bench.report import put, scale_rows, sizing_tables
+
+
+def test_a_percentile_is_a_value_that_was_seen() -> None:
+    assert percentile([3.0, 1.0, 2.0], 50) == 2.0
+    assert percentile(list(range(1, 101)), 99) == 99
+    assert percentile([7.0], 99) == 7.0
+
+
+def test_a_line_is_straight_and_its_slope_is_its_slope() -> None:
+    line = [(0.0, 100.0), (1000.0, 200.0), (4000.0, 500.0)]
+    assert slope(line) == pytest.approx(0.1)
+    assert straightness(line) == pytest.approx(0.0)
+
+
+def test_what_grows_faster_than_its_nodes_is_off_the_line() -> None:
+    square = [(float(n), float(n * n)) for n in (1, 2, 4, 8)]
+    assert straightness(square) > 0.05
+
+
+def test_the_bar_grows_with_the_clock_and_never_says_that_a_part_is_over_that_is_not() -> None:
+    progress = Progress({"first": 60.0, "second": 40.0}, out=io.StringIO())
+    shares = [progress.line("first", elapsed).split()[1] for elapsed in (0, 30, 600)]
+    assert shares == ["0", "30", "58"]
+    with progress.part("first"):
+        pass
+    assert "] 100 %" not in progress.line("second", 600)
+    assert " 60 %" in progress.line("second", 0)
+
+
+def test_nothing_is_shown_where_there_is_no_terminal() -> None:
+    out = io.StringIO()
+    progress = Progress({"only": 1.0}, out=out)
+    with progress.part("only"):
+        pass
+    progress.close()
+    assert out.getvalue() == ""
+
+
+def test_figures_go_into_their_place_and_nowhere_else() -> None:
+    text = "a\n<!-- measured: x -->\nold\n<!-- /measured -->\nb\n<!-- measured: y -->\n"
+    once = put(text, "x", "new\\1")
+    assert once == text.replace("old", "new\\1")
+    assert put(once, "x", "new\\1") == once
+
+
+def test_a_place_that_is_missing_is_an_error() -> None:
+    with pytest.raises(ValueError, match="0 places for the figures of x"):
+        put("nothing here\n", "x", "new")
+
+
+def test_what_was_not_measured_is_said_and_what_was_has_its_share_of_the_aim() -> None:
+    told = {what: (measured, aim) for what, measured, aim in scale_rows({"rss_mib": 614.5})}
+    assert told["resident set size of the aggregator"] == ("614.5 MiB", "1229 MiB (0.50 of it)")
+    assert told["CPU of one core, steady"] == ("not measured", "60 %")
+
+
+def test_memory_is_that_of_the_day_on_which_one_replica_is_gone() -> None:
+    figures = {
+        "growth_base_mib": 150.0,
+        "growth_mib_per_1000": 100.0,
+        "growth_rss_off_line_percent": 1.0,
+        "growth_cpu_percent_per_1000": 3.0,
+        "growth_cpu_off_line_percent": 2.0,
+    }
+    told = sizing_tables(figures, {"growth": [[1000, 250.0, 3.0, 1.0]]})
+    assert "| 10,000 | 1 | 10,000 | 1280Mi | 1792Mi |" in told
+    assert "| 10,000 | 3 | 5,000 | 768Mi | 1024Mi |" in told
