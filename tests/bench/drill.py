@@ -29,6 +29,7 @@ class Drill:
         self.folder = folder
         self.name = name
         self.lost = 0
+        self.faulty: list[str] = []
         #: What else is told of it, by the key of the figure.
         self.figures: dict[str, float] = {}
         #: Seconds from the end of the outage to each taint that came after it.
@@ -97,6 +98,7 @@ class Drill:
 
     def settle(self, faulty: list[str], *, since: float) -> None:
         """Count what is lost of ``faulty``, and time what came ``since`` the outage's end."""
+        self.faulty += faulty
         waiting = set(faulty) - self.tainted()
         while waiting and time.monotonic() - since < PATIENCE:
             time.sleep(0.05)

@@ -190,7 +190,7 @@ def _drill(plane: ControlPlane, folder: Path, name: str) -> Iterator[Drill]:
     with ExitStack() as ends:
         drill = Drill(plane, folder, name, ends)
         yield drill
-        drill.until_drained(drill.nodes)
+        drill.until_drained(drill.faulty)
 
 
 def _double(plane: ControlPlane) -> int:

@@ -147,10 +147,9 @@ def _memory(mib: float) -> str:
 
 def put(text: str, name: str, table: str) -> str:
     """``text`` with ``table`` in the place of that name. Raises ValueError where it has none."""
-    place = re.compile(
-        rf"(?<=<!-- measured: {re.escape(name)} -->\n).*?(?=<!-- /measured -->)", re.DOTALL
-    )
-    filled, times = place.subn(lambda _: f"{table}\n", text)
+    begin, end = re.escape(f"<!-- measured: {name} -->\n"), re.escape("<!-- /measured -->")
+    place = re.compile(f"({begin}).*?({end})", re.DOTALL)
+    filled, times = place.subn(lambda found: f"{found[1]}{table}\n{found[2]}", text)
     if times != 1:
         raise ValueError(f"{times} places for the figures of {name}; expected one")
     return filled

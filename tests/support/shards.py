@@ -114,7 +114,7 @@ class Replicas:
         for replica in self.replicas.values():
             replica.start()
         for replica in self.replicas.values():
-            replica.ready()
+            replica.ready(timeout_s=90)  # several start at once
         self.until_settled()
         return self
 

@@ -240,9 +240,9 @@ class AggregatorProcess:
             )
         return self
 
-    def ready(self) -> Self:
+    def ready(self, *, timeout_s: float = 30) -> Self:
         """Wait until it has its view of the cluster and listens."""
-        self.wait_for_log('"connected"')
+        self.wait_for_log('"connected"', timeout_s=timeout_s)
 
         def listens() -> bool:
             assert self.process is not None
@@ -250,7 +250,7 @@ class AggregatorProcess:
             with socket.socket() as probe:
                 return probe.connect_ex((self.host, self.port)) == 0
 
-        wait_until(listens, what="the aggregator's port", timeout_s=30)
+        wait_until(listens, what="the aggregator's port", timeout_s=timeout_s)
         return self
 
     def wait_for_log(self, text: str, *, timeout_s: float = 30) -> None:

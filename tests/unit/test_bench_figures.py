@@ -50,6 +50,8 @@ def test_figures_go_into_their_place_and_nowhere_else() -> None:
     once = put(text, "x", "new\\1")
     assert once == text.replace("old", "new\\1")
     assert put(once, "x", "new\\1") == once
+    empty = text.replace("old\n", "") + "c\n<!-- /measured -->\n"
+    assert put(empty, "x", "new") == empty.replace("x -->\n", "x -->\nnew\n")
 
 
 def test_a_place_that_is_missing_is_an_error() -> None:
