@@ -184,7 +184,7 @@ async def run(config: Config) -> None:
     """Run until SIGTERM or SIGINT.
 
     Raises what keeps it from starting: `ConfigError` (the policy), `SeatError`, `StateError`,
-    `ListenError`, `TlsError`, `WebListenError`.
+    `ListenError`, `TlsError`, `TrustError`, `WebListenError`.
     """
     policy = read_policy(config.policy.file)
     for problem in odd(config.policy.file) if config.policy.file is not None else ():

@@ -59,6 +59,7 @@ def _run(options: argparse.Namespace) -> int:
     from aggregator.ingest.tls import TlsError
     from aggregator.seat import SeatError
     from aggregator.state import StateError, sole_user
+    from aggregator.web.courier import TrustError
     from aggregator.web.server import WebListenError
 
     logs.start(config.log_level)
@@ -68,7 +69,7 @@ def _run(options: argparse.Namespace) -> int:
     try:
         with sole_user(config):
             asyncio.run(app.run(config))
-    except (ListenError, SeatError, StateError, TlsError, WebListenError) as error:
+    except (ListenError, SeatError, StateError, TlsError, TrustError, WebListenError) as error:
         print(f"sickbay-aggregator: {error}", file=sys.stderr)
         return FAILED
     return OK

@@ -47,7 +47,9 @@ class Trust:
             if ca_file is not None:
                 self._context = self._load()
         except OSError as error:
-            raise TrustError(f"{ca_file} can't be read as certificates: {error}") from error
+            raise TrustError(
+                f"shards.ca_file: {ca_file} can't be read as certificates: {error}"
+            ) from error
 
     def context(self) -> ssl.SSLContext:
         """To connect with. While a changed file can't be read, what was read before counts."""
