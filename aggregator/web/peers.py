@@ -104,12 +104,15 @@ class Peer:
         try:
             answer = await self._courier.ask(self.member, "part", Answer, **have)
             telling = _telling(answer, self._word, moment())
+            happened = parts.transitions(answer.events)
+            self._feed.relay(happened, fresh=answer.fresh, missed=answer.missed)
         except NoAnswer as error:
             self._word = replace(self._word, failed=str(error), asked_at=self._clocks.now())
+        except Exception:  # a mistake of ours: it has to be asked again, and meanwhile told apart
+            log.exception("a replica's answer", extra={"replica": self.member.name})
+            failed = "does not answer properly: a mistake here, which the log has"
+            self._word = replace(self._word, failed=failed, asked_at=self._clocks.now())
         else:
-            self._feed.relay(
-                parts.transitions(answer.events), fresh=answer.fresh, missed=answer.missed
-            )
             self._word = _Word(answer, telling, "", self._clocks.now())
             if answer.part is not None or before:
                 self._feed.poke()
@@ -266,10 +269,7 @@ class Peers:
 
     async def _keep(self, peer: Peer) -> None:
         while peer.left_at is None:
-            try:
-                await peer.ask(self._moment)
-            except Exception:  # the task's outermost edge: it has to be asked again
-                log.exception("a replica's answer", extra={"replica": peer.member.name})
+            await peer.ask(self._moment)
             if self._clocks.now() - self._wanted_at < _ATTENTION:
                 await asyncio.sleep(EAGER)
                 continue
