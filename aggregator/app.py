@@ -257,6 +257,8 @@ async def run(config: Config) -> None:
             signals=config.lemons.signals,
         ),
         say=controller.say,
+        # Each file of history is its own replica's alone to read.
+        leads=lambda: config.history.is_file or joining.shards.leads(),
     )
 
     async def work() -> None:

@@ -49,10 +49,10 @@ def prepare(connection: sa.Connection, name: str) -> None:
 
 def upgrade(connection: sa.Connection, to: str = REVISION) -> None:
     """Take the steps up to the revision ``to``."""
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells of every step otherwise
     from alembic import command
     from alembic.config import Config
 
-    logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells of every step otherwise
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
     config.set_main_option("path_separator", "os")

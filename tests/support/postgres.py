@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import pytest
 
 from tests.controlplane.pki import KeyPair
 from tests.controlplane.ports import ReservedPort
-from tests.controlplane.processes import stopped
+from tests.controlplane.processes import ended, stopped
 
 USER, PASSWORD = "sickbay", "not-a-secret-of-anybodys"
 _START_S = 60.0
@@ -164,23 +164,32 @@ class PostgresServer:
 
     def kill(self) -> None:
         """As a crash ends it: no word to anybody, and what was not written is not."""
+        self._signal(signal.SIGSTOP)  # so that all of them are known, and none cleans up
         for pid in reversed(self._pids()):
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         assert self._process is not None
         self._process.wait()
         self._process = None
 
     def pause(self) -> None:
         """Every process of it is stopped: connections stand, and nobody answers."""
-        for pid in self._pids():
-            os.kill(pid, signal.SIGSTOP)
-        while not all(stopped(pid) for pid in self._pids()):
+        self._signal(signal.SIGSTOP)
+        # One that was just ending stays a zombie, since nobody reaps it now.
+        while not all(stopped(pid) or ended(pid) for pid in self._pids()):
             time.sleep(0.005)
 
     def resume(self) -> None:
         """After `pause`."""
-        for pid in self._pids():
-            os.kill(pid, signal.SIGCONT)
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        """The postmaster first: it makes no child while the others are told."""
+        assert self._process is not None
+        os.kill(self._process.pid, number)
+        for pid in self._pids()[1:]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def stop(self) -> None:
         """In order, at once: nobody is waited for."""
