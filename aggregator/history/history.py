@@ -46,6 +46,8 @@ _SLOW = 10.0
 _CLOSE_WITHIN = 5.0
 #: Rows of each table. What is more is deleted, the oldest first.
 MOST_ROWS = 10_000_000
+#: After every row of its moment.
+_LAST = (1 << 63) - 1
 #: Nodes whose stories are read at a time: a page's reading comes between.
 _STORIES = 20
 
@@ -159,15 +161,17 @@ class History:
         return f"history is not written since {_clock(since)}: {why}{self._losses()}"
 
     async def recent(
-        self, node: str = "", since: float = 0.0, limit: int = 200
+        self, node: str = "", since: float = 0.0, limit: int = 200, until: float = math.inf
     ) -> list[Transition]:
-        """The newest transitions at or after ``since`` (wall clock seconds), newest first.
+        """The newest transitions from ``since`` to ``until`` (wall clock seconds, both included),
+        newest first.
 
         An empty ``node`` means all, the fleet's own too; ``limit`` is at most 10,000. What was
         noted a moment ago may still be missing. Raises `OSError` when the database can't be read
         now, `ValueError` for a limit below 1 or a time that is no number.
         """
-        return (await self.page(node, since, limit)).transitions
+        before = Cursor(until, _LAST) if until != math.inf else None
+        return (await self.page(node, since, limit, before)).transitions
 
     async def page(
         self, node: str = "", since: float = 0.0, limit: int = 200, before: Cursor | None = None
@@ -175,8 +179,8 @@ class History:
         """As `recent`; ``before`` is where an earlier page said that the next begins."""
         if limit < 1:
             raise ValueError(f"limit {limit}; expected 1 or more")
-        if math.isnan(since):
-            raise ValueError("since is not a number")
+        if math.isnan(since) or (before is not None and math.isnan(before.at)):
+            raise ValueError("since or until is not a number")
         database = self._reader.database
         return await self._reader.ask(database.page, node, since, min(limit, MOST_READ), before)
 

@@ -121,7 +121,11 @@ def _replicas(options: argparse.Namespace) -> None:
 
 def _history(options: argparse.Namespace) -> None:
     answer = _client(options).get(
-        "transitions", node=options.node, since=options.since, limit=options.limit
+        "transitions",
+        node=options.node,
+        since=options.since,
+        until=options.until,
+        limit=options.limit,
     )
     _print(options, answer, show.history)
 
@@ -302,6 +306,7 @@ def _add_reading(commands: Any, common: argparse.ArgumentParser) -> None:
     history = add("history", "what happened", _history)
     history.add_argument("--node", default="", metavar="NAME", help="only about this node")
     history.add_argument("--since", default="", metavar="TIME", help="e.g. 2026-01-31T03:14:00Z")
+    history.add_argument("--until", default="", metavar="TIME", help="what was up to then")
     history.add_argument("--limit", type=_positive, default=50, metavar="N")
     watch = add("watch", "what happens, as it happens (Ctrl-C ends it)", _watch)
     watch.add_argument("--node", default="", metavar="NAME", help="only about this node")

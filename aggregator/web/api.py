@@ -1,5 +1,6 @@
 """The JSON API: each endpoint declared once, for its route and for the OpenAPI document alike."""
 
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -143,7 +144,8 @@ async def _lemons(desk: Desk, _: Mapping[str, str], __: Mapping[str, Any]) -> sh
 async def _transitions(
     desk: Desk, _: Mapping[str, str], values: Mapping[str, Any]
 ) -> shapes.EventPage:
-    past = await desk.past(values["node"], values["since"], values["limit"])
+    until = values["until"] + 0.001  # an `at` is told to the millisecond, up or down
+    past = await desk.past(values["node"], values["since"], values["limit"], until)
     return shapes.EventPage(
         items=[view.event(one) for one in past.transitions], trouble=past.trouble
     )
@@ -205,6 +207,12 @@ ENDPOINTS = (
                 Form.TIME,
                 "Only from then on: seconds since the epoch, or RFC 3339.",
                 0.0,
+            ),
+            Param(
+                "until",
+                Form.TIME,
+                "Only up to then: the `at` of the last item asks for what was before it.",
+                math.inf,
             ),
             _limit(TIMELINE),
         ),

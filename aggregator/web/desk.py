@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -11,7 +12,7 @@ from aggregator.history.repeats import newest_first
 from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.ledger import Transition
 from aggregator.web import shapes, survey, view
-from aggregator.web.feed import Feed
+from aggregator.web.feed import REMEMBERED, Feed
 from aggregator.web.glance import glance
 from aggregator.web.history import HistoryReader
 from aggregator.web.lookout import Look, Lookout
@@ -98,21 +99,28 @@ class Desk:
             timeline_trouble=past.trouble,
         )
 
-    async def past(self, node: str = "", since: float = 0.0, limit: int = TIMELINE) -> Past:
+    async def past(
+        self, node: str = "", since: float = 0.0, limit: int = TIMELINE, until: float = math.inf
+    ) -> Past:
         """From every history, and what history may not have written yet."""
-        own = self.own_past(node, since, limit)
+        own = self.own_past(node, since, limit, until)
         if self.history_shared or not self.peers.up():
             return await own
-        mine, (theirs, troubles) = await asyncio.gather(own, self.peers.pasts(node, since, limit))
+        asked = self.peers.pasts(node, since, limit, until)
+        mine, (theirs, troubles) = await asyncio.gather(own, asked)
         merged = _merged(mine.transitions, theirs, limit)
         return Past(merged, "; ".join(filter(None, [mine.trouble, *troubles])))
 
-    async def own_past(self, node: str = "", since: float = 0.0, limit: int = TIMELINE) -> Past:
+    async def own_past(
+        self, node: str = "", since: float = 0.0, limit: int = TIMELINE, until: float = math.inf
+    ) -> Past:
         """From this replica's history, and what it may not have written yet."""
-        fresh = [one for one in self.feed.recent(node, limit) if one.at >= since]
+        most = limit if until == math.inf else REMEMBERED
+        lately = self.feed.recent(node, most)
+        fresh = [one for one in lately if since <= one.at <= until][:limit]
         try:
             async with asyncio.timeout(PATIENCE):
-                kept = await self.history.recent(node=node, since=since, limit=limit)
+                kept = await self.history.recent(node, since, limit, until)
         except TimeoutError:
             return Past(fresh, f"history gave no answer in {PATIENCE:g} s")
         except OSError as error:

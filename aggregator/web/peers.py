@@ -7,6 +7,7 @@ and after a moment counts as no more than that.
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -235,11 +236,13 @@ class Peers:
         return told
 
     async def pasts(
-        self, node: str, since: float, limit: int
+        self, node: str, since: float, limit: int, until: float
     ) -> tuple[list[Transition], list[str]]:
         """What the others' histories know, and why some of it may be missing."""
         living = [peer for peer in self._peers.values() if peer.left_at is None]
         asked = {"node": node, "since": str(since) if since else "", "limit": str(limit)}
+        if until != math.inf:
+            asked["until"] = str(until)
 
         async def ask(peer: Peer) -> parts.Past:
             trouble = peer.trouble()

@@ -4,6 +4,7 @@ So a question goes no further than one step, however the replicas see each other
 """
 
 import asyncio
+import math
 
 from aiohttp import web
 
@@ -24,6 +25,7 @@ _NAME = Param("name", Form.TEXT, "The node.", "")
 _PAST = (
     Param("node", Form.TEXT, "Only what is about this node.", ""),
     Param("since", Form.TIME, "Only from then on.", 0.0),
+    Param("until", Form.TIME, "Only up to then.", math.inf),
     Param("limit", Form.WHOLE, "Events at most.", TIMELINE, 1000),
 )
 
@@ -81,7 +83,8 @@ class Share:
     async def past(self, request: web.Request) -> web.Response:
         """What our own history knows. Raises BadQuery."""
         values = read_query(_PAST, request.query)
-        past = await self._desk.own_past(values["node"], values["since"], values["limit"])
+        asked = (values["node"], values["since"], values["limit"], values["until"])
+        past = await self._desk.own_past(*asked)
         return _send(Past([parts.happened(one) for one in past.transitions], past.trouble))
 
     async def _refresh(self) -> None:

@@ -60,6 +60,8 @@ async def test_what_was_noted_comes_back_newest_first_by_node_and_time(place: Pl
         assert await history.recent(node="n2") == [told[7], told[4], told[1]]
         assert await history.recent(since=now - 200) == [*reversed(told[6:]), *reversed(told[3:6])]
         assert await history.recent(node="n1", limit=1) == [told[6]]
+        assert await history.recent(node="n1", until=now - 200) == [told[3], told[0]]
+        assert await history.recent(since=now - 200, until=now - 150) == [*reversed(told[3:6])]
         assert await history.recent(node="nobody") == []
         assert history.problem == ""
 

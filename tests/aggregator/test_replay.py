@@ -55,6 +55,28 @@ def replayed(tape: Tape, until: float, policy: object = SITE) -> list[Episode]:
 # -- the record ------------------------------------------------------------------------------------
 
 
+def test_what_a_replica_writes_late_of_a_node_that_moved_away_is_not_believed() -> None:
+    """Its stream ended there after it had begun elsewhere; or its clock is behind."""
+    ill: dict[str, Any] = {"components": []}
+    rows = [
+        {"at": at, "node": "n1", "kind": kind, "body": body, "replica": replica}
+        for at, kind, body, replica in (
+            (1.0, "hello", {"boot": "b", "epoch": "e"}, "a"),
+            (1.0, "base", ill, "a"),
+            (5.0, "hello", {"boot": "b", "epoch": "e"}, "b"),
+            (5.1, "base", ill, "b"),
+            (5.2, "left", {}, "a"),
+            (6.0, "change", ill, "b"),
+        )
+    ]
+    [(node, events)] = by_node(rows)
+    assert node == "n1"
+    assert [event.at for event in events] == [1.0, 1.0, 5.0, 5.1, 6.0]
+    assert None not in [event.word for event in events]
+    # As it comes back from a file, too.
+    assert [*by_node(from_lines(map(to_line, rows), "file"))] == [(node, events)]
+
+
 def test_what_is_well_and_stays_so_is_no_row() -> None:
     clock = Turned()
     tape = Tape(clock)

@@ -1,6 +1,7 @@
 """A fleet built by hand, a history in a list, and a real server on loopback."""
 
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -88,11 +89,11 @@ class ListHistory:
     problem: str = ""
 
     async def recent(
-        self, node: str = "", since: float = 0.0, limit: int = 200
+        self, node: str = "", since: float = 0.0, limit: int = 200, until: float = math.inf
     ) -> list[Transition]:
         if self.broken:
             raise OSError(self.broken)
-        found = [one for one in self.items if node in {"", one.node} and one.at >= since]
+        found = [one for one in self.items if node in {"", one.node} and since <= one.at <= until]
         return sorted(found, key=lambda one: one.at, reverse=True)[:limit]
 
 

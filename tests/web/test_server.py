@@ -109,7 +109,8 @@ async def test_the_document_names_every_route_of_the_api(served: Served) -> None
 
 async def test_a_parameter_that_is_documented_is_one_that_is_read(served: Served) -> None:
     document = await served.json("/api/v1/openapi.json")
-    examples = {"limit": "3", "standing": "held", "since": "2026-01-31T03:14:00Z"}
+    moment = "2026-01-31T03:14:00Z"
+    examples = {"limit": "3", "standing": "held", "since": moment, "until": moment}
     for path, item in document["paths"].items():
         if path.endswith("stream"):
             continue
@@ -380,6 +381,21 @@ async def test_transitions_can_be_asked_for_since_a_time(served: Served) -> None
     for since in (str(NIGHT - 100), "2026-03-14T03:12:27Z"):
         answer = await served.json(f"/api/v1/transitions?since={since}")
         assert [one["kind"] for one in answer["items"]] == ["quarantine.held"]
+
+
+async def test_what_happened_is_read_backwards_page_by_page(served: Served) -> None:
+    told = [Transition(NIGHT - 500 - n / 8, Kind.EVICTED, "node-2", f"pod {n}") for n in range(40)]
+    served.history.items += told
+    query = f"/api/v1/transitions?node=node-2&since={NIGHT - 600}&limit=15"
+    found: list[str] = []
+    page = (await served.json(f"{query}&until={NIGHT - 499}"))["items"]
+    while True:
+        found += [one["summary"] for one in page if one["summary"] not in found]
+        again = (await served.json(f"{query}&until={page[-1]['at']}"))["items"]
+        if again[-1] == page[-1]:
+            break
+        page = again
+    assert found == [one.summary for one in told]
 
 
 async def test_a_port_in_use_is_said_plainly() -> None:
