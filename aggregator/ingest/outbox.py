@@ -1,7 +1,6 @@
 """What goes out on one stream: bounded, in order, acknowledgements coalesced."""
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable
 
 import grpc
@@ -31,7 +30,8 @@ class Outbox:
     ) -> None:
         self._write = write
         self._overflowed = overflowed
-        self._waiting: deque[pb.AggregatorMessage] = deque()
+        # Lists, and short: an empty deque is 760 bytes, for each of 10,000 streams.
+        self._waiting: list[pb.AggregatorMessage] = []
         self._ack: int | None = None
         self._writer: asyncio.Task[None] | None = None
         self._closed = False
@@ -74,7 +74,7 @@ class Outbox:
         try:
             while not self._closed:
                 if self._waiting:
-                    message = self._waiting.popleft()
+                    message = self._waiting.pop(0)
                 elif self._ack is not None:
                     message, self._ack = wire.ack(self._ack), None
                 else:
@@ -99,7 +99,7 @@ class Acks:
     ) -> None:
         self._safe = safe
         self._failed = failed
-        self._pending: deque[tuple[int, asyncio.Future[None] | None]] = deque()
+        self._pending: list[tuple[int, asyncio.Future[None] | None]] = []
 
     @property
     def full(self) -> bool:
@@ -119,20 +119,22 @@ class Acks:
         self._pending.clear()
 
     def _advance(self, _: object = None) -> None:
-        reached: int | None = None
-        while self._pending:
-            seq, future = self._pending[0]
+        done, failed = 0, None
+        for _, future in self._pending:
             if future is not None:
                 if not future.done():
                     break
-                error = (
+                failed = (
                     asyncio.CancelledError("given up") if future.cancelled() else future.exception()
                 )
-                if error is not None:
-                    self._pending.clear()
-                    self._failed(error)
+                if failed is not None:
                     break
-            self._pending.popleft()
-            reached = seq
+            done += 1
+        reached = self._pending[done - 1][0] if done else None
+        if failed is not None:
+            self._pending.clear()
+            self._failed(failed)
+        else:
+            del self._pending[:done]
         if reached is not None:
             self._safe(reached)

@@ -5,7 +5,9 @@ all the same, so that any of them may lead, and go by what the leader has told t
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 
+from aggregator.health.model import CheckOff
 from aggregator.policy.catalogue import UNKNOWN
 from aggregator.policy.incident import Incident
 from aggregator.policy.network.verdict import CHECK
@@ -39,6 +41,12 @@ UPGRADED = 1800.0
 
 #: What the agent calls its machine's traits, and what the version is called here.
 _TRAITS = ("driver", "kernel")
+
+
+@lru_cache(maxsize=64)
+def _running(checks: tuple[CheckOff, ...]) -> frozenset[str]:
+    """The checks that run. Nodes of one kind have the same ones, and share the answer."""
+    return frozenset(check.name for check in checks if not check.off_because)
 
 
 class Suspecting:
@@ -106,7 +114,7 @@ class Suspecting:
             node,
             signs_of(health, case.patient.incidents, self._policy, self._acting),
             groups,
-            frozenset(check.name for check in health.checks if not check.off_because),
+            _running(health.checks),
         )
         self._unsaid.mark(node)
 

@@ -247,6 +247,25 @@ def test_a_node_whose_name_would_be_more_than_a_name_to_a_command_is_refused(nam
         wire.hello(pb.Hello(node=name, **fields))
 
 
+def test_what_one_look_saw_of_many_components_is_kept_once() -> None:
+    """The times are told apart by their age, and the transitions by all of them."""
+    failed = pb.Transition(age_ms=5, status=pb.STATUS_FAILED)
+    fine = pb.Transition(age_ms=7, status=pb.STATUS_OK)
+    told = pb.Snapshot(
+        components=[
+            state(component="a", age_ms=5, recent=[fine, failed]),
+            state(component="b", age_ms=5, recent=[fine, failed]),
+            state(component="c", age_ms=7, recent=[fine]),
+        ]
+    )
+    a, b, c = wire.snapshot(told, at=AT).components
+    assert a.since is b.since
+    assert a.recent is b.recent
+    assert (a.since, c.since) == (AT - 0.005, AT - 0.007)
+    assert a.recent == ((AT - 0.007, Status.OK), (AT - 0.005, Status.FAILED))
+    assert c.recent == ((AT - 0.007, Status.OK),)
+
+
 def test_text_for_people_is_cut_where_it_is_too_long() -> None:
     long = pb.Snapshot(components=[state(message="m" * 5000)])
     [component] = wire.snapshot(long, at=AT).components
