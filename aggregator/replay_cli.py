@@ -177,7 +177,11 @@ def _rows(where: "History", node: str) -> Iterable[Mapping[str, Any]]:
     if where.is_file and not Path(file).exists():
         raise HistoryError(f"{file}: there is no history; expected the aggregator's")
     credentials = Credentials(where.password_file, where.ca_file, where.insecure_plaintext)
-    return Database(where.database, credentials, "sickbay history").evidence(node)
+    database = Database(where.database, credentials, "sickbay history")
+    try:
+        yield from database.evidence(node)
+    finally:
+        database.close()
 
 
 def _lines(file: Path, node: str) -> tuple[Iterable[Mapping[str, Any]], float]:

@@ -1,6 +1,7 @@
 """PostgreSQL that is killed, paused, not there or not to be trusted: everything else goes on."""
 
 import asyncio
+import json
 import logging
 import subprocess
 import sys
@@ -14,13 +15,15 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 
+from aggregator.cli import main
 from aggregator.history import database as database_module
 from aggregator.history import history as history_module
 from aggregator.history.database import Database
 from aggregator.history.doors import Credentials, HistoryError
 from aggregator.history.migrating import RETAINING
 from aggregator.history.postgres import Postgres
-from aggregator.history.rows import Numbers, to_row
+from aggregator.history.rows import Numbers, evidence_row, to_row
+from aggregator.history.tables import evidence
 from aggregator.quarantine.ledger import Kind
 from tests.support.histories import Place, happened
 from tests.support.pki import Authority
@@ -246,6 +249,36 @@ def test_over_a_network_nothing_goes_in_plain_text_unless_told_so(
 ) -> None:
     url = make_url(f"postgresql+asyncpg://{where}")
     assert Postgres(url, Credentials(insecure_plaintext=insecure), "test")._tls() == tls
+
+
+def test_what_agents_told_is_exported_from_it(
+    postgres: PostgresServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = Place(postgres.new_database(), postgres)
+    rows = [
+        evidence_row(number, time.time(), f"n{number % 3}", "base", {"number": number}, "r0")
+        for number in range(1_200)  # more than are read at a time
+    ]
+    place.ask(lambda database: database.write(rows, evidence))
+    file = tmp_path / "aggregator.yaml"
+    file.write_text(
+        "listen: {grpc: '127.0.0.1:0', web: 'localhost:0'}\n"
+        f"history: {{database: '{place.url}', password_file: '{postgres.password_file}'}}\n"
+    )
+
+    def export() -> object:
+        with pytest.raises(SystemExit) as ended:
+            main(["history", "export", "--config", str(file)])
+        return ended.value.code
+
+    assert export() == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["node"] for one in told] == [f"n{n}" for n in range(3) for _ in range(400)]
+    assert sorted(one["body"]["number"] for one in told) == [*range(1_200)]
+    assert {one["replica"] for one in told} == {"r0"}
+    file.write_text(file.read_text().replace("/test_", "/none_"))
+    assert export() == 2
+    assert "does not exist" in capsys.readouterr().err
 
 
 def test_retention_is_one_replicas_at_a_time(postgres: PostgresServer) -> None:

@@ -213,6 +213,21 @@ def test_both_certificate_recipes_cover_the_names_that_are_asked_for() -> None:
     assert {name for name in needed if f"DNS:{name}" in recipe} == needed
 
 
+def test_the_patch_for_a_shared_history_fits_the_aggregator_and_what_the_docs_say() -> None:
+    [patch] = documents(DEPLOY / "examples" / "history-postgresql.yaml")
+    spec = patch["spec"]["template"]["spec"]
+    [added] = spec["containers"]
+    assert added["name"] == container(pod_spec(*AGGREGATOR))["name"]
+    [mount], [volume] = added["volumeMounts"], spec["volumes"]
+    assert mount["name"] == volume["name"]
+    assert volume["name"] not in {one["name"] for one in pod_spec(*AGGREGATOR)["volumes"]}
+    page = (DEPLOY.parent / "docs" / "history.md").read_text("utf-8")
+    for key, file in (("password_file", "password"), ("ca_file", "ca.crt")):
+        assert f"{key}: {mount['mountPath']}/{file}" in page
+        text = (DEPLOY / "examples" / "history-postgresql.yaml").read_text("utf-8")
+        assert f"--from-file={file}" in text
+
+
 def test_the_aggregator_listens_where_its_services_and_probes_point() -> None:
     config = yaml.safe_load(find("ConfigMap", "sickbay-aggregator")["data"]["aggregator.yaml"])
     only = container(pod_spec(*AGGREGATOR))
