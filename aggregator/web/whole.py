@@ -266,7 +266,7 @@ def replicas(
                 policy=member.policy_hash if member else "",
                 trouble=trouble,
                 last_answer=telling.at if trouble else None,
-                not_ready=list(not_ready if here else telling.not_ready),
+                not_ready=[] if trouble else list(not_ready if here else telling.not_ready),
             )
         )
     return lines
