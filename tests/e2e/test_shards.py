@@ -65,6 +65,17 @@ class Trio:
         leases = self.replicas.leases()
         return min(leases, key=lambda name: (joined(leases[name]), name))
 
+    def troubles(self, asked: str) -> dict[str, str]:
+        """By the page of the one that is asked, which replicas don't answer, and why."""
+        told = self.replicas.answer(asked, "replicas")["items"]
+        return {one["name"]: one["trouble"] for one in told}
+
+    def standings_of(self, name: str, *, asked: str) -> set[str]:
+        """How another's page says that this one's nodes stand."""
+        rows = self.replicas.answer(asked, "nodes?limit=1000")["items"]
+        mine = set(self.of(name))
+        return {one["standing"] for one in rows if one["node"] in mine}
+
     def hold(self, name: str, method: str, ends: str) -> Hold:
         """The replica is stopped when it has sent such a request, which goes no further."""
         process = self.replicas.replicas[name].process
@@ -127,7 +138,15 @@ def test_a_replica_stopped_between_its_look_and_its_write_fails_when_it_writes(
     trio.simulator.inject(nodes=[late], fault="xid:79")
     wait_until(lambda: record.happened, what="the leader to write the record", timeout_s=30)
     trio.simulator.inject(nodes=[quick], fault="xid:79")
+    # Any other's page says so meanwhile, and calls none of its nodes well.
+    wait_until(
+        lambda: trio.troubles(other)[leader],
+        what="the page to say that the leader does not answer",
+        timeout_s=30,
+    )
+    assert "ok" not in trio.standings_of(leader, asked=other)
     wait_until(lambda: trio.tainted() == {quick}, what="the next leader", timeout_s=TAKEN_OVER)
+    assert trio.troubles(third)[leader]
     record.let_go()
     assert _status(record) == 409
     again = trio.joined_again(leader)

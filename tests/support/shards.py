@@ -12,6 +12,7 @@ that `Replicas.simulator` starts see it in their own /etc/hosts, which needs roo
 """
 
 import http.client
+import json
 import ssl
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -158,20 +159,28 @@ class Replicas:
 
     def metrics(self, name: str, *, timeout_s: float = 10) -> dict[str, float]:
         """A replica's metrics, by name and labels as they are written; OSError where none come."""
+        text = self.asked(name, "/metrics", timeout_s=timeout_s)
+        pairs = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+        return {key: float(value) for key, _, value in pairs if key}
+
+    def answer(self, name: str, what: str) -> Any:
+        """What a replica's API says at /api/v1/WHAT; OSError where none comes."""
+        return json.loads(self.asked(name, f"/api/v1/{what}"))
+
+    def asked(self, name: str, path: str, *, timeout_s: float = 10) -> str:
+        """What a replica's web listener answers there; OSError where nothing comes."""
         trust = ssl.create_default_context(cafile=str(self.authority.certificate))
         replica = self.replicas[name]
         page = http.client.HTTPSConnection(
             replica.host, replica.web_port, context=trust, timeout=timeout_s
         )
         try:
-            page.request("GET", "/metrics")
-            text = page.getresponse().read().decode()
+            page.request("GET", path)
+            return page.getresponse().read().decode()
         except http.client.HTTPException as error:
             raise OSError(str(error)) from error
         finally:
             page.close()
-        pairs = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
-        return {key: float(value) for key, _, value in pairs if key}
 
     def standings(self, names: Iterable[str] | None = None) -> dict[str, dict[str, float]]:
         """What each of these (of those that run) says of its shard: members, leader, nodes, ..."""
