@@ -1,7 +1,7 @@
 """One node as the controller works on it: the patient, and what only the controller needs."""
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from aggregator.health.model import Cleared
 from aggregator.health.node import REMEMBERED
@@ -47,6 +47,7 @@ class Case:
     ``looked_at``: when the node was last read for what nothing tells of (monotonic).
     ``ours``: whether the node is our shard's, as last looked at, None before that; ``ours_since``
     when it became ours (monotonic).
+    ``unread``: what the node remembers of people's words may have changed while it was another's.
     ``silent_failing``: what was failing when its agent fell silent, while its kubelet is ready.
     """
 
@@ -75,6 +76,7 @@ class Case:
     looked_at: float = float("-inf")
     ours: bool | None = None
     ours_since: float = float("-inf")
+    unread: bool = False
     silent_failing: str = ""
     silent_failing_since: float = 0.0
     wanted: Wanted | None = None
@@ -101,7 +103,12 @@ class Case:
         return any(incident.action != "observe" for incident in self.patient.incidents.values())
 
     def take_quarantine(self, quarantine: Quarantine, policy: Policy, now: float) -> None:
-        """The object as last read or written; its evidence comes back into memory once."""
+        """The object as last read or written.
+
+        Its evidence comes back into memory when it is first seen, and where another has written it
+        since: a replica that had the node before us, say. Until the agent has spoken here, there is
+        no other evidence than the object's.
+        """
         if quarantine.uid == self.ended:
             return
         known = self.patient.quarantine
@@ -110,12 +117,19 @@ class Case:
         if known is not None and known.uid != quarantine.uid:
             self.patient.release_held, self.release_look = "", 0.0  # that was the other's
         self.patient.quarantine = quarantine
-        if self.restored == quarantine.uid:
+        if self.restored == quarantine.uid and known is not None and known.spec == quarantine.spec:
             return
         self.restored = quarantine.uid
-        for ident, incident in incidents_of(quarantine, policy, now).items():
-            mine = self.patient.incidents.get(ident)
-            self.patient.incidents[ident] = incident if mine is None else _joined(mine, incident)
+        before, found = self.patient.incidents, incidents_of(quarantine, policy, now)
+        if self.patient.health is None:
+            self.patient.incidents = {
+                ident: replace(one, since=before[ident].since) if ident in before else one
+                for ident, one in found.items()
+            }
+            return
+        for ident, one in found.items():
+            mine = before.get(ident)
+            before[ident] = one if mine is None else _joined(mine, one)
 
     def wrote(self, quarantine: Quarantine) -> None:
         """The object as we have just written it; the news that it is gone may have come before."""
@@ -127,6 +141,7 @@ class Case:
         quarantine = self.patient.quarantine
         self.node_gone = node is None
         self.misnamed = node is not None and self.claimed not in ("", node.uid)
+        self.unread = False
         self.node_replaced = self.uncordoned = False
         self.reborn = ""
         if node is None:
@@ -167,6 +182,9 @@ class Case:
         """
         self.disown(policy, now)
         patient = self.patient
+        # What the node remembers stays known. Which of it is over its next owner finds out, and by
+        # the time that the node is ours again, the same words may have been said anew.
+        patient.overruled, self.over = patient.overruled | self.over, frozenset()
         patient.last_heard, patient.hold, patient.conflict = None, None, ""
         patient.would = patient.spared = patient.release_held = patient.last_error = ""
         self.silent, self.silent_failing, self.orphan, self.signs = False, "", "", ()
@@ -304,9 +322,16 @@ def _older(one: Quarantine, other: Quarantine) -> bool:
 
 
 def _joined(mine: Incident, remembered: Incident) -> Incident:
+    """Mine, with all that is remembered: evidence, and signs. A fault that is there again, after
+    its sign, is in force as soon as it is judged.
+    """
+    ended = {item.key: item.over for item in remembered.evidence}
     known = {item.key for item in mine.evidence}
     more: tuple[Evidence, ...] = tuple(
         item for item in remembered.evidence if item.key not in known
+    )
+    signed = tuple(
+        replace(item, over=item.over or ended.get(item.key, "")) for item in mine.evidence
     )
     return Incident(
         id=mine.id,
@@ -316,7 +341,7 @@ def _joined(mine: Incident, remembered: Incident) -> Incident:
         action=mine.action,
         summary=mine.summary,
         since=min(mine.since, remembered.since),
-        evidence=(*mine.evidence, *more),
+        evidence=(*signed, *more),
         healthy_for=max(mine.healthy_for, remembered.healthy_for),
         recovering_since=mine.recovering_since,
     )

@@ -216,6 +216,8 @@ class Following:
         else:
             case.wishes_known = True
         remembered = read_overruled(meta.annotations)
+        if self._shards.may_act(case.node):
+            case.unread = False
         if remembered != case.patient.overruled | case.over or case.patient.foreign:
             case.suspect = True
         if case.suspect or case.orphan:

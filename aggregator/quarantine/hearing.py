@@ -99,7 +99,10 @@ class Hearing:
         else:
             health.delta(evidence)
             signs = bool(evidence.cleared or evidence.gone)
-        node_read = self._attending.view and case.patient.meta is not None
+        unread = case.unread or case.ours is False  # (it has just become ours, say)
+        node_read = self._attending.view and case.patient.meta is not None and not unread
+        if signs and unread:
+            case.suspect = True  # a word that they end may be of another replica's time: a read
         case.take_signs(evidence.cleared, node_read=node_read)
         for lost in evidence.lost:
             self._acts.note(
@@ -108,8 +111,9 @@ class Hearing:
         self._triangulating.heard(node, evidence)
         self._judging.judge(case)
         self._witness.told(node, evidence, at)
-        if not signs or (node_read and not self._attending.busy(case)):
-            return None
+        needless = node_read and not self._attending.busy(case)
+        if not signs or (needless and self._shards.may_act(node)):
+            return None  # (who may not act may not know what they end: its next owner hears them)
         durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         case.waiters.append(durable)
         self._attending.kick(case)

@@ -64,7 +64,7 @@ class Moving:
         joined_anew = self._has_joined_anew()
         for count, case in enumerate(self._census.cases(), 1):
             if self._shards.owns(case.node):
-                if joined_anew and case.ours:
+                if joined_anew and case.ours is not False:  # None: it came after the last change
                     self._hearing.start_over(case)
                 if joined_anew or case.ours is not True:
                     case.ours, case.ours_since = True, self._clocks.now()
@@ -96,6 +96,7 @@ class Moving:
 
     def _take_over(self, came: list[Case]) -> None:
         for case in came:
+            case.unread = True
             if self._attending.busy(case):
                 case.suspect = True  # who had it may have left anything half done: a read tells
                 self._attending.kick(case)
@@ -105,12 +106,13 @@ class Moving:
         if went and council.me not in council.members:
             await asyncio.sleep(HEIRS_LOOK)
         for case in went:
-            if self._shards.owns(case.node):
-                continue  # ours again
-            if case.patient.attached:
+            if self._shards.owns(case.node):  # ours again, and another may have had it meanwhile
+                self._hearing.start_over(case)
+            elif case.patient.attached:
                 self._hearing.send_home(case, "the node belongs to another replica now")
-                sent += 1
-                if sent % SLICE == 0:
-                    await asyncio.sleep(PAUSE)
             else:
                 self._hearing.hand_over(case)
+                continue
+            sent += 1
+            if sent % SLICE == 0:
+                await asyncio.sleep(PAUSE)

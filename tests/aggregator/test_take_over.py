@@ -1,0 +1,210 @@
+"""What a replica knows of a node that becomes its own: all that is durable, and nothing older."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from aggregator.health.model import Cleared, ClearedBy, Delta
+from aggregator.quarantine.cluster import ClusterError, Phase, Unreachable
+from aggregator.quarantine.decide.marks import read_overruled
+from tests.aggregator.test_moving import Two, drained, owned_by
+from tests.support import virtualtime
+from tests.support.memorycluster import World, phase_of
+from tests.support.replica import FakeLine, fault, snapshot
+from tests.support.running import later, soon
+
+FIRST = fault("xid:48", "GPU-1", cleared_by=ClearedBy.GPU_RESET)
+SECOND = fault("xid:48", "GPU-2", cleared_by=ClearedBy.GPU_RESET, source_seq=8)
+FIRST_ENDS = Cleared("xid:48", "GPU-1", "gpu-reset")
+SECOND_ENDS = Cleared("xid:48", "GPU-2", "gpu-reset")
+
+
+@pytest.fixture
+def world() -> World:
+    made = World()
+    for node in (*owned_by("a", 2), *owned_by("b", 2)):
+        made.add_node(node, boot_id="boot-1")
+        made.add_pod(node, f"job-{node}")
+    return made
+
+
+def test_a_sign_that_another_replica_has_acknowledged_is_known_to_its_heir(world: World) -> None:
+    async def main() -> None:
+        two = Two(world)
+        await two.settled()
+        [node] = owned_by("b")
+        two.replicas["b"].agent(node, snapshot(FIRST))
+        await drained(world, node)
+        acknowledged = two.replicas["b"].agent(node, Delta(cleared=(FIRST_ENDS,)))
+        assert acknowledged is not None
+        await acknowledged
+        assert phase_of(world, node) is Phase.DRAINED  # until it has been well for long enough
+        await two.replicas["b"].stop()
+        two.become("a")
+        two.replicas["a"].agent(node, snapshot())  # its agent has no need to say it again
+        await soon(lambda: phase_of(world, node) is None)
+        await two.stop()
+
+    virtualtime.run(main())
+
+
+def test_what_came_to_a_quarantine_after_it_was_made_is_known_to_its_heir(world: World) -> None:
+    async def main() -> None:
+        two = Two(world)
+        await two.settled()
+        [node] = owned_by("b")
+        two.replicas["b"].agent(node, snapshot(FIRST))
+        await drained(world, node)
+        two.replicas["b"].agent(node, Delta(faults=(SECOND,)))
+        await soon(lambda: len(world.quarantines[node].spec.evidence) == 2)
+        await two.replicas["b"].stop()
+        two.become("a")
+        # Its agent has lost its memory: of the second fault nothing positive is known.
+        two.replicas["a"].agent(node, snapshot(cleared=(FIRST_ENDS,)))
+        await later(3600)
+        assert phase_of(world, node) is Phase.DRAINED
+        two.replicas["a"].agent(node, Delta(cleared=(SECOND_ENDS,)))
+        await soon(lambda: phase_of(world, node) is None)
+        await two.stop()
+
+    virtualtime.run(main())
+
+
+def test_a_person_s_word_of_another_replica_s_time_is_not_ended_by_an_older_sign(
+    world: World,
+) -> None:
+    """The sign was heard here and could not be written; since then a person has spoken again."""
+
+    async def main() -> None:
+        two = Two(world)
+        two.become("a")
+        await two.settled()
+        [node] = owned_by("b")
+        a, b = two.replicas["a"], two.replicas["b"]
+        line = FakeLine()
+        a.agent(node, snapshot(FIRST), line=line)
+        await drained(world, node)
+        world.person_deletes(node)
+        await soon(lambda: phase_of(world, node) is None)
+        away: dict[str, ClusterError | None] = {"read_node": Unreachable("away")}
+        a.cluster._fails = away.get
+        a.agent(node, Delta(cleared=(FIRST_ENDS,)))
+        await later(5)
+        assert read_overruled(world.nodes[node].annotations)
+        two.become("a", "b")
+        await soon(lambda: line.sent_to)
+        a.controller.detached(node, line, "left")
+        away.clear()
+        b.agent(node, snapshot(cleared=(FIRST_ENDS,)))
+        await soon(lambda: not read_overruled(world.nodes[node].annotations))
+        again = replace(FIRST, source_seq=9)
+        b.agent(node, Delta(faults=(again,)))
+        await drained(world, node)
+        world.person_deletes(node)
+        await soon(lambda: phase_of(world, node) is None)
+        assert read_overruled(world.nodes[node].annotations)
+        await b.stop()
+        two.become("a")
+        a.agent(node, snapshot(again))
+        await later(600)
+        assert phase_of(world, node) is None
+        assert read_overruled(world.nodes[node].annotations)
+        await two.stop()
+
+    virtualtime.run(main())
+
+
+def test_joining_anew_also_unhears_a_node_that_came_after_the_last_change(world: World) -> None:
+    """Somebody else may have had it meanwhile, heard it mended, and given it back."""
+
+    async def main() -> None:
+        two = Two(world)
+        await two.settled()
+        a, shards, node = two.replicas["a"], two.shards["a"], owned_by("a", 3)[2]
+        shards.take(replace(shards.council, term=1))
+        await later(1)
+        world.add_node(node, boot_id="boot-1")
+        shards.asleep, line = True, FakeLine()
+        a.agent(node, snapshot(FIRST), line=line)
+        a.controller.detached(node, line, "gone")
+        shards.take(replace(shards.council, term=2))
+        await later(1)
+        shards.asleep = False
+        await later(900)
+        assert phase_of(world, node) is None
+        await two.stop()
+
+    virtualtime.run(main())
+
+
+def test_a_node_that_came_back_while_others_were_sent_home_is_heard_anew() -> None:
+    """Its agent was silent here, and its fault may have ended elsewhere."""
+
+    async def main() -> None:
+        world = World()
+        away = owned_by("b", 300)
+        for node in away:
+            world.add_node(node, boot_id="boot-1")
+        two = Two(world)
+        two.become("a")
+        await two.settled()
+        a, last = two.replicas["a"], away[-1]
+        for node in away:
+            two.shards["a"].asleep = node == last
+            line = FakeLine()
+            a.agent(node, snapshot(FIRST) if node == last else snapshot(), line=line)
+        a.controller.detached(last, line, "gone")
+        two.shards["a"].become(("a", "b"))
+        await later(0.2)  # in the middle of them
+        two.shards["a"].become(("a",))
+        await later(10)
+        two.shards["a"].asleep = False
+        await later(900)
+        assert phase_of(world, last) is None
+        await two.stop()
+
+    virtualtime.run(main())
+
+
+def test_who_may_not_act_for_a_node_acknowledges_no_sign_of_its_agent(world: World) -> None:
+    """It may not know what the sign ends. Its agent says it again to whoever does."""
+
+    async def main() -> None:
+        two = Two(world)
+        await two.settled()
+        [node] = owned_by("b")
+        answer = two.replicas["a"].agent(node, snapshot(cleared=(FIRST_ENDS,)))  # it lost its way
+        await later(60)
+        assert isinstance(answer, asyncio.Future)
+        assert not answer.done()
+        await two.stop()
+
+    virtualtime.run(main())
+
+
+def test_a_sign_told_to_a_new_owner_ends_the_word_that_it_has_not_read_yet(world: World) -> None:
+    """A person overruled the fault while the node was another's, after we last listed the nodes."""
+
+    async def main() -> None:
+        two = Two(world)
+        await two.settled()
+        two.become("a", "b")
+        await later(1)
+        [node] = owned_by("b")
+        a, b = two.replicas["a"], two.replicas["b"]
+        b.agent(node, snapshot(FIRST))
+        await drained(world, node)
+        world.person_deletes(node)
+        await soon(lambda: phase_of(world, node) is None)
+        await b.stop()
+        two.become("a")
+        answer = a.agent(node, snapshot(cleared=(FIRST_ENDS,)))
+        if answer is not None:
+            await answer
+        assert not read_overruled(world.nodes[node].annotations)
+        a.agent(node, Delta(faults=(replace(FIRST, source_seq=9),)))
+        await drained(world, node)
+        await two.stop()
+
+    virtualtime.run(main())
