@@ -170,6 +170,7 @@ class Hearing:
         self._unanswered(case)
         case.hand_over(self._policy, self._clocks.now())
         self._triangulating.silent(case.node)
+        self._triangulating.unfind(case.node)
         self._judging.judge(case)
 
     def shut_out(self, case: Case) -> None:

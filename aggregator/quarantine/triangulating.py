@@ -115,6 +115,14 @@ class Triangulating:
             self._unsaid.mark(node)
             self._soon()
 
+    def unfind(self, node: str) -> None:
+        """The node was another's, or may have been: what the leader found since, it told that one.
+
+        By the time that its agent is back the leader speaks of it again; an older finding would act
+        at once, as it looks as if it had stood for all that time.
+        """
+        self._told_findings.pop(node, None)
+
     def told(self, saying: Saying) -> None:
         """What another replica says of a node of its own."""
         node = saying.node

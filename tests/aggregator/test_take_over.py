@@ -5,13 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator.health.model import Cleared, ClearedBy, Delta
+from aggregator.health.model import Cleared, ClearedBy, Delta, Status
+from aggregator.policy.network.verdict import UNREACHABLE, Finding
 from aggregator.quarantine.cluster import ClusterError, Phase, Unreachable
 from aggregator.quarantine.decide.marks import read_overruled
 from tests.aggregator.test_moving import Two, drained, owned_by
 from tests.support import virtualtime
 from tests.support.memorycluster import World, phase_of
-from tests.support.replica import FakeLine, fault, snapshot
+from tests.support.replica import FakeLine, fault, hello, snapshot
 from tests.support.running import later, soon
 
 FIRST = fault("xid:48", "GPU-1", cleared_by=ClearedBy.GPU_RESET)
@@ -205,6 +206,32 @@ def test_a_sign_told_to_a_new_owner_ends_the_word_that_it_has_not_read_yet(world
         assert not read_overruled(world.nodes[node].annotations)
         a.agent(node, Delta(faults=(replace(FIRST, source_seq=9),)))
         await drained(world, node)
+        await two.stop()
+
+    virtualtime.run(main())
+
+
+def test_what_the_network_was_found_to_be_before_is_no_evidence_when_the_node_is_back(
+    world: World,
+) -> None:
+    async def main() -> None:
+        two = Two(world)
+        two.become("a", "b")
+        await two.settled()
+        [node] = owned_by("b")
+        b, shards, line = two.replicas["b"], two.shards["b"], FakeLine()
+        b.agent(node, snapshot(), line=line)
+        found = Finding(Status.FAILED, UNREACHABLE, "nobody reaches it", since=1.0)
+        b.controller._triangulating.answered({node: found})
+        b.controller.detached(node, line, "gone")
+        others = [f"r{number}" for number in range(20)]  # to one of them it goes, and comes back
+        shards.become(("a", *others))
+        await later(30)
+        shards.become(("a", "b"))
+        b.controller.attached(hello(node), line)
+        health = b.fleet.patients[node].health
+        assert health is not None
+        assert health.inferred == {}
         await two.stop()
 
     virtualtime.run(main())
