@@ -6,9 +6,9 @@ from typing import Annotated
 
 from aggregator.config_section import Section
 from aggregator.config_values import (
-    MaybeHttpUrl,
     MaybePath,
     OrdinaryPath,
+    PageUrl,
     ServiceAccount,
     TcpAddress,
     is_loopback,
@@ -20,7 +20,8 @@ from aggregator.yaml_lines import Key
 #: What can be part of a Lease's name, and of a host's.
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 Name = Annotated[
-    str, shaped(rf"({_LABEL})?", 'letters, digits and hyphens, such as "sickbay-aggregator-0"')
+    str,
+    shaped(rf"({_LABEL})?", 'small letters, digits and hyphens, such as "sickbay-aggregator-0"'),
 ]
 Domain = Annotated[
     str,
@@ -38,7 +39,7 @@ class Shards(Section):
     """It is reached at HOSTNAME.DOMAIN and the ports of the listeners."""
     address: TcpAddress = ""
     """Instead: host:port of its gRPC listener, as others reach it."""
-    page: MaybeHttpUrl = ""
+    page: PageUrl = ""
     """Base URL of its page; empty: by the same host, at the port of listen.web."""
     name: Name = ""
     """Empty: the hostname."""
@@ -62,6 +63,13 @@ def contradictions(
     ``grpc`` and ``web`` are the listeners' addresses.
     """
     if not shards.on:
+        for name in ("name", "page"):
+            if getattr(shards, name):
+                text = (
+                    "given, and neither shards.domain nor shards.address, so that this replica "
+                    "would take itself for the only one; expected one of them"
+                )
+                yield ("shards", name), text
         return
     key = ("shards", "domain" if shards.domain else "address")
     if not kubernetes:

@@ -17,6 +17,8 @@ UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 #: Seconds. Ten years: what is longer is a slip, and what counts milliseconds stays in its range.
 LONGEST = 3650 * 86400.0
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_PAGE = re.compile(r"https?://[^/?#@\s]+/?")
+_LONGEST_SHOWN = 100
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
 
 
@@ -104,7 +106,10 @@ def tcp_address(value: object) -> str:
     if value == "":
         return ""
     expected = '"HOST:PORT" as others reach it'
-    found = address(value)
+    try:
+        found = address(value)
+    except PydanticCustomError as error:  # it would name a socket's path, which is none here
+        raise _refuse((error.context or {})["what"], expected) from None
     if port_of(found) is None:
         raise _refuse(f"{show(value)} can't be connected to", expected)
     if found.rpartition(":")[0].strip("[]") in {"0.0.0.0", "::"}:
@@ -130,6 +135,17 @@ def http_url(value: object) -> str:
     if parts.scheme not in {"http", "https"} or not parts.hostname or not port_is_sound:
         raise _refuse("this is no URL that can be posted to", expected)
     return value
+
+
+def page_url(value: object) -> str:
+    """``https://host:port`` (or http) and nothing behind it, or no text. No secret."""
+    if value == "":
+        return ""
+    expected = '"https://HOST:PORT", and nothing behind it'
+    if not isinstance(value, str) or _PAGE.fullmatch(value) is None:
+        told = f'"{value}"' if isinstance(value, str) and len(value) <= _LONGEST_SHOWN else "this"
+        raise _refuse(f"{told} is no URL of a page", expected)
+    return http_url(value)
 
 
 _SQLITE = re.compile(r"sqlite:////[^?]+")
@@ -216,9 +232,7 @@ Percent = Annotated[float, BeforeValidator(percent)]
 Address = Annotated[str, BeforeValidator(address)]
 TcpAddress = Annotated[str, BeforeValidator(tcp_address)]
 HttpUrl = Annotated[str, BeforeValidator(http_url)]
-MaybeHttpUrl = Annotated[
-    str, BeforeValidator(lambda value: value if value == "" else http_url(value))
-]
+PageUrl = Annotated[str, BeforeValidator(page_url)]
 OrdinaryPath = Annotated[Path, BeforeValidator(ordinary_path)]
 MaybePath = Annotated[Path | None, BeforeValidator(maybe_path)]
 ServiceAccount = Annotated[

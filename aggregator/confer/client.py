@@ -30,6 +30,9 @@ log = logging.getLogger("sickbay.confer")
 
 _DIGITS = re.compile(r"\d+")
 
+#: grpc.aio's own words where the other side ends a stream while we write into it.
+_CUT_SHORT = "Internal error from Core"
+
 #: Seconds. The longest pause is short: while a stream is missing nothing new is admitted here.
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 2.0
 #: The leader has taken us in within this, or is asked anew.
@@ -157,7 +160,11 @@ class Speaker:
                 finally:
                     voice.close(f"the stream to {leader.name} is lost")
         except grpc.aio.AioRpcError as error:
-            self._complain(leader, f"{error.code().name}: {error.details()}")
+            # A word that met the end of the stream: grpc does not tell how it ended, the next
+            # attempt will. What was known before is no less true.
+            unsaid = error.details() == _CUT_SHORT and bool(self.trouble)
+            if not unsaid:
+                self._complain(leader, f"{error.code().name}: {error.details()}")
         except TimeoutError:
             self._complain(leader, f"no answer within {ANSWERED_WITHIN:g} s")
         except (CannotSpeak, WireError, VoiceLost, NotHere, OSError) as error:

@@ -109,6 +109,9 @@ class TokenAuthenticator:
                     "verify_iat": False,
                 },
             )
+        except jwt.InvalidAudienceError:
+            text = f'the token is for another audience; expected is "{self._audience}"'
+            raise IdentityError(Refusal.BAD_TOKEN, text) from None
         except jwt.PyJWTError as error:
             raise IdentityError(Refusal.BAD_TOKEN, str(error)) from None
         return claims

@@ -225,7 +225,7 @@ def _log_changes(before: Council, now: Council) -> None:
         _LOG.warning("membership is frozen, nothing is done", extra={"reason": now.frozen})
     if before.frozen and not now.frozen:
         _LOG.info("membership is current again", extra={"replicas": len(now.members)})
-    if now.settled and not before.settled:
+    if now.settled and not now.frozen and (before.frozen or not before.settled):
         _LOG.info("this replica may act for its nodes")
     if _leader(before) != _leader(now):
         _LOG.info("the leader changed", extra={"leader": _leader(now)})

@@ -185,7 +185,9 @@ async def test_a_follower_s_node_is_quarantined_when_the_leader_has_admitted_it(
     ("shown", "told"),
     [
         pytest.param(
-            token(audience="sickbay", expires_in=LONG), "Audience", id="for the agents' listener"
+            token(audience="sickbay", expires_in=LONG),
+            'expected is "sickbay-shards"',
+            id="for the agents' listener",
         ),
         pytest.param(
             token(account="sickbay:sickbay-agent", expires_in=LONG), "only", id="an agent's account"

@@ -430,12 +430,24 @@ def test_several_replicas_are_known_by_their_domain_or_by_an_address(tmp_path: P
     [
         ("domain: a.test, address: 'a:1'", "", "shards.domain: given beside shards.address"),
         ("domain: .a.test", "", 'shards.domain: ".a.test"; expected the DNS name of'),
-        ("domain: a.test, name: A_0", "", 'shards.name: "A_0"; expected letters, digits'),
+        ("domain: a.test, name: A_0", "", 'shards.name: "A_0"; expected small letters, digits'),
         ("address: a.test", "", 'shards.address: "a.test" is no address; expected "HOST:PORT"'),
         ("address: 'a.test:0'", "", 'shards.address: "a.test:0" can\'t be connected to'),
         ("address: '0.0.0.0:1'", "", 'shards.address: "0.0.0.0:1" is every address'),
         ("address: 'unix:/x'", "", 'shards.address: "unix:/x" can\'t be connected to'),
-        ("domain: a.test, page: here", "", "shards.page: this is no URL"),
+        (
+            "address: 'https://a.test:1'",
+            "",
+            'shards.address: this text is no address; expected "HOST:PORT" as others reach it',
+        ),
+        ("domain: a.test, page: here", "", 'shards.page: "here" is no URL of a page; expected'),
+        (
+            "domain: a.test, page: 'https://a.test:1/x?y'",
+            "",
+            'shards.page: "https://a.test:1/x?y" is no URL of a page',
+        ),
+        ("name: a-0", "", "shards.name: given, and neither shards.domain nor shards.address"),
+        ("page: 'https://a.test'", "", "shards.page: given, and neither shards.domain nor"),
         (
             "domain: a.test",
             "listen: {grpc: 'unix:/x', tls: {cert_file: tls.crt, key_file: tls.key}}\n",
