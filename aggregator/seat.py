@@ -1,5 +1,6 @@
 """Which replica this process is: what its configuration and its host say, as others are told it."""
 
+import hashlib
 import ipaddress
 import re
 
@@ -42,6 +43,8 @@ def seat(
         page=shards.page.rstrip("/") or f"{scheme}://{host}:{port_of(config.listen.web)}",
         policy_hash=policy_hash,
         version=version,
+        mode=config.mode.value,
+        limits_hash=hashlib.sha256(config.limits.model_dump_json().encode()).hexdigest()[:12],
     )
 
 

@@ -174,6 +174,7 @@ class Speaker:
     def _complain(self, leader: Member, trouble: str) -> None:
         if _DIGITS.sub("", trouble) != _DIGITS.sub("", self.trouble):  # "expired 61 s ago", and on
             log.warning("no stream to the leader", extra={"leader": leader.name, "error": trouble})
+            self._conferring.unreached(leader, trouble)
         self.trouble = trouble
 
     async def _converse(self, voice: Voice, call: "_Call", token: str) -> None:

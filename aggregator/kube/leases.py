@@ -31,6 +31,8 @@ _EPOCH = "sickbay.dev/epoch"
 _ADDRESS = "sickbay.dev/address"
 _PAGE = "sickbay.dev/page"
 _POLICY = "sickbay.dev/policy-hash"
+_MODE = "sickbay.dev/mode"
+_LIMITS = "sickbay.dev/limits-hash"
 _VERSION = "sickbay.dev/version"
 _SINCE = "sickbay.dev/since"
 #: Set, to whatever, by one that stopped in order.
@@ -108,6 +110,8 @@ class KubeLeases:
             _PAGE: member.page,
             _POLICY: member.policy_hash,
             _VERSION: member.version,
+            _MODE: member.mode,
+            _LIMITS: member.limits_hash,
             _SINCE: repr(member.since),
         }
         if leaving:
@@ -155,6 +159,8 @@ def _lease(meta: Meta) -> Lease:
             page=notes.get(_PAGE, ""),
             policy_hash=notes.get(_POLICY, ""),
             version=notes.get(_VERSION, ""),
+            mode=notes.get(_MODE, ""),
+            limits_hash=notes.get(_LIMITS, ""),
             since=since,
         ),
         version=meta.resource_version,

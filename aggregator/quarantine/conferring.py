@@ -97,6 +97,7 @@ class Conferring:
         )
         self._voice: Voice | None = None
         self._outlook: Outlook | None = None
+        self._unreached: tuple[Member, str] | None = None
         self._leading = True
         self._network_from = float("-inf")
         self._doubted = CERTAIN
@@ -169,9 +170,14 @@ class Conferring:
             raise NotHere(f"{leader.name} does not lead any more")
         if self._voice is not None:
             self._voice.close("another stream was opened")
-        self._outlook = None
+        self._outlook = self._unreached = None
         self._voice = Voice(leader, self._reporter, self._heard)
         return self._voice
+
+    def unreached(self, leader: Member, reason: str) -> None:
+        """There is no stream to the leader; why, for people."""
+        self._unreached = (leader, reason)
+        self._doubt_changed()
 
     def _heard(self, voice: Voice, answer: Answer) -> None:
         if voice is not self._voice:
@@ -200,6 +206,8 @@ class Conferring:
             text = "who reaches whom is not judged yet: the leader is new" if early else ""
             return Doubt("", council.differing, self._presiding.missing(), text)
         outlook, silent = self._outlook, self._no_answer()
+        if silent and self._unreached is not None and self._unreached[0] == self.leader:
+            silent = f"{silent}: {self._unreached[1]}"
         if outlook is None or silent:
             return Doubt("", council.differing, silent or "the leader has not told anything yet")
         theirs = outlook.doubt

@@ -31,6 +31,10 @@ class Member:
     """Base URL of its page and API, such as https://host:8443."""
     policy_hash: str = ""
     version: str = ""
+    mode: str = ""
+    """observe, cordon or drain. Empty: it does not tell."""
+    limits_hash: str = ""
+    """Of its limits, which are everybody's while it leads. Empty: it does not tell."""
     since: float = 0.0
     """When it joined. Only ever compared among members, to choose the leader."""
 
@@ -67,20 +71,28 @@ class Council:
 
     @property
     def differing(self) -> str:
-        """Which replicas run another policy or version than I do, in words. Empty: none."""
+        """Which replicas run another version, policy, mode or limits than I do, in words.
+
+        Empty: none.
+        """
         mine = self.members.get(self.me)
         if mine is None:
             return ""
-        found = []
-        for name in sorted(self.members):
-            other = self.members[name]
-            if other.version != mine.version:
-                found.append(f"{name} runs version {other.version} (here {mine.version})")
-            elif other.policy_hash != mine.policy_hash:
-                found.append(
-                    f"{name} runs policy {other.policy_hash[:12]} (here {mine.policy_hash[:12]})"
-                )
-        return "; ".join(found)
+        told = ((name, _difference(self.members[name], mine)) for name in sorted(self.members))
+        return "; ".join(f"{name} {text}" for name, text in told if text)
+
+
+def _difference(other: Member, mine: Member) -> str:
+    """The first thing in which they differ, in words; empty: none that both tell of."""
+    if other.version != mine.version:
+        return f"runs version {other.version} (here {mine.version})"
+    if other.policy_hash != mine.policy_hash:
+        return f"runs policy {other.policy_hash[:12]} (here {mine.policy_hash[:12]})"
+    if other.mode and mine.mode and other.mode != mine.mode:
+        return f"runs in mode {other.mode} (here {mine.mode})"
+    if other.limits_hash and mine.limits_hash and other.limits_hash != mine.limits_hash:
+        return "has other limits than this one"
+    return ""
 
 
 def weight(name: str, node: str) -> bytes:

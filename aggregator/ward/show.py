@@ -42,6 +42,8 @@ def status(fleet: Answer, screen: Screen) -> Iterator[str]:
     for one in fleet.get("replicas", ()):
         if one["trouble"] and one["nodes"]:
             yield f"{clean(one['name'])} {clean(one['trouble'])}: {_only_last_known(one)}"
+    if fleet.get("history_trouble"):
+        yield f"THE PAST IS NOT KEPT, all else goes on: {clean(fleet['history_trouble'])}"
     for cause in fleet["causes"]:
         yield f"COMMON CAUSE ({cause['scope']}): {clean(cause['reason'])}"
         yield f"  to do: {clean(cause['advice'])}"

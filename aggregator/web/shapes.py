@@ -295,8 +295,8 @@ class Fleet(Shape, frozen=True, kw_only=True):
 
     ``replicas`` are those of the aggregator, none where there is one alone; ``last_known`` counts
     the nodes of those that don't answer; ``frozen`` (nobody knows who is there, so nobody acts),
-    ``differing`` (replicas run another version or policy) and ``incomplete`` (the one that leads
-    has not been told of all nodes, so little is admitted) are empty, or say why.
+    ``differing`` (replicas run another version, policy, mode or limits) and ``incomplete`` (the
+    one that leads has not been told of all nodes, so little is admitted) are empty, or say why.
     ``history_trouble`` says why, and since when, this replica can't write its history.
     """
 

@@ -210,6 +210,7 @@ async def test_who_does_not_show_a_replica_s_own_token_is_not_heard(
         running.clock.ahead = 7200  # what was shown before has run out
         await until(lambda: told in follower.speaker.trouble, lambda: follower.speaker.trouble)
         await until(lambda: "b has not told" in running.places["a"].missing)
+        await until(lambda: told in follower.replica.fleet.incomplete)  # on its page, too
         node = running.node_of("b")
         follower.replica.agent(node, snapshot(fault()))
         await until(lambda: follower.replica.fleet.patients[node].hold is not None)

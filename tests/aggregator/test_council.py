@@ -93,6 +93,20 @@ def test_who_runs_something_else_is_named() -> None:
     assert council("a", "b").differing == ""
 
 
+def test_another_mode_and_other_limits_are_named_and_who_does_not_tell_is_not() -> None:
+    mine = Member("a", version="1", mode="drain", limits_hash="l1")
+    others = [
+        Member("b", version="1", mode="observe", limits_hash="l2"),
+        Member("c", version="1", mode="drain", limits_hash="l2"),
+        Member("d", version="1", mode="drain", limits_hash="l1"),
+        Member("e", version="1"),
+    ]
+    picture = Council(me="a", members={member.name: member for member in (mine, *others)})
+    assert picture.differing == (
+        "b runs in mode observe (here drain); c has other limits than this one"
+    )
+
+
 def test_alone_everything_is_ours() -> None:
     alone: Shards = Alone(Member("a", address="here:1"))
     assert alone.owns("gpu-00001")

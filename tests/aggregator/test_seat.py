@@ -33,14 +33,31 @@ def test_without_the_section_it_has_no_seat() -> None:
 
 def test_in_a_stateful_set_it_is_reached_at_its_pods_name(tmp_path: Path) -> None:
     config = with_certificate(tmp_path, [DOMAIN, f"*.{DOMAIN}"], domain=DOMAIN)
-    assert member(config) == Member(
+    told = member(config)
+    assert told is not None
+    assert len(told.limits_hash) == 12
+    assert told == Member(
         name="sickbay-aggregator-1",
         epoch="e",
         address=f"sickbay-aggregator-1.{DOMAIN}:8443",
         page=f"https://sickbay-aggregator-1.{DOMAIN}:8080",
         policy_hash="p",
         version="v",
+        mode="observe",
+        limits_hash=told.limits_hash,
     )
+
+
+def test_it_tells_of_its_mode_and_of_whether_its_limits_are_the_others() -> None:
+    def told(**more: Any) -> Member:
+        shards = {"address": "localhost:1", "name": "a"}
+        found = member(Config.model_validate({"shards": shards, **more}))
+        assert found is not None
+        return found
+
+    assert told(mode="drain").mode == "drain"
+    assert told().limits_hash == told(mode="drain").limits_hash
+    assert told().limits_hash != told(limits={"concurrent": 21}).limits_hash
 
 
 def test_an_address_of_its_own_goes_before(tmp_path: Path) -> None:

@@ -79,6 +79,12 @@ async def test_status_says_how_the_fleet_is(served: Served) -> None:
     assert "FULL: 5% of 8 nodes" in done.out
 
 
+async def test_status_says_that_the_past_is_not_kept(served: Served) -> None:
+    served.history.problem = "history is not written since 03:00: postgresql://...: refused"
+    done = await sickbay("status", "--url", served.url)
+    assert f"THE PAST IS NOT KEPT, all else goes on: {served.history.problem}" in done.out
+
+
 async def test_the_address_may_come_from_the_environment(served: Served) -> None:
     done = await sickbay("status", "-o", "json", SICKBAY_URL=served.url + "/")
     assert done.code == 0, done.err
