@@ -27,6 +27,7 @@ from aggregator.quarantine.following import Following
 from aggregator.quarantine.hearing import Hearing, Line
 from aggregator.quarantine.hooking import Hooking
 from aggregator.quarantine.judging import Judging
+from aggregator.quarantine.lane import Lane, share
 from aggregator.quarantine.ledger import Ledger, NoWitness, Witness
 from aggregator.quarantine.looking import Looking
 from aggregator.quarantine.moving import Moving
@@ -142,7 +143,7 @@ class Controller:
             rules=settings.drain,
             hooking=hooking,
             off_balancers=settings.off_balancers,
-            at_once=asyncio.Semaphore(settings.evictions_at_once),
+            at_once=Lane(lambda: share(settings.evictions_at_once, shards.council)),
             deadline=settings.drain_deadline,
             rng=rng,
         )

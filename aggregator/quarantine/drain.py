@@ -18,6 +18,7 @@ from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.marks import exclude_change
 from aggregator.quarantine.evicting import Evictions
 from aggregator.quarantine.hooking import Hooking
+from aggregator.quarantine.lane import Lane
 from aggregator.quarantine.ledger import Kind
 from aggregator.quarantine.times import span
 
@@ -32,7 +33,7 @@ _UNDER_WAY = (Phase.ADMITTED, Phase.DRAINING)
 
 
 class Drain:
-    """Drains nodes; ``at_once`` bounds the evictions in flight in the whole fleet.
+    """Drains nodes; ``at_once`` bounds the evictions in flight: our share of the fleet's.
 
     ``deadline``: seconds from a drain's begin. It stands in the Quarantine from then on.
     """
@@ -45,7 +46,7 @@ class Drain:
         clocks: Clocks,
         rules: DrainRules,
         hooking: Hooking,
-        at_once: asyncio.Semaphore,
+        at_once: Lane,
         deadline: float,
         off_balancers: bool,
         rng: random.Random,

@@ -22,6 +22,7 @@ from aggregator.quarantine.decide.drainplan import (
     stays_by_nature,
 )
 from aggregator.quarantine.decide.gangs import Gang, Gangs, gang_of
+from aggregator.quarantine.lane import Lane
 from aggregator.quarantine.ledger import Kind
 
 log = logging.getLogger("sickbay.quarantine")
@@ -54,13 +55,13 @@ class _Group:
 
 @dataclass(slots=True)
 class Evictions:
-    """``at_once`` bounds the requests in flight in the whole fleet. ``still``: the drain stands."""
+    """``at_once``: our share of the requests in flight in the fleet. ``still``: the drain stands."""
 
     cluster: Cluster
     acts: Acts
     clocks: Clocks
     rules: DrainRules
-    at_once: asyncio.Semaphore
+    at_once: Lane
     rng: random.Random
     case: Case
     still: Callable[[], bool]

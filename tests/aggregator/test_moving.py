@@ -1,12 +1,14 @@
 """Nodes move between replicas: two controllers on one cluster, their council played."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from aggregator.health.model import Cleared, ClearedBy, Delta
 from aggregator.quarantine.cluster import Phase
+from aggregator.quarantine.settings import Settings
 from aggregator.shards.council import Council
 from tests.support import virtualtime
 from tests.support.councils import PlayedShards, member
@@ -40,12 +42,22 @@ async def drained(world: World, *nodes: str) -> None:
 class Two:
     """Replicas a and b, each with its own view of the same cluster."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(
+        self,
+        world: World,
+        settings: Settings = SETTINGS,
+        cluster: Callable[[World], MemoryCluster] = MemoryCluster,
+    ) -> None:
         self.world = world
-        settings = replace(SETTINGS, limits=OPEN)
         self.shards = {name: PlayedShards(name, BOTH) for name in BOTH}
         self.replicas = {
-            name: Replica(world, clock=Running(), settings=settings, shards=self.shards[name])
+            name: Replica(
+                world,
+                clock=Running(),
+                settings=settings,
+                shards=self.shards[name],
+                cluster=cluster(world),
+            )
             for name in BOTH
         }
         self.links = Links()

@@ -7,12 +7,12 @@ import pytest
 
 from aggregator.health.model import Cleared, ClearedBy, Delta, Status
 from aggregator.policy.network.verdict import UNREACHABLE, Finding
-from aggregator.quarantine.cluster import ClusterError, Phase, Unreachable
+from aggregator.quarantine.cluster import ClusterError, EvictionResult, Phase, Pod, Unreachable
 from aggregator.quarantine.decide.marks import read_overruled
-from tests.aggregator.test_moving import Two, drained, owned_by
+from tests.aggregator.test_moving import ILL, Two, drained, owned_by
 from tests.support import virtualtime
-from tests.support.memorycluster import World, phase_of
-from tests.support.replica import FakeLine, fault, hello, snapshot
+from tests.support.memorycluster import MemoryCluster, World, phase_of
+from tests.support.replica import SETTINGS, FakeLine, fault, hello, snapshot
 from tests.support.running import later, soon
 
 FIRST = fault("xid:48", "GPU-1", cleared_by=ClearedBy.GPU_RESET)
@@ -232,6 +232,38 @@ def test_what_the_network_was_found_to_be_before_is_no_evidence_when_the_node_is
         health = b.fleet.patients[node].health
         assert health is not None
         assert health.inferred == {}
+        await two.stop()
+
+    virtualtime.run(main())
+
+
+class Slow(MemoryCluster):
+    """Its evictions take a second; ``under_way`` and the most of them are all such clusters'."""
+
+    under_way = most = 0
+
+    async def evict(self, pod: Pod, *, dry_run: bool = False) -> EvictionResult:
+        Slow.under_way += 1
+        Slow.most = max(Slow.most, Slow.under_way)
+        try:
+            await later(1)
+            return await super().evict(pod, dry_run=dry_run)
+        finally:
+            Slow.under_way -= 1
+
+
+def test_evictions_at_once_are_counted_over_all_replicas(world: World) -> None:
+    async def main() -> None:
+        for node in world.nodes:
+            for number in range(6):
+                world.add_pod(node, f"job-{node}-{number}")
+        two = Two(world, replace(SETTINGS, evictions_at_once=3), Slow)
+        await two.settled()
+        for name, replica in two.replicas.items():
+            for node in owned_by(name, 2):
+                replica.agent(node, ILL)
+        await drained(world, *world.nodes)
+        assert Slow.most == 3
         await two.stop()
 
     virtualtime.run(main())
