@@ -252,6 +252,8 @@ class Acts:
             return  # taken back in between
         reason, quarantine = case.wishes.force_reason, case.patient.quarantine
         if quarantine is None:
+            if not self._may_act(case.node):  # paused since it was read: another hears people now
+                raise Conflict("this replica's place among the others is not certain any more")
             spec = QuarantineSpec(action, "manual", reason, requester=FORCED)
             case.wrote(await self._cluster.create_quarantine(case.node, spec))
             return

@@ -55,7 +55,7 @@ class _Group:
 
 @dataclass(slots=True)
 class Evictions:
-    """``at_once``: our share of the requests in flight in the fleet. ``still``: the drain stands."""
+    """``at_once``: our share of the fleet's requests in flight. ``still``: the drain stands."""
 
     cluster: Cluster
     acts: Acts
