@@ -13,6 +13,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from aggregator.quarantine.decide.wishes import EXEMPT, FORCE, exemption
+from aggregator.quarantine.settings import Settings
 from tests.support.replica import OPEN, SETTINGS
 from tests.support.shardsim import Simulation
 
@@ -21,8 +23,14 @@ QUICK = replace(SETTINGS, limits=OPEN, silent_drain_after=60.0)
 HOSTS, NODES = ("r0", "r1", "r2"), tuple(f"n{number}" for number in range(6))
 
 
-def play(seed: int, events: list[tuple[float, str, str, str]]) -> Simulation:
-    sim = Simulation(seed, replicas=len(HOSTS), nodes=len(NODES), settings=QUICK)
+#: Of six nodes two may be in quarantine: what is held gets in when there is room.
+TIGHT = replace(QUICK, limits=replace(OPEN, concurrent=2))
+
+
+def play(
+    seed: int, events: list[tuple[float, str, str, str]], rules: Settings = QUICK
+) -> Simulation:
+    sim = Simulation(seed, replicas=len(HOSTS), nodes=len(NODES), settings=rules)
     sim.time.run(30)
     for pause, what, host, node in events:
         ACTS[what](sim, host, node)
@@ -33,6 +41,12 @@ def play(seed: int, events: list[tuple[float, str, str, str]]) -> Simulation:
     sim.time.run(300)
     sim.check_owned()
     sim.check_settled()
+    for agent in sim.agents.values():  # all that is held gets in, two at a time
+        if rules is TIGHT and agent.node in sim.world.quarantines and agent.ill is not None:
+            agent.is_mended()
+    if rules is TIGHT:
+        sim.time.run(300)
+        sim.check_settled()
     sim.time.end()
     return sim
 
@@ -62,6 +76,32 @@ def _release(sim: Simulation, _: str, node: str) -> None:
         sim.world.person_deletes(node)
 
 
+def _all_cut(sim: Simulation, _: str, __: str) -> None:
+    """The API server is away for all, or back."""
+    if sim.wire.cut >= set(HOSTS):
+        sim.wire.cut.clear()
+    else:
+        sim.wire.cut |= set(HOSTS)
+
+
+def _roll(sim: Simulation, host: str, _: str) -> None:
+    """A replica starts anew with another policy than the others."""
+    sim.policy_hash = f"{sim.policy_hash}+"
+    if sim.hosts[host].up:
+        sim.hosts[host].kill()
+    sim.hosts[host].start()
+
+
+def _exempt(sim: Simulation, _: str, node: str) -> None:
+    known = EXEMPT in sim.world.nodes[node].annotations
+    sim.world.person_annotates(node, EXEMPT, None if known else exemption(2e9, "a test"))
+
+
+def _force(sim: Simulation, _: str, node: str) -> None:
+    known = FORCE in sim.world.nodes[node].annotations
+    sim.world.person_annotates(node, FORCE, None if known else "drain a test")
+
+
 def _after(host: str) -> str:
     return HOSTS[(HOSTS.index(host) + 1) % len(HOSTS)]
 
@@ -84,6 +124,12 @@ ACTS: dict[str, Callable[[Simulation, str, str], None]] = {
     "stop at 2": lambda sim, host, _: sim.hosts[host].stop_at(2),
     "stop at 3": lambda sim, host, _: sim.hosts[host].stop_at(3),
     "stop at 5": lambda sim, host, _: sim.hosts[host].stop_at(5),
+    "leave": lambda sim, host, _: sim.hosts[host].leave(),
+    "API server": _all_cut,
+    "roll": _roll,
+    "exempt": _exempt,
+    "force": _force,
+    "node anew": lambda sim, _, node: sim.world.renew_node(node, "boot-1"),
     "part": lambda sim, host, _: sim.parted.add(frozenset((host, _after(host)))),
     "join": lambda sim, host, _: sim.parted.discard(frozenset((host, _after(host)))),
 }
@@ -97,7 +143,11 @@ EVENTS = st.tuples(
 
 
 @pytest.mark.timeout(600)
-@given(st.integers(0, 2**32), st.lists(EVENTS, min_size=4, max_size=25))
+@given(
+    st.integers(0, 2**32),
+    st.lists(EVENTS, min_size=4, max_size=25),
+    st.sampled_from((QUICK, TIGHT)),
+)
 @settings(
     max_examples=SCHEDULES,
     deadline=None,
@@ -105,9 +155,9 @@ EVENTS = st.tuples(
     phases=(Phase.explicit, Phase.generate, Phase.shrink),
 )
 def test_no_schedule_breaks_what_must_hold(
-    seed: int, events: list[tuple[float, str, str, str]]
+    seed: int, events: list[tuple[float, str, str, str]], rules: Settings
 ) -> None:
-    sim = play(seed, events)
+    sim = play(seed, events, rules)
     assert sim.wrong == []
 
 

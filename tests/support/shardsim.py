@@ -27,8 +27,10 @@ from aggregator.quarantine.cluster import (
 )
 from aggregator.quarantine.conferring import Conferring
 from aggregator.quarantine.controller import Controller
+from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.marks import is_marked
 from aggregator.quarantine.decide.record import parse_record
+from aggregator.quarantine.decide.wishes import EXEMPT, FORCE
 from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.presiding import NotHere, Seat, SeatLost
 from aggregator.quarantine.reporting import Voice, VoiceLost
@@ -288,6 +290,7 @@ class Host:
         sim, rng = self._sim, self._sim.rng
         self._lives += 1
         self._stops_in = 0
+        self.leaving, self.policy_hash = False, sim.policy_hash
         self._pipes: set[Pipe] = set()
         self._seats: list[asyncio.Task[None]] = []
         self.process = process = Process(
@@ -302,7 +305,7 @@ class Host:
             name=self.name,
             epoch=f"{self.name}-{self._lives}",
             address=f"{self.name}:8443",
-            policy_hash="policy",
+            policy_hash=sim.policy_hash,
             version="1",
             since=wall(),
         )
@@ -370,6 +373,20 @@ class Host:
         self.process.kill()
         for pipe in self._pipes:
             pipe.break_()
+
+    def leave(self) -> None:
+        """As by SIGTERM: say so, send the agents on, and end. One that is paused hears it later."""
+        life = self.process
+
+        async def leave() -> None:
+            self.leaving = True
+            await self.tenure.leave()
+            await asyncio.sleep(8)
+            if life is self.process:
+                self.kill()
+
+        if self.up and self.controller is not None:
+            life.call_soon(lambda: life.begin(leave(), f"{self.name} leaves"))
 
     def stop_at(self, answers: int) -> None:
         """Be paused just when it gets its so-manieth answer of the API server from now."""
@@ -564,6 +581,8 @@ class Simulation:
         self.parted: set[frozenset[str]] = set()
         self.world = World()
         self.wrong: list[str] = []
+        #: What replicas that start now show as their policy.
+        self.policy_hash = "policy"
         self._late: dict[str, int] = {}
         self._drained_for: dict[str, str] = {}
         self._evictions = self._jobs = 0
@@ -593,14 +612,17 @@ class Simulation:
     def look(self, host: Host, call: str) -> None:
         where = f"{self.time.now:.2f} {host.name} {call}"
         record = parse_record(self.world.record.text)
-        if len(record.entries) > self.settings.limits.concurrent:
+        ours = [one for one in record.entries.values() if one.incident]  # people are not refused
+        if len(ours) > self.settings.limits.concurrent:
             self.wrong.append(f"{where}: over the limit: {sorted(record.entries)}")
         for name, node in self.world.nodes.items():
             if is_marked(node) and name not in self.world.quarantines:
                 self.wrong.append(f"{where}: {name} is marked, and has no quarantine")
-        for name in self.world.quarantines:
-            if name not in record.entries and (
-                self.world.quarantines[name].status.phase is not Phase.RELEASING
+        for name, quarantine in self.world.quarantines.items():
+            if (
+                name not in record.entries
+                and quarantine.spec.requester == OURS
+                and quarantine.status.phase is not Phase.RELEASING
             ):
                 self.wrong.append(f"{where}: {name} has a quarantine and no entry")
         self._look_at_evictions(where)
@@ -626,12 +648,16 @@ class Simulation:
         self.parted.clear()
         self.wire.lost = self.wire.late = 0.0
         for host in self.hosts.values():
+            if host.up and (host.leaving or host.policy_hash != self.policy_hash):
+                host.kill()
             if not host.up:
                 host.start()
             host.stop_at(0)
             host.pause(paused=False)
         for agent in self.agents.values():
             agent.cut.clear()
+            for key in (EXEMPT, FORCE):
+                self.world.person_annotates(agent.node, key, None)
 
     def owners(self, node: str) -> list[str]:
         """Who may act for the node now."""
@@ -648,13 +674,17 @@ class Simulation:
                 self.wrong.append(f"{self.time.now:.2f}: {node} is owned by {owners}")
 
     def check_settled(self) -> None:
-        """Who is ill is in quarantine, and nobody else."""
+        """Who is ill is in quarantine, and nobody else, but for whom a limit holds."""
+        most = self.settings.limits.concurrent
+        full = len(self.world.quarantines) >= most
         for name, agent in self.agents.items():
             quarantine = self.world.quarantines.get(name)
             phase = quarantine.status.phase if quarantine is not None else None
             if agent.overruled:
                 continue  # whether the word came before the fault did is looked at on the way
             wanted = Phase.DRAINED if agent.ill is not None else None
+            if wanted is not None and phase is None and full:
+                continue
             if phase is not wanted or is_marked(self.world.nodes[name]) != (wanted is not None):
                 errors = [
                     h.fleet.patients[name].last_error
