@@ -121,7 +121,7 @@ class TokenAuthenticator:
         if not _is_time(exp) or not _is_time(nbf):
             raise IdentityError(Refusal.BAD_TOKEN, "exp or nbf is no time")
         if now >= exp + LEEWAY:
-            raise IdentityError(Refusal.EXPIRED, f"expired {now - exp:.0f} s ago")
+            raise IdentityError(Refusal.EXPIRED, f"the token expired {now - exp:.0f} s ago")
         if now < nbf - LEEWAY:
             text = f"not valid for another {nbf - now:.0f} s: is a clock wrong?"
             raise IdentityError(Refusal.BAD_TOKEN, text)
