@@ -26,8 +26,8 @@ from aggregator.shards.timing import Times
 
 #: Why the council is not known to be current, in words for people.
 STARTING = "this replica has not joined the others yet"
-STALE = "the other replicas can't be seen: the list of Leases is too old"
-LAPSED = "this replica's own Lease could not be renewed in time"
+STALE = "the API server has not shown it the replicas' Leases in time"
+LAPSED = "the API server has not taken its own Lease in time"
 SUPERSEDED = "another process runs under this replica's name and holds its Lease"
 LEFT = "this replica is stopping"
 
