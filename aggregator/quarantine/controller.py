@@ -293,6 +293,7 @@ class Controller:
             for case in self._census.cases():
                 self._hearing.note_silence(case, now)
             self._tell_fleet()
+            self._following.tell_stop()
             for case in self._census.cases():
                 if case.wishes != NONE and case.patient.wishes != describe(case.wishes, wall):
                     self._judging.judge(case)  # an exemption has ended

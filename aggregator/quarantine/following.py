@@ -27,6 +27,7 @@ from aggregator.quarantine.judging import Judging
 from aggregator.quarantine.ledger import Kind, Ledger, Transition
 from aggregator.quarantine.registrar import Registrar
 from aggregator.quarantine.suspecting import Suspecting
+from aggregator.quarantine.telling import Telling
 from aggregator.quarantine.triangulating import Triangulating
 from aggregator.shards.council import Shards
 
@@ -69,6 +70,7 @@ class Following:
         self._ledger = ledger
         self._clocks = clocks
         self._shards = shards
+        self._stop = Telling(clocks.now)
 
     async def follow(self) -> None:
         """For ever."""
@@ -103,13 +105,18 @@ class Following:
                 await self._view_restored(unschedulable)
 
     def _record_seen(self, stop: str) -> None:
-        if stop != self._fleet.stop and self._shards.leads():  # people are told once
+        self._fleet.stop = stop
+        self.tell_stop()
+        for case in self._census.cases():
+            self._attending.kick_if_busy(case)
+
+    def tell_stop(self) -> None:
+        """Tell people of the stop switch, where that is for us to do. Asked in each round, too."""
+        stop = self._fleet.stop
+        if self._stop.is_due(stop, leads=self._shards.leads()):
             kind = Kind.STOPPED if stop else Kind.RESUMED
             text = f"the stop switch is set: {stop}" if stop else "the stop switch is off again"
             self._ledger.note(Transition(self._clocks.wall(), kind, "", text))
-        self._fleet.stop = stop
-        for case in self._census.cases():
-            self._attending.kick_if_busy(case)
 
     def _quarantine_gone(self, case: Case, uid: str, *, with_definition: bool) -> None:
         known = case.patient.quarantine

@@ -34,6 +34,7 @@ from aggregator.quarantine.decide.signs import (
 from aggregator.quarantine.elsewhere import Elsewhere, Unsaid
 from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.ledger import Kind, Ledger, Transition
+from aggregator.quarantine.telling import Telling
 from aggregator.quarantine.times import span, time_of_day
 
 #: For so long after its driver, kernel or agent has changed (seconds) a node counts as upgraded.
@@ -89,7 +90,7 @@ class Suspecting:
         self._leading = True
         self._lasting = False
         self._told_causes: Mapping[str, CommonCause] = {}
-        self._cooling = ""
+        self._cooldown_told = Telling(clocks.now)
         #: Each node's versions, and when they last became others (monotonic).
         self._versions: dict[str, tuple[tuple[Group, ...], float]] = {}
 
@@ -290,11 +291,11 @@ class Suspecting:
         self._fleet.admitted_lately = len(counted.admissions)
         found = counted.cooldowns.get(FLEET)
         until = f"until {time_of_day(found.at + self._cooldown)}: {found.because}" if found else ""
-        if bool(until) != bool(self._cooling) and self._leading:
+        if self._cooldown_told.is_due("it is cooling down" if until else "", leads=self._leading):
             kind = Kind.COOLDOWN if until else Kind.COOLDOWN_OVER
             text = f"nothing new is admitted {until}" if until else "admission goes on"
             self._ledger.note(Transition(now, kind, "", text))
-        self._cooling = self._fleet.cooling = until
+        self._fleet.cooling = until
 
     def _note(self, kind: Kind, cause: CommonCause, text: str) -> None:
         details = {

@@ -9,6 +9,7 @@ from aggregator.health.model import Cleared, ClearedBy, Delta, Status
 from aggregator.policy.network.verdict import UNREACHABLE, Finding
 from aggregator.quarantine.cluster import ClusterError, EvictionResult, Phase, Pod, Unreachable
 from aggregator.quarantine.decide.marks import read_overruled
+from aggregator.quarantine.ledger import Kind
 from tests.aggregator.test_moving import ILL, Two, drained, owned_by
 from tests.support import virtualtime
 from tests.support.memorycluster import MemoryCluster, World, phase_of
@@ -264,6 +265,41 @@ def test_evictions_at_once_are_counted_over_all_replicas(world: World) -> None:
                 replica.agent(node, ILL)
         await drained(world, *world.nodes)
         assert Slow.most == 3
+        await two.stop()
+
+    virtualtime.run(main())
+
+
+def test_a_stop_that_was_set_while_nobody_led_is_told_by_whoever_leads_next(world: World) -> None:
+    async def main() -> None:
+        two = Two(world)
+        await two.settled()
+        await two.replicas["a"].stop()  # it led, and b has not noticed yet
+        world.person_stops("a test")
+        await later(20)
+        two.become("b")
+        await later(600)
+        told = [one.kind for one in two.replicas["b"].notes.transitions]
+        assert told.count(Kind.STOPPED) == 1
+        await two.stop()
+
+    virtualtime.run(main())
+
+
+def test_a_stop_is_told_by_the_leader_alone_also_when_another_one_leads_later(
+    world: World,
+) -> None:
+    async def main() -> None:
+        two = Two(world)
+        await two.settled()
+        world.person_stops("a test")
+        await later(100)
+        await two.replicas["a"].stop()
+        two.become("b")
+        await later(600)
+        for name, times in (("a", 1), ("b", 0)):
+            told = [one.kind for one in two.replicas[name].notes.transitions]
+            assert told.count(Kind.STOPPED) == times
         await two.stop()
 
     virtualtime.run(main())
