@@ -192,10 +192,10 @@ class PostgresServer:
                 os.kill(pid, number)
 
     def stop(self) -> None:
-        """In order, at once: nobody is waited for."""
+        """At once: nobody is waited for, and nothing is written that a next start would want."""
         if self._process is not None:
             self.resume()
-            self._process.send_signal(signal.SIGINT)
+            self._process.send_signal(signal.SIGQUIT)
             try:
                 self._process.wait(timeout=20)
             except subprocess.TimeoutExpired:
