@@ -90,7 +90,7 @@ bench-agent: env ## What the agent costs (BENCH_SECONDS=60 for a short look)
 	@$(BIN)/python -m tests.bench.agent
 
 .PHONY: bench-scale
-bench-scale: env $(CURVES)/.synced ## What replicas bear (BENCH_NODES=1000 BENCH_PARTS=steady,bursts)
+bench-scale: env $(CURVES)/.synced ## What replicas bear (BENCH_NODES=1000 BENCH_PARTS=steady,failover)
 	@$(BIN)/python -m tests.bench.scale
 	@$(CURVES)/bin/python tests/bench/curves.py
 
