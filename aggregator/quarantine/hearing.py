@@ -156,13 +156,18 @@ class Hearing:
     def start_over(self, case: Case) -> None:
         """Unhear all that was said of a node of ours, which another may have had meanwhile.
 
-        An agent that is still there says all of it again.
+        An agent that is still there is to say all of it again: `ask_again`.
         """
         line, hello = self._lines.get(case.node), self._hellos.get(case.node)
         self.hand_over(case)
         if line is not None and hello is not None:
             case.patient.health, case.patient.attached = NodeHealth(hello), True
             case.patient.last_heard = self._clocks.now()
+
+    def ask_again(self, case: Case) -> None:
+        """Have an agent whose words were unheard say all of it again."""
+        line = self._lines.get(case.node)
+        if line is not None and not case.heard:
             line.resync("this replica may have been taken for dead meanwhile")
 
     def hand_over(self, case: Case) -> None:

@@ -19,8 +19,8 @@ from aggregator.shards.timing import TIMES
 
 log = logging.getLogger("sickbay.quarantine")
 
-#: Agents sent home at once, and the pause after them (seconds): 500 a second. Each costs the
-#: replica that gets it a TLS handshake, some milliseconds.
+#: Agents sent home at once, or asked for a snapshot, and the pause after them (seconds): 500 a
+#: second. Each costs the replica that gets it a TLS handshake, some milliseconds.
 SLICE, PAUSE = 50, 0.1
 #: A replica that leaves waits for so long (seconds), until its heirs have looked at the Leases: an
 #: agent that comes sooner is sent back.
@@ -81,6 +81,8 @@ class Moving:
             self._attending.resume(case)
         if came and self._attending.view:
             await self._list_nodes()
+        if joined_anew:
+            await self._ask_again(came)
         await self._send_home(went)
 
     def _has_joined_anew(self) -> bool:
@@ -101,6 +103,18 @@ class Moving:
                 case.suspect = True  # who had it may have left anything half done: a read tells
                 self._attending.kick(case)
 
+    async def _ask_again(self, came: list[Case]) -> None:
+        """Whole snapshots, of every node that is ours: not all at once, or nothing else is done,
+        not even our Lease renewed in time.
+        """
+        asked = 0
+        for case in came:
+            if case.patient.attached and not case.heard:
+                self._hearing.ask_again(case)
+                asked += 1
+                if asked % SLICE == 0:
+                    await asyncio.sleep(PAUSE)
+
     async def _send_home(self, went: list[Case]) -> None:
         sent, council = 0, self._shards.council
         if went and council.me not in council.members:
@@ -108,6 +122,7 @@ class Moving:
         for case in went:
             if self._shards.owns(case.node):  # ours again, and another may have had it meanwhile
                 self._hearing.start_over(case)
+                self._hearing.ask_again(case)
             elif case.patient.attached:
                 self._hearing.send_home(case, "the node belongs to another replica now")
             else:

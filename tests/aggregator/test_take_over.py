@@ -303,3 +303,26 @@ def test_a_stop_is_told_by_the_leader_alone_also_when_another_one_leads_later(
         await two.stop()
 
     virtualtime.run(main())
+
+
+def test_who_joins_anew_asks_a_thousand_agents_for_their_snapshots_bit_by_bit() -> None:
+    async def main() -> None:
+        world = World()
+        nodes = owned_by("a", 400)
+        for node in nodes:
+            world.add_node(node, boot_id="boot-1")
+        two = Two(world)
+        await two.settled()
+        shards, lines = two.shards["a"], {node: FakeLine() for node in nodes}
+        for node in nodes:
+            two.replicas["a"].agent(node, snapshot(), line=lines[node])
+        shards.take(replace(shards.council, term=1))
+        await later(5)
+        shards.take(replace(shards.council, term=2))
+        await later(0.25)
+        assert 0 < sum(len(line.resyncs) for line in lines.values()) < len(nodes)
+        await soon(lambda: all(line.resyncs for line in lines.values()))
+        assert all(len(line.resyncs) == 1 for line in lines.values())
+        await two.stop()
+
+    virtualtime.run(main())

@@ -50,8 +50,8 @@ BOARD_DEADLINE = 3.0
 #: Agents: how long until one sees that its replica is gone without a word, and its longest pause.
 NOTICES, LONGEST = 75.0, 15.0
 CODE, GPU = "xid:48", "GPU-1"
-#: As shipped, but that what is well is well sooner: idle hours cost.
-POLICY = shipped_policy("rules: [{name: gpu-fatal, healthyFor: 20s}]")
+#: As shipped, but that what is well is well sooner, as idle hours cost, and however often.
+POLICY = shipped_policy("rules: [{name: gpu-fatal, healthyFor: 20s, repeatWithin: 0s}]")
 
 
 @dataclass
