@@ -198,12 +198,12 @@ class Conferring:
         """What is not known of the others: by our own look where we lead, else by the leader's."""
         council = self._shards.council
         if self._leading:
-            if len(council.members) < 2:
-                return CERTAIN
-            if not self._shards.leads():  # it was paused, say: another may lead by now
-                return Doubt(unsure="this replica's own place among the others is not certain")
             early = self._clocks.now() < self._network_from
             text = "who reaches whom is not judged yet: the leader is new" if early else ""
+            if len(council.members) < 2:  # what another found when it led is old here, too
+                return Doubt(network=text)
+            if not self._shards.leads():  # it was paused, say: another may lead by now
+                return Doubt(unsure="this replica's own place among the others is not certain")
             return Doubt("", council.differing, self._presiding.missing(), text)
         outlook, silent = self._outlook, self._no_answer()
         if silent and self._unreached is not None and self._unreached[0] == self.leader:

@@ -8,6 +8,7 @@ import pytest
 from aggregator.health.model import Cleared, ClearedBy, Delta, Status
 from aggregator.policy.network.verdict import UNREACHABLE, Finding
 from aggregator.quarantine.cluster import ClusterError, EvictionResult, Phase, Pod, Unreachable
+from aggregator.quarantine.decide.doubt import Basis
 from aggregator.quarantine.decide.marks import read_overruled
 from aggregator.quarantine.ledger import Kind
 from tests.aggregator.test_moving import ILL, Two, drained, owned_by
@@ -323,6 +324,27 @@ def test_who_joins_anew_asks_a_thousand_agents_for_their_snapshots_bit_by_bit() 
         assert 0 < sum(len(line.resyncs) for line in lines.values()) < len(nodes)
         await soon(lambda: all(line.resyncs for line in lines.values()))
         assert all(len(line.resyncs) == 1 for line in lines.values())
+        await two.stop()
+
+    virtualtime.run(main())
+
+
+def test_who_is_left_alone_and_leads_now_blames_nobody_for_the_network_at_once(
+    world: World,
+) -> None:
+    """What the leader before it found is all that it has, and is old."""
+
+    async def main() -> None:
+        two = Two(world)
+        await two.settled()
+        await two.replicas["a"].stop()  # it led
+        two.become("b")
+        conferring = two.replicas["b"].controller.conferring
+        await later(1)
+        assert conferring.doubt().against(Basis.REACH)
+        assert not conferring.doubt().against(Basis.OTHER)
+        await later(60)
+        assert not conferring.doubt().against(Basis.REACH)
         await two.stop()
 
     virtualtime.run(main())
