@@ -24,3 +24,9 @@ def pytest_configure() -> None:
 
 def pytest_collection_finish() -> None:
     gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    """What comes now may parse, too."""
+    gc.collect()
+    gc.disable()
