@@ -184,7 +184,7 @@ async def test_an_agent_whose_clock_is_a_day_off_tells_the_same_as_any_other(
         stale = tmp_path / "token-behind"
         stale.write_text(issuer.token("behind", expires_in=-3600))
         ward.site.server.table.close_all("so that it comes back")
-        assert "UNAUTHENTICATED: expired 36" in await trouble(agents["behind"], "expired")
+        assert "UNAUTHENTICATED: the token expired 36" in await trouble(agents["behind"], "expired")
         said_of = await shown(ward, "behind", lambda node: node["agent"] != "attached")
         assert said_of["quarantine"] is not None, "what was known stays in force"
 

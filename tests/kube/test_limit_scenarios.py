@@ -15,7 +15,7 @@ import pytest
 from aggregator.health.model import Cleared, ClearedBy, Delta, Hello, Snapshot, Status
 from aggregator.kube.cluster import KubeCluster
 from aggregator.quarantine.acts import Clocks
-from aggregator.quarantine.cluster import NodeMeta
+from aggregator.quarantine.cluster import NodeMeta, Phase
 from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.admission import FLEET, Limits
 from aggregator.quarantine.decide.blame import CommonLimits
@@ -102,6 +102,11 @@ class Ward:
 
     def sick(self) -> set[str]:
         return {one.node for one in self.fleet.patients.values() if one.quarantine is not None}
+
+    def marked(self) -> set[str]:
+        """Of these, those whose nodes carry our marks by now."""
+        found = ((one.node, one.quarantine) for one in self.fleet.patients.values())
+        return {node for node, one in found if one and one.status.phase is not Phase.ADMITTED}
 
 
 @asynccontextmanager
@@ -228,7 +233,7 @@ async def test_what_accuses_nobody_touches_no_node_and_38905_lines_of_four_gpus_
         for node, lines in zip(ill, (9726, 9726, 9726, 9727), strict=True):
             said = fault("xid:95", f"GPU-{node}", count=lines, cleared_by=ClearedBy.GPU_RESET)
             ward.controller.heard(node, Delta(faults=(said,)), clock())
-        await until(lambda: ward.sick() == set(ill))
+        await until(lambda: ward.sick() == set(ill) == ward.marked())
         told = [note for note in ward.notes.transitions if note.kind is Kind.INCIDENT_OPENED]
         assert sorted(note.node for note in told if "xid:95" in note.summary) == ill
         assert ward.holds() == {}
