@@ -132,6 +132,7 @@ def apiserver(program: Path, at: Setting, options: Options) -> list[str | Path]:
         "--endpoint-reconciler-type=none",
         f"--audit-policy-file={audit.POLICY_FILE}",
         f"--audit-log-path={at.audit_log}",
+        "--audit-log-maxsize=100000",  # MB: a mark is an offset into one file
         *options.apiserver_args,
     ]
 
