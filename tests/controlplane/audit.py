@@ -12,11 +12,14 @@ POLICY_FILE = Path(__file__).with_name("audit-policy.yaml")
 def read_entries(log: Path, since: int = 0) -> list[dict[str, Any]]:
     """The audit events (audit.k8s.io/v1 Event) behind byte `since`, one for each request.
 
-    A watch is there as soon as it has begun. A line that is still being written is left out.
+    A watch is there as soon as it has begun. A line that is still being written is left out, and
+    so is the rest of one that was, at ``since``.
     """
     entries: dict[str, dict[str, Any]] = {}
     with log.open("rb") as file:
-        file.seek(since)
+        if since:
+            file.seek(since - 1)
+            file.readline()
         for line in file:
             if line.endswith(b"\n"):
                 entry = json.loads(line)
