@@ -39,6 +39,7 @@ from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.ledger import Ledger, Transition
 from aggregator.quarantine.settings import Settings
 from aggregator.state import make_folders
+from aggregator.together import together
 from aggregator.web.certificate import Certificate
 from aggregator.web.feed import Feed
 from aggregator.web.server import Web
@@ -216,7 +217,6 @@ async def run(config: Config) -> None:
         config,
         controller,
         name=joining.name,
-        fetch_keys=None,
         keys=keys,
         is_current=controller.is_current,
         cluster_away=lambda: bool(fleet.view_lost),
@@ -263,7 +263,7 @@ async def run(config: Config) -> None:
 
     async def work() -> None:
         await _connect(cluster, fleet, rng)
-        await _all(controller.run(), joining.run())
+        await together(controller=controller.run(), joining=joining.run())
 
     async with AsyncExitStack() as ending:
         ending.push_async_callback(cluster.close)
@@ -294,19 +294,6 @@ def _keys(config: Config, cluster: KubeCluster | LocalCluster) -> KeyStore | Non
     if not wanted or not isinstance(cluster, KubeCluster):
         return None
     return open_keys(config, cluster.signing_keys, now=time.monotonic)
-
-
-async def _all(*works: Coroutine[Any, Any, None]) -> None:
-    """Until the first of them ends, which none does but by an error."""
-    tasks = [asyncio.create_task(work) for work in works]
-    try:
-        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in ended:
-        task.result()
 
 
 async def _serve_page(config: Config, web: Web, ending: AsyncExitStack) -> None:

@@ -19,6 +19,7 @@ from aggregator.seat import seat
 from aggregator.shards.council import Alone, Shards
 from aggregator.shards.tenure import Tenure
 from aggregator.shards.timing import TIMES
+from aggregator.together import together
 
 log = logging.getLogger("sickbay.app")
 
@@ -91,18 +92,7 @@ class Joining:
         if self._tenure is None or self._speaker is None:
             await asyncio.Event().wait()
             return
-        parts = [
-            asyncio.create_task(self._tenure.run(), name="tenure"),
-            asyncio.create_task(self._speaker.run(), name="speaker"),
-        ]
-        try:
-            ended, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for part in parts:
-                part.cancel()
-            await asyncio.gather(*parts, return_exceptions=True)
-        for part in ended:
-            part.result()
+        await together(tenure=self._tenure.run(), speaker=self._speaker.run())
 
     async def leave(self, attached: Callable[[], int]) -> None:
         """In order: nothing is done from here on, the others are told, the agents are sent on.

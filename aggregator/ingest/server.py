@@ -185,7 +185,6 @@ def build(
     intake: Intake,
     *,
     name: str,
-    fetch_keys: Fetch | None,
     keys: KeyStore | None = None,
     is_current: IsCurrent | None = None,
     cluster_away: Callable[[], bool],
@@ -194,11 +193,10 @@ def build(
 ) -> IngestServer:
     """The server that ``config`` asks for.
 
-    ``name`` is this aggregator's, told to agents. ``fetch_keys`` asks the API server for (issuer,
-    JWKS) and is needed for ``identity.kind: token``, but where there are ``keys`` (`open_keys`)
-    that others use, too. ``is_current`` tells whether a Node has the
-    UID that its token names; None: not asked. ``cluster_away`` says whether the API server can't be
-    reached now. ``now`` is monotonic seconds, ``wall`` seconds since the epoch.
+    ``name`` is this aggregator's, told to agents. ``keys`` (`open_keys`) verify tokens, and are
+    needed for ``identity.kind: token``. ``is_current`` tells whether a Node has the UID that its
+    token names; None: not asked. ``cluster_away`` says whether the API server can't be reached now.
+    ``now`` is monotonic seconds, ``wall`` seconds since the epoch.
     """
     stats = IngestStats()
     tls, files = config.listen.tls, None
@@ -210,9 +208,7 @@ def build(
         config.listen.grpc,
         tls=files,
         require_client_certificate=config.identity.kind == "certificate",
-        authenticator=_authenticator(
-            config, keys or _keys(config, fetch_keys, now), is_current, wall
-        ),
+        authenticator=_authenticator(config, keys, is_current, wall),
         intake=intake,
         rules=Rules(
             name=name,
@@ -234,12 +230,6 @@ def open_keys(config: Config, fetch: Fetch, *, now: Callable[[], float]) -> KeyS
     return keys
 
 
-def _keys(config: Config, fetch: Fetch | None, now: Callable[[], float]) -> KeyStore | None:
-    if fetch is None or config.identity.kind != "token":
-        return None
-    return open_keys(config, fetch, now=now)
-
-
 def _authenticator(
     config: Config,
     keys: KeyStore | None,
@@ -252,7 +242,7 @@ def _authenticator(
     if identity.kind == "insecure-trust-hello":
         return TrustingAuthenticator(anywhere=config.listen.insecure_plaintext)
     if keys is None:
-        raise ValueError("identity.kind token needs fetch_keys or keys")
+        raise ValueError("identity.kind token needs keys")
     tokens = TokenAuthenticator(
         keys,
         audience=identity.audience,
