@@ -116,7 +116,7 @@ REFUSED: list[tuple[str, str, Refusal]] = [
     ("no audience", token(aud=None), BAD),
     ("another issuer", token(iss="https://elsewhere"), BAD),
     ("expired", token(expires_in=-60), Refusal.EXPIRED),
-    ("not yet", token(nbf=int(time.time()) + 600), BAD),
+    ("not yet", token(nbf=int(time.time()) + 86_400), BAD),
     ("no expiry", token(exp=None), BAD),
     ("expiry no number", token(exp="never"), BAD),
     ("another key of that name", STRANGER.token(), BAD),
