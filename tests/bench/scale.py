@@ -49,12 +49,12 @@ def main() -> int:
             if name in chosen:
                 with progress.part(name):
                     PARTS[name][0](found)
-    finally:
+    finally:  # what was measured before a part failed took minutes: it is kept
         progress.close()
-    figures = ({} if whole else read("scale")) | {"agents": nodes} | found.figures
-    path = write("scale", figures)
-    write("scale-curves", found.curves)
-    print(table(f"bench-scale: {path}", scale_rows(figures)))
+        figures = ({} if whole else read("scale")) | {"agents": nodes} | found.figures
+        path = write("scale", figures)
+        write("scale-curves", found.curves)
+        print(table(f"bench-scale: {path}", scale_rows(figures)), flush=True)
     return 0
 
 
