@@ -36,6 +36,7 @@ class Case:
     ``ended``: the uid of the last quarantine that is no more; news of it, and answers, come late.
     ``suspect``: the news hint that the node may be schedulable again, or gone; a read decides.
     ``orphan``: the uid of a quarantine that vanished without its undo.
+    ``counted``: the census counts it among those that have reported.
     ``silent``: it was told that the agent has been gone for too long.
     ``claimed``: the UID of the Node that the agent's identity proves; empty where it proves none.
     ``misnamed``: the node was read, and what is known of it is of another Node of its name.
@@ -65,6 +66,7 @@ class Case:
     node_gone: bool = False
     definition_going: bool = False
     orphan: str = ""
+    counted: bool = False
     silent: bool = False
     claimed: str = ""
     misnamed: bool = False

@@ -37,7 +37,9 @@ from aggregator.shards.council import Member, Shards
 
 #: The leader counts anew so often (seconds) where others go by it.
 TICK = 0.5
-#: How many have reported is counted every so many ticks: it goes through all nodes.
+#: The same where there are no others: time alone changes little.
+_ALONE = 2.0
+#: How many have reported is counted every so many ticks: it goes through all the others' nodes.
 COUNT_EVERY = 4
 #: A new leader blames nobody for the network before so many seconds: agents whose replica is gone
 #: are on their way to another, and nobody knows what they see.
@@ -253,7 +255,7 @@ class Conferring:
         """For ever: what the leader does for the others."""
         turn = 0
         while True:
-            await asyncio.sleep(TICK)
+            await asyncio.sleep(TICK if len(self._shards.council.members) > 1 else _ALONE)
             for node in self._elsewhere.take_expired(self._clocks.now()):
                 self._forget(node)
             if self._leading and len(self._shards.council.members) > 1:

@@ -73,6 +73,7 @@ class Hearing:
             self._triangulating.renew(case)
         else:
             patient.health.greet(hello)
+        self._census.count(case)
         silent = not patient.attached and patient.last_heard is not None
         patient.attached = True
         case.claimed, case.misnamed = hello.node_uid, False
@@ -95,6 +96,7 @@ class Hearing:
         case.patient.last_heard = at
         if isinstance(evidence, Snapshot):
             health.snapshot(evidence)
+            self._census.count(case)
             signs = bool(evidence.cleared)
         else:
             health.delta(evidence)
@@ -162,6 +164,7 @@ class Hearing:
         self.hand_over(case)
         if line is not None and hello is not None:
             case.patient.health, case.patient.attached = NodeHealth(hello), True
+            self._census.count(case)
             case.patient.last_heard = self._clocks.now()
 
     def ask_again(self, case: Case) -> None:
@@ -174,6 +177,7 @@ class Hearing:
         """Unhear what the agent of a node said that is another shard's now."""
         self._unanswered(case)
         case.hand_over(self._policy, self._clocks.now())
+        self._census.count(case)
         self._triangulating.silent(case.node)
         self._triangulating.unfind(case.node)
         self._judging.judge(case)
@@ -183,6 +187,7 @@ class Hearing:
         whose = f" with UID {case.claimed}" if case.claimed else ""
         text = f"its agent spoke for another Node of this name{whose}, which is gone"
         case.disown(self._policy, self._clocks.now())
+        self._census.count(case)
         self._unanswered(case)
         self._triangulating.silent(case.node)
         self._acts.note(case, Kind.AGENT_CONFLICT, f"{text}: not heard")

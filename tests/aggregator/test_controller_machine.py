@@ -309,6 +309,8 @@ class Ward(RuleBasedStateMachine):
             if task.done() and not task.cancelled() and task.get_name().startswith(OWN_TASKS):
                 assert task.exception() is None, task
         self.tasks = [task for task in self.tasks if not task.done()]
+        census = self.replica.controller._census
+        assert census.size().reported == sum(case.heard for case in census.cases())
         for name in NODES:
             self.words[name] &= self.agents[name].standing()
 
