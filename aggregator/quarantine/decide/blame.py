@@ -112,6 +112,26 @@ class _Candidate:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Unexplained:
+    """Nodes that show a sign and have no cause yet, with the moment since when; all of them, and
+    those of each group and each target.
+    """
+
+    nodes: dict[str, float]
+    members: Mapping[Group, dict[str, float]]
+    targets: Mapping[str, dict[str, float]]
+
+    def drop(self, node: str, groups: Iterable[Group]) -> None:
+        """The node has a cause."""
+        del self.nodes[node]
+        for group in groups:
+            if group in self.members:
+                del self.members[group][node]
+        for seen in self.targets.values():
+            seen.pop(node, None)
+
+
 @dataclass(slots=True)
 class Crowd:
     """The nodes that report: the groups that each is of, and how many there are of each.
@@ -156,16 +176,33 @@ class Blame:
         self, what: str, nodes: Mapping[str, float], targets: Mapping[str, Mapping[str, float]]
     ) -> list[CommonCause]:
         """The causes of one sign: the one that explains most nodes first, then of the rest."""
-        left = dict(nodes)
+        left = self._unexplained(what, nodes, targets)
         causes: list[CommonCause] = []
-        while len(left) >= LEAST_IN_CLIQUE and len(causes) < _MOST_CAUSES:
-            candidates = list(self._candidates(what, targets, left))
+        while len(left.nodes) >= LEAST_IN_CLIQUE and len(causes) < _MOST_CAUSES:
+            candidates = list(self._candidates(what, left))
             if not candidates:
                 break
             best = self._best(candidates)
             causes.append(best.cause(what))
-            left = {node: since for node, since in left.items() if node not in best.nodes}
+            for node in best.nodes:
+                left.drop(node, self._crowd.groups[node])
         return causes
+
+    def _unexplained(
+        self, what: str, nodes: Mapping[str, float], targets: Mapping[str, Mapping[str, float]]
+    ) -> "_Unexplained":
+        """All nodes, sorted by what they share. Done once: a mass event has many causes."""
+        members: dict[Group, dict[str, float]] = {}
+        for node, since in nodes.items():
+            for group in self._crowd.groups[node]:
+                members.setdefault(group, {})[node] = since
+        at = {
+            component: {node: since for node, since in seen.items() if node in nodes}
+            for component, seen in targets.items()
+            if len(seen) >= LEAST
+        }
+        may = {group: seen for group, seen in members.items() if self._may_explain(group, what)}
+        return _Unexplained(dict(nodes), may, at)
 
     def _best(self, candidates: Sequence[_Candidate]) -> _Candidate:
         """Of those that explain (nearly) most: one that is open already, then the most exact."""
@@ -175,22 +212,14 @@ class Blame:
             key=lambda one: (one.id in self._open, one.exactness, len(one.nodes), one.id),
         )
 
-    def _candidates(
-        self, what: str, targets: Mapping[str, Mapping[str, float]], left: Mapping[str, float]
-    ) -> Iterator[_Candidate]:
+    def _candidates(self, what: str, left: "_Unexplained") -> Iterator[_Candidate]:
         if what != FLAGS:
-            yield from self._whole(what, left)
-        for component, nodes in targets.items():
-            if len(nodes) >= LEAST:
-                yield from self._target(what, component, _only(nodes, left))
-        members: dict[Group, list[str]] = {}
-        for node in left:
-            for group in self._crowd.groups[node]:
-                if self._may_explain(group, what):
-                    members.setdefault(group, []).append(node)
-        for group, names in members.items():
-            if len(names) >= LEAST_IN_CLIQUE:
-                yield from self._group(what, group, {node: left[node] for node in names}, left)
+            yield from self._whole(what, left.nodes)
+        for component, nodes in left.targets.items():
+            yield from self._target(what, component, nodes)
+        for group, nodes in left.members.items():
+            if len(nodes) >= LEAST_IN_CLIQUE:
+                yield from self._group(what, group, nodes, left.nodes)
 
     def _may_explain(self, group: Group, what: str) -> bool:
         """Whether nodes may show this sign because they share this."""
@@ -309,10 +338,6 @@ def _within(times: Iterable[float], window: float) -> int:
             first += 1
         most = max(most, last - first + 1)
     return most
-
-
-def _only(nodes: Mapping[str, float], left: Mapping[str, float]) -> dict[str, float]:
-    return {node: since for node, since in nodes.items() if node in left}
 
 
 def _target(what: str, component: str) -> str:
