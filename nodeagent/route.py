@@ -17,6 +17,10 @@ How long 10,000 agents are without a shard when one of three replicas dies, in s
           half are sent on: 1.5 connections each, 310 a second for each replica left.
    30     leaves 4 for the last one's own way: a name, two handshakes, a queue.
 
+One that is stopped, and not dead, is left when it has not answered a heartbeat for 15 s, which is
+15 to 25 s later. The configured name is asked at once; who is sent to the stopped one again, as
+before 18 s, gives it SILENT_WITHIN and waits within 6.4: 18 + 5 + 6.4 = 29.4 at most.
+
 So CAP may not be more than some 10. It must be less than WELL_AFTER as well: two agents that claim
 one node push each other out, and neither of them may pass for well.
 """
@@ -37,6 +41,10 @@ RETURN = 1.0
 #: configured name has others. A replica that is only slow, for all came back at once, is tried so
 #: impatiently once: the others send us to it again, and then it has all the time of a stream.
 RETURN_WITHIN = 5.0
+#: After a shard fell silent under us, so many of those that we are sent to have so long to greet
+#: us: until its Lease has expired the others send us to it, and its kernel takes each connection.
+HASTY = 2
+SILENT_WITHIN = 5.0
 #: The n at which an agent begins that was sent to nobody, or in a circle: whoever sent it there
 #: has to learn better first.
 FUTILE = 6
@@ -62,11 +70,14 @@ class Route:
         self._failures = 0
         self._way: list[str] = []
         self._returning = False
+        self._hasty = 0
 
     @property
     def patience(self) -> float:
         """How long whoever is at ``address`` may take to greet us, in seconds."""
-        return RETURN_WITHIN if self._returning else GREETING
+        if self._returning:
+            return RETURN_WITHIN
+        return SILENT_WITHIN if self._hasty and self.sent_by else GREETING
 
     def after(self, ended: Ended, lived: float) -> float:
         """The attempt at ``address`` has ended, ``lived`` seconds old: the seconds to wait.
@@ -77,9 +88,15 @@ class Route:
         if ended.welcomed and lived >= WELL_AFTER:
             self._failures = 0
             self._way.clear()
+        if ended.welcomed:
+            self._hasty = HASTY if ended.silent else 0
         if ended.redirect:
             return self._sent_to(ended.redirect)
         self._way.clear()
+        if ended.silent:
+            return self._start_over(CAP, futile=False)
+        if self.sent_by:
+            self._hasty = max(0, self._hasty - 1)
         if ended.welcomed and self.address != self._configured:
             self._returning = True
             return self._wait(CAP, at_least=RETURN)

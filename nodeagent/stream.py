@@ -17,6 +17,7 @@ from nodeagent import wire
 from nodeagent.clock import Clock
 from nodeagent.commands import CommandRefused, Host
 from nodeagent.dial import DialError, TokenFile
+from nodeagent.lifesign import LifeSign
 from sickbay.v1 import sickbay_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -51,12 +52,14 @@ class Ended:
     """How a stream ended. ``redirect`` is where to go instead, if that was the reason.
 
     ``refused``: the other side knows its mind, and coming back soon won't change it.
+    ``silent``: it lived, and then did not answer any more.
     """
 
     reason: str
     welcomed: bool
     redirect: str = ""
     refused: bool = False
+    silent: bool = False
 
 
 class Stream:
@@ -93,6 +96,8 @@ class Stream:
         self._resync = False
         self._redirect = ""
         self._refused = False
+        self._silent = False
+        self._sign = LifeSign()
         self._replies: deque[pb.AgentMessage] = deque()
         self._commands: set[asyncio.Task[None]] = set()
         self._interval = HEARTBEAT
@@ -112,18 +117,20 @@ class Stream:
         """Live until either side ends it. Raises nothing for a stream that fails."""
         parts = [
             asyncio.create_task(self._until_over(part))
-            for part in (self._write(hello), self._read(), self._expect_welcome())
+            for part in (self._write(hello), self._read(), self._expect_life())
         ]
         try:
             done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
             reasons = [task.result() for task in done]
         finally:
             self._call.cancel()
+            self._sign.heard()
             for task in parts:
                 task.cancel()
             await asyncio.gather(*parts, return_exceptions=True)
         reason = next(filter(None, reasons), "")
-        return Ended(reason, self._welcome.is_set(), self._redirect, self._refused)
+        welcomed = self._welcome.is_set()
+        return Ended(reason, welcomed, self._redirect, self._refused, self._silent)
 
     async def _until_over(self, part: Awaitable[str]) -> str:
         """``part``'s reason for its end, or the call's."""
@@ -208,10 +215,12 @@ class Stream:
             if renewed:
                 await self._send(wire.credentials(renewed))
         latch = self._host.latch
+        self._sign.asked()
         await self._send(wire.heartbeat(latch.digest(), latch.last_seq))
 
     async def _send(self, message: pb.AgentMessage) -> None:
-        await self._call.write(message)
+        with self._sign.sending():
+            await self._call.write(message)
         self.sent += 1
 
     async def _sleep(self) -> None:
@@ -230,20 +239,23 @@ class Stream:
 
     # -- reading -------------------------------------------------------------------------------
 
-    async def _expect_welcome(self) -> str:
+    async def _expect_life(self) -> str:
+        """A Welcome in time, and then answers, where they were promised."""
         try:
             async with asyncio.timeout(self._greeting):
                 await self._welcome.wait()
         except TimeoutError:
             return f"no greeting in {self._greeting:g} s"
-        await asyncio.get_running_loop().create_future()  # done; the other parts say when it ends
-        return ""
+        reason = await self._sign.gone()
+        self._silent = True
+        return reason
 
     async def _read(self) -> str:
         while True:
             message = await self._call.read()
             if not isinstance(message, pb.AggregatorMessage):  # EOF
                 return self._status(await self._call.code(), await self._call.details())
+            self._sign.heard()
             self._obey(message)
             if self._redirect:
                 return f"redirected to {self._redirect}"
@@ -271,9 +283,10 @@ class Stream:
             interval = max(1.0, welcome.heartbeat_interval_ms / 1000)
             self._beat_at = min(self._beat_at, self._now() + interval * self._random())
             self._interval = interval
+        self._sign.promised(welcome.answer_within_ms / 1000)
         self._host.name_peers(welcome.peers)
         self._wake.set()
-        if not self._welcome.is_set():  # later ones only name other peers
+        if not self._welcome.is_set():  # later ones tell of other peers and replicas
             self._welcome.set()
             self._on_welcome(welcome.aggregator)
 

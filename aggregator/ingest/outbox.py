@@ -51,6 +51,11 @@ class Outbox:
             self._ack = seq
             self._wake()
 
+    def answer(self) -> None:
+        """Something goes out, whatever it is: an acknowledgement of nothing, if none waits."""
+        if self._ack is None:
+            self.ack(0)
+
     def close(self) -> None:
         """Nothing more is begun."""
         self._closed = True

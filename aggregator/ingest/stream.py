@@ -39,6 +39,10 @@ Code = grpc.StatusCode
 HELLO_WITHIN = 10.0
 SNAPSHOT_WITHIN = 30.0
 REDIRECT_WITHIN = 10.0
+#: What agents are promised where there are other replicas. Well above what a replica takes that is
+#: only busy; with a heartbeat of 10 s an agent leaves 15 to 25 s after its replica fell silent, and
+#: by then others own its node (docs/shards.md).
+ANSWER_WITHIN = 15.0
 
 
 class Context(Protocol):
@@ -57,7 +61,8 @@ class Rules:
     """What every stream of this aggregator goes by. Durations are seconds.
 
     ``now`` is monotonic, ``wall`` since the epoch. ``cluster_away`` says whether the API server
-    can't be reached, so that nobody's token can be renewed.
+    can't be reached, so that nobody's token can be renewed. ``others``: whether there are replicas
+    to which an agent could go if this one fell silent.
     """
 
     name: str
@@ -67,6 +72,7 @@ class Rules:
     now: Callable[[], float]
     wall: Callable[[], float]
     cluster_away: Callable[[], bool]
+    others: Callable[[], bool] = lambda: False
 
 
 class Streams(Protocol):
@@ -114,6 +120,7 @@ class Stream:
         self._resyncs = Resyncs()
         self._leave_by = float("inf")
         self._named: tuple[str, ...] = ()
+        self._answers = False
         self.node = ""
         self.instance = ""
         self.peer = context.peer()
@@ -187,19 +194,26 @@ class Stream:
 
     def _welcome(self, peers: Sequence[str]) -> None:
         self._named = tuple(peers)
+        # Once promised always kept: it is not told anew each time that another replica restarts.
+        self._answers = self._answers or self._rules.others()
         self._outbox.put(
             wire.welcome(
                 name=self._rules.name,
                 version=self._rules.version,
                 heartbeat=self._rules.heartbeat,
                 peers=self._named,
+                answer_within=ANSWER_WITHIN if self._answers else 0.0,
             )
         )
 
     def name_peers(self) -> None:
-        """Tell the agent whom to probe, if that has changed since it was told."""
+        """Tell the agent whom to probe, if that has changed since it was told.
+
+        And that its heartbeats are answered, once there are other replicas.
+        """
         peers = tuple(self._streams.peers(self))
-        if self._attached and self._ending is None and peers != self._named:
+        known = peers == self._named and (self._answers or not self._rules.others())
+        if self._attached and self._ending is None and not known:
             self._welcome(peers)
 
     async def _listen(self, allowance: Allowance) -> None:
@@ -288,6 +302,8 @@ class Stream:
             self._resyncs.agreed()
         else:
             self.resync("the digest of your state differs from ours")
+        if self._answers:
+            self._outbox.answer()
 
     async def _renew(self, token: str) -> None:
         try:

@@ -293,15 +293,25 @@ def _text(text: str) -> str:
 
 
 def welcome(
-    *, name: str, version: str, heartbeat: float, peers: Sequence[str] = ()
+    *,
+    name: str,
+    version: str,
+    heartbeat: float,
+    peers: Sequence[str] = (),
+    answer_within: float = 0.0,
 ) -> pb.AggregatorMessage:
-    """``heartbeat`` is in seconds, ``peers`` are addresses that the node is to probe."""
+    """``peers`` are addresses that the node is to probe.
+
+    ``heartbeat`` is in seconds, and so is ``answer_within``: each is answered in that time; 0: no
+    answer is promised.
+    """
     return pb.AggregatorMessage(
         welcome=pb.Welcome(
             aggregator=name,
             aggregator_version=version,
             heartbeat_interval_ms=round(heartbeat * 1000),
             peers=peers,
+            answer_within_ms=round(answer_within * 1000),
         )
     )
 

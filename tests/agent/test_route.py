@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from nodeagent.route import (
     CAP,
     FUTILE,
+    HASTY,
     HOPS,
     REFUSED_CAP,
     RETURN,
     RETURN_WITHIN,
+    SILENT_WITHIN,
     WELL_AFTER,
     Route,
 )
@@ -25,6 +27,7 @@ NAME, A, B = "ward:8443", "ward-0.ward:8443", "ward-1.ward:8443"
 
 NOBODY = Ended("UNAVAILABLE: connection refused", welcomed=False)
 LOST = Ended("UNAVAILABLE: connection reset", welcomed=True)
+SILENT = Ended("a heartbeat was not answered within 15 s", welcomed=True, silent=True)
 REFUSED = Ended("UNAUTHENTICATED: bad token", welcomed=False, refused=True)
 
 
@@ -108,6 +111,29 @@ def test_who_is_sent_to_nobody_does_not_ask_again_at_once() -> None:
     assert route.after(NOBODY, 0.0) == CAP
 
 
+def test_a_shard_that_fell_silent_is_not_gone_back_to_and_is_not_waited_for_twice() -> None:
+    route = at_home()
+    assert route.after(SILENT, 1000.0) < RETURN
+    assert (route.address, route.sent_by, route.patience) == (NAME, "", GREETING)
+    for _ in range(HASTY):
+        route.after(sent(A), 0.1)
+        assert route.patience == SILENT_WITHIN, (
+            "the others may not know yet, and its kernel listens"
+        )
+        assert route.after(NOBODY, SILENT_WITHIN) >= 0.1 * 2**FUTILE
+        assert route.address == NAME
+    route.after(sent(A), 0.1)
+    assert route.patience == GREETING, "perhaps it is only slow"
+
+
+def test_whoever_welcomes_it_after_a_silence_ends_its_haste() -> None:
+    route = at_home()
+    route.after(SILENT, 1000.0)
+    route.after(sent(B), 0.1)
+    route.after(sent(A, welcomed=True), 1000.0)
+    assert (route.address, route.patience) == (A, GREETING)
+
+
 def test_who_is_refused_comes_back_less_and_less_often_but_comes_back() -> None:
     route = longest()
     waits = [route.after(REFUSED, 0.0) for _ in range(40)]
@@ -141,6 +167,7 @@ outcomes = st.builds(
     welcomed=st.booleans(),
     redirect=st.sampled_from(["", "", NAME, A, B]),
     refused=st.booleans(),
+    silent=st.booleans(),
 )
 
 
@@ -167,7 +194,13 @@ LEARNT = 18.0
 SERVED = 0.001
 
 
-def test_10_000_agents_are_attached_again_30_s_after_one_of_three_replicas_died() -> None:
+#: A replica that is stopped is left when a heartbeat was not answered for so long; one in each.
+ANSWER_WITHIN = 15.0
+HEARTBEAT = 10.0
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["died", "was stopped"])
+def test_10_000_agents_are_attached_again_30_s_after_one_of_three(*, stopped: bool) -> None:
     """A queue at each replica that is left, in virtual time; the arithmetic is in route.py."""
     rng = random.Random(7)
     orphans = 10_000 // 3
@@ -178,14 +211,16 @@ def test_10_000_agents_are_attached_again_30_s_after_one_of_three_replicas_died(
     for orphan, route in enumerate(routes):
         route._random = rng.random
         route.after(sent("0"), 0.0)
-        heapq.heappush(queue, (route.after(LOST, 1000.0), next(numbers), orphan))
+        left = ANSWER_WITHIN + HEARTBEAT * rng.random() if stopped else 0.0
+        wait = route.after(SILENT if stopped else LOST, 1000.0)
+        heapq.heappush(queue, (left + wait, next(numbers), orphan))
     free_at = {1: 0.0, 2: 0.0}
     longest_queue, questions, attached = 0.0, 0, []
     while queue:
         now, _, orphan = heapq.heappop(queue)
         route = routes[orphan]
         if route.address == "0":
-            ended, done = NOBODY, now + 0.001
+            ended, done = NOBODY, now + (route.patience if stopped else 0.001)
         else:
             replica = rng.choice([1, 2]) if route.address == NAME else int(route.address)
             done = free_at[replica] = max(now, free_at[replica]) + SERVED

@@ -231,3 +231,22 @@ async def test_a_shard_that_sends_it_away_in_the_middle_is_left_at_once_and_forg
     other.latest.end()
     await came_back(other, 1)
     assert len(ward.streams) == 1
+
+
+async def test_a_shard_that_does_not_answer_any_more_is_left_for_whom_the_name_has(
+    ward: FakeWard, other: FakeWard, make: Make
+) -> None:
+    home(other)
+    sends_to(ward, other.address)
+    other.answers = True
+    agent = await make(aggregator=ward.address).start().up()
+    await streaming_at(agent, other.address)
+    other.latest.say(welcome=pb.Welcome(aggregator="other", answer_within_ms=3000))
+    beats = len(other.latest.digests)
+    await until(lambda: len(other.latest.digests) > beats, within=30, what="a heartbeat")
+    home(ward)
+    other.answers = False
+    found = await streaming_at(agent, ward.address)
+    assert found["sent_by"] == ""
+    assert len(other.streams) == 1, "it was not gone back to"
+    assert "a heartbeat was not answered within 3 s" in agent.log()

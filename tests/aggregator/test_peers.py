@@ -141,6 +141,7 @@ class Ward:
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.others = False
         self.intake = RecordingIntake()
         self.stats = IngestStats()
         self.rules = Rules(
@@ -151,6 +152,7 @@ class Ward:
             now=lambda: self.now,
             wall=lambda: self.now,
             cluster_away=lambda: False,
+            others=lambda: self.others,
         )
         self.table = StreamTable(self.intake, self.stats, self.rules)
         self.tasks: list[asyncio.Task[object]] = []
@@ -197,6 +199,27 @@ async def test_agents_are_told_of_their_peers_and_again_when_they_change(ward: W
     ward.table.tick()
     await asyncio.sleep(0)
     assert (len(first.peers()), len(second.peers())) == (2, 1), "what is known is not told again"
+    ward.table.close_all("the test is over")
+
+
+async def test_agents_are_promised_answers_once_there_are_others_and_told_no_more(
+    ward: Ward,
+) -> None:
+    def promises(talk: Talk) -> list[int]:
+        return [message.welcome.answer_within_ms for message in talk.said]
+
+    first = await ward.attach("n1", "10.0.0.1")
+    ward.others = True
+    second = await ward.attach("n2", "10.0.0.1")
+    ward.now += PEERS_EVERY
+    ward.table.tick()
+    await until(lambda: len(first.said) == 2)
+    assert (promises(first), promises(second)) == ([0, 15_000], [15_000])
+    ward.others = False  # one of two is restarted
+    ward.now += PEERS_EVERY
+    ward.table.tick()
+    await asyncio.sleep(0)
+    assert (len(first.said), len(second.said)) == (2, 1)
     ward.table.close_all("the test is over")
 
 

@@ -127,6 +127,30 @@ async def test_a_digest_that_agrees_asks_for_nothing(plain: Site) -> None:
     assert ("beat", "node-1") in plain.intake.events
 
 
+async def test_where_there_are_others_each_heartbeat_is_answered(plain: Site) -> None:
+    plain.others[0] = True
+    plain.intake.digests["node-1"] = 5
+    async with plain.agent() as agent:
+        await agent.hello()
+        assert (await agent.expect("welcome")).answer_within_ms == 15_000
+        await agent.snapshot()
+        assert (await agent.expect("ack")).seq == 1
+        for _ in range(3):
+            await agent.beat(5)
+            assert (await agent.expect("ack")).seq == 0
+        waits: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        plain.intake.safe = lambda _, __: waits
+        await agent.delta(seq=2)
+        await agent.beat(5)
+        assert (await agent.expect("ack")).seq == 0, "an answer acknowledges nothing"
+        waits.set_result(None)
+        assert (await agent.expect("ack")).seq == 2
+    async with plain.agent("node-2") as agent:
+        plain.others[0] = False
+        await agent.hello()
+        assert (await agent.expect("welcome")).answer_within_ms == 0
+
+
 async def test_a_digest_that_differs_asks_for_a_snapshot_and_not_at_every_heartbeat(
     plain: Site,
 ) -> None:

@@ -47,6 +47,8 @@ class Site:
     clock: Clock
     authority: Authority | None
     away: list[bool] = field(default_factory=lambda: [False])
+    #: Whether there are other replicas.
+    others: list[bool] = field(default_factory=lambda: [False])
 
     @property
     def stats(self) -> IngestStats:
@@ -168,7 +170,7 @@ async def site(
     if make_authenticator is not None:
         authenticator = make_authenticator(clock)
     recorder = RecordingIntake()
-    away = [False]
+    away, others = [False], [False]
     server = IngestServer(
         address,
         tls=tls,
@@ -183,11 +185,12 @@ async def site(
             now=clock.now,
             wall=clock.wall,
             cluster_away=lambda: away[0],
+            others=lambda: others[0],
         ),
         stats=stats,
     )
     await server.start()
     try:
-        yield Site(server, recorder, clock, authority, away)
+        yield Site(server, recorder, clock, authority, away, others)
     finally:
         await server.stop()

@@ -636,9 +636,15 @@ class Welcome(_message.Message):
     AGGREGATOR_VERSION_FIELD_NUMBER: _builtins.int
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     PEERS_FIELD_NUMBER: _builtins.int
+    ANSWER_WITHIN_MS_FIELD_NUMBER: _builtins.int
     aggregator: _builtins.str
     aggregator_version: _builtins.str
     heartbeat_interval_ms: _builtins.int
+    answer_within_ms: _builtins.int
+    """Each Heartbeat from now on is answered, if by nothing else then by an Ack of 0. When nothing
+    has come for so long after one, the aggregator is stopped or cut off, and there are others. 0: no
+    answer is promised.
+    """
     @_builtins.property
     def peers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Addresses this node should probe, so that reachability is a graph and not an opinion."""
@@ -650,10 +656,11 @@ class Welcome(_message.Message):
         aggregator_version: _builtins.str = ...,
         heartbeat_interval_ms: _builtins.int = ...,
         peers: _abc.Iterable[_builtins.str] | None = ...,
+        answer_within_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregator", b"aggregator", "aggregator_version", b"aggregator_version", "heartbeat_interval_ms", b"heartbeat_interval_ms", "peers", b"peers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregator", b"aggregator", "aggregator_version", b"aggregator_version", "answer_within_ms", b"answer_within_ms", "heartbeat_interval_ms", b"heartbeat_interval_ms", "peers", b"peers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -662,7 +669,7 @@ Global___Welcome: _TypeAlias = Welcome  # noqa: Y015
 @_typing.final
 class Ack(_message.Message):
     """Everything up to seq is folded, and what it calls for is durable or derivable from the next
-    snapshot. Frees the delivery copy, never the latch.
+    snapshot. Frees the delivery copy, never the latch. 0 is nothing: a sign of life.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
