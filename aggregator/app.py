@@ -188,7 +188,7 @@ async def run(config: Config) -> None:
     `ListenError`, `TlsError`, `TrustError`, `WebListenError`.
     """
     policy = read_policy(config.policy.file)
-    for problem in odd(config.policy.file) if config.policy.file is not None else ():
+    for problem in odd(config.policy.file, policy) if config.policy.file is not None else ():
         where = f"{config.policy.file}:{problem.line}"
         log.warning("a rule is odd", extra={"at": where, "reason": problem.text})
     make_folders(config)

@@ -79,10 +79,10 @@ def _check(options: argparse.Namespace) -> int:
     from aggregator.policy.shipped import read_policy
 
     config = load(options.file)
-    read_policy(config.policy.file)
+    policy = read_policy(config.policy.file)
     print(f"{options.file}: sound (mode {config.mode}, {config.cluster.kind} cluster)")
     if config.policy.file is not None:
-        policy_cli.warn(config.policy.file)
+        policy_cli.warn(config.policy.file, policy)
     return OK
 
 

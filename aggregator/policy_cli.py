@@ -13,7 +13,7 @@ from aggregator import replay_cli
 
 if TYPE_CHECKING:  # half a second that other commands need not spend
     from aggregator.policy.explain import Answer
-    from aggregator.policy.rules import Rule
+    from aggregator.policy.rules import Policy, Rule
 
 _OK = 0
 _ODD = 1
@@ -91,15 +91,18 @@ def _check(options: argparse.Namespace) -> int:
         print(f"  changed  {rule.name}: {_change(shipped[rule.name], rule)}")
     for rule in added:
         print(f"  added    {rule.name}: {rule.action}")
-    found = warn(options.file)
+    found = warn(options.file, policy)
     return _ODD if found and options.strict else _OK
 
 
-def warn(file: Path) -> int:
-    """Say on stderr what in a site's rules can have no effect; how many such there are."""
+def warn(file: Path, policy: "Policy") -> int:
+    """Say on stderr what in a site's rules can have no effect; how many such there are.
+
+    ``policy`` has read them.
+    """
     from aggregator.policy.shipped import odd
 
-    found = odd(file)
+    found = odd(file, policy)
     for problem in found:
         key = f"{problem.key}: " if problem.key else ""
         print(f"{file}:{problem.line}: warning: {key}{problem.text}", file=sys.stderr)

@@ -23,12 +23,12 @@ def read_policy(site: Path | None = None) -> Policy:
     )
 
 
-def odd(site: Path) -> list[Problem]:
-    """What is allowed in the file at ``site``, and most likely a mistake.
+def odd(site: Path, policy: Policy) -> list[Problem]:
+    """What is allowed in the file at ``site``, which ``policy`` has read, and likely a mistake.
 
-    Raises `ConfigError` as `read_policy` does.
+    Raises `ConfigError` where it can't be read any more.
     """
-    return warnings(read_policy(site), read_text(site), str(site), _checks())
+    return warnings(policy, read_text(site), str(site), _checks())
 
 
 def oddly_asked(policy: Policy, check: str, reason: str) -> str:

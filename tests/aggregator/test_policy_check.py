@@ -1,12 +1,15 @@
 """What is wrong or odd in a site's rules is said, with file, line and reason."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from aggregator.policy import lint
 from aggregator.policy.lint import parse_checks, warnings
 from aggregator.policy.load import load_policy
+from aggregator.policy.rules import Rule
 from aggregator.yaml_lines import ConfigError
 from nodeagent.checks import registry
 from tests.support.replica import shipped_policy
@@ -139,10 +142,55 @@ def test_what_can_have_no_effect_is_said_with_its_line(text: str, said: str) -> 
         "name: a, kind: network, check: nic-link, flaps: 4, within: 30m, action: observe",
         "name: a, kind: network, check: reach, reasons: [whatever], action: cordon",
         "name: a, kind: gpu, faults: ['xid:31'], minJobs: 3, apart: 5m, action: cordon",
+        "name: a, kind: gpu, faults: ['xid:47??*'], action: observe",
     ],
 )
 def test_what_makes_a_difference_is_not_complained_of(text: str) -> None:
     assert odd(rule(text)) == []
+
+
+def test_a_pattern_is_shadowed_by_a_wider_pattern_and_by_no_list() -> None:
+    wide = "{name: wide, kind: gpu, faults: ['xid:9*'], action: observe}"
+    narrow = "{name: narrow, kind: gpu, faults: ['xid:95*', 'xid:92'], action: observe}"
+    (line,) = odd(f"rules:\n  - {wide}\n  - {narrow}\n")
+    assert (
+        line == "3 rules[1]: never decides: whatever it meets, 'wide' meets too, and stands bef"
+        "ore it"
+    )
+    listed = wide.replace("'xid:9*'", "'xid:92', 'xid:94', 'xid:95'")
+    assert not any("never decides" in one for one in odd(f"rules:\n  - {listed}\n  - {narrow}\n"))
+
+
+def test_thousands_of_rules_are_compared_with_few_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    count, compared = 3_000, 0
+
+    def covers(wide: Rule, narrow: Rule) -> bool:
+        nonlocal compared
+        compared += 1
+        return really(wide, narrow)
+
+    really = lint._covers
+    monkeypatch.setattr(lint, "_covers", covers)
+    shipped = shipped_policy()
+    own = [
+        Rule(
+            f"r{number}",
+            "disk",
+            "cordon",
+            "ours",
+            check="disk-space",
+            reasons=(f"reason-{number % 60}",),
+            components=(f"/data{number // 60}",),
+        )
+        for number in range(count)
+    ]
+    own.append(replace(own[7], name="again"))
+    policy = replace(shipped, rules=(*shipped.rules, *own))
+    rows = "".join(f"  - {{name: {one.name}}}\n" for one in own)
+    found = warnings(policy, f"rules:\n{rows}", "s.yaml", {"disk-space": None})
+    (line,) = [one.text for one in found]
+    assert line.startswith("never decides: whatever it meets, 'r7' meets too")
+    assert compared < 5 * count
 
 
 def test_no_shipped_rule_is_odd() -> None:
