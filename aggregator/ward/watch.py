@@ -20,18 +20,25 @@ def watch(
     sleep: Callable[[float], None] = time.sleep,
     rng: random.Random,
 ) -> None:
-    """Tell each event, for ever. Raises WardError when it can't be reached at the very first."""
-    reached, wait = False, _FIRST
+    """Tell each event, for ever. Raises WardError when it can't be reached at the very first.
+
+    That the connection is lost is said once, and once that it is back.
+    """
+    reached, lost, wait = False, False, _FIRST
     while True:
         try:
             for name, data in client.events(node):
-                reached, wait = True, _FIRST
+                if lost:
+                    sys.stderr.write("sickbay: the connection is back\n")
+                reached, lost, wait = True, False, _FIRST
                 tell(name, data)
             trouble = "the stream ended"
         except WardError as error:
             if not reached:
                 raise
             trouble = str(error).partition("\n")[0]
-        sys.stderr.write(f"sickbay: connection lost ({trouble}); trying again\n")
+        if not lost:
+            sys.stderr.write(f"sickbay: connection lost ({trouble}); trying again\n")
+        lost = True
         sleep(wait * rng.uniform(0.5, 1.0))
         wait = min(_MOST, wait * 2)

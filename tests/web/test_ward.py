@@ -3,14 +3,16 @@
 import asyncio
 import json
 import os
+import random
 import signal
 import sqlite3
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +21,10 @@ from aggregator.quarantine.cluster import Action, QuarantineSpec
 from aggregator.quarantine.decide.wishes import Wishes, read_wishes
 from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.ledger import Kind, Transition
+from aggregator.ward.client import Client
+from aggregator.ward.errors import WardError
 from aggregator.ward.tables import clean, table
+from aggregator.ward.watch import watch
 from tests.support.waiting import until
 from tests.web.support import (
     NIGHT,
@@ -258,7 +263,44 @@ async def test_watch_tells_what_happens_and_finds_its_way_back() -> None:
     assert process.stderr is not None
     said = (await process.stderr.read()).decode()
     assert "connection lost" in said
+    assert "the connection is back\n" in said
     assert "Traceback" not in said
+
+
+def test_a_lost_connection_is_said_once_however_often_it_is_tried_and_its_return_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    away = WardError("nobody is there\n  Where is it?")
+    script: list[list[str] | WardError] = [["a"], away, away, away, ["b"], [], ["c"]]
+
+    class Gone(Exception):
+        """The script is over."""
+
+    class Played(Client):
+        def events(self, node: str = "") -> Iterator[tuple[str, Any]]:
+            if not script:
+                raise Gone
+            now = script.pop(0)
+            if isinstance(now, WardError):
+                raise now
+            yield from ((name, None) for name in now)
+
+    told: list[str] = []
+    waits: list[float] = []
+    with pytest.raises(Gone):
+        watch(
+            Played("http://127.0.0.1:1"),
+            "",
+            lambda name, _: told.append(name),
+            sleep=waits.append,
+            rng=random.Random(1),
+        )
+    assert told == ["a", "b", "c"]
+    lost, back = "sickbay: connection lost (the stream ended); trying again", "is back"
+    said = capsys.readouterr().err.splitlines()
+    assert [line == lost for line in said] == [True, False, True, False, True]
+    assert [line.endswith(back) for line in said] == [False, True, False, True, False]
+    assert max(waits) > 2, "it does not ask all the time"
 
 
 async def test_a_reader_that_has_seen_enough_ends_it_quietly(served: Served) -> None:
