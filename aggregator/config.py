@@ -27,6 +27,7 @@ from aggregator.config_values import (
     OrdinaryPath,
     Percent,
     ServiceAccount,
+    filled_with,
     is_loopback,
 )
 from aggregator.quarantine.cluster import Action
@@ -41,12 +42,15 @@ Kinds = Annotated[tuple[Annotated[Kind, Field(strict=False)], ...], Field(strict
 Share = Annotated[Percent, Field(gt=0)]
 
 
+Command = Annotated[Strings, filled_with("node", "reason", "action")]
+
+
 class LocalCommands(Section):
     """What the local cluster runs for each step, as argument lists; empty: nothing is run."""
 
-    cordon: Strings = ()
-    drain: Strings = ()
-    release: Strings = ()
+    cordon: Command = ()
+    drain: Command = ()
+    release: Command = ()
 
 
 class Local(Section):

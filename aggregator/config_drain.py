@@ -6,7 +6,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from aggregator.config_section import Positive, Section, Strings
-from aggregator.config_values import Duration, HttpUrl, Labels, NamespacePattern, OrdinaryPath
+from aggregator.config_values import (
+    Duration,
+    HttpUrl,
+    Labels,
+    NamespacePattern,
+    OrdinaryPath,
+    filled_with,
+)
 from aggregator.quarantine.decide.drainplan import Leave, NamespaceRule
 from aggregator.quarantine.decide.gangs import Gangs
 from aggregator.yaml_lines import Key
@@ -33,10 +40,13 @@ class HookWebhook(Section):
     secret_file: OrdinaryPath
 
 
+_FILLED = ("node", "reason", "action", "kind", "incident", "quarantine", "hook")
+
+
 class HookSection(Section):
     """A site's own step: a command or a webhook; neither: there is none."""
 
-    command: Strings = ()
+    command: Annotated[Strings, filled_with(*_FILLED)] = ()
     webhook: HookWebhook | None = None
 
 

@@ -4,6 +4,7 @@ A refusal is a `PydanticCustomError` whose message is "what; expected ...": `yam
 file, the line and the key before it. What a file holds is echoed only where it can't be a secret.
 """
 
+import difflib
 import ipaddress
 import re
 from pathlib import Path
@@ -213,6 +214,27 @@ def label_key(value: str) -> str:
     if value and _KEY.fullmatch(value) is None:
         raise _refuse(show(value), 'the key of a label, such as "topology.kubernetes.io/rack"')
     return value
+
+
+#: What looks as if it were to be filled in, and is no "${SHELL}", "%{curl}" or "{{template}}".
+_PLACE = re.compile(r"(?<![$%{])\{([A-Za-z_]+)\}(?!\})")
+
+
+def filled_with(*names: str) -> AfterValidator:
+    """Of a command's arguments: ``{name}`` of each of the names is filled in, and nothing else."""
+    known = [f"{{{name}}}" for name in names]
+
+    def check(command: tuple[str, ...]) -> tuple[str, ...]:
+        for word in command:
+            for place in _PLACE.finditer(word):
+                if place[1] not in names:
+                    near = difflib.get_close_matches(place[1].lower(), names, 1)
+                    guess = f' (did you mean "{{{near[0]}}}"?)' if near else ""
+                    what = f'nothing is filled in for "{place[0]}"{guess}'
+                    raise _refuse(what, f"{', '.join(known[:-1])} or {known[-1]}")
+        return command
+
+    return AfterValidator(check)
 
 
 def shaped(pattern: str, expected: str) -> BeforeValidator:

@@ -155,6 +155,21 @@ BAD: list[tuple[str, str]] = [
         "cluster.local.commands.cordon[1]: 5; expected text in quotes",
     ),
     (
+        "cluster: {local: {commands: {cordon: [scontrol, 'nodename={nodee}']}}}",
+        (
+            'cluster.local.commands.cordon: nothing is filled in for "{nodee}" (did you mean '
+            '"{node}"?); expected {node}, {reason} or {action}'
+        ),
+    ),
+    (
+        "cluster: {local: {commands: {release: [a, '{incident}']}}}",
+        'cluster.local.commands.release: nothing is filled in for "{incident}"; expected {node}, ',
+    ),
+    (
+        "drain: {pre_evict: {command: [a, '{NODE}']}}",
+        'drain.pre_evict.command: nothing is filled in for "{NODE}"',
+    ),
+    (
         "cluster: {kubeconfig: /no/such}",
         "cluster.kubeconfig: /no/such can't be read: No such file or directory; expected a ",
     ),
@@ -550,6 +565,12 @@ def referenced(root: Path) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("x")
     return root
+
+
+def test_braces_that_are_a_programs_own_are_left_to_it(tmp_path: Path) -> None:
+    words = "[sh, -c, 'a ${node} {} {1..3} %{http_code} {{name}} {{.Id}} {print $1}', '{hook}']"
+    config = load(written(tmp_path, f"{LOCAL}\ndrain: {{post_release: {{command: {words}}}}}\n"))
+    assert config.drain.post_release.command[-1] == "{hook}"
 
 
 def test_the_example_loads(tmp_path: Path) -> None:
