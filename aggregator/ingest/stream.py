@@ -254,6 +254,10 @@ class Stream:
         wait = allowance.spend(message.ByteSize(), self._rules.now())
         if wait > 0:
             self._stats.throttled += 1
+            unsaid = self._sparingly(f"held back: {self.node}", self._rules.now())
+            if unsaid is not None:
+                extra = {"node": self.node, "peer": self.peer, **unsaid}
+                log.warning("an agent sends more than it may; it is read slowly", extra=extra)
             await asyncio.sleep(wait)
         return message
 

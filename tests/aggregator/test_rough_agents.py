@@ -226,7 +226,9 @@ async def acknowledged(agent: Agent, first: int, count: int) -> float:
     return statistics.median(took)
 
 
-async def test_an_agent_that_floods_is_held_back_and_no_other_is_the_slower_for_it() -> None:
+async def test_an_agent_that_floods_is_held_back_and_no_other_is_the_slower_for_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with bedside("node-a", "node-b") as ward, ward.site.agent("node-b") as other:
         await other.attend()
         quiet = await acknowledged(other, 2, 60)
@@ -238,16 +240,24 @@ async def test_an_agent_that_floods_is_held_back_and_no_other_is_the_slower_for_
             flooded = await acknowledged(other, 62, 60)
             taken = ward.site.stats.messages["delta"] - before - 60
             seconds = time.monotonic() - began
+            # The page stands as ever: both are heard, and what the mad one says is folded.
+            stands = {name: await ward.node(name) for name in ("node-a", "node-b")}
+            said = await ward.page.text("/metrics")
         finally:
             process.kill()
             await process.wait()
-        said = await ward.page.text("/metrics")
         print(f"median Ack of another: {quiet * 1000:.2f} ms, in a flood {flooded * 1000:.2f} ms")
         # 20 a second, however many it sends; each of them is work for us.
         assert taken <= 20 * seconds + 2
         assert flooded < 3 * quiet + 0.02, (quiet, flooded)
         [held] = [line for line in said.splitlines() if line.startswith("sickbay_ingest_throttled")]
         assert float(held.split()[-1]) > 0
+        assert [one["agent"] for one in stands.values()] == ["attached", "attached"]
+        assert len(stands["node-a"]["components"]) == 50
+        assert ward.world.quarantines == {}
+        held_back = [one for one in caplog.records if "sends more than it may" in one.message]
+        assert {vars(one)["node"] for one in held_back} == {"node-a"}
+        assert len(held_back) <= seconds / 10 + 2, "the log is not flooded too"
 
 
 # -- half-open connections ------------------------------------------------------------------------
