@@ -201,12 +201,47 @@ def test_the_leader_killed_in_a_burst_loses_no_fault_and_evicts_nobody_twice(
     assert evicted() == expected
 
 
+def _at_rest_only_leases_are_asked_for(trio: Trio, *, seconds: float) -> None:
+    """And the list of the nodes' metadata that is due every few minutes. Watches stay open."""
+    marks = {name: len(proxy.log) for name, proxy in trio.proxies.items()}
+    time.sleep(seconds)  # what is measured: what they ask in this time
+    for name, mark in marks.items():
+        asked = [entry.request for entry in trio.proxies[name].log[mark:]]
+        leases = [one for one in asked if "/leases" in one]
+        assert 2 <= len(leases) <= 2 * (seconds / 3 + 2), asked
+        rest = [one for one in asked if one not in leases]
+        assert rest in ([], ["GET /api/v1/nodes"]), asked
+
+
+def _a_lease_deleted_by_hand_moves_nobody(trio: Trio) -> None:
+    """It is made anew, and the page says nothing of it: each replica answers all the while."""
+    leader = trio.leader()
+    [other, _] = [name for name in trio.replicas.names if name != leader]
+    before = trio.simulator.at
+    path = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/sickbay-{leader}"
+    assert trio.plane.request("DELETE", path).status == 200
+
+    def back() -> bool:
+        assert set(trio.troubles(other).values()) == {""}
+        return leader in trio.replicas.leases()
+
+    wait_until(back, what="the Lease to be made anew", timeout_s=30)
+    standings = trio.replicas.standings().values()
+    assert [(told["members"], told["attached"] > 0) for told in standings] == [(3.0, True)] * 3
+    assert trio.simulator.at == before, "no agent was sent elsewhere"
+
+
 @pytest.mark.timeout(240)
 def test_a_roll_loses_no_evidence_and_quarantines_nobody(
     cluster_space: Space, tmp_path: Path, ends: ExitStack
 ) -> None:
-    """Each in turn ends in order and comes again; a fault meanwhile is acted on, nothing else."""
+    """Each in turn ends in order and comes again; a fault meanwhile is acted on, nothing else.
+
+    Before it: what they ask of the API server at rest, and a Lease that somebody deletes.
+    """
     trio = Trio(cluster_space, tmp_path, ends, {}, nodes=24)
+    _at_rest_only_leases_are_asked_for(trio, seconds=6)
+    _a_lease_deleted_by_hand_moves_nobody(trio)
     ill = trio.of(trio.replicas.names[0])[0]
     for number, replica in enumerate(trio.replicas.replicas.values()):
         assert replica.stop() == 0
