@@ -3,6 +3,8 @@
 import gc
 import signal
 
+from hypothesis import HealthCheck, settings
+
 pytest_plugins = [
     "tests.controlplane.pytest_plugin",
     "tests.support.postgres",
@@ -18,6 +20,11 @@ def pytest_configure() -> None:
     and then "AST constructor recursion depth mismatch". So there is none until all are collected.
     """
     gc.disable()
+    # A machine that is busy with something else is slow, and that is no failure of an example.
+    settings.register_profile(
+        "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("patient")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -214,7 +214,10 @@ def test_an_endless_line_costs_bounded_memory_and_itself_alone(
     assert [found.seq for found in only_records(batch) if len(found.text) < 10] == [1, 3]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=60,
+)
 @given(data=st.binary(max_size=3000))
 def test_no_log_raises(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "fuzz"

@@ -1,5 +1,6 @@
 """One look where no agent runs: what it says is what the agent would say."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from nodeagent.checks.base import CheckSpec, Report
 from nodeagent.clock import SystemClock
 from nodeagent.config import load
 from nodeagent.findings import Findings
-from nodeagent.model import FaultSighting
+from nodeagent.model import FaultSighting, Status
 from nodeagent.once import look_once
 from nodeagent.sources import Sources
 from nodeagent.sources.kmsg import Record
@@ -32,19 +33,38 @@ class Broken:
         raise ZeroDivisionError(f"by record {record.seq}")
 
 
+class Hanging(Broken):
+    """A check whose look never ends."""
+
+    async def look(self) -> Report:
+        await asyncio.Event().wait()
+        raise AssertionError("it has ended")
+
+
 def broken(name: str, interval: float) -> CheckSpec:
     return CheckSpec(name, "s", "s", "c", "b", interval, interval, Broken)
 
 
-async def look(file: Path) -> Findings:
+async def look(file: Path, *, within: float = 10) -> Findings:
     config = load(file, {"NODE_NAME": "n1"})
-    return await look_once(config, SystemClock(), within=10)
+    return await look_once(config, SystemClock(), within=within)
 
 
 @pytest.fixture
 def with_broken_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     more = (broken("bad-probe", 60.0), broken("bad-log", 0.0))
     monkeypatch.setattr(registry, "SPECS", (*more, *registry.SPECS))
+
+
+async def test_what_hangs_is_told_within_the_time_however_long_its_own_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs = CheckSpec("hangs", "s", "s", "c", "b", 3600.0, 3600.0, Hanging)
+    monkeypatch.setattr(registry, "SPECS", (hangs, *registry.SPECS))
+    async with asyncio.timeout(60):
+        found = await look(configured(tmp_path), within=1)
+    [late] = [result for result in found.results if result.check == "hangs"]
+    assert (late.status, late.reason) == (Status.UNKNOWN, "hung")
 
 
 @pytest.mark.usefixtures("with_broken_checks")
