@@ -24,8 +24,8 @@ pytestmark = pytest.mark.cluster
 
 #: A dead replica's Lease has expired within this (docs/shards.md), on a busy machine.
 TAKEN_OVER = 60.0
-#: A stopped replica's agents are with others within 30 s (docs/shards.md), by the clock of a machine
-#: that has time. gRPC's own keepalive would take 75 s.
+#: A stopped replica's agents are with others within 30 s (docs/shards.md) on a machine that has
+#: time. gRPC's own keepalive would take 75 s.
 AGENTS_LEFT = 60.0
 
 
