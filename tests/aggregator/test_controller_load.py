@@ -9,6 +9,7 @@ import pytest
 
 from aggregator.health.model import Delta, Status
 from aggregator.quarantine.cluster import ClusterError, Phase, Refused
+from aggregator.quarantine.controller import REFRESH
 from tests.support import virtualtime
 from tests.support.memorycluster import World, phase_of
 from tests.support.replica import (
@@ -65,6 +66,40 @@ def test_proposals_that_are_held_cost_no_request_however_many_and_however_long()
         await replica.stop()
 
     in_virtual_time(test)
+
+
+def test_an_hour_at_rest_costs_the_same_few_requests_however_many_nodes_there_are() -> None:
+    asked: dict[int, Counter[str]] = {}
+
+    def count_for(nodes: int) -> None:
+        async def test(loop: virtualtime.VirtualTimeLoop) -> None:
+            world, calls = World(), Counter[str]()
+            for number in range(nodes):
+                world.add_node(f"n{number}")
+
+            def count(call: str) -> ClusterError | None:
+                calls[call] += 1
+                return None
+
+            replica = Replica(world, clock=LoopClock(loop), fails=count)
+            await until(lambda: not replica.fleet.view_lost)
+            well = snapshot(component("disk-space", "/", Status.OK))
+            for number in range(nodes):
+                replica.agent(f"n{number}", well)
+            await asyncio.sleep(200)
+            calls.clear()
+            await asyncio.sleep(3600)
+            asked[nodes] = calls
+            await replica.stop()
+
+        in_virtual_time(test)
+
+    for nodes in (3, 300):
+        count_for(nodes)
+    # The watches stand all the while; a replica's Lease is not the controller's (test_tenure).
+    assert asked[3] == asked[300]
+    assert set(asked[300]) == {"list_nodes"}
+    assert asked[300]["list_nodes"] == 3600 / REFRESH
 
 
 def test_a_cluster_that_refuses_for_a_day_is_asked_on_and_the_node_is_seen_to_then() -> None:
