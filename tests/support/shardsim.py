@@ -296,7 +296,7 @@ class Host:
         self.process = process = Process(
             sim.time, rate=rng.uniform(0.99, 1.01), offset=rng.uniform(100, 1e6)
         )
-        skew = rng.uniform(-1.0, 1.0)
+        skew = rng.uniform(-86_400.0, 86_400.0)
 
         def wall() -> float:
             return 1.75e9 + sim.time.now + skew
