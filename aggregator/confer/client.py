@@ -23,6 +23,7 @@ from aggregator.quarantine.conferring import Conferring
 from aggregator.quarantine.presiding import NotHere
 from aggregator.quarantine.reporting import Voice, VoiceLost
 from aggregator.shards.council import Member, Shards
+from aggregator.together import together
 from sickbay.v1 import shards_pb2 as pb
 from sickbay.v1 import shards_pb2_grpc
 
@@ -179,19 +180,13 @@ class Speaker:
 
     async def _converse(self, voice: Voice, call: "_Call", token: str) -> None:
         """Until either side ends it."""
-        ways = [
-            asyncio.create_task(self._say(voice, call, token), name="say to the leader"),
-            asyncio.create_task(self._hear(voice, call), name="hear the leader"),
-        ]
         try:
-            ended, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            await together(
+                say_to_the_leader=self._say(voice, call, token),
+                hear_the_leader=self._hear(voice, call),
+            )
         finally:
-            for way in ways:
-                way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
             call.cancel()
-        for way in ended:
-            way.result()
 
     async def _say(self, voice: Voice, call: "_Call", token: str) -> None:
         looked = self._now()

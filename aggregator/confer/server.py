@@ -15,6 +15,7 @@ from aggregator.ingest.identity import IdentityError
 from aggregator.ingest.stats import Sparingly
 from aggregator.quarantine.conferring import Conferring
 from aggregator.quarantine.presiding import NotHere, Seat, SeatLost, Unruly
+from aggregator.together import together
 from sickbay.v1 import shards_pb2 as pb
 from sickbay.v1 import shards_pb2_grpc
 
@@ -116,18 +117,8 @@ class _Stream:
         self._until = until
 
     async def serve(self) -> None:
-        ways = [
-            asyncio.create_task(self._hear(), name=f"hear {self._seat.name}"),
-            asyncio.create_task(self._answer(), name=f"answer {self._seat.name}"),
-        ]
-        try:
-            ended, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for way in ways:
-                way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
-        for way in ended:
-            way.result()
+        name = self._seat.name
+        await together(**{f"hear {name}": self._hear(), f"answer {name}": self._answer()})
 
     async def _hear(self) -> None:
         """Until the replica says that it is done."""

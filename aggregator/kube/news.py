@@ -33,6 +33,7 @@ from aggregator.quarantine.cluster import (
     ViewLost,
     ViewRestored,
 )
+from aggregator.together import together
 
 #: A few replicas ask, one request each: what waits for the view are the faults of that time.
 _BACKOFF_FIRST_S, _BACKOFF_MOST_S = 0.5, 5.0
@@ -139,23 +140,12 @@ class Newsroom:
         self._known.clear()
 
     async def _follow_all(self, tell: Tell) -> None:
-        """Follow the three watches until one can't be followed; raises its error.
-
-        No TaskGroup: Python's loses a cancellation that comes just when a task of it has failed.
-        """
-        following = [
-            asyncio.create_task(self._follow_record(tell), name="kube-news-record"),
-            asyncio.create_task(self._follow_quarantines(tell), name="kube-news-quarantines"),
-            asyncio.create_task(self._follow_nodes(tell), name="kube-news-nodes"),
-        ]
-        try:
-            ended, _ = await asyncio.wait(following, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in following:
-                task.cancel()
-            await asyncio.gather(*following, return_exceptions=True)
-        for task in ended:
-            task.result()
+        """Follow the three watches until one can't be followed; raises its error."""
+        await together(
+            kube_news_record=self._follow_record(tell),
+            kube_news_quarantines=self._follow_quarantines(tell),
+            kube_news_nodes=self._follow_nodes(tell),
+        )
 
     async def _follow_record(self, tell: Tell) -> None:
         async with contextlib.aclosing(self._record.changes()) as batches:

@@ -37,6 +37,7 @@ from aggregator.quarantine.settings import Settings, limits_for_people
 from aggregator.quarantine.suspecting import Suspecting
 from aggregator.quarantine.triangulating import Triangulating
 from aggregator.shards.council import Alone, Shards
+from aggregator.together import together
 
 #: Held proposals, silence and the fleet's size are looked at again so often (seconds).
 ROUNDS = 5.0
@@ -251,23 +252,16 @@ class Controller:
         return found is not None and found.uid == node_uid
 
     async def run(self) -> None:
-        """Until cancelled: the cluster's news, and the rounds.
-
-        No TaskGroup: Python 3.11's loses a cancellation that comes just when a task of it fails.
-        """
-        parts = [
-            asyncio.create_task(self._following.follow(), name="news"),
-            asyncio.create_task(self._go_round(), name="rounds"),
-            asyncio.create_task(self._looking.run(), name="looking"),
-            asyncio.create_task(self._moving.run(), name="moving"),
-            asyncio.create_task(self.conferring.run(), name="conferring"),
-        ]
+        """Until cancelled: the cluster's news, and the rounds."""
         try:
-            ended, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+            await together(
+                news=self._following.follow(),
+                rounds=self._go_round(),
+                looking=self._looking.run(),
+                moving=self._moving.run(),
+                conferring=self.conferring.run(),
+            )
         finally:
-            for part in parts:
-                part.cancel()
-            await asyncio.gather(*parts, return_exceptions=True)
             self._triangulating.close()
             self.conferring.close()
             for case in self._census.cases():
@@ -276,8 +270,6 @@ class Controller:
                         task.cancel()
                 if case.timer is not None:
                     case.timer.cancel()
-        for part in ended:
-            part.result()
 
     async def _go_round(self) -> None:
         refreshed = float("-inf")

@@ -60,7 +60,7 @@ class Moving:
 
     async def _move(self) -> None:
         """Once through all nodes. A change meanwhile begins it anew afterwards."""
-        came, went = [], []
+        came, went, given = [], [], 0
         joined_anew = self._has_joined_anew()
         for count, case in enumerate(self._census.cases(), 1):
             if self._shards.owns(case.node):
@@ -70,12 +70,13 @@ class Moving:
                     case.ours, case.ours_since = True, self._clocks.now()
                     came.append(case)
             elif case.ours is not False:
+                given += case.ours is True  # None: it was never ours, but its agent may be here
                 case.ours = False
                 went.append(case)
             if count % SLICE == 0:
                 await asyncio.sleep(0)
-        if came or went:
-            log.info("nodes moved", extra={"came": len(came), "went": len(went)})
+        if came or given:
+            log.info("nodes moved", extra={"came": len(came), "went": given})
         self._take_over(came)
         for case in self._census.cases():
             self._attending.resume(case)

@@ -8,6 +8,7 @@ from aggregator.shards.board import BoardError, LeaseBoard, Missing, Taken
 from aggregator.shards.council import Council, Member
 from aggregator.shards.membership import STARTING, Membership
 from aggregator.shards.timing import TIMES, Times
+from aggregator.together import together
 
 _LOG = logging.getLogger("sickbay.shards")
 
@@ -90,18 +91,7 @@ class Tenure:
 
     async def run(self) -> None:
         """Keep our Lease and look at the others', for ever. A board that is away is waited for."""
-        tasks = {
-            asyncio.create_task(self._turns(), name="shards"),
-            asyncio.create_task(self._watch(), name="shards-watch"),
-        }
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await together(shards=self._turns(), shards_watch=self._watch())
 
     async def leave(self) -> bool:
         """Tell the others that we go: they take over at their next look. Comes after our last act.

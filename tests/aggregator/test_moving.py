@@ -1,90 +1,25 @@
 """Nodes move between replicas: two controllers on one cluster, their council played."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from aggregator.health.model import Cleared, ClearedBy, Delta
 from aggregator.quarantine.cluster import Phase
-from aggregator.quarantine.settings import Settings
-from aggregator.shards.council import Council
 from tests.support import virtualtime
 from tests.support.councils import PlayedShards, member
-from tests.support.links import Links
 from tests.support.memorycluster import MemoryCluster, World, phase_of
 from tests.support.replica import OPEN, SETTINGS, FakeLine, Replica, fault, snapshot
 from tests.support.running import Running, later, soon
+from tests.support.two import BOTH, Two, drained, owned_by, world_of_two
 
 ILL = snapshot(fault())
-BOTH = ("a", "b")
-
-
-def owned_by(name: str, count: int = 1) -> list[str]:
-    """Nodes that belong to this one of the two."""
-    council = Council("a", {one: member(one) for one in BOTH})
-    nodes = (f"n{number}" for number in range(1000))
-    mine = [node for node in nodes if (found := council.owner(node)) and found.name == name]
-    return mine[:count]
-
-
-async def drained(world: World, *nodes: str) -> None:
-    """Until these are, the kubelets doing their part."""
-
-    def done() -> bool:
-        world.kubelets_finish()
-        return all(phase_of(world, node) is Phase.DRAINED for node in nodes)
-
-    await soon(done)
-
-
-class Two:
-    """Replicas a and b, each with its own view of the same cluster."""
-
-    def __init__(
-        self,
-        world: World,
-        settings: Settings = SETTINGS,
-        cluster: Callable[[World], MemoryCluster] = MemoryCluster,
-    ) -> None:
-        self.world = world
-        self.shards = {name: PlayedShards(name, BOTH) for name in BOTH}
-        self.replicas = {
-            name: Replica(
-                world,
-                clock=Running(),
-                settings=settings,
-                shards=self.shards[name],
-                cluster=cluster(world),
-            )
-            for name in BOTH
-        }
-        self.links = Links()
-        for name, replica in self.replicas.items():
-            self.links.join(name, member(name).epoch, replica.controller.conferring)
-
-    def become(self, *members: str) -> None:
-        for name in members:
-            self.shards[name].become(members)
-
-    async def settled(self) -> None:
-        for replica in self.replicas.values():
-            await soon(lambda replica=replica: not replica.fleet.view_lost)  # type: ignore[misc]
-
-    async def stop(self) -> None:
-        self.links.close()
-        for replica in self.replicas.values():
-            await replica.stop()
 
 
 @pytest.fixture
 def world() -> World:
-    made = World()
-    for node in (*owned_by("a", 2), *owned_by("b", 2)):
-        made.add_node(node, boot_id="boot-1")
-        made.add_pod(node, f"job-{node}")
-    return made
+    return world_of_two()
 
 
 def test_each_replica_acts_for_its_own_nodes_alone(world: World) -> None:
@@ -267,5 +202,33 @@ def test_two_that_both_believe_to_own_a_node_evict_nobody_twice(world: World) ->
         assert sorted(world.evicted) == sorted(set(world.evicted))
         for replica in both:
             await replica.stop()
+
+    virtualtime.run(main())
+
+
+def test_what_is_told_to_have_gone_was_ours_before(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="sickbay.quarantine")
+
+    def told() -> list[tuple[int, int]]:
+        found = [vars(one) for one in caplog.records if one.getMessage() == "nodes moved"]
+        caplog.clear()
+        return sorted((one["came"], one["went"]) for one in found)
+
+    async def main() -> None:
+        two = Two(world)
+        two.become("a", "b")
+        await two.settled()
+        two.become("a", "b")  # they are known by now
+        await later(5)
+        assert {went for _, went in told()} == {0}
+        two.become("a")
+        await later(5)
+        assert told() == [(2, 0)]
+        two.shards["a"].become(("a", "b"))
+        await later(5)
+        assert told() == [(0, 2)]
+        await two.stop()
 
     virtualtime.run(main())

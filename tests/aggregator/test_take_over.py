@@ -11,12 +11,13 @@ from aggregator.quarantine.cluster import ClusterError, EvictionResult, Phase, P
 from aggregator.quarantine.decide.doubt import Basis
 from aggregator.quarantine.decide.marks import read_overruled
 from aggregator.quarantine.ledger import Kind
-from tests.aggregator.test_moving import ILL, Two, drained, owned_by
 from tests.support import virtualtime
 from tests.support.memorycluster import MemoryCluster, World, phase_of
 from tests.support.replica import SETTINGS, FakeLine, fault, hello, snapshot
 from tests.support.running import later, soon
+from tests.support.two import Two, drained, owned_by, world_of_two
 
+ILL = snapshot(fault())
 FIRST = fault("xid:48", "GPU-1", cleared_by=ClearedBy.GPU_RESET)
 SECOND = fault("xid:48", "GPU-2", cleared_by=ClearedBy.GPU_RESET, source_seq=8)
 FIRST_ENDS = Cleared("xid:48", "GPU-1", "gpu-reset")
@@ -25,11 +26,7 @@ SECOND_ENDS = Cleared("xid:48", "GPU-2", "gpu-reset")
 
 @pytest.fixture
 def world() -> World:
-    made = World()
-    for node in (*owned_by("a", 2), *owned_by("b", 2)):
-        made.add_node(node, boot_id="boot-1")
-        made.add_pod(node, f"job-{node}")
-    return made
+    return world_of_two()
 
 
 def test_a_sign_that_another_replica_has_acknowledged_is_known_to_its_heir(world: World) -> None:
