@@ -7,6 +7,7 @@ the moment it came. No wall clock of any node is believed.
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 
 class Status(enum.IntEnum):
@@ -27,6 +28,12 @@ class ClearedBy(enum.StrEnum):
     OPERATOR = "operator"
 
 
+@lru_cache(maxsize=2048)
+def _one_key(check: str, component: str) -> tuple[str, str]:
+    """The same tuple for the mounts and NICs that all nodes have: each is a key of many dicts."""
+    return (check, component)
+
+
 @dataclass(frozen=True, slots=True)
 class Component:
     """Level evidence. ``recent`` are (time, status) transitions, oldest first."""
@@ -41,7 +48,7 @@ class Component:
 
     @property
     def key(self) -> tuple[str, str]:
-        return (self.check, self.component)
+        return _one_key(self.check, self.component)
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,8 +79,8 @@ class NodeHealth:
         #: Of the components those that the aggregator itself speaks of; no agent does.
         self.own: dict[tuple[str, str], Component] = {}
         self.faults: dict[tuple[str, str], Fault] = {}
-        #: Level evidence that other nodes give of this one; no part of what its agent knows.
-        self.inferred: dict[tuple[str, str], Component] = {}
+        #: What other nodes say of this one; no part of what its agent knows.
+        self.inferred: Component | None = None
         #: (code, component) -> how; an empty code stands for every code of the component.
         self.cleared: dict[tuple[str, str], str] = {}
         self.lost: list[Lost] = []
@@ -187,11 +187,15 @@ class NodeHealth:
 
     def levels(self) -> Iterable[Component]:
         """All level evidence of the node: its own agent's, and what others say of it."""
-        return chain(self.components.values(), self.inferred.values())
+        theirs = () if self.inferred is None else (self.inferred,)
+        return chain(self.components.values(), theirs)
 
     def level(self, key: tuple[str, str]) -> Component | None:
         """One of `levels`."""
-        return self.components.get(key) or self.inferred.get(key)
+        found = self.components.get(key)
+        if found is None and self.inferred is not None and self.inferred.key == key:
+            return self.inferred
+        return found
 
     def worst_is_degraded(self) -> bool:
         """Whether anything is degraded or failed, or any fault of this boot is latched."""

@@ -11,6 +11,8 @@ BYTES_PER_MESSAGE = 65_536
 class Allowance:
     """A bucket of messages that fills up with time. Large messages cost more."""
 
+    __slots__ = ("_at", "_burst", "_left", "_rate")
+
     def __init__(self, now: float, *, rate: float = RATE, burst: float = BURST) -> None:
         self._rate = rate
         self._burst = burst

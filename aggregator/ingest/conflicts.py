@@ -19,7 +19,7 @@ MAX_INSTANCES = 4
 class _History:
     last: str
     heard: dict[str, float] = field(default_factory=dict)  # instance: when it was last heard
-    returns: list[float] = field(default_factory=list)
+    returns: tuple[float, ...] = ()
 
 
 class Conflicts:
@@ -45,7 +45,8 @@ class Conflicts:
         self._remember(history, instance, now)
         if not returned:
             return False
-        history.returns = [at for at in history.returns if now - at <= CALM] + [now]
+        recent = (at for at in history.returns if now - at <= CALM)
+        history.returns = (*recent, now)
         if len(history.returns) < RETURNS:
             return False
         self._in_conflict.add(node)
@@ -62,7 +63,7 @@ class Conflicts:
         ended = [node for node in self._in_conflict if now - self._nodes[node].returns[-1] > CALM]
         for node in ended:
             self._in_conflict.discard(node)
-            self._nodes[node].returns.clear()
+            self._nodes[node].returns = ()
         return ended
 
     @staticmethod

@@ -23,6 +23,8 @@ class Outbox:
     An idle stream costs no task. ``overflowed`` is called when the agent reads too slowly.
     """
 
+    __slots__ = ("_ack", "_closed", "_overflowed", "_waiting", "_write", "_writer")
+
     def __init__(
         self,
         write: Callable[[pb.AggregatorMessage], Awaitable[None]],
@@ -98,6 +100,8 @@ class Acks:
     ``safe`` gets the highest sequence number up to which everything is; ``failed`` what went wrong
     with one, after which nothing more is acknowledged.
     """
+
+    __slots__ = ("_failed", "_pending", "_safe")
 
     def __init__(
         self, safe: Callable[[int], None], failed: Callable[[BaseException], None]

@@ -7,14 +7,17 @@ time between two requests doubles until they agree.
 #: Seconds.
 EVERY = 5.0
 AT_MOST_EVERY = 600.0
+_LONG_AGO = float("-inf")  # one object, not one for each stream
 
 
 class Resyncs:
     """Times are monotonic seconds."""
 
+    __slots__ = ("_not_before", "_reason", "_wait")
+
     def __init__(self) -> None:
         self._reason = ""
-        self._not_before = float("-inf")
+        self._not_before = _LONG_AGO
         self._wait = EVERY
 
     def ask(self, reason: str) -> None:

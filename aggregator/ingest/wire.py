@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 
 from aggregator.health.model import (
     CheckOff,
@@ -82,7 +83,7 @@ def hello(message: pb.Hello) -> Hello:
                 for i, check in enumerate(message.checks)
             )
         ),
-        traits=_entries("traits", message.traits),
+        traits=_alike(tuple(_entries("traits", message.traits).items())),
     )
 
 
@@ -232,6 +233,12 @@ def _lost(losses: Sequence[pb.EvidenceLost]) -> tuple[Lost, ...]:
 def _one_for_all(checks: tuple[CheckOff, ...]) -> tuple[CheckOff, ...]:
     """The first tuple that was equal to this one: nodes of one kind have the same checks."""
     return checks
+
+
+@lru_cache(maxsize=256)
+def _alike(traits: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
+    """One mapping for all nodes of which the same is so."""
+    return MappingProxyType(dict(traits))
 
 
 def _bounded(field: str, items: Sequence[object], most: int) -> None:

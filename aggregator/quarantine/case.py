@@ -9,6 +9,7 @@ from aggregator.policy.incident import Evidence, Incident
 from aggregator.policy.judge import judge
 from aggregator.policy.rules import Policy
 from aggregator.policy.silent import silent_match
+from aggregator.quarantine.again import Again
 from aggregator.quarantine.cluster import Action, Node, Phase, Quarantine
 from aggregator.quarantine.decide.intent import (
     OURS,
@@ -54,7 +55,7 @@ class Case:
 
     patient: Patient
     task: asyncio.Task[None] | None = None
-    again: asyncio.Event = field(default_factory=asyncio.Event)
+    again: Again = field(default_factory=Again)
     timer: asyncio.TimerHandle | None = None
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
     restored: str = ""

@@ -50,6 +50,12 @@ def _running(checks: tuple[CheckOff, ...]) -> frozenset[str]:
     return frozenset(check.name for check in checks if not check.off_because)
 
 
+@lru_cache(maxsize=4096)
+def _alike(groups: tuple[Group, ...]) -> tuple[Group, ...]:
+    """One tuple for all nodes of the same groups: those of a rack, say."""
+    return groups
+
+
 class Suspecting:
     """``limits`` are those of common causes, ``admission`` those of admission.
 
@@ -172,7 +178,7 @@ class Suspecting:
         self._unsaid.mark(case.node)
 
     def _note_versions(self, node: str, groups: tuple[Group, ...]) -> None:
-        versions = tuple(group for group in groups if group[0] in VERSIONS)
+        versions = _alike(tuple(group for group in groups if group[0] in VERSIONS))
         known = self._versions.get(node)
         if known is None:
             self._versions[node] = (versions, float("-inf"))
@@ -209,7 +215,7 @@ class Suspecting:
             found += [(name, health.traits[name]) for name in _TRAITS if health.traits.get(name)]
             if health.agent_version:
                 found.append(("agent", health.agent_version))
-        return tuple(found)
+        return _alike(tuple(found))
 
     def suspects(
         self, case: Case, incidents: Iterable[Incident] | None = None

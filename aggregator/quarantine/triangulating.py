@@ -32,7 +32,6 @@ GATHER = 1.0
 #: A node that nobody reaches and whose agent is silent is told of after so many seconds: one that
 #: boots is so for some minutes.
 SILENT_FOR = 300.0
-_KEY = (CHECK, "")
 
 
 @dataclass(slots=True)
@@ -249,8 +248,8 @@ class Triangulating:
         """Put what others say of the node to its health, which may be another object now."""
         finding = self.finding(case.node)
         health = case.patient.health
-        if finding is not None and health is not None and _KEY not in health.inferred:
-            health.inferred[_KEY] = _component(finding)
+        if finding is not None and health is not None and health.inferred is None:
+            health.inferred = _component(finding)
 
     def go_round(self) -> None:
         """Tell, once, of nodes that have long been unreachable and silent. Costs what is wrong."""
@@ -300,13 +299,13 @@ class Triangulating:
         health = case.patient.health if case is not None else None
         if case is None or health is None:
             return
-        before = health.inferred.get(_KEY)
+        before = health.inferred
         if before is not None and (before.status, before.reason) == (
             finding.status,
             finding.reason,
         ):
             finding = replace(finding, since=min(finding.since, before.since))  # by another's word
-        health.inferred[_KEY] = _component(finding)
+        health.inferred = _component(finding)
         if finding.status is Status.FAILED or case.patient.incidents:
             self._judge(case)
 

@@ -451,7 +451,7 @@ class Web:
 
 def finding_of(ward: Ward, node: str) -> Component | None:
     health = ward.replicas[ward.at[node]].fleet.patients[node].health
-    return health.inferred.get(("triangulation", "")) if health is not None else None
+    return health.inferred if health is not None else None
 
 
 def test_whom_the_network_is_blamed_on_reaches_its_owner_and_no_other() -> None:

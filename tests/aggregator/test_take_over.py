@@ -230,7 +230,7 @@ def test_what_the_network_was_found_to_be_before_is_no_evidence_when_the_node_is
         b.controller.attached(hello(node), line)
         health = b.fleet.patients[node].health
         assert health is not None
-        assert health.inferred == {}
+        assert health.inferred is None
         await two.stop()
 
     virtualtime.run(main())

@@ -1,8 +1,9 @@
 """The contract's streams with nothing behind them: what gRPC itself costs for each agent.
 
-Over mutual TLS as the aggregator has it, with its options of gRPC: a Hello is welcomed, evidence
-acknowledged, a heartbeat taken; nothing is folded, kept or looked after. What the aggregator takes
-beyond this is its own.
+Over mutual TLS as the aggregator has it, with its options of gRPC and of Python's collector: one
+coroutine for each stream reads, and writes what there is to say: a Hello is welcomed, evidence
+acknowledged, a heartbeat taken. Nothing is folded, kept or looked after, no message is held. What
+the aggregator takes beyond this is its own.
 """
 
 import argparse
@@ -36,9 +37,11 @@ class Bare(rpc.WardServicer):
             if kind == "hello":
                 welcome = pb.Welcome(aggregator="bare", heartbeat_interval_ms=HEARTBEAT_MS)
                 await context.write(pb.AggregatorMessage(welcome=welcome))
+                del welcome
             elif kind in {"snapshot", "delta"}:
                 seq = message.snapshot.seq or message.delta.seq
                 await context.write(pb.AggregatorMessage(ack=pb.Ack(seq=seq)))
+            del message  # while it waits for the next, as the aggregator
 
 
 async def _serve(options: argparse.Namespace) -> None:
