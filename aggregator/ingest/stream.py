@@ -92,6 +92,7 @@ class Stream:
 
     __slots__ = (
         "_acks",
+        "_answers",
         "_attached",
         "_authenticator",
         "_caller",
