@@ -3,7 +3,8 @@
 import asyncio
 import random
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
@@ -25,8 +26,10 @@ from aggregator.quarantine.cluster import (
     ViewRestored,
 )
 from tests.controlplane.api import MERGE_PATCH
-from tests.controlplane.pytest_plugin import Space, StartControlPlane
+from tests.controlplane.plane import ControlPlane
+from tests.controlplane.pytest_plugin import Space
 from tests.support.kubecluster import DEPLOY, kube_cluster, listening
+from tests.support.stack import remove_quarantines
 
 SPEC = QuarantineSpec(
     Action.DRAIN, "gpu", "Xid 79", requester="sickbay", incident="5a52c57cd2da0d26"
@@ -34,8 +37,35 @@ SPEC = QuarantineSpec(
 DEFINITION = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/quarantines.sickbay.dev"
 
 
+@pytest.fixture(scope="module")
+def plane_to_break(control_plane_programs: Mapping[str, Path]) -> Iterator[ControlPlane]:
+    assert control_plane_programs  # asked for, so that this is skipped loudly where there are none
+    with ControlPlane(controller_manager=False, scheduler=False, kwok=False) as started:
+        started.create_namespace("sickbay")
+        yield started
+
+
+@pytest.fixture
+def plane(plane_to_break: ControlPlane) -> Iterator[ControlPlane]:
+    """API server and etcd of these tests' own, to break: whole for each, and empty."""
+    plane = plane_to_break
+    plane.apply(DEPLOY / "crd.yaml")
+    yield plane
+    for server in plane.servers.values():
+        if server.paused:
+            server.resume()
+    if not plane.servers["etcd"].running:
+        plane.start_etcd()
+    if not plane.apiserver.running:
+        plane.restart_apiserver()
+    remove_quarantines(plane, "")
+    plane.delete_nodes(
+        node["metadata"]["name"] for node in plane.call("GET", "/api/v1/nodes")["items"]
+    )
+
+
 async def cordon(kube: KubeCluster, name: str) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while True:
             node = await kube.read_node(name)
             assert node is not None
@@ -167,12 +197,7 @@ async def test_a_silent_watch_is_asked_for_anew_and_nothing_is_missed(
         assert listener.of(ViewLost) == []
 
 
-async def test_the_definitions_deletion_releases_nobody(
-    start_control_plane: StartControlPlane,
-) -> None:
-    plane = start_control_plane(controller_manager=False, scheduler=False, kwok=False)
-    plane.apply(DEPLOY / "crd.yaml")
-    plane.create_namespace("sickbay")
+async def test_the_definitions_deletion_releases_nobody(plane: ControlPlane) -> None:
     async with kube_cluster(plane.kubeconfig) as kube, listening(kube) as listener:
         await listener.wait(ViewRestored)
         mine, handmade = await kube.create_quarantine("n1", SPEC), "n2"
@@ -204,10 +229,8 @@ async def test_the_definitions_deletion_releases_nobody(
 
 
 async def test_quarantines_that_went_with_their_definition_while_we_were_away_are_no_release(
-    start_control_plane: StartControlPlane,
+    plane: ControlPlane,
 ) -> None:
-    plane = start_control_plane(controller_manager=False, scheduler=False, kwok=False)
-    plane.apply(DEPLOY / "crd.yaml")
     async with kube_cluster(plane.kubeconfig) as kube, listening(kube) as listener:
         await listener.wait(ViewRestored)
         handmade = "{apiVersion: sickbay.dev/v1alpha1, kind: Quarantine, metadata: {name: n1},"
@@ -220,12 +243,7 @@ async def test_quarantines_that_went_with_their_definition_while_we_were_away_ar
         assert gone.with_definition
 
 
-async def test_the_view_survives_the_api_servers_death_and_return(
-    start_control_plane: StartControlPlane,
-) -> None:
-    plane = start_control_plane(controller_manager=False, scheduler=False, kwok=False)
-    plane.apply(DEPLOY / "crd.yaml")
-    plane.create_namespace("sickbay")
+async def test_the_view_survives_the_api_servers_death_and_return(plane: ControlPlane) -> None:
     stays, goes = plane.create_nodes(2)
     async with kube_cluster(plane.kubeconfig) as kube, listening(kube) as listener:
         made = await kube.create_quarantine(stays, SPEC)
@@ -258,11 +276,7 @@ async def test_the_view_survives_the_api_servers_death_and_return(
         assert made.node == stays
 
 
-async def test_a_paused_server_is_noticed_and_its_return_too(
-    start_control_plane: StartControlPlane,
-) -> None:
-    plane = start_control_plane(controller_manager=False, scheduler=False, kwok=False)
-    plane.apply(DEPLOY / "crd.yaml")
+async def test_a_paused_server_is_noticed_and_its_return_too(plane: ControlPlane) -> None:
     arguments = {"silence": 2.0, "deadline": 1.0}
     async with kube_cluster(plane.kubeconfig, **arguments) as kube, listening(kube) as listener:
         await listener.wait(ViewRestored)
@@ -275,11 +289,8 @@ async def test_a_paused_server_is_noticed_and_its_return_too(
 
 
 async def test_a_server_without_its_etcd_fails_every_request_and_then_works_again(
-    start_control_plane: StartControlPlane,
+    plane: ControlPlane,
 ) -> None:
-    plane = start_control_plane(controller_manager=False, scheduler=False, kwok=False)
-    plane.apply(DEPLOY / "crd.yaml")
-    plane.create_namespace("sickbay")
     [name] = plane.create_nodes(1)
     async with kube_cluster(plane.kubeconfig, deadline=3.0) as kube, listening(kube) as listener:
         await listener.wait(ViewRestored)
