@@ -7,12 +7,14 @@ configuration that is wrong, with what is wrong on stderr. `policy replay` has d
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 from aggregator import policy_cli, replay_cli
-from aggregator.config import ConfigError, load
+from aggregator.config import Config, ConfigError, load
+from aggregator.yaml_lines import Key, read
 
 OK, FAILED, USAGE = 0, 1, 2
 INTERRUPTED = 130
@@ -80,10 +82,40 @@ def _check(options: argparse.Namespace) -> int:
 
     config = load(options.file)
     policy = read_policy(config.policy.file)
+    unusable = list(_unusable(config))
+    if unusable:
+        document = read(options.file)
+        raise ConfigError(str(options.file), [document.problem(*one) for one in unusable])
     print(f"{options.file}: sound (mode {config.mode}, {config.cluster.kind} cluster)")
     if config.policy.file is not None:
         policy_cli.warn(config.policy.file, policy)
     return OK
+
+
+def _unusable(config: Config) -> Iterator[tuple[Key, str]]:
+    """The keys of certificates that are there and none, and what is wrong with them."""
+    # Imports that take a while: only where there is something to read.
+    tls = config.listen.tls
+    if tls is not None:
+        from aggregator.ingest.stats import IngestStats
+        from aggregator.ingest.tls import CertificateFiles, TlsError
+
+        files = CertificateFiles(
+            tls.cert_file, tls.key_file, tls.client_ca_file, stats=IngestStats(), now=time.monotonic
+        )
+        try:
+            files.credentials(require_client_certificate=tls.client_ca_file is not None)
+        except TlsError as error:
+            yield ("listen", "tls"), f"{error}; expected a certificate with its key, in PEM"
+    for section, file in (("shards", config.shards.ca_file), ("history", config.history.ca_file)):
+        if file is not None:
+            import ssl
+
+            try:
+                ssl.create_default_context(cafile=file)
+            except OSError as error:  # ssl.SSLError is one
+                text = f"{file} can't be read as certificates: {error}; expected PEM"
+                yield (section, "ca_file"), text
 
 
 def _parser() -> argparse.ArgumentParser:

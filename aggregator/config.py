@@ -337,15 +337,16 @@ def _unprovable(config: Config) -> Iterator[_Finding]:
         yield _finding(key, text, "listen")
 
 
+_SECRETS = {"secret_file", "password_file", "token_file"}
+
+
 def _missing_files(config: Config, root: Path) -> Iterator[_Finding]:
     for key, file in _files(config):
         if file is None:
             continue
         try:
             with (root / file.relative_to("/")).open("rb") as opened:
-                empty = (
-                    key[-1] in {"secret_file", "password_file"} and not opened.read(4096).strip()
-                )
+                empty = key[-1] in _SECRETS and not opened.read(4096).strip()
         except OSError as error:
             text = f"{file} can't be read: {error.strerror}; expected a readable file"
             yield _finding(key, text)

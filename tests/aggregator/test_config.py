@@ -16,6 +16,7 @@ from aggregator.config import Config, ConfigError, load
 from aggregator.quarantine.cluster import Action
 from aggregator.quarantine.ledger import Kind
 from aggregator.yaml_lines import section_in
+from tests.support.pki import Authority
 
 ROOT = Path(__file__).parents[2]
 LOCAL = "listen: {grpc: '127.0.0.1:0', web: 'localhost:0'}\n"
@@ -677,6 +678,33 @@ def test_config_check_reads_the_policy_too(tmp_path: Path) -> None:
     done = command("config", "check", str(file))
     assert done.returncode == 2
     assert done.stderr.startswith(f"{tmp_path}/policy.yaml:1: ")
+
+
+def test_config_check_reads_certificates_and_says_which_are_none(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path / "pki")
+    pair, other = (authority.server(name, ["localhost"]) for name in ("one", "other"))
+    text = """
+listen: {tls: {cert_file: %s, key_file: %s}}
+cluster: {kind: local}
+identity: {kind: insecure-trust-hello}
+history:
+  database: postgresql+asyncpg://u@db.test/h
+  ca_file: %s
+"""
+    text = text.replace("listen: {", "listen: {grpc: 'localhost:0', web: 'localhost:0', ")
+    ca = authority.certificate
+    done = command(
+        "config", "check", str(written(tmp_path, text % (pair.certificate, pair.key, ca)))
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+    file = written(tmp_path, text % (pair.certificate, other.key, pair.key))
+    done = command("config", "check", str(file))
+    assert (done.returncode, done.stdout) == (2, "")
+    first, second = done.stderr.splitlines()
+    said = f"{file}:2: listen.tls: {other.key} is not the key of {pair.certificate}; expected a c"
+    assert first.startswith(said)
+    assert second.startswith(f"{file}:7: history.ca_file: {pair.key} can't be read as certificates")
 
 
 def test_config_check_warns_of_rules_that_can_have_no_effect(tmp_path: Path) -> None:
