@@ -144,6 +144,14 @@ def none_such(node: str) -> str:
     return f"{node} is not in quarantine: there is nothing to release\n  See: sickbay quarantines"
 
 
+def unknown(node: str) -> str:
+    """Nobody has spoken of a node of that name; on a local cluster it may be a new one."""
+    return (
+        f"no agent and nobody else has spoken of a node {node} here yet. Is the name right?\n"
+        "  See: sickbay nodes"
+    )
+
+
 def already(node: str, spec: QuarantineSpec, *, change: str) -> str:
     """There is one already. ``change``: what changes it."""
     return (

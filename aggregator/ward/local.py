@@ -26,6 +26,11 @@ def _is_ours(path: Path) -> bool:
         return False
 
 
+def _if_unknown(store: Store, node: str) -> str:
+    """What to add to the answer: a name that is new may be one that is misspelt."""
+    return f"\nBUT: {acting.unknown(node)}" if store.node_now(node) is None else ""
+
+
 class LocalHands:
     """`Hands` on the database at ``path``. Raises UsageError where there is none."""
 
@@ -65,6 +70,7 @@ class LocalHands:
 
     def quarantine(self, node: str, spec: QuarantineSpec) -> str:
         with self._store() as store:
+            new = _if_unknown(store, node)
             try:
                 store.create_quarantine(node, spec, finalizer=False)
             except Conflict as error:
@@ -73,10 +79,13 @@ class LocalHands:
                     raise
                 change = f"release it first: sickbay release {node}{self._how}"
                 raise WardError(acting.already(node, found.spec, change=change)) from error
-            return acting.quarantined(node, spec, how=self._how)
+            return acting.quarantined(node, spec, how=self._how) + new
 
     def annotate(self, node: str, wish: acting.Wish) -> str:
         with self._store() as store:
+            new = _if_unknown(store, node)
+            if new and wish.idle:
+                raise WardError(acting.unknown(node))
             while True:
                 found = store.node(node)
                 if wish.idle and not wish.changes(found.annotations):
@@ -87,7 +96,7 @@ class LocalHands:
                     store.write_node(replace(found, annotations=kept))
                 except Conflict:
                     continue  # the aggregator wrote in between
-                return wish.said
+                return wish.said + new
 
     @contextmanager
     def _store(self) -> Iterator[Store]:

@@ -367,6 +367,23 @@ async def test_quarantine_and_release_on_a_local_cluster(database: Path) -> None
     store.close()
 
 
+async def test_a_name_that_nobody_has_spoken_of_is_pointed_out(database: Path) -> None:
+    where = ["--local", str(database)]
+    ask = ["exempt", "nod-1", "--for", "8h", "--reason", "firmware test", *where]
+    unknown = "no agent and nobody else has spoken of a node nod-1 here yet"
+    done = await sickbay("unexempt", "nod-1", *where)
+    assert (done.code, done.out) == (1, "")
+    assert unknown in done.err
+    done = await sickbay(*ask)
+    assert done.code == 0, done.err
+    assert f"BUT: {unknown}" in done.out
+    again = await sickbay(*ask)
+    assert "BUT" not in again.out, "it is known by now"
+    ask = ["--action", "drain", "--reason", "x", *where]
+    done = await sickbay("quarantine", "nod-2", *ask)
+    assert (done.code, "BUT: no agent" in done.out) == (0, True)
+
+
 async def test_a_node_of_a_local_cluster_is_exempted_and_pinned_and_let_go(database: Path) -> None:
     where = ["--local", str(database)]
     done = await sickbay("exempt", "node-1", "--for", "8h", "--reason", "firmware test", *where)
