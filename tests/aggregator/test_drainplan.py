@@ -120,6 +120,14 @@ def test_a_namespaces_policy_says_how_its_pods_leave(
     assert where(plan(elsewhere, rules=rules, after=after), elsewhere) == "evict"
 
 
+@pytest.mark.parametrize("rules", [OFF, rules_of(Leave.EVICT), rules_of(Leave.FORCE)])
+def test_a_drain_that_began_by_a_clock_ahead_of_ours_keeps_nobody_who_need_not_wait(
+    rules: DrainRules,
+) -> None:
+    """Another replica began it, or our own clock has been set back since."""
+    assert where(plan(POD, rules=rules, after=-24 * HOUR), POD) == "evict"
+
+
 def test_a_finished_pod_waits_for_nothing_and_force_takes_no_pod_that_is_kept() -> None:
     done = replace(POD, phase="Succeeded")
     assert where(plan(done, rules=rules_of(Leave.WAIT, wait=HOUR)), done) == "evict"
