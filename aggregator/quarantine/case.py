@@ -10,7 +10,7 @@ from aggregator.policy.judge import judge
 from aggregator.policy.rules import Policy
 from aggregator.policy.silent import silent_match
 from aggregator.quarantine.again import Again
-from aggregator.quarantine.cluster import Action, Node, Phase, Quarantine
+from aggregator.quarantine.cluster import Action, Node, Phase, Quarantine, is_older
 from aggregator.quarantine.decide.intent import (
     OURS,
     Wanted,
@@ -115,7 +115,7 @@ class Case:
         if quarantine.uid == self.ended:
             return
         known = self.patient.quarantine
-        if known is not None and known.uid == quarantine.uid and _older(quarantine, known):
+        if known is not None and _is_past(quarantine, known):
             return
         if known is not None and known.uid != quarantine.uid:
             self.patient.release_held, self.release_look = "", 0.0  # that was the other's
@@ -133,6 +133,13 @@ class Case:
         for ident, one in found.items():
             mine = before.get(ident)
             before[ident] = one if mine is None else _joined(mine, one)
+
+    def is_news(self, quarantine: Quarantine) -> bool:
+        """Whether it says more than is known: what we wrote ourselves comes back as news."""
+        known = self.patient.quarantine
+        if known is None or known.uid != quarantine.uid:
+            return True
+        return known.version != quarantine.version and not _is_past(quarantine, known)
 
     def wrote(self, quarantine: Quarantine) -> None:
         """The object as we have just written it; the news that it is gone may have come before."""
@@ -318,12 +325,9 @@ class Case:
         )
 
 
-def _older(one: Quarantine, other: Quarantine) -> bool:
-    """Whether one is an earlier version: resource versions of one object compare as numbers."""
-    try:
-        return int(one.version) < int(other.version)
-    except ValueError:
-        return False
+def _is_past(one: Quarantine, other: Quarantine) -> bool:
+    """Whether one is an earlier version of the same object."""
+    return one.uid == other.uid and is_older(one.version, other.version)
 
 
 def _joined(mine: Incident, remembered: Incident) -> Incident:

@@ -274,6 +274,17 @@ class RecordText:
     stop: str
 
 
+def is_older(version: str, than: str) -> bool:
+    """Whether one is an earlier version of the same object: they compare as numbers.
+
+    What is no number (an object that is not there has none) is not known to be older.
+    """
+    try:
+        return int(version) < int(than)
+    except ValueError:
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class QuarantineSeen:
     """A quarantine was made or changed."""

@@ -215,6 +215,7 @@ class Controller:
             ledger=ledger,
             clocks=clocks,
             shards=shards,
+            look_at_held=self._look_at_held,
         )
         self._moving = Moving(
             shards=shards,
@@ -292,9 +293,12 @@ class Controller:
                 if _in_suspense(case) or case.release_held:
                     self._attend_again(case)
                 self._attending.resume(case)
-            for case in self._in_turn([c for c in self._census.cases() if c.patient.hold]):
-                self._attend_again(case)
+            self._look_at_held()
             await asyncio.sleep(ROUNDS)
+
+    def _look_at_held(self) -> None:
+        for case in self._in_turn([c for c in self._census.cases() if c.patient.hold]):
+            self._attend_again(case)
 
     def _in_turn(self, held: list[Case]) -> list[Case]:
         """Some of those that are held: the next of them in each round.

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable, Mapping
 
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.acts import Clocks
@@ -14,13 +15,16 @@ from aggregator.quarantine.cluster import (
     News,
     NodeMeta,
     NodeUncordoned,
+    Quarantine,
     QuarantineGone,
     QuarantineSeen,
     RecordSeen,
+    RecordText,
     ViewLost,
     ViewRestored,
 )
 from aggregator.quarantine.decide.marks import LABEL, read_overruled
+from aggregator.quarantine.decide.record import Entry
 from aggregator.quarantine.decide.wishes import read_wishes
 from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.judging import Judging
@@ -57,7 +61,9 @@ class Following:
         ledger: Ledger,
         clocks: Clocks,
         shards: Shards,
+        look_at_held: Callable[[], None],
     ) -> None:
+        """``look_at_held`` has some that are held seen to: there may be room for them now."""
         self._cluster = cluster
         self._policy = policy
         self._census = census
@@ -70,6 +76,10 @@ class Following:
         self._ledger = ledger
         self._clocks = clocks
         self._shards = shards
+        self._look_at_held = look_at_held
+        #: The record's entries, and why it can't be used, as last heard.
+        self._entries: Mapping[str, Entry] = {}
+        self._problem = ""
         self._stop = Telling(clocks.now)
 
     async def follow(self) -> None:
@@ -80,10 +90,7 @@ class Following:
     async def _hear_news(self, news: News) -> None:
         match news:
             case QuarantineSeen(seen):
-                subject = self._census.case(seen.node)
-                subject.take_quarantine(seen, self._policy, self._clocks.now())
-                self._judging.judge(subject)
-                self._attending.kick(subject)
+                self._quarantine_seen(self._census.case(seen.node), seen)
             case QuarantineGone(node, uid, with_definition):
                 self._quarantine_gone(self._census.case(node), uid, with_definition=with_definition)
             case NodeUncordoned(node):
@@ -94,9 +101,7 @@ class Following:
                     subject.suspect = True
                     self._attending.kick(subject)
             case RecordSeen(record):
-                self._registrar.seen(record)
-                self._record_seen(record.stop)
-                self._fleet.record_entries = len(self._registrar.record.entries)
+                self._record_seen(record)
             case ViewLost(reason):
                 self._attending.view = False
                 self._fleet.view_lost = reason
@@ -104,11 +109,39 @@ class Following:
             case ViewRestored(unschedulable):
                 await self._view_restored(unschedulable)
 
-    def _record_seen(self, stop: str) -> None:
-        self._fleet.stop = stop
+    def _quarantine_seen(self, case: Case, seen: Quarantine) -> None:
+        """What we wrote ourselves is no news: in a storm most of what is told is that."""
+        if not case.is_news(seen):
+            return
+        case.take_quarantine(seen, self._policy, self._clocks.now())
+        self._judging.judge(case)
+        self._attending.kick(case)
+
+    def _record_seen(self, stored: RecordText) -> None:
+        """See to those whose entry has come or gone, and where one has gone, to some that wait.
+
+        Not to all that there is something to do for: in a storm the record is written many times a
+        second. Where the stop switch or the record's use has changed all of them are concerned.
+        """
+        if not self._registrar.seen(stored):
+            return
+        before, self._entries = self._entries, self._registrar.record.entries
+        others = self._fleet.stop != stored.stop or self._problem != self._registrar.problem
+        self._take_stop()
+        if others:
+            for case in self._census.cases():
+                self._attending.kick_if_busy(case)
+            return
+        for node in before.keys() ^ self._entries.keys():
+            self._attending.kick_if_busy(self._census.case(node))
+        if before.keys() - self._entries.keys():
+            self._look_at_held()
+
+    def _take_stop(self) -> None:
+        self._fleet.stop = self._registrar.stop
+        self._fleet.record_entries = len(self._registrar.record.entries)
+        self._problem = self._registrar.problem
         self.tell_stop()
-        for case in self._census.cases():
-            self._attending.kick_if_busy(case)
 
     def tell_stop(self) -> None:
         """Tell people of the stop switch, where that is for us to do. Asked in each round, too."""
@@ -134,10 +167,11 @@ class Following:
 
     async def _view_restored(self, unschedulable: frozenset[str]) -> None:
         try:
-            self._registrar.seen(await self._cluster.read_record())
+            await self._registrar.read()
         except ClusterError as error:
             log.warning("the record can't be read", extra={"error": str(error)})
-        self._record_seen(self._registrar.stop)
+        self._entries = self._registrar.record.entries
+        self._take_stop()
         await self.refresh_nodes()
         self._attending.view = True
         self._fleet.view_lost = ""

@@ -8,7 +8,13 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from aggregator.quarantine.cluster import Cluster, ClusterError, Conflict, RecordText
+from aggregator.quarantine.cluster import (
+    Cluster,
+    ClusterError,
+    Conflict,
+    RecordText,
+    is_older,
+)
 from aggregator.quarantine.decide.admission import (
     Held,
     Limits,
@@ -77,6 +83,8 @@ class Registrar:
         self._doubt = doubt
         self._stored: RecordText | None = None
         self._record = Record()
+        #: The text that the record was read from; None: there is none, or it can't be read.
+        self._text: str | None = None
         self._waiting: list[_Request] = []
         self._worker: asyncio.Task[None] | None = None
         self._awaited: dict[str, asyncio.Event] = {}
@@ -94,9 +102,20 @@ class Registrar:
         """The stop switch's reason; empty when it is not set."""
         return self._stored.stop if self._stored is not None else ""
 
-    def seen(self, stored: RecordText) -> None:
-        """The record as the cluster's news tell of it: a person's stop, another replica's write."""
+    def seen(self, stored: RecordText) -> bool:
+        """The record as the cluster's news tell of it: a person's stop, another replica's write.
+
+        False: it is older than what is known. News of our own writes come behind them, and in a
+        storm behind the next: who took those for new would write against a version that is gone.
+        """
+        if self._stored is not None and is_older(stored.version, self._stored.version):
+            return False
         self._take(stored)
+        return True
+
+    async def read(self) -> None:
+        """Read it anew, whatever is known. Raises `ClusterError`."""
+        self._take(await self._cluster.read_record())
 
     def likely(self, proposal: Proposal) -> bool:
         """Whether it would be admitted by the record as last seen, after those that wait."""
@@ -205,7 +224,7 @@ class Registrar:
         fresh = False
         while True:
             if self._stored is None:
-                self._take(await self._cluster.read_record())
+                await self.read()
                 fresh = True
             stored = self._stored
             if stored is None or self.problem:
@@ -233,7 +252,8 @@ class Registrar:
                 continue
             try:
                 text = dump_record(outcome.record)
-                self._take(await self._cluster.write_record(text, stored.version))
+                written = await self._cluster.write_record(text, stored.version)
+                self._take(written, outcome.record if written.text == text else None)
             except Conflict:
                 self._stored = None
                 continue
@@ -252,12 +272,17 @@ class Registrar:
             doubt=self._doubt(),
         )
 
-    def _take(self, stored: RecordText) -> None:
-        try:
-            self._record = parse_record(stored.text)
-            self.problem = ""
-        except RecordUnreadable as error:
-            self.problem = str(error)
+    def _take(self, stored: RecordText, means: Record | None = None) -> None:
+        """``means``: what the text says, where that is known. To read it costs a storm dearly."""
+        if means is not None:
+            self._record, self._text, self.problem = means, stored.text, ""
+        elif stored.text != self._text:
+            self._text = None
+            try:
+                self._record = parse_record(stored.text)
+                self._text, self.problem = stored.text, ""
+            except RecordUnreadable as error:
+                self.problem = str(error)
         self._stored = stored
         for node in self._awaited.keys() & self._record.entries.keys():
             self._awaited[node].set()
