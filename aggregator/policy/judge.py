@@ -33,6 +33,10 @@ class Judgement:
     look_again: float | None
 
 
+_ALL_WELL = Judgement({}, (), None)
+_SILENT = silent_rule("observe")
+
+
 def judge(
     policy: Policy,
     health: NodeHealth,
@@ -47,8 +51,10 @@ def judge(
     ``speaking`` is whether the agent is attached and has given its snapshot: while it has not, no
     time counts towards recovery. ``more`` is evidence that no agent tells of.
     """
-    rules = {rule.name: rule for rule in policy.rules} | {SILENT_RULE: silent_rule("observe")}
     found = [*matches(policy, health, now), *more]
+    if not found and not before:
+        return _ALL_WELL  # nearly every node at nearly every message
+    rules = {**policy.by_name, SILENT_RULE: _SILENT}
     known = _known(before)
     begun = [
         match for match in found if match.due <= now and (speaking or _stands_alone(match, known))
@@ -57,14 +63,16 @@ def judge(
     after: dict[str, Incident] = {}
     closed: list[Incident] = []
     again: list[float] = [match.due for match in found if match.due > now]
-    for kind in KINDS:
+    concerned = {one.kind for one in before.values()} | {one.rule.kind for one in due.values()}
+    for kind in (kind for kind in KINDS if kind in concerned):
         for acting in (True, False):
-            ident, earlier = _open_of(kind, health, before, acting=acting)
+            earlier = _open_of(kind, before, acting=acting)
             evidence = _fold(
                 earlier, due, health, rules, now, kind=kind, acting=acting, speaking=speaking
             )
             if not evidence:
                 continue
+            ident = _ident_of(kind, health, earlier, acting=acting)
             start = _start(earlier, begun, evidence, now, acting=acting)
             incident = _incident(ident, kind, health, earlier, evidence, start, policy, rules)
             if incident.in_force or not speaking:
@@ -164,19 +172,22 @@ def _strength(action: str) -> int:
     return ACTIONS.index(action)
 
 
-def _open_of(
-    kind: str, health: NodeHealth, before: Mapping[str, Incident], *, acting: bool
-) -> tuple[str, Incident | None]:
-    """The node's open incident of a kind, whatever boot it began in, and its id.
+def _open_of(kind: str, before: Mapping[str, Incident], *, acting: bool) -> Incident | None:
+    """The node's open incident of a kind, whatever boot it began in.
 
     What is only observed is an incident of its own: an application's Xid of this morning must not
     keep a repaired GPU in quarantine.
     """
     for incident in before.values():
         if incident.kind == kind and (incident.action != "observe") == acting:
-            return incident.id, incident
-    name = kind if acting else f"{kind}:observed"
-    return incident_id(health.node, health.boot_id, name), None
+            return incident
+    return None
+
+
+def _ident_of(kind: str, health: NodeHealth, earlier: Incident | None, *, acting: bool) -> str:
+    if earlier is not None:
+        return earlier.id
+    return incident_id(health.node, health.boot_id, kind if acting else f"{kind}:observed")
 
 
 def _fold(

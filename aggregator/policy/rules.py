@@ -68,6 +68,10 @@ class Policy:
     rules: tuple[Rule, ...]
     catalogue: Catalogue
     hash: str
+    by_name: Mapping[str, Rule] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by_name", {rule.name: rule for rule in self.rules})
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +92,18 @@ class Match:
 def matches(policy: Policy, health: NodeHealth, now: float) -> Iterator[Match]:
     """Every rule that meets some evidence of the node, in the order of the rules."""
     failed = [one for one in health.levels() if one.status is Status.FAILED]
+    # Its class is the same for every rule, and takes a look at the line's registers.
+    faults = [
+        (fault, policy.catalogue.class_of(fault, health.traits)) for fault in health.faults.values()
+    ]
     for rule in policy.rules:
         if rule.flaps:
             yield from _flapping(rule, health, now)
         elif rule.check:
             yield from _failing(rule, failed, health.boot_id)
         else:
-            for fault in health.faults.values():
-                match = _latched(rule, fault, health, policy.catalogue)
+            for fault, its_class in faults:
+                match = _latched(rule, fault, its_class, health, policy.catalogue)
                 if match is not None:
                     yield match
 
@@ -138,8 +146,10 @@ def _flapping(rule: Rule, health: NodeHealth, now: float) -> Iterator[Match]:
         )
 
 
-def _latched(rule: Rule, fault: Fault, health: NodeHealth, catalogue: Catalogue) -> Match | None:
-    if not _meets_fault(rule, fault, health, catalogue):
+def _latched(
+    rule: Rule, fault: Fault, its_class: str, health: NodeHealth, catalogue: Catalogue
+) -> Match | None:
+    if not _meets_fault(rule, fault, its_class, health, catalogue):
         return None
     due = fault.first_at + rule.hold
     if rule.min_jobs:
@@ -165,7 +175,9 @@ def _latched(rule: Rule, fault: Fault, health: NodeHealth, catalogue: Catalogue)
     )
 
 
-def _meets_fault(rule: Rule, fault: Fault, health: NodeHealth, catalogue: Catalogue) -> bool:
+def _meets_fault(
+    rule: Rule, fault: Fault, its_class: str, health: NodeHealth, catalogue: Catalogue
+) -> bool:
     if fault.historical or fault.count < rule.min_count:
         return False
     if not _meets_name(rule, fault.component):
@@ -173,7 +185,7 @@ def _meets_fault(rule: Rule, fault: Fault, health: NodeHealth, catalogue: Catalo
     if rule.faults:
         if not any(fnmatchcase(fault.code, pattern) for pattern in rule.faults):
             return False
-    elif catalogue.class_of(fault, health.traits) not in rule.classes:
+    elif its_class not in rule.classes:
         return False
     if rule.action != "observe" and catalogue.classify(fault.code) == UNKNOWN:
         return False

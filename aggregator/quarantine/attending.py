@@ -7,7 +7,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import replace
 
 from aggregator.quarantine.acts import Acts, Clocks
 from aggregator.quarantine.case import Case
@@ -250,15 +249,15 @@ class Attending:
     def _situation(self, case: Case) -> Situation:
         since = max(self._started_at, case.ours_since)
         waited = self._clocks.now() - since >= self._settings.silent_drain_after
-        situation = case.situation(
+        return case.situation(
             mode=self._settings.mode,
+            wanted=self._acts.wanted_now(case),
             in_record=self.in_record(case),
             stopped=bool(self._fleet.stop),
             patient_enough=waited,
             now=self._clocks.now(),
             wall=self._clocks.wall(),
         )
-        return replace(situation, wanted=self._acts.wanted_now(case))
 
     def in_record(self, case: Case) -> bool:
         """Whether the record, as last seen, has an entry of the node."""
@@ -267,6 +266,8 @@ class Attending:
 
     def _settle_waiters(self, case: Case) -> None:
         """Acknowledge what was heard, unless it could not be made durable yet (a conflict, say)."""
+        if not case.waiters:
+            return
         quarantine = case.patient.quarantine
         if quarantine is not None and unsaved(quarantine, self._acts.wanted_now(case)):
             return

@@ -291,20 +291,23 @@ class Case:
         self,
         *,
         mode: Action,
+        wanted: Wanted | None,
         in_record: bool,
         stopped: bool,
         patient_enough: bool,
         now: float,
         wall: float,
     ) -> Situation:
-        """``patient_enough``: this process has waited for the node's agent as long as it has to."""
+        """``wanted`` is what is wanted of it now, ``patient_enough``: this process has waited for
+        the node's agent as long as it has to.
+        """
         quarantine = self.patient.quarantine
         if quarantine is None or quarantine.spec.requester == OURS:
             mode = min(mode, self.wishes.cap(wall), key=lambda action: action.strength)
         return Situation(
             quarantine=self.patient.quarantine,
             in_record=in_record,
-            wanted=self.wanted,
+            wanted=wanted,
             mode=mode,
             knows=self.heard or patient_enough,
             fresh=self.fresh,

@@ -44,7 +44,10 @@ class Action(enum.StrEnum):
 
     @property
     def strength(self) -> int:
-        return ("observe", "cordon", "drain").index(self.value)
+        return _STRENGTH[self]
+
+
+_STRENGTH = {Action.OBSERVE: 0, Action.CORDON: 1, Action.DRAIN: 2}
 
 
 class Phase(enum.StrEnum):

@@ -51,6 +51,10 @@ def changed_intent(spec: QuarantineSpec, wanted: Wanted) -> QuarantineSpec | Non
     The mode caps what is done, so it keeps an action from being raised. It lowers none: what was
     decided before stands, and is shown as it is; only evidence that asks for less lowers it.
     """
+    raised = max(spec.action, wanted.spec.action, key=lambda action: action.strength)
+    action = min(raised, wanted.uncapped, key=lambda action: action.strength)
+    if action is spec.action and wanted.spec.evidence == spec.evidence:
+        return None  # by far the most: asked before each step
     known = {(item.code, item.component): item for item in spec.evidence}
     merged = dict(known)
     for item in wanted.spec.evidence:
@@ -62,8 +66,6 @@ def changed_intent(spec: QuarantineSpec, wanted: Wanted) -> QuarantineSpec | Non
             merged[key] = replace(before, cleared=item.cleared)
     old = tuple(item for key, item in merged.items() if key in known)
     evidence = old + _fitting((item for key, item in merged.items() if key not in known), old)
-    raised = max(spec.action, wanted.spec.action, key=lambda action: action.strength)
-    action = min(raised, wanted.uncapped, key=lambda action: action.strength)
     if evidence == spec.evidence and action is spec.action:
         return None
     return replace(spec, evidence=evidence, action=action)
