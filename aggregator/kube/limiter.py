@@ -4,14 +4,19 @@ The API server stays alive because we ask it little. What must not wait behind t
 a release is never held up by evictions, and a lease waits for nobody. So that there is an order at
 all, only so many requests are under way at a time: when a hundred nodes fail at once, their taints
 go before the first of them is told of in an Event.
+
+An order of those who wait is not enough for that. Whoever sends taints is busy: for moments none of
+them waits, and all that trails behind those that are done would take the places, and then the time,
+of those that are not. So while taints are under way what trails has a few places, and no more.
+And so that a storm without an end starves nobody, now and then whoever has waited longest goes.
 """
 
 import asyncio
 import contextlib
 import enum
-import heapq
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from aggregator.quarantine.cluster import Unreachable
 
@@ -28,6 +33,19 @@ class Lane(enum.IntEnum):
     EVICTION = 6
     STATUS = 7
     EVENT = 8
+
+    @property
+    def trails(self) -> bool:
+        """Whether it is for a node that is marked already: no job is placed there any more."""
+        return self > Lane.READ
+
+
+#: For so long after a taint (seconds) another is expected: the next ones are on their way to us.
+HURRY = 0.05
+#: Of the places one in so many is for what trails, while taints are under way.
+SHARE = 8
+#: One in so many that go is whoever has waited longest, whatever for.
+FAIR = 16
 
 
 class TokenBucket:
@@ -66,11 +84,11 @@ class TokenBucket:
             self._at = now
 
 
-@dataclass(order=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Waiter:
-    lane: int
+    lane: Lane
     turn: int
-    go: asyncio.Future[None] = field(compare=False)
+    go: asyncio.Future[None]
 
 
 class Limiter:
@@ -90,20 +108,23 @@ class Limiter:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._at_once = at_once
-        self._under_way = 0
-        self._room = asyncio.Event()
+        self._few = None if at_once is None else max(1, at_once // SHARE)
+        self._under_way = self._tainting = self._trailing = 0
+        self._hurried_until = float("-inf")
+        self._stirred = asyncio.Event()
         self._clock = clock
         self._sleep = sleep
         self._bucket = TokenBucket(qps, burst, clock())
-        self._waiting: list[_Waiter] = []
+        self._lines: dict[Lane, deque[_Waiter]] = {lane: deque() for lane in Lane}
         self._turn = 0
+        self._unfair = 0
         self._paused_until = clock()
         self._pump: asyncio.Task[None] | None = None
 
     @property
     def waiting(self) -> int:
         """How many requests stand in line."""
-        return sum(not waiter.go.done() for waiter in self._waiting)
+        return sum(not one.go.done() for line in self._lines.values() for one in line)
 
     @contextlib.asynccontextmanager
     async def turn(self, lane: Lane) -> AsyncIterator[None]:
@@ -122,14 +143,14 @@ class Limiter:
         if lane is Lane.LEASE:
             return
         now = self._clock()
-        free = not self._waiting and now >= self._paused_until and not self._full(lane)
+        free = now >= self._paused_until and self._has_place(lane, now) and self._is_first(lane)
         if free and self._bucket.take(now):
-            self._under_way += 1
+            self._begin(lane)
             return
         self._turn += 1
         waiter = _Waiter(lane, self._turn, asyncio.get_running_loop().create_future())
-        heapq.heappush(self._waiting, waiter)
-        self._room.set()  # a release may go where the head of the line could not
+        self._lines[lane].append(waiter)
+        self._stirred.set()  # it may go where the first in line could not
         if self._pump is None or self._pump.done():
             self._pump = asyncio.create_task(self._let_go(), name="kube-limiter")
         try:
@@ -139,16 +160,6 @@ class Limiter:
                 self._end(lane)  # it was let go, and did not hear of it
             raise
 
-    def _end(self, lane: Lane) -> None:
-        if lane is not Lane.LEASE:
-            self._under_way -= 1
-            self._room.set()
-
-    def _full(self, lane: int) -> bool:
-        if self._at_once is None or lane <= Lane.RELEASE:
-            return False
-        return self._under_way >= self._at_once
-
     def pause(self, seconds: float) -> None:
         """Nobody but a lease goes for so long: the server asked for it (Retry-After)."""
         self._paused_until = max(self._paused_until, self._clock() + seconds)
@@ -157,28 +168,102 @@ class Limiter:
         """End what waits: `acquire` raises Unreachable."""
         if self._pump is not None:
             self._pump.cancel()
-        for waiter in self._waiting:
-            if not waiter.go.done():
-                waiter.go.set_exception(Unreachable("the connection to the cluster was closed"))
-        self._waiting.clear()
+        for line in self._lines.values():
+            for waiter in line:
+                if not waiter.go.done():
+                    waiter.go.set_exception(Unreachable("the connection to the cluster was closed"))
+            line.clear()
+
+    # -- what is under way -----------------------------------------------------------------
+
+    def _begin(self, lane: Lane) -> None:
+        self._under_way += 1
+        self._tainting += lane is Lane.TAINT
+        self._trailing += lane.trails
+
+    def _end(self, lane: Lane) -> None:
+        if lane is Lane.LEASE:
+            return
+        self._under_way -= 1
+        self._trailing -= lane.trails
+        if lane is Lane.TAINT:
+            self._tainting -= 1
+            self._hurried_until = self._clock() + HURRY
+        self._stirred.set()
+
+    def _hurries(self, now: float) -> bool:
+        """Whether nodes are on their way to their taint."""
+        return bool(self._tainting or self._lines[Lane.TAINT]) or now < self._hurried_until
+
+    def _has_place(self, lane: Lane, now: float) -> bool:
+        if self._at_once is None or self._few is None or lane is Lane.RELEASE:
+            return True
+        if self._under_way >= self._at_once:
+            return False
+        return not lane.trails or self._trailing < self._few or not self._hurries(now)
+
+    # -- who is next -----------------------------------------------------------------------
+
+    def _is_first(self, lane: Lane) -> bool:
+        """Whether one that has just come need not stand in line; it is counted if it overtakes."""
+        others = [other for other, line in self._lines.items() if line]
+        if not others:
+            return True
+        if others[0] <= lane or self._unfair + 1 >= FAIR:
+            return False
+        self._unfair += 1
+        return True
 
     async def _let_go(self) -> None:
         while self._drop_gone():
-            if self._full(self._waiting[0].lane):
-                self._room.clear()
-                await self._room.wait()
-                continue
             now = self._clock()
             delay = max(self._paused_until - now, self._bucket.wait(now))
             if delay > 0:
                 await self._sleep(delay)
                 continue  # a pause may have come, and somebody more urgent
+            waiter = self._next(now)
+            if waiter is None:
+                await self._until_stirred(self._hurried_until - now)
+                continue
+            self._lines[waiter.lane].popleft()
             self._bucket.take(now)
-            self._under_way += 1
-            heapq.heappop(self._waiting).go.set_result(None)
+            self._begin(waiter.lane)
+            waiter.go.set_result(None)
+
+    def _next(self, now: float) -> _Waiter | None:
+        """The first of the most urgent lane that has a place; None: nobody has one now."""
+        firsts = [line[0] for lane, line in self._lines.items() if line]
+        firsts = [one for one in firsts if self._has_place(one.lane, now)]
+        if not firsts:
+            return None
+        chosen = firsts[0]
+        if chosen.lane is Lane.RELEASE:
+            return chosen
+        oldest = min(firsts, key=lambda one: one.turn)
+        if chosen is oldest:
+            self._unfair = 0
+        elif self._unfair + 1 >= FAIR:
+            self._unfair, chosen = 0, oldest
+        else:
+            self._unfair += 1
+        return chosen
+
+    async def _until_stirred(self, most: float) -> None:
+        """Until a place is free or somebody has come; at most so many seconds, if that is any."""
+        self._stirred.clear()
+        if most <= 0:
+            await self._stirred.wait()
+            return
+        waits = [asyncio.ensure_future(one) for one in (self._stirred.wait(), self._sleep(most))]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in waits:
+                one.cancel()
 
     def _drop_gone(self) -> bool:
-        """Drop those who gave up at the head of the line; whether anybody is left."""
-        while self._waiting and self._waiting[0].go.done():
-            heapq.heappop(self._waiting)
-        return bool(self._waiting)
+        """Drop those who gave up at the head of their line; whether anybody is left."""
+        for line in self._lines.values():
+            while line and line[0].go.done():
+                line.popleft()
+        return any(self._lines.values())

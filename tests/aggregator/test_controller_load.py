@@ -8,10 +8,13 @@ from dataclasses import replace
 import pytest
 
 from aggregator.health.model import Delta, Status
+from aggregator.quarantine.case import Case
 from aggregator.quarantine.cluster import ClusterError, Phase, Refused
-from aggregator.quarantine.controller import REFRESH
+from aggregator.quarantine.controller import REFRESH, ROUNDS
+from aggregator.quarantine.decide.admission import Proposal, Size
+from aggregator.quarantine.registrar import Registrar
 from tests.support import virtualtime
-from tests.support.memorycluster import World, phase_of
+from tests.support.memorycluster import MemoryCluster, World, phase_of
 from tests.support.replica import (
     OPEN,
     SETTINGS,
@@ -216,3 +219,103 @@ async def test_one_task_at_most_works_on_a_node(kicks: int) -> None:
     await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
     assert most == 1
     await replica.stop()
+
+
+def counting(replica: Replica) -> Counter[str]:
+    """The steps that are taken for each node from now on."""
+    steps, real = Counter[str](), replica.controller._attending._one_step
+
+    async def counted(case: Case) -> bool:
+        steps[case.node] += 1
+        return await real(case)
+
+    replica.controller._attending._one_step = counted  # type: ignore[method-assign]
+    return steps
+
+
+def test_a_quarantine_concerns_no_other_node_and_what_we_wrote_is_no_news() -> None:
+    async def test(loop: virtualtime.VirtualTimeLoop) -> None:
+        world = World()
+        for number in range(60):
+            world.add_node(f"n{number}")
+        replica = Replica(world, clock=LoopClock(loop))
+        await until(lambda: not replica.fleet.view_lost)
+        for number in range(59):
+            replica.agent(f"n{number}", ILL)
+        await until(lambda: all(phase_of(world, f"n{n}") is Phase.DRAINED for n in range(59)))
+        await asyncio.sleep(1)
+        steps, judged = counting(replica), Counter[str]()
+        real = replica.controller._judging.judge
+
+        def judge(case: Case) -> None:
+            judged[case.node] += 1
+            real(case)
+
+        replica.controller._following._judging.judge = judge  # type: ignore[method-assign]
+        replica.agent("n59", ILL)
+        await until(lambda: phase_of(world, "n59") is Phase.DRAINED)
+        await asyncio.sleep(0.1)
+        assert set(steps) == {"n59"}
+        # Heard, and admitted: not once more for each of the four writes of its object.
+        assert judged["n59"] == 2
+        await replica.stop()
+
+    in_virtual_time(test)
+
+
+def test_a_place_that_is_free_again_is_taken_at_once_and_a_stop_concerns_all() -> None:
+    async def test(loop: virtualtime.VirtualTimeLoop) -> None:
+        world = World()
+        for number in range(5):
+            world.add_node(f"n{number}")
+        replica = Replica(
+            world,
+            clock=LoopClock(loop),
+            settings=replace(SETTINGS, limits=replace(OPEN, concurrent=3)),
+        )
+        await until(lambda: not replica.fleet.view_lost)
+        for number in range(5):
+            replica.agent(f"n{number}", ILL)
+        await until(lambda: len(world.quarantines) == 3)
+        await asyncio.sleep(ROUNDS - loop.time() % ROUNDS + 0.5)  # no round comes soon
+        freed = loop.time()
+        gone = min(world.quarantines)
+        world.person_deletes(gone)
+        await until(lambda: gone not in world.quarantines and len(world.quarantines) == 3)
+        assert loop.time() - freed < 1.0
+        steps = counting(replica)
+        world.person_stops("a test")
+        await asyncio.sleep(0.5)
+        assert set(steps) == {f"n{number}" for number in range(5)} - {gone}
+        await replica.stop()
+
+    in_virtual_time(test)
+
+
+async def test_news_of_an_older_record_change_nothing_and_a_read_of_one_does() -> None:
+    """As they come behind our own writes; and as after a restore of the API server's database."""
+    world, calls = World(), Counter[str]()
+
+    def count(call: str) -> ClusterError | None:
+        calls[call] += 1
+        return None
+
+    registrar = Registrar(
+        MemoryCluster(world, fails=count),
+        limits=OPEN,
+        policy_hash="p",
+        size=lambda: Size(10, 10),
+        causes=dict,
+        wall=lambda: 1000.0,
+    )
+    seen = [world.record]
+    for number in range(3):
+        assert await registrar.propose(Proposal(f"n{number}", "i", "", "drain")) is None
+        seen.append(world.record)
+        assert not registrar.seen(seen[-2])
+    assert set(registrar.record.entries) == {"n0", "n1", "n2"}
+    assert (calls["read_record"], calls["write_record"]) == (1, 3)
+    assert registrar.seen(world.record)
+    world.record = seen[1]
+    await registrar.read()
+    assert set(registrar.record.entries) == {"n0"}

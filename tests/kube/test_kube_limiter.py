@@ -1,13 +1,16 @@
 """The limiter: lanes over one bucket, on a clock of the test's own."""
 
 import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.kube.limiter import Lane, Limiter, TokenBucket
+from aggregator.kube.limiter import HURRY, Lane, Limiter, TokenBucket
 from aggregator.quarantine.cluster import Unreachable
+from tests.support import virtualtime
 
 
 class FakeTime:
@@ -222,3 +225,97 @@ async def test_one_that_gives_up_under_way_or_just_let_go_leaves_its_room() -> N
     await flights.ask("third", Lane.TAINT)
     assert flights.began[-1] == "third"
     await flights.end("third")
+
+
+class Storm:
+    """Nodes that come to their taint, and what trails behind each, in virtual time.
+
+    An answer takes a millisecond for each that is under way: they share the server. Between two of
+    its requests a node's turn is 10 ms away, for whoever sends them is busy: so for moments none of
+    the urgent waits.
+    """
+
+    def __init__(self, loop: virtualtime.VirtualTimeLoop, *, qps: float = 1e6) -> None:
+        self.limited = Limiter(qps=qps, burst=10, at_once=16, clock=loop.time)
+        self.now = loop.time
+        self.done: list[tuple[float, Lane]] = []
+        self.begun = loop.time()
+        self.under_way = 0
+
+    async def request(self, lane: Lane) -> None:
+        async with self.limited.turn(lane):
+            self.under_way += 1
+            await asyncio.sleep(0.001 * self.under_way)
+            self.under_way -= 1
+        self.done.append((self.now() - self.begun, lane))
+
+    async def node(self) -> None:
+        await self.request(Lane.READ)
+        await asyncio.sleep(0.01)
+        await self.request(Lane.TAINT)
+        await asyncio.sleep(0.01)
+        await self.request(Lane.TAINT)
+
+    async def nodes(self, count: int) -> None:
+        """One after the other, for ever so long."""
+        for _ in range(count):
+            await self.node()
+
+    def so_many(self, *, until: float) -> Counter[str]:
+        return Counter(
+            "trails" if lane.trails else "urgent" for at, lane in self.done if at <= until
+        )
+
+
+def in_virtual_time(test: Callable[[virtualtime.VirtualTimeLoop], Awaitable[None]]) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, virtualtime.VirtualTimeLoop)
+        await test(loop)
+
+    virtualtime.run(main())
+
+
+def test_what_trails_takes_few_places_while_nodes_are_on_their_way_to_their_taint() -> None:
+    async def test(loop: virtualtime.VirtualTimeLoop) -> None:
+        storm = Storm(loop)
+        trailing = [asyncio.create_task(storm.request(Lane.PHASE)) for _ in range(1000)]
+        storming = [asyncio.create_task(storm.nodes(5)) for _ in range(8)]
+        await asyncio.gather(*storming)
+        took = loop.time() - storm.begun
+        went = storm.so_many(until=took)
+        assert went["urgent"] == 8 * 5 * 3
+        assert 3 <= went["trails"] < went["urgent"]  # with all places it would be twice as many
+        assert took < 0.27
+        ended = loop.time()
+        await asyncio.gather(*trailing)
+        assert loop.time() - ended < HURRY + 1000 * 0.001 + 0.1  # all places, a moment later
+
+    in_virtual_time(test)
+
+
+@pytest.mark.parametrize("qps", [100.0, 1e6])
+def test_a_storm_without_an_end_starves_nobody(qps: float) -> None:
+    async def test(loop: virtualtime.VirtualTimeLoop) -> None:
+        storm = Storm(loop, qps=qps)
+        storming = [asyncio.create_task(storm.nodes(10_000)) for _ in range(200)]
+        await asyncio.sleep(0.2)
+        late = [lane for lane in Lane if lane.trails]
+        waiting = [asyncio.create_task(storm.request(lane)) for lane in late for _ in range(10)]
+        await asyncio.sleep(0.02)
+        release = asyncio.create_task(storm.request(Lane.RELEASE))
+        asked = loop.time()
+        await asyncio.wait([release])
+        assert loop.time() - asked < 0.03  # its own time, and the next token
+        await asyncio.wait(waiting, timeout=60)
+        assert all(one.done() for one in waiting)
+        # Events too: whoever has waited longest is next, and not the most urgent of what trails.
+        went = [lane for _, lane in storm.done if lane.trails]
+        assert sorted(went) == sorted(late * 10)
+        counted = storm.so_many(until=loop.time())
+        assert counted["urgent"] > 5 * counted["trails"]
+        for one in storming:
+            one.cancel()
+        await asyncio.wait(storming)
+
+    in_virtual_time(test)
