@@ -220,7 +220,7 @@ async def run(config: Config) -> None:
         keys=keys,
         is_current=controller.is_current,
         cluster_away=lambda: bool(fleet.view_lost),
-        others=lambda: len(joining.shards.council.members) > 1,
+        among_others=lambda: joining.shards.council.among_others,
         now=time.monotonic,
         wall=time.time,
     )

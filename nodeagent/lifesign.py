@@ -1,34 +1,44 @@
-"""Whether the other side still lives, where its machine answers for it.
+"""Whether the other side still lives, where its kernel goes on answering for it.
 
-A process that is stopped (SIGSTOP, a host that gives it no time) keeps its connections: its kernel
-goes on acknowledging what nobody reads. Only an answer of its own tells. An aggregator that has
-others beside it promises one to each heartbeat (`Welcome.answer_within_ms`); who stays away longer
-is left for them.
+A process that is stopped (SIGSTOP, a host that gives its machine no time) keeps its connections:
+its kernel acknowledges what nobody reads. Only an answer of its own tells. An aggregator that has
+others beside it promises one to each heartbeat (`Welcome.answer_within_ms`), and says where it is
+reached itself. Who is late may be busy with 10,000 others, and must not be left for that: whether
+somebody lives there a new connection shows, whose handshake a kernel can't do, and gRPC's threads
+do however busy the rest is.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 #: A shorter promise than this (seconds) is not taken at its word.
 SHORTEST = 1.0
-#: Of the time that was promised, so many seconds come after a first look that found nothing: if it
-#: was we who were stopped, the answer lies here and is read meanwhile.
-LAST_LOOK = 1.0
+#: Who is late and lives has twice the time, and twice that, up to so many times the promise.
+MOST = 8
 
 
 class LifeSign:
-    """Of one stream. Nothing is promised before `promised`, and then nothing is waited for."""
+    """Of one stream. Until something was promised nothing is waited for.
 
-    def __init__(self) -> None:
+    ``lives`` tries whether anybody takes a connection at an address, host:port, in bounded time.
+    """
+
+    def __init__(self, lives: Callable[[str], Awaitable[bool]]) -> None:
+        self._lives = lives
         self._within = 0.0
+        self._address = ""
+        self._times = 1
         self._timer: asyncio.TimerHandle | None = None
-        self._gone = asyncio.Event()
+        self._late = asyncio.Event()
 
-    def promised(self, within: float) -> None:
-        """From the next heartbeat on something comes within so many seconds; 0: not any more."""
-        self._within = max(SHORTEST, within) if within else 0.0
-        if not within:
+    def promised(self, within: float, address: str) -> None:
+        """From the next heartbeat on something comes within so many seconds from whoever is
+        reached at ``address``. 0, or no address: nothing is promised (any more).
+        """
+        self._within = max(SHORTEST, within) if within and address else 0.0
+        self._address = address
+        if not self._within:
             self.heard()
 
     def asked(self) -> None:
@@ -45,23 +55,32 @@ class LifeSign:
 
     def heard(self) -> None:
         """Something came."""
+        self._times = 1
+        self._late.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     async def gone(self) -> str:
-        """Wait until it has been silent for too long; what to say of that."""
-        await self._gone.wait()
-        return f"a heartbeat was not answered within {self._within:g} s"
+        """Wait until it is late, and nobody lives there; what to say of that."""
+        while True:
+            await self._late.wait()
+            lives = await self._lives(self._address)
+            if not self._late.is_set():
+                continue  # it was we who were stopped, or it came just now
+            if not lives:
+                return (
+                    f"a heartbeat was not answered within {self._within * self._times:g} s, "
+                    f"and nobody takes a connection at {self._address}"
+                )
+            self._late.clear()
+            self._times = min(2 * self._times, MOST)
+            self._timer = None
+            self._start()
 
     def _start(self) -> bool:
         if self._timer is not None or not self._within:
             return False
-        loop = asyncio.get_running_loop()
-        first = max(self._within - LAST_LOOK, self._within / 2)
-        self._timer = loop.call_later(first, self._look)
+        after = self._within * self._times
+        self._timer = asyncio.get_running_loop().call_later(after, self._late.set)
         return True
-
-    def _look(self) -> None:
-        left = min(LAST_LOOK, self._within / 2)
-        self._timer = asyncio.get_running_loop().call_later(left, self._gone.set)

@@ -17,9 +17,10 @@ How long 10,000 agents are without a shard when one of three replicas dies, in s
           half are sent on: 1.5 connections each, 310 a second for each replica left.
    30     leaves 4 for the last one's own way: a name, two handshakes, a queue.
 
-One that is stopped, and not dead, is left when it has not answered a heartbeat for 15 s, which is
-15 to 25 s later. The configured name is asked at once; who is sent to the stopped one again, as
-before 18 s, gives it SILENT_WITHIN and waits within 6.4: 18 + 5 + 6.4 = 29.4 at most.
+One that is stopped, and not dead, is left when it has not answered a heartbeat for 12 s and then
+takes no connection for 5, which is 17 to 27 s later. The configured name is asked at once; who is
+sent to the stopped one again, as before 18 s, gives it SILENT_WITHIN and waits within 6.4:
+18 + 5 + 6.4 = 29.4 at most.
 
 So CAP may not be more than some 10. It must be less than WELL_AFTER as well: two agents that claim
 one node push each other out, and neither of them may pass for well.

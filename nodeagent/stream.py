@@ -65,7 +65,8 @@ class Ended:
 class Stream:
     """One attended call. ``on_welcome`` hears that the other side has accepted us.
 
-    ``greeting``: how long that may take, connecting included, in seconds.
+    ``greeting``: how long that may take, connecting included, in seconds. ``lives`` tries whether
+    anybody takes a connection at an address.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Stream:
         random: Callable[[], float],
         token: TokenFile,
         on_welcome: Callable[[str], None],
+        lives: Callable[[str], Awaitable[bool]],
         greeting: float = GREETING,
         lazy: float = LAZY,
     ) -> None:
@@ -97,7 +99,7 @@ class Stream:
         self._redirect = ""
         self._refused = False
         self._silent = False
-        self._sign = LifeSign()
+        self._sign = LifeSign(lives)
         self._replies: deque[pb.AgentMessage] = deque()
         self._commands: set[asyncio.Task[None]] = set()
         self._interval = HEARTBEAT
@@ -283,7 +285,7 @@ class Stream:
             interval = max(1.0, welcome.heartbeat_interval_ms / 1000)
             self._beat_at = min(self._beat_at, self._now() + interval * self._random())
             self._interval = interval
-        self._sign.promised(welcome.answer_within_ms / 1000)
+        self._sign.promised(welcome.answer_within_ms / 1000, welcome.address)
         self._host.name_peers(welcome.peers)
         self._wake.set()
         if not self._welcome.is_set():  # later ones tell of other peers and replicas

@@ -9,7 +9,7 @@ from typing import Any
 from nodeagent.clock import Clock
 from nodeagent.commands import Host
 from nodeagent.dial import Dialer, DialError, explained
-from nodeagent.route import Route
+from nodeagent.route import SILENT_WITHIN, Route
 from nodeagent.stream import Ended, Stream
 from sickbay.v1 import sickbay_pb2 as pb
 from sickbay.v1 import sickbay_pb2_grpc as rpc
@@ -117,6 +117,7 @@ class Uplink:
                 random=self._random,
                 token=self._dialer.token,
                 on_welcome=self._welcomed,
+                lives=self._lives,
                 greeting=self._route.patience,
             )
             if self._stopping.is_set():
@@ -134,6 +135,20 @@ class Uplink:
         else:
             self._failed(explained(ended.reason))
         return ended
+
+    async def _lives(self, address: str) -> bool:
+        """Whether a process is there: the handshake of a connection is nothing a kernel can do."""
+        try:
+            channel = self._dialer.open(address, sent=True)
+        except DialError:
+            return False
+        async with channel:
+            try:
+                async with asyncio.timeout(SILENT_WITHIN):
+                    await channel.channel_ready()
+            except TimeoutError:
+                return False
+        return True
 
     def _welcomed(self, aggregator: str) -> None:
         extra = {"aggregator": aggregator, "address": self.state.address}

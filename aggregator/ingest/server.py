@@ -188,7 +188,7 @@ def build(
     keys: KeyStore | None = None,
     is_current: IsCurrent | None = None,
     cluster_away: Callable[[], bool],
-    others: Callable[[], bool],
+    among_others: Callable[[], str],
     now: Callable[[], float],
     wall: Callable[[], float],
 ) -> IngestServer:
@@ -197,7 +197,7 @@ def build(
     ``name`` is this aggregator's, told to agents. ``keys`` (`open_keys`) verify tokens, and are
     needed for ``identity.kind: token``. ``is_current`` tells whether a Node has the UID that its
     token names; None: not asked. ``cluster_away`` says whether the API server can't be reached now,
-    ``others`` whether there are other replicas.
+    ``among_others`` this replica's own address where there are others (empty: there are none).
     ``now`` is monotonic seconds, ``wall`` seconds since the epoch.
     """
     stats = IngestStats()
@@ -220,7 +220,7 @@ def build(
             now=now,
             wall=wall,
             cluster_away=cluster_away,
-            others=others,
+            among_others=among_others,
         ),
         stats=stats,
     )

@@ -39,10 +39,10 @@ Code = grpc.StatusCode
 HELLO_WITHIN = 10.0
 SNAPSHOT_WITHIN = 30.0
 REDIRECT_WITHIN = 10.0
-#: What agents are promised where there are other replicas. Well above what a replica takes that is
-#: only busy; with a heartbeat of 10 s an agent leaves 15 to 25 s after its replica fell silent, and
-#: by then others own its node (docs/shards.md).
-ANSWER_WITHIN = 15.0
+#: What agents are promised where there are other replicas. One that gets no answer tries for 5 s
+#: whether anybody is there: with a heartbeat of 10 s it has left 17 to 27 s after its replica was
+#: stopped, and by then others own its node (docs/shards.md).
+ANSWER_WITHIN = 12.0
 
 
 class Context(Protocol):
@@ -61,8 +61,8 @@ class Rules:
     """What every stream of this aggregator goes by. Durations are seconds.
 
     ``now`` is monotonic, ``wall`` since the epoch. ``cluster_away`` says whether the API server
-    can't be reached, so that nobody's token can be renewed. ``others``: whether there are replicas
-    to which an agent could go if this one fell silent.
+    can't be reached, so that nobody's token can be renewed. ``among_others``: this replica's own
+    address, if there are others to which an agent could go when this one falls silent; else empty.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Rules:
     now: Callable[[], float]
     wall: Callable[[], float]
     cluster_away: Callable[[], bool]
-    others: Callable[[], bool] = lambda: False
+    among_others: Callable[[], str] = lambda: ""
 
 
 class Streams(Protocol):
@@ -148,7 +148,7 @@ class Stream:
         self._resyncs = Resyncs()
         self._leave_by = float("inf")
         self._named: tuple[str, ...] = ()
-        self._answers = False
+        self._answers = ""  # promised, by whom is reached at this address
         self.node = ""
         self.instance = ""
         self.peer = context.peer()
@@ -227,7 +227,7 @@ class Stream:
     def _welcome(self, peers: Sequence[str]) -> None:
         self._named = tuple(peers)
         # Once promised always kept: it is not told anew each time that another replica restarts.
-        self._answers = self._answers or self._rules.others()
+        self._answers = self._answers or self._rules.among_others()
         self._outbox.put(
             wire.welcome(
                 name=self._rules.name,
@@ -235,6 +235,7 @@ class Stream:
                 heartbeat=self._rules.heartbeat,
                 peers=self._named,
                 answer_within=ANSWER_WITHIN if self._answers else 0.0,
+                address=self._answers,
             )
         )
 
@@ -244,7 +245,7 @@ class Stream:
         And that its heartbeats are answered, once there are other replicas.
         """
         peers = tuple(self._streams.peers(self))
-        known = peers == self._named and (self._answers or not self._rules.others())
+        known = peers == self._named and (self._answers or not self._rules.among_others())
         if self._attached and self._ending is None and not known:
             self._welcome(peers)
 

@@ -306,11 +306,12 @@ def welcome(
     heartbeat: float,
     peers: Sequence[str] = (),
     answer_within: float = 0.0,
+    address: str = "",
 ) -> pb.AggregatorMessage:
     """``peers`` are addresses that the node is to probe.
 
     ``heartbeat`` is in seconds, and so is ``answer_within``: each is answered in that time; 0: no
-    answer is promised.
+    answer is promised. ``address`` is this replica's own.
     """
     return pb.AggregatorMessage(
         welcome=pb.Welcome(
@@ -319,6 +320,7 @@ def welcome(
             heartbeat_interval_ms=round(heartbeat * 1000),
             peers=peers,
             answer_within_ms=round(answer_within * 1000),
+            address=address,
         )
     )
 

@@ -70,6 +70,12 @@ class Council:
         return min(self.members.values(), key=lambda m: (m.since, m.name), default=None)
 
     @property
+    def among_others(self) -> str:
+        """My own address, host:port, if I am not alone; else empty."""
+        mine = self.members.get(self.me)
+        return mine.address if mine is not None and len(self.members) > 1 else ""
+
+    @property
     def differing(self) -> str:
         """Which replicas run another version, policy, mode or limits than I do, in words.
 

@@ -4,99 +4,139 @@ import asyncio
 
 import pytest
 
-from nodeagent.lifesign import SHORTEST, LifeSign
+from nodeagent.lifesign import MOST, SHORTEST, LifeSign
 from tests.support.virtualtime import run
 
-
-async def _gone(sign: LifeSign, within: float) -> bool:
-    """Whether it is taken for gone within so many seconds from now."""
-    try:
-        async with asyncio.timeout(within):
-            await sign.gone()
-    except TimeoutError:
-        return False
-    return True
+WHERE = "ward-0.ward:8443"
 
 
-def test_who_answers_no_heartbeat_in_the_time_that_was_promised_is_gone() -> None:
+class Other:
+    """The other side: whether a process is there, and how often somebody tried."""
+
+    def __init__(self, *, lives: bool = False) -> None:
+        self.lives = lives
+        self.tried: list[float] = []
+        self.sign = LifeSign(self._try)
+        self.sign.promised(12.0, WHERE)
+
+    async def _try(self, address: str) -> bool:
+        assert address == WHERE
+        self.tried.append(asyncio.get_running_loop().time())
+        if not self.lives:
+            await asyncio.sleep(5)
+        return self.lives
+
+    async def gone(self, within: float) -> bool:
+        """Whether it is taken for gone within so many seconds from now."""
+        task = asyncio.create_task(self.sign.gone())
+        await asyncio.wait([task], timeout=within)
+        done = task.done()
+        task.cancel()
+        return done
+
+
+def test_who_answers_no_heartbeat_in_time_and_takes_no_connection_is_gone() -> None:
     async def play() -> None:
-        sign = LifeSign()
-        sign.promised(15.0)
+        other = Other()
         for _ in range(3):
-            sign.asked()
-            assert not await _gone(sign, 9.9)
-            sign.heard()
-        assert not await _gone(sign, 1000), "nothing was asked"
-        sign.asked()
-        assert not await _gone(sign, 14.9)
-        sign.asked()  # the next heartbeat is no new chance
-        assert await _gone(sign, 0.2)
-        assert await sign.gone() == "a heartbeat was not answered within 15 s"
+            other.sign.asked()
+            assert not await other.gone(9.9)
+            other.sign.heard()
+        assert not await other.gone(1000), "nothing was asked"
+        other.sign.asked()
+        assert not await other.gone(10)
+        other.sign.asked()  # the next heartbeat is no new chance
+        assert not await other.gone(1.9)
+        assert other.tried == []
+        assert await other.gone(5.2)
+        said = await other.sign.gone()
+        assert said.startswith("a heartbeat was not answered within 12 s, and nobody takes")
+        assert WHERE in said
 
     run(play())
 
 
-@pytest.mark.parametrize("withdrawn", [False, True])
-def test_who_promised_nothing_is_never_gone(*, withdrawn: bool) -> None:
+def test_who_is_late_and_lives_is_waited_for_longer_and_longer() -> None:
     async def play() -> None:
-        sign = LifeSign()
+        other = Other(lives=True)
+        began = asyncio.get_running_loop().time()
+        other.sign.asked()
+        assert not await other.gone(500)
+        late = [at - began for at in other.tried]
+        assert late[:4] == [12, 36, 84, 180]
+        assert late[-1] - late[-2] == 12 * MOST
+        other.sign.heard()
+        other.sign.asked()
+        assert not await other.gone(11.9)
+        tried = len(other.tried)
+        assert not await other.gone(0.2)
+        assert len(other.tried) == tried + 1, "who answered is expected in time again"
+        other.lives = False
+        assert await other.gone(24 + 5.1), "and who lived may stop"
+
+    run(play())
+
+
+@pytest.mark.parametrize("promise", [(0.0, WHERE), (12.0, ""), (0.0, "")])
+@pytest.mark.parametrize("withdrawn", [False, True])
+def test_who_promised_nothing_is_never_gone(promise: tuple[float, str], *, withdrawn: bool) -> None:
+    async def play() -> None:
+        other = Other()
         if withdrawn:
-            sign.promised(15.0)
-            sign.asked()
-            sign.promised(0.0)
-        sign.asked()
-        with sign.sending():
-            assert not await _gone(sign, 1000)
+            other.sign.asked()
+        other.sign.promised(*promise)
+        other.sign.asked()
+        with other.sign.sending():
+            assert not await other.gone(1000)
+        assert other.tried == []
 
     run(play())
 
 
 def test_what_need_not_be_answered_is_to_be_taken_in_that_time() -> None:
     async def play() -> None:
-        sign = LifeSign()
-        sign.promised(15.0)
-        with sign.sending():
-            await asyncio.sleep(14)
-        assert not await _gone(sign, 1000)
-        with sign.sending():
-            assert await _gone(sign, 15.1)
+        other = Other()
+        with other.sign.sending():
+            await asyncio.sleep(11)
+        assert not await other.gone(1000)
+        with other.sign.sending():
+            assert await other.gone(17.1)
 
     run(play())
 
 
 def test_a_message_that_was_taken_does_not_answer_the_heartbeat_before_it() -> None:
     async def play() -> None:
-        sign = LifeSign()
-        sign.promised(15.0)
-        sign.asked()
+        other = Other()
+        other.sign.asked()
         await asyncio.sleep(10)
-        with sign.sending():
+        with other.sign.sending():
             await asyncio.sleep(0)
-        assert await _gone(sign, 5.1)
+        assert await other.gone(7.1)
 
     run(play())
 
 
-def test_who_was_stopped_itself_reads_the_answer_before_it_leaves() -> None:
-    """On waking, the deadline is due before the answer is read."""
+def test_what_comes_while_a_connection_is_tried_counts() -> None:
+    """As where we were stopped ourselves: the answer lay here, and is read a moment later."""
 
     async def play() -> None:
-        sign = LifeSign()
-        sign.promised(15.0)
-        sign.asked()
-        await asyncio.sleep(14.0)  # as if it had slept all that time, and so much longer
-        asyncio.get_running_loop().call_later(0.5, sign.heard)
-        assert not await _gone(sign, 1000)
+        other = Other()
+        other.sign.asked()
+        asyncio.get_running_loop().call_later(16.0, other.sign.heard)
+        assert not await other.gone(1000)
+        assert len(other.tried) == 1
 
     run(play())
 
 
 def test_a_promise_that_nobody_could_keep_is_not_taken_at_its_word() -> None:
     async def play() -> None:
-        sign = LifeSign()
-        sign.promised(0.001)
-        sign.asked()
-        assert not await _gone(sign, SHORTEST - 0.1)
-        assert await _gone(sign, 0.2)
+        other = Other()
+        other.sign.promised(0.001, WHERE)
+        other.sign.asked()
+        assert not await other.gone(SHORTEST - 0.1)
+        assert other.tried == []
+        assert await other.gone(5.2)
 
     run(play())

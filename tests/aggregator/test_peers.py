@@ -141,7 +141,7 @@ class Ward:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.others = False
+        self.among_others = ""
         self.intake = RecordingIntake()
         self.stats = IngestStats()
         self.rules = Rules(
@@ -152,7 +152,7 @@ class Ward:
             now=lambda: self.now,
             wall=lambda: self.now,
             cluster_away=lambda: False,
-            others=lambda: self.others,
+            among_others=lambda: self.among_others,
         )
         self.table = StreamTable(self.intake, self.stats, self.rules)
         self.tasks: list[asyncio.Task[object]] = []
@@ -205,17 +205,19 @@ async def test_agents_are_told_of_their_peers_and_again_when_they_change(ward: W
 async def test_agents_are_promised_answers_once_there_are_others_and_told_no_more(
     ward: Ward,
 ) -> None:
-    def promises(talk: Talk) -> list[int]:
-        return [message.welcome.answer_within_ms for message in talk.said]
+    def promises(talk: Talk) -> list[tuple[int, str]]:
+        told = [message.welcome for message in talk.said]
+        return [(welcome.answer_within_ms, welcome.address) for welcome in told]
 
     first = await ward.attach("n1", "10.0.0.1")
-    ward.others = True
+    ward.among_others = "replica-0:1"
     second = await ward.attach("n2", "10.0.0.1")
     ward.now += PEERS_EVERY
     ward.table.tick()
     await until(lambda: len(first.said) == 2)
-    assert (promises(first), promises(second)) == ([0, 15_000], [15_000])
-    ward.others = False  # one of two is restarted
+    nothing, promise = (0, ""), (12_000, "replica-0:1")
+    assert (promises(first), promises(second)) == ([nothing, promise], [promise])
+    ward.among_others = ""  # one of two is restarted
     ward.now += PEERS_EVERY
     ward.table.tick()
     await asyncio.sleep(0)

@@ -128,11 +128,12 @@ async def test_a_digest_that_agrees_asks_for_nothing(plain: Site) -> None:
 
 
 async def test_where_there_are_others_each_heartbeat_is_answered(plain: Site) -> None:
-    plain.others[0] = True
+    plain.among_others[0] = "replica-0:1"
     plain.intake.digests["node-1"] = 5
     async with plain.agent() as agent:
         await agent.hello()
-        assert (await agent.expect("welcome")).answer_within_ms == 15_000
+        welcome = await agent.expect("welcome")
+        assert (welcome.answer_within_ms, welcome.address) == (12_000, "replica-0:1")
         await agent.snapshot()
         assert (await agent.expect("ack")).seq == 1
         for _ in range(3):
@@ -146,7 +147,7 @@ async def test_where_there_are_others_each_heartbeat_is_answered(plain: Site) ->
         waits.set_result(None)
         assert (await agent.expect("ack")).seq == 2
     async with plain.agent("node-2") as agent:
-        plain.others[0] = False
+        plain.among_others[0] = ""
         await agent.hello()
         assert (await agent.expect("welcome")).answer_within_ms == 0
 

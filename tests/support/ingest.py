@@ -47,8 +47,8 @@ class Site:
     clock: Clock
     authority: Authority | None
     away: list[bool] = field(default_factory=lambda: [False])
-    #: Whether there are other replicas.
-    others: list[bool] = field(default_factory=lambda: [False])
+    #: Its address among other replicas; empty: there are none.
+    among_others: list[str] = field(default_factory=lambda: [""])
 
     @property
     def stats(self) -> IngestStats:
@@ -170,7 +170,7 @@ async def site(
     if make_authenticator is not None:
         authenticator = make_authenticator(clock)
     recorder = RecordingIntake()
-    away, others = [False], [False]
+    away, among_others = [False], [""]
     server = IngestServer(
         address,
         tls=tls,
@@ -185,12 +185,12 @@ async def site(
             now=clock.now,
             wall=clock.wall,
             cluster_away=lambda: away[0],
-            others=lambda: others[0],
+            among_others=lambda: among_others[0],
         ),
         stats=stats,
     )
     await server.start()
     try:
-        yield Site(server, recorder, clock, authority, away, others)
+        yield Site(server, recorder, clock, authority, away, among_others)
     finally:
         await server.stop()

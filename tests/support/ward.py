@@ -100,8 +100,6 @@ class FakeWard(rpc.WardServicer):
             aggregator="fake", aggregator_version="0", heartbeat_interval_ms=1000
         )
         self.ack_all = True
-        #: Answer heartbeats, as who has promised it does while it lives.
-        self.answers = False
         #: Called with each new stream's Hello; may say something there (a Redirect).
         self.on_hello: Callable[[Attended], None] = lambda _: None
         #: Refuse every call with this, as an aggregator that does not know us would.
@@ -162,9 +160,6 @@ class FakeWard(rpc.WardServicer):
                     self.on_hello(stream)
                     if self.welcome is not None:
                         stream.say(welcome=self.welcome)
-                elif message.HasField("heartbeat"):
-                    if self.answers:
-                        stream.say(ack=pb.Ack())
                 elif self.ack_all and message.HasField("snapshot"):
                     stream.say(ack=pb.Ack(seq=message.snapshot.seq))
                 elif self.ack_all and message.HasField("delta"):

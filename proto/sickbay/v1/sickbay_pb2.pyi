@@ -637,14 +637,17 @@ class Welcome(_message.Message):
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     PEERS_FIELD_NUMBER: _builtins.int
     ANSWER_WITHIN_MS_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
     aggregator: _builtins.str
     aggregator_version: _builtins.str
     heartbeat_interval_ms: _builtins.int
     answer_within_ms: _builtins.int
-    """Each Heartbeat from now on is answered, if by nothing else then by an Ack of 0. When nothing
-    has come for so long after one, the aggregator is stopped or cut off, and there are others. 0: no
-    answer is promised.
+    """Each Heartbeat from now on is answered in this time, if by nothing else then by an Ack of 0.
+    When nothing has come by then, and nobody takes a connection at ``address`` either, the
+    aggregator is stopped or cut off, and there are others. 0: no answer is promised.
     """
+    address: _builtins.str
+    """host:port of this aggregator itself, where it is one of several."""
     @_builtins.property
     def peers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Addresses this node should probe, so that reachability is a graph and not an opinion."""
@@ -657,10 +660,11 @@ class Welcome(_message.Message):
         heartbeat_interval_ms: _builtins.int = ...,
         peers: _abc.Iterable[_builtins.str] | None = ...,
         answer_within_ms: _builtins.int = ...,
+        address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregator", b"aggregator", "aggregator_version", b"aggregator_version", "answer_within_ms", b"answer_within_ms", "heartbeat_interval_ms", b"heartbeat_interval_ms", "peers", b"peers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "aggregator", b"aggregator", "aggregator_version", b"aggregator_version", "answer_within_ms", b"answer_within_ms", "heartbeat_interval_ms", b"heartbeat_interval_ms", "peers", b"peers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
