@@ -13,6 +13,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from itertools import chain
 
+from aggregator.health.components import Components
 from aggregator.health.model import (
     Cleared,
     ClearedBy,
@@ -75,7 +76,7 @@ class NodeHealth:
         self.agent_version = hello.agent_version
         self.checks = hello.checks
         self.traits = hello.traits
-        self.components: dict[tuple[str, str], Component] = {}
+        self.components = Components()
         #: Of the components those that the aggregator itself speaks of; no agent does.
         self.own: dict[tuple[str, str], Component] = {}
         self.faults: dict[tuple[str, str], Fault] = {}
@@ -99,7 +100,7 @@ class NodeHealth:
         self._continuous = (hello.boot_id, hello.spool_epoch) == (self.boot_id, self.spool_epoch)
         if hello.boot_id != self.boot_id:
             self.boot_id = hello.boot_id
-            self.components = dict(self.own)
+            self.components = Components(self.own.values())
             self.faults = {
                 key: fault for key, fault in self.faults.items() if not boot_ends(fault.cleared_by)
             }
@@ -113,12 +114,12 @@ class NodeHealth:
     def snapshot(self, told: Snapshot) -> None:
         """All that the agent knows now. What it no longer knows is missing, not over."""
         kept, looked_at = self.faults, self.components
-        self.components = {component.key: component for component in told.components} | self.own
+        self.components = Components((*told.components, *self.own.values()))
         self.faults = {fault.key: fault for fault in told.faults}
         if self._continuous:
-            for component_key in looked_at.keys() - self.components.keys():
+            for component_key in set(looked_at).difference(self.components):
                 self._remember_cleared(component_key, GONE)
-        for component_key in self.components:
+        for component_key in self.components if self.cleared else ():
             self.cleared.pop(component_key, None)  # gone once, and there again
         self._clear(told.cleared, kept)
         for key, fault in kept.items():
@@ -132,7 +133,8 @@ class NodeHealth:
     def say(self, component: Component) -> bool:
         """Evidence in the aggregator's own name; whether it is news."""
         before = self.own.get(component.key)
-        self.own[component.key] = self.components[component.key] = component
+        self.own[component.key] = component
+        self.components.put(component)
         return before is None or (before.status, before.message) != (
             component.status,
             component.message,
@@ -141,14 +143,14 @@ class NodeHealth:
     def delta(self, told: Delta) -> None:
         """What has changed within the stream that carried the snapshot."""
         for component in told.components:
-            self.components[component.key] = component
+            self.components.put(component)
             self.cleared.pop(component.key, None)
         self._clear(told.cleared, self.faults)
         for fault in told.faults:
             self.faults[fault.key] = fault
             self.cleared.pop(fault.key, None)
         for key in told.gone:
-            self.components.pop(key, None)
+            self.components.drop(key)
             self._remember_cleared(key, GONE)
         self._lose(told.lost)
         self._digest = None
@@ -188,7 +190,7 @@ class NodeHealth:
     def levels(self) -> Iterable[Component]:
         """All level evidence of the node: its own agent's, and what others say of it."""
         theirs = () if self.inferred is None else (self.inferred,)
-        return chain(self.components.values(), theirs)
+        return chain(self.components.all(), theirs)
 
     def level(self, key: tuple[str, str]) -> Component | None:
         """One of `levels`."""
@@ -201,25 +203,26 @@ class NodeHealth:
         """Whether anything is degraded or failed, or any fault of this boot is latched."""
         return any(
             component.status in (Status.DEGRADED, Status.FAILED)
-            for component in self.components.values()
+            for component in self.components.all()
         ) or any(not fault.historical for fault in self.faults.values())
 
     def only_unknown(self) -> bool:
         """Whether nothing is known to be well or ill."""
-        return all(
-            one.status is Status.UNKNOWN
-            for key, one in self.components.items()
-            if key not in self.own
-        )
+        return all(one.status is Status.UNKNOWN for one in self._theirs())
 
     def digest(self) -> int | None:
         """Of what the agent has sent; None before a snapshot. docs/contract.md has the bytes."""
         if not self.has_snapshot:
             return None
         if self._digest is None:
-            theirs = (one for key, one in self.components.items() if key not in self.own)
-            self._digest = _digest(theirs, self.faults.values())
+            self._digest = _digest(self._theirs(), self.faults.values())
         return self._digest
+
+    def _theirs(self) -> Iterable[Component]:
+        """The agent's components without our own."""
+        if not self.own:
+            return self.components.all()
+        return (one for one in self.components.all() if one.key not in self.own)
 
 
 def ends(how: str, cleared_by: ClearedBy, *, explicit: bool) -> bool:

@@ -128,7 +128,7 @@ def _failing(rule: Rule, failed: list[Component], boot_id: str) -> Iterator[Matc
 
 
 def _flapping(rule: Rule, health: NodeHealth, now: float) -> Iterator[Match]:
-    for component in health.components.values():
+    for component in health.components.all():
         if component.check != rule.check or not _meets_name(rule, component.component):
             continue
         found = flapping(component, rule.flaps, rule.within)
@@ -193,7 +193,7 @@ def _meets_fault(
         return False
     return not rule.confirmed_by or any(
         component.check == rule.confirmed_by and component.status is Status.FAILED
-        for component in health.components.values()
+        for component in health.components.all()
     )
 
 

@@ -93,7 +93,7 @@ def _worst(patient: Patient) -> str:
         return ""
     bad = [
         component
-        for component in patient.health.components.values()
+        for component in patient.health.components.all()
         if component.status in (Status.DEGRADED, Status.FAILED)
     ]
     if bad:

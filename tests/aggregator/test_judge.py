@@ -94,7 +94,7 @@ def tell(health: NodeHealth, message: Snapshot | Delta) -> None:
 
 def state(health: NodeHealth) -> tuple[object, ...]:
     return (
-        dict(health.components),
+        {one.key: one for one in health.components.all()},
         dict(health.faults),
         dict(health.cleared),
         list(health.lost),
@@ -146,7 +146,7 @@ def test_the_digest_is_of_the_state_and_not_of_its_order(many: list[Snapshot | D
     for message in many:
         tell(health, message)
     present = [known for known in health.faults.values() if not known.missing]
-    told = Snapshot(tuple(reversed(health.components.values())), tuple(reversed(present)))
+    told = Snapshot(tuple(reversed([*health.components.all()])), tuple(reversed(present)))
     other = NodeHealth(hello("n1"))
     assert other.digest() is None
     other.snapshot(told)
