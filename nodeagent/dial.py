@@ -36,6 +36,9 @@ _OPTIONS: Mapping[str, int | str] = {
     # We reconnect ourselves, with jitter; a retry or a pooled connection would be a second opinion.
     "grpc.enable_retries": 0,
     "grpc.use_local_subchannel_pool": 1,
+    # How long connecting may take is `route.py`'s to say, which knows why it takes long; gRPC would
+    # give it up after 20 s, and 10,000 handshakes may be before ours.
+    "grpc.min_reconnect_backoff_ms": 600_000,
     # The cluster's own traffic goes through no proxy that the environment happens to name.
     "grpc.enable_http_proxy": 0,
     "grpc.max_receive_message_length": 1024 * 1024,

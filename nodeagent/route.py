@@ -24,36 +24,54 @@ sent to the stopped one again, as before 18 s, gives it SILENT_WITHIN and waits 
 
 So CAP may not be more than some 10. It must be less than WELL_AFTER as well: two agents that claim
 one node push each other out, and neither of them may pass for well.
+
+A replica that is alone has all 10,000 at its door when it is back, within CAP, and takes them one
+after the other, for as long as its CPU needs. Who gives up meanwhile has cost it a handshake and
+gets nothing for it: with one patience for all, and more agents than can be served within it, all
+would be begun and none ended, for ever. So who is late but alive is waited for
+(`Patience.greeting`), and patience grows with each time that it was in vain. Whatever the number,
+each is served in the end (tests/agent/test_herd.py plays it). Where nobody lives, so that not even
+a handshake ends, an agent leaves soon: at first.
 """
 
 from collections.abc import Callable
 
-from nodeagent.stream import GREETING, Ended
+from nodeagent.stream import GREETING, Ended, Patience
 
 #: Seconds: the wait before attempt n is drawn from [0, min(CAP, BASE * 2**n)).
-BASE = 0.1
+#: Not less: a replica that was restarted is away for seconds, and 10,000 agents would ask seven
+#: times instead of four until it is back. Doubled FUTILE times it fits into the 30 s above.
+BASE = 0.4
 CAP = 8.0
 #: The same for who was refused by an aggregator that knows its mind (a bad token, another node's):
 #: only a person mends that, and each attempt costs the aggregator a handshake.
 REFUSED_CAP = 30.0
-#: Back to the shard that had us: all of its agents lost it at the same moment.
+#: Back to who had us: all of its agents lost it at the same moment.
 RETURN = 1.0
-#: How long that shard may take to greet us. Where its machine is gone nobody ever answers, and the
-#: configured name has others. A replica that is only slow, for all came back at once, is tried so
-#: impatiently once: the others send us to it again, and then it has all the time of a stream.
+#: How long the shard that had us may take to show that it lives. Where its machine is gone nobody
+#: ever answers, and the configured name has others. One that is only slow, for all came back at
+#: once, is tried so impatiently once: the others send us to it again, and then it has more time.
 RETURN_WITHIN = 5.0
 #: After a shard fell silent under us, so many of those that we are sent to have so long to greet
 #: us: until its Lease has expired the others send us to it, and its kernel takes each connection.
 HASTY = 2
 SILENT_WITHIN = 5.0
+#: How long who lives may take to greet us, at first. Far more than 10,000 agents need to be served.
+#: A process that is stuck looks the same, which only a restart mends.
+LIVING = 60.0
+#: However often patience was in vain, it grows no longer than this.
+LONGEST = 480.0
+#: Times in a row that patience for a sign of life was in vain before it is doubled. Not once: that
+#: may be a paused replica, whose Lease will have expired when we have been sent there twice.
+IN_VAIN = 2
 #: The n at which an agent begins that was sent to nobody, or in a circle: whoever sent it there
 #: has to learn better first.
-FUTILE = 6
+FUTILE = 4
 #: A stream that lived this long was well: the next failure starts from BASE again.
 WELL_AFTER = 10.0
 #: Redirects in a row before we take it that we are sent in a circle.
 HOPS = 4
-_MANY = 30  # doublings
+_MANY = 30  # doublings: whatever is doubled so often has passed its bound
 
 
 class Route:
@@ -69,16 +87,25 @@ class Route:
         self._configured = configured
         self._random = random
         self._failures = 0
+        self._in_vain = 0
         self._way: list[str] = []
         self._returning = False
         self._hasty = 0
 
     @property
-    def patience(self) -> float:
-        """How long whoever is at ``address`` may take to greet us, in seconds."""
+    def patience(self) -> Patience:
+        """How long whoever is at ``address`` may take."""
         if self._returning:
-            return RETURN_WITHIN
-        return SILENT_WITHIN if self._hasty and self.sent_by else GREETING
+            life = RETURN_WITHIN
+        elif self._hurried:
+            life = SILENT_WITHIN
+        else:
+            life = GREETING * (1 << max(0, self._in_vain - IN_VAIN + 1))
+        return Patience(min(life, LONGEST), min(LIVING * (1 << self._in_vain), LONGEST))
+
+    @property
+    def _hurried(self) -> bool:
+        return bool(self._hasty and self.sent_by)
 
     def after(self, ended: Ended, lived: float) -> float:
         """The attempt at ``address`` has ended, ``lived`` seconds old: the seconds to wait.
@@ -90,7 +117,10 @@ class Route:
             self._failures = 0
             self._way.clear()
         if ended.welcomed:
+            self._in_vain = 0
             self._hasty = HASTY if ended.silent else 0
+        elif ended.late and not (self._returning or self._hurried):
+            self._in_vain = min(self._in_vain + 1, _MANY)
         if ended.redirect:
             return self._sent_to(ended.redirect)
         self._way.clear()
@@ -98,11 +128,11 @@ class Route:
             return self._start_over(CAP, futile=False)
         if self.sent_by:
             self._hasty = max(0, self._hasty - 1)
-        if ended.welcomed and self.address != self._configured:
-            self._returning = True
-            return self._wait(CAP, at_least=RETURN)
-        sent_to_nobody = bool(self.sent_by) and not self._returning
         cap = REFUSED_CAP if ended.refused else CAP
+        if ended.welcomed:
+            self._returning = self.address != self._configured
+            return self._wait(cap, at_least=RETURN)
+        sent_to_nobody = bool(self.sent_by) and not self._returning
         return self._start_over(cap, futile=sent_to_nobody)
 
     def _sent_to(self, address: str) -> float:

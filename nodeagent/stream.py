@@ -28,7 +28,7 @@ HEARTBEAT = 15.0
 LAZY = 1.0
 #: While they go on and on (a burst), each waits twice as long as the one before, up to so much.
 LAZIEST = 5.0
-#: How long the other side may take to greet, and to end an ended stream.
+#: How long the other side may take to greet or to show that it lives, and to end an ended stream.
 GREETING = 15.0
 FAREWELL = 1.0
 #: Commands under way at a time; more than these are refused.
@@ -52,7 +52,8 @@ class Ended:
     """How a stream ended. ``redirect`` is where to go instead, if that was the reason.
 
     ``refused``: the other side knows its mind, and coming back soon won't change it.
-    ``silent``: it lived, and then did not answer any more.
+    ``silent``: it lived, and then did not answer any more. ``late``: we gave it up, for it had not
+    greeted us.
     """
 
     reason: str
@@ -60,13 +61,27 @@ class Ended:
     redirect: str = ""
     refused: bool = False
     silent: bool = False
+    late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds from the beginning of an attempt.
+
+    Within ``life`` the other side must have greeted us, or show that somebody lives there: our
+    connection's handshake is done, which a kernel can't do in place of a process. Then it has
+    ``greeting``, for others may be before us.
+    """
+
+    life: float = GREETING
+    greeting: float = GREETING
 
 
 class Stream:
     """One attended call. ``on_welcome`` hears that the other side has accepted us.
 
-    ``greeting``: how long that may take, connecting included, in seconds. ``lives`` tries whether
-    anybody takes a connection at an address.
+    ``patience``: how long that may take. ``connected`` tells whether our connection's handshake is
+    done, ``lives`` tries whether anybody takes another one at an address.
     """
 
     def __init__(
@@ -79,7 +94,8 @@ class Stream:
         token: TokenFile,
         on_welcome: Callable[[str], None],
         lives: Callable[[str], Awaitable[bool]],
-        greeting: float = GREETING,
+        connected: Callable[[], bool],
+        patience: Patience,
         lazy: float = LAZY,
     ) -> None:
         self.sent = 0
@@ -89,7 +105,8 @@ class Stream:
         self._random = random
         self._token = token
         self._on_welcome = on_welcome
-        self._greeting = greeting
+        self._connected = connected
+        self._patience = patience
         self._lazy = lazy
         self._lazy_wait = lazy
         self._wake = asyncio.Event()
@@ -99,6 +116,7 @@ class Stream:
         self._redirect = ""
         self._refused = False
         self._silent = False
+        self._late = False
         self._sign = LifeSign(lives)
         self._replies: deque[pb.AgentMessage] = deque()
         self._commands: set[asyncio.Task[None]] = set()
@@ -132,7 +150,7 @@ class Stream:
             await asyncio.gather(*parts, return_exceptions=True)
         reason = next(filter(None, reasons), "")
         welcomed = self._welcome.is_set()
-        return Ended(reason, welcomed, self._redirect, self._refused, self._silent)
+        return Ended(reason, welcomed, self._redirect, self._refused, self._silent, self._late)
 
     async def _until_over(self, part: Awaitable[str]) -> str:
         """``part``'s reason for its end, or the call's."""
@@ -243,14 +261,25 @@ class Stream:
 
     async def _expect_life(self) -> str:
         """A Welcome in time, and then answers, where they were promised."""
-        try:
-            async with asyncio.timeout(self._greeting):
-                await self._welcome.wait()
-        except TimeoutError:
-            return f"no greeting in {self._greeting:g} s"
+        life, greeting = self._patience.life, self._patience.greeting
+        if not await self._welcomed_within(life):
+            if not self._connected():
+                self._late = True
+                return f"no greeting in {life:g} s"
+            if not await self._welcomed_within(greeting - life):
+                self._late = True
+                return f"no greeting in {greeting:g} s, though somebody lives there"
         reason = await self._sign.gone()
         self._silent = True
         return reason
+
+    async def _welcomed_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._welcome.wait()
+        except TimeoutError:
+            return self._welcome.is_set()
+        return True
 
     async def _read(self) -> str:
         while True:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import grpc
+
 from nodeagent.clock import Clock
 from nodeagent.commands import Host
 from nodeagent.dial import Dialer, DialError, explained
@@ -118,7 +120,8 @@ class Uplink:
                 token=self._dialer.token,
                 on_welcome=self._welcomed,
                 lives=self._lives,
-                greeting=self._route.patience,
+                connected=lambda: channel.get_state() is grpc.ChannelConnectivity.READY,
+                patience=self._route.patience,
             )
             if self._stopping.is_set():
                 self._stream.stop()

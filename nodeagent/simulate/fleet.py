@@ -92,13 +92,16 @@ class Fleet:
 
     async def _look_after(self) -> None:
         while True:
-            here = [node for node in self._nodes.values() if node.streaming]
-            self._say_how_many(here)
-            self._say_when_all(here)
+            here: list[SimulatedNode] = []
+            away: list[SimulatedNode] = []
+            for node in self._nodes.values():
+                (here if node.streaming else away).append(node)
+            self._say_how_many(here, away)
+            self._say_when_all(here, away)
             await asyncio.sleep(LOOK)
 
-    def _say_how_many(self, here: Sequence[SimulatedNode]) -> None:
-        troubles = Counter(node.trouble for node in self._nodes.values() if node.trouble)
+    def _say_how_many(self, here: Sequence[SimulatedNode], away: Sequence[SimulatedNode]) -> None:
+        troubles = Counter(trouble for node in away if (trouble := node.trouble))
         trouble = troubles.most_common(1)[0][0] if troubles else ""
         at = dict(sorted(Counter(node.address for node in here).items()))
         if self._said != (len(here), trouble, at):
@@ -106,12 +109,11 @@ class Fleet:
             extra = {"streaming": len(here), "nodes": len(self._nodes), "trouble": trouble}
             log.info("attached", extra={**extra, "at": at})
 
-    def _say_when_all(self, here: Sequence[SimulatedNode]) -> None:
+    def _say_when_all(self, here: Sequence[SimulatedNode], away: Sequence[SimulatedNode]) -> None:
         """How long it took, from the first stream that was lost to the last that is back."""
-        away = [node.since for node in self._nodes.values() if not node.streaming]
         if away:
-            before = [] if self._gap_since is None else [self._gap_since]
-            self._gap_since = min(away + before)
+            since = min(node.since for node in away)
+            self._gap_since = since if self._gap_since is None else min(since, self._gap_since)
         elif self._gap_since is not None:
             took = max(node.since for node in here) - self._gap_since
             self._gap_since = None

@@ -10,10 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.route import (
+    BASE,
     CAP,
     FUTILE,
     HASTY,
     HOPS,
+    LIVING,
+    LONGEST,
     REFUSED_CAP,
     RETURN,
     RETURN_WITHIN,
@@ -21,12 +24,13 @@ from nodeagent.route import (
     WELL_AFTER,
     Route,
 )
-from nodeagent.stream import GREETING, Ended
+from nodeagent.stream import GREETING, Ended, Patience
 
 NAME, A, B = "ward:8443", "ward-0.ward:8443", "ward-1.ward:8443"
 
 NOBODY = Ended("UNAVAILABLE: connection refused", welcomed=False)
 LOST = Ended("UNAVAILABLE: connection reset", welcomed=True)
+LATE = Ended("no greeting in 15 s", welcomed=False, late=True)
 SILENT = Ended("a heartbeat was not answered within 12 s", welcomed=True, silent=True)
 REFUSED = Ended("UNAUTHENTICATED: bad token", welcomed=False, refused=True)
 
@@ -58,12 +62,13 @@ def test_a_redirect_is_followed_at_once() -> None:
 
 def test_after_a_stream_that_was_well_it_goes_back_there_once_and_then_to_the_name() -> None:
     route = at_home()
-    assert route.patience == GREETING
+    assert route.patience == Patience(GREETING, LIVING)
     assert route.after(LOST, 1000.0) == RETURN
     assert (route.address, route.sent_by) == (A, NAME), "and who had sent it there is still told"
-    assert route.patience == RETURN_WITHIN
-    assert route.after(NOBODY, 0.0) < RETURN
-    assert (route.address, route.sent_by, route.patience) == (NAME, "", GREETING)
+    assert route.patience == Patience(RETURN_WITHIN, LIVING), "who lives there may take his time"
+    assert route.after(NOBODY, 0.0) <= RETURN
+    assert (route.address, route.sent_by) == (NAME, "")
+    assert route.patience == Patience(GREETING, LIVING)
     route.after(NOBODY, 0.0)
     assert route.address == NAME, "it is forgotten"
 
@@ -98,15 +103,37 @@ def test_a_shard_that_sends_it_away_when_it_comes_back_is_obeyed() -> None:
 
 def test_what_was_welcomed_by_the_name_itself_goes_to_the_name() -> None:
     route = longest()
-    assert route.after(LOST, 1000.0) < RETURN
+    assert route.after(LOST, 1000.0) == RETURN, "as all others did that it had"
     assert route.address == NAME
+    assert route.patience == Patience(GREETING, LIVING), "there is nowhere else to go"
+
+
+def test_patience_that_was_in_vain_twice_grows_until_somebody_has_greeted() -> None:
+    route = longest()
+    seen = []
+    for _ in range(8):
+        seen.append((route.patience.life, route.patience.greeting))
+        route.after(LATE, 15.0)
+    assert seen[:4] == [(15, 60), (15, 120), (30, 240), (60, 480)]
+    assert seen[-1] == (LONGEST, LONGEST)
+    route.after(NOBODY, 0.0)
+    assert route.patience.life == LONGEST, "who is refused has learnt nothing of how long it takes"
+    route.after(LOST, 1.0)
+    assert route.patience == Patience(GREETING, LIVING)
+
+
+def test_a_shard_that_is_gone_back_to_in_vain_says_nothing_of_the_others() -> None:
+    route = at_home()
+    route.after(LOST, 1000.0)
+    route.after(LATE, RETURN_WITHIN)
+    assert (route.address, route.patience) == (NAME, Patience(GREETING, LIVING))
 
 
 def test_who_is_sent_to_nobody_does_not_ask_again_at_once() -> None:
     route = longest()
     route.after(sent(A), 0.0)
     wait = route.after(NOBODY, 0.0)
-    assert (route.address, wait) == (NAME, 0.1 * 2**FUTILE)
+    assert (route.address, wait) == (NAME, BASE * 2**FUTILE)
     route.after(sent(A), 0.0)
     assert route.after(NOBODY, 0.0) == CAP
 
@@ -114,16 +141,16 @@ def test_who_is_sent_to_nobody_does_not_ask_again_at_once() -> None:
 def test_a_shard_that_fell_silent_is_not_gone_back_to_and_is_not_waited_for_twice() -> None:
     route = at_home()
     assert route.after(SILENT, 1000.0) < RETURN
-    assert (route.address, route.sent_by, route.patience) == (NAME, "", GREETING)
+    assert (route.address, route.sent_by, route.patience) == (NAME, "", Patience(GREETING, LIVING))
     for _ in range(HASTY):
         route.after(sent(A), 0.1)
-        assert route.patience == SILENT_WITHIN, (
+        assert route.patience.life == SILENT_WITHIN, (
             "the others may not know yet, and its kernel listens"
         )
-        assert route.after(NOBODY, SILENT_WITHIN) >= 0.1 * 2**FUTILE
+        assert route.after(NOBODY, SILENT_WITHIN) >= BASE * 2**FUTILE
         assert route.address == NAME
     route.after(sent(A), 0.1)
-    assert route.patience == GREETING, "perhaps it is only slow"
+    assert route.patience.life == GREETING, "perhaps it is only slow"
 
 
 def test_whoever_welcomes_it_after_a_silence_ends_its_haste() -> None:
@@ -131,13 +158,13 @@ def test_whoever_welcomes_it_after_a_silence_ends_its_haste() -> None:
     route.after(SILENT, 1000.0)
     route.after(sent(B), 0.1)
     route.after(sent(A, welcomed=True), 1000.0)
-    assert (route.address, route.patience) == (A, GREETING)
+    assert (route.address, route.patience.life) == (A, GREETING)
 
 
 def test_who_is_refused_comes_back_less_and_less_often_but_comes_back() -> None:
     route = longest()
     waits = [route.after(REFUSED, 0.0) for _ in range(40)]
-    assert waits[0] == pytest.approx(0.1)
+    assert waits[0] == BASE
     assert waits == sorted(waits)
     assert waits[-1] == REFUSED_CAP
 
@@ -149,7 +176,7 @@ def test_a_circle_is_told_with_its_way_and_left() -> None:
     assert not route.circle
     wait = route.after(sent(A), 0.0)
     assert route.circle == f"{NAME} -> {A} -> {B} -> {A} -> {B} -> {A}"
-    assert (route.address, route.sent_by, wait) == (NAME, "", 0.1 * 2**FUTILE)
+    assert (route.address, route.sent_by, wait) == (NAME, "", BASE * 2**FUTILE)
     route.after(NOBODY, 0.0)
     assert not route.circle
 
@@ -221,7 +248,7 @@ def test_10_000_agents_are_attached_again_30_s_after_one_of_three(*, stopped: bo
         now, _, orphan = heapq.heappop(queue)
         route = routes[orphan]
         if route.address == "0":
-            ended, done = NOBODY, now + (route.patience if stopped else 0.001)
+            ended, done = NOBODY, now + (route.patience.life if stopped else 0.001)
         else:
             replica = rng.choice([1, 2]) if route.address == NAME else int(route.address)
             done = free_at[replica] = max(now, free_at[replica]) + SERVED
