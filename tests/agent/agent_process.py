@@ -145,7 +145,7 @@ boot_grace = "3650d"
         assert self.process is not None
         process = self.process
         process.send_signal(signal.SIGTERM)
-        await until(lambda: process.poll() is not None, within=15, what=self.log())
+        await until(lambda: process.poll() is not None, within=30, what=self.log())
         return process.wait()
 
     def close(self) -> None:

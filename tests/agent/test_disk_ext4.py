@@ -106,7 +106,7 @@ async def test_a_real_ext4_that_found_an_error(tmp_path: Path) -> None:
         check = disk_ext4.build(found, options(disk_ext4.SPEC, mounts=(name,)))
         assert verdicts(await check.look())[name] == OK
         provoke_error(point)
-        for _ in range(100):  # the kernel notes it in its own time
+        for _ in range(600):  # the kernel notes it in its own time
             if verdicts(await check.look())[name] == NEW:
                 break
             await asyncio.sleep(0.05)

@@ -128,7 +128,7 @@ async def test_a_remote_filesystem_that_goes_away_and_comes_back(
     assert len(disks.disk.outstanding()) <= 1
     assert "the probe is " in observations(mine)[name].message, "where it waits"
     server.send_signal(signal.SIGCONT)
-    for _ in range(100):
+    for _ in range(600):
         if verdicts(await check.look())[name] == OK:
             break
         await asyncio.sleep(0.05)

@@ -91,7 +91,7 @@ async def test_something_else_on_the_port_is_failed_where_a_kubelet_is_expected(
     tmp_path: Path,
 ) -> None:
     async with serving(lambda _: b"SSH-2.0-OpenSSH\r\n\r\n") as url:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             found = verdicts(await check_of(tmp_path, url, expected=True).look())
     assert found == {"": (Status.FAILED, "garbled")}
 

@@ -341,7 +341,7 @@ async def test_one_that_hangs_in_the_kernel_is_said_to_and_not_started_again(
     assert count.read_text() == "x\n", "no second one beside it"
     thaw()
     await until((folder / "new").exists, what="the end of the wait")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while isinstance(again := await program.run(), Stuck):  # noqa: ASYNC110  it has no event
             await asyncio.sleep(0.05)
     assert own.judge(NAGIOS, again)[0] is Status.OK

@@ -123,7 +123,7 @@ async def test_a_server_that_stands_still_holds_up_neither_the_loop_nor_the_end(
             with pytest.raises(OSError, match="no answer"):
                 await history.recent()
             await until(lambda: "no answer" in history.problem)
-        assert pulse.worst < 1.0  # a machine at work, not a server that is waited for
+        assert pulse.worst < 1.9  # a machine at work; who waits for the server waits 2 s
         await off_loop(own.server.resume)
         await until(lambda: history.written == 1_001, lambda: history.problem)
         await until(lambda: not history.problem)

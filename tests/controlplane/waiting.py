@@ -11,7 +11,7 @@ def wait_until(
     probe: Callable[[], T | None],
     *,
     what: str | Callable[[], object],
-    timeout_s: float = 15.0,
+    timeout_s: float = 30.0,
     every_s: float = 0.05,
 ) -> T:
     """Call `probe` until what it returns is true, and return that.

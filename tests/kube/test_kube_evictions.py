@@ -30,7 +30,7 @@ def run_pod(space: Space, node: str, name: str, **arguments: Any) -> None:
 async def pod_of(kube: KubeCluster, node: str, name: str) -> Pod:
     """The pod, once it has come to rest: kwok writes its status once more after Running."""
     before: Pod | None = None
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while True:
             found = {pod.name: pod for pod in await kube.pods_on(node)}[name]
             if before == found:

@@ -44,7 +44,7 @@ SPEC = QuarantineSpec(
 
 async def change_node(kube: KubeCluster, name: str, change: Callable[[Node], NodeChange]) -> Node:
     """Read and patch until nobody wrote in between: controllers look at new nodes too."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while True:
             node = await kube.read_node(name)
             assert node is not None
@@ -146,7 +146,7 @@ async def test_another_node_of_that_name_is_a_conflict_and_stays_untouched(
         await kube.patch_node(node, NodeChange(taints=(OURS,)))
     # With the version right, it is the uid alone that fails it.
     statuses = set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while 422 not in statuses:
             fresh = await kube.read_node(name)
             assert fresh is not None
@@ -173,7 +173,7 @@ async def test_the_list_of_nodes_has_their_metadata(
 ) -> None:
     names = cluster_space.create_nodes(3, labels={"pool": "h100"})
     listed: dict[str, Any] = {}
-    async with asyncio.timeout(10):  # the server's cache may be a little behind
+    async with asyncio.timeout(30):  # the server's cache may be a little behind
         while not set(names) <= set(listed):
             listed = {node.name: node for node in await kube.list_nodes()}
     assert {listed[name].labels["pool"] for name in names} == {"h100"}

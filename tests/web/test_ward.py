@@ -257,7 +257,7 @@ async def test_watch_tells_what_happens_and_finds_its_way_back() -> None:
         served.feed.note(Transition(NIGHT, Kind.HELD, "node-1", "node-1: held, the second"))
         await until(lambda: any("the second" in line for line in lines))
         process.send_signal(signal.SIGINT)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             assert await process.wait() == 130
         await reading
     assert process.stderr is not None
