@@ -24,6 +24,11 @@ class Resyncs:
         """A snapshot is wanted, when one may be asked for again."""
         self._reason = reason
 
+    @property
+    def wanted(self) -> bool:
+        """Whether a snapshot is still to be asked for."""
+        return bool(self._reason)
+
     def due(self, now: float) -> str:
         """Why to ask for one now; empty: don't. What it returns counts as asked."""
         if not self._reason or now < self._not_before:

@@ -111,6 +111,7 @@ class Stream:
         "_stopping",
         "_streams",
         "_task",
+        "due_at",
         "identity",
         "instance",
         "last_heard",
@@ -155,6 +156,8 @@ class Stream:
         self.peer = context.peer()
         self.identity = Identity("")
         self.last_heard = rules.now()
+        #: When time may next bring something, but for its credentials' end (monotonic).
+        self.due_at = float("-inf")
         #: Its credentials have expired, and it stays because nobody's can be renewed.
         self.overdue = False
 
@@ -368,6 +371,7 @@ class Stream:
     def resync(self, reason: str) -> None:
         """Ask for a snapshot, now or as soon as one may be asked for again."""
         self._resyncs.ask(reason)
+        self.due_at = float("-inf")
         self._resync_if_due(self._rules.now())
 
     def _resync_if_due(self, now: float) -> None:
@@ -379,6 +383,7 @@ class Stream:
     def redirect(self, address: str, reason: str) -> None:
         self._outbox.put(wire.redirect(address, reason))
         self._leave_by = self._rules.now() + REDIRECT_WITHIN
+        self.due_at = float("-inf")
 
     def clear_faults(self, component: str, code: str, reason: str) -> str:
         command = uuid.uuid4().hex
@@ -406,8 +411,13 @@ class Stream:
     # -- its end ----------------------------------------------------------------
 
     def tick(self, now: float, wall: float, *, renewals_may_fail: bool) -> None:
-        """Look after what time brings: silence, expiry, a redirect that was not followed."""
+        """Look after what time brings: silence, expiry, a redirect that was not followed.
+
+        Before `due_at`, with credentials that are valid, there is nothing.
+        """
         self._resync_if_due(now)
+        if not self._resyncs.wanted:
+            self.due_at = min(self.last_heard + self._rules.silent_after, self._leave_by)
         if now > self._leave_by:
             self._stop(Ending(Why.REDIRECTED, Code.UNAVAILABLE, "redirected, and stayed"))
         elif now - self.last_heard > self._rules.silent_after:

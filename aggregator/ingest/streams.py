@@ -70,8 +70,11 @@ class StreamTable:
         renewals_may_fail = now <= self._excused_until
         overdue = 0
         for stream in list(self._by_node.values()):
-            stream.tick(now, wall, renewals_may_fail=renewals_may_fail)
-            overdue += stream.overdue
+            expires = stream.identity.expires
+            # To ask each of 10,000 streams every second would take 4 % of a core.
+            if now >= stream.due_at or (expires is not None and wall >= expires):
+                stream.tick(now, wall, renewals_may_fail=renewals_may_fail)
+                overdue += stream.overdue
         self._stats.overdue = overdue
         for node in self._conflicts.over(now):
             self._intake.conflict(node, "")
