@@ -9,11 +9,12 @@ How long 10,000 agents are without a shard when one of three replicas dies, in s
    0      3,333 streams end (the other 6,667 notice nothing: rendezvous moves no other node).
    0- 1   each goes back once, within RETURN: refused, which costs nobody anything.
    1-18   any other replica sends it to the dead one, until that one's Lease has expired (at most
-          18). The answer will be the same for seconds, so such an agent doesn't begin with BASE:
-          it waits within 6.4 and then 8 (FUTILE, CAP), 4 on average: 830 questions a second, 420
-          for each replica left. One replica answers about 1,000 (a TLS handshake, Hello, Redirect,
-          each on a new connection; measured on one core).
-   18-26  whatever an agent drew last is over by 18 + CAP. Half of them find their shard at once,
+          18). The answer will be the same for seconds, so such an agent doesn't begin with BASE,
+          and never waits less than half of what it might: 3.2 to 6.4 and then 4 to 8 (FUTILE,
+          CAP), 6 on average. 550 questions a second, 280 for each replica left. One replica answers
+          about 1,000 (a TLS handshake, Hello, Redirect, each on a new connection; measured on one
+          core).
+  18-26  whatever an agent drew last is over by 18 + CAP. Half of them find their shard at once,
           half are sent on: 1.5 connections each, 310 a second for each replica left.
    30     leaves 4 for the last one's own way: a name, two handshakes, a queue.
 
@@ -151,9 +152,10 @@ class Route:
         self.address, self.sent_by, self._returning = self._configured, "", False
         if futile:
             self._failures = max(self._failures, FUTILE)
-        return self._wait(cap)
+        return self._wait(cap, spread=0.5 if futile else 1.0)
 
-    def _wait(self, cap: float, *, at_least: float = 0.0) -> float:
+    def _wait(self, cap: float, *, at_least: float = 0.0, spread: float = 1.0) -> float:
+        """Drawn from the last ``spread`` of what it may be at most."""
         longest = max(at_least, min(cap, BASE * (1 << self._failures)))
         self._failures = min(self._failures + 1, _MANY)
-        return self._random() * longest
+        return longest * (1 - spread * (1 - self._random()))
