@@ -63,7 +63,7 @@ test: env ## Every check and every test (needs root for mounts, namespaces, the 
 	@tests/setup-debian.sh
 	@$(MAKE) --no-print-directory lint
 	@$(BIN)/python -m tests.controlplane build
-	@$(BIN)/pytest
+	@$(BIN)/python -m tests.side_by_side
 
 .PHONY: test-fast
 test-fast: env ## Unit tests alone: no root, no cluster, seconds

@@ -652,7 +652,7 @@ def command(*arguments: str) -> "subprocess.CompletedProcess[str]":
         text=True,
         check=False,
         cwd=ROOT,
-        timeout=60,
+        timeout=120,
     )
 
 

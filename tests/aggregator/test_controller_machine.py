@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -37,6 +38,9 @@ from tests.support.memorycluster import MemoryCluster, World
 from tests.support.replica import SETTINGS, FakeLine, Replica, component, fault, hello
 from tests.support.running import LoopClock
 from tests.support.virtualtime import VirtualTimeLoop
+
+#: It computes all the while: on a machine with much else to do that takes minutes.
+pytestmark = pytest.mark.timeout(900)
 
 T = TypeVar("T")
 NODES = ("n1", "n2", "n3", "n4")

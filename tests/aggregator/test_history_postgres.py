@@ -172,10 +172,10 @@ asyncio.run(main())
 """
     began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
     )
     assert done.stdout.split() == ["lost", "1"]
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 60
 
 
 async def test_a_server_that_comes_late_is_found(start_postgres: StartPostgres) -> None:

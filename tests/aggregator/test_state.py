@@ -47,7 +47,7 @@ async def test_missing_folders_are_made_for_nobody_else_and_used(tmp_path: Path)
 def test_a_folder_that_cannot_be_made_is_named_with_its_key(tmp_path: Path) -> None:
     file = settings(tmp_path)
     (tmp_path / "b").write_text("a file where a folder should be")
-    done = subprocess.run(command(file), capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command(file), capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
     assert done.stderr == (
         f"sickbay-aggregator: history.database: the folder {tmp_path}/b/deep can't be made: "

@@ -115,7 +115,7 @@ class Replicas:
         for replica in self.replicas.values():
             replica.start()
         for replica in self.replicas.values():
-            replica.ready(timeout_s=90)  # several start at once
+            replica.ready(timeout_s=180)  # several start at once
         self.until_settled()
         return self
 

@@ -240,7 +240,7 @@ class AggregatorProcess:
             )
         return self
 
-    def ready(self, *, timeout_s: float = 30) -> Self:
+    def ready(self, *, timeout_s: float = 90) -> Self:
         """Wait until it has its view of the cluster and listens."""
         self.wait_for_log('"connected"', timeout_s=timeout_s)
 
