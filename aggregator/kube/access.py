@@ -1,13 +1,15 @@
 """Where the API server is and how we prove who we are: kubeconfig, exec plugin, or in a pod.
 
-kubernetes_asyncio knows the forms that credentials come in. It is imported when it is first
-needed: the import takes more than a second, and a site without Kubernetes never needs it.
+kubernetes_asyncio knows the forms that a kubeconfig comes in. It is imported when one is first
+read: that takes more than a second and 60 MiB, and neither a pod nor a site without Kubernetes
+needs it.
 """
 
 import asyncio
 import binascii
 import logging
 import ssl
+import sys
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import yaml
 
+from aggregator.kube.service_account import ServiceAccount
 from aggregator.quarantine.cluster import Refused, Unreachable
 
 _LOG = logging.getLogger(__name__)
@@ -102,27 +105,21 @@ class Access:
 
 async def load(sources: Sources) -> Access:
     """Read the credentials. Raises Refused that says which file is wrong, and how."""
-    from kubernetes_asyncio.client import Configuration
-    from kubernetes_asyncio.config import load_incluster_config, load_kube_config
-
-    configuration = Configuration()
     if sources.in_cluster:
         folder = sources.service_account
         try:
-            load_incluster_config(  # type: ignore[no-untyped-call]  # it has no annotations
-                configuration,
-                environ=sources.environ,
-                token_filename=str(folder / "token"),
-                cert_filename=str(folder / "ca.crt"),
-            )
-            return Access(configuration, None)
-        except _config_errors() as error:
+            return Access(ServiceAccount(folder, sources.environ), None)
+        except (OSError, ValueError) as error:
             raise Refused(f"the service account in {folder} can't be used: {error}") from error
     if not sources.has_file:
         raise Refused(
             f"there is no kubeconfig at {sources.path}, and this is no pod with a service account:"
             " set cluster.kubeconfig, or cluster.kind to local"
         )
+    from kubernetes_asyncio.client import Configuration
+    from kubernetes_asyncio.config import load_kube_config
+
+    configuration = Configuration()
     try:
         loader = await load_kube_config(
             config_file=sources.path,
@@ -140,10 +137,9 @@ def _config_errors() -> tuple[type[Exception], ...]:
 
     The last three stand for shapes that the library doesn't check (a context without a user).
     """
-    from kubernetes_asyncio.config import ConfigException
-
+    library = sys.modules.get("kubernetes_asyncio.config")  # not loaded, it raises nothing
     return (
-        ConfigException,
+        *((library.ConfigException,) if library is not None else ()),
         OSError,
         ValueError,
         binascii.Error,
