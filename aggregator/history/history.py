@@ -37,7 +37,9 @@ MOST_READ = 10_000
 #: Rows that one deletion takes: a writer never waits long behind retention.
 CHUNK = 1_000
 #: Seconds.
-LINGER = 0.05
+LINGER = 0.2
+#: Between two deletions of a chunk, while there is more to delete.
+BREATH = 0.05
 RETENTION_EVERY = 600.0
 COUNT_EVERY = 3600.0
 _BACKOFF_FIRST = 0.5
@@ -208,9 +210,9 @@ class History:
         while not (self._closing and not self._queue and not self._told):
             try:
                 if self._queue:
-                    await self._write_batch()
+                    await self._linger(await self._write_batch())
                 elif self._told:
-                    await self._write_told()
+                    await self._linger(await self._write_told())
                 elif self._clocks.now() >= retention_due and not self._closing:
                     retention_due = await self._retain()
                 else:
@@ -225,8 +227,8 @@ class History:
             else:
                 failures = 0
 
-    async def _write_batch(self) -> None:
-        """The oldest that wait. They leave the queue when they are safe."""
+    async def _write_batch(self) -> int:
+        """The oldest that wait. They leave the queue when they are safe. How many they were."""
         batch = [self._queue[i] for i in range(min(BATCH, len(self._queue)))]
         await self._in_thread(self._database.write, batch)
         for _ in batch:
@@ -234,14 +236,23 @@ class History:
         self.written += len(batch)
         self._well()
         self._say_losses()
+        return len(batch)
 
-    async def _write_told(self) -> None:
+    async def _write_told(self) -> int:
         """A transition that comes meanwhile goes before the next batch."""
         batch = [self._told[i] for i in range(min(BATCH, len(self._told)))]
         await self._in_thread(self._database.write, batch, evidence)
         for _ in batch:
             self._told.popleft()
         self._well()
+        return len(batch)
+
+    async def _linger(self, written: int) -> None:
+        """In a storm something always waits: to write it a few rows at a time costs the more, just
+        when there is most to do. Who has fallen behind, or ends, does not linger.
+        """
+        if written < BATCH and not self._closing:
+            await self._pause(LINGER)
 
     async def _in_thread(self, function: Callable[P, T], /, *args: P.args, **more: P.kwargs) -> T:
         self._busy_since = self._clocks.now()
@@ -262,7 +273,7 @@ class History:
             deleted = max(deleted, await self._in_thread(delete, oldest, CHUNK, table))
         now = self._clocks.now()
         self._well()
-        return now + LINGER if deleted >= CHUNK else now + RETENTION_EVERY
+        return now + BREATH if deleted >= CHUNK else now + RETENTION_EVERY
 
     async def _count(self) -> None:
         """See from where on there are more rows than may be."""
@@ -282,10 +293,10 @@ class History:
         except TimeoutError:
             return
         if not self._closing:
-            await asyncio.sleep(LINGER)
+            await self._pause(LINGER)
 
     async def _pause(self, seconds: float) -> None:
-        """Backoff, cut short by the end."""
+        """Cut short by the end."""
         deadline = asyncio.get_running_loop().time() + seconds
         while not self._closing and (left := deadline - asyncio.get_running_loop().time()) > 0:
             self._some.clear()

@@ -219,7 +219,8 @@ class _Board:
     def take(self, proposal: Proposal) -> None:
         self._standing += 1
         self._lately += 1
-        self._pools[proposal.pool] = self._in_pool(proposal.pool) + 1
+        if self._limits.pool_label:  # else nobody asks, and it takes a look at all entries
+            self._pools[proposal.pool] = self._in_pool(proposal.pool) + 1
         self._entered.append(
             Entry(proposal.node, proposal.incident, proposal.pool, proposal.action, self._now)
         )
