@@ -8,7 +8,7 @@ and the record bring it back.
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
 
 from aggregator.health.model import Component, Delta, Hello, Snapshot
 from aggregator.policy.rules import Policy
@@ -45,6 +45,9 @@ ROUNDS = 5.0
 HELD_A_ROUND = 500
 #: The list of nodes is read anew so often (seconds).
 REFRESH = 180.0
+
+#: Nodes seen to in a round between two looks at whatever else is to be done.
+_SLICE = 500
 
 log = logging.getLogger("sickbay.quarantine")
 
@@ -283,11 +286,11 @@ class Controller:
             ):
                 refreshed = now
             wall = self._clocks.wall()
-            for case in self._census.cases():
+            async for case in self._by_slices():
                 self._hearing.note_silence(case, now)
             self._tell_fleet()
             self._following.tell_stop()
-            for case in self._census.cases():
+            async for case in self._by_slices():
                 if case.wishes != NONE and case.patient.wishes != describe(case.wishes, wall):
                     self._judging.judge(case)  # an exemption has ended
                 if _in_suspense(case) or case.release_held:
@@ -295,6 +298,14 @@ class Controller:
                 self._attending.resume(case)
             self._look_at_held()
             await asyncio.sleep(ROUNDS)
+
+    async def _by_slices(self) -> AsyncIterator[Case]:
+        """All cases, and a look at whatever else is to be done every millisecond or so."""
+        for count, case in enumerate(self._census.cases(), 1):
+            if count % _SLICE == 0:
+                await asyncio.sleep(0)
+            if self._census.known(case.node) is case:  # else it was forgotten in between
+                yield case
 
     def _look_at_held(self) -> None:
         for case in self._in_turn([c for c in self._census.cases() if c.patient.hold]):

@@ -319,3 +319,31 @@ async def test_news_of_an_older_record_change_nothing_and_a_read_of_one_does() -
     world.record = seen[1]
     await registrar.read()
     assert set(registrar.record.entries) == {"n0"}
+
+
+async def test_a_round_through_all_nodes_lets_others_go_between_and_skips_the_forgotten() -> None:
+    replica = Replica(World(), clock=Turned())
+    await until(lambda: not replica.fleet.view_lost)
+    census = replica.controller._census
+    for number in range(1600):
+        census.case(f"n{number}")
+    went: list[int] = []
+    seen: list[str] = []
+
+    async def other() -> None:
+        while True:
+            went.append(len(seen))
+            if len(seen) > 1000:
+                known = census.known("n1599")
+                if known is not None:
+                    census.forget(known)
+            await asyncio.sleep(0)
+
+    going = asyncio.create_task(other())
+    await asyncio.sleep(0)
+    async for case in replica.controller._by_slices():
+        seen.append(case.node)  # noqa: PERF401 - the other looks at it meanwhile
+    going.cancel()
+    assert len({count for count in went if 0 < count < 1600}) >= 2
+    assert seen == [f"n{number}" for number in range(1599)]
+    await replica.stop()
