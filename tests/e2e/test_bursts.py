@@ -114,8 +114,7 @@ def break_by_pause(plane: ControlPlane) -> Callable[[], None]:
 
 
 @pytest.mark.timeout(300)
-# After 26 s the pauses between tries are at their longest, 15 s. `make bench-faults` takes 60 s.
-@pytest.mark.parametrize(("break_it", "seconds"), [(break_by_kill, 35), (break_by_pause, 20)])
+@pytest.mark.parametrize(("break_it", "seconds"), [(break_by_kill, 60), (break_by_pause, 20)])
 def test_the_api_server_away_while_20_faults_come_in_loses_none(
     start_control_plane: StartControlPlane,
     begin: Begin,
