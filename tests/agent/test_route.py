@@ -138,6 +138,13 @@ def test_who_is_sent_to_nobody_does_not_ask_again_at_once() -> None:
     assert route.after(NOBODY, 0.0) == CAP
 
 
+def test_and_even_the_luckiest_of_those_waits_half_of_that() -> None:
+    route = Route(NAME, lambda: 0.0)
+    for longest_wait in (BASE * 2**FUTILE, CAP, CAP):
+        route.after(sent(A), 0.0)
+        assert route.after(NOBODY, 0.0) == longest_wait / 2
+
+
 def test_a_shard_that_fell_silent_is_not_gone_back_to_and_is_not_waited_for_twice() -> None:
     route = at_home()
     assert route.after(SILENT, 1000.0) < RETURN
