@@ -7,8 +7,8 @@ from aggregator.kube import paths
 from aggregator.kube.limiter import Lane
 from aggregator.kube.objects import NodeObject, decode, to_node
 from aggregator.kube.quarantines import timestamp
-from aggregator.kube.transport import STRATEGIC_PATCH, Transport, encode
-from aggregator.quarantine.cluster import Conflict
+from aggregator.kube.transport import METADATA, STRATEGIC_PATCH, Transport, encode
+from aggregator.quarantine.cluster import Conflict, NotFound
 from aggregator.quarantine.decide.marks import TAINT
 
 CONDITION = "SickbayQuarantined"
@@ -47,34 +47,60 @@ async def announce(
     """
     told = False
     for attempt in range(1, _TRIES + 1):
-        body = await transport.request("GET", paths.node(node), kind="nodes", lane=Lane.STATUS)
-        found = decode(body, NodeObject)
-        if found.metadata.uid != node_uid:
-            raise Conflict(f"node {node} is another one now: its uid is {found.metadata.uid}")
-        if any(taint.key == TAINT for taint in to_node(found).taints) is not quarantined:
-            return
         said: _Said = {
             "quarantined": quarantined,
             "reason": reason,
             "message": message,
             "now": timestamp(wall()),
         }
-        condition = _condition(found, **said)
-        if condition is None:
+        # The cache may only lead to a write against its version: that there is nothing to say, and
+        # that another wrote in between, is asked of etcd.
+        due = await _due(transport, node, node_uid, said, cached=True) if attempt == 1 else None
+        due = due or await _due(transport, node, node_uid, said, cached=False)
+        if due is None:
             return
         if not told:
             event = _event(node, node_uid, **said)
             await transport.request(
-                "POST", paths.EVENTS, kind="events", lane=Lane.EVENT, body=encode(event)
+                "POST",
+                paths.EVENTS,
+                kind="events",
+                lane=Lane.EVENT,
+                body=encode(event),
+                accept=METADATA,
             )
             told = True
         try:
-            await _write(transport, found, condition)
+            await _write(transport, *due)
         except Conflict:
             if attempt == _TRIES:
                 raise
         else:
             return
+
+
+async def _due(
+    transport: Transport, node: str, node_uid: str, said: _Said, *, cached: bool
+) -> tuple[NodeObject, dict[str, object]] | None:
+    """The node and the condition to write to it; None where there is nothing to say of it."""
+    query = {"resourceVersion": "0"} if cached else None
+    try:
+        body = await transport.request(
+            "GET", paths.node(node), kind="nodes", lane=Lane.STATUS, query=query
+        )
+    except NotFound:
+        if cached:
+            return None
+        raise
+    found = decode(body, NodeObject)
+    if found.metadata.uid != node_uid:
+        if cached:
+            return None
+        raise Conflict(f"node {node} is another one now: its uid is {found.metadata.uid}")
+    if any(taint.key == TAINT for taint in to_node(found).taints) is not said["quarantined"]:
+        return None
+    condition = _condition(found, **said)
+    return None if condition is None else (found, condition)
 
 
 def _condition(
@@ -110,6 +136,7 @@ async def _write(transport: Transport, found: NodeObject, condition: dict[str, o
         lane=Lane.STATUS,
         body=encode(patch),
         content_type=STRATEGIC_PATCH,
+        accept=METADATA,
     )
 
 

@@ -4,12 +4,21 @@ Unknown fields are skipped while they are parsed, so that a node of 15 KB costs 
 Shapes: https://kubernetes.io/docs/reference/kubernetes-api/
 """
 
+import dataclasses
 import datetime as dt
 from typing import TypeVar
 
 import msgspec
 
-from aggregator.quarantine.cluster import Node, NodeMeta, Pod, RecordText, Refused, Taint
+from aggregator.quarantine.cluster import (
+    Node,
+    NodeChange,
+    NodeMeta,
+    Pod,
+    RecordText,
+    Refused,
+    Taint,
+)
 
 T = TypeVar("T")
 
@@ -242,6 +251,20 @@ def to_node(node: NodeObject) -> Node:
         boot_id=info.boot_id if info else "",
         ready=None if ready is None or ready.status == "Unknown" else ready.status == "True",
         devices=_devices(node.status) if node.status else {},
+    )
+
+
+def patched(before: Node, change: NodeChange, meta: Meta) -> Node:
+    """The node after a patch against its version, by the metadata that came back."""
+    return dataclasses.replace(
+        before,
+        version=meta.resource_version,
+        labels=meta.labels or {},
+        annotations=meta.annotations or {},
+        taints=before.taints if change.taints is None else change.taints,
+        unschedulable=(
+            before.unschedulable if change.unschedulable is None else change.unschedulable
+        ),
     )
 
 

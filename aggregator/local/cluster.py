@@ -189,7 +189,7 @@ class LocalCluster:
         nodes = await self._in_thread(self._open.nodes)
         return [NodeMeta(node.name, node.uid, node.labels, node.annotations) for node in nodes]
 
-    async def read_node(self, name: str) -> Node | None:
+    async def read_node(self, name: str, *, cached: bool = False) -> Node | None:  # noqa: ARG002
         return await self._in_thread(self._open.node, name)
 
     async def patch_node(self, node: Node, change: NodeChange) -> Node:

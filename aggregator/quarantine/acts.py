@@ -124,7 +124,7 @@ class Acts:
         proposal = self._proposal(case, wanted)
         reading = None
         if self._admission.likely(proposal):
-            reading = asyncio.create_task(self._cluster.read_node(case.node))
+            reading = asyncio.create_task(self._picture(case))
         try:
             held = await self._admission.propose(proposal)
         except BaseException:
@@ -137,8 +137,7 @@ class Acts:
         case.patient.hold = None
         words = case.patient.overruled
         entry = self._registrar.record.entries.get(case.node)
-        node = await (reading or self._cluster.read_node(case.node))
-        case.take_node(node)
+        node = await self._taken(case, await (reading or self._picture(case)))
         if node is None:
             await self._registrar.withdraw(entry)
             case.patient.last_error = "the cluster has no node of this name"
@@ -157,8 +156,7 @@ class Acts:
         """The record allows it already: finish what was begun."""
         entry = self._registrar.record.entries.get(case.node)
         words = case.patient.overruled
-        node = await self._cluster.read_node(case.node)
-        case.take_node(node)
+        node = await self._taken(case, await self._picture(case))
         if node is None:
             await self._registrar.withdraw(entry)
             case.patient.last_error = "the cluster has no node of this name"
@@ -169,6 +167,17 @@ class Acts:
             await self._registrar.withdraw(entry)
             return
         await self._create_and_mark(case, wanted, node)
+
+    async def _picture(self, case: Case) -> Node | None:
+        """The node for a patch against its version: as it is, or was a moment ago."""
+        return await self._cluster.read_node(case.node, cached=True)
+
+    async def _taken(self, case: Case, node: Node | None) -> Node | None:
+        """The picture, now known of the node. What it says that is new has to be so by now."""
+        if not case.bears_out(node):
+            node = await self._cluster.read_node(case.node)
+        case.take_node(node)
+        return node
 
     async def _create_and_mark(self, case: Case, wanted: Wanted, node: Node) -> None:
         if not self._may_act(case.node):  # paused since it was admitted: another goes on

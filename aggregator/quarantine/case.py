@@ -146,6 +146,22 @@ class Case:
         if quarantine.uid != self.ended:
             self.patient.quarantine = quarantine
 
+    def bears_out(self, node: Node | None) -> bool:
+        """Whether a picture that may be old says nothing that is not known of the node already.
+
+        Such a one may be taken for a patch that its version fences; see docs/fences.md.
+        """
+        patient = self.patient
+        return (
+            node is not None
+            and not (self.unread or self.node_gone or self.misnamed)
+            and patient.quarantine is None
+            and self.claimed in ("", node.uid)
+            and maintained_by(node) == patient.maintained == ""
+            and read_wishes(node.annotations) == self.wishes
+            and read_overruled(node.annotations) - self.over == patient.overruled
+        )
+
     def take_node(self, node: Node | None) -> None:
         """The node as just read: the base for what people did to it."""
         quarantine = self.patient.quarantine

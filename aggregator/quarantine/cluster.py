@@ -188,7 +188,7 @@ class NodeMeta:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node read in full, never from a cache: what a fenced patch is decided on."""
+    """A node read in full: what a fenced patch is decided on."""
 
     name: str
     uid: str
@@ -391,12 +391,15 @@ class Cluster(Protocol):
         """Whether the definition of quarantines is being deleted or is gone (an uninstall)."""
         ...
 
-    async def read_node(self, name: str) -> Node | None:
-        """In full, never from a cache."""
+    async def read_node(self, name: str, *, cached: bool = False) -> Node | None:
+        """In full, from where it is stored. None: it is not there.
+
+        ``cached``: as it is now or was before. Only for what a patch against its version follows.
+        """
         ...
 
     async def patch_node(self, node: Node, change: NodeChange) -> Node:
-        """One patch against the node's version and uid."""
+        """One patch against the node's version and uid. Returns the node as it is then."""
         ...
 
     async def pods_on(self, node: str) -> list[Pod]: ...

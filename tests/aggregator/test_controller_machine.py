@@ -537,6 +537,10 @@ class Ward(RuleBasedStateMachine):
     def budgets(self, *, blocks: bool) -> None:
         self.world.budget_blocks = {p.uid for p in self.world.pods.values()} if blocks else set()
 
+    @rule(lags=st.booleans())
+    def the_servers_cache(self, *, lags: bool) -> None:
+        self.world.cache_lags = lags
+
     @rule()
     def kubelets_finish(self) -> None:
         self.world.kubelets_finish()

@@ -131,11 +131,11 @@ class Interrupted(MemoryCluster):
 
     meanwhile: Any = None
 
-    async def read_node(self, name: str) -> Node | None:
+    async def read_node(self, name: str, *, cached: bool = False) -> Node | None:
         meanwhile, self.meanwhile = self.meanwhile, None
         if meanwhile is not None:
             meanwhile()
-        return await super().read_node(name)
+        return await super().read_node(name, cached=cached)
 
 
 def test_a_fault_that_comes_during_the_last_look_keeps_the_node_in() -> None:

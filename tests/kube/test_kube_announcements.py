@@ -104,3 +104,18 @@ async def test_who_was_superseded_says_nothing_of_what_is_over(
     await kube.announce(name, node_uid=uid, quarantined=True, reason="Xid79", message="late")
     assert condition_of(cluster_space, name)["status"] == "False"
     assert [one["note"] for one in events_of(cluster_space, name)].count("late") == 0
+
+
+async def test_what_was_told_just_now_is_told_once_although_the_cache_may_not_show_it(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    names = cluster_space.create_nodes(8)
+    uids = {name: await marked(kube, name, there=True) for name in names}
+    for _ in range(2):  # at once after the mark, and at once after the first word
+        for name, uid in uids.items():
+            await kube.announce(
+                name, node_uid=uid, quarantined=True, reason="Xid79", message="fell off the bus"
+            )
+    for name in names:
+        assert condition_of(cluster_space, name)["status"] == "True"
+        assert len(events_of(cluster_space, name)) == 1

@@ -100,6 +100,50 @@ async def test_one_patch_taints_cordons_labels_and_annotates(
     assert "sickbay.dev/quarantine" not in released.annotations
 
 
+async def test_what_a_patch_answers_is_the_node_as_it_is_stored(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    """Only metadata comes back; the rest is as it was read, but for the change."""
+    [name] = cluster_space.create_nodes(1, labels={"pool": "a"}, annotations={"keep": "me"})
+    theirs = {"key": "a", "value": "1", "effect": "NoSchedule", "timeAdded": "2026-01-02T03:04:05Z"}
+    cluster_space.plane.call(
+        "PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": [theirs]}}, MERGE_PATCH
+    )
+    changes: list[Callable[[Node], NodeChange]] = [
+        lambda node: NodeChange(
+            taints=(*node.taints, OURS), unschedulable=True, labels={"a": "b", "pool": None}
+        ),
+        lambda _: NodeChange(annotations={"keep": None, "new": "one"}),
+        lambda _: NodeChange(taints=(), unschedulable=False),
+    ]
+    async with asyncio.timeout(30):
+        for change in changes:
+            patched, stored = await change_node(kube, name, change), await kube.read_node(name)
+            while stored is not None and stored.version != patched.version:
+                # Somebody else wrote in between: once more, so that the two can be compared.
+                patched, stored = await change_node(kube, name, change), await kube.read_node(name)
+            assert patched == stored
+
+
+async def test_a_node_from_the_cache_is_the_node_and_an_older_one_fails_its_patch(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    [name] = cluster_space.create_nodes(1)
+    first = await kube.read_node(name, cached=True)
+    assert first is not None  # also where the cache has not heard of it yet
+    assert first.name == name
+    await change_node(kube, name, lambda _: NodeChange(annotations={"a": "b"}))
+    with pytest.raises(Conflict) as raised:
+        await kube.patch_node(first, NodeChange(taints=(OURS,)))
+    assert raised.value.status == 409
+    async with asyncio.timeout(30):
+        while True:
+            cached, stored = await kube.read_node(name, cached=True), await kube.read_node(name)
+            if cached == stored:
+                break
+    assert await kube.read_node(f"{name}-none", cached=True) is None
+
+
 async def test_a_taint_that_another_sets_between_our_read_and_our_write_survives(
     kube: KubeCluster, cluster_space: Space
 ) -> None:

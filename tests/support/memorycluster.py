@@ -52,6 +52,9 @@ class World:
     definition_going: bool = False
     clock: int = 1
     listeners: list["asyncio.Queue[News]"] = field(default_factory=list)
+    #: Whether a cache shows each node as it was before its last change.
+    cache_lags: bool = False
+    _before: dict[str, Node] = field(default_factory=dict)
 
     def tick(self) -> str:
         self.clock += 1
@@ -82,9 +85,16 @@ class World:
 
     def set_node(self, node: Node) -> None:
         before = self.nodes.get(node.name)
+        if before is not None:
+            self._before[node.name] = before
         self.nodes[node.name] = replace(node, version=self.tick())
         if before is not None and before.unschedulable and not node.unschedulable:
             self.tell(NodeUncordoned(node.name))
+
+    def cached_node(self, name: str) -> Node | None:
+        """What a cache says: it may be behind, and tell of a node that has gone."""
+        now = self.nodes.get(name)
+        return self._before.get(name, now) if self.cache_lags else now
 
     def put_quarantine(self, quarantine: Quarantine) -> Quarantine:
         written = replace(quarantine, version=self.tick())
@@ -94,7 +104,7 @@ class World:
 
     def renew_node(self, name: str, boot_id: str) -> None:
         """The Node is deleted, and another one of its name is made."""
-        before = self.nodes.pop(name)
+        before = self._before[name] = self.nodes.pop(name)
         if before.unschedulable:
             self.tell(NodeUncordoned(name))
         self.add_node(name, uid=f"uid-{self.tick()}-{name}", boot_id=boot_id)
@@ -305,8 +315,12 @@ class MemoryCluster:
     async def definition_is_going(self) -> bool:
         return await self._call("definition_is_going", lambda: self.world.definition_going)
 
-    async def read_node(self, name: str) -> Node | None:
-        return await self._call("read_node", lambda: self.world.nodes.get(name))
+    async def read_node(self, name: str, *, cached: bool = False) -> Node | None:
+        def effect() -> Node | None:
+            found = self.world.cached_node(name) if cached else None
+            return found or self.world.nodes.get(name)
+
+        return await self._call("read_node", effect)
 
     async def patch_node(self, node: Node, change: NodeChange) -> Node:
         def effect() -> Node:

@@ -579,7 +579,7 @@ class Simulation:
         self.board = SimBoard()
         #: Pairs of replicas that do not reach each other.
         self.parted: set[frozenset[str]] = set()
-        self.world = World()
+        self.world = World(cache_lags=seed % 2 == 1)
         self.wrong: list[str] = []
         #: What replicas that start now show as their policy.
         self.policy_hash = "policy"
