@@ -165,9 +165,9 @@ def test_a_replica_stopped_between_its_look_and_its_write_fails_when_it_writes(
     )
     record.let_go()
     assert _status(record) == 409
-    again = trio.joined_again(leader)
     trio.wake(leader)
-    wait_until(again, what="the former leader to join again", timeout_s=30)
+    # Until the others know that it is back its node is its heir's, whose agent that is by now.
+    trio.replicas.until_settled()
 
     # It holds what it admitted before it was stopped, and so does everybody else.
     patch = trio.hold(leader, "PATCH", f"/nodes/{late}")
