@@ -6,8 +6,10 @@ with Stack(plane, tmp_path) as stack:
     node.xid(79)
 """
 
+import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -138,10 +140,17 @@ def remove_quarantines(plane: ControlPlane, prefix: str) -> None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """``host`` "0.0.0.0": free on every address of this machine."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    """A port to listen on later; ``host`` "0.0.0.0": free on every address of this machine.
+
+    It is below those that Linux gives away by itself (from 32768 on), so that no other program
+    has it by the time that ours starts, or while ours is down between two starts.
+    """
+    for _ in range(100):
+        number = secrets.choice(range(10_240, 32_768))
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((host, number))
+            return number
+    raise AssertionError(f"no port of {host} is free from 10240 to 32767")
 
 
 @dataclass(frozen=True, slots=True)
