@@ -190,7 +190,7 @@ class KubeCluster:
         return (await read_definition(self._transport)).going
 
     async def read_node(self, name: str, *, cached: bool = False) -> Node | None:
-        """``cached``: from the server's watch cache, which costs half; unless it has none."""
+        """``cached``: from the server's watch cache, without etcd; unless it has none."""
         if cached:
             found = await self._get_node(name, {"resourceVersion": "0"})
             if found is not None:
