@@ -73,7 +73,7 @@ async def test_a_call_that_stalls_and_returns_is_heard_by_the_same_worker(tmp_pa
 
 
 async def test_a_worker_that_hangs_for_long_is_killed_and_replaced_by_one(tmp_path: Path) -> None:
-    async with Bench(tmp_path, EIGHT, deadline=0.3, patience=60) as bench:
+    async with Bench(tmp_path, EIGHT, deadline=1.0, patience=60) as bench:
         await bench.sample()
         (first,) = bench.nvml.worker_pids
         bench.gpus.fail("nvmlDeviceGetUUID", gpu=0, hang=True)
@@ -200,7 +200,7 @@ async def test_a_worker_that_cannot_be_killed_gets_one_replacement_and_no_more(
     tmp_path: Path, frozen: Frozen
 ) -> None:
     folder, thaw = frozen
-    async with Bench(tmp_path / "gpus", EIGHT, deadline=0.3, patience=0.1) as bench:
+    async with Bench(tmp_path / "gpus", EIGHT, deadline=1.0, patience=0.1) as bench:
         await bench.sample()
         (first,) = bench.nvml.worker_pids
         bench.gpus.fail("nvmlDeviceGetUUID", gpu=0, open_path=folder / "hang")
@@ -228,7 +228,7 @@ async def test_a_replacement_that_works_gives_samples_and_names_the_stuck_one(
     tmp_path: Path, frozen: Frozen
 ) -> None:
     folder, thaw = frozen
-    async with Bench(tmp_path / "gpus", EIGHT, deadline=0.3, patience=0.1) as bench:
+    async with Bench(tmp_path / "gpus", EIGHT, deadline=1.0, patience=0.1) as bench:
         await bench.sample()
         (first,) = bench.nvml.worker_pids
         bench.gpus.fail("nvmlDeviceGetUUID", gpu=0, open_path=folder / "hang")
