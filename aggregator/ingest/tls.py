@@ -105,7 +105,9 @@ class CertificateFiles:
         try:
             private = serialization.load_pem_private_key(key, password=None)
         except (ValueError, TypeError) as error:
-            raise TlsError(f"{self._files[1]} is no private key in PEM: {error}") from None
+            raise TlsError(
+                f"{self._files[1]} is no private key in PEM: {_briefly(error)}"
+            ) from None
         if private.public_key() != chain[0].public_key():
             raise TlsError(f"{self._files[1]} is not the key of {self._files[0]}")
 
@@ -114,4 +116,9 @@ class CertificateFiles:
         try:
             return x509.load_pem_x509_certificates(text)
         except ValueError as error:
-            raise TlsError(f"{file} is no certificate in PEM: {error}") from None
+            raise TlsError(f"{file} is no certificate in PEM: {_briefly(error)}") from None
+
+
+def _briefly(error: Exception) -> str:
+    """The library's first sentence; where to read more of the library follows it."""
+    return str(error).partition(". ")[0]

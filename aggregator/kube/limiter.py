@@ -43,9 +43,9 @@ class Lane(enum.IntEnum):
 #: For so long after a taint (seconds) another is expected: the next ones are on their way to us.
 HURRY = 0.05
 #: Of the places one in so many is for what trails, while taints are under way.
-SHARE = 8
+SHARE = 16
 #: One in so many that go is whoever has waited longest, whatever for.
-FAIR = 16
+FAIR = 64
 
 
 class TokenBucket:

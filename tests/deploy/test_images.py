@@ -14,6 +14,7 @@ import pytest
 
 from tests.deploy import dockerfile
 from tests.deploy.manifests import DEPLOY, ROOT, find, pod_spec
+from tests.support.pki import Authority
 
 PROGRAMS = ("agent", "aggregator")
 
@@ -164,8 +165,12 @@ def test_the_aggregator_brings_its_policy_and_its_page(
     # config check reads the shipped rules and the catalogue, which are files of the package.
     sound = tmp_path / "aggregator.yaml"
     text = find("ConfigMap", "sickbay-aggregator")["data"]["aggregator.yaml"]
-    for name in ("tls.crt", "tls.key", "ca.crt", "token"):
-        (tmp_path / name).write_text("x")
+    authority = Authority.create(tmp_path / "pki")
+    pair = authority.server("aggregator", ["localhost"])
+    sources = {"tls.crt": pair.certificate, "tls.key": pair.key, "ca.crt": authority.certificate}
+    for name, source in sources.items():
+        (tmp_path / name).write_bytes(source.read_bytes())
+    (tmp_path / "token").write_text("x")
     text = re.sub("/etc/sickbay-(tls|ca)", str(tmp_path), text)
     sound.write_text(text.replace("shards:\n", f"shards:\n  token_file: {tmp_path}/token\n"))
     checked = run(built, "sickbay-aggregator", "config", "check", str(sound))
