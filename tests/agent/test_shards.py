@@ -52,6 +52,15 @@ async def streaming_at(agent: AgentProcess, address: str) -> dict[str, Any]:
             await asyncio.sleep(0.02)
 
 
+async def sent_on(make: Make, ward: FakeWard, other: FakeWard) -> AgentProcess:
+    """An agent that ``ward`` has sent to ``other``, where it has its stream."""
+    home(other)
+    sends_to(ward, other.address)
+    agent = await make(aggregator=ward.address).start().up()
+    await streaming_at(agent, other.address)
+    return agent
+
+
 async def came_back(ward: FakeWard, times: int) -> None:
     """It has attached so often after its first stream, and was welcomed."""
     await until(
@@ -207,10 +216,7 @@ async def test_who_was_sent_somewhere_says_so_and_goes_back_there_first(
 async def test_when_its_shard_is_gone_it_asks_the_configured_address_again(
     ward: FakeWard, other: FakeWard, make: Make
 ) -> None:
-    home(other)
-    sends_to(ward, other.address)
-    agent = await make(aggregator=ward.address).start().up()
-    await streaming_at(agent, other.address)
+    agent = await sent_on(make, ward, other)
     home(ward)
     await other.stop()
     found = await streaming_at(agent, ward.address)
@@ -237,10 +243,7 @@ async def test_a_shard_that_sends_it_away_in_the_middle_is_left_at_once_and_forg
 async def test_a_shard_that_does_not_answer_any_more_is_left_for_whom_the_name_has(
     ward: FakeWard, other: FakeWard, make: Make
 ) -> None:
-    home(other)
-    sends_to(ward, other.address)
-    agent = await make(aggregator=ward.address).start().up()
-    await streaming_at(agent, other.address)
+    agent = await sent_on(make, ward, other)
 
     def promise(address: str) -> int:
         """It doesn't keep it; how many heartbeats have come."""

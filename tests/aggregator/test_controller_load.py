@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
@@ -29,15 +28,6 @@ from tests.support.running import LoopClock
 from tests.support.waiting import until
 
 ILL = snapshot(fault())
-
-
-def in_virtual_time(test: Callable[[virtualtime.VirtualTimeLoop], Awaitable[None]]) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, virtualtime.VirtualTimeLoop)
-        await test(loop)
-
-    virtualtime.run(main())
 
 
 def test_proposals_that_are_held_cost_no_request_however_many_and_however_long() -> None:
@@ -68,7 +58,7 @@ def test_proposals_that_are_held_cost_no_request_however_many_and_however_long()
         assert set(calls) <= {"list_nodes"}
         await replica.stop()
 
-    in_virtual_time(test)
+    virtualtime.play(test)
 
 
 def test_an_hour_at_rest_costs_the_same_few_requests_however_many_nodes_there_are() -> None:
@@ -95,7 +85,7 @@ def test_an_hour_at_rest_costs_the_same_few_requests_however_many_nodes_there_ar
             asked[nodes] = calls
             await replica.stop()
 
-        in_virtual_time(test)
+        virtualtime.play(test)
 
     for nodes in (3, 300):
         count_for(nodes)
@@ -130,7 +120,7 @@ def test_a_cluster_that_refuses_for_a_day_is_asked_on_and_the_node_is_seen_to_th
         assert phase_of(world, "n1") is Phase.DRAINED
         await replica.stop()
 
-    in_virtual_time(test)
+    virtualtime.play(test)
 
 
 def test_a_check_that_flaps_is_not_written_each_time() -> None:
@@ -154,7 +144,7 @@ def test_a_check_that_flaps_is_not_written_each_time() -> None:
         assert world.writes[written:] == []
         await replica.stop()
 
-    in_virtual_time(test)
+    virtualtime.play(test)
 
 
 def test_nodes_that_come_and_go_are_not_remembered_for_ever() -> None:
@@ -190,7 +180,7 @@ def test_nodes_that_come_and_go_are_not_remembered_for_ever() -> None:
         assert "spot-3" in replica.fleet.patients
         await replica.stop()
 
-    in_virtual_time(test)
+    virtualtime.play(test)
 
 
 @pytest.mark.parametrize("kicks", [1, 50])
@@ -260,7 +250,7 @@ def test_a_quarantine_concerns_no_other_node_and_what_we_wrote_is_no_news() -> N
         assert judged["n59"] == 2
         await replica.stop()
 
-    in_virtual_time(test)
+    virtualtime.play(test)
 
 
 def test_a_place_that_is_free_again_is_taken_at_once_and_a_stop_concerns_all() -> None:
@@ -289,7 +279,7 @@ def test_a_place_that_is_free_again_is_taken_at_once_and_a_stop_concerns_all() -
         assert set(steps) == {f"n{number}" for number in range(5)} - {gone}
         await replica.stop()
 
-    in_virtual_time(test)
+    virtualtime.play(test)
 
 
 async def test_news_of_an_older_record_change_nothing_and_a_read_of_one_does() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
 
 import pytest
 from hypothesis import given
@@ -267,15 +266,6 @@ class Storm:
         )
 
 
-def in_virtual_time(test: Callable[[virtualtime.VirtualTimeLoop], Awaitable[None]]) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, virtualtime.VirtualTimeLoop)
-        await test(loop)
-
-    virtualtime.run(main())
-
-
 def test_what_trails_takes_few_places_while_nodes_are_on_their_way_to_their_taint() -> None:
     async def test(loop: virtualtime.VirtualTimeLoop) -> None:
         storm = Storm(loop)
@@ -291,7 +281,7 @@ def test_what_trails_takes_few_places_while_nodes_are_on_their_way_to_their_tain
         await asyncio.gather(*trailing)
         assert loop.time() - ended < HURRY + 1000 * 0.001 + 0.1  # all places, a moment later
 
-    in_virtual_time(test)
+    virtualtime.play(test)
 
 
 @pytest.mark.parametrize("qps", [100.0, 1e6])
@@ -318,4 +308,4 @@ def test_a_storm_without_an_end_starves_nobody(qps: float) -> None:
             one.cancel()
         await asyncio.wait(storming)
 
-    in_virtual_time(test)
+    virtualtime.play(test)

@@ -2,7 +2,7 @@
 
 import asyncio
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -48,3 +48,14 @@ def run(main: Coroutine[Any, Any, T]) -> T:
             task.cancel()
         loop.run_until_complete(asyncio.sleep(0))
         loop.close()
+
+
+def play(test: Callable[[VirtualTimeLoop], Awaitable[None]]) -> None:
+    """Run ``test`` to its end in virtual time; it is given the loop, whose clock it may read."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualTimeLoop)
+        await test(loop)
+
+    run(main())
