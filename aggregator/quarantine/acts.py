@@ -362,7 +362,7 @@ class Acts:
     def _hold(self, case: Case, held: Held, wanted: Wanted) -> None:
         before = case.patient.hold
         since = before.since if before is not None else self._clocks.wall()
-        case.patient.hold = Hold(held.limit, held.value, held.reason, since)
+        case.patient.hold = Hold(held.limit, held.value, held.reason, since, held.cause)
         if before is None or before.limit != held.limit:
             text = f"{wanted.spec.action} held by {held.limit} = {held.value}: {held.reason}"
             details = {"limit": held.limit, "value": held.value}

@@ -41,7 +41,7 @@ from aggregator.together import together
 
 #: Held proposals, silence and the fleet's size are looked at again so often (seconds).
 ROUNDS = 5.0
-#: Of those that are held, so many in one round, in turn.
+#: So many of those that a common cause holds in one round, in turn, and as many of the others.
 HELD_A_ROUND = 500
 #: The list of nodes is read anew so often (seconds).
 REFRESH = 180.0
@@ -76,7 +76,7 @@ class Controller:
         self._settings = settings
         self._fleet = fleet
         self._clocks = clocks
-        self._turn = 0
+        self._turns = {True: 0, False: 0}
         elsewhere, unsaid = Elsewhere(), Unsaid()
         self._census = census = Census(fleet, settings.limits.pool_label, elsewhere)
         self._suspecting = suspecting = Suspecting(
@@ -308,17 +308,28 @@ class Controller:
                 yield case
 
     def _look_at_held(self) -> None:
-        for case in self._in_turn([c for c in self._census.cases() if c.patient.hold]):
-            self._attend_again(case)
+        """Those that share a cause, and those that don't, in lines of their own.
 
-    def _in_turn(self, held: list[Case]) -> list[Case]:
-        """Some of those that are held: the next of them in each round.
+        What holds one node for a moment (its version has just changed) must not stand in line
+        behind all that a driver's roll-out holds.
+        """
+        lines: dict[bool, list[Case]] = {True: [], False: []}
+        for case in self._census.cases():
+            if case.patient.hold is not None:
+                lines[bool(case.patient.hold.cause)].append(case)
+        for shared, held in lines.items():
+            for case in self._in_turn(held, shared=shared):
+                self._attend_again(case)
+
+    def _in_turn(self, held: list[Case], *, shared: bool) -> list[Case]:
+        """Some of those that are held: the next of their line in each round.
 
         Each costs half a millisecond. In a storm of thousands agents must be heard all the same.
         """
         if len(held) <= HELD_A_ROUND:
             return held
-        start, self._turn = self._turn % len(held), self._turn % len(held) + HELD_A_ROUND
+        start = self._turns[shared] % len(held)
+        self._turns[shared] = start + HELD_A_ROUND
         return (held + held)[start : start + HELD_A_ROUND]
 
     def _attend_again(self, case: Case) -> None:

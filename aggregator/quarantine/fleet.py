@@ -24,6 +24,7 @@ class Hold:
     value: str
     reason: str
     since: float  # wall clock seconds
+    cause: str = ""  # the id of the common cause, where that is why
 
 
 class Standing(enum.StrEnum):

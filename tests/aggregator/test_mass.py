@@ -12,6 +12,7 @@ import pytest
 
 from aggregator.alerts.alert import alert_of
 from aggregator.health.model import Cleared, Component, Delta, Fault, Snapshot, Status
+from aggregator.quarantine import controller
 from aggregator.quarantine.cluster import Action, ClusterError, Phase, QuarantineSpec
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.blame import CommonLimits
@@ -402,6 +403,25 @@ def test_a_node_that_falls_ill_right_after_its_upgrade_and_alone_waits_two_minut
         assert fleet.sick == ["n3"]
 
     play(test, 100, WIDE)
+
+
+def test_who_is_held_for_a_moment_does_not_stand_in_line_behind_all_that_a_cause_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(controller, "HELD_A_ROUND", 10)
+
+    async def test(fleet: Fleet) -> None:
+        fleet.level(range(300), "gpu-recovery", "GPU-1", "gpu-reset")
+        await asyncio.sleep(1000)  # until the fleet has cooled down; the cause goes on
+        assert len(fleet.holds()) == 300
+        fleet.attach("n400", version="0.2.0")
+        fleet.break_([400])
+        await asyncio.sleep(110)
+        assert fleet.holds()["n400"] == "limits.after_upgrade"
+        await asyncio.sleep(10 + 2 * controller.ROUNDS)
+        assert fleet.sick == ["n400"]
+
+    play(test, 500, WIDE)
 
 
 def test_one_target_that_everybody_misses_is_one_incident_of_the_fleet() -> None:

@@ -233,7 +233,8 @@ def main() -> int:
             print(
                 f"seed {figures.seed}: {figures.quarantines} quarantines, precision "
                 f"{figures.precision:.4f}, explicit recall {figures.explicit_recall:.4f} of "
-                f"{figures.explicit}, wrong {dict(Counter((*figures.false, *figures.mass)))}, "
+                f"{figures.explicit} (p99 {_worst_percentile([figures.latencies], 99):.1f} s), "
+                f"wrong {dict(Counter((*figures.false, *figures.mass)))}, "
                 f"held {figures.held_by}, {figures.events} events in {figures.wall:.0f} s",
                 flush=True,
             )

@@ -51,6 +51,8 @@ _NEXT_LOOK = 60.0
 QUIET_ROUNDS, BUSY_ROUNDS = 600.0, 30.0
 #: Rounds are frequent for so long after the last that a mass event did.
 _AFTERMATH = 3600.0
+#: Sums of seconds differ by less.
+_A_TICK = 1e-6
 _STATUS = {"ok": Status.OK, "degraded": Status.DEGRADED, "failed": Status.FAILED}
 
 _WELL: tuple[tuple[str, str], ...] = (
@@ -208,7 +210,7 @@ class Play:
         await until(lambda: not replica.fleet.view_lost)
         self._replica = replica
         for node in self._nodes:
-            if self._now >= node.away_until:
+            if not self._is_away(node):
                 back = self._now + self._rng.uniform(0.0, 30.0)
                 self._at(back, lambda node=node: self._attach(node))  # type: ignore[misc]
 
@@ -234,7 +236,7 @@ class Play:
     # -- agents ----------------------------------------------------------------------------
 
     def _attach(self, node: Played) -> None:
-        if self._replica is None or node.attached or self._now < node.away_until:
+        if self._replica is None or node.attached or self._is_away(node):
             return
         node.attached, node.line = True, FakeLine()
         told = Hello(
@@ -266,8 +268,12 @@ class Play:
         if down < math.inf:
             self._at(node.away_until, lambda: self._return(node))
 
+    def _is_away(self, node: Played) -> bool:
+        """Whether its agent is. Its return is due when the clock says so but for a float's end."""
+        return self._now < node.away_until - _A_TICK
+
     def _return(self, node: Played) -> None:
-        if self._now >= node.away_until:
+        if not self._is_away(node):
             node.booting = False
             self._attach(node)
 
