@@ -24,7 +24,7 @@ from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.ledger import Kind
 from aggregator.quarantine.settings import Settings
 from tests.controlplane.plane import ADMIN
-from tests.controlplane.pytest_plugin import Space
+from tests.controlplane.pytest_plugin import Space, StartControlPlane
 from tests.support.kubecluster import kube_cluster
 from tests.support.replica import (
     POLICY,
@@ -36,7 +36,7 @@ from tests.support.replica import (
     fault,
     snapshot,
 )
-from tests.support.stack import remove_quarantines
+from tests.support.stack import NAMESPACE, install, remove_quarantines
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.cluster
@@ -246,3 +246,35 @@ async def test_what_accuses_nobody_touches_no_node_and_38905_lines_of_four_gpus_
         and "subresource" not in entry["objectRef"]  # statuses are the played kubelets' work
     }
     assert patched & set(nodes) == set(ill)
+
+
+async def test_one_target_down_for_all_7500_accuses_nobody_and_one_sick_node_is_still_found(
+    start_control_plane: StartControlPlane,
+) -> None:
+    plane = start_control_plane(kwok=False, scheduler=False)
+    install(plane)
+    whole = Space(plane, namespace=NAMESPACE, node_prefix="n")
+    nodes, clock = whole.create_nodes(7_500), Turned()
+    mark = plane.audit_mark()
+    settings = replace(SHIPPED, limits=Limits())
+    async with life(whole, settings, clock, dict.fromkeys(nodes, snapshot())) as ward:
+        missed = component("reach", "tcp://10.0.0.1:2049", Status.FAILED, "timeout")
+        for node in nodes:
+            ward.controller.heard(node, Delta((missed,)), clock())
+        clock.time += 600
+        await until(lambda: len(ward.fleet.causes) == 1)
+        [cause] = ward.fleet.causes.values()
+        assert (cause.scope, cause.nodes, cause.total) == ("target", 7_500, 7_500)
+        assert (ward.sick(), ward.holds()) == (set(), {})
+        ward.break_(nodes[:1])
+        await until(lambda: ward.marked() == set(nodes[:1]))
+        told = [one.kind for one in ward.notes.transitions]
+        assert told.count(Kind.COMMON_CAUSE) == 1
+    written = {
+        entry["objectRef"].get("name", "")
+        for entry in plane.audit_entries(mark)
+        if entry["verb"] in ("create", "patch", "update")
+        and entry["objectRef"]["resource"] in ("nodes", "quarantines")
+        and entry["user"]["username"] == ADMIN
+    }
+    assert written - {""} == {nodes[0]}
