@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 from tests.bench.figures import percentile, table, write
-from tests.bench.watcher import Watcher, tainted
+from tests.bench.watcher import Watcher, marked
 from tests.controlplane.plane import ControlPlane
 from tests.support.stack import Stack, start_job, write_real_kmsg
 
@@ -60,7 +60,7 @@ class Bench:
         self._memory = memory
         self._stack = stack
         self._namespace = namespace
-        self._taints = Watcher(plane, "/api/v1/nodes?watch=true", tainted)
+        self._taints = Watcher(plane, "/api/v1/nodes?watch=true", marked)
         self._pods = Watcher(plane, f"/api/v1/namespaces/{namespace}/pods?watch=true", _evicted)
 
     def trial(self, node: str) -> tuple[float, float]:

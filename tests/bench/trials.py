@@ -41,7 +41,8 @@ class Trials:
         self._crowd = crowd
         self._fresh = list(nodes)
         random.Random(0).shuffle(self._fresh)
-        self._taints = Watcher(plane, watcher.NODES, watcher.tainted)
+        #: One watch for both: each costs the server what the trials would measure.
+        self._nodes = Watcher(plane, watcher.NODES, watcher.marked)
 
     @property
     def left(self) -> int:
@@ -55,7 +56,7 @@ class Trials:
         nodes = self._take(size)
         begun = time.monotonic()
         self._crowd.fall_ill(nodes)
-        return sorted(at - begun for at in self._taints.all_of(nodes, within=PATIENCE))
+        return sorted(at - begun for at in self._nodes.all_of(nodes, within=PATIENCE))
 
     def singles(self, count: int) -> list[float]:
         """Milliseconds from a fault to its taint, one after the other."""
@@ -65,7 +66,6 @@ class Trials:
         """``rate`` faults a second, ten times a second a tenth of it."""
         self.until_quiet()
         trailing = [
-            Watcher(self._plane, watcher.NODES, watcher.conditioned),
             Watcher(self._plane, watcher.EVENTS, watcher.told),
             Watcher(self._plane, watcher.QUARANTINES, watcher.drained),
         ]
@@ -76,10 +76,14 @@ class Trials:
             some, at = nodes[number : number + each], number / rate
             due |= dict.fromkeys(some, begun + at)
             self._crowd.fall_ill(some, at_s=max(0.001, begun + at - time.monotonic()))
-        taints = dict(zip(nodes, self._taints.all_of(nodes, within=PATIENCE), strict=True))
+        taints = dict(zip(nodes, self._nodes.all_of(nodes, within=PATIENCE), strict=True))
         took = max(taints.values()) - begun
         last = {
-            node: max(one.when(node, within=PATIENCE) for one in trailing) - taints[node]
+            node: max(
+                self._nodes.when(watcher.condition_of(node), within=PATIENCE),
+                *(one.when(node, within=PATIENCE) for one in trailing),
+            )
+            - taints[node]
             for node in nodes
         }
         return Sustained(

@@ -61,22 +61,23 @@ class Watcher:
         return [self.when(key, within=max(0.0, end - time.monotonic())) for key in keys]
 
 
-def tainted(event: dict[str, Any]) -> list[str]:
-    """The node of a watch event, where our taint is on it: a key for `Watcher`."""
+def marked(event: dict[str, Any]) -> list[str]:
+    """Keys for `Watcher`: the node's name where our taint is on it, and `condition_of` it."""
     node = event["object"]
-    keys = [taint["key"] for taint in node.get("spec", {}).get("taints", [])]
-    return [node["metadata"]["name"]] if TAINT in keys else []
-
-
-def conditioned(event: dict[str, Any]) -> list[str]:
-    """The node of a watch event, where our condition says that it is quarantined."""
-    node = event["object"]
-    ours = [
-        condition
+    name, keys = node["metadata"]["name"], []
+    if any(taint["key"] == TAINT for taint in node.get("spec", {}).get("taints", [])):
+        keys.append(name)
+    if any(
+        condition["type"] == CONDITION and condition["status"] == "True"
         for condition in node.get("status", {}).get("conditions", [])
-        if condition["type"] == CONDITION and condition["status"] == "True"
-    ]
-    return [node["metadata"]["name"]] if ours else []
+    ):
+        keys.append(condition_of(name))
+    return keys
+
+
+def condition_of(node: str) -> str:
+    """The key under which `marked` tells that our condition says that it is quarantined."""
+    return f"{node} condition"
 
 
 def told(event: dict[str, Any]) -> list[str]:
