@@ -192,6 +192,13 @@ class NodeHealth:
         theirs = () if self.inferred is None else (self.inferred,)
         return chain(self.components.all(), theirs)
 
+    def failed(self) -> list[Component]:
+        """Those of `levels` that are failed."""
+        found = self.components.that_are(Status.FAILED)
+        if self.inferred is not None and self.inferred.status is Status.FAILED:
+            found.append(self.inferred)
+        return found
+
     def level(self, key: tuple[str, str]) -> Component | None:
         """One of `levels`."""
         found = self.components.get(key)
@@ -201,14 +208,13 @@ class NodeHealth:
 
     def worst_is_degraded(self) -> bool:
         """Whether anything is degraded or failed, or any fault of this boot is latched."""
-        return any(
-            component.status in (Status.DEGRADED, Status.FAILED)
-            for component in self.components.all()
-        ) or any(not fault.historical for fault in self.faults.values())
+        if self.components.that_are(Status.DEGRADED, Status.FAILED):
+            return True
+        return any(not fault.historical for fault in self.faults.values())
 
     def only_unknown(self) -> bool:
         """Whether nothing is known to be well or ill."""
-        return all(one.status is Status.UNKNOWN for one in self._theirs())
+        return all(status is Status.UNKNOWN for _, _, status, _ in self._theirs())
 
     def digest(self) -> int | None:
         """Of what the agent has sent; None before a snapshot. docs/contract.md has the bytes."""
@@ -218,11 +224,11 @@ class NodeHealth:
             self._digest = _digest(self._theirs(), self.faults.values())
         return self._digest
 
-    def _theirs(self) -> Iterable[Component]:
-        """The agent's components without our own."""
+    def _theirs(self) -> Iterable[tuple[str, str, Status, str]]:
+        """What its agent finds, without our own: check, component, status, reason."""
         if not self.own:
-            return self.components.all()
-        return (one for one in self.components.all() if one.key not in self.own)
+            return self.components.findings()
+        return (one for one in self.components.findings() if one[:2] not in self.own)
 
 
 def ends(how: str, cleared_by: ClearedBy, *, explicit: bool) -> bool:
@@ -234,10 +240,10 @@ def ends(how: str, cleared_by: ClearedBy, *, explicit: bool) -> bool:
     return explicit or cleared_by in _ENDS.get(how, frozenset())
 
 
-def _digest(components: Iterable[Component], faults: Iterable[Fault]) -> int:
+def _digest(findings: Iterable[tuple[str, str, Status, str]], faults: Iterable[Fault]) -> int:
     lines = [
-        f"c\x1f{c.check}\x1f{c.component}\x1f{int(c.status)}\x1f{c.reason}\n".encode()
-        for c in components
+        f"c\x1f{check}\x1f{component}\x1f{int(status)}\x1f{reason}\n".encode()
+        for check, component, status, reason in findings
     ]
     lines += [
         f"f\x1f{f.code}\x1f{f.component}\x1f{f.boot_id}\x1f{f.source}"

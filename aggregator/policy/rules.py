@@ -91,7 +91,7 @@ class Match:
 
 def matches(policy: Policy, health: NodeHealth, now: float) -> Iterator[Match]:
     """Every rule that meets some evidence of the node, in the order of the rules."""
-    failed = [one for one in health.levels() if one.status is Status.FAILED]
+    failed = health.failed()
     # Its class is the same for every rule, and takes a look at the line's registers.
     faults = [
         (fault, policy.catalogue.class_of(fault, health.traits)) for fault in health.faults.values()
@@ -128,8 +128,8 @@ def _failing(rule: Rule, failed: list[Component], boot_id: str) -> Iterator[Matc
 
 
 def _flapping(rule: Rule, health: NodeHealth, now: float) -> Iterator[Match]:
-    for component in health.components.all():
-        if component.check != rule.check or not _meets_name(rule, component.component):
+    for component in health.components.of(rule.check):
+        if not _meets_name(rule, component.component):
             continue
         found = flapping(component, rule.flaps, rule.within)
         if found is None or found.until <= now:
@@ -192,8 +192,7 @@ def _meets_fault(
     if any(fault.details.get(name, "") not in values for name, values in rule.details.items()):
         return False
     return not rule.confirmed_by or any(
-        component.check == rule.confirmed_by and component.status is Status.FAILED
-        for component in health.components.all()
+        component.status is Status.FAILED for component in health.components.of(rule.confirmed_by)
     )
 
 

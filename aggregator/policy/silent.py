@@ -18,7 +18,7 @@ HEALTHY_FOR = 600.0
 
 def worst_failing(health: NodeHealth) -> str:
     """What had failed by the agent's last word; empty where no check had."""
-    failed = [one for one in health.components.all() if one.status is Status.FAILED]
+    failed = health.components.that_are(Status.FAILED)
     if not failed:
         return ""
     worst = min(failed, key=lambda one: (one.since, one.key))

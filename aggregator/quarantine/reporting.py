@@ -267,9 +267,8 @@ def _mounts(case: Case) -> Iterator[Seen]:
     """The one check of shared targets that is not the network's."""
     health = case.patient.health
     if health is not None:
-        for one in health.components.all():
-            if one.check == "disk-mounts":
-                yield one.check, one.component, one.status
+        for one in health.components.of("disk-mounts"):
+            yield one.check, one.component, one.status
 
 
 def _short(sees: tuple[Seen, ...]) -> tuple[Seen, ...]:

@@ -91,11 +91,7 @@ def _worst(patient: Patient) -> str:
         return incidents[0].summary
     if patient.health is None:
         return ""
-    bad = [
-        component
-        for component in patient.health.components.all()
-        if component.status in (Status.DEGRADED, Status.FAILED)
-    ]
+    bad = patient.health.components.that_are(Status.DEGRADED, Status.FAILED)
     if bad:
         worst = min(bad, key=lambda component: _WORST[component.status])
         name = f"{worst.check} {worst.component}".rstrip()

@@ -14,7 +14,11 @@ KEYS = st.one_of(
 
 
 def seen(key: tuple[str, str], number: int = 0) -> Component:
-    return Component(*key, Status.OK, "", "", float(number))
+    """Each of another status, reason and past than the one before."""
+    at, status = float(number), list(Status)[number % 4]
+    pasts = [(), ((at, status),), ((at - 1, Status.OK), (at, status)), ((at - 1, status),)]
+    reason = "" if status is Status.OK else f"reason-{number % 3}"
+    return Component(*key, status, reason, f"{number % 5} %", at, pasts[number // 4 % 4])
 
 
 @given(
@@ -36,6 +40,13 @@ def test_components_are_what_a_dict_would_be(
     assert list(components.all()) == list(expected.values())
     assert list(components) == list(expected)
     assert len(components) == len(expected)
+    for check in CHECKS:
+        assert components.of(check) == [one for one in expected.values() if one.check == check]
+    bad = (Status.FAILED, Status.DEGRADED)
+    assert components.that_are(*bad) == [one for one in expected.values() if one.status in bad]
+    assert list(components.findings()) == [
+        (one.check, one.component, one.status, one.reason) for one in expected.values()
+    ]
     for key in [*first, *(key for _, key in steps)]:
         assert (key in components) == (key in expected)
         assert components.get(key) == expected.get(key)

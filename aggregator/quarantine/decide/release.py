@@ -122,7 +122,7 @@ def _is_about_gpus(quarantine: Quarantine, rules: Mapping[str, Rule]) -> bool:
 
 def _gpus(node: Node, health: NodeHealth) -> str:
     for check, unsettled in _UNSETTLED.items():
-        found = [one for one in health.components.all() if one.check == check]
+        found = health.components.of(check)
         bad = next((one for one in found if one.status in unsettled), None)
         if bad is not None:
             return f"{_named(bad)} is {bad.status.name.lower()}: {bad.message or bad.reason}"

@@ -51,8 +51,8 @@ def signs_of(
     """All signs of one node. ``acting`` is what `acting_checks` says of the policy."""
     found = [
         _sign_of(one, acting)
-        for one in health.components.all()
-        if one.status is Status.FAILED and one.check not in _EDGES
+        for one in health.components.that_are(Status.FAILED)
+        if one.check not in _EDGES
     ]
     for incident in incidents.values():
         for item in incident.evidence:
