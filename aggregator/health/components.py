@@ -15,7 +15,7 @@ from aggregator.health.model import Component, Status
 Key = tuple[str, str]
 _T = TypeVar("_T")
 
-FEW = 64
+FEW = 128
 
 #: What is found: check, status, reason.
 _Finding = tuple[str, Status, str]
@@ -46,9 +46,12 @@ class Components:
             self._many[component.key] = component
             return
         at = self._at(component.check, component.component)
-        if at is None:
+        if at is None and len(self) == FEW:
             self._keep({one.key: one for one in (*self.all(), component)})
             return
+        if at is None:
+            at = len(self)
+            self._names = (*self._names, component.component)
         self._findings = _one_for_all(_with(self._findings, at, _finding(component)))
         self._messages = _one_text_for_all(_with(self._messages, at, component.message))
         self._pasts = _with(self._pasts, at, _past(component))

@@ -8,10 +8,12 @@ Invariants:
 - Boot ids have no order: another one is another boot, never "later".
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from itertools import chain
+from types import MappingProxyType
+from typing import Any
 
 from aggregator.health.components import Components
 from aggregator.health.model import (
@@ -40,6 +42,11 @@ _ENDS: dict[str, frozenset[ClearedBy]] = {
     "operator": frozenset(ClearedBy),
     "replaced": frozenset(ClearedBy),
 }
+
+
+#: What nearly every node has of `Fault`, `Cleared` and the like: one for all, for an empty dict is
+#: 64 bytes. So these mappings are never changed, but replaced.
+_NONE: Mapping[tuple[str, str], Any] = MappingProxyType({})
 
 
 def boot_ends(cleared_by: ClearedBy) -> bool:
@@ -78,13 +85,13 @@ class NodeHealth:
         self.traits = hello.traits
         self.components = Components()
         #: Of the components those that the aggregator itself speaks of; no agent does.
-        self.own: dict[tuple[str, str], Component] = {}
-        self.faults: dict[tuple[str, str], Fault] = {}
+        self.own: Mapping[tuple[str, str], Component] = _NONE
+        self.faults: Mapping[tuple[str, str], Fault] = _NONE
         #: What other nodes say of this one; no part of what its agent knows.
         self.inferred: Component | None = None
         #: (code, component) -> how; an empty code stands for every code of the component.
-        self.cleared: dict[tuple[str, str], str] = {}
-        self.lost: list[Lost] = []
+        self.cleared: Mapping[tuple[str, str], str] = _NONE
+        self.lost: tuple[Lost, ...] = ()
         self.quiesced_for = 0.0
         self.has_snapshot = False
         self._continuous = False
@@ -104,7 +111,7 @@ class NodeHealth:
             self.faults = {
                 key: fault for key, fault in self.faults.items() if not boot_ends(fault.cleared_by)
             }
-            self.cleared.clear()
+            self.cleared = _NONE
         self.spool_epoch = hello.spool_epoch
         self.agent_version = hello.agent_version
         self.checks = hello.checks
@@ -113,18 +120,19 @@ class NodeHealth:
 
     def snapshot(self, told: Snapshot) -> None:
         """All that the agent knows now. What it no longer knows is missing, not over."""
-        kept, looked_at = self.faults, self.components
+        looked_at = self.components
         self.components = Components((*told.components, *self.own.values()))
-        self.faults = {fault.key: fault for fault in told.faults}
         if self._continuous:
-            for component_key in set(looked_at).difference(self.components):
-                self._remember_cleared(component_key, GONE)
-        for component_key in self.components if self.cleared else ():
-            self.cleared.pop(component_key, None)  # gone once, and there again
-        self._clear(told.cleared, kept)
-        for key, fault in kept.items():
-            if key not in self.faults:
-                self.faults[key] = replace(fault, missing=True)
+            self._remember_cleared(dict.fromkeys(set(looked_at).difference(self.components), GONE))
+        self._forget_cleared(self.components)  # gone once, and there again
+        self._clear(told.cleared)
+        here = {fault.key: fault for fault in told.faults}
+        missing = {
+            key: replace(fault, missing=True)
+            for key, fault in self.faults.items()
+            if key not in here
+        }
+        self.faults = {**here, **missing} or _NONE
         self._lose(told.lost)
         self.quiesced_for = told.quiesced_for
         self.has_snapshot = self._continuous = True
@@ -133,7 +141,7 @@ class NodeHealth:
     def say(self, component: Component) -> bool:
         """Evidence in the aggregator's own name; whether it is news."""
         before = self.own.get(component.key)
-        self.own[component.key] = component
+        self.own = {**self.own, component.key: component}
         self.components.put(component)
         return before is None or (before.status, before.message) != (
             component.status,
@@ -144,40 +152,44 @@ class NodeHealth:
         """What has changed within the stream that carried the snapshot."""
         for component in told.components:
             self.components.put(component)
-            self.cleared.pop(component.key, None)
-        self._clear(told.cleared, self.faults)
-        for fault in told.faults:
-            self.faults[fault.key] = fault
-            self.cleared.pop(fault.key, None)
+        self._forget_cleared(component.key for component in told.components)
+        self._clear(told.cleared)
+        if told.faults:
+            latest = {fault.key: fault for fault in told.faults}
+            self.faults = {**self.faults, **latest}
+            self._forget_cleared(latest)
         for key in told.gone:
             self.components.drop(key)
-            self._remember_cleared(key, GONE)
+        self._remember_cleared(dict.fromkeys(told.gone, GONE))
         self._lose(told.lost)
         self._digest = None
 
-    def _clear(self, signs: Iterable[Cleared], faults: dict[tuple[str, str], Fault]) -> None:
-        for sign in signs:
-            self._remember_cleared((sign.code, sign.component), sign.how)
-            for key, fault in list(faults.items()):
-                if (
-                    fault.component == sign.component
-                    and sign.code in ("", fault.code)
-                    and ends(sign.how, fault.cleared_by, explicit=bool(sign.code))
-                ):
-                    del faults[key]
+    def _clear(self, signs: Sequence[Cleared]) -> None:
+        self._remember_cleared({(sign.code, sign.component): sign.how for sign in signs})
+        if signs and self.faults:
+            self.faults = {
+                key: fault
+                for key, fault in self.faults.items()
+                if not any(_is_over(fault, sign) for sign in signs)
+            }
 
-    def _remember_cleared(self, key: tuple[str, str], how: str) -> None:
-        self.cleared.pop(key, None)
-        self.cleared[key] = how
-        while len(self.cleared) > REMEMBERED:
-            del self.cleared[next(iter(self.cleared))]
+    def _remember_cleared(self, signs: Mapping[tuple[str, str], str]) -> None:
+        """The latest `REMEMBERED`, in the order in which they came last."""
+        if signs:
+            self._forget_cleared(signs)
+            latest = [*self.cleared.items(), *signs.items()][-REMEMBERED:]
+            self.cleared = dict(latest)
+
+    def _forget_cleared(self, keys: Iterable[tuple[str, str]]) -> None:
+        if self.cleared:
+            over = set(keys)
+            self.cleared = {key: how for key, how in self.cleared.items() if key not in over}
 
     def _lose(self, lost: Iterable[Lost]) -> None:
-        for item in lost:
-            if item in self.lost:  # told again until it is acknowledged
-                self.lost.remove(item)
-            self.lost.append(item)
-        del self.lost[:-REMEMBERED]
+        told = dict.fromkeys(lost)
+        if told:  # what it told before it tells until it is acknowledged
+            before = [one for one in self.lost if one not in told]
+            self.lost = (*before, *told)[-REMEMBERED:]
 
     def how_cleared(self, code: str, component: str, cleared_by: ClearedBy) -> str:
         """The positive sign that ended this fault in this boot; empty when there was none."""
@@ -238,6 +250,14 @@ def ends(how: str, cleared_by: ClearedBy, *, explicit: bool) -> bool:
     component ends what such a sign can end (a GPU reset does not undo an Xid 79).
     """
     return explicit or cleared_by in _ENDS.get(how, frozenset())
+
+
+def _is_over(fault: Fault, sign: Cleared) -> bool:
+    return (
+        fault.component == sign.component
+        and sign.code in ("", fault.code)
+        and ends(sign.how, fault.cleared_by, explicit=bool(sign.code))
+    )
 
 
 def _digest(findings: Iterable[tuple[str, str, Status, str]], faults: Iterable[Fault]) -> int:

@@ -9,7 +9,8 @@ then on a row holds what has changed since the row before.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 from aggregator.health.model import Component, Delta, Fault, Hello, Snapshot, Status
 from aggregator.history import testimony
@@ -27,19 +28,25 @@ _MOST_KEPT = 4096
 #: Nodes. Fleets that grow and shrink name many: who was heard of first is forgotten first.
 _MOST_NODES = 50_000
 
+_NONE: Mapping[tuple[str, str], Any] = MappingProxyType({})
+
+_T = TypeVar("_T")
 Put = Callable[[str, str, Mapping[str, Any]], None]
 
 
 @dataclass(slots=True)
 class _Node:
-    """What was recorded of a node: nothing of what is well. ``mute``: greeted, and no more yet."""
+    """What was recorded of a node: nothing of what is well. ``mute``: greeted, and no more yet.
 
-    greeting: dict[str, Any]
+    The mappings are never changed, but replaced: nearly all nodes have one empty one.
+    """
+
+    hello: Hello
     mute: bool = True
     told: bool = False
     at: float = 0.0
-    ill: dict[tuple[str, str], tuple[Status, str]] = field(default_factory=dict)
-    faults: dict[tuple[str, str], tuple[Fault, float]] = field(default_factory=dict)
+    ill: Mapping[tuple[str, str], tuple[Status, str]] = field(default_factory=lambda: _NONE)
+    faults: Mapping[tuple[str, str], tuple[Fault, float]] = field(default_factory=lambda: _NONE)
     left: bool = False
 
 
@@ -57,10 +64,10 @@ class Recorder:
         if known is None:
             while len(self._nodes) >= _MOST_NODES:
                 del self._nodes[next(iter(self._nodes))]
-            known = self._nodes[hello.node] = _Node(greeting)
-        elif known.greeting == greeting and not known.left:
+            known = self._nodes[hello.node] = _Node(hello)
+        elif testimony.of_hello(known.hello) == greeting and not known.left:
             return
-        known.greeting, known.left, known.mute = greeting, False, True
+        known.hello, known.left, known.mute = hello, False, True
         self._put(hello.node, HELLO, greeting)
 
     def told(self, node: str, told: Snapshot | Delta, at: float) -> None:
@@ -118,20 +125,27 @@ def _remember(
     at: float,
 ) -> None:
     known.told, known.at, known.mute = True, at, False
-    for one in components:
-        if one.status is Status.OK:
-            known.ill.pop(one.key, None)
-        else:
-            known.ill[one.key] = (one.status, one.reason)
-    for fault in faults:
-        known.faults[fault.key] = (fault, at)
-    for kept in (known.ill, known.faults):
-        while len(kept) > _MOST_KEPT:
-            del kept[next(iter(kept))]
-    for sign in told.cleared:
-        for key in [key for key in known.faults if key[1] == sign.component]:
-            if sign.code in ("", key[0]):
-                del known.faults[key]
-    if isinstance(told, Delta):
-        for gone in told.gone:
-            known.ill.pop(gone, None)
+    gone = told.gone if isinstance(told, Delta) else ()
+    if components or gone:
+        ill = dict(known.ill)
+        for one in components:
+            if one.status is Status.OK:
+                ill.pop(one.key, None)
+            else:
+                ill[one.key] = (one.status, one.reason)
+        for key in gone:
+            ill.pop(key, None)
+        known.ill = _latest(ill)
+    if faults or told.cleared:
+        latched = {**known.faults, **{fault.key: (fault, at) for fault in faults}}
+        for sign in told.cleared:
+            for key in [key for key in latched if key[1] == sign.component]:
+                if sign.code in ("", key[0]):
+                    del latched[key]
+        known.faults = _latest(latched)
+
+
+def _latest(kept: dict[tuple[str, str], _T]) -> Mapping[tuple[str, str], _T]:
+    if len(kept) <= _MOST_KEPT:
+        return kept or _NONE
+    return dict([*kept.items()][-_MOST_KEPT:])

@@ -5,7 +5,7 @@ other out, so that an instance *returns* while the other was alive. Once may be 
 starts the new pod before the old one stops; twice is a conflict.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 #: Seconds. The other was alive when it was heard this recently.
 ALIVE = 60.0
@@ -17,8 +17,11 @@ MAX_INSTANCES = 4
 
 @dataclass(slots=True)
 class _History:
+    """The instance that attached last, and when it was last heard; the same of those before it."""
+
     last: str
-    heard: dict[str, float] = field(default_factory=dict)  # instance: when it was last heard
+    at: float
+    earlier: tuple[tuple[str, float], ...] = ()
     returns: tuple[float, ...] = ()
 
 
@@ -33,16 +36,14 @@ class Conflicts:
         """A stream of ``instance`` attached: whether this shows (again) two live agents."""
         history = self._nodes.get(node)
         if history is None:
-            self._nodes[node] = _History(instance, {instance: now})
+            self._nodes[node] = _History(instance, now)
             return False
         other = history.last
-        returned = (
-            instance != other
-            and instance in history.heard
-            and now - history.heard.get(other, float("-inf")) <= ALIVE
-        )
-        history.last = instance
-        self._remember(history, instance, now)
+        heard = {**dict(history.earlier), other: history.at}
+        returned = instance != other and instance in heard and now - history.at <= ALIVE
+        heard.pop(instance, None)
+        history.last, history.at = instance, now
+        history.earlier = tuple(heard.items())[-(MAX_INSTANCES - 1) :]
         if not returned:
             return False
         recent = (at for at in history.returns if now - at <= CALM)
@@ -55,8 +56,13 @@ class Conflicts:
     def heard(self, node: str, instance: str, at: float) -> None:
         """When ``instance`` was last heard; told when its stream ends."""
         history = self._nodes.get(node)
-        if history is not None and instance in history.heard:
-            history.heard[instance] = max(at, history.heard[instance])
+        if history is None:
+            return
+        if instance == history.last:
+            history.at = max(at, history.at)
+        history.earlier = tuple(
+            (one, max(at, before) if one == instance else before) for one, before in history.earlier
+        )
 
     def over(self, now: float) -> list[str]:
         """The nodes whose conflict is over as of now; each is told once."""
@@ -65,10 +71,3 @@ class Conflicts:
             self._in_conflict.discard(node)
             self._nodes[node].returns = ()
         return ended
-
-    @staticmethod
-    def _remember(history: _History, instance: str, now: float) -> None:
-        history.heard.pop(instance, None)  # to the end: the first is forgotten first
-        history.heard[instance] = now
-        while len(history.heard) > MAX_INSTANCES:
-            history.heard.pop(next(iter(history.heard)))

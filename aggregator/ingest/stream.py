@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -44,6 +44,8 @@ REDIRECT_WITHIN = 10.0
 #: whether anybody is there: with a heartbeat of 10 s it has left 17 to 27 s after its replica was
 #: stopped, and by then others own its node (docs/shards.md).
 ANSWER_WITHIN = 12.0
+# One object each, not one for each stream.
+_NEVER, _NOW = float("inf"), float("-inf")
 
 
 class Context(Protocol):
@@ -144,11 +146,11 @@ class Stream:
         self._ending: Ending | None = None
         self._attached = False
         self._stopping = False
-        self._outbox = Outbox(context.write, self._overflowed)
-        self._acks = Acks(self._safe, self._unsafe)
+        self._outbox = Outbox(self)
+        self._acks = Acks(self)
         self._seq = 0
         self._resyncs = Resyncs()
-        self._leave_by = float("inf")
+        self._leave_by = _NEVER
         self._named: tuple[str, ...] = ()
         self._answers = ""  # promised, by whom is reached at this address
         self.node = ""
@@ -157,7 +159,7 @@ class Stream:
         self.identity = Identity("")
         self.last_heard = rules.now()
         #: When time may next bring something, but for its credentials' end (monotonic).
-        self.due_at = float("-inf")
+        self.due_at = _NOW
         #: Its credentials have expired, and it stays because nobody's can be renewed.
         self.overdue = False
 
@@ -371,7 +373,7 @@ class Stream:
     def resync(self, reason: str) -> None:
         """Ask for a snapshot, now or as soon as one may be asked for again."""
         self._resyncs.ask(reason)
-        self.due_at = float("-inf")
+        self.due_at = _NOW
         self._resync_if_due(self._rules.now())
 
     def _resync_if_due(self, now: float) -> None:
@@ -383,7 +385,7 @@ class Stream:
     def redirect(self, address: str, reason: str) -> None:
         self._outbox.put(wire.redirect(address, reason))
         self._leave_by = self._rules.now() + REDIRECT_WITHIN
-        self.due_at = float("-inf")
+        self.due_at = _NOW
 
     def clear_faults(self, component: str, code: str, reason: str) -> str:
         command = uuid.uuid4().hex
@@ -429,15 +431,20 @@ class Stream:
                 text = "the credentials expired and were not renewed within the stream"
                 self._stop(Ending(Refusal.EXPIRED, Code.UNAUTHENTICATED, text))
 
-    def _overflowed(self) -> None:
+    # -- what its outbox and its acknowledgements ask of it ----------------------
+
+    def write(self, message: pb.AggregatorMessage) -> Awaitable[None]:
+        return self._context.write(message)
+
+    def overflowed(self) -> None:
         text = "the agent does not read what it is sent"
         self._stop(Ending(Why.SLOW_READER, Code.RESOURCE_EXHAUSTED, text))
 
-    def _safe(self, seq: int) -> None:
+    def safe(self, seq: int) -> None:
         self._stats.acks += 1
         self._outbox.ack(seq)
 
-    def _unsafe(self, error: BaseException) -> None:
+    def unsafe(self, error: BaseException) -> None:
         log.error(
             "evidence could not be made safe; its agent will send all of it again",
             extra={"node": self.node, "error": f"{type(error).__name__}: {error}"},

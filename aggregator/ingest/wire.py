@@ -241,6 +241,16 @@ def _alike(traits: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
     return MappingProxyType(dict(traits))
 
 
+@lru_cache(maxsize=4096)
+def _one_text(text: str) -> str:
+    """One string for what many nodes say, and a node of its GPUs for each check.
+
+    Python's own interning would also keep a place, of 40 to 100 bytes, for each that one node alone
+    ever says: the names of its GPUs, its boot.
+    """
+    return text
+
+
 def _bounded(field: str, items: Sequence[object], most: int) -> None:
     if len(items) > most:
         raise WireError(field, f"{len(items)} entries; expected at most {most}")
@@ -287,15 +297,13 @@ def _text_of(field: str, text: str, most: int) -> str:
     """What is compared but may be empty, or anything that a path may be."""
     if len(text) > most:
         raise WireError(field, f"{len(text)} characters; expected at most {most}")
-    # 10,000 nodes say the same names again and again (and a node its GPUs' for each check): kept
-    # once, they are a third of what a node costs.
-    return sys.intern(text)
+    return _one_text(text)
 
 
 def _text(text: str) -> str:
     """What only people read: cut where it is too long."""
     if len(text) <= _COMMON_TEXT:
-        return sys.intern(text)
+        return _one_text(text)
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from aggregator.health.model import Component, Status
 from aggregator.health.node import NodeHealth, boot_ends
-from aggregator.policy.incident import Evidence, Incident, incident_id
+from aggregator.policy.incident import NO_INCIDENTS, Evidence, Incident, incident_id
 from aggregator.policy.lemons import CHECK as LEMON
 from aggregator.policy.lemons import REASON
 from aggregator.policy.past import flapping, seen_well, well_since
@@ -33,7 +33,7 @@ class Judgement:
     look_again: float | None
 
 
-_ALL_WELL = Judgement({}, (), None)
+_ALL_WELL = Judgement(NO_INCIDENTS, (), None)
 _SILENT = silent_rule("observe")
 
 

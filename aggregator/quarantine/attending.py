@@ -274,4 +274,4 @@ class Attending:
         for waiter in case.waiters:
             if not waiter.done():
                 waiter.set_result(None)
-        case.waiters.clear()
+        case.waiters = ()

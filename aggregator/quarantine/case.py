@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from aggregator.health.model import Cleared
 from aggregator.health.node import REMEMBERED
-from aggregator.policy.incident import Evidence, Incident
+from aggregator.policy.incident import NO_INCIDENTS, Evidence, Incident
 from aggregator.policy.judge import judge
 from aggregator.policy.rules import Policy
 from aggregator.policy.silent import silent_match
@@ -57,7 +57,7 @@ class Case:
     task: asyncio.Task[None] | None = None
     again: Again = field(default_factory=Again)
     timer: asyncio.TimerHandle | None = None
-    waiters: list[asyncio.Future[None]] = field(default_factory=list)
+    waiters: tuple[asyncio.Future[None], ...] = ()
     restored: str = ""
     ended: str = ""
     suspect: bool = False
@@ -130,9 +130,10 @@ class Case:
                 for ident, one in found.items()
             }
             return
-        for ident, one in found.items():
-            mine = before.get(ident)
-            before[ident] = one if mine is None else _joined(mine, one)
+        self.patient.incidents = {**before} | {
+            ident: _joined(before[ident], one) if ident in before else one
+            for ident, one in found.items()
+        }
 
     def is_news(self, quarantine: Quarantine) -> bool:
         """Whether it says more than is known: what we wrote ourselves comes back as news."""
@@ -195,7 +196,7 @@ class Case:
         self.claimed, self.misnamed = "", False
         self.patient.attached = False
         self.patient.health = None
-        self.patient.incidents = {}
+        self.patient.incidents = NO_INCIDENTS
         self.wanted = None
         quarantine, self.restored = self.patient.quarantine, ""
         if quarantine is not None:
@@ -276,7 +277,7 @@ class Case:
         judgement = judge(
             policy, health, self.patient.incidents, now, speaking=self.fresh, more=more
         )
-        self.patient.incidents = dict(judgement.incidents)
+        self.patient.incidents = judgement.incidents
         if self.fresh:
             self._forget_words({w for w in self.patient.overruled if not stands(w, health)})
         overruled = frozenset(word.key for word in self.patient.overruled)

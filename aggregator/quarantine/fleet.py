@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from aggregator.health.node import NodeHealth
-from aggregator.policy.incident import Incident
+from aggregator.policy.incident import NO_INCIDENTS, Incident
 from aggregator.policy.lemons import Lemon
 from aggregator.policy.network.verdict import Verdict
 from aggregator.quarantine.cluster import NodeMeta, Quarantine
@@ -48,7 +48,7 @@ class Patient:
     attached: bool = False
     last_heard: float | None = None
     conflict: str = ""
-    incidents: dict[str, Incident] = field(default_factory=dict)
+    incidents: Mapping[str, Incident] = field(default_factory=lambda: NO_INCIDENTS)  # replaced only
     hold: Hold | None = None
     would: str = ""  # what the mode keeps us from doing
     quarantine: Quarantine | None = None

@@ -117,7 +117,7 @@ class Hearing:
         if not signs or (needless and self._shards.may_act(node)):
             return None  # (who may not act may not know what they end: its next owner hears them)
         durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        case.waiters.append(durable)
+        case.waiters = (*case.waiters, durable)
         self._attending.kick(case)
         return durable
 
@@ -201,7 +201,7 @@ class Hearing:
         """What waits to be acknowledged never is: the agent says it again."""
         for waiter in case.waiters:
             waiter.cancel()
-        case.waiters.clear()
+        case.waiters = ()
 
     def conflict(self, node: str, detail: str) -> None:
         case = self._census.case(node)

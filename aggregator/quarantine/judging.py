@@ -1,7 +1,7 @@
 """Judges a node anew when something about it has changed, and tells what came of it."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from aggregator.policy.incident import Incident
 from aggregator.policy.rules import Policy
@@ -58,7 +58,7 @@ class Judging:
         self._see_to(case)
 
     def _tell_incidents(
-        self, case: Case, before: dict[str, Incident], closed: list[Incident]
+        self, case: Case, before: Mapping[str, Incident], closed: list[Incident]
     ) -> None:
         for ident, incident in case.patient.incidents.items():
             known = before.get(ident)

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
+from aggregator.policy.incident import NO_INCIDENTS
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.acts import Acts, Clocks
 from aggregator.quarantine.case import MARKED, Case
@@ -171,7 +172,8 @@ class Releasing:
         case.patient.release_held, case.release_look = "", 0.0
         case.uncordoned = case.node_replaced = False
         if case.reborn:
-            case.patient.incidents = {}  # of the Node before: judging finds what is of this one
+            # They were of the Node before: judging finds what is of this one.
+            case.patient.incidents = NO_INCIDENTS
             health = case.patient.health
             case.misnamed = health is not None and health.boot_id != case.reborn
             case.reborn = ""

@@ -97,8 +97,9 @@ class Suspecting:
         self._lasting = False
         self._told_causes: Mapping[str, CommonCause] = {}
         self._cooldown_told = Telling(clocks.now)
-        #: Each node's versions, and when they last became others (monotonic).
-        self._versions: dict[str, tuple[tuple[Group, ...], float]] = {}
+        #: Each node's versions; and when they last became others, where they did (monotonic).
+        self._versions: dict[str, tuple[Group, ...]] = {}
+        self._changed: dict[str, float] = {}
 
     def hear(self, case: Case) -> None:
         """Count the node as it is now. Cheap where nothing is wrong with it."""
@@ -175,30 +176,29 @@ class Suspecting:
         if case.node not in self._elsewhere:  # else it is for its replica to forget it
             self._common.gone(case.node)
         self._versions.pop(case.node, None)
+        self._changed.pop(case.node, None)
         self._unsaid.mark(case.node)
 
     def _note_versions(self, node: str, groups: tuple[Group, ...]) -> None:
         versions = _alike(tuple(group for group in groups if group[0] in VERSIONS))
-        known = self._versions.get(node)
-        if known is None:
-            self._versions[node] = (versions, float("-inf"))
-        elif known[0] != versions:
-            self._versions[node] = (versions, self._clocks.now())
+        if self._versions.get(node, versions) != versions:
+            self._changed[node] = self._clocks.now()
+        self._versions[node] = versions
 
     def unsettled(self, case: Case) -> str:
         """Why it is too soon to tell the node's own fault from its new version's; empty: it isn't.
 
         What is wrong with a version shows on others that got it in the same wave, a moment later.
         """
-        known, now = self._versions.get(case.node), self._clocks.now()
-        if known is None or now - known[1] >= UPGRADED:
+        changed, now = self._changed.get(case.node), self._clocks.now()
+        if changed is None or now - changed >= UPGRADED:
             return ""
         overruled = frozenset(word.key for word in case.patient.overruled)
         evidence = accusing(case.patient.incidents.values(), overruled)
         stood = max((now - item.since for item in evidence), default=0.0)
         if stood >= self._after_upgrade:
             return ""
-        now_runs = ", ".join(f"{name} {version}" for name, version in known[0])
+        now_runs = ", ".join(f"{name} {version}" for name, version in self._versions[case.node])
         return (
             f"its version has just changed (now {now_runs}); what accuses it must have stood for "
             f"{span(self._after_upgrade)}, in which others with this version may show the same"

@@ -64,7 +64,12 @@ def machine(node: str, rng: random.Random) -> tuple[pb.AgentMessage, pb.AgentMes
     age = rng.randrange(1_000_000)
     states = [
         pb.ComponentState(
-            check=check, component=name, status=pb.STATUS_OK, message="well", age_ms=age
+            check=check,
+            component=name,
+            status=pb.STATUS_OK,
+            message="well",
+            age_ms=age,
+            recent=[pb.Transition(age_ms=age, status=pb.STATUS_OK)],
         )
         for check, name in [*((check, gpu) for gpu in gpus for check in PER_GPU), *ALIKE]
     ]

@@ -199,7 +199,7 @@ def incident_of(
         healthy_for=600.0,
         recovering_since=None if recovering is None else now - recovering,
     )
-    patient.incidents[made.id] = made
+    patient.incidents = {**patient.incidents, made.id: made}
     return made
 
 

@@ -262,7 +262,7 @@ def test_a_failed_component_without_an_incident_is_the_reason() -> None:
     fleet = Fleet()
     patient = well(fleet, "node-1", HANDS.now)
     assert patient.health is not None
-    patient.health.faults[("xid:79", "")] = fault(HANDS.now)
+    patient.health.faults = {("xid:79", ""): fault(HANDS.now)}
     assert view.node_row(patient, NOW).why.startswith("xid:79: NVRM")
 
 

@@ -43,7 +43,8 @@ class _Node:
     signs: frozenset[Sign] = frozenset()
     checks: frozenset[str] = frozenset()
     #: What may explain a sign: asked at every look at what is held; groups alone change it.
-    suspects: dict[tuple[str, str], frozenset[str]] = field(default_factory=dict)
+    #: None until it is asked for: of most nodes it never is.
+    suspects: dict[tuple[str, str], frozenset[str]] | None = None
 
 
 class CommonCauses:
@@ -80,7 +81,7 @@ class CommonCauses:
             self._crowd.sizes.subtract(before)
             self._crowd.sizes.update(groups)
             self._crowd.groups[node] = groups
-            known.suspects.clear()
+            known.suspects = None
         if checks != known.checks:
             self._crowd.observers.subtract(known.checks)
             self._crowd.observers.update(checks)
@@ -129,12 +130,14 @@ class CommonCauses:
     def suspects(self, node: str, what: str, component: str) -> frozenset[str]:
         """The ids of all causes that would explain this sign of this node."""
         known = self._nodes.get(node) or _Node()
-        found = known.suspects.get((what, component))
+        remembered = known.suspects if known.suspects is not None else {}
+        found = remembered.get((what, component))
         if found is None:
-            if len(known.suspects) >= _REMEMBERED:
-                known.suspects.clear()
+            if len(remembered) >= _REMEMBERED:
+                remembered.clear()
             found = self._blame.suspects(self._crowd.groups.get(node, ()), what, component)
-            known.suspects[what, component] = found
+            remembered[what, component] = found
+            known.suspects = remembered
         return found
 
     def knows(self, node: str) -> bool:
