@@ -9,6 +9,7 @@ each ring.
 
 import hashlib
 import ipaddress
+from array import array
 from bisect import bisect_left, bisect_right
 from urllib.parse import unquote
 
@@ -44,8 +45,9 @@ class Rings:
 
     def __init__(self) -> None:
         self._address: dict[str, str] = {}
-        self._nodes: dict[str, set[str]] = {}
-        self._rings: list[list[tuple[int, str]]] = [[] for _ in range(DEGREE)]
+        # Tuples: nearly every address is one node's, and a set of one is 216 bytes.
+        self._nodes: dict[str, tuple[str, ...]] = {}
+        self._rings = [_Ring(number) for number in range(DEGREE)]
 
     def put(self, node: str, address: str) -> None:
         """The node comes from ``address`` now; empty: from nowhere that one could probe."""
@@ -55,14 +57,14 @@ class Rings:
         if not address:
             return
         self._address[node] = address
-        self._nodes.setdefault(address, set()).add(node)
+        self._nodes[address] = (*self._nodes.get(address, ()), node)
         self._settle(address)
 
     def remove(self, node: str) -> None:
         address = self._address.pop(node, "")
         if not address:
             return
-        self._nodes[address].discard(node)
+        self._nodes[address] = tuple(one for one in self._nodes[address] if one != node)
         self._settle(address)
         if not self._nodes[address]:
             del self._nodes[address]
@@ -73,36 +75,51 @@ class Rings:
 
     def at(self, address: str) -> tuple[str, ...]:
         """The nodes that come from an address."""
-        return tuple(self._nodes.get(address, ()))
+        return self._nodes.get(address, ())
 
     def peers(self, node: str) -> tuple[str, ...]:
         """Up to ``DEGREE`` addresses of other nodes, in order; the same for the same nodes."""
         # A node that nobody can probe still probes others, from where its name puts it.
         own = self._address.get(node, "")
-        found = {
-            _next(ring, (_hash(number, own or node), own))
-            for number, ring in enumerate(self._rings)
-        }
+        found = {ring.after(own or node) for ring in self._rings}
         return tuple(sorted(found - {own, ""}))
 
     def _settle(self, address: str) -> None:
         """On the rings if, and only if, exactly one node comes from it."""
         wanted = len(self._nodes[address]) == 1
-        for number, ring in enumerate(self._rings):
-            point = (_hash(number, address), address)
-            at = bisect_left(ring, point)
-            there = at < len(ring) and ring[at] == point
-            if wanted and not there:
-                ring.insert(at, point)
-            elif there and not wanted:
-                del ring[at]
+        for ring in self._rings:
+            ring.put(address, wanted=wanted)
 
 
-def _next(ring: list[tuple[int, str]], point: tuple[int, str]) -> str:
-    """Who comes after a point of the ring; empty on an empty one."""
-    return ring[bisect_right(ring, point) % len(ring)][1] if ring else ""
+class _Ring:
+    """Addresses in the order of their hashes, of which no two are the same: 64 bits are enough.
 
+    In two columns: a list of pairs is 100 bytes more for each node, on each ring.
+    """
 
-def _hash(ring: int, text: str) -> int:
-    salted = f"{ring}\n{text}".encode()
-    return int.from_bytes(hashlib.blake2b(salted, digest_size=8).digest(), "big")
+    __slots__ = ("_addresses", "_hashes", "_number")
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._hashes = array("Q")
+        self._addresses: list[str] = []
+
+    def put(self, address: str, *, wanted: bool) -> None:
+        """On the ring, or not."""
+        point = self._hash(address)
+        at = bisect_left(self._hashes, point)
+        there = at < len(self._hashes) and self._addresses[at] == address
+        if wanted and not there:
+            self._hashes.insert(at, point)
+            self._addresses.insert(at, address)
+        elif there and not wanted:
+            del self._hashes[at], self._addresses[at]
+
+    def after(self, text: str) -> str:
+        """Who comes after where ``text`` is, or would be; empty on an empty ring."""
+        at = bisect_right(self._hashes, self._hash(text))
+        return self._addresses[at % len(self._addresses)] if self._addresses else ""
+
+    def _hash(self, text: str) -> int:
+        salted = f"{self._number}\n{text}".encode()
+        return int.from_bytes(hashlib.blake2b(salted, digest_size=8).digest(), "big")

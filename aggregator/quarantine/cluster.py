@@ -178,7 +178,7 @@ class Taint:
 
 @dataclass(frozen=True, slots=True)
 class NodeMeta:
-    """A node as the metadata list tells of it."""
+    """A node as the metadata list tells of it. ``annotations``: those under ``sickbay.dev/``."""
 
     name: str
     uid: str

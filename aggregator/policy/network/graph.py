@@ -83,7 +83,8 @@ class Graph:
 
     def __init__(self) -> None:
         self._sights: dict[str, Sight] = {}
-        self._at: dict[str, set[str]] = {}
+        # Tuples: nearly every address is one node's, and a set of one is 216 bytes.
+        self._at: dict[str, tuple[str, ...]] = {}
         self._observers: dict[str, set[str]] = {}
         self._dirty: dict[str, None] = {}
         self._speaking = 0
@@ -97,7 +98,7 @@ class Graph:
         self._leave(node, sight)
         sight.address = address
         if address:
-            self._at.setdefault(address, set()).add(node)
+            self._at[address] = (*self._at.get(address, ()), node)
             self._touch_address(address)
         self._dirty[node] = None
 
@@ -208,9 +209,9 @@ class Graph:
     def _leave(self, node: str, sight: Sight) -> None:
         if sight.address:
             self._touch_address(sight.address)
-            self._at[sight.address].discard(node)
-            if not self._at[sight.address]:
-                del self._at[sight.address]
+            others = tuple(one for one in self._at.pop(sight.address) if one != node)
+            if others:
+                self._at[sight.address] = others
 
     def _unobserve(self, observer: str, address: str) -> None:
         self._observers[address].discard(observer)
