@@ -4,7 +4,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,13 +48,21 @@ def add_to(commands: Any) -> None:
     )
     explain.add_argument("--component", default="", help="such as /data or a GPU's UUID")
     explain.add_argument(
-        "--count", type=_count, default=1, metavar="N", help="how often the fault was seen"
+        "--count",
+        type=_count(1_000_000),
+        default=1,
+        metavar="N",
+        help="how often the fault was seen",
     )
     explain.add_argument(
-        "--jobs", type=_count, default=1, metavar="N", help="in how many jobs the fault was seen"
+        "--jobs",
+        type=_count(32),
+        default=1,
+        metavar="N",
+        help="in how many jobs the fault was seen",
     )
     explain.add_argument(
-        "--flaps", type=_count, default=0, metavar="N", help="how often the check began to fail"
+        "--flaps", type=_count(32), default=0, metavar="N", help="how often the check began to fail"
     )
     explain.add_argument(
         "--driver",
@@ -110,10 +118,31 @@ def warn(file: Path, policy: "Policy") -> int:
 
 
 def _change(before: "Rule", after: "Rule") -> str:
+    from aggregator.policy.load import KEYS
+
     old, new = asdict(before), asdict(after)
-    if before.action != after.action:
-        return f"{before.action} becomes {after.action}"
-    return ", ".join(key.replace("_", " ") for key in new if old[key] != new[key])
+    other = [key for key in KEYS if key != "action" and old[KEYS[key]] != new[KEYS[key]]]
+    words = [f"{before.action} becomes {after.action}"] * (before.action != after.action)
+    words += [
+        f"{key}: {_value(old[KEYS[key]])} becomes {_value(new[KEYS[key]])}"
+        if key != "why"
+        else "why"
+        for key in other
+    ]
+    return "; ".join(words)
+
+
+def _value(value: object) -> str:
+    """As a rule's file would say it."""
+    from aggregator.policy.explain import in_words
+
+    if isinstance(value, float):
+        return in_words(value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} is {_value(of)}" for name, of in value.items()) or "any"
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(str, value))}]" if value else "any"
+    return str(value) or "none"
 
 
 def _explain(options: argparse.Namespace) -> int:
@@ -217,10 +246,16 @@ def _word(text: str) -> str:
     return text
 
 
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number of 1 or more")
-    return int(text)
+def _count(most: int) -> Callable[[str], int]:
+    """A whole number up to as many as an agent tells of, or as a rule may ask for."""
+
+    def count(text: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,9}", text) or not 1 <= int(text) <= most:
+            what = f"{text!r}; expected a whole number of 1 or more, {most} at most"
+            raise argparse.ArgumentTypeError(what)
+        return int(text)
+
+    return count
 
 
 def _detail(text: str) -> tuple[str, str]:

@@ -7,7 +7,7 @@ another check, must not keep an aggregator from starting with a file that it ran
 
 import difflib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import product
 
@@ -36,7 +36,7 @@ def warnings(policy: Policy, site: str, site_name: str, checks: Checks) -> list[
     for rule in policy.rules:
         if rule.name in places:
             found += _about(rule, places[rule.name], document, policy, checks)
-    for one, other in _shadows(policy):
+    for one, other in _shadows(policy, places):
         found += _shadowed(one, other, places, document)
     return sorted(found)
 
@@ -99,7 +99,9 @@ def _shadowed(
 ) -> Iterator[Problem]:
     more = "asks for more" if _strength(other) > _strength(one) else "stands before it"
     if one.name in places:
-        text = f"never decides: whatever it meets, {other.name!r} meets too, and {more}"
+        alone = other.hold - one.hold
+        when = "never decides" if alone <= 0 else f"decides for {alone:g} s alone"
+        text = f"{when}: whatever it meets, {other.name!r} meets too, and {more}"
         if _strength(other) > _strength(one):
             text += f"; to lower its action, change {other.name!r} itself"
         yield document.problem(places[one.name], text)
@@ -108,8 +110,12 @@ def _shadowed(
         yield document.problem(places[other.name], text)
 
 
-def _shadows(policy: Policy) -> Iterator[tuple[Rule, Rule]]:
-    """(rule, the one that always decides in its place), one for each rule that is shadowed."""
+def _shadows(policy: Policy, site: Collection[str]) -> Iterator[tuple[Rule, Rule]]:
+    """(rule, the one that always decides in its place), one for each rule that is shadowed.
+
+    One of the site's that observes is meant to keep another from acting. It can't, and until the
+    other is due it only looks as if it did.
+    """
     met = [_codes(rule, policy) for rule in policy.rules]
     wider = _Wider(policy.rules, met)
     for place, one in enumerate(policy.rules):
@@ -118,6 +124,9 @@ def _shadows(policy: Policy) -> Iterator[tuple[Rule, Rule]]:
             if other_place == place or _strength(other) < _strength(one):
                 continue
             if _strength(other) == _strength(one) and other_place > place:
+                continue
+            spares = one.name in site and one.action == "observe" != other.action
+            if other.hold > one.hold and not spares:
                 continue
             if _meets_all(met[other_place], other, met[place]) and _covers(other, one):
                 yield one, other
@@ -183,10 +192,9 @@ def _meets_all(wide: frozenset[str], rule: Rule, narrow: frozenset[str]) -> bool
 
 
 def _covers(wide: Rule, narrow: Rule) -> bool:
-    """Whether all else that ``wide`` asks for is given where ``narrow`` matches, and no later."""
+    """Whether all but the time that ``wide`` asks for is given where ``narrow`` matches."""
     return (
-        wide.hold <= narrow.hold
-        and wide.min_count <= max(narrow.min_count, narrow.min_jobs)
+        wide.min_count <= max(narrow.min_count, narrow.min_jobs)
         and wide.confirmed_by in ("", narrow.confirmed_by)
         and _no_narrower(wide.reasons, narrow.reasons)
         and _no_narrower(wide.components, narrow.components)

@@ -17,7 +17,8 @@ from aggregator.policy.past import LEAST_APART, LEAST_FLAPS, LONGEST, MOST_FLAPS
 from aggregator.policy.rules import ACTIONS, KINDS, LONGEST_REPEAT, RELEASES, Policy, Rule
 from aggregator.yaml_lines import ConfigError, Document, Key, Problem, parse
 
-_KEYS = {
+#: A rule's keys as a file has them, and its fields.
+KEYS = {
     "name": "name",
     "kind": "kind",
     "action": "action",
@@ -149,17 +150,23 @@ class _Reader:
 
     def rule(self) -> Rule | None:
         entry = self._entry
-        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+        if not isinstance(entry, dict) or "name" not in entry:
             self._problem((), "not a rule; expected a mapping with a name")
+            return None
+        name = entry["name"]
+        if not isinstance(name, str) or not name.strip() or not name.isprintable():
+            self._problem(
+                ("name",), f"{name!r}; expected a text of one line (in quotes, if it is one)"
+            )
             return None
         before = len(self._problems)
         values: dict[str, Any] = {}
         for key, value in entry.items():
-            field = _KEYS.get(str(key))
+            field = KEYS.get(str(key))
             if field is None:
                 self._problem(
                     (key,),
-                    f"unknown key{_hint(str(key), _KEYS)}; expected one of {', '.join(_KEYS)}",
+                    f"unknown key{_hint(str(key), KEYS)}; expected one of {', '.join(KEYS)}",
                 )
             else:
                 values[field] = self._value(str(key), value)
@@ -295,7 +302,7 @@ class _Reader:
                 f"{rule.within:g}s; expected a longer within",
             )
         for key in ("minCount", "details", "confirmedBy"):
-            if not by_fault and getattr(rule, _KEYS[key]) not in (1, {}, ""):
+            if not by_fault and getattr(rule, KEYS[key]) not in (1, {}, ""):
                 self._problem((key,), "is about faults, and this rule is about a check")
         if by_fault and rule.reasons:
             self._problem(("reasons",), "is about a check, and this rule is about faults")

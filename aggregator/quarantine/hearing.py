@@ -204,9 +204,13 @@ class Hearing:
         case.waiters = ()
 
     def conflict(self, node: str, detail: str) -> None:
+        """Two agents claim the node (``detail``: which), still do, or do no more (empty).
+
+        Told once: the two push each other out every few seconds, each time from another port.
+        """
         case = self._census.case(node)
-        if detail and detail != case.patient.conflict:
-            self._acts.note(case, Kind.AGENT_CONFLICT, f"two agents claim it: {detail}")
+        if detail and not case.patient.conflict:
+            self._acts.note(case, Kind.AGENT_CONFLICT, detail)
         case.patient.conflict = detail
         self._attending.kick(case)
 

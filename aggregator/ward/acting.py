@@ -145,10 +145,13 @@ def none_such(node: str) -> str:
 
 
 def unknown(node: str) -> str:
-    """Nobody has spoken of a node of that name; on a local cluster it may be a new one."""
+    """A local cluster's file has nothing of it: a node is in it once something was done or asked.
+
+    So most nodes that are well are not in it, and only `sickbay nodes` tells them from a slip.
+    """
     return (
-        f"no agent and nobody else has spoken of a node {node} here yet. Is the name right?\n"
-        "  See: sickbay nodes"
+        f"this file has no node {node}: nothing was done to it, and nobody has asked anything of "
+        "it yet. Is the name right?\n  See: sickbay nodes"
     )
 
 

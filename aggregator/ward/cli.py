@@ -10,6 +10,7 @@ import getpass
 import json
 import os
 import random
+import re
 import shlex
 import shutil
 import sys
@@ -324,12 +325,12 @@ def _add_acting(commands: Any, common: argparse.ArgumentParser) -> None:
     release = add("release", "end a node's quarantine", _release)
     release.add_argument("name", metavar="NODE")
     quarantine = add("quarantine", "quarantine a node by hand", _quarantine)
-    quarantine.add_argument("name", metavar="NODE")
+    quarantine.add_argument("name", type=_node_name, metavar="NODE")
     quarantine.add_argument("--action", choices=("cordon", "drain"), required=True)
     quarantine.add_argument("--reason", required=True, help="why, for whoever comes next")
     quarantine.add_argument("--requester", default="", metavar="WHO", help="default: your name")
     exempt = add("exempt", "have a node left alone for a time", _exempt)
-    exempt.add_argument("name", metavar="NODE")
+    exempt.add_argument("name", type=_node_name, metavar="NODE")
     exempt.add_argument(
         "--for", dest="how_long", required=True, metavar="TIME", help="such as 30m, 8h or 7d"
     )
@@ -337,10 +338,18 @@ def _add_acting(commands: Any, common: argparse.ArgumentParser) -> None:
     unexempt = add("unexempt", "have it judged as any other again", _unexempt)
     unexempt.add_argument("name", metavar="NODE")
     pin = add("pin", "keep a node's quarantine until it is unpinned", _pin)
-    pin.add_argument("name", metavar="NODE")
+    pin.add_argument("name", type=_node_name, metavar="NODE")
     pin.add_argument("--reason", required=True, help="why, for whoever comes next")
     unpin = add("unpin", "let the node go when it is well", _unpin)
     unpin.add_argument("name", metavar="NODE")
+
+
+def _node_name(text: str) -> str:
+    """Of a node that something is asked of. Without Kubernetes nothing else refuses nonsense."""
+    if re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?", text) is None:
+        what = "expected a node's name: letters, digits, '-', '_' and '.', at most 253"
+        raise argparse.ArgumentTypeError(f"{text!r}: {what}")
+    return text
 
 
 def _positive(text: str) -> int:

@@ -5,7 +5,7 @@ Each sentence names a command or a place; none of it is needed by the machine.
 
 from collections.abc import Collection, Iterable
 
-from aggregator.quarantine.cluster import Phase, Quarantine
+from aggregator.quarantine.cluster import HookState, Phase, Quarantine
 from aggregator.quarantine.fleet import Hold, Patient
 
 _CLEARS = {
@@ -49,6 +49,8 @@ _HOLDS = {
     "fall ill at once, suspect a common cause first; else raise limits.concurrent.",
     "limits.concurrent_percent": "Repair or release nodes in quarantine (sickbay quarantines). If "
     "many fall ill at once, suspect a common cause first.",
+    "shards": "Wait: it passes within seconds, or at the end of a rollout. If it stays: sickbay "
+    "replicas",
     "maintenance": "Nothing, while somebody else is at work on the node: it is looked at again. To "
     'act on it all the same: sickbay quarantine NODE --action drain --reason "..."',
     "limits.pool_percent": "This pool has lost as many nodes as it may. Repair or release some of "
@@ -135,6 +137,14 @@ def for_quarantine(patient: Patient, quarantine: Quarantine, clears: Iterable[st
             f"Waiting for {_pods(len(status.blockers))} that may not be evicted now. Ask their "
             "owners, or let the budget heal; nothing is forced but where drain.namespaces says so."
         )
+    hook = status.pre_evict
+    if status.phase is Phase.DRAINING and hook is not None and hook.state is HookState.ASKING:
+        if hook.ended_at:
+            return (
+                "drain.pre_evict was not done in its time, and nothing is evicted until it is. See "
+                f"to what it says; or give the node back: sickbay release {node}"
+            )
+        return "Nothing yet: drain.pre_evict is asked until it is done."
     if status.phase in (Phase.ADMITTED, Phase.DRAINING):
         return "Nothing yet: it is under way."
     if quarantine.spec.requester != "sickbay":

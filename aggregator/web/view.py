@@ -71,7 +71,7 @@ def why(patient: Patient, standing: Standing) -> str:
     if patient.last_error:
         return f"the last step failed and is tried again: {patient.last_error}"
     if patient.conflict:
-        return f"two agents claim this node: {patient.conflict}"
+        return patient.conflict
     if standing is Standing.SILENT:
         return "its agent is silent; " + (_worst(patient) or "nothing was failing")
     if standing is Standing.UNKNOWN:

@@ -206,5 +206,25 @@ async def the_list_shows_another_node() -> None:
     await replica.stop()
 
 
+async def two_agents_go_on_pushing_each_other_out() -> None:
+    world = World()
+    world.add_node("n1")
+    replica = Replica(world, clock=Turned())
+    await until(lambda: not replica.fleet.view_lost)
+    told = lambda: replica.notes.kinds("n1").count("agent.conflict")  # noqa: E731
+    for port in range(100):
+        replica.controller.conflict("n1", f"two live agents: a at :{port}, and b at :{port + 1}")
+    assert told() == 1
+    assert replica.fleet.patients["n1"].conflict.endswith(":100")
+    replica.controller.conflict("n1", "")
+    replica.controller.conflict("n1", "two live agents: a at :1, and c at :2")
+    assert told() == 2
+    await replica.stop()
+
+
+def test_a_conflict_of_two_agents_is_told_once_until_it_is_over() -> None:
+    virtualtime.run(two_agents_go_on_pushing_each_other_out())
+
+
 def test_a_running_stream_ends_when_the_list_shows_that_the_node_is_another() -> None:
     virtualtime.run(the_list_shows_another_node())

@@ -33,6 +33,11 @@ def odd(site: str) -> list[str]:
     ("text", "said"),
     [
         ("name: a, kind: gpu, faults: ['xid:4711'], action: drain", "doesn't know"),
+        ("name: on, kind: gpu, check: gpu-ecc, action: observe", "name: True; expected a text"),
+        (
+            'name: "a\\nb", kind: gpu, check: gpu-ecc, action: observe',
+            "expected a text of one line",
+        ),
         ("name: a, kind: gpu, faults: ['xid:7*'], action: drain", "doesn't know"),
         ("name: a, kind: gpu, classes: [unknown], action: cordon", "unknown codes"),
         ("name: a, kind: gpu, classes: [fatal-gpus], action: drain", "did you mean 'fatal-gpu'?"),
@@ -115,6 +120,10 @@ def test_what_no_policy_may_ask_for_is_refused_with_its_line(text: str, said: st
             "never decides: whatever it meets, 'disk-full' meets too",
         ),
         (
+            "name: a, kind: disk, check: disk-space, components: ['/scratch*'], action: observe",
+            "decides for 30 s alone: whatever it meets, 'disk-full' meets too, and asks for more",
+        ),
+        (
             "name: a, kind: network, check: nic-link, flaps: 6, within: 30m, action: observe",
             "'link-flapping' meets too",
         ),
@@ -139,6 +148,7 @@ def test_what_can_have_no_effect_is_said_with_its_line(text: str, said: str) -> 
         "name: a, kind: disk, check: disk-space, reasons: [full], for: 10s, action: cordon",
         "name: a, kind: disk, check: disk-space, components: ['/data*'], action: drain",
         "name: gpu-fatal, action: cordon",
+        "name: a, kind: network, check: reach, for: 10m, action: cordon",
         "name: a, kind: network, check: nic-link, flaps: 4, within: 30m, action: observe",
         "name: a, kind: network, check: reach, reasons: [whatever], action: cordon",
         "name: a, kind: gpu, faults: ['xid:31'], minJobs: 3, apart: 5m, action: cordon",

@@ -115,6 +115,13 @@ def test_a_sites_file_is_explained_with_the_shipped_rules(
     assert "gpu-gone: drain becomes cordon" in out
     code, out, _ = ask(capsys, "explain", "--policy", str(file), "--fault", "xid:79", "-o", "json")
     assert json.loads(out)["action"] == "cordon"
+    changed = tmp_path / "changed.yaml"
+    changed.write_text(
+        "rules: [{name: disk-full, action: drain, for: 10m, components: ['/var*'], why: ours}]\n"
+    )
+    _, out, _ = ask(capsys, "check", str(changed))
+    said = "cordon becomes drain; why; components: any becomes [/var*]; for: 30s becomes 10m"
+    assert f"disk-full: {said}\n" in out, "all that is other, in the words of the file"
     by_hand = tmp_path / "by-hand.yaml"
     by_hand.write_text("rules: [{name: gpu-gone, release: manual}]\n")
     code, out, _ = ask(capsys, "explain", "--policy", str(by_hand), "--fault", "xid:79")
@@ -132,6 +139,8 @@ def test_a_sites_file_is_explained_with_the_shipped_rules(
         (["explain", "--fault", "X id"], "'X id' is no code"),
         (["explain"], "one of the arguments --fault --check is required"),
         (["explain", "--fault", "xid:79", "--count", "0"], "expected a whole number of 1 or more"),
+        (["explain", "--fault", "xid:31", "--jobs", "99999999999"], "1 or more, 32 at most"),
+        (["explain", "--check", "nic-link", "--flaps", "33"], "1 or more, 32 at most"),
         (["explain", "--fault", "xid:79", "--detail", "verdict"], "expected NAME=VALUE"),
         (["explain", "--fault", "xid:149", "--detail", "intr_info=6h"], "is no register; expected"),
         (["explain", "--fault", "xid:149", "--driver", "new"], "'new' is no driver's version"),

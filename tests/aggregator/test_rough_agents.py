@@ -90,8 +90,8 @@ async def test_two_agents_of_one_node_are_shown_nothing_new_is_done_and_it_ends(
         ours.xid(79)
         said = await shown(ward, "node-a", lambda node: node["incidents"])
         assert said["incidents"][0]["doing"] == "nothing: two agents claim the node"
-        assert said["why"].startswith("two agents claim this node: ")
-        assert "two agents claim" in await ward.page.text("/nodes/node-a")
+        assert said["why"] == said["conflict"]
+        assert "two live agents claim" in await ward.page.text("/nodes/node-a")
         await other.up()
         await trouble(other, "a newer stream of node 'node-a' has taken over")
 

@@ -2,13 +2,14 @@
 
 import datetime as dt
 import math
+from dataclasses import replace
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.quarantine.cluster import Phase
+from aggregator.quarantine.cluster import HookState, HookStatus, Phase
 from aggregator.quarantine.decide.words import Word
 from aggregator.quarantine.fleet import Fleet, Hold, Standing
 from aggregator.web import view, words
@@ -175,8 +176,24 @@ def test_a_hold_says_what_lifts_it() -> None:
     patient.hold = Hold("stop", fleet.stop, "the stop switch is set", HANDS.wall)
     (held,) = look(fleet).holds
     assert "sickbay resume" in held.advice
+    patient.hold = Hold("shards", "incomplete", "r2 has not told of all nodes", HANDS.wall)
+    assert "sickbay replicas" in look(fleet).holds[0].advice
     patient.hold = Hold("limits.new_thing", "3", "for a reason", HANDS.wall)
     assert "limits.new_thing" in look(fleet).holds[0].advice
+
+
+def test_a_drain_that_waits_for_a_hook_says_so_and_what_to_do_once_it_is_late() -> None:
+    fleet = Fleet()
+    patient = well(fleet, "node-1", HANDS.now)
+    drain = quarantine_of(patient, HANDS.wall)
+    asked = HookStatus(HookState.ASKING, asked_at=HANDS.wall - 60)
+    for hook, said in (
+        (asked, "drain.pre_evict is asked until it is done"),
+        (replace(asked, ended_at=HANDS.wall, message="no Slurm"), "not done in its time"),
+        (replace(asked, state=HookState.DONE), "Nothing yet: it is under way."),
+    ):
+        patient.quarantine = replace(drain, status=replace(drain.status, pre_evict=hook))
+        assert said in look(fleet).quarantines[0].advice
 
 
 def test_a_recovering_incident_says_when_it_closes() -> None:

@@ -370,7 +370,7 @@ async def test_quarantine_and_release_on_a_local_cluster(database: Path) -> None
 async def test_a_name_that_nobody_has_spoken_of_is_pointed_out(database: Path) -> None:
     where = ["--local", str(database)]
     ask = ["exempt", "nod-1", "--for", "8h", "--reason", "firmware test", *where]
-    unknown = "no agent and nobody else has spoken of a node nod-1 here yet"
+    unknown = "this file has no node nod-1: nothing was done to it"
     done = await sickbay("unexempt", "nod-1", *where)
     assert (done.code, done.out) == (1, "")
     assert unknown in done.err
@@ -381,7 +381,7 @@ async def test_a_name_that_nobody_has_spoken_of_is_pointed_out(database: Path) -
     assert "BUT" not in again.out, "it is known by now"
     ask = ["--action", "drain", "--reason", "x", *where]
     done = await sickbay("quarantine", "nod-2", *ask)
-    assert (done.code, "BUT: no agent" in done.out) == (0, True)
+    assert (done.code, "BUT: this file has no node nod-2" in done.out) == (0, True)
 
 
 async def test_a_node_of_a_local_cluster_is_exempted_and_pinned_and_let_go(database: Path) -> None:
@@ -399,6 +399,25 @@ async def test_a_node_of_a_local_cluster_is_exempted_and_pinned_and_let_go(datab
     assert "was not exempt" in (await sickbay("unexempt", "node-1", *where)).out
     assert "no longer pinned" in (await sickbay("unpin", "node-1", *where)).out
     assert read_wishes(store.node("node-1").annotations) == Wishes()
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("ask", "name"),
+    [
+        (["pin"], ""),
+        (["exempt", "--for", "1h"], "../x"),
+        (["quarantine", "--action", "cordon"], "node-1\n"),
+    ],
+)
+async def test_nothing_is_asked_of_what_can_be_no_node(
+    database: Path, ask: list[str], name: str
+) -> None:
+    done = await sickbay(*ask, "--reason", "x", "--local", str(database), "--", name)
+    assert done.code == 2
+    assert "expected a node's name" in done.err
+    store = Store(database, wall=lambda: NIGHT)
+    assert (store.nodes(), store.quarantines()) == ([], [])
     store.close()
 
 
