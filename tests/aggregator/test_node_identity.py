@@ -211,7 +211,10 @@ async def two_agents_go_on_pushing_each_other_out() -> None:
     world.add_node("n1")
     replica = Replica(world, clock=Turned())
     await until(lambda: not replica.fleet.view_lost)
-    told = lambda: replica.notes.kinds("n1").count("agent.conflict")  # noqa: E731
+
+    def told() -> int:
+        return replica.notes.kinds("n1").count("agent.conflict")
+
     for port in range(100):
         replica.controller.conflict("n1", f"two live agents: a at :{port}, and b at :{port + 1}")
     assert told() == 1
