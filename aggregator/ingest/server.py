@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from importlib.metadata import version
+from typing import TypeAlias
 
 import grpc
 
@@ -60,6 +61,9 @@ OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
 ]
+
+
+_Context: TypeAlias = "grpc.aio.ServicerContext[pb.AgentMessage, pb.AggregatorMessage]"
 
 
 class IngestServer:
@@ -153,10 +157,16 @@ class _Ward(sickbay_pb2_grpc.WardServicer):
     async def Attend(  # type: ignore[override]  # noqa: N802  # the read and write calls of grpc.aio
         self,
         _: object,
-        context: grpc.aio.ServicerContext[pb.AgentMessage, pb.AggregatorMessage],
+        context: _Context,
     ) -> None:
         self._stats.opened += 1
-        stream = Stream(
+        # Made elsewhere: what that needs of this call's frame would be kept as long as the stream.
+        ending = await self._stream(context).serve()
+        if ending.code is not grpc.StatusCode.OK:
+            await context.abort(ending.code, str(ending))
+
+    def _stream(self, context: _Context) -> Stream:
+        return Stream(
             context,
             caller=lambda node: _caller(node, context),
             rules=self._rules,
@@ -166,14 +176,9 @@ class _Ward(sickbay_pb2_grpc.WardServicer):
             stats=self._stats,
             sparingly=self._sparingly,
         )
-        ending = await stream.serve()
-        if ending.code is not grpc.StatusCode.OK:
-            await context.abort(ending.code, str(ending))
 
 
-def _caller(
-    node: str, context: grpc.aio.ServicerContext[pb.AgentMessage, pb.AggregatorMessage]
-) -> Caller:
+def _caller(node: str, context: _Context) -> Caller:
     pairs = context.invocation_metadata() or ()
     metadata = {str(key): value for key, value in pairs if isinstance(value, str)}
     certificate = {str(key): list(values) for key, values in context.auth_context().items()}

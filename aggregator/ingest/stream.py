@@ -166,13 +166,24 @@ class Stream:
     # -- the talk ---------------------------------------------------------------
 
     async def serve(self) -> Ending:
-        """Until it ends; how. Cancelled from outside (the connection broke) it raises that."""
+        """Until it ends; how. Cancelled from outside (the connection broke) it raises that.
+
+        A stream is here all its life. So it keeps no message, and waits for the next in no call of
+        its own, which would be 240 bytes for each.
+        """
         self._task = asyncio.current_task()
-        assert self._task is not None
         allowance = Allowance(self._rules.now())
+        message: pb.AgentMessage | None
         try:
             await self._greet(allowance)
-            await self._listen(allowance)
+            message = await self._first(allowance, "snapshot", SNAPSHOT_WITHIN, Why.NO_SNAPSHOT)
+            while message is not None:
+                self.last_heard = self._rules.now()
+                await self._take(message)
+                message = None
+                message = _known(await self._context.read())
+                if message is not None:
+                    await self._pay(allowance, message)
             ending = gone()
         except Ending as reached:
             ending = reached
@@ -189,6 +200,11 @@ class Stream:
             # The outermost edge of one stream: whatever this is, the others go on.
             log.exception("a stream failed", extra={"node": self.node, "peer": self.peer})
             ending = Ending(Why.INTERNAL, Code.INTERNAL, "the aggregator failed; see its log")
+        return await self._leave(ending)
+
+    async def _leave(self, ending: Ending) -> Ending:
+        """The end of the talk: what is said of it, and what was under way."""
+        assert self._task is not None
         if self._stopping:
             # Stopped in the very step in which it ended by itself: take the cancellation that is
             # still to come, or it would hit whoever awaits next.
@@ -254,19 +270,6 @@ class Stream:
         known = peers == self._named and (self._answers or not self._rules.among_others())
         if self._attached and self._ending is None and not known:
             self._welcome(peers)
-
-    async def _listen(self, allowance: Allowance) -> None:
-        message: pb.AgentMessage | None
-        message = await self._first(allowance, "snapshot", SNAPSHOT_WITHIN, Why.NO_SNAPSHOT)
-        while message is not None:
-            self.last_heard = self._rules.now()
-            await self._take(message)
-            # A stream is here all its life. So it keeps no message, and waits in no call of its
-            # own for the next: together a tenth of what it costs.
-            message = None
-            message = _known(await self._context.read())
-            if message is not None:
-                await self._pay(allowance, message)
 
     async def _first(
         self, allowance: Allowance, kind: str, within: float, why: Why
