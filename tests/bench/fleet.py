@@ -1,6 +1,6 @@
 """A month of a large fleet's faults, lived through by the real judging, admission and controller.
 
-``BENCH_NODES`` (7,500) nodes of 8 GPUs for ``BENCH_DAYS`` (30), for each of ``BENCH_SEEDS`` (2)
+``BENCH_NODES`` (7,500) nodes of 8 GPUs for ``BENCH_DAYS`` (30), for each of ``BENCH_SEEDS`` (10)
 seeds in ``BENCH_PROCESSES`` (2) processes; the figures are the worst of all seeds. What happens is
 `faultplay`'s and `massplay`'s to say, which know nothing of any rule; how it is lived is
 `fleetplay`'s. Run by `make bench-fleet`; exits 1 when a gate fails, after the figures are written.
@@ -221,7 +221,7 @@ _WANTED = {
 def main() -> int:
     nodes = int(os.environ.get("BENCH_NODES", "7500"))
     days = float(os.environ.get("BENCH_DAYS", "30"))
-    seeds = int(os.environ.get("BENCH_SEEDS", "2"))
+    seeds = int(os.environ.get("BENCH_SEEDS", "10"))
     processes = int(os.environ.get("BENCH_PROCESSES", "2"))
     begun = time.perf_counter()
     done: list[Figures] = []
