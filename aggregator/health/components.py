@@ -29,12 +29,11 @@ class Components:
     __slots__ = ("_findings", "_many", "_messages", "_names", "_pasts")
 
     def __init__(self, components: Iterable[Component] = ()) -> None:
-        self._many: dict[Key, Component] | None = None
         self._keep({one.key: one for one in components})
 
     def _keep(self, found: dict[Key, Component]) -> None:
         few = found.values() if len(found) <= FEW else ()
-        self._many = None if len(found) <= FEW else found
+        self._many: dict[Key, Component] | None = None if len(found) <= FEW else found
         self._findings = _one_for_all(tuple(map(_finding, few)))
         self._messages = _one_text_for_all(tuple(one.message for one in few))
         self._names = tuple(one.component for one in few)
@@ -60,8 +59,13 @@ class Components:
         """Without it, where it is there."""
         if self._many is not None:
             self._many.pop(key, None)
-        elif key in self:
-            self._keep({one.key: one for one in self.all() if one.key != key})
+            return
+        at = self._at(*key)
+        if at is not None:
+            self._names = _with(self._names, at)
+            self._findings = _one_for_all(_with(self._findings, at))
+            self._messages = _one_text_for_all(_with(self._messages, at))
+            self._pasts = _with(self._pasts, at)
 
     def all(self) -> Iterable[Component]:
         if self._many is not None:
@@ -132,8 +136,9 @@ def _past(one: Component) -> _Past:
     return one.since if known else (one.since, one.recent)
 
 
-def _with(column: tuple[_T, ...], at: int, one: _T) -> tuple[_T, ...]:
-    return (*column[:at], one, *column[at + 1 :])
+def _with(column: tuple[_T, ...], at: int, *instead: _T) -> tuple[_T, ...]:
+    """The column with this in the place of what is there; with nothing, if that is all."""
+    return (*column[:at], *instead, *column[at + 1 :])
 
 
 @lru_cache(maxsize=2048)

@@ -110,7 +110,7 @@ class NodeHealth:
             self.components = Components(self.own.values())
             self.faults = {
                 key: fault for key, fault in self.faults.items() if not boot_ends(fault.cleared_by)
-            }
+            } or _NONE
             self.cleared = _NONE
         self.spool_epoch = hello.spool_epoch
         self.agent_version = hello.agent_version

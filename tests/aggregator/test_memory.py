@@ -15,7 +15,7 @@ from tests.support.memorycluster import World
 from tests.support.replica import Replica, Turned
 from tests.support.waiting import until
 
-#: Measured: 8.3 KB, of which 1 KB is the call below; one event, queue or deque more is 0.8.
+#: Measured: 8.0 KB, of which 1 KB is the call below; one event, queue or deque more is 0.8.
 BOUND = 9 * 1024
 GPUS, PER_GPU = 8, ("gpu-inventory", "gpu-ecc", "gpu-rows", "gpu-recovery")
 ALIKE = (
