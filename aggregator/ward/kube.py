@@ -182,7 +182,7 @@ class KubeHands:
                 self._sources, limiter, clock=time.monotonic, rng=rng, deadline=_DEADLINE
             )
             try:
-                await api.open()
+                await self._open(api)
                 return await work(api)
             finally:
                 await api.close()
@@ -191,6 +191,15 @@ class KubeHands:
             return asyncio.run(run())
         except ClusterError as error:
             raise WardError(str(error)) from error
+
+    @staticmethod
+    async def _open(api: Transport) -> None:
+        try:
+            await api.open()
+        except Refused as error:  # of what the command line or the environment names
+            raise UsageError(
+                f"{error}\n  expected --kubeconfig FILE and --context as kubectl takes them"
+            ) from error
 
 
 async def _must_be_a_node(api: Transport, node: str) -> None:

@@ -146,7 +146,7 @@ def for_quarantine(patient: Patient, quarantine: Quarantine, clears: Iterable[st
             )
         return "Nothing yet: drain.pre_evict is asked until it is done."
     if status.phase in (Phase.ADMITTED, Phase.DRAINING):
-        return "Nothing yet: it is under way."
+        return "Nothing yet: it is under way. While the stop switch is set it waits: sickbay resume"
     if quarantine.spec.requester != "sickbay":
         return f"Made by a person, ended by a person: sickbay release {node}"
     remedy = for_evidence(clears)

@@ -190,7 +190,10 @@ def test_a_drain_that_waits_for_a_hook_says_so_and_what_to_do_once_it_is_late() 
     for hook, said in (
         (asked, "drain.pre_evict is asked until it is done"),
         (replace(asked, ended_at=HANDS.wall, message="no Slurm"), "not done in its time"),
-        (replace(asked, state=HookState.DONE), "Nothing yet: it is under way."),
+        (
+            replace(asked, state=HookState.DONE),
+            "it is under way. While the stop switch is set it waits",
+        ),
     ):
         patient.quarantine = replace(drain, status=replace(drain.status, pre_evict=hook))
         assert said in look(fleet).quarantines[0].advice

@@ -440,6 +440,18 @@ async def test_without_a_kubeconfig_it_says_so(tmp_path: Path) -> None:
     assert "Traceback" not in done.err
 
 
+@pytest.mark.parametrize("more", [[], ["--context", "nosuch"]])
+async def test_a_kubeconfig_that_is_none_is_the_command_lines_mistake(
+    tmp_path: Path, more: list[str]
+) -> None:
+    file = tmp_path / "config"
+    file.write_text("root:x:0:0:root:/root:/bin/bash\n")
+    done = await sickbay("resume", "--kubeconfig", str(file), *more)
+    assert done.code == 2
+    assert f"the kubeconfig {file} can't be used" in done.err
+    assert "expected --kubeconfig FILE" in done.err
+
+
 async def test_another_database_is_not_taken_for_the_local_cluster(tmp_path: Path) -> None:
     other = tmp_path / "history.db"
     with closing(sqlite3.connect(other)) as database:
