@@ -6,6 +6,7 @@ configuration that is wrong, with what is wrong on stderr. `policy replay` has d
 
 import argparse
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -87,9 +88,29 @@ def _check(options: argparse.Namespace) -> int:
         document = read(options.file)
         raise ConfigError(str(options.file), [document.problem(*one) for one in unusable])
     print(f"{options.file}: sound (mode {config.mode}, {config.cluster.kind} cluster)")
+    for key, text in _absent(config):
+        problem = read(options.file).problem(key, text)
+        where = f"{options.file}:{problem.line}"
+        print(f"{where}: warning: {problem.key}: {problem.text}", file=sys.stderr)
     if config.policy.file is not None:
         policy_cli.warn(config.policy.file, policy)
     return OK
+
+
+def _absent(config: Config) -> Iterator[tuple[Key, str]]:
+    """The site's own programs that can't be run from here: else told when a node is sick."""
+    local = config.cluster.local.commands
+    named: dict[Key, Sequence[str]] = {
+        ("cluster", "local", "commands", "cordon"): local.cordon,
+        ("cluster", "local", "commands", "drain"): local.drain,
+        ("cluster", "local", "commands", "release"): local.release,
+        ("drain", "pre_evict", "command"): config.drain.pre_evict.command,
+        ("drain", "post_release", "command"): config.drain.post_release.command,
+    }
+    for key, command in named.items():
+        if command and "{" not in command[0] and shutil.which(command[0]) is None:
+            elsewhere = "right if the aggregator runs elsewhere, or in an image that has it"
+            yield key, f"no program can be run here as {command[0]!r}; {elsewhere}"
 
 
 def _unusable(config: Config) -> Iterator[tuple[Key, str]]:

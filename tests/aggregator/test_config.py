@@ -717,6 +717,28 @@ def test_config_check_warns_of_rules_that_can_have_no_effect(tmp_path: Path) -> 
     assert done.stderr.startswith(f"{tmp_path}/policy.yaml:1: warning: rules[0].check: ")
 
 
+def test_config_check_warns_of_programs_that_are_not_here(tmp_path: Path) -> None:
+    text = """
+cluster:
+  kind: local
+  local:
+    commands:
+      cordon: [/no/such/scontrol, "{node}"]
+      release: [sh, -c, "true"]
+identity: {kind: insecure-trust-hello}
+drain:
+  pre_evict:
+    command: [no-such-program-of-slurm, "{node}"]
+"""
+    file = written(tmp_path, LOCAL + text)
+    done = command("config", "check", str(file))
+    assert done.returncode == 0
+    cordon, hook = done.stderr.splitlines()
+    said = "warning: cluster.local.commands.cordon: no program can be run here as"
+    assert cordon.startswith(f"{file}:7: {said} '/no/such/scontrol'; ")
+    assert hook.startswith(f"{file}:12: warning: drain.pre_evict.command: ")
+
+
 @pytest.mark.parametrize(
     ("policy", "says"),
     [(b"rules: \xe9", "byte 7 is not UTF-8"), (b"a: " + b"[" * 5000, "nested deeper than 20")],
