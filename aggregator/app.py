@@ -49,34 +49,59 @@ log = logging.getLogger("sickbay.app")
 
 _CONNECT_FIRST = 0.5
 _CONNECT_MOST = 5.0
-_TOLD_AFTER = 0.02
+#: People are told when nothing has happened for so long (seconds), and after so many at the latest.
+_TOLD_AFTER = 0.05
+_TOLD_WITHIN = 2.0
+#: In a storm so many at a time, a few milliseconds' work, and then a pause (seconds).
+_TOLD_AT_ONCE = 16
+_TOLD_EVERY = 0.005
 
 
 class Ledgers:
     """One ledger made of several: the log, history, alerts, the page.
 
     They are told a moment later, in order: what acts on a fault goes first, for each millisecond
-    counts there. `flush` tells what is left.
+    counts there. While much happens that is after `_TOLD_WITHIN`. `flush` tells what is left.
     """
 
     def __init__(self, ledgers: Sequence[Ledger]) -> None:
         self._ledgers = ledgers
-        self._untold: deque[Transition] = deque()
+        #: Each with the moment at which it came, by the loop's clock.
+        self._untold: deque[tuple[float, Transition]] = deque()
 
     def note(self, transition: Transition) -> None:
+        loop = asyncio.get_running_loop()
         if not self._untold:
-            asyncio.get_running_loop().call_later(_TOLD_AFTER, self.flush)
-        self._untold.append(transition)
+            loop.call_later(_TOLD_AFTER, self._tell_some)
+        self._untold.append((loop.time(), transition))
 
     def flush(self) -> None:
         while self._untold:
-            transition = self._untold.popleft()
-            log.info(
-                transition.summary,
-                extra={"kind": transition.kind.value, "incident": transition.incident},
-            )
-            for ledger in self._ledgers:
-                ledger.note(transition)
+            self._tell(self._untold.popleft()[1])
+
+    def _tell_some(self) -> None:
+        """Tell what is due, and look again while anything is left."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        quiet = bool(self._untold) and now - self._untold[-1][0] >= _TOLD_AFTER
+        try:
+            for _ in range(_TOLD_AT_ONCE):
+                if not self._untold or not (quiet or now - self._untold[0][0] >= _TOLD_WITHIN):
+                    break
+                self._tell(self._untold.popleft()[1])
+        finally:
+            if self._untold:
+                due = self._untold[0][0] + _TOLD_WITHIN
+                calm = self._untold[-1][0] + _TOLD_AFTER
+                loop.call_later(max(_TOLD_EVERY, min(due, calm) - now), self._tell_some)
+
+    def _tell(self, transition: Transition) -> None:
+        log.info(
+            transition.summary,
+            extra={"kind": transition.kind.value, "incident": transition.incident},
+        )
+        for ledger in self._ledgers:
+            ledger.note(transition)
 
 
 def _settings(config: Config) -> Settings:

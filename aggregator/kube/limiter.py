@@ -120,6 +120,7 @@ class Limiter:
         self._unfair = 0
         self._paused_until = clock()
         self._pump: asyncio.Task[None] | None = None
+        self._alarm: asyncio.Task[None] | None = None
 
     @property
     def waiting(self) -> int:
@@ -166,8 +167,9 @@ class Limiter:
 
     def close(self) -> None:
         """End what waits: `acquire` raises Unreachable."""
-        if self._pump is not None:
-            self._pump.cancel()
+        for task in (self._pump, self._alarm):
+            if task is not None:
+                task.cancel()
         for line in self._lines.values():
             for waiter in line:
                 if not waiter.go.done():
@@ -251,15 +253,14 @@ class Limiter:
     async def _until_stirred(self, most: float) -> None:
         """Until a place is free or somebody has come; at most so many seconds, if that is any."""
         self._stirred.clear()
-        if most <= 0:
-            await self._stirred.wait()
-            return
-        waits = [asyncio.ensure_future(one) for one in (self._stirred.wait(), self._sleep(most))]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for one in waits:
-                one.cancel()
+        if most > 0 and (self._alarm is None or self._alarm.done()):
+            self._alarm = asyncio.create_task(self._ring(most), name="kube-limiter-alarm")
+        await self._stirred.wait()
+
+    async def _ring(self, seconds: float) -> None:
+        """One is enough: the hurry only grows, so it may ring too soon, and never too late."""
+        await self._sleep(seconds)
+        self._stirred.set()
 
     def _drop_gone(self) -> bool:
         """Drop those who gave up at the head of their line; whether anybody is left."""

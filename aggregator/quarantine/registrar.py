@@ -16,6 +16,7 @@ from aggregator.quarantine.cluster import (
     is_older,
 )
 from aggregator.quarantine.decide.admission import (
+    Forecast,
     Held,
     Limits,
     OpenCause,
@@ -36,8 +37,8 @@ from aggregator.quarantine.decide.record import (
 
 #: Of so many that wait, none can be told to be admitted soon.
 _MOST_LIKELY = 32
-#: What is only likely may be told by the fleet's size of so long ago (seconds).
-_SIZE_AGE = 1.0
+#: What is only likely may be told by what was so long ago (seconds), the fleet's size too.
+_OUTLOOK_AGE = 1.0
 #: What another replica has written is waited for in the news for so long (seconds).
 _NEWS_WITHIN = 0.25
 
@@ -52,6 +53,17 @@ class _Request:
     forget: Entry | None = None
     withdraw: Entry | None = None
     look: str = ""
+
+
+@dataclass(slots=True)
+class _Outlook:
+    """What is likely for whoever comes next: by this record, behind so many of this line."""
+
+    record: Record
+    line: list[_Request]
+    at: float
+    forecast: Forecast
+    counted: int = 0
 
 
 class Registrar:
@@ -88,6 +100,7 @@ class Registrar:
         self._waiting: list[_Request] = []
         self._worker: asyncio.Task[None] | None = None
         self._awaited: dict[str, asyncio.Event] = {}
+        self._outlook: _Outlook | None = None
         self._counted: tuple[float, Size] | None = None
         #: Why the record can't be used; empty when it can.
         self.problem = ""
@@ -121,15 +134,37 @@ class Registrar:
         """Whether it would be admitted by the record as last seen, after those that wait."""
         if self._stored is None or self.problem or len(self._waiting) > _MOST_LIKELY:
             return False
-        asked = [request.propose for request in self._waiting if request.propose is not None]
-        size = self._lately()
-        outcome = self._decide(self._record, [*asked, proposal], self._stored.stop, size)
-        return proposal.node in outcome.admitted
+        outlook = self._outlook_now(self._stored.stop)
+        for request in self._waiting[outlook.counted :]:
+            if request.propose is not None:
+                outlook.forecast.take(request.propose)
+        outlook.counted = len(self._waiting)
+        return outlook.forecast.admits(proposal)
 
-    def _lately(self) -> Size:
-        """The fleet's size, not counted anew for each of many proposals: that takes all nodes."""
-        now = self._wall()
-        if self._counted is None or not 0 <= now - self._counted[0] < _SIZE_AGE:
+    def _outlook_now(self, stop: str) -> _Outlook:
+        """One for all that wait together: each is looked at once, not by all who come after."""
+        now, known = self._wall(), self._outlook
+        if (
+            known is None
+            or known.record is not self._record
+            or known.line is not self._waiting
+            or not 0 <= now - known.at < _OUTLOOK_AGE
+        ):
+            forecast = Forecast(
+                self._record,
+                self._limits,
+                self._lately(now),
+                now=now,
+                stop=stop,
+                causes=self._causes(),
+                doubt=self._doubt(),
+            )
+            known = self._outlook = _Outlook(self._record, self._waiting, now, forecast)
+        return known
+
+    def _lately(self, now: float) -> Size:
+        """The fleet's size. Among replicas it takes all nodes to count, and lines are short."""
+        if self._counted is None or not 0 <= now - self._counted[0] < _OUTLOOK_AGE:
             self._counted = (now, self._size())
         return self._counted[1]
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from aggregator.quarantine.decide.admission import (
     FLEET,
+    Forecast,
     Limits,
     OpenCause,
     Outcome,
@@ -127,6 +128,17 @@ def test_no_order_of_proposals_passes_a_limit(
             assert limits.pool_percent > 0
             assert outcome.record.in_pool(pool) <= share
     assert len(outcome.record.admissions) == len(record.admissions) + len(new)
+
+
+@given(records, proposals.filter(bool), limits, sizes, stops)
+def test_a_forecast_of_whoever_comes_last_is_what_is_decided_on_all(
+    record: Record, asked: list[Proposal], limits: Limits, size: Size, stop: str
+) -> None:
+    outcome = admit(record, asked, limits, size, now=5.0, policy_hash="h", stop=stop)
+    forecast = Forecast(record, limits, size, now=5.0, stop=stop)
+    for one in asked[:-1]:
+        forecast.take(one)
+    assert forecast.admits(asked[-1]) == (asked[-1].node in outcome.admitted)
 
 
 @given(records, proposals, limits, sizes)

@@ -156,6 +156,43 @@ def admit(
     return Outcome(board.conclude(policy_hash), frozenset(admitted), held)
 
 
+class Forecast:
+    """What `admit` would say of proposals that come one after the other, each looked at once.
+
+    For what is only likely: the arguments are those of the moment at which it was made.
+    """
+
+    def __init__(
+        self,
+        record: Record,
+        limits: Limits,
+        size: Size,
+        *,
+        now: float,
+        stop: str = "",
+        causes: Mapping[str, OpenCause] | None = None,
+        doubt: Doubt = CERTAIN,
+    ) -> None:
+        self._entries = record.entries
+        self._barred = bool(stop) or quorum(limits, size) is not None
+        self._stop = bool(stop)
+        self._board = _Board(record, limits, size, now, causes or {}, doubt)
+        self._taken: set[str] = set()
+
+    def admits(self, proposal: Proposal) -> bool:
+        """Whether it would be admitted after those that were taken."""
+        if proposal.node in self._entries or proposal.node in self._taken:
+            return not self._stop
+        return not self._barred and self._board.hold(proposal) is None
+
+    def take(self, proposal: Proposal) -> None:
+        """It waits to be decided: it counts for those that come after it, where it is admitted."""
+        known = proposal.node in self._entries or proposal.node in self._taken
+        if not known and self.admits(proposal):
+            self._board.take(proposal)
+            self._taken.add(proposal.node)
+
+
 def restrained(
     record: Record,
     proposal: Proposal,
