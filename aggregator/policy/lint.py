@@ -21,6 +21,10 @@ from aggregator.yaml_lines import Document, Key, Problem, parse
 Checks = Mapping[str, Sequence[str] | None]
 
 
+#: A failing edge accuses neither end, and common causes do not count it: docs/limits.md.
+_EDGES = "peers"
+
+
 def parse_checks(text: str) -> Checks:
     """Read checks.yaml."""
     return {name: None if of == "any" else of for name, of in yaml.safe_load(text).items()}
@@ -56,6 +60,12 @@ def _about(
         if not reasons and not rule.reasons:
             text = f"check {rule.check} never says failed, at most degraded; no rule can match it"
             yield document.problem((*key, "check"), text)
+    if rule.check == _EDGES and rule.action != "observe":
+        text = (
+            f"acts on whoever can't reach a peer: one dead node means a {rule.action} of all that look "
+            "for it, and no common cause holds them; expected check: triangulation"
+        )
+        yield document.problem((*key, "action"), text)
     for code in rule.faults:
         if not _is_pattern(code) and policy.catalogue.classify(code) == UNKNOWN:
             text = f"{code!r} is in no catalogue; right if something of the site's own sends it"

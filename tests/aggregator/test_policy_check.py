@@ -105,6 +105,7 @@ def test_what_no_policy_may_ask_for_is_refused_with_its_line(text: str, said: st
             "never fails with reason 'flapping'",
         ),
         ("name: a, kind: node, check: memory, action: cordon", "never says failed"),
+        ("name: peer-unreachable, action: drain", "means a drain of all that look for it"),
         (
             "name: a, kind: gpu, faults: [gpu-off-bus], confirmedBy: gpu-inventry, action: cordon",
             "did you mean 'gpu-inventory'?",
