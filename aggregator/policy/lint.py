@@ -62,8 +62,8 @@ def _about(
             yield document.problem((*key, "check"), text)
     if rule.check == _EDGES and rule.action != "observe":
         text = (
-            f"acts on whoever can't reach a peer: one dead node means a {rule.action} of all that look "
-            "for it, and no common cause holds them; expected check: triangulation"
+            f"acts on whoever can't reach a peer: one dead node means a {rule.action} of all that "
+            "look for it, and no common cause holds them; expected check: triangulation"
         )
         yield document.problem((*key, "action"), text)
     for code in rule.faults:
