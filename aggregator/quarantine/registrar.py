@@ -31,7 +31,7 @@ from aggregator.quarantine.decide.record import (
     Entry,
     Record,
     RecordUnreadable,
-    dump_record,
+    Scribe,
     parse_record,
 )
 
@@ -97,6 +97,9 @@ class Registrar:
         self._record = Record()
         #: The text that the record was read from; None: there is none, or it can't be read.
         self._text: str | None = None
+        #: What is being written, and what it says: news of it may come before the answer.
+        self._writing: tuple[str, Record] | None = None
+        self._scribe = Scribe()
         self._waiting: list[_Request] = []
         self._worker: asyncio.Task[None] | None = None
         self._awaited: dict[str, asyncio.Event] = {}
@@ -286,12 +289,14 @@ class Registrar:
                 self._stored = None
                 continue
             try:
-                text = dump_record(outcome.record)
-                written = await self._cluster.write_record(text, stored.version)
-                self._take(written, outcome.record if written.text == text else None)
+                text = self._scribe.dump(outcome.record)
+                self._writing = (text, outcome.record)
+                self._take(await self._cluster.write_record(text, stored.version))
             except Conflict:
                 self._stored = None
                 continue
+            finally:
+                self._writing = None
             return _missing(batch, outcome)
 
     def _decide(self, record: Record, asked: list[Proposal], stop: str, size: Size) -> Outcome:
@@ -307,10 +312,11 @@ class Registrar:
             doubt=self._doubt(),
         )
 
-    def _take(self, stored: RecordText, means: Record | None = None) -> None:
-        """``means``: what the text says, where that is known. To read it costs a storm dearly."""
-        if means is not None:
-            self._record, self._text, self.problem = means, stored.text, ""
+    def _take(self, stored: RecordText) -> None:
+        """What the text says is known where we write just that. To read it costs a storm dearly."""
+        if self._writing is not None and stored.text == self._writing[0]:
+            self._text, self._record = self._writing
+            self.problem = ""
         elif stored.text != self._text:
             self._text = None
             try:

@@ -1,5 +1,6 @@
 """Admission: never over a limit, whatever is proposed, in whatever order, however often."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -24,6 +25,7 @@ from aggregator.quarantine.decide.record import (
     Entry,
     Record,
     RecordUnreadable,
+    Scribe,
     dump_record,
     parse_record,
 )
@@ -170,6 +172,16 @@ def test_what_holds_a_proposal_is_named_with_its_value(
     for held in outcome.held.values():
         assert held.value == values[held.limit]
         assert held.reason
+
+
+@given(st.lists(records, max_size=4))
+def test_a_records_text_is_the_same_whatever_was_written_before(written: list[Record]) -> None:
+    scribe = Scribe()
+    for record in written:
+        text = scribe.dump(record)
+        assert text == dump_record(record)
+        assert text == json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"))
+        assert parse_record(text) == record
 
 
 def test_a_pool_of_three_can_lose_one_and_not_two() -> None:

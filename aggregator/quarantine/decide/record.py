@@ -8,11 +8,14 @@ the process.
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 
 class RecordUnreadable(Exception):
     """The record holds something that is not ours. Nothing is admitted until a person mends it."""
+
+
+#: One encoder: to make it costs more than most of what it writes.
+_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,23 +152,42 @@ def parse_record(text: str) -> Record:
         raise RecordUnreadable(f"the admission record can't be read: {error!r}") from error
 
 
+class Scribe:
+    """Writes one record after the other: of what stood in the last one, only what is new.
+
+    The same record gives the same text, whatever was written before it.
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[str, tuple[Entry, str]] = {}
+
+    def dump(self, record: Record) -> str:
+        """The record's text: JSON, all keys in order."""
+        before, self._lines = self._lines, {}
+        for name in sorted(record.entries):
+            entry = record.entries[name]
+            known = before.get(name)
+            self._lines[name] = known if known and known[0] == entry else (entry, _line(entry))
+        cooldowns = {
+            ident: {"at": one.at, "because": one.because} for ident, one in record.cooldowns.items()
+        }
+        entries = ",".join(line for _, line in self._lines.values())
+        return (
+            f'{{"admissions":{_json(list(record.admissions))},"cooldowns":{_json(cooldowns)},'
+            f'"entries":{{{entries}}},"policyHash":{_json(record.policy_hash)},"version":1}}'
+        )
+
+
 def dump_record(record: Record) -> str:
     """The record's text; the same record gives the same text."""
-    data: dict[str, Any] = {
-        "version": 1,
-        "policyHash": record.policy_hash,
-        "admissions": list(record.admissions),
-        "cooldowns": {
-            ident: {"at": one.at, "because": one.because} for ident, one in record.cooldowns.items()
-        },
-        "entries": {
-            name: {
-                "incident": entry.incident,
-                "pool": entry.pool,
-                "action": entry.action,
-                "at": entry.at,
-            }
-            for name, entry in record.entries.items()
-        },
+    return Scribe().dump(record)
+
+
+def _line(entry: Entry) -> str:
+    value = {
+        "incident": entry.incident,
+        "pool": entry.pool,
+        "action": entry.action,
+        "at": entry.at,
     }
-    return json.dumps(data, sort_keys=True, separators=(",", ":"))
+    return _json({entry.node: value})[1:-1]
