@@ -8,9 +8,10 @@ import pytest
 
 from aggregator.health.model import Delta, Status
 from aggregator.quarantine.case import Case
-from aggregator.quarantine.cluster import ClusterError, Phase, Refused
+from aggregator.quarantine.cluster import ClusterError, Phase, RecordText, Refused
 from aggregator.quarantine.controller import REFRESH, ROUNDS
 from aggregator.quarantine.decide.admission import Proposal, Size
+from aggregator.quarantine.decide.record import Entry, dump_record, parse_record
 from aggregator.quarantine.registrar import Registrar
 from tests.support import virtualtime
 from tests.support.memorycluster import MemoryCluster, World, phase_of
@@ -309,6 +310,38 @@ async def test_news_of_an_older_record_change_nothing_and_a_read_of_one_does() -
     world.record = seen[1]
     await registrar.read()
     assert set(registrar.record.entries) == {"n0"}
+
+
+async def test_news_of_our_own_write_may_come_before_its_answer_and_so_may_anothers() -> None:
+    world = World()
+
+    class Early(MemoryCluster):
+        """Its news of a write come before the answer, and may be of another's write behind it."""
+
+        async def write_record(self, text: str, version: str) -> RecordText:
+            written = await super().write_record(text, version)
+            assert registrar.seen(written)
+            if "n1" in text and "n2" not in text:
+                other = parse_record(text).enter([Entry("n2", "i", "", "drain", 9.0)], "p")
+                assert registrar.seen(
+                    await super().write_record(dump_record(other), written.version)
+                )
+            return written
+
+    registrar = Registrar(
+        Early(world),
+        limits=OPEN,
+        policy_hash="p",
+        size=lambda: Size(10, 10),
+        causes=dict,
+        wall=lambda: 1000.0,
+    )
+    for node in ("n0", "n1", "n3"):
+        assert await registrar.propose(Proposal(node, "i", "", "drain")) is None
+        assert node in registrar.record.entries
+        assert not registrar.problem
+    assert set(registrar.record.entries) == {"n0", "n1", "n2", "n3"}
+    assert parse_record(world.record.text) == registrar.record
 
 
 async def test_a_round_through_all_nodes_lets_others_go_between_and_skips_the_forgotten() -> None:
