@@ -16,12 +16,12 @@ from aggregator.quarantine.cluster import (
     is_older,
 )
 from aggregator.quarantine.decide.admission import (
-    Forecast,
     Held,
     Limits,
     OpenCause,
     Outcome,
     Proposal,
+    Sitting,
     Size,
     admit,
     restrained,
@@ -62,7 +62,7 @@ class _Outlook:
     record: Record
     line: list[_Request]
     at: float
-    forecast: Forecast
+    sitting: Sitting
     counted: int = 0
 
 
@@ -140,9 +140,9 @@ class Registrar:
         outlook = self._outlook_now(self._stored.stop)
         for request in self._waiting[outlook.counted :]:
             if request.propose is not None:
-                outlook.forecast.take(request.propose)
+                outlook.sitting.decide(request.propose)
         outlook.counted = len(self._waiting)
-        return outlook.forecast.admits(proposal)
+        return outlook.sitting.hold(proposal) is None
 
     def _outlook_now(self, stop: str) -> _Outlook:
         """One for all that wait together: each is looked at once, not by all who come after."""
@@ -153,7 +153,7 @@ class Registrar:
             or known.line is not self._waiting
             or not 0 <= now - known.at < _OUTLOOK_AGE
         ):
-            forecast = Forecast(
+            sitting = Sitting(
                 self._record,
                 self._limits,
                 self._lately(now),
@@ -162,7 +162,7 @@ class Registrar:
                 causes=self._causes(),
                 doubt=self._doubt(),
             )
-            known = self._outlook = _Outlook(self._record, self._waiting, now, forecast)
+            known = self._outlook = _Outlook(self._record, self._waiting, now, sitting)
         return known
 
     def _lately(self, now: float) -> Size:

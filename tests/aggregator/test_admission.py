@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from aggregator.quarantine.decide.admission import (
     FLEET,
-    Forecast,
     Limits,
     OpenCause,
     Outcome,
     Proposal,
+    Sitting,
     Size,
     admit,
     allowance,
@@ -137,10 +137,10 @@ def test_a_forecast_of_whoever_comes_last_is_what_is_decided_on_all(
     record: Record, asked: list[Proposal], limits: Limits, size: Size, stop: str
 ) -> None:
     outcome = admit(record, asked, limits, size, now=5.0, policy_hash="h", stop=stop)
-    forecast = Forecast(record, limits, size, now=5.0, stop=stop)
+    sitting = Sitting(record, limits, size, now=5.0, stop=stop)
     for one in asked[:-1]:
-        forecast.take(one)
-    assert forecast.admits(asked[-1]) == (asked[-1].node in outcome.admitted)
+        sitting.decide(one)
+    assert (sitting.hold(asked[-1]) is None) == (asked[-1].node in outcome.admitted)
 
 
 @given(records, proposals, limits, sizes)

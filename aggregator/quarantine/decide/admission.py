@@ -135,31 +135,23 @@ def admit(
 
     ``causes`` are the common causes that are open, by id.
     """
-    board = _Board(record, limits, size, now, causes or {}, doubt)
+    sitting = Sitting(record, limits, size, now=now, stop=stop, causes=causes, doubt=doubt)
     held: dict[str, Held] = {}
     admitted: set[str] = set()
-    waiting = quorum(limits, size)
     for proposal in proposals:
-        if stop:  # also for what was admitted before: it would be begun now
-            held[proposal.node] = stopped(stop)
-            continue
-        if proposal.node in record.entries or proposal.node in admitted:
-            admitted.add(proposal.node)
-            continue
-        hold = waiting or board.hold(proposal)
+        hold = sitting.decide(proposal)
         if hold is not None:
             held[proposal.node] = hold
             continue
-        board.take(proposal)
         admitted.add(proposal.node)
         held.pop(proposal.node, None)  # asked for twice, held the first time
-    return Outcome(board.conclude(policy_hash), frozenset(admitted), held)
+    return Outcome(sitting.conclude(policy_hash), frozenset(admitted), held)
 
 
-class Forecast:
-    """What `admit` would say of proposals that come one after the other, each looked at once.
+class Sitting:
+    """Proposals that come one after the other, against one record: each is looked at once.
 
-    For what is only likely: the arguments are those of the moment at which it was made.
+    The arguments are those of `admit`, and of the moment at which the sitting begins.
     """
 
     def __init__(
@@ -174,23 +166,33 @@ class Forecast:
         doubt: Doubt = CERTAIN,
     ) -> None:
         self._entries = record.entries
-        self._barred = bool(stop) or quorum(limits, size) is not None
-        self._stop = bool(stop)
+        self._stop = stop
+        self._waiting = quorum(limits, size)
         self._board = _Board(record, limits, size, now, causes or {}, doubt)
-        self._taken: set[str] = set()
+        self._admitted: set[str] = set()
 
-    def admits(self, proposal: Proposal) -> bool:
-        """Whether it would be admitted after those that were taken."""
-        if proposal.node in self._entries or proposal.node in self._taken:
-            return not self._stop
-        return not self._barred and self._board.hold(proposal) is None
+    def hold(self, proposal: Proposal) -> Held | None:
+        """What would hold it after those that were decided; None: it would be admitted."""
+        if self._stop:  # also what was admitted before: it would be begun now
+            return stopped(self._stop)
+        if self._stands(proposal.node):
+            return None
+        return self._waiting or self._board.hold(proposal)
 
-    def take(self, proposal: Proposal) -> None:
-        """It waits to be decided: it counts for those that come after it, where it is admitted."""
-        known = proposal.node in self._entries or proposal.node in self._taken
-        if not known and self.admits(proposal):
+    def decide(self, proposal: Proposal) -> Held | None:
+        """The same; admitted, it counts for those that come after it."""
+        hold = self.hold(proposal)
+        if hold is None and not self._stands(proposal.node):
             self._board.take(proposal)
-            self._taken.add(proposal.node)
+            self._admitted.add(proposal.node)
+        return hold
+
+    def conclude(self, policy_hash: str) -> Record:
+        """The record to write."""
+        return self._board.conclude(policy_hash)
+
+    def _stands(self, node: str) -> bool:
+        return node in self._entries or node in self._admitted
 
 
 def restrained(
