@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from itertools import chain
-from types import MappingProxyType
-from typing import Any
 
 from aggregator.health.components import Components
 from aggregator.health.model import (
@@ -27,6 +25,7 @@ from aggregator.health.model import (
     Snapshot,
     Status,
 )
+from aggregator.sharing import NOTHING
 
 #: Positive signs and losses that are remembered for a node; older ones have done their work.
 REMEMBERED = 256
@@ -42,11 +41,6 @@ _ENDS: dict[str, frozenset[ClearedBy]] = {
     "operator": frozenset(ClearedBy),
     "replaced": frozenset(ClearedBy),
 }
-
-
-#: What nearly every node has of `Fault`, `Cleared` and the like: one for all, for an empty dict is
-#: 64 bytes. So these mappings are never changed, but replaced.
-_NONE: Mapping[tuple[str, str], Any] = MappingProxyType({})
 
 
 def boot_ends(cleared_by: ClearedBy) -> bool:
@@ -85,12 +79,12 @@ class NodeHealth:
         self.traits = hello.traits
         self.components = Components()
         #: Of the components those that the aggregator itself speaks of; no agent does.
-        self.own: Mapping[tuple[str, str], Component] = _NONE
-        self.faults: Mapping[tuple[str, str], Fault] = _NONE
+        self.own: Mapping[tuple[str, str], Component] = NOTHING
+        self.faults: Mapping[tuple[str, str], Fault] = NOTHING
         #: What other nodes say of this one; no part of what its agent knows.
         self.inferred: Component | None = None
         #: (code, component) -> how; an empty code stands for every code of the component.
-        self.cleared: Mapping[tuple[str, str], str] = _NONE
+        self.cleared: Mapping[tuple[str, str], str] = NOTHING
         self.lost: tuple[Lost, ...] = ()
         self.quiesced_for = 0.0
         self.has_snapshot = False
@@ -110,8 +104,8 @@ class NodeHealth:
             self.components = Components(self.own.values())
             self.faults = {
                 key: fault for key, fault in self.faults.items() if not boot_ends(fault.cleared_by)
-            } or _NONE
-            self.cleared = _NONE
+            } or NOTHING
+            self.cleared = NOTHING
         self.spool_epoch = hello.spool_epoch
         self.agent_version = hello.agent_version
         self.checks = hello.checks
@@ -132,7 +126,7 @@ class NodeHealth:
             for key, fault in self.faults.items()
             if key not in here
         }
-        self.faults = {**here, **missing} or _NONE
+        self.faults = {**here, **missing} or NOTHING
         self._lose(told.lost)
         self.quiesced_for = told.quiesced_for
         self.has_snapshot = self._continuous = True

@@ -9,11 +9,11 @@ then on a row holds what has changed since the row before.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from aggregator.health.model import Component, Delta, Fault, Hello, Snapshot, Status
 from aggregator.history import testimony
+from aggregator.sharing import NOTHING
 
 #: Rows by the names of what they hold. The values stand in the database.
 HELLO, BASE, CHANGE, LEFT = "hello", "base", "change", "left"
@@ -27,8 +27,6 @@ _MOST = 256
 _MOST_KEPT = 4096
 #: Nodes. Fleets that grow and shrink name many: who was heard of first is forgotten first.
 _MOST_NODES = 50_000
-
-_NONE: Mapping[tuple[str, str], Any] = MappingProxyType({})
 
 _T = TypeVar("_T")
 Put = Callable[[str, str, Mapping[str, Any]], None]
@@ -45,8 +43,8 @@ class _Node:
     mute: bool = True
     told: bool = False
     at: float = 0.0
-    ill: Mapping[tuple[str, str], tuple[Status, str]] = field(default_factory=lambda: _NONE)
-    faults: Mapping[tuple[str, str], tuple[Fault, float]] = field(default_factory=lambda: _NONE)
+    ill: Mapping[tuple[str, str], tuple[Status, str]] = field(default_factory=lambda: NOTHING)
+    faults: Mapping[tuple[str, str], tuple[Fault, float]] = field(default_factory=lambda: NOTHING)
     left: bool = False
 
 
@@ -147,5 +145,5 @@ def _remember(
 
 def _latest(kept: dict[tuple[str, str], _T]) -> Mapping[tuple[str, str], _T]:
     if len(kept) <= _MOST_KEPT:
-        return kept or _NONE
+        return kept or NOTHING
     return dict([*kept.items()][-_MOST_KEPT:])

@@ -24,6 +24,7 @@ from aggregator.health.model import (
     Snapshot,
     Status,
 )
+from aggregator.sharing import one_text
 from sickbay.v1 import sickbay_pb2 as pb
 
 #: Far above what a node has, far below what would hold up the others: a full message is folded in
@@ -241,16 +242,6 @@ def _alike(traits: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
     return MappingProxyType(dict(traits))
 
 
-@lru_cache(maxsize=4096)
-def _one_text(text: str) -> str:
-    """One string for what many nodes say, and a node of its GPUs for each check.
-
-    Python's own interning would also keep a place, of 40 to 100 bytes, for each that one node alone
-    ever says: the names of its GPUs, its boot.
-    """
-    return text
-
-
 def _bounded(field: str, items: Sequence[object], most: int) -> None:
     if len(items) > most:
         raise WireError(field, f"{len(items)} entries; expected at most {most}")
@@ -297,13 +288,13 @@ def _text_of(field: str, text: str, most: int) -> str:
     """What is compared but may be empty, or anything that a path may be."""
     if len(text) > most:
         raise WireError(field, f"{len(text)} characters; expected at most {most}")
-    return _one_text(text)
+    return one_text(text)
 
 
 def _text(text: str) -> str:
     """What only people read: cut where it is too long."""
     if len(text) <= _COMMON_TEXT:
-        return _one_text(text)
+        return one_text(text)
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
 
 

@@ -7,9 +7,6 @@ Shapes: https://kubernetes.io/docs/reference/kubernetes-api/
 import dataclasses
 import datetime as dt
 import sys
-from collections.abc import Mapping
-from functools import lru_cache
-from types import MappingProxyType
 from typing import TypeVar
 
 import msgspec
@@ -23,6 +20,7 @@ from aggregator.quarantine.cluster import (
     Refused,
     Taint,
 )
+from aggregator.sharing import NOTHING, one_text
 
 T = TypeVar("T")
 
@@ -31,7 +29,6 @@ RECORD_NAME = "sickbay-record"
 _MIRROR = "kubernetes.io/config.mirror"
 #: What all annotations begin with that people or we put on nodes for us.
 _OURS = "sickbay.dev/"
-_NO_ANNOTATIONS: Mapping[str, str] = MappingProxyType({})
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -238,15 +235,9 @@ def seconds(text: str | None) -> float:
 def to_meta(bare: Bare) -> NodeMeta:
     """What is kept of each of 10,000 nodes: of its annotations ours, and labels' texts once."""
     meta = bare.metadata
-    labels = {_one_text(key): _one_text(value) for key, value in (meta.labels or {}).items()}
+    labels = {one_text(key): one_text(value) for key, value in (meta.labels or {}).items()}
     ours = {key: text for key, text in (meta.annotations or {}).items() if key.startswith(_OURS)}
-    return NodeMeta(sys.intern(meta.name), meta.uid, labels, ours or _NO_ANNOTATIONS)
-
-
-@lru_cache(maxsize=4096)
-def _one_text(text: str) -> str:
-    """One string for the labels that many nodes have."""
-    return text
+    return NodeMeta(sys.intern(meta.name), meta.uid, labels, ours or NOTHING)
 
 
 def to_node(node: NodeObject) -> Node:

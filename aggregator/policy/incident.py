@@ -1,9 +1,7 @@
 """An incident: one cause on one node, opened and closed by policy."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from types import MappingProxyType
 
 from aggregator.health.model import ClearedBy
 
@@ -59,10 +57,6 @@ class Incident:
     def in_force(self) -> tuple[Evidence, ...]:
         """The evidence that no positive sign has ended."""
         return tuple(item for item in self.evidence if not item.over)
-
-
-#: What nearly every node has. One for all: an empty dict is 64 bytes, for each of 10,000.
-NO_INCIDENTS: Mapping[str, Incident] = MappingProxyType({})
 
 
 def incident_id(node: str, boot_id: str, kind: str) -> str:

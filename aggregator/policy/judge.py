@@ -16,12 +16,13 @@ from dataclasses import dataclass, replace
 
 from aggregator.health.model import Component, Status
 from aggregator.health.node import NodeHealth, boot_ends
-from aggregator.policy.incident import NO_INCIDENTS, Evidence, Incident, incident_id
+from aggregator.policy.incident import Evidence, Incident, incident_id
 from aggregator.policy.lemons import CHECK as LEMON
 from aggregator.policy.lemons import REASON
 from aggregator.policy.past import flapping, seen_well, well_since
 from aggregator.policy.rules import ACTIONS, FLAPS, KINDS, Match, Policy, Rule, matches
 from aggregator.policy.silent import SILENT_FAILING, SILENT_RULE, silent_rule
+from aggregator.sharing import NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Judgement:
     look_again: float | None
 
 
-_ALL_WELL = Judgement(NO_INCIDENTS, (), None)
+_ALL_WELL = Judgement(NOTHING, (), None)
 _SILENT = silent_rule("observe")
 
 

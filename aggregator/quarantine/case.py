@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from aggregator.health.model import Cleared
 from aggregator.health.node import REMEMBERED
-from aggregator.policy.incident import NO_INCIDENTS, Evidence, Incident
+from aggregator.policy.incident import Evidence, Incident
 from aggregator.policy.judge import judge
 from aggregator.policy.rules import Policy
 from aggregator.policy.silent import silent_match
@@ -24,6 +24,7 @@ from aggregator.quarantine.decide.steps import Situation
 from aggregator.quarantine.decide.wishes import NONE, Wishes, describe, read_wishes
 from aggregator.quarantine.decide.words import Word, ended_by, stands
 from aggregator.quarantine.fleet import Patient
+from aggregator.sharing import NOTHING
 
 #: From here on the node carries our marks.
 MARKED = (Phase.CORDONED, Phase.DRAINING, Phase.DRAINED)
@@ -196,7 +197,7 @@ class Case:
         self.claimed, self.misnamed = "", False
         self.patient.attached = False
         self.patient.health = None
-        self.patient.incidents = NO_INCIDENTS
+        self.patient.incidents = NOTHING
         self.wanted = None
         quarantine, self.restored = self.patient.quarantine, ""
         if quarantine is not None:

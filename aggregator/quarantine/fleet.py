@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from aggregator.health.node import NodeHealth
-from aggregator.policy.incident import NO_INCIDENTS, Incident
+from aggregator.policy.incident import Incident
 from aggregator.policy.lemons import Lemon
 from aggregator.policy.network.verdict import Verdict
 from aggregator.quarantine.cluster import NodeMeta, Quarantine
 from aggregator.quarantine.decide.blame import CommonCause
 from aggregator.quarantine.decide.words import Word
+from aggregator.sharing import NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Patient:
     attached: bool = False
     last_heard: float | None = None
     conflict: str = ""
-    incidents: Mapping[str, Incident] = field(default_factory=lambda: NO_INCIDENTS)  # replaced only
+    incidents: Mapping[str, Incident] = field(default_factory=lambda: NOTHING)  # replaced only
     hold: Hold | None = None
     would: str = ""  # what the mode keeps us from doing
     quarantine: Quarantine | None = None

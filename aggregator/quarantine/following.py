@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
-from aggregator.policy.incident import NO_INCIDENTS
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.acts import Clocks
 from aggregator.quarantine.attending import Attending
@@ -35,6 +34,7 @@ from aggregator.quarantine.suspecting import Suspecting
 from aggregator.quarantine.telling import Telling
 from aggregator.quarantine.triangulating import Triangulating
 from aggregator.shards.council import Shards
+from aggregator.sharing import NOTHING
 
 log = logging.getLogger("sickbay.quarantine")
 
@@ -158,7 +158,7 @@ class Following:
             return
         case.patient.quarantine = None
         if not case.heard:  # what is known of it stood on that object alone
-            case.patient.incidents, case.wanted = NO_INCIDENTS, None
+            case.patient.incidents, case.wanted = NOTHING, None
         case.patient.release_held, case.release_look = "", 0.0
         case.definition_going = with_definition
         if not with_definition and uid != case.ended and self._shards.owns(case.node):

@@ -8,7 +8,6 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
-from aggregator.policy.incident import NO_INCIDENTS
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.acts import Acts, Clocks
 from aggregator.quarantine.case import MARKED, Case
@@ -26,6 +25,7 @@ from aggregator.quarantine.decide.wishes import FORCE, FORCED
 from aggregator.quarantine.decide.words import Word
 from aggregator.quarantine.ledger import Kind
 from aggregator.quarantine.registrar import Registrar
+from aggregator.sharing import NOTHING
 
 log = logging.getLogger("sickbay.quarantine")
 
@@ -173,7 +173,7 @@ class Releasing:
         case.uncordoned = case.node_replaced = False
         if case.reborn:
             # They were of the Node before: judging finds what is of this one.
-            case.patient.incidents = NO_INCIDENTS
+            case.patient.incidents = NOTHING
             health = case.patient.health
             case.misnamed = health is not None and health.boot_id != case.reborn
             case.reborn = ""

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, Page, async_playwright, expect
 
-from aggregator.policy.incident import NO_INCIDENTS
 from aggregator.quarantine.cluster import Phase
 from aggregator.quarantine.ledger import Kind, Transition
+from aggregator.sharing import NOTHING
 from tests.support.waiting import until
 from tests.web.replicas import replicas
 from tests.web.support import (
@@ -116,7 +116,7 @@ async def test_a_quarantine_appears_moves_on_and_ends_without_a_reload(browser: 
         await expect(row).to_contain_text("Draining")
         await expect(row.locator(".number")).to_have_text("3")
         patient.quarantine = None
-        patient.incidents = NO_INCIDENTS
+        patient.incidents = NOTHING
         await expect(row).to_have_count(0)
         await expect(page.locator("h1")).to_contain_text("2 in quarantine")
         assert await page.evaluate("window.sameDocument") is True
