@@ -33,6 +33,7 @@ from aggregator.config_values import (
 from aggregator.quarantine.cluster import Action
 from aggregator.quarantine.decide.record import MOST_ADMISSIONS
 from aggregator.quarantine.ledger import Kind
+from aggregator.regular import regular
 from aggregator.yaml_lines import ConfigError, Document, Key, read, validate
 
 __all__ = ["Config", "ConfigError", "load"]
@@ -236,7 +237,11 @@ def load(path: Path, *, root: Path = Path("/")) -> Config:
         data = {name: value for name, value in document.data.items() if name not in spoilt}
         config, _ = validate(Document(document.name, data, document.lines), Config)
         assert config is not None
-    for finding in (*_contradictions(config), *_missing_files(config, root)):
+    for finding in (
+        *_contradictions(config),
+        *_missing_files(config, root),
+        *_no_databases(config, root),
+    ):
         if spoilt.isdisjoint(finding.rests_on):
             problems.append(document.problem(finding.key, finding.text))
     if problems:
@@ -301,7 +306,7 @@ def _exposed(listen: Listen) -> Iterator[_Finding]:
 
 def _shared(config: Config) -> Iterator[_Finding]:
     """Databases that would be one file: each is written as if it were alone."""
-    history = config.history.database.partition("///")[2] if config.history.is_file else ""
+    history = _history_file(config)
     files: dict[str, str] = {}
     if config.cluster.kind == "local":
         files[str(config.cluster.local.database)] = "cluster.local.database"
@@ -313,6 +318,10 @@ def _shared(config: Config) -> Iterator[_Finding]:
             text = f"the same file as {files[path]}; expected one of its own"
             yield _finding(key, text, files[path].partition(".")[0])
         files.setdefault(path, ".".join(key))
+
+
+def _history_file(config: Config) -> str:
+    return config.history.database.partition("///")[2] if config.history.is_file else ""
 
 
 def _unprovable(config: Config) -> Iterator[_Finding]:
@@ -345,7 +354,7 @@ def _missing_files(config: Config, root: Path) -> Iterator[_Finding]:
         if file is None:
             continue
         try:
-            with (root / file.relative_to("/")).open("rb") as opened:
+            with regular(root / file.relative_to("/")).open("rb") as opened:
                 empty = key[-1] in _SECRETS and not opened.read(4096).strip()
         except OSError as error:
             text = f"{file} can't be read: {error.strerror}; expected a readable file"
@@ -353,6 +362,28 @@ def _missing_files(config: Config, root: Path) -> Iterator[_Finding]:
             continue
         if empty:  # nothing is sent that is not signed: no alert would ever leave
             yield _finding(key, f"{file} is empty; expected a file with a secret in it")
+
+
+def _no_databases(config: Config, root: Path) -> Iterator[_Finding]:
+    """Where the aggregator keeps what is its own, and something else lies that is no file."""
+    for key, file in _kept(config):
+        try:
+            regular(root / file.relative_to("/"))
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            continue  # not made yet, or not this user's to see: its own opening tells
+        except OSError as error:
+            text = f"{file} can't be used: {error.strerror}; expected a file, or none yet"
+            yield _finding(key, text)
+
+
+def _kept(config: Config) -> Iterator[tuple[Key, Path]]:
+    if config.cluster.kind == "local":
+        yield ("cluster", "local", "database"), config.cluster.local.database
+    yield ("identity", "keys_cache"), config.identity.keys_cache
+    yield ("alerts", "outbox"), config.alerts.outbox
+    history = _history_file(config)
+    if history.startswith("/"):
+        yield ("history", "database"), Path(history)
 
 
 def _files(config: Config) -> Iterator[tuple[Key, Path | None]]:

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aggregator.regular import regular
+
 if TYPE_CHECKING:  # half a second that other commands need not spend
     from aggregator.config import History
     from aggregator.policy.replay import Difference, Episode, Totals
@@ -189,7 +191,7 @@ def _lines(file: Path, node: str) -> tuple[Iterable[Mapping[str, Any]], float]:
     from aggregator.history.replays import RecordError, from_lines
 
     try:
-        rows = from_lines(file.read_text("utf-8").splitlines(), str(file))
+        rows = from_lines(regular(file).read_text("utf-8").splitlines(), str(file))
     except (OSError, UnicodeDecodeError) as error:
         raise RecordError(f"{file} can't be read: {error}") from error
     last = max((row["at"] for row in rows), default=0.0)

@@ -5,11 +5,13 @@ import json
 import ssl
 from collections.abc import Iterator
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode, urlsplit
 from urllib.request import HTTPSHandler, OpenerDirector, ProxyHandler, build_opener
 
+from aggregator.regular import regular
 from aggregator.ward.errors import UsageError, WardError
 from aggregator.ward.tables import clean
 
@@ -102,7 +104,8 @@ def _opener(host: str, ca_file: str) -> OpenerDirector:
         handlers.append(ProxyHandler({}))  # a proxy can't reach this machine's loopback
     if ca_file:
         try:
-            handlers.append(HTTPSHandler(context=ssl.create_default_context(cafile=ca_file)))
+            context = ssl.create_default_context(cafile=regular(Path(ca_file)))
+            handlers.append(HTTPSHandler(context=context))
         except OSError as error:
             raise UsageError(f"--ca-file: {ca_file} can't be read: {error}") from error
     return build_opener(*handlers)

@@ -1,8 +1,11 @@
 """A configuration file is taken as it is meant, or refused whole with every line that is wrong."""
 
+import contextlib
+import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
@@ -13,12 +16,14 @@ import yaml
 from pydantic import BaseModel
 
 from aggregator.config import Config, ConfigError, load
+from aggregator.policy.shipped import read_policy
 from aggregator.quarantine.cluster import Action
 from aggregator.quarantine.ledger import Kind
 from aggregator.yaml_lines import section_in
 from tests.support.pki import Authority
 
 ROOT = Path(__file__).parents[2]
+EMPTY = ROOT / "tests/__init__.py"
 LOCAL = "listen: {grpc: '127.0.0.1:0', web: 'localhost:0'}\n"
 
 
@@ -218,21 +223,21 @@ BAD: list[tuple[str, str]] = [
     ("history: {ca_file: /etc/passwd}", "history.ca_file: history.database is a file"),
     ("history: {insecure_plaintext: true}", "history.insecure_plaintext: history.database is a"),
     (
-        "history: {database: 'postgresql+asyncpg://u@db/x', password_file: /dev/null}",
-        "history.password_file: /dev/null is empty; expected a file with a secret in it",
+        f"history: {{database: 'postgresql+asyncpg://u@db/x', password_file: {EMPTY}}}",
+        f"history.password_file: {EMPTY} is empty; expected a file with a secret in it",
     ),
     ("history: {most_rows: 3}", "history.most_rows: 3; expected at least 10000"),
     ("alerts: {webhooks: {url: x}}", "alerts.webhooks: a section; expected a list"),
     (
-        "alerts: {webhooks: [{secret_file: /dev/null}]}",
+        f"alerts: {{webhooks: [{{secret_file: {EMPTY}}}]}}",
         "alerts.webhooks[0].url: missing; expected this key with a value",
     ),
     (
-        "alerts: {webhooks: [{url: 'ftp://x/y', secret_file: /dev/null}]}",
+        f"alerts: {{webhooks: [{{url: 'ftp://x/y', secret_file: {EMPTY}}}]}}",
         "alerts.webhooks[0].url: this is no URL that can be posted to",
     ),
     (
-        "alerts: {webhooks: [{url: 'http://x', secret_file: /dev/null, kinds: [incident.open]}]}",
+        f"alerts: {{webhooks: [{{url: http://a, kinds: [incident.open], secret_file: {EMPTY}}}]}}",
         'alerts.webhooks[0].kinds[0]: "incident.open"; expected incident.opened, ',
     ),
     (
@@ -240,8 +245,8 @@ BAD: list[tuple[str, str]] = [
         "alerts.webhooks[0].secret_file: /no/such can't be read",
     ),
     (
-        "alerts: {webhooks: [{url: 'http://x', secret_file: /dev/null}]}",
-        "alerts.webhooks[0].secret_file: /dev/null is empty; expected a file with a secret in it",
+        f"alerts: {{webhooks: [{{url: 'http://x', secret_file: {EMPTY}}}]}}",
+        f"alerts.webhooks[0].secret_file: {EMPTY} is empty; expected a file with a secret in it",
     ),
     ("drain: {deadline: 99999d}", 'drain.deadline: "99999d" is too long; expected at most ten'),
     ("log_level: loud", 'log_level: "loud"; expected debug, info, warning or error'),
@@ -409,11 +414,50 @@ def test_what_is_no_yaml_is_said_with_its_line(tmp_path: Path, text: str, says: 
 def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nope\.yaml: can't be read: No such file or directory"):
         load(tmp_path / "nope.yaml")
-    with pytest.raises(ConfigError, match="Is a directory"):
+    with pytest.raises(ConfigError, match="it is a directory and no regular file"):
         load(tmp_path)
     (tmp_path / "latin").write_bytes(b"mode: \xe9")
     with pytest.raises(ConfigError, match="byte 6 is not UTF-8"):
         load(tmp_path / "latin")
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Iterator[Path]:
+    """A named pipe with a sound text in it. Who reads it waits for an end that comes late."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = os.open(path, os.O_RDWR)
+    os.write(writer, LOCAL.encode())
+    late = threading.Timer(10, os.close, [writer])
+    late.start()
+    yield path
+    late.cancel()
+    late.join()
+    with contextlib.suppress(OSError):
+        os.close(writer)
+
+
+def test_a_pipe_is_refused_before_anybody_waits_for_it(tmp_path: Path, pipe: Path) -> None:
+    with pytest.raises(ConfigError, match="can't be read: it is a pipe and no regular file"):
+        load(pipe)
+    with pytest.raises(ConfigError, match="it is a pipe"):
+        read_policy(pipe)
+    for key, text in {
+        "policy.file": f"policy: {{file: {pipe}}}",
+        "cluster.kubeconfig": f"cluster: {{kubeconfig: {pipe}}}",
+        "history.database": f"history: {{database: 'sqlite:///{pipe}'}}",
+        "alerts.outbox": f"alerts: {{outbox: {pipe}}}",
+        "identity.keys_cache": f"identity: {{keys_cache: {pipe}}}",
+    }.items():
+        (said,) = problems(tmp_path, f"{LOCAL}{text}")
+        assert key in said
+        assert "it is a pipe and no regular file" in said
+    (said,) = problems(
+        tmp_path,
+        f"{LOCAL}identity: {{kind: insecure-trust-hello}}\n"
+        f"cluster: {{kind: local, local: {{database: {pipe}}}}}",
+    )
+    assert f"{pipe} can't be used: it is a pipe and no regular file; expected a file, or n" in said
 
 
 # -- several replicas ---------------------------------------------------------------------------

@@ -11,6 +11,8 @@ from aggregator.policy.explain import Question, explain
 from aggregator.policy.shipped import read_policy
 
 DOCS = Path(__file__).parents[2] / "docs"
+#: A site's file that changes nothing.
+EMPTY = str(Path(__file__).with_name("__init__.py"))
 
 
 def example(page: str) -> str:
@@ -146,6 +148,11 @@ def test_a_sites_file_is_explained_with_the_shipped_rules(
         (["explain", "--fault", "xid:149", "--driver", "new"], "'new' is no driver's version"),
         (["explain", "--fault", "xid:79", "--policy", "/no/such"], "/no/such: can't be read"),
         (["check", "/no/such"], "/no/such: can't be read"),
+        (["check", "/dev/null"], "/dev/null: can't be read: it is a device and no regular file"),
+        (["explain", "--fault", "xid:79", "--policy", "/dev/null"], "it is a device and no reg"),
+        (["replay", "/dev/null"], "it is a device and no regular file"),
+        (["replay", EMPTY, "--record", "/dev/null"], "it is a device and no regular file"),
+        (["replay", EMPTY, "--config", "/dev/null"], "it is a device and no regular file"),
     ],
 )
 def test_a_question_that_makes_no_sense_is_refused(
