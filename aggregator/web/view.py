@@ -67,6 +67,8 @@ def why(patient: Patient, standing: Standing) -> str:
     if patient.hold is not None:
         return f"held by {patient.hold.limit}: {patient.hold.reason}"
     if patient.would:
+        if patient.spared:
+            return f"a person exempted it ({patient.spared}); else: {patient.would}"
         return f"would {patient.would}"
     if patient.last_error:
         return f"the last step failed and is tried again: {patient.last_error}"
@@ -166,6 +168,8 @@ def _doing(patient: Patient, incident: policy.Incident) -> str:
         return f"in quarantine: {patient.quarantine.status.phase}"
     if patient.hold is not None:
         return f"held by {patient.hold.limit}"
+    if patient.would and patient.spared:
+        return "a person exempted the node"
     if patient.would:
         return "the mode keeps us from acting"
     if incident.recovering_since is not None:
@@ -273,7 +277,9 @@ def hold(patient: Patient, mode: str) -> shapes.Hold | None:
             node=patient.node,
             limit="exempt" if spared else "mode",
             value=spared or mode,
-            reason=f"would {patient.would}",
+            reason=f"a person exempted it; else: {patient.would}"
+            if spared
+            else f"would {patient.would}",
             since=None,
             advice=advice.for_exempt(patient.node)
             if spared

@@ -232,6 +232,14 @@ def test_an_exempt_node_is_shown_and_what_would_be_done_is_held_by_it() -> None:
     patient.would, patient.spared = "drain: xid:79", "exempt until 2026-12-01T00:00:00Z: test"
     (hold,) = look(fleet).holds
     assert (hold.limit, hold.value) == ("exempt", patient.spared)
+    assert hold.reason == "a person exempted it; else: drain: xid:79"
+    told = view.node(patient, NOW, "drain")
+    assert told.why == (
+        "a person exempted it (exempt until 2026-12-01T00:00:00Z: test); else: drain: xid:79"
+    )
+    incident_of(patient, HANDS.now)
+    assert look(fleet).incidents[0].doing == "a person exempted the node"
+    assert "would" not in f"{told.why}{hold.reason}"
     assert "sickbay unexempt node-1" in hold.advice
     assert glance(look(fleet), NOW, version="1", revision=1, not_ready=[]).exempt == 1
 
