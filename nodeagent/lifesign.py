@@ -9,8 +9,7 @@ do however busy the rest is.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 
 #: A shorter promise than this (seconds) is not taken at its word.
 SHORTEST = 1.0
@@ -45,13 +44,11 @@ class LifeSign:
         """A heartbeat goes out."""
         self._start()
 
-    @contextmanager
-    def sending(self) -> Iterator[None]:
-        """A message that need not be answered; but whoever lives takes it from us in that time."""
-        ours = self._start()
-        yield
-        if ours:
-            self.heard()
+    def sends(self) -> bool:
+        """A message goes out that need not be answered; but whoever lives takes it from us in that
+        time. Whether that is to be told, as `heard`: else an answer is awaited already.
+        """
+        return self._start()
 
     def heard(self) -> None:
         """Something came."""

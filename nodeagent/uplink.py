@@ -33,7 +33,10 @@ class UplinkState:
 
 
 class Uplink:
-    """The agent's side of ``Ward.Attend``. ``hello`` builds the first message of each stream."""
+    """The agent's side of ``Ward.Attend``. ``hello`` builds the first message of each stream.
+
+    ``on_change`` is told when a stream has come or gone, or could not be had.
+    """
 
     def __init__(
         self,
@@ -44,6 +47,7 @@ class Uplink:
         hello: Callable[[], pb.AgentMessage],
         clock: Clock,
         random: Callable[[], float],
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.state = UplinkState(address, since=clock.boottime())
         self._route = Route(address, random)
@@ -52,6 +56,7 @@ class Uplink:
         self._hello = hello
         self._clock = clock
         self._random = random
+        self._on_change = on_change
         self._stream: Stream | None = None
         self._stopping = asyncio.Event()
         self._renewing = False
@@ -174,6 +179,7 @@ class Uplink:
         if self.state.connected is not connected:
             self.state.connected = connected
             self.state.since = self._clock.boottime()
+        self._on_change()
 
     async def _rest(self, seconds: float) -> None:
         try:

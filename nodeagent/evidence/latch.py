@@ -87,6 +87,8 @@ class Latch:
         self._changed_faults: set[FaultKey] = set()
         self._gone: dict[ComponentKey, ComponentEntry] = {}
         self._sent: dict[tuple[str, ...], bytes] = {}
+        #: Of what was sent, as long as that stays: each heartbeat tells it.
+        self._digest: int | None = None
         self._said_full = False
 
     # -- taking evidence in ------------------------------------------------------------------
@@ -208,10 +210,12 @@ class Latch:
 
     def digest(self) -> int:
         """64 bits over what was sent, as docs/contract.md lays down."""
-        digest = blake2b(digest_size=8)
-        for line in sorted(self._sent.values()):
-            digest.update(line)
-        return int.from_bytes(digest.digest(), "big")
+        if self._digest is None:
+            digest = blake2b(digest_size=8)
+            for line in sorted(self._sent.values()):
+                digest.update(line)
+            self._digest = int.from_bytes(digest.digest(), "big")
+        return self._digest
 
     # -- the parts of the above ----------------------------------------------------------------
 
@@ -369,6 +373,7 @@ class Latch:
     def _mark_sent(
         self, components: Iterable[ComponentEntry], faults: Iterable[FaultEntry], now: float
     ) -> None:
+        self._digest = None
         for entry in components:
             entry.trim(now)
             self._sent[("c", *entry.key)] = entry.line()

@@ -61,6 +61,8 @@ class Owed:
     @property
     def untold(self) -> bool:
         """Whether something was in no message yet."""
+        if not (self._clearings or self._losses):
+            return False
         return any(owed.carried_by is None for owed in self._all())
 
     def carry(self, seq: int, *, everything: bool) -> tuple[list[Clearing], list[Loss]]:

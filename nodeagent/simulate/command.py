@@ -55,6 +55,7 @@ async def _run(
     seed = options.seed if options.seed is not None else int.from_bytes(os.urandom(4), "big")
     rng, jitter = random.Random(seed), random.Random()  # noqa: S311 - nothing secret
     clock = SystemClock()
+    changed = asyncio.Event()
     nodes = [
         SimulatedNode(
             name,
@@ -65,11 +66,12 @@ async def _run(
             clock=clock,
             draw=rng.random,
             jitter=jitter.random,
+            on_change=changed.set,
         )
         for number, name in enumerate(names)
     ]
     gc.freeze()
-    fleet = Fleet(nodes, rng=rng)
+    fleet = Fleet(nodes, rng=rng, changed=changed)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

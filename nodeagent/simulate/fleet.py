@@ -13,18 +13,24 @@ log = logging.getLogger(__name__)
 
 #: Nodes that begin to connect per second, so that a start is no stampede of its own.
 STARTS_PER_SECOND = 500.0
-#: Seconds between two looks at how many have a stream; said when it differs.
+#: Seconds between two looks at how many have a stream, where that has changed.
 LOOK = 0.5
 #: Seconds for last words.
 FAREWELL = 3.0
 
 
 class Fleet:
-    """``rng`` is what a seed makes repeatable: which nodes and GPUs are drawn."""
+    """``rng`` is what a seed makes repeatable: which nodes and GPUs are drawn.
 
-    def __init__(self, nodes: Iterable[SimulatedNode], *, rng: random.Random) -> None:
+    ``changed`` is set by each node whose stream has come or gone.
+    """
+
+    def __init__(
+        self, nodes: Iterable[SimulatedNode], *, rng: random.Random, changed: asyncio.Event
+    ) -> None:
         self._nodes = {node.name: node for node in nodes}
         self._rng = rng
+        self._changed = changed
         self._timers: set[asyncio.TimerHandle] = set()
         self._said: tuple[object, ...] = ()
         self._gap_since: float | None = None
@@ -92,6 +98,9 @@ class Fleet:
 
     async def _look_after(self) -> None:
         while True:
+            # Not at rest: to look through 10,000 nodes takes as long as to send 60 heartbeats.
+            await self._changed.wait()
+            self._changed.clear()
             here: list[SimulatedNode] = []
             away: list[SimulatedNode] = []
             for node in self._nodes.values():

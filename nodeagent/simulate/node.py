@@ -32,6 +32,7 @@ class SimulatedNode:
     """It is the ``Host`` of its stream. The latch lives as long as the process: there is no disk.
 
     ``draw`` gives a number from [0, 1); ``jitter`` the same, for what may differ from run to run.
+    ``on_change`` is told when its stream has come or gone, or could not be had.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class SimulatedNode:
         clock: Clock,
         draw: Callable[[], float],
         jitter: Callable[[], float],
+        on_change: Callable[[], None],
     ) -> None:
         self.name = name
         self._seed = seed
@@ -53,6 +55,7 @@ class SimulatedNode:
         self._clock = clock
         self._draw = draw
         self._jitter = jitter
+        self._on_change = on_change
         self._uuids = [machine.gpu_uuid(name, gpu, seed) for gpu in range(gpus)]
         self._instance = _unique()
         self._boots = 0
@@ -69,6 +72,7 @@ class SimulatedNode:
         """Connect, and stay connected."""
         if self._task is None:
             self._uplink = self._make_uplink()
+            self._on_change()
             self._task = asyncio.create_task(self._uplink.run(), name=f"uplink of {self.name}")
 
     def cut(self) -> "asyncio.Task[None] | None":
@@ -77,6 +81,7 @@ class SimulatedNode:
         if task is not None:
             self._cut_at = self._clock.boottime()
             task.cancel()
+            self._on_change()
         return task
 
     def stop(self) -> None:
@@ -196,6 +201,7 @@ class SimulatedNode:
             hello=self._hello,
             clock=self._clock,
             random=self._jitter,
+            on_change=self._on_change,
         )
 
     def _hello(self) -> Any:

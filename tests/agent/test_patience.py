@@ -39,6 +39,7 @@ def node_of(address: str) -> SimulatedNode:
         clock=SystemClock(),
         draw=draw,
         jitter=draw,
+        on_change=lambda: None,
     )
 
 
