@@ -15,6 +15,7 @@ from pathlib import Path
 
 from aggregator import policy_cli, replay_cli
 from aggregator.config import Config, ConfigError, load
+from aggregator.ingest import core
 from aggregator.yaml_lines import Key, read
 
 OK, FAILED, USAGE = 0, 1, 2
@@ -50,9 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     config = load(options.file)
-    # gRPC's C core would write lines of its own to stderr: of a port that is taken, which is said
-    # below, and of each agent that asks TLS for a name that we don't have, which the agent says.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    for name, value in core.ENVIRONMENT.items():  # before gRPC is imported
+        os.environ.setdefault(name, value)
     # Imports that take a second: a file that is wrong is refused sooner.
     import asyncio
     import gc

@@ -1,9 +1,9 @@
 """The contract's streams with nothing behind them: what gRPC itself costs for each agent.
 
-Over mutual TLS as the aggregator has it, with its options of gRPC and of Python's collector: one
-coroutine for each stream reads, and writes what there is to say: a Hello is welcomed, evidence
-acknowledged, a heartbeat taken. Nothing is folded, kept or looked after, no message is held. What
-the aggregator takes beyond this is its own.
+Over mutual TLS as the aggregator has it, with its options and environment of gRPC and its setting
+of Python's collector: one coroutine for each stream reads, and writes what there is to say: a Hello
+is welcomed, evidence acknowledged, a heartbeat taken. Nothing is folded, kept or looked after, no
+message is held. What the aggregator takes beyond this is its own.
 """
 
 import argparse

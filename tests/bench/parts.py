@@ -4,6 +4,7 @@ Nodes are objects on the real API server, whose files are in memory: etcd's disk
 """
 
 import contextlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from aggregator.ingest import core
 from tests.bench.crowd import Crowd, certify, most_agents
 from tests.bench.figures import percentile, slope, straightness
 from tests.bench.processes import cost
@@ -116,7 +118,9 @@ def bare(found: Findings) -> None:
         certify(authority, nodes)
         line = [sys.executable, "-m", "tests.bench.bare", "--listen", f"127.0.0.1:{port}"]
         line += ["--cert", str(pair.certificate), "--key", str(pair.key)]
-        server = subprocess.Popen([*line, "--ca", str(authority.certificate)])
+        server = subprocess.Popen(
+            [*line, "--ca", str(authority.certificate)], env=core.ENVIRONMENT | os.environ
+        )
         where: list[str | Path] = ["--aggregator", f"localhost:{port}"]
         where += ["--ca-file", authority.certificate, "--cert-dir", authority.certificate.parent]
         points = []
