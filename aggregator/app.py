@@ -218,7 +218,7 @@ async def run(config: Config) -> None:
         log.warning("a rule is odd", extra={"at": where, "reason": problem.text})
     make_folders(config)
     rng = random.Random()  # noqa: S311 - jitter, no secret
-    fleet = Fleet()
+    fleet = Fleet(how=config.cluster.how)
     clocks = Clocks(time.monotonic, time.time)
     cluster = _cluster(config)
     joining = Joining(config, cluster, policy_hash=policy.hash, version=version("sickbay"))

@@ -5,6 +5,7 @@ percentages 0 to 100, here; in the file "30s" and "5%". docs/aggregator.md is th
 people, deploy/aggregator.yaml an example.
 """
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +73,14 @@ class Cluster(Section):
     requests_per_second: Positive = 100
     burst: Positive = 200
     local: Local = Local()
+
+    @property
+    def how(self) -> str:
+        """What a person's command needs besides, to act on this cluster; begins with a space."""
+        if self.kind == "local":
+            return f" --local {shlex.quote(str(self.local.database.absolute()))}"
+        # Its own default is the same.
+        return f" --namespace {self.namespace}" if self.namespace != "sickbay" else ""
 
 
 class Tls(Section):

@@ -83,6 +83,7 @@ class Fleet:
 
     patients: dict[str, Patient] = field(default_factory=dict)
     mode: str = "observe"
+    how: str = ""  # what a command of `sickbay` needs besides, to act here; begins with a space
     stop: str = ""  # the stop switch's reason; empty: not stopped
     view_lost: str = ""  # why the cluster's news is not known; empty: it is
     record_entries: int = 0

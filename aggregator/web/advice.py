@@ -1,6 +1,7 @@
 """What to do, in a sentence, for somebody who was woken up. Pure.
 
-Each sentence names a command or a place; none of it is needed by the machine.
+Each sentence names a command or a place; none of it is needed by the machine. ``how``: the options
+without which a command would act on another cluster than this one (`Fleet.how`).
 """
 
 from collections.abc import Collection, Iterable
@@ -27,13 +28,14 @@ _CAUSES = {
     "network": "Mend what the nodes share: the rack's switch or gateway, the target, the link "
     "between two halves. docs/network.md says how it was told.",
 }
-_BY_HAND = 'sickbay quarantine NODE --action drain --reason "..."'
+#: In what follows {how} stands for these options.
+_BY_HAND = 'sickbay quarantine NODE --action drain --reason "..."{how}'
 _SHARED = (
     f"Look at the common cause at the top of the page. A node that is ill for itself: {_BY_HAND}"
 )
 _RATE = "Many fell ill at once: find out what they share while nothing new is admitted."
 
-_HOLDS = {
+HOLDS = {
     "limits.common_cause_percent": _SHARED,
     "limits.common_cause_nodes": _SHARED,
     "limits.domain_percent": _SHARED,
@@ -42,7 +44,7 @@ _HOLDS = {
     "limits.after_upgrade": "Wait: in two minutes it is clear whether the new version is ill.",
     "limits.new_per_window": _RATE,
     "limits.new_per_window_percent": _RATE,
-    "stop": "Find out why it was stopped. To go on: sickbay resume",
+    "stop": "Find out why it was stopped. To go on: sickbay resume{how}",
     "limits.quorum_percent": "Wait for the agents to report. If they don't, look at the DaemonSet "
     "and the network before you trust any judgement.",
     "limits.concurrent": "Repair or release nodes in quarantine (sickbay quarantines). If many "
@@ -52,7 +54,7 @@ _HOLDS = {
     "shards": "Wait: it passes within seconds, or at the end of a rollout. If it stays: sickbay "
     "replicas",
     "maintenance": "Nothing, while somebody else is at work on the node: it is looked at again. To "
-    'act on it all the same: sickbay quarantine NODE --action drain --reason "..."',
+    f"act on it all the same: {_BY_HAND}",
     "limits.pool_percent": "This pool has lost as many nodes as it may. Repair or release some of "
     "them, or look for what they share.",
 }
@@ -67,7 +69,7 @@ def for_evidence(clears: Iterable[str]) -> str:
     return ""
 
 
-def for_incident(patient: Patient, clears: Collection[str], action: str) -> str:
+def for_incident(patient: Patient, clears: Collection[str], action: str, how: str = "") -> str:
     """What a person can do about an open incident."""
     remedy = for_evidence(clears)
     if not remedy:
@@ -79,23 +81,28 @@ def for_incident(patient: Patient, clears: Collection[str], action: str) -> str:
         return f"{sentence} when it suits; by policy it is only watched."
     if patient.quarantine is None and (patient.hold is not None or patient.would):
         return f"{sentence}. Nothing keeps work off this node yet; to do it by hand: " + by_hand(
-            patient.node
+            patient.node, how
         )
     if patient.quarantine is None:
         return f"{sentence}."
     if patient.quarantine.spec.requester != "sickbay":
-        return f"{sentence}, then: sickbay release {patient.node} (a person made the quarantine)"
+        return (
+            f"{sentence}, then: sickbay release {patient.node}{how} (a person made the quarantine)"
+        )
     return f"{sentence}. The node is released by itself once it has stayed well."
 
 
-def by_hand(node: str) -> str:
+def by_hand(node: str, how: str = "") -> str:
     """The command that quarantines a node whatever the limits say."""
-    return f'sickbay quarantine {node} --action drain --reason "..."'
+    return _BY_HAND.format(how=how).replace("NODE", node, 1)
 
 
-def for_hold(hold: Hold) -> str:
+def for_hold(hold: Hold, how: str = "") -> str:
     """What lifts a hold."""
-    return _HOLDS.get(hold.limit, f"Look at {hold.limit} in the aggregator's configuration.")
+    said = HOLDS.get(hold.limit)
+    if said is None:
+        return f"Look at {hold.limit} in the aggregator's configuration."
+    return said.format(how=how)
 
 
 def for_cause(scope: str) -> str:
@@ -103,35 +110,41 @@ def for_cause(scope: str) -> str:
     return _CAUSES[scope]
 
 
-def for_mode(node: str, mode: str) -> str:
+def for_mode(node: str, mode: str, how: str = "") -> str:
     """What a person can do where the mode keeps us from acting."""
     return (
-        f"Mode {mode} allows no more. To act on this node alone: {by_hand(node)}. "
+        f"Mode {mode} allows no more. To act on this node alone: {by_hand(node, how)}. "
         'For all: set "mode" in the aggregator\'s configuration.'
     )
 
 
-def for_exempt(node: str) -> str:
+def for_exempt(node: str, how: str = "") -> str:
     """What a person can do where people have exempted the node."""
     return (
-        f"A person wants this node left alone. To let sickbay act again: sickbay unexempt {node}. "
-        f"To act all the same: {by_hand(node)}"
+        "A person wants this node left alone. To let sickbay act again: "
+        f"sickbay unexempt {node}{how}. "
+        f"To act all the same: {by_hand(node, how)}"
     )
 
 
-def for_quarantine(patient: Patient, quarantine: Quarantine, clears: Iterable[str]) -> str:
+def for_quarantine(
+    patient: Patient, quarantine: Quarantine, clears: Iterable[str], how: str = ""
+) -> str:
     """What a person can do about a node in quarantine, or what it waits for."""
     status, node = quarantine.status, quarantine.node
     if quarantine.problem or status.phase is Phase.INVALID:
-        return f"The object makes no sense. Mend it, or: kubectl delete quarantine {node}"
+        end = f"sickbay release {node}{how}" if how else f"kubectl delete quarantine {node}"
+        return f"The object makes no sense. Mend it, or: {end}"
     if status.phase is Phase.RELEASING or quarantine.deleting:
         return "Nothing: it is being undone."
     if patient.last_error:
         return "The last step failed and is tried again. If it stays, look at the error."
     held = patient.release_held or status.release_held
     if held:
-        unpin = f"sickbay unpin {node} to let it go by itself, or " * held.startswith("pinned")
-        return f"Its cause is over, and it is held: {held}. To do: {unpin}sickbay release {node}"
+        unpin = f"sickbay unpin {node}{how} to let it go by itself, or " * held.startswith("pinned")
+        return (
+            f"Its cause is over, and it is held: {held}. To do: {unpin}sickbay release {node}{how}"
+        )
     if status.phase is Phase.DRAINING and status.blockers:
         return (
             f"Waiting for {_pods(len(status.blockers))} that may not be evicted now. Ask their "
@@ -142,18 +155,23 @@ def for_quarantine(patient: Patient, quarantine: Quarantine, clears: Iterable[st
         if hook.ended_at:
             return (
                 "drain.pre_evict was not done in its time, and nothing is evicted until it is. See "
-                f"to what it says; or give the node back: sickbay release {node}"
+                f"to what it says; or give the node back: sickbay release {node}{how}"
             )
         return "Nothing yet: drain.pre_evict is asked until it is done."
     if status.phase in (Phase.ADMITTED, Phase.DRAINING):
-        return "Nothing yet: it is under way. While the stop switch is set it waits: sickbay resume"
+        return (
+            "Nothing yet: it is under way. While the stop switch is set it waits: "
+            f"sickbay resume{how}"
+        )
     if quarantine.spec.requester != "sickbay":
-        return f"Made by a person, ended by a person: sickbay release {node}"
+        return f"Made by a person, ended by a person: sickbay release {node}{how}"
     remedy = for_evidence(clears)
     if not remedy:
         return "Nothing: what it rests on is over. It is released once the node has stayed well."
     sentence = remedy[0].upper() + remedy[1:]
-    return f"{sentence}; it is released once it has stayed well. Sooner: sickbay release {node}"
+    return (
+        f"{sentence}; it is released once it has stayed well. Sooner: sickbay release {node}{how}"
+    )
 
 
 def _pods(count: int) -> str:

@@ -56,7 +56,9 @@ class Pages:
             lstrip_blocks=True,
             auto_reload=False,
         )
-        self._jinja.globals.update(said=SAID, asset=assets.url, Standing=Standing)
+        self._jinja.globals.update(
+            said=SAID, asset=assets.url, Standing=Standing, how=desk.fleet.how
+        )
         self._jinja.filters.update(ago=words.ago, clock=words.clock, full=words.full, iso=words.iso)
 
     async def fleet(self, request: web.Request) -> web.Response:

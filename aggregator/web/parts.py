@@ -141,8 +141,8 @@ def check(part: Part) -> None:
                 raise Unreadable(f'nothing is known of action "{incident.action[:80]}"')
 
 
-def tell(patient: Patient, moment: Moment, mode: str) -> Told:
-    """One node of ours, for the others."""
+def tell(patient: Patient, moment: Moment, mode: str, how: str = "") -> Told:
+    """One node of ours, for the others. ``how``: as for `advice`."""
     standing = patient.standing()
     if standing is Standing.OK and not _notable(patient):
         return Told(patient.node)
@@ -156,8 +156,8 @@ def tell(patient: Patient, moment: Moment, mode: str) -> Told:
         exempt=patient.exempt,
         wishes=list(patient.wishes),
         conflict=bool(patient.conflict),
-        incidents=view.incidents(patient, moment) if patient.incidents else [],
-        hold=view.hold(patient, mode),
+        incidents=view.incidents(patient, moment, how) if patient.incidents else [],
+        hold=view.hold(patient, mode, how),
         last_error=patient.last_error,
         release_held=patient.release_held,
     )

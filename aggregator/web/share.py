@@ -77,7 +77,9 @@ class Share:
         name = read_query((_NAME,), request.query)["name"]
         patient = self._fleet.patients.get(name)
         moment = self._lookout.moment()
-        told = view.node(patient, moment, self._fleet.mode) if patient is not None else None
+        fleet, told = self._fleet, None
+        if patient is not None:
+            told = view.node(patient, moment, fleet.mode, how=fleet.how)
         return _send(Story(told))
 
     async def past(self, request: web.Request) -> web.Response:
@@ -91,7 +93,7 @@ class Share:
         async with self._looking:
             if self._now() < self._old_at:
                 return
-            moment, mode = self._lookout.moment(), self._fleet.mode
+            moment, fleet = self._lookout.moment(), self._fleet
             names: list[str] = []
             told: list[Told] = []
 
@@ -99,7 +101,7 @@ class Share:
                 patient = self._fleet.patients.get(name)
                 if patient is not None and self._owners.mine(name):
                     names.append(name)
-                    told.append(parts.tell(patient, moment, mode))
+                    told.append(parts.tell(patient, moment, fleet.mode, fleet.how))
 
             spent = await stroll(list(self._fleet.patients), visit, self._now)
             fresh = Part(told, [view.lemon(one) for one in self._fleet.lemons])

@@ -65,7 +65,8 @@ class Stories:
         return found
 
     def _own(self, patient: Patient) -> shapes.Node:
-        told = view.node(patient, self._lookout.moment(), self._fleet.mode)
+        fleet = self._fleet
+        told = view.node(patient, self._lookout.moment(), fleet.mode, how=fleet.how)
         return msgspec.structs.replace(told, replica=self.here)
 
     def _keep(self, story: shapes.Node) -> None:
@@ -82,7 +83,9 @@ class Stories:
         kept = self._kept.get(told.node)
         if kept is None:
             story, at = (
-                view.node(patient or Patient(told.node), moment, self._fleet.mode),
+                view.node(
+                    patient or Patient(told.node), moment, self._fleet.mode, how=self._fleet.how
+                ),
                 telling.at,
             )
         else:
@@ -97,7 +100,7 @@ class Stories:
             agent="unknown",
             last_heard=row.last_heard,
             incidents=[msgspec.structs.replace(one, doing=note) for one in told.incidents],
-            quarantine=view.quarantine(patient, quarantine)
+            quarantine=view.quarantine(patient, quarantine, self._fleet.how)
             if patient is not None and quarantine is not None
             else None,
             hold=None if quarantine is not None else told.hold,

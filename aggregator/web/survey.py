@@ -143,10 +143,11 @@ class Survey:
                 heard = patient.last_heard if patient.last_heard is not None else moment.now
                 self._silent.append((heard, view.node_row(patient, moment, standing)))
         if patient.incidents:
-            self._incidents.extend(view.incidents(patient, moment))
+            self._incidents.extend(view.incidents(patient, moment, self._fleet.how))
         if patient.quarantine is not None:
-            self._quarantines.append(view.quarantine(patient, patient.quarantine))
-        held = view.hold(patient, self._fleet.mode)
+            shown = view.quarantine(patient, patient.quarantine, self._fleet.how)
+            self._quarantines.append(shown)
+        held = view.hold(patient, self._fleet.mode, self._fleet.how)
         if held is not None:
             self._holds.append(held)
 
@@ -175,7 +176,7 @@ class Survey:
         self._incidents.extend(told.incidents)
         if patient is not None and quarantine is not None:
             known = replace(patient, last_error=told.last_error, release_held=told.release_held)
-            shown = view.quarantine(known, quarantine)
+            shown = view.quarantine(known, quarantine, self._fleet.how)
             self._quarantines.append(msgspec.structs.replace(shown, agent=told.agent))
         elif told.hold is not None:
             self._holds.append(told.hold)

@@ -133,13 +133,15 @@ def _by_strength(incident: policy.Incident) -> tuple[int, float]:
     return (_STRENGTH.get(incident.action, 3), incident.since)
 
 
-def incidents(patient: Patient, moment: Moment) -> list[shapes.Incident]:
-    """The node's open incidents, the strongest first."""
+def incidents(patient: Patient, moment: Moment, how: str = "") -> list[shapes.Incident]:
+    """The node's open incidents, the strongest first. ``how``, here and below: as for `advice`."""
     ordered = sorted(patient.incidents.values(), key=_by_strength)
-    return [_incident(patient, found, moment) for found in ordered]
+    return [_incident(patient, found, moment, how) for found in ordered]
 
 
-def _incident(patient: Patient, incident: policy.Incident, moment: Moment) -> shapes.Incident:
+def _incident(
+    patient: Patient, incident: policy.Incident, moment: Moment, how: str
+) -> shapes.Incident:
     recovering = incident.recovering_since
     return shapes.Incident(
         id=incident.id,
@@ -153,7 +155,7 @@ def _incident(patient: Patient, incident: policy.Incident, moment: Moment) -> sh
         evidence=[_evidence(item, moment) for item in incident.evidence],
         doing=_doing(patient, incident),
         advice=advice.for_incident(
-            patient, [item.cleared_by or "" for item in incident.in_force], incident.action
+            patient, [item.cleared_by or "" for item in incident.in_force], incident.action, how
         ),
     )
 
@@ -193,7 +195,7 @@ def _evidence(item: policy.Evidence, moment: Moment) -> shapes.Evidence:
     )
 
 
-def quarantine(patient: Patient, found: cluster.Quarantine) -> shapes.Quarantine:
+def quarantine(patient: Patient, found: cluster.Quarantine, how: str = "") -> shapes.Quarantine:
     """What is done about the node, how far it has come, and who is in the way."""
     spec, status = found.spec, found.status
     reached = {
@@ -233,7 +235,7 @@ def quarantine(patient: Patient, found: cluster.Quarantine) -> shapes.Quarantine
         agent=agent(patient),
         last_error=patient.last_error,
         evidence=[_durable_evidence(item) for item in spec.evidence],
-        advice=advice.for_quarantine(patient, found, in_force),
+        advice=advice.for_quarantine(patient, found, in_force, how),
     )
 
 
@@ -257,7 +259,7 @@ def _durable_evidence(item: cluster.EvidenceItem) -> shapes.Evidence:
     )
 
 
-def hold(patient: Patient, mode: str) -> shapes.Hold | None:
+def hold(patient: Patient, mode: str, how: str = "") -> shapes.Hold | None:
     """Why a node that policy wants in quarantine is not; None where nothing is held."""
     if patient.quarantine is not None:
         return None
@@ -269,7 +271,7 @@ def hold(patient: Patient, mode: str) -> shapes.Hold | None:
             value=found.value,
             reason=found.reason,
             since=date(found.since),
-            advice=advice.for_hold(found),
+            advice=advice.for_hold(found, how),
         )
     if patient.would:
         spared = patient.spared
@@ -281,9 +283,9 @@ def hold(patient: Patient, mode: str) -> shapes.Hold | None:
             if spared
             else f"would {patient.would}",
             since=None,
-            advice=advice.for_exempt(patient.node)
+            advice=advice.for_exempt(patient.node, how)
             if spared
-            else advice.for_mode(patient.node, mode),
+            else advice.for_mode(patient.node, mode, how),
         )
     return None
 
@@ -381,6 +383,8 @@ def node(
     mode: str,
     timeline: Iterable[Transition] = (),
     timeline_trouble: str = "",
+    *,
+    how: str = "",
 ) -> shapes.Node:
     """One node's story. ``timeline`` is newest first."""
     health, meta = patient.health, patient.meta
@@ -400,9 +404,9 @@ def node(
         last_error=patient.last_error,
         labels=dict(sorted(meta.labels.items())) if meta else {},
         traits=dict(sorted(health.traits.items())) if health else {},
-        incidents=incidents(patient, moment),
-        quarantine=quarantine(patient, held) if held is not None else None,
-        hold=hold(patient, mode),
+        incidents=incidents(patient, moment, how),
+        quarantine=quarantine(patient, held, how) if held is not None else None,
+        hold=hold(patient, mode, how),
         would=patient.would,
         exempt=patient.exempt,
         wishes=list(patient.wishes),

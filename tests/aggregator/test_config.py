@@ -54,6 +54,15 @@ def test_the_defaults_are_those_of_a_first_look(tmp_path: Path) -> None:
     assert config.policy.file is None
 
 
+def test_the_option_that_leads_a_command_to_this_cluster(tmp_path: Path) -> None:
+    assert load(written(tmp_path, LOCAL)).cluster.how == ""
+    elsewhere = load(written(tmp_path, f"{LOCAL}cluster: {{namespace: health}}"))
+    assert elsewhere.cluster.how == " --namespace health"
+    text = "cluster: {kind: local, local: {database: '/srv/a b.db'}}\nidentity: {kind: "
+    local = load(written(tmp_path, f"{LOCAL}{text}insecure-trust-hello}}"))
+    assert local.cluster.how == " --local '/srv/a b.db'"
+
+
 def test_values_are_read_in_their_units(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("s")
     config = load(

@@ -249,6 +249,16 @@ async def test_what_nodes_and_people_write_is_shown_and_never_run() -> None:
         assert json.loads(raw)["faults"][0]["message"] == HOSTILE
 
 
+async def test_the_page_shows_commands_with_the_options_that_they_need() -> None:
+    fleet = Fleet(mode="drain", stop="maintenance", how=" --local /var/lib/a/cluster.db")
+    well(fleet, "node-1", Hands().now).would = "drain: xid:79"
+    async with serving(fleet, Hands().clocks()) as served:
+        for path in ("/", "/nodes/node-1"):
+            text = await served.text(path)
+            assert "<code>sickbay resume --local /var/lib/a/cluster.db</code>" in text
+            assert "&#34;...&#34; --local /var/lib/a/cluster.db" in text
+
+
 async def test_every_node_is_reachable_by_its_link_whatever_its_name() -> None:
     hands = Hands()
     fleet = Fleet()

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import math
+import re
 from dataclasses import replace
 
 import msgspec
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from aggregator.quarantine.cluster import HookState, HookStatus, Phase
 from aggregator.quarantine.decide.words import Word
 from aggregator.quarantine.fleet import Fleet, Hold, Standing
-from aggregator.web import view, words
+from aggregator.web import advice, parts, view, words
 from aggregator.web.glance import glance, headline
 from aggregator.web.survey import Findings, natural, survey
 from aggregator.web.view import Moment
@@ -242,6 +243,38 @@ def test_an_exempt_node_is_shown_and_what_would_be_done_is_held_by_it() -> None:
     assert "would" not in f"{told.why}{hold.reason}"
     assert "sickbay unexempt node-1" in hold.advice
     assert glance(look(fleet), NOW, version="1", revision=1, not_ready=[]).exempt == 1
+
+
+def test_where_commands_need_an_option_each_one_shown_has_it() -> None:
+    """Every command that acts: one without its option would go to another cluster, or to none."""
+    how = " --local /var/lib/a/cluster.db"
+    acts = re.compile(r"sickbay (?:stop|resume|release|quarantine|(?:un)?exempt|(?:un)?pin)\b")
+    plain, local = small_fleet(HANDS), small_fleet(HANDS)
+    for fleet in (plain, local):
+        incident_of(fleet.patients["node-3"], HANDS.now)
+        fleet.patients["node-7"].release_held = "pinned by a person (RMA)"
+        spared = well(fleet, "node-8", HANDS.now)
+        spared.would, spared.spared = "drain: xid:79", "exempt until 2026-12-01T00:00:00Z: test"
+        well(fleet, "node-9", HANDS.now).would = "drain: xid:79"
+        for number, limit in enumerate(advice.HOLDS):
+            held = well(fleet, f"held-{number}", HANDS.now)
+            held.hold = Hold(limit=limit, value="1", reason="why", since=HANDS.wall)
+    local.how = how
+    shown, known = look(local), 0
+    listed = {one.advice for one in shown.incidents} | {one.advice for one in shown.holds}
+    listed |= {one.advice for one in shown.quarantines}
+    for patient in local.patients.values():
+        found = view.node(patient, NOW, "drain", how=how)
+        said = [one.advice for one in found.incidents]
+        said += [found.hold.advice] if found.hold is not None else []
+        said += [found.quarantine.advice] if found.quarantine is not None else []
+        for text in said:
+            known += len(acts.findall(text))
+            assert text.count(how) == len(acts.findall(text)), text
+        assert listed.issuperset(said)
+        assert parts.tell(patient, NOW, "drain", how).hold == found.hold
+    assert known > 10
+    assert "--local" not in str([view.node(one, NOW, "drain") for one in plain.patients.values()])
 
 
 def test_a_release_that_is_held_says_why_and_what_to_do_and_comes_first() -> None:
