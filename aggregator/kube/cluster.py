@@ -29,7 +29,7 @@ from aggregator.kube.objects import (
     to_pod,
 )
 from aggregator.kube.quarantine_store import QuarantineStore
-from aggregator.kube.record_store import RecordStore
+from aggregator.kube.record_store import RecordStore, record_place
 from aggregator.kube.transport import (
     MERGE_PATCH,
     METADATA,
@@ -97,6 +97,7 @@ class KubeCluster:
         limiter = Limiter(qps=qps, burst=burst, at_once=_AT_ONCE, clock=clock)
         self._transport = Transport(sources, limiter, clock=clock, rng=self._rng, deadline=deadline)
         self._record = RecordStore(self._transport, namespace)
+        self.record_place = record_place(namespace)
         self._quarantines = QuarantineStore(self._transport)
 
     @property

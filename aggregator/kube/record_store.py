@@ -11,11 +11,20 @@ from aggregator.kube import paths
 from aggregator.kube.limiter import Lane
 from aggregator.kube.objects import RECORD_NAME, RecordObject, decode, to_record
 from aggregator.kube.transport import Transport, encode
-from aggregator.quarantine.cluster import Conflict, NotFound, RecordText, Refused
+from aggregator.quarantine.cluster import Conflict, NotFound, RecordPlace, RecordText, Refused
 
 #: Objects kept to write against, by version. One is the rule; a failed write leaves another.
 _KEPT = 4
 _DELETED = "the record was deleted since it was read"
+
+
+def record_place(namespace: str) -> RecordPlace:
+    """The ConfigMap's. The stop stands in the same object: to delete it would lift that too."""
+    empty = """'{"data":{"record":""}}'"""
+    return RecordPlace(
+        f"ConfigMap {namespace}/{RECORD_NAME}, data.record",
+        f"kubectl -n {namespace} patch configmap {RECORD_NAME} --type merge -p {empty}",
+    )
 
 
 class RecordStore:

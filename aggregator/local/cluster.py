@@ -6,6 +6,7 @@ The same protocol, the same fences: the actor does not know the difference. A qu
 
 import asyncio
 import contextlib
+import shlex
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from aggregator.quarantine.cluster import (
     QuarantineSeen,
     QuarantineSpec,
     QuarantineStatus,
+    RecordPlace,
     RecordSeen,
     RecordText,
     ViewLost,
@@ -76,6 +78,13 @@ class LocalCluster:
         # One thread: SQLite has one writer, and a stuck disk must not stop the event loop.
         self._thread = OneThread("local-cluster")
         self._changed = asyncio.Event()
+
+    @property
+    def record_place(self) -> RecordPlace:
+        empty = "UPDATE record SET text = '', version = version + 1"
+        return RecordPlace(
+            f"table record of {self._path}", f'sqlite3 {shlex.quote(str(self._path))} "{empty}"'
+        )
 
     async def start(self) -> None:
         self._store = await self._in_thread(Store, self._path, wall=self._wall)

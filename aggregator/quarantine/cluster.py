@@ -336,11 +336,22 @@ class ViewRestored:
 News = QuarantineSeen | QuarantineGone | NodeUncordoned | RecordSeen | ViewLost | ViewRestored
 
 
+@dataclass(frozen=True, slots=True)
+class RecordPlace:
+    """Where the record lies, and the command that empties it and leaves the stop; for people."""
+
+    where: str
+    empties: str
+
+
 class Cluster(Protocol):
     """A cluster. Every method may raise `ClusterError` of the kind that tells what to do."""
 
     #: "kubernetes" or "local", for people.
     kind: str
+
+    @property
+    def record_place(self) -> RecordPlace: ...
 
     async def start(self) -> None:
         """Connect and check rights; raises `Refused` with what is missing for a person to mend."""

@@ -323,7 +323,12 @@ class Registrar:
                 self._record = parse_record(stored.text)
                 self._text, self.problem = stored.text, ""
             except RecordUnreadable as error:
-                self.problem = str(error)
+                place = self._cluster.record_place
+                self.problem = (
+                    f"the admission record can't be read: {place.where}: {error}. Nothing new is "
+                    "admitted. To have it made anew from the Quarantines that stand: "
+                    f"{place.empties}"
+                )
         self._stored = stored
         for node in self._awaited.keys() & self._record.entries.keys():
             self._awaited[node].set()

@@ -451,19 +451,22 @@ def test_an_entry_that_stands_keeps_its_time_and_is_no_new_admission(
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "wrong"),
     [
-        "{}",
-        "[]",
-        "nonsense",
-        "null",
-        '{"entries": {}, "admissions": 3, "policyHash": ""}',
-        '{"entries": {"n1": {}}, "admissions": [], "policyHash": ""}',
-        '{"entries": [], "admissions": [], "policyHash": ""}',
+        ("{}", "'entries' is missing in it"),
+        ("[]", "not as sickbay writes it"),
+        ("nonsense", "it is no JSON: Expecting value, line 1, column 1"),
+        ('{"entries": {},\n "admissions": [],,', "it is no JSON: .*, line 2, column 19"),
+        ("null", "not as sickbay writes it"),
+        ('{"entries": {}, "admissions": 3, "policyHash": ""}', "not as sickbay writes it"),
+        ('{"entries": {"n1": {}}, "admissions": [], "policyHash": ""}', "'incident' is missing"),
+        ('{"entries": [], "admissions": [], "policyHash": ""}', "not as sickbay writes it"),
     ],
 )
-def test_a_record_that_is_not_ours_is_refused_and_not_taken_for_empty(text: str) -> None:
-    with pytest.raises(RecordUnreadable, match="can't be read"):
+def test_a_record_that_is_not_ours_is_refused_and_not_taken_for_empty(
+    text: str, wrong: str
+) -> None:
+    with pytest.raises(RecordUnreadable, match=wrong):
         parse_record(text)
 
 

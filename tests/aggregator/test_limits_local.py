@@ -2,11 +2,14 @@
 
 import asyncio
 import random
+import shlex
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 
+from aggregator.kube.cluster import KubeCluster
 from aggregator.local.cluster import Commands, LocalCluster
 from aggregator.quarantine.acts import Clocks
 from aggregator.quarantine.controller import Controller
@@ -31,7 +34,7 @@ LIMITS = replace(OPEN, new_per_window=2, window=600.0, cooldown=900.0)
 
 
 @asynccontextmanager
-async def life(file: Path, clock: Turned) -> AsyncIterator[tuple[Fleet, LocalCluster]]:
+async def life(file: Path, clock: Turned) -> AsyncIterator[tuple[Fleet, LocalCluster, Controller]]:
     """One process, and agents of six nodes that are all ill."""
     cluster, fleet = LocalCluster(file, commands=Commands(), wall=clock), Fleet()
     await cluster.start()
@@ -50,7 +53,7 @@ async def life(file: Path, clock: Turned) -> AsyncIterator[tuple[Fleet, LocalClu
         for name in NAMES:
             controller.attached(hello(name), FakeLine())
             controller.heard(name, snapshot(fault()), clock())
-        yield fleet, cluster
+        yield fleet, cluster, controller
     finally:
         task.cancel()
         await asyncio.wait({task})
@@ -67,7 +70,7 @@ def holds(fleet: Fleet) -> set[str]:
 
 async def test_the_rate_and_the_cooldown_outlive_the_process(tmp_path: Path) -> None:
     file, clock = tmp_path / "cluster.db", Turned()
-    async with life(file, clock) as (fleet, cluster):
+    async with life(file, clock) as (fleet, cluster, _):
         await until(lambda: len(sick(fleet)) == 2 and len(fleet.patients) == 6)
         await until(lambda: holds(fleet) <= {"limits.new_per_window", "limits.cooldown"})
         first = sick(fleet)
@@ -78,7 +81,7 @@ async def test_the_rate_and_the_cooldown_outlive_the_process(tmp_path: Path) -> 
             "2 nodes were admitted within 10m; the limit is 2"
         )
     clock.time += 700  # the window is empty again
-    async with life(file, clock) as (fleet, cluster):
+    async with life(file, clock) as (fleet, cluster, _):
         await until(lambda: holds(fleet) == {"limits.cooldown"})
         assert sick(fleet) == first
         clock.time += 250
@@ -86,3 +89,41 @@ async def test_the_rate_and_the_cooldown_outlive_the_process(tmp_path: Path) -> 
         assert sick(fleet) >= first
         await until(lambda: bool(holds(fleet)))
         assert len(parse_record((await cluster.read_record()).text).entries) == 4
+
+
+async def test_a_record_that_cannot_be_read_says_where_what_and_what_to_do(tmp_path: Path) -> None:
+    """And what it says to do mends it: the record is made anew from what stands."""
+    file, clock = tmp_path / "cluster.db", Turned()
+
+    def sql(text: str) -> None:
+        with closing(sqlite3.connect(file, isolation_level=None)) as database:
+            database.execute(text)
+
+    async with life(file, clock) as (fleet, cluster, controller):
+        await until(lambda: len(sick(fleet)) == 2)
+        sql("UPDATE record SET text = '{,}', stop = 'work', version = version + 1")
+        await until(lambda: bool(controller.record_problem))
+        said, _, command = controller.record_problem.partition(" that stand: ")
+        assert said == (
+            f"the admission record can't be read: table record of {file}: it is no JSON: Expecting "
+            "property name enclosed in double quotes, line 1, column 2. Nothing new is admitted. "
+            "To have it made anew from the Quarantines"
+        )
+        program, database, statement = shlex.split(command)
+        assert (program, database) == ("sqlite3", str(file))
+        sql(statement)
+        await until(lambda: not controller.record_problem)
+        stored = await cluster.read_record()
+        assert stored.stop == "work"
+
+        async with asyncio.timeout(30):
+            while set(parse_record(stored.text).entries) != sick(fleet):
+                await asyncio.sleep(0.01)
+                stored = await cluster.read_record()
+
+
+def test_on_kubernetes_the_command_empties_the_record_and_leaves_the_stop() -> None:
+    place = KubeCluster(namespace="health").record_place
+    assert place.where == "ConfigMap health/sickbay-record, data.record"
+    assert shlex.split(place.empties)[-1] == '{"data":{"record":""}}'
+    assert " -n health patch configmap sickbay-record --type merge " in place.empties

@@ -28,6 +28,7 @@ from aggregator.quarantine.cluster import (
     QuarantineSeen,
     QuarantineSpec,
     QuarantineStatus,
+    RecordPlace,
     RecordSeen,
     RecordText,
     ViewRestored,
@@ -154,6 +155,7 @@ class MemoryCluster:
     """One process's connection to a `World`. ``crash_at`` counts its calls; None: never."""
 
     kind = "memory"
+    record_place = RecordPlace("memory", "empty it")
 
     def __init__(
         self,

@@ -149,7 +149,18 @@ def parse_record(text: str) -> Record:
         OverflowError,
         RecursionError,
     ) as error:
-        raise RecordUnreadable(f"the admission record can't be read: {error!r}") from error
+        raise RecordUnreadable(_what(error)) from error
+
+
+def _what(error: Exception) -> str:
+    """What is wrong with the text, for whoever edited it."""
+    match error:
+        case json.JSONDecodeError():
+            return f"it is no JSON: {error.msg}, line {error.lineno}, column {error.colno}"
+        case KeyError():
+            return f"{error.args[0]!r} is missing in it"
+        case _:
+            return f"it is not as sickbay writes it: {str(error)[:_MOST_TEXT]}"
 
 
 class Scribe:
