@@ -42,21 +42,21 @@ class Talk(Protocol):
 class Outbox:
     """A queue with a writer that runs only while there is something to write.
 
-    An idle stream costs no task.
+    An idle stream costs no task. Closed, it lets go of the stream, which is then freed at once: the
+    two held each other, and what does waits for a search through all that thousands of agents hold.
     """
 
-    __slots__ = ("_ack", "_closed", "_talk", "_waiting", "_writer")
+    __slots__ = ("_ack", "_talk", "_waiting", "_writer")
 
     def __init__(self, talk: Talk) -> None:
-        self._talk = talk
+        self._talk: Talk | None = talk  # None: closed
         # A tuple, and short: an empty deque is 760 bytes, a list 64, for each of 10,000 streams.
         self._waiting: tuple[pb.AggregatorMessage, ...] = ()
         self._ack: int | None = None
         self._writer: asyncio.Task[None] | None = None
-        self._closed = False
 
     def put(self, message: pb.AggregatorMessage) -> None:
-        if self._closed:
+        if self._talk is None:
             return
         if len(self._waiting) >= LIMIT:
             self._talk.overflowed()
@@ -66,7 +66,7 @@ class Outbox:
 
     def ack(self, seq: int) -> None:
         """Up to ``seq``; what waited to be acknowledged is covered by it."""
-        if not self._closed:
+        if self._talk is not None:
             self._ack = seq
             self._wake()
 
@@ -77,7 +77,7 @@ class Outbox:
 
     def close(self) -> None:
         """Nothing more is begun."""
-        self._closed = True
+        self._talk = None
         self._waiting = ()
 
     async def settled(self) -> None:
@@ -96,7 +96,7 @@ class Outbox:
 
     async def _drain(self) -> None:
         try:
-            while not self._closed:
+            while self._talk is not None:
                 if self._waiting:
                     message, *rest = self._waiting
                     self._waiting = tuple(rest)
@@ -107,18 +107,21 @@ class Outbox:
                 await self._talk.write(message)
         except (grpc.aio.BaseError, asyncio.InvalidStateError):
             # The stream ended under the write; its reader knows why.
-            self._closed = True
+            self.close()
         finally:
             self._writer = None
 
 
 class Acks:
-    """Acknowledges in the order of the stream, each when it is safe."""
+    """Acknowledges in the order of the stream, each when it is safe.
+
+    Closed, it lets go of the stream, as the outbox does.
+    """
 
     __slots__ = ("_pending", "_talk")
 
     def __init__(self, talk: Talk) -> None:
-        self._talk = talk
+        self._talk: Talk | None = talk  # None: closed
         self._pending: tuple[tuple[int, asyncio.Future[None] | None], ...] = ()
 
     @property
@@ -137,8 +140,12 @@ class Acks:
     def close(self) -> None:
         """Acknowledge nothing more. What is under way belongs to the controller and goes on."""
         self._pending = ()
+        self._talk = None
 
     def _advance(self, _: object = None) -> None:
+        talk = self._talk
+        if talk is None:
+            return
         done, failed = 0, None
         for _, future in self._pending:
             if future is not None:
@@ -153,8 +160,8 @@ class Acks:
         reached = self._pending[done - 1][0] if done else None
         if failed is not None:
             self._pending = ()
-            self._talk.unsafe(failed)
+            talk.unsafe(failed)
         else:
             self._pending = self._pending[done:]
         if reached is not None:
-            self._talk.safe(reached)
+            talk.safe(reached)

@@ -186,7 +186,8 @@ class Stream:
                     await self._pay(allowance, message)
             ending = gone()
         except Ending as reached:
-            ending = reached
+            # Anew: one that was raised holds the frames that it came through, and they hold it.
+            ending = Ending(reached.why, reached.code, str(reached))
         except DecodeError:
             text = "a message that is no sickbay.v1.AgentMessage"
             ending = Ending(Why.MALFORMED, Code.INVALID_ARGUMENT, text)

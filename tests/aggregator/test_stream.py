@@ -1,6 +1,7 @@
 """Streams against a real server on loopback: what is taken in, acknowledged, refused and ended."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from aggregator.health.model import Component, Delta, Snapshot, Status
 from aggregator.ingest.resyncs import EVERY
+from aggregator.ingest.stream import Stream
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.support.ingest import Site, site
 from tests.support.waiting import until
@@ -498,3 +500,25 @@ async def test_too_much_that_waits_to_be_safe_is_asked_for_again_as_one_snapshot
     assert code is Code.UNAVAILABLE
     assert "one snapshot" in text
     assert len(plain.intake.evidence) == 6
+
+
+async def test_a_stream_that_has_ended_is_freed_without_a_search_for_garbage(plain: Site) -> None:
+    """Such a search holds up everything where thousands are attached, and so it is rare."""
+
+    def streams() -> int:
+        return sum(type(one) is Stream for one in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        async with plain.agent() as left, plain.agent("node-2") as wrong:
+            await left.attend()
+            await wrong.attend()
+            assert streams() == 2
+            await left.call.done_writing()
+            await wrong.hello()
+            assert (await wrong.ending())[0] is Code.INVALID_ARGUMENT
+        plain.intake.lines.clear()  # the real one forgets who has detached
+        await until(lambda: streams() == 0)
+    finally:
+        gc.enable()
