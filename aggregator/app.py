@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack
 from importlib.metadata import version
 from typing import Any
 
+from aggregator import garbage
 from aggregator.alerts.alerts import Address, Alerts
 from aggregator.config import Config
 from aggregator.history.doors import Credentials
@@ -306,6 +307,7 @@ async def run(config: Config) -> None:
             extra={"version": version("sickbay"), "mode": config.mode.value, "policy": policy.hash},
         )
         _until_the_end(lemons.run(), "lemons", ending)
+        _until_the_end(garbage.search_when_quiet(), "garbage", ending)
         working = _until_the_end(work(), "controller", ending)
         await asyncio.wait({working, _told_to_stop()}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():

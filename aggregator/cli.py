@@ -55,9 +55,8 @@ def _run(options: argparse.Namespace) -> int:
         os.environ.setdefault(name, value)
     # Imports that take a second: a file that is wrong is refused sooner.
     import asyncio
-    import gc
 
-    from aggregator import app, logs
+    from aggregator import app, garbage, logs
     from aggregator.ingest.listening import ListenError
     from aggregator.ingest.tls import TlsError
     from aggregator.seat import SeatError
@@ -68,7 +67,7 @@ def _run(options: argparse.Namespace) -> int:
     logs.start(config.log_level)
     # Thousands of streams that open at once make garbage that is none: with Python's own
     # thresholds the p99 of opening one is three times as long (measured, 10,000 streams).
-    gc.set_threshold(100_000, 20, 50)
+    garbage.seldom()
     try:
         with sole_user(config):
             asyncio.run(app.run(config))
