@@ -131,10 +131,21 @@ def released(node: str, spec: QuarantineSpec) -> str:
     )
 
 
-def quarantined(node: str, spec: QuarantineSpec, *, how: str = "") -> str:
-    """After a quarantine by hand."""
+def quarantined(node: str, spec: QuarantineSpec, *, stop: str | None, how: str = "") -> str:
+    """After a quarantine by hand. ``stop`` is the stop switch's reason; None: it can't be seen."""
+    waits = ""
+    if stop is None:
+        waits = (
+            "Whether sickbay is stopped you may not see; if it is, nothing begins until resumed.\n"
+        )
+    elif stop:
+        waits = (
+            f"BUT: sickbay is stopped: {clean(stop)}\n"
+            f"Nothing begins until the stop is lifted. To lift it, for all nodes: "
+            f"sickbay resume{how}\n"
+        )
     return (
-        f"{node}: {spec.action} asked for: {spec.reason}\n"
+        f"{node}: {spec.action} asked for: {spec.reason}\n{waits}"
         f"What a person makes, a person ends: sickbay release {node}{how}"
     )
 

@@ -80,6 +80,7 @@ class KubeHands:
     def quarantine(self, node: str, spec: QuarantineSpec) -> str:
         async def work(api: Transport) -> str:
             await _must_be_a_node(api, node)
+            stop = await self._stop_if_seen(api)
             told = msgspec.to_builtins(encode_spec(spec))
             body = {
                 "apiVersion": f"{GROUP}/{VERSION}",
@@ -107,7 +108,8 @@ class KubeHands:
                     f"this cluster knows no quarantines: {error}\n"
                     "  Is sickbay installed? kubectl apply --server-side -f crd.yaml"
                 ) from error
-            return acting.quarantined(node, spec)
+            how = f" --namespace {self._namespace}" if stop and self._namespace != "sickbay" else ""
+            return acting.quarantined(node, spec, stop=stop, how=how)
 
         return self._do(work)
 
@@ -146,6 +148,15 @@ class KubeHands:
         except NotFound:
             return None
         return to_record(decode(body, RecordObject)).stop
+
+    async def _stop_if_seen(self, api: Transport) -> str | None:
+        """The same, for who may not see it too: None."""
+        try:
+            return await self._stop(api) or ""
+        except Refused as error:
+            if error.status != 403:
+                raise
+            return None
 
     async def _set_stop(self, api: Transport, reason: str | None) -> None:
         await api.request(

@@ -70,7 +70,7 @@ class LocalHands:
 
     def quarantine(self, node: str, spec: QuarantineSpec) -> str:
         with self._store() as store:
-            new = _if_unknown(store, node)
+            new, stop = _if_unknown(store, node), store.record().stop
             try:
                 store.create_quarantine(node, spec, finalizer=False)
             except Conflict as error:
@@ -79,7 +79,7 @@ class LocalHands:
                     raise
                 change = f"release it first: sickbay release {node}{self._how}"
                 raise WardError(acting.already(node, found.spec, change=change)) from error
-            return acting.quarantined(node, spec, how=self._how) + new
+            return acting.quarantined(node, spec, stop=stop, how=self._how) + new
 
     def annotate(self, node: str, wish: acting.Wish) -> str:
         with self._store() as store:

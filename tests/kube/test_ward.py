@@ -56,9 +56,12 @@ async def test_a_quarantine_by_hand_is_made_and_released(
 ) -> None:
     (node,) = cluster_space.create_nodes(1)
     ask = ["--action", "drain", "--reason", "fan 3 is dead", "--requester", "hall-2", *person]
+    await sickbay("stop", "--reason", "fabric work", *person)
     done = await sickbay("quarantine", node, *ask)
     assert done.code == 0, done.err
     assert f"sickbay release {node}" in done.out
+    assert "sickbay is stopped: fabric work\nNothing begins until the stop is lifted" in done.out
+    assert f"sickbay resume --namespace {cluster_space.namespace}\n" in done.out
     made = await kube.read_quarantine(node)
     assert made is not None
     assert (made.spec.action, made.spec.kind) == (Action.DRAIN, "manual")

@@ -346,6 +346,18 @@ async def test_stop_and_resume_on_a_local_cluster(database: Path) -> None:
     store.close()
 
 
+async def test_a_quarantine_while_stopped_says_that_nothing_begins(database: Path) -> None:
+    where = ["--local", str(database)]
+    ask = ["--action", "drain", "--reason", "fan 3 is dead", *where]
+    await sickbay("stop", "--reason", "fabric work", *where)
+    done = await sickbay("quarantine", "node-1", *ask)
+    assert done.code == 0, done.err
+    assert "BUT: sickbay is stopped: fabric work\nNothing begins until the stop" in done.out
+    assert f"sickbay resume --local {database}\n" in done.out
+    await sickbay("resume", *where)
+    assert "stop" not in (await sickbay("quarantine", "node-2", *ask)).out
+
+
 async def test_quarantine_and_release_on_a_local_cluster(database: Path) -> None:
     ask = ["--action", "drain", "--reason", "fan 3 is dead", "--local", str(database)]
     done = await sickbay("quarantine", "node-1", *ask, "--requester", "sickbay")
