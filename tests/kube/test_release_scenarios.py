@@ -429,6 +429,16 @@ async def test_a_quarantine_made_by_hand_that_makes_no_sense_is_refused_or_says_
     record = ward.plane.request("GET", cluster_space.path("configmaps", "sickbay-record")).body
     assert node not in json.dumps(record)
     assert not ward.unschedulable(node)
+
+    def change(name: str, **spec: str) -> int:
+        where = f"/apis/sickbay.dev/v1alpha1/quarantines/{name}"
+        return ward.plane.request("PATCH", where, {"spec": spec}, MERGE_PATCH).status
+
+    # Nobody's, or a person's, never becomes the aggregator's: it would end by itself then.
+    assert change(typo, requester="sickbay", incident="made-up") == 422
+    assert change(typo, requester="hall-2") == 200
+    assert change(typo, requester="sickbay", incident="made-up") == 422
+    assert change(node, reason="smoke again") == 200
     ward.delete(typo)
     ward.delete(node)
     await until(lambda: ward.quarantine(typo) is ward.quarantine(node) is None)
