@@ -15,6 +15,7 @@ from typing import Any
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 #: Bytes; longer fields are cut.
 MAX_FIELD = 16_384
+_ENCODE = json.JSONEncoder(default=str).encode  # json.dumps would make an encoder for each line
 
 
 class JsonLines(logging.Handler):
@@ -61,7 +62,7 @@ class JsonLines(logging.Handler):
         if self._dropped:
             fields["lines_dropped_before"] = self._dropped
         cut = {k: v[:MAX_FIELD] if isinstance(v, str) else v for k, v in fields.items()}
-        return json.dumps(cut, default=str).encode() + b"\n"
+        return _ENCODE(cut).encode() + b"\n"
 
 
 def start(level: str, *, fd: int = 1) -> None:

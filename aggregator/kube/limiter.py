@@ -12,10 +12,9 @@ And so that a storm without an end starves nobody, now and then whoever has wait
 """
 
 import asyncio
-import contextlib
 import enum
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from aggregator.quarantine.cluster import Unreachable
@@ -91,6 +90,22 @@ class _Waiter:
     go: asyncio.Future[None]
 
 
+class Turn:
+    """One request's. A class, and no generator: there are three for each node that fails."""
+
+    __slots__ = ("_lane", "_limiter")
+
+    def __init__(self, limiter: "Limiter", lane: Lane) -> None:
+        self._limiter = limiter
+        self._lane = lane
+
+    async def __aenter__(self) -> None:
+        await self._limiter.acquire(self._lane)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._limiter.release(self._lane)
+
+
 class Limiter:
     """Lets requests go in order of lane, then of arrival, as the bucket allows.
 
@@ -127,19 +142,14 @@ class Limiter:
         """How many requests stand in line."""
         return sum(not one.go.done() for line in self._lines.values() for one in line)
 
-    @contextlib.asynccontextmanager
-    async def turn(self, lane: Lane) -> AsyncIterator[None]:
+    def turn(self, lane: Lane) -> "Turn":
         """Around a request: enters when it may be sent. Raises Unreachable when closed."""
-        await self.acquire(lane)
-        try:
-            yield
-        finally:
-            self._end(lane)
+        return Turn(self, lane)
 
     async def acquire(self, lane: Lane) -> None:
         """Return when the request may be sent. Raises Unreachable when the limiter is closed.
 
-        It counts as under way until `turn` ends it.
+        It counts as under way until it is released.
         """
         if lane is Lane.LEASE:
             return
@@ -158,8 +168,19 @@ class Limiter:
             await waiter.go
         except asyncio.CancelledError:
             if waiter.go.done() and not waiter.go.cancelled() and waiter.go.exception() is None:
-                self._end(lane)  # it was let go, and did not hear of it
+                self.release(lane)  # it was let go, and did not hear of it
             raise
+
+    def release(self, lane: Lane) -> None:
+        """The request that was let go has ended, however it did."""
+        if lane is Lane.LEASE:
+            return
+        self._under_way -= 1
+        self._trailing -= lane.trails
+        if lane is Lane.TAINT:
+            self._tainting -= 1
+            self._hurried_until = self._clock() + HURRY
+        self._stirred.set()
 
     def pause(self, seconds: float) -> None:
         """Nobody but a lease goes for so long: the server asked for it (Retry-After)."""
@@ -182,16 +203,6 @@ class Limiter:
         self._under_way += 1
         self._tainting += lane is Lane.TAINT
         self._trailing += lane.trails
-
-    def _end(self, lane: Lane) -> None:
-        if lane is Lane.LEASE:
-            return
-        self._under_way -= 1
-        self._trailing -= lane.trails
-        if lane is Lane.TAINT:
-            self._tainting -= 1
-            self._hurried_until = self._clock() + HURRY
-        self._stirred.set()
 
     def _hurries(self, now: float) -> bool:
         """Whether nodes are on their way to their taint."""

@@ -176,7 +176,8 @@ def timestamp(at: float) -> str | None:
     """RFC 3339 with microseconds, in UTC; None for 0, which stands for "not yet"."""
     if not at:
         return None
-    return dt.datetime.fromtimestamp(at, dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    # A third faster than strftime; there are several for each node that fails.
+    return dt.datetime.fromtimestamp(at, dt.UTC).isoformat(timespec="microseconds")[:-6] + "Z"
 
 
 def _encode_hook(hook: HookStatus | None) -> Hook | None:

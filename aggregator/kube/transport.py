@@ -15,6 +15,7 @@ from urllib.parse import urlencode, urlsplit
 
 import aiohttp
 import msgspec
+from aiohttp import hdrs
 
 from aggregator.kube import access
 from aggregator.kube.errors import Failure, parse_failure
@@ -160,9 +161,9 @@ class Transport:
 
         ``deadline``: seconds, where it is not the transport's own. Nothing is asked again.
         """
-        headers = {"Accept": accept}
+        headers: dict[str, str] = {hdrs.ACCEPT: accept}
         if body is not None:
-            headers["Content-Type"] = content_type
+            headers[hdrs.CONTENT_TYPE] = content_type
         target = f"{path}?{urlencode(query)}" if query else path
         ask = _Ask(method, target, kind, headers, body, deadline or self._deadline)
         async with self._limiter.turn(lane):
@@ -180,7 +181,7 @@ class Transport:
         async with self._limiter.turn(Lane.RECORD):
             pass  # it is under way for hours: only its beginning is rationed
         target = f"{path}?{urlencode(query)}"
-        ask = _Ask("WATCH", target, kind, {"Accept": accept}, deadline=self._deadline)
+        ask = _Ask("WATCH", target, kind, {hdrs.ACCEPT: accept}, deadline=self._deadline)
         response = await self._open_stream(self._current(), ask)
         try:
             yield response.content
