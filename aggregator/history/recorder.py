@@ -82,6 +82,12 @@ class Recorder:
             self._put(node, kind, body)
         _remember(known, told, components, faults, at)
 
+    def anew(self, hello: Hello, told: Snapshot, at: float) -> None:
+        """A base for what comes, whatever was recorded of the node before."""
+        self._nodes.pop(hello.node, None)
+        self.greeted(hello)
+        self.told(hello.node, told, at)
+
     def left(self, node: str) -> None:
         """Its stream has ended. A row where something may be recovering: silence delays that."""
         known = self._nodes.get(node)

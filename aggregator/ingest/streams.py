@@ -5,11 +5,13 @@ import logging
 from aggregator.ingest.conflicts import Conflicts
 from aggregator.ingest.intake import Intake
 from aggregator.ingest.peers import Rings, address_of
-from aggregator.ingest.stats import IngestStats
+from aggregator.ingest.stats import IngestStats, Sparingly
 from aggregator.ingest.stream import Rules, Stream
 
 log = logging.getLogger(__name__)
 
+#: Seconds. Two agents push each other out every few seconds: so often at most the log says so.
+CONFLICT_EVERY = 60.0
 #: Seconds after the API server is back in which tokens may stay expired: kubelets renew them when
 #: they next look, which takes them minutes.
 GRACE = 600.0
@@ -30,6 +32,7 @@ class StreamTable:
         self._rules = rules
         self._by_node: dict[str, Stream] = {}
         self._conflicts = Conflicts()
+        self._sparingly = Sparingly(CONFLICT_EVERY)
         self._rings = Rings()
         self._left: dict[str, float] = {}  # nodes without a stream that are still looked for
         self._to_name: list[Stream] = []
@@ -51,7 +54,10 @@ class StreamTable:
             detail = (
                 f"two live agents claim this node: {other}, and {stream.instance} at {stream.peer}"
             )
-            log.error("two live agents claim one node", extra={"node": stream.node, "who": detail})
+            unsaid = self._sparingly(stream.node, self._rules.now())
+            if unsaid is not None:
+                extra = {"node": stream.node, "who": detail, **unsaid}
+                log.error("two live agents claim one node", extra=extra)
             self._intake.conflict(stream.node, detail)
 
     def detach(self, stream: Stream) -> None:

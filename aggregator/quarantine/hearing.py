@@ -59,6 +59,8 @@ class Hearing:
         self._shards = shards
         self._lines: dict[str, Line] = {}
         self._hellos: dict[str, Hello] = {}
+        #: Nodes that two agents claim, or did: what was said of them since was not taken down.
+        self._untaken: set[str] = set()
 
     def home(self, node: str) -> str:
         """Where the node's agent belongs, "host:port"; empty: here, or it can't be told now."""
@@ -82,7 +84,10 @@ class Hearing:
             self._attending.kick(case)
         self._lines[hello.node], self._hellos[hello.node] = line, hello
         case.silent_failing = ""
-        self._witness.greeted(hello)
+        if patient.conflict:
+            self._untaken.add(hello.node)
+        if hello.node not in self._untaken:
+            self._witness.greeted(hello)
         if silent and case.silent:
             case.silent = False
             self._acts.note(case, Kind.AGENT_BACK, "its agent is back")
@@ -112,7 +117,7 @@ class Hearing:
             )
         self._triangulating.heard(node, evidence)
         self._judging.judge(case)
-        self._witness.told(node, evidence, at)
+        self._take_down(case, evidence, at)
         needless = node_read and not self._attending.busy(case)
         if not signs or (needless and self._shards.may_act(node)):
             return None  # (who may not act may not know what they end: its next owner hears them)
@@ -120,6 +125,26 @@ class Hearing:
         case.waiters = (*case.waiters, durable)
         self._attending.kick(case)
         return durable
+
+    def _take_down(self, case: Case, evidence: Snapshot | Delta, at: float) -> None:
+        """For history, but for what two agents say in turn: rows with every swap, of nobody's word.
+
+        It is judged all the same; once they are one again the record goes on from a new base.
+        """
+        if case.patient.conflict:
+            self._untaken.add(case.node)
+        elif case.node in self._untaken:
+            self._take_down_anew(case, at)
+        else:
+            self._witness.told(case.node, evidence, at)
+
+    def _take_down_anew(self, case: Case, at: float) -> None:
+        hello, health = self._hellos.get(case.node), case.patient.health
+        if hello is None or health is None:
+            return
+        self._untaken.discard(case.node)
+        told = Snapshot(tuple(health.components.all()), tuple(health.faults.values()))
+        self._witness.anew(hello, told, at)
 
     def digest(self, node: str) -> int | None:
         case = self._census.known(node)
@@ -144,10 +169,13 @@ class Hearing:
         case.patient.last_heard = self._clocks.now()
         self._unanswered(case)
         self._triangulating.silent(node)
-        self._witness.left(node)
+        if node not in self._untaken:
+            self._witness.left(node)
         if not self._shards.owns(node):
             self.hand_over(case)
-        log.info("agent detached", extra={"node": node, "reason": reason})
+        # Two that push each other out do so once in a few seconds: ingest tells of them.
+        level = logging.DEBUG if case.patient.conflict else logging.INFO
+        log.log(level, "agent detached", extra={"node": node, "reason": reason})
 
     def send_home(self, case: Case, reason: str) -> None:
         """The node is another shard's: its agent is told which, and not heard any more."""
@@ -212,6 +240,8 @@ class Hearing:
         if detail and not case.patient.conflict:
             self._acts.note(case, Kind.AGENT_CONFLICT, detail)
         case.patient.conflict = detail
+        if not detail and node in self._untaken:
+            self._take_down_anew(case, self._clocks.now())
         self._attending.kick(case)
 
     def note_silence(self, case: Case, now: float) -> None:

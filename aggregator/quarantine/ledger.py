@@ -81,6 +81,10 @@ class Witness(Protocol):
 
     def left(self, node: str) -> None: ...
 
+    def anew(self, hello: Hello, told: Snapshot, at: float) -> None:
+        """All that is known of the node, after a time in which nothing of it was taken down."""
+        ...
+
 
 class NoWitness:
     """Takes down nothing."""
@@ -90,3 +94,5 @@ class NoWitness:
     def told(self, node: str, told: Snapshot | Delta, at: float) -> None: ...
 
     def left(self, node: str) -> None: ...
+
+    def anew(self, hello: Hello, told: Snapshot, at: float) -> None: ...

@@ -26,7 +26,16 @@ from aggregator.policy.replay import Episode, compare, live, totals
 from aggregator.quarantine.acts import Clocks
 from tests.aggregator.test_past import FAILED, OK, SITE, Node, happenings, link, seen
 from tests.support.memorycluster import World
-from tests.support.replica import POLICY, Replica, Turned, fault, hello, shipped_policy, snapshot
+from tests.support.replica import (
+    POLICY,
+    FakeLine,
+    Replica,
+    Turned,
+    fault,
+    hello,
+    shipped_policy,
+    snapshot,
+)
 
 H = 3600.0
 
@@ -254,6 +263,51 @@ def test_the_sums_are_of_what_acts() -> None:
     total = totals(episodes, 20_000.0)
     assert (total.by_action, total.nodes_at_once) == ({"drain": 1, "cordon": 1}, 2)
     assert total.node_hours == round((5600 - 2000 + 2310 - 1980) / H, 2)
+
+
+async def test_what_two_agents_of_one_node_say_in_turn_is_not_recorded_and_then_begun_anew() -> (
+    None
+):
+    clock = Turned(1000.0)
+    tape = Tape(clock)
+    replica = Replica(World(), clock=clock, witness=Recorder(tape.put))
+    controller, latched = replica.controller, fault("xid:63")
+
+    def down() -> Component:
+        return link((clock(), FAILED))
+
+    replica.agent("n1", snapshot(latched))
+    begun = len(tape.rows)
+    for number in range(50):
+        line = FakeLine()
+        controller.conflict("n1", f"two live agents: {number}")
+        replica.agent("n1", snapshot(), line=line, boot_id=f"boot-{number % 2}")
+        replica.agent("n1", Delta((down(),), (latched,)))
+        assert replica.fleet.patients["n1"].health is not None
+        assert replica.fleet.patients["n1"].health.failed(), "what they say is heard all the same"
+        controller.detached("n1", line, "a newer stream")
+    assert len(tape.rows) == begun
+    replica.agent("n1", snapshot(latched, down()))
+    controller.conflict("n1", "")
+    greeted, base = tape.rows[begun:]
+    assert (greeted["kind"], greeted["body"]["boot"], base["kind"]) == ("hello", "boot-1", "base")
+    assert [one["check"] for one in base["body"]["components"]] == ["nic-link"]
+    assert [one["code"] for one in base["body"]["faults"]] == ["xid:63"]
+    replica.agent("n1", Delta((link((clock(), OK)),)))
+    assert tape.rows[-1]["kind"] == "change"
+    # One that is over while nobody is attached, and one whose end nobody tells.
+    for end in ("", None):
+        controller.conflict("n1", "two live agents")
+        replica.agent("n1", snapshot(down()))
+        controller.detached("n1", controller._hearing._lines["n1"], "gone")
+        if end is not None:
+            controller.conflict("n1", end)
+        else:
+            replica.fleet.patients["n1"].conflict = ""  # as when its node moves to another replica
+        begun = len(tape.rows)
+        replica.agent("n1", snapshot(latched))
+        assert [one["kind"] for one in tape.rows[begun:]] == ["hello", "base"]
+    await replica.stop()
 
 
 # -- the whole way ---------------------------------------------------------------------------------
