@@ -93,7 +93,9 @@ class Following:
             case QuarantineSeen(seen):
                 self._quarantine_seen(self._census.case(seen.node), seen)
             case QuarantineGone(node, uid, with_definition):
-                self._quarantine_gone(self._census.case(node), uid, with_definition=with_definition)
+                bereft = self._census.known(node)
+                if bereft is not None:
+                    self._quarantine_gone(bereft, uid, with_definition=with_definition)
             case NodeUncordoned(node):
                 subject = self._census.case(node)
                 quarantine = subject.patient.quarantine
@@ -165,6 +167,15 @@ class Following:
             case.orphan = uid  # of another shard's node the list of nodes tells, if it becomes ours
         case.ended = uid
         self._attending.kick(case)
+        if case.task is not None and case.patient.last_heard is None:
+            # What had its name from that object alone leaves with it, not at the next list.
+            case.task.add_done_callback(lambda _: self._was_made_up(case))
+
+    def _was_made_up(self, case: Case) -> None:
+        """Forget a node that only a Quarantine ever named: the cluster has none of this name."""
+        known = self._census.known(case.node) is case
+        if known and case.node_gone and self._is_no_more(case):
+            self._forget(case)
 
     async def _view_restored(self, unschedulable: frozenset[str]) -> None:
         try:
@@ -214,10 +225,13 @@ class Following:
             self._entry_stands(self._census.case(name))
         for case in self._census.cases():
             if self._is_no_more(case):
-                self._census.forget(case)
-                self._suspecting.forget(case)
-                self._triangulating.forget(case.node)
+                self._forget(case)
         return True
+
+    def _forget(self, case: Case) -> None:
+        self._census.forget(case)
+        self._suspecting.forget(case)
+        self._triangulating.forget(case.node)
 
     def _entry_stands(self, case: Case) -> None:
         """An entry whose node and object are gone would take a place for ever: a read tells."""

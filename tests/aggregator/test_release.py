@@ -3,7 +3,6 @@
 In virtual time: the real controller, with all its rounds.
 """
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
@@ -488,14 +487,27 @@ def test_a_quarantine_of_no_node_says_so_takes_no_place_and_is_carried_out_once_
     virtualtime.run(main())
 
 
-def test_one_of_no_node_can_be_deleted_again() -> None:
+def test_one_of_no_node_can_be_deleted_again_and_its_name_is_shown_no_more() -> None:
     async def main() -> None:
-        world = one_node()
-        Replica(world, clock=Running(), cluster=MemoryCluster(world))
-        world.person_creates("typo", QuarantineSpec(Action.CORDON, "manual", "smoke", "alice"))
+        world, clock = one_node(), Running()
+        replica = Replica(world, clock=clock, cluster=MemoryCluster(world))
+        smoke = QuarantineSpec(Action.CORDON, "manual", "smoke", "alice")
+        world.person_creates("typo", smoke)
         await soon(lambda: phase_of(world, "typo") is Phase.INVALID)
+        assert "typo" in replica.fleet.patients
+        began = clock()
         world.person_deletes("typo")
         await soon(lambda: not world.quarantines)
-        await asyncio.sleep(0)
+        await soon(lambda: "typo" not in replica.fleet.patients)
+        assert clock() - began < 60, "at once, not when the nodes are next listed"
+        # One that an agent speaks for stays: the list of nodes may be older than it.
+        replica.agent("new", snapshot())
+        world.person_creates("new", smoke)
+        await soon(lambda: phase_of(world, "new") is Phase.INVALID)
+        world.person_deletes("new")
+        await soon(lambda: not world.quarantines)
+        await later(1)
+        assert "new" in replica.fleet.patients
+        await replica.stop()
 
     virtualtime.run(main())
