@@ -492,6 +492,7 @@ def test_one_of_no_node_can_be_deleted_again_and_its_name_is_shown_no_more() -> 
         world, clock = one_node(), Running()
         replica = Replica(world, clock=clock, cluster=MemoryCluster(world))
         smoke = QuarantineSpec(Action.CORDON, "manual", "smoke", "alice")
+        await later(30)  # the nodes were listed just now
         world.person_creates("typo", smoke)
         await soon(lambda: phase_of(world, "typo") is Phase.INVALID)
         assert "typo" in replica.fleet.patients
