@@ -64,21 +64,29 @@ class Outbox:
         self._waiting = (*self._waiting, message)
         self._wake()
 
-    def ack(self, seq: int) -> None:
-        """Up to ``seq``; what waited to be acknowledged is covered by it."""
+    def owe(self, seq: int) -> None:
+        """Acknowledge up to ``seq`` when next something goes out, or is to be paid.
+
+        What waited to be acknowledged is covered by it.
+        """
         if self._talk is not None:
             self._ack = seq
+
+    def pay(self) -> None:
+        """Send the acknowledgement that is owed, if it has not gone out by now."""
+        if self._ack is not None:
             self._wake()
 
     def answer(self) -> None:
         """Something goes out, whatever it is: an acknowledgement of nothing, if none waits."""
-        if self._ack is None:
-            self.ack(0)
+        self.owe(self._ack or 0)
+        self.pay()
 
     def close(self) -> None:
         """Nothing more is begun."""
         self._talk = None
         self._waiting = ()
+        self._ack = None
 
     async def settled(self) -> None:
         """Wait for the write under way: grpc refuses to end a stream over its first one.

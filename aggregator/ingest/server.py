@@ -25,6 +25,7 @@ from aggregator.ingest.intake import Intake
 from aggregator.ingest.keys import Fetch, KeyStore
 from aggregator.ingest.listening import ListenError, descriptor_warning
 from aggregator.ingest.stats import IngestStats, Sparingly
+from aggregator.ingest.storm import Storm
 from aggregator.ingest.stream import Rules, Stream
 from aggregator.ingest.streams import StreamTable
 from aggregator.ingest.tls import CertificateFiles
@@ -153,6 +154,7 @@ class _Ward(sickbay_pb2_grpc.WardServicer):
         self._rules = rules
         self._stats = stats
         self._sparingly = Sparingly()
+        self._storm = Storm()
 
     async def Attend(  # type: ignore[override]  # noqa: N802  # the read and write calls of grpc.aio
         self,
@@ -175,6 +177,7 @@ class _Ward(sickbay_pb2_grpc.WardServicer):
             streams=self._table,
             stats=self._stats,
             sparingly=self._sparingly,
+            storm=self._storm,
         )
 
 

@@ -30,6 +30,7 @@ from aggregator.ingest.intake import Intake
 from aggregator.ingest.outbox import Acks, Outbox
 from aggregator.ingest.resyncs import Resyncs
 from aggregator.ingest.stats import IngestStats, Sparingly
+from aggregator.ingest.storm import Storm
 from sickbay.v1 import sickbay_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -111,6 +112,7 @@ class Stream:
         "_sparingly",
         "_stats",
         "_stopping",
+        "_storm",
         "_streams",
         "_task",
         "due_at",
@@ -133,6 +135,7 @@ class Stream:
         streams: Streams,
         stats: IngestStats,
         sparingly: Sparingly,
+        storm: Storm,
     ) -> None:
         self._context = context
         self._caller = caller
@@ -142,6 +145,7 @@ class Stream:
         self._streams = streams
         self._stats = stats
         self._sparingly = sparingly
+        self._storm = storm
         self._task: asyncio.Task[None] | None = None
         self._ending: Ending | None = None
         self._attached = False
@@ -446,7 +450,8 @@ class Stream:
 
     def safe(self, seq: int) -> None:
         self._stats.acks += 1
-        self._outbox.ack(seq)
+        self._outbox.owe(seq)
+        self._storm.let(self._outbox)
 
     def unsafe(self, error: BaseException) -> None:
         log.error(

@@ -8,6 +8,7 @@ import tracemalloc
 from aggregator.ingest.ending import Ending
 from aggregator.ingest.identity import Caller, TrustingAuthenticator
 from aggregator.ingest.stats import IngestStats, Sparingly
+from aggregator.ingest.storm import Storm
 from aggregator.ingest.stream import Rules, Stream
 from aggregator.ingest.streams import StreamTable
 from sickbay.v1 import sickbay_pb2 as pb
@@ -91,7 +92,7 @@ async def test_an_attached_node_that_is_well_costs_few_kilobytes() -> None:
         cluster_away=lambda: False,
     )
     table = StreamTable(replica.controller, stats, rules)
-    rng, sparingly = random.Random(3), Sparingly()
+    rng, sparingly, storm = random.Random(3), Sparingly(), Storm()
     tasks: list[asyncio.Task[Ending]] = []
 
     async def attach(count: int) -> int:
@@ -107,6 +108,7 @@ async def test_an_attached_node_that_is_well_costs_few_kilobytes() -> None:
                 streams=table,
                 stats=stats,
                 sparingly=sparingly,
+                storm=storm,
             )
             tasks.append(asyncio.create_task(stream.serve()))
         await until(lambda: stats.acks == len(tasks))

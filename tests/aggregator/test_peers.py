@@ -12,6 +12,7 @@ from aggregator.health.model import Hello
 from aggregator.ingest.identity import Caller, TrustingAuthenticator
 from aggregator.ingest.peers import DEGREE, Rings, address_of
 from aggregator.ingest.stats import IngestStats, Sparingly
+from aggregator.ingest.storm import Storm
 from aggregator.ingest.stream import Rules, Stream
 from aggregator.ingest.streams import LINGER, PEERS_EVERY, StreamTable
 from sickbay.v1 import sickbay_pb2 as pb
@@ -169,6 +170,7 @@ class Ward:
             streams=self.table,
             stats=self.stats,
             sparingly=Sparingly(),
+            storm=Storm(),
         )
         self.tasks.append(asyncio.create_task(stream.serve()))
         hello = Hello(node, "boot-1", "epoch-1", "0.1.0", 1, instance=f"i-{node}")
