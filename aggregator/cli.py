@@ -65,8 +65,6 @@ def _run(options: argparse.Namespace) -> int:
     from aggregator.web.server import WebListenError
 
     logs.start(config.log_level)
-    # Thousands of streams that open at once make garbage that is none: with Python's own
-    # thresholds the p99 of opening one is three times as long (measured, 10,000 streams).
     garbage.seldom()
     try:
         with sole_user(config):

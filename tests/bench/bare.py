@@ -8,13 +8,13 @@ message is held. What the aggregator takes beyond this is its own.
 
 import argparse
 import asyncio
-import gc
 import signal
 from pathlib import Path
 
 import grpc
 import grpc.aio
 
+from aggregator import garbage
 from aggregator.ingest.server import OPTIONS
 from sickbay.v1 import sickbay_pb2 as pb
 from sickbay.v1 import sickbay_pb2_grpc as rpc
@@ -65,8 +65,7 @@ def main() -> None:
     parser.add_argument("--listen", required=True)
     for name in ("cert", "key", "ca"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    # As the aggregator's own start does.
-    gc.set_threshold(100_000, 20, 50)
+    garbage.seldom()
     asyncio.run(_serve(parser.parse_args()))
 
 
