@@ -48,7 +48,8 @@ async def search_when_quiet(
     before = 0
     while True:
         await sleep(_LOOK_EVERY_S)
-        young, searches, _ = collector.get_count()
+        young, searches, thorough = collector.get_count()
         if young >= WORTH_IT and abs(young - before) <= QUIET:
-            collector.collect(1 if searches > _YOUNG else 0)
+            # Among the oldest too: what is due and was not done here is done in the next storm.
+            collector.collect(2 if thorough > _MIDDLE else 1 if searches > _YOUNG else 0)
         before = young

@@ -11,9 +11,10 @@ from aggregator.garbage import QUIET, TOO_MANY, WORTH_IT
 class Told:
     """Says what has come to stay, second by second; remembers after which it was searched."""
 
-    def __init__(self, *counts: int, searches: int = 0) -> None:
+    def __init__(self, *counts: int, searches: int = 0, thorough: int = 0) -> None:
         self.counts = list(counts)
         self.searches = searches
+        self.thorough = thorough
         self.at = -1
         self.searched: list[tuple[int, int]] = []
 
@@ -23,7 +24,7 @@ class Told:
             raise EOFError
 
     def get_count(self) -> tuple[int, int, int]:
-        return self.counts[self.at], self.searches, 0
+        return self.counts[self.at], self.searches, self.thorough
 
     def collect(self, generation: int) -> int:
         self.searched.append((self.at, generation))
@@ -48,6 +49,13 @@ async def test_where_little_came_there_is_no_search() -> None:
 async def test_the_older_are_searched_now_and_then() -> None:
     assert await searched(Told(*[WORTH_IT] * 2, searches=20)) == [(1, 0)]
     assert await searched(Told(*[WORTH_IT] * 2, searches=21)) == [(1, 1)]
+    assert await searched(Told(*[WORTH_IT] * 2, searches=21, thorough=50)) == [(1, 1)]
+
+
+async def test_the_oldest_are_searched_in_a_quiet_second_and_are_left_to_no_storm() -> None:
+    """Else they stay due, and are searched as soon as the next storm has left very much."""
+    due = Told(*[WORTH_IT] * 2, thorough=51)
+    assert await searched(due) == [(1, 2)]
 
 
 def test_no_search_begins_by_itself_before_there_is_very_much() -> None:
