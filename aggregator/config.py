@@ -34,7 +34,7 @@ from aggregator.config_values import (
 from aggregator.quarantine.cluster import Action
 from aggregator.quarantine.decide.record import MOST_ADMISSIONS
 from aggregator.quarantine.ledger import Kind
-from aggregator.regular import regular
+from aggregator.regular import MOST, regular
 from aggregator.yaml_lines import ConfigError, Document, Key, read, validate
 
 __all__ = ["Config", "ConfigError", "load"]
@@ -363,7 +363,7 @@ def _missing_files(config: Config, root: Path) -> Iterator[_Finding]:
         if file is None:
             continue
         try:
-            with regular(root / file.relative_to("/")).open("rb") as opened:
+            with regular(root / file.relative_to("/"), most=MOST).open("rb") as opened:
                 empty = key[-1] in _SECRETS and not opened.read(4096).strip()
         except OSError as error:
             text = f"{file} can't be read: {error.strerror}; expected a readable file"

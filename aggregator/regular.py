@@ -4,6 +4,9 @@ import errno
 import stat
 from pathlib import Path
 
+#: Bytes. No configuration, policy or certificate comes near; what is more was named by mistake.
+MOST = 32 * 1024 * 1024
+
 _KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a pipe",
@@ -13,13 +16,16 @@ _KINDS = {
 }
 
 
-def regular(path: Path) -> Path:
+def regular(path: Path, *, most: int | None = None) -> Path:
     """``path``, if a regular file is there. Raises OSError that says what else is, or that nothing.
 
-    A link counts as what it leads to: Kubernetes mounts Secrets and ConfigMaps as links.
+    ``most``: it may have so many bytes. A link counts as what it leads to: Kubernetes mounts
+    Secrets and ConfigMaps as links.
     """
-    mode = path.stat().st_mode
-    if stat.S_ISREG(mode):
-        return path
-    kind = _KINDS.get(stat.S_IFMT(mode), "something else")
-    raise OSError(errno.EINVAL, f"it is {kind} and no regular file", str(path))
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
+        raise OSError(errno.EINVAL, f"it is {kind} and no regular file", str(path))
+    if most is not None and found.st_size > most:
+        raise OSError(errno.EFBIG, f"it has more than {most >> 20} MiB", str(path))
+    return path

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from aggregator.config_values import show
-from aggregator.regular import regular
+from aggregator.regular import MOST, regular
 
 Key = tuple[str | int, ...]
 M = TypeVar("M", bound=BaseModel)
@@ -96,7 +96,7 @@ def read(path: Path) -> Document:
 def read_text(path: Path) -> str:
     """The text of the file at ``path``, or `ConfigError` where it can't be had."""
     try:
-        return regular(path).read_text("utf-8")
+        return regular(path, most=MOST).read_text("utf-8")
     except OSError as error:
         what = f"can't be read: {error.strerror}; expected a readable YAML file"
         raise ConfigError(str(path), [Problem(0, "", what)]) from None

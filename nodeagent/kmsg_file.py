@@ -5,12 +5,14 @@ It takes raw ``/dev/kmsg`` records, the output of ``dmesg`` (with or without sta
 not known here, so every one counts, and a text file can be forged: this decodes, it proves nothing.
 """
 
+import errno
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from nodeagent import regular
 from nodeagent.checks.base import LogCheck
 from nodeagent.checks.disk_io import DiskIo
 from nodeagent.checks.hung_task import HungTask
@@ -97,13 +99,28 @@ def _checks() -> tuple[LogCheck, ...]:
 
 
 def decode_file(path: Path) -> list[dict[str, Any]]:
-    """An object per line that is a fault, in the file's order. Raises OSError."""
+    """An object per line that is a fault, in the file's order. Raises OSError.
+
+    A pipe will do, as of ``<(dmesg)``. A device is read without an end: /dev/kmsg waits for more.
+    """
+    if regular.kind(path) == "a device":
+        raise OSError(
+            errno.EINVAL, "it is a device; expected a file, as of: dmesg > FILE", str(path)
+        )
     checks = _checks()
     found: list[dict[str, Any]] = []
-    with path.open("rb") as lines:
-        for number, record in _in_one_piece(lines):
+    with path.open("rb") as file:
+        for number, record in _in_one_piece(_lines(file)):
             found += [_entry(number, s) for check in checks for s in check.read(record)]
     return found
+
+
+def _lines(file: IO[bytes]) -> Iterator[bytes]:
+    """The file's lines. Of one of megabytes, which is no line of a log, the beginning alone."""
+    while line := file.readline(_LONGEST_LINE):
+        yield line
+        while not line.endswith(b"\n") and line:
+            line = file.readline(_LONGEST_LINE)
 
 
 def _in_one_piece(lines: Iterable[bytes]) -> Iterator[tuple[int, Record]]:
@@ -115,8 +132,7 @@ def _in_one_piece(lines: Iterable[bytes]) -> Iterator[tuple[int, Record]]:
     whole: Record | None = None
     begun = 0
     for number, line in enumerate(lines, start=1):
-        # A line of megabytes is no line of a log; its beginning says that it is none.
-        record = _record(line[:_LONGEST_LINE].rstrip(b"\r\n"))
+        record = _record(line.rstrip(b"\r\n"))
         if whole is not None:
             if record.text.startswith(_CONTINUED):
                 whole = replace(whole, text=whole.text + rb"\x0a" + record.text)

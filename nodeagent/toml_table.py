@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from nodeagent import regular
+
 T = TypeVar("T")
 
 #: A key as a path from the top; a whole number is a position in an array.
@@ -167,11 +169,9 @@ def read_document(path: Path) -> Document:
     """The file at ``path``. Raises ConfigError when there is none or it isn't TOML in UTF-8."""
     file = str(path)
     try:
-        raw = path.read_bytes()
+        raw = regular.read(path)
     except FileNotFoundError:
         raise ConfigError([Problem(file, 0, "", "there is no such file", "a TOML file")]) from None
-    except IsADirectoryError:
-        raise ConfigError([Problem(file, 0, "", "is a directory", "a TOML file")]) from None
     except OSError as error:
         what = f"can't be read: {error.strerror}"
         raise ConfigError([Problem(file, 0, "", what, "a readable TOML file")]) from None

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nodeagent import units
+from nodeagent import regular, units
 from nodeagent.toml_table import described
 
 DURATION = 'a duration such as "30s" or "10m"'
@@ -114,8 +114,9 @@ def readable_file(value: Any) -> Path:
     path = absolute(value)
     if not path.exists():
         raise ValueError(f"{path} is not there")
-    if path.is_dir():
-        raise ValueError(f"{path} is a directory")
+    other = regular.kind(path)
+    if other:
+        raise ValueError(f"{path} is {other}")
     if not os.access(path, os.R_OK):
         raise ValueError(f"{path} can't be read by this user")
     return path

@@ -12,7 +12,7 @@ import sys
 import threading
 from pathlib import Path
 
-from nodeagent import logs
+from nodeagent import logs, regular
 from nodeagent.clock import SystemClock
 from nodeagent.config import UplinkConfig
 from nodeagent.dial import Dialer, DialError
@@ -110,11 +110,10 @@ def _names(options: argparse.Namespace) -> list[str]:
         return [f"{options.prefix}{number:0{width}d}" for number in range(1, options.nodes + 1)]
     file = str(options.names)
     try:
-        lines = options.names.read_text("utf-8").splitlines()
+        lines = regular.read(options.names).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            [Problem(file, 0, "", f"can't be read: {error}", "a text file")]
-        ) from None
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError([Problem(file, 0, "", f"can't be read: {why}", "a text file")]) from None
     problems: list[Problem] = []
     names: dict[str, int] = {}
     for number, line in enumerate(lines, 1):

@@ -9,6 +9,7 @@ import pytest
 
 from nodeagent.checks import registry
 from nodeagent.config import Config, ConfigError, default, load
+from tests.support.pipes import pipe_with
 
 ENVIRON = {"NODE_NAME": "n1"}
 REPOSITORY = Path(__file__).parents[2]
@@ -182,10 +183,25 @@ def test_a_missing_file_a_directory_and_an_unreadable_one_are_told(tmp_path: Pat
     assert only(tmp_path / "no.toml") == (
         f"{tmp_path}/no.toml: there is no such file; expected a TOML file"
     )
-    assert only(tmp_path) == f"{tmp_path}: is a directory; expected a TOML file"
+    assert "can't be read: it is a directory and no regular file; expected a re" in only(tmp_path)
     below_a_file = tmp_path / "file" / "x.toml"
     (tmp_path / "file").write_text("")
     assert "can't be read: Not a directory" in only(below_a_file)
+
+
+def test_what_is_no_file_is_refused_before_anybody_waits_for_it_or_reads_it(
+    tmp_path: Path, file: Path
+) -> None:
+    with pipe_with(tmp_path / "pipe", 'node = "a"\n') as pipe:
+        with pytest.raises(ConfigError, match="can't be read: it is a pipe and no regular file"):
+            load(pipe, ENVIRON)
+        [problem] = problems(file, f'[aggregator]\ntoken_file = "{pipe}"')
+        assert f"aggregator.token_file: {pipe} is a pipe; expected the absolute path of" in problem
+    [problem] = problems(file, '[aggregator]\nca_file = "/dev/zero"')
+    assert "aggregator.ca_file: /dev/zero is a device; expected the absolute path of" in problem
+    os.truncate(file, 1 << 40)
+    with pytest.raises(ConfigError, match="can't be read: it has more than 32 MiB"):
+        load(file, ENVIRON)
 
 
 def test_a_bad_node_name_from_the_environment_is_told_without_a_line(file: Path) -> None:

@@ -1,5 +1,8 @@
 """parse-kmsg on what people send: dmesg's and journald's way with long records, and garbage."""
 
+import os
+import threading
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -53,6 +56,35 @@ Nov 21 11:22:33 host kernel: I/O error, dev sda, sector 4096 op 0x0:(READ) flags
         (5, "hung-task", ""),
         (6, "disk-io:lost", "nvme0"),
     ]
+
+
+def test_of_a_line_that_does_not_end_the_beginning_alone_is_kept(tmp_path: Path) -> None:
+    """Megabytes in which nothing is written: a file by another name than was meant."""
+    log = tmp_path / "log"
+    line = "[  81.1] NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
+    log.write_text(f"{line}\n{line}")
+    os.truncate(log, 1 << 27)
+    with log.open("ab") as file:
+        file.write(f"\n{line}\n".encode())
+    tracemalloc.start()
+    try:
+        found = [(entry["line"], entry["code"]) for entry in decode_file(log)]
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+    assert found == [(1, "xid:79"), (2, "xid:79"), (3, "xid:79")]
+
+
+def test_a_pipe_is_read_and_a_device_which_has_no_end_is_not(tmp_path: Path) -> None:
+    line = "[  81.1] NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n"
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=(line,))
+    writer.start()
+    assert [entry["code"] for entry in decode_file(pipe)] == ["xid:79"]
+    writer.join()
+    with pytest.raises(OSError, match="it is a device; expected a file, as of: dmesg > FILE"):
+        decode_file(Path("/dev/full"))
 
 
 @pytest.mark.parametrize("fixture", sorted(path.name for path in FIXTURES.glob("*.log")))

@@ -304,6 +304,7 @@ def test_a_bad_scenario_is_refused_with_file_line_and_key(
         (["--nodes", "1", "--aggregator", "nowhere"], "expected host:port"),
         (["--nodes", "1", "--aggregator", "example.test:1"], "set --ca-file for TLS"),
         (["--names", "/nonexistent", "--aggregator", "localhost:1"], "/nonexistent: can't be read"),
+        (["--names", "/dev/full", "--aggregator", "localhost:1"], "it is a device and no regular"),
         (
             ["--nodes", "1", "--aggregator", "localhost:1", "--token-dir", "/"],
             "no token for 1 of 1",

@@ -1,11 +1,9 @@
 """A configuration file is taken as it is meant, or refused whole with every line that is wrong."""
 
-import contextlib
 import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
@@ -20,6 +18,7 @@ from aggregator.policy.shipped import read_policy
 from aggregator.quarantine.cluster import Action
 from aggregator.quarantine.ledger import Kind
 from aggregator.yaml_lines import section_in
+from tests.support.pipes import pipe_with
 from tests.support.pki import Authority
 
 ROOT = Path(__file__).parents[2]
@@ -432,18 +431,8 @@ def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
 
 @pytest.fixture
 def pipe(tmp_path: Path) -> Iterator[Path]:
-    """A named pipe with a sound text in it. Who reads it waits for an end that comes late."""
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    writer = os.open(path, os.O_RDWR)
-    os.write(writer, LOCAL.encode())
-    late = threading.Timer(10, os.close, [writer])
-    late.start()
-    yield path
-    late.cancel()
-    late.join()
-    with contextlib.suppress(OSError):
-        os.close(writer)
+    with pipe_with(tmp_path / "pipe", LOCAL) as path:
+        yield path
 
 
 def test_a_pipe_is_refused_before_anybody_waits_for_it(tmp_path: Path, pipe: Path) -> None:
@@ -467,6 +456,18 @@ def test_a_pipe_is_refused_before_anybody_waits_for_it(tmp_path: Path, pipe: Pat
         f"cluster: {{kind: local, local: {{database: {pipe}}}}}",
     )
     assert f"{pipe} can't be used: it is a pipe and no regular file; expected a file, or n" in said
+
+
+def test_what_is_too_large_to_be_meant_is_refused_and_not_read(tmp_path: Path) -> None:
+    huge = tmp_path / "huge"
+    huge.touch()
+    os.truncate(huge, 1 << 40)
+    with pytest.raises(ConfigError, match="can't be read: it has more than 32 MiB"):
+        load(huge)
+    with pytest.raises(ConfigError, match="can't be read: it has more than 32 MiB"):
+        read_policy(huge)
+    (said,) = problems(tmp_path, f"{LOCAL}cluster: {{kubeconfig: {huge}}}")
+    assert f"cluster.kubeconfig: {huge} can't be read: it has more than 32 MiB; expected a" in said
 
 
 # -- several replicas ---------------------------------------------------------------------------
