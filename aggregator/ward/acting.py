@@ -107,10 +107,10 @@ def stopped(before: str, reason: str, *, how: str = "") -> str:
     )
 
 
-def stopped_where_nothing_was(namespace: str, reason: str) -> str:
+def stopped_where_nothing_was(namespace: str, reason: str, *, how: str = "") -> str:
     """After a stop that made the record: the namespace may be the wrong one."""
     return (
-        f"{stopped('', reason)}\n"
+        f"{stopped('', reason, how=how)}\n"
         f"BUT: there was no record in namespace {namespace}. If sickbay runs in another one, "
         "nothing is stopped: say which with --namespace. See: sickbay status"
     )

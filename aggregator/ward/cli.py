@@ -28,6 +28,7 @@ OK, FAILED, USAGE = 0, 1, 2
 INTERRUPTED = 130
 
 _DEFAULT_URL = "http://127.0.0.1:8080"
+_NAMESPACE = "sickbay"
 _STANDINGS = ("ok", "unknown", "silent", "warning", "held", "quarantined")
 #: Longer than two of the stream's beats (seconds).
 _WATCH_TIMEOUT = 25.0
@@ -160,17 +161,21 @@ def _hands(options: argparse.Namespace) -> Any:
     if options.local is not None:
         from aggregator.ward.local import LocalHands
 
-        return LocalHands(options.local)
+        return LocalHands(options.local, how=_how(options))
     from aggregator.kube.access import Sources
     from aggregator.ward.kube import KubeHands
 
     sources = Sources(options.kubeconfig, options.context, os.environ)
-    return KubeHands(sources, options.namespace)
+    return KubeHands(sources, options.namespace, how=_how(options))
 
 
 def _how(options: argparse.Namespace) -> str:
-    """The option that whoever takes the wish back needs again."""
-    return f" --local {shlex.quote(str(options.local))}" if options.local is not None else ""
+    """The options that whoever takes the wish back needs again: it is for this cluster."""
+    if options.local is not None:
+        return f" --local {shlex.quote(str(options.local))}"
+    namespace = options.namespace if options.namespace != _NAMESPACE else ""
+    given = {"kubeconfig": options.kubeconfig, "context": options.context, "namespace": namespace}
+    return "".join(f" --{name} {shlex.quote(value)}" for name, value in given.items() if value)
 
 
 def _say(options: argparse.Namespace, text: str) -> None:
@@ -276,7 +281,9 @@ def _acting_options() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--kubeconfig", default="", metavar="FILE", help="default: as kubectl")
     common.add_argument("--context", default="", help="of the kubeconfig; default: its current one")
-    common.add_argument("--namespace", default="sickbay", help="sickbay's own; default: sickbay")
+    common.add_argument(
+        "--namespace", default=_NAMESPACE, help=f"sickbay's own; default: {_NAMESPACE}"
+    )
     common.add_argument(
         "--local",
         type=Path,

@@ -29,10 +29,11 @@ _DEADLINE = 20.0
 class KubeHands:
     """`Hands` on the cluster that ``sources`` lead to; the record is in ``namespace``.
 
-    Raises UsageError where they lead nowhere.
+    ``how`` are the options that lead there once more, for people; it begins with a space. Raises
+    UsageError where they lead nowhere.
     """
 
-    def __init__(self, sources: Sources, namespace: str) -> None:
+    def __init__(self, sources: Sources, namespace: str, *, how: str) -> None:
         if not sources.in_cluster and not sources.has_file:
             raise UsageError(
                 f"there is no kubeconfig at {sources.path}, and this is no pod with a service "
@@ -40,15 +41,16 @@ class KubeHands:
             )
         self._sources = sources
         self._namespace = namespace
+        self._how = how
 
     def stop(self, reason: str) -> str:
         async def work(api: Transport) -> str:
             before = await self._stop(api)
             if before is None:
                 await self._make_record(api, reason)
-                return acting.stopped_where_nothing_was(self._namespace, reason)
+                return acting.stopped_where_nothing_was(self._namespace, reason, how=self._how)
             await self._set_stop(api, reason)
-            return acting.stopped(before, reason)
+            return acting.stopped(before, reason, how=self._how)
 
         return self._do(work)
 
@@ -108,8 +110,7 @@ class KubeHands:
                     f"this cluster knows no quarantines: {error}\n"
                     "  Is sickbay installed? kubectl apply --server-side -f crd.yaml"
                 ) from error
-            how = f" --namespace {self._namespace}" if stop and self._namespace != "sickbay" else ""
-            return acting.quarantined(node, spec, stop=stop, how=how)
+            return acting.quarantined(node, spec, stop=stop, how=self._how)
 
         return self._do(work)
 

@@ -1,6 +1,5 @@
 """Acting without Kubernetes: on the local cluster's own file, which the aggregator looks at too."""
 
-import shlex
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -32,9 +31,12 @@ def _if_unknown(store: Store, node: str) -> str:
 
 
 class LocalHands:
-    """`Hands` on the database at ``path``. Raises UsageError where there is none."""
+    """`Hands` on the database at ``path``. Raises UsageError where there is none.
 
-    def __init__(self, path: Path) -> None:
+    ``how``: the options that lead there once more, for people; it begins with a space.
+    """
+
+    def __init__(self, path: Path, *, how: str) -> None:
         if not path.is_file():
             raise UsageError(
                 f"--local: there is no database at {path}; expected the aggregator's "
@@ -46,7 +48,7 @@ class LocalHands:
                 "cluster.local.database"
             )
         self._path = path
-        self._how = f" --local {shlex.quote(str(path))}"
+        self._how = how
 
     def stop(self, reason: str) -> str:
         with self._store() as store:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shlex
 
 import pytest
 
@@ -26,6 +27,7 @@ async def test_stop_is_seen_in_the_record_and_resume_ends_it(
 ) -> None:
     done = await sickbay("stop", "--reason", "fabric work", *person)
     assert done.code == 0, done.err
+    assert f"To go on: sickbay resume {shlex.join(person)}\n" in done.out
     assert (await kube.read_record()).stop == "fabric work"
     record = await kube.read_record()
     await kube.write_record('{"entries": {}}', record.version)
@@ -59,9 +61,9 @@ async def test_a_quarantine_by_hand_is_made_and_released(
     await sickbay("stop", "--reason", "fabric work", *person)
     done = await sickbay("quarantine", node, *ask)
     assert done.code == 0, done.err
-    assert f"sickbay release {node}" in done.out
+    assert f"sickbay release {node} {shlex.join(person)}\n" in done.out
     assert "sickbay is stopped: fabric work\nNothing begins until the stop is lifted" in done.out
-    assert f"sickbay resume --namespace {cluster_space.namespace}\n" in done.out
+    assert f"sickbay resume {shlex.join(person)}\n" in done.out
     made = await kube.read_quarantine(node)
     assert made is not None
     assert (made.spec.action, made.spec.kind) == (Action.DRAIN, "manual")

@@ -21,6 +21,7 @@ from aggregator.quarantine.cluster import Action, QuarantineSpec
 from aggregator.quarantine.decide.wishes import Wishes, read_wishes
 from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.ledger import Kind, Transition
+from aggregator.ward.cli import _how, _parser
 from aggregator.ward.client import Client
 from aggregator.ward.errors import WardError
 from aggregator.ward.tables import clean, table
@@ -443,6 +444,25 @@ async def test_an_exemption_without_a_sensible_end_is_refused(
     assert done.code == 2
     assert "--for" in done.err
     assert "expected" in done.err
+
+
+@pytest.mark.parametrize(
+    ("given", "again"),
+    [
+        ([], ""),
+        (["--namespace", "sickbay"], ""),
+        (["--namespace", "health"], " --namespace health"),
+        (
+            ["--context", "prod & test", "--kubeconfig", "kc", "--namespace", "health"],
+            " --kubeconfig kc --context 'prod & test' --namespace health",
+        ),
+        (["--local", "a b.db", "--context", "prod"], " --local 'a b.db'"),
+    ],
+)
+def test_what_takes_a_wish_back_is_told_with_what_leads_to_the_same_cluster(
+    given: list[str], again: str
+) -> None:
+    assert _how(_parser({}).parse_args(["resume", *given])) == again
 
 
 async def test_without_a_kubeconfig_it_says_so(tmp_path: Path) -> None:
