@@ -140,8 +140,8 @@ class Hearing:
 
     def _take_down_anew(self, case: Case, at: float) -> None:
         hello, health = self._hellos.get(case.node), case.patient.health
-        if hello is None or health is None:
-            return
+        if hello is None or health is None or not health.has_snapshot:
+            return  # its next snapshot begins it: what a base does not name was well
         self._untaken.discard(case.node)
         told = Snapshot(tuple(health.components.all()), tuple(health.faults.values()))
         self._witness.anew(hello, told, at)

@@ -295,6 +295,15 @@ async def test_what_two_agents_of_one_node_say_in_turn_is_not_recorded_and_then_
     assert [one["code"] for one in base["body"]["faults"]] == ["xid:63"]
     replica.agent("n1", Delta((link((clock(), OK)),)))
     assert tape.rows[-1]["kind"] == "change"
+    # One that is over before the snapshot: nothing is known yet that a base could rest on.
+    controller.conflict("n1", "two live agents")
+    controller.attached(hello("n1", "boot-2"), FakeLine())
+    begun = len(tape.rows)
+    controller.conflict("n1", "")
+    assert len(tape.rows) == begun
+    controller.heard("n1", snapshot(latched, down()), clock())
+    assert [one["kind"] for one in tape.rows[begun:]] == ["hello", "base"]
+    assert [one["check"] for one in tape.rows[-1]["body"]["components"]] == ["nic-link"]
     # One that is over while nobody is attached, and one whose end nobody tells.
     for end in ("", None):
         controller.conflict("n1", "two live agents")
