@@ -1,8 +1,12 @@
 """Acknowledgements in a storm: none is lost, and most come when the storm has been acted on."""
 
 import asyncio
+import weakref
 
+from aggregator.ingest import wire
+from aggregator.ingest.outbox import Outbox
 from aggregator.ingest.storm import AT_ONCE, LATER, Storm
+from sickbay.v1 import sickbay_pb2 as pb
 from tests.support.virtualtime import run
 
 
@@ -88,5 +92,53 @@ def test_after_a_storm_few_are_acknowledged_at_once_again() -> None:
         assert agents.paid[-1][0] == "another"
         await asyncio.sleep(LATER)
         assert len(agents.paid) == 101
+
+    run(play())
+
+
+class Talk:
+    """A stream: takes what is written, and when."""
+
+    def __init__(self, storm: Storm) -> None:
+        self.written: list[tuple[str, int, float]] = []
+        self.outbox = Outbox(self)
+        self._storm = storm
+
+    async def write(self, message: pb.AggregatorMessage) -> None:
+        kind = message.WhichOneof("body") or ""
+        self.written.append((kind, message.ack.seq, asyncio.get_running_loop().time()))
+
+    def overflowed(self) -> None:
+        raise AssertionError("nothing was held back")
+
+    def unsafe(self, error: BaseException) -> None:
+        raise AssertionError(error)
+
+    def safe(self, seq: int) -> None:
+        self.outbox.owe(seq)
+        self._storm.let(self.outbox)
+
+
+def test_what_is_owed_goes_out_once_and_sooner_where_something_else_does() -> None:
+    async def play() -> None:
+        storm, begun = Storm(), asyncio.get_running_loop().time()
+        for talk in [Talk(storm) for _ in range(AT_ONCE)]:
+            talk.safe(1)
+        plain, chatty, asked, beaten, left = (Talk(storm) for _ in range(5))
+        for talk in (plain, chatty, asked, beaten, left):
+            talk.safe(1)
+        await asyncio.sleep(0.5)
+        chatty.safe(2)
+        asked.outbox.put(wire.resync("say it again"))
+        beaten.outbox.answer()
+        gone = weakref.ref(left)
+        left.outbox.close()
+        del left, talk
+        assert gone() is None, "a stream that has ended is not kept by what it owed"
+        await asyncio.sleep(LATER + 1.0)
+        assert plain.written == [("ack", 1, begun + LATER)]
+        assert chatty.written == [("ack", 2, begun + LATER)]
+        assert asked.written == [("resync", 0, begun + 0.5), ("ack", 1, begun + 0.5)]
+        assert beaten.written == [("ack", 1, begun + 0.5)]
 
     run(play())
