@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import socket
+import stat
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -89,8 +90,7 @@ class LocalServer:
             raise AlreadyRunning(
                 f"another agent runs on this node: it answers on {path}. Stop it first"
             )
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
+        remove_socket(path)
         self._path = path
 
     async def serve_socket(self, routes: Routes) -> None:
@@ -118,7 +118,7 @@ class LocalServer:
             server.close()
         if self._path is not None and self._servers:
             with contextlib.suppress(OSError):
-                self._path.unlink()
+                remove_socket(self._path)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -166,6 +166,17 @@ class LocalServer:
         except Exception as error:  # outermost edge: the asker hears of it, the agent lives on
             log.exception("%s %s failed", method, path)
             return json_answer({"error": f"{type(error).__name__}: {error}"}, 500)
+
+
+def remove_socket(path: Path) -> None:
+    """Take away what a predecessor left. Raises OSError for what no predecessor left: a file."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise FileExistsError(errno.EEXIST, "something is there that is no socket", str(path))
+    path.unlink()
 
 
 def private_socket(path: Path) -> socket.socket:

@@ -8,7 +8,6 @@ the host, which crosses network namespaces. It is asked one thing, as a line of 
 """
 
 import asyncio
-import contextlib
 import json
 import logging
 import signal
@@ -19,7 +18,7 @@ from typing import Any
 
 from nodeagent import logs
 from nodeagent.clock import Clock, SystemClock
-from nodeagent.local import private_socket
+from nodeagent.local import private_socket, remove_socket
 from nodeagent.sources.targets import ResolveError, Resolver, connect
 from nodeagent.units import host_port
 
@@ -53,7 +52,7 @@ async def _run(path: Path) -> None:
     log.info("ready", extra={"socket": str(path)})
     await stopping.wait()
     server.close()
-    _forget(path)
+    remove_socket(path)
 
 
 async def start(path: Path, clock: Clock) -> asyncio.Server:
@@ -64,13 +63,8 @@ async def start(path: Path, clock: Clock) -> asyncio.Server:
 
 def _listener(path: Path) -> socket.socket:
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    _forget(path)
+    remove_socket(path)
     return private_socket(path)  # who may ask is root: the node's agent
-
-
-def _forget(path: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()
 
 
 class _Prober:

@@ -162,6 +162,20 @@ async def test_a_socket_that_a_killed_agent_left_is_replaced(make: Make) -> None
     await agent.start().up()
 
 
+async def test_a_file_where_the_socket_is_to_be_stays_and_the_agent_runs_without(
+    make: Make, ward: FakeWard, tmp_path: Path
+) -> None:
+    agent = make(aggregator=ward.address)
+    agent.socket = tmp_path / "precious"
+    agent.socket.write_text("somebody's")
+    agent.start()
+    await until(lambda: ward.streams and "snapshot" in ward.latest.kinds())
+    said = "the socket cannot be served: [Errno 17] something is there that is no socket: "
+    assert f"{said}'{agent.socket}'" in agent.log()
+    await agent.terminate()
+    assert agent.socket.read_text() == "somebody's"
+
+
 async def test_plaintext_to_another_machine_is_refused_at_the_start(make: Make) -> None:
     agent = make(aggregator="aggregator.example:8443").start()
     assert agent.process is not None

@@ -187,11 +187,12 @@ async def test_the_prober_survives_an_endless_line(
 
 
 def test_a_socket_that_cannot_be_made_is_said(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
+    file = tmp_path / "file"
+    file.write_text("somebody's")
     command = [sys.executable, "-m", "nodeagent.cli", "pod-prober", "--socket"]
-    done = subprocess.run(
-        [*command, tmp_path / "file" / "s"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert "can't be listened on" in done.stderr
-    assert "Traceback" not in done.stderr
+    for path, why in ((file / "s", ""), (file, "something is there that is no socket")):
+        done = subprocess.run([*command, path], capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert f"{path}: can't be listened on: {why}" in done.stderr
+        assert "Traceback" not in done.stderr
+    assert file.read_text() == "somebody's"
