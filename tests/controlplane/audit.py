@@ -19,7 +19,8 @@ def read_entries(log: Path, since: int = 0) -> list[dict[str, Any]]:
     with log.open("rb") as file:
         if since:
             file.seek(since - 1)
-            file.readline()
+            if not file.readline().endswith(b"\n"):
+                return []  # its end may be there a moment later, and would pass for a line
         for line in file:
             if line.endswith(b"\n"):
                 entry = json.loads(line)
