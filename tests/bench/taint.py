@@ -8,6 +8,7 @@ pipes there. All else of agent and aggregator is on the disk that is made busy. 
 """
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -16,7 +17,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from tests.bench.figures import percentile, table, write
 from tests.bench.watcher import Watcher, marked
@@ -46,7 +46,8 @@ def busy_disk(folder: Path) -> Iterator[None]:
         process.wait()
 
 
-def _evicted(event: dict[str, Any]) -> list[str]:
+def _evicted(line: bytes) -> list[str]:
+    event = json.loads(line)
     pod = event["object"]
     going = event["type"] == "DELETED" or "deletionTimestamp" in pod["metadata"]
     return [pod["metadata"]["name"]] if going else []
