@@ -99,7 +99,7 @@ def wish(action: Action, reason: str, requester: str) -> QuarantineSpec:
 
 def stopped(before: str, reason: str, *, how: str = "") -> str:
     """After a stop. ``how``, here and below: the options that whoever acts again needs again."""
-    was = f' (it was stopped already: "{before}")' if before else ""
+    was = f' (it was stopped already: "{clean(before)}")' if before else ""
     return (
         f"Stopped{was}: {reason}\n"
         "No new quarantine and no eviction from now on, but for a few that are in flight. "
@@ -118,7 +118,7 @@ def stopped_where_nothing_was(namespace: str, reason: str, *, how: str = "") -> 
 
 def resumed(before: str) -> str:
     """After a resume."""
-    return f'Resumed; it was stopped: "{before}"' if before else "It was not stopped."
+    return f'Resumed; it was stopped: "{clean(before)}"' if before else "It was not stopped."
 
 
 def released(node: str, spec: QuarantineSpec) -> str:
@@ -169,7 +169,7 @@ def unknown(node: str) -> str:
 def already(node: str, spec: QuarantineSpec, *, change: str) -> str:
     """There is one already. ``change``: what changes it."""
     return (
-        f"{node} is in quarantine already ({spec.action}, by {spec.requester or 'hand'}: "
+        f"{node} is in quarantine already ({spec.action}, by {clean(spec.requester) or 'hand'}: "
         f"{clean(spec.reason)})\n"
         f"  To change it: {change}"
     )

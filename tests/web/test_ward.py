@@ -347,6 +347,27 @@ async def test_stop_and_resume_on_a_local_cluster(database: Path) -> None:
     store.close()
 
 
+async def test_what_others_wrote_is_one_line_of_printable_text(database: Path) -> None:
+    where = ["--local", str(database)]
+    store = Store(database, wall=lambda: NIGHT)
+    store.set_stop("no\n\x1b[2Jwork")
+    spec = QuarantineSpec(Action.CORDON, "manual", "a\nb", "me\x1b[31m")
+    store.create_quarantine("node-1", spec, finalizer=False)
+    store.close()
+    ask = ["quarantine", "node-1", "--action", "drain", "--reason", "fan", *where]
+    said = [
+        (await sickbay(*ask)).err,
+        (await sickbay("stop", "--reason", "fabric work", *where)).out,
+    ]
+    store = Store(database, wall=lambda: NIGHT)
+    store.set_stop("no\n\x1b[2Jwork")
+    store.close()
+    said.append((await sickbay("resume", *where)).out)
+    assert "(cordon, by me?[31m: a b)" in said[0]
+    assert 'stopped already: "no ?[2Jwork"' in said[1]
+    assert 'it was stopped: "no ?[2Jwork"' in said[2]
+
+
 async def test_a_quarantine_while_stopped_says_that_nothing_begins(database: Path) -> None:
     where = ["--local", str(database)]
     ask = ["--action", "drain", "--reason", "fan 3 is dead", *where]
