@@ -3,6 +3,8 @@
 import asyncio
 import resource
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import grpc
@@ -18,6 +20,23 @@ from tests.support.ingest import NOTHING, site
 from tests.support.pki import Authority
 
 INF = resource.RLIM_INFINITY
+
+
+def test_grpc_is_not_loaded_before_it_is_told_how_to_listen(tmp_path: Path) -> None:
+    """It reads its environment once."""
+    file = tmp_path / "aggregator.yaml"
+    file.write_text(
+        "listen: {grpc: '127.0.0.1:0', web: 'localhost:0'}\n"
+        "alerts: {webhooks: [{url: 'http://a/', secret_file: aggregator.yaml}]}\n"
+    )
+    code = (
+        "import sys; from pathlib import Path; from aggregator import cli\n"
+        "cli.load(Path(sys.argv[1]))\n"
+        "print([name for name in sys.modules if name.startswith('grpc')])"
+    )
+    command = [sys.executable, "-c", code, str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 async def test_a_port_in_use_is_said_plainly() -> None:
