@@ -10,7 +10,8 @@ from aggregator.ingest.stream import Rules, Stream
 
 log = logging.getLogger(__name__)
 
-#: Seconds. Two agents push each other out every few seconds: so often at most the log says so.
+#: Seconds. Two agents push each other out every few seconds, and a second DaemonSet has them on all
+#: nodes: so often at most the log says so. When it begins on a node whoever judges says it.
 CONFLICT_EVERY = 60.0
 #: Seconds after the API server is back in which tokens may stay expired: kubelets renew them when
 #: they next look, which takes them minutes.
@@ -54,7 +55,7 @@ class StreamTable:
             detail = (
                 f"two live agents claim this node: {other}, and {stream.instance} at {stream.peer}"
             )
-            unsaid = self._sparingly(stream.node, self._rules.now())
+            unsaid = self._sparingly("two agents", self._rules.now())
             if unsaid is not None:
                 extra = {"node": stream.node, "who": detail, **unsaid}
                 log.error("two live agents claim one node", extra=extra)

@@ -344,9 +344,11 @@ async def test_two_live_agents_that_push_each_other_out_are_a_conflict_and_it_en
     assert plain.intake.conflicts[-1] == ("node-1", "")
 
 
-async def test_a_conflict_that_goes_on_is_said_once_a_minute_with_how_often(
+async def test_conflicts_that_go_on_are_said_once_a_minute_with_how_often(
     plain: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """However many they are: a second DaemonSet has two agents on each node."""
+
     def said() -> list[int]:
         found = [one for one in caplog.records if one.message == "two live agents claim one node"]
         assert {one.__dict__["node"] for one in found} <= {"node-1"}
@@ -355,13 +357,17 @@ async def test_a_conflict_that_goes_on_is_said_once_a_minute_with_how_often(
     for number in range(12):
         async with plain.agent(instance="ab"[number % 2]) as agent:
             await agent.attend()
+    for number in range(5):
+        async with plain.agent("node-2", instance="ab"[number % 2]) as agent:
+            await agent.attend()
     assert said() == [0]
     for instance in "ab":
         plain.clock.ahead += 31
         async with plain.agent(instance=instance) as agent:
             await agent.attend()
-    assert said() == [0, 9]
-    assert len(plain.intake.conflicts) == 11, "and whoever judges hears of each"
+    assert said() == [0, 11]
+    heard = [node for node, _ in plain.intake.conflicts]
+    assert heard == ["node-1"] * 9 + ["node-2"] * 2 + ["node-1"] * 2, "whoever judges hears of each"
 
 
 async def test_an_agent_that_is_restarted_again_and_again_is_no_conflict(plain: Site) -> None:
