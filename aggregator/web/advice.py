@@ -69,7 +69,7 @@ def for_evidence(clears: Iterable[str]) -> str:
     return ""
 
 
-def for_incident(patient: Patient, clears: Collection[str], action: str, how: str = "") -> str:
+def for_incident(patient: Patient, clears: Collection[str], action: str, how: str) -> str:
     """What a person can do about an open incident."""
     remedy = for_evidence(clears)
     if not remedy:
@@ -92,12 +92,12 @@ def for_incident(patient: Patient, clears: Collection[str], action: str, how: st
     return f"{sentence}. The node is released by itself once it has stayed well."
 
 
-def by_hand(node: str, how: str = "") -> str:
+def by_hand(node: str, how: str) -> str:
     """The command that quarantines a node whatever the limits say."""
     return _BY_HAND.format(how=how).replace("NODE", node, 1)
 
 
-def for_hold(hold: Hold, how: str = "") -> str:
+def for_hold(hold: Hold, how: str) -> str:
     """What lifts a hold."""
     said = HOLDS.get(hold.limit)
     if said is None:
@@ -110,7 +110,7 @@ def for_cause(scope: str) -> str:
     return _CAUSES[scope]
 
 
-def for_mode(node: str, mode: str, how: str = "") -> str:
+def for_mode(node: str, mode: str, how: str) -> str:
     """What a person can do where the mode keeps us from acting."""
     return (
         f"Mode {mode} allows no more. To act on this node alone: {by_hand(node, how)}. "
@@ -118,7 +118,7 @@ def for_mode(node: str, mode: str, how: str = "") -> str:
     )
 
 
-def for_exempt(node: str, how: str = "") -> str:
+def for_exempt(node: str, how: str) -> str:
     """What a person can do where people have exempted the node."""
     return (
         "A person wants this node left alone. To let sickbay act again: "
@@ -128,7 +128,7 @@ def for_exempt(node: str, how: str = "") -> str:
 
 
 def for_quarantine(
-    patient: Patient, quarantine: Quarantine, clears: Iterable[str], how: str = ""
+    patient: Patient, quarantine: Quarantine, clears: Iterable[str], how: str
 ) -> str:
     """What a person can do about a node in quarantine, or what it waits for."""
     status, node = quarantine.status, quarantine.node

@@ -141,7 +141,7 @@ def check(part: Part) -> None:
                 raise Unreadable(f'nothing is known of action "{incident.action[:80]}"')
 
 
-def tell(patient: Patient, moment: Moment, mode: str, how: str = "") -> Told:
+def tell(patient: Patient, moment: Moment, mode: str, how: str) -> Told:
     """One node of ours, for the others. ``how``: as for `advice`."""
     standing = patient.standing()
     if standing is Standing.OK and not _notable(patient):

@@ -133,7 +133,7 @@ def _by_strength(incident: policy.Incident) -> tuple[int, float]:
     return (_STRENGTH.get(incident.action, 3), incident.since)
 
 
-def incidents(patient: Patient, moment: Moment, how: str = "") -> list[shapes.Incident]:
+def incidents(patient: Patient, moment: Moment, how: str) -> list[shapes.Incident]:
     """The node's open incidents, the strongest first. ``how``, here and below: as for `advice`."""
     ordered = sorted(patient.incidents.values(), key=_by_strength)
     return [_incident(patient, found, moment, how) for found in ordered]
@@ -195,7 +195,7 @@ def _evidence(item: policy.Evidence, moment: Moment) -> shapes.Evidence:
     )
 
 
-def quarantine(patient: Patient, found: cluster.Quarantine, how: str = "") -> shapes.Quarantine:
+def quarantine(patient: Patient, found: cluster.Quarantine, how: str) -> shapes.Quarantine:
     """What is done about the node, how far it has come, and who is in the way."""
     spec, status = found.spec, found.status
     reached = {
@@ -259,7 +259,7 @@ def _durable_evidence(item: cluster.EvidenceItem) -> shapes.Evidence:
     )
 
 
-def hold(patient: Patient, mode: str, how: str = "") -> shapes.Hold | None:
+def hold(patient: Patient, mode: str, how: str) -> shapes.Hold | None:
     """Why a node that policy wants in quarantine is not; None where nothing is held."""
     if patient.quarantine is not None:
         return None
@@ -384,7 +384,7 @@ def node(
     timeline: Iterable[Transition] = (),
     timeline_trouble: str = "",
     *,
-    how: str = "",
+    how: str,
 ) -> shapes.Node:
     """One node's story. ``timeline`` is newest first."""
     health, meta = patient.health, patient.meta

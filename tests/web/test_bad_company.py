@@ -114,7 +114,7 @@ def twisted() -> dict[str, Any]:
     ill = well(fleet, "node-0", time.monotonic())
     incident_of(ill, time.monotonic())
     ill.would = "drain it"
-    told = parts.tell(ill, Moment(time.monotonic(), NIGHT), "drain")
+    told = parts.tell(ill, Moment(time.monotonic(), NIGHT), "drain", "")
     plain = msgspec.to_builtins(told)
     incident, hold = plain["incidents"][0], plain["hold"]
     naive = "2026-03-14T03:14:07"

@@ -234,7 +234,7 @@ def test_an_exempt_node_is_shown_and_what_would_be_done_is_held_by_it() -> None:
     (hold,) = look(fleet).holds
     assert (hold.limit, hold.value) == ("exempt", patient.spared)
     assert hold.reason == "a person exempted it; else: drain: xid:79"
-    told = view.node(patient, NOW, "drain")
+    told = view.node(patient, NOW, "drain", how="")
     assert told.why == (
         "a person exempted it (exempt until 2026-12-01T00:00:00Z: test); else: drain: xid:79"
     )
@@ -274,7 +274,9 @@ def test_where_commands_need_an_option_each_one_shown_has_it() -> None:
         assert listed.issuperset(said)
         assert parts.tell(patient, NOW, "drain", how).hold == found.hold
     assert known > 10
-    assert "--local" not in str([view.node(one, NOW, "drain") for one in plain.patients.values()])
+    assert "--local" not in str(
+        [view.node(one, NOW, "drain", how="") for one in plain.patients.values()]
+    )
 
 
 def test_a_release_that_is_held_says_why_and_what_to_do_and_comes_first() -> None:
@@ -293,7 +295,7 @@ def test_a_release_that_is_held_says_why_and_what_to_do_and_comes_first() -> Non
 
 
 def test_historical_and_missing_faults_are_marked_and_old_boots_come_last() -> None:
-    node = view.node(small_fleet(HANDS).patients["node-2"], NOW, "drain")
+    node = view.node(small_fleet(HANDS).patients["node-2"], NOW, "drain", how="")
     assert [(one.code, one.missing, one.historical) for one in node.faults] == [
         ("xid:63", True, False),
         ("xid:79", False, False),
@@ -329,9 +331,9 @@ def test_a_failed_component_without_an_incident_is_the_reason() -> None:
 
 def test_a_heartbeat_is_no_change() -> None:
     patient = small_fleet(HANDS).patients["node-2"]
-    before = view.steady(view.node(patient, NOW, "drain"))
+    before = view.steady(view.node(patient, NOW, "drain", how=""))
     patient.last_heard = HANDS.now - 0.1
-    assert view.steady(view.node(patient, NOW, "drain")) == before
+    assert view.steady(view.node(patient, NOW, "drain", how="")) == before
 
 
 def test_nothing_in_a_look_changes_with_time_alone() -> None:

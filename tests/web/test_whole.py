@@ -75,7 +75,7 @@ def telling_of(name: str, nodes: list[Told], trouble: str = "") -> Telling:
 
 def told_by(fleet: Fleet, seat: Seat) -> list[Told]:
     mine = [one for one in fleet.patients.values() if seat.owns(one.node)]
-    return [parts.tell(one, NOW, fleet.mode) for one in mine]
+    return [parts.tell(one, NOW, fleet.mode, fleet.how) for one in mine]
 
 
 @st.composite
@@ -103,10 +103,10 @@ def companies(draw: st.DrawFn) -> tuple[Fleet, Town, dict[str, Telling]]:
             agent = draw(st.sampled_from(["attached", "silent", "never"]))
             ill = well(Fleet(), node, HANDS.now)
             incident_of(ill, HANDS.now)
-            incidents = parts.tell(ill, NOW, "drain").incidents * draw(st.booleans())
+            incidents = parts.tell(ill, NOW, "drain", "").incidents * draw(st.booleans())
             wishes = ["left alone"] * draw(st.booleans())
             ill.would = "drain it" * draw(st.booleans())
-            hold = parts.tell(ill, NOW, "drain").hold
+            hold = parts.tell(ill, NOW, "drain", "").hold
             made = Told(node, standing, agent, wishes=wishes, incidents=incidents, hold=hold)
             nodes.append(made)
         trouble = draw(st.sampled_from(["", "", "does not answer: nothing", "has left"]))
@@ -232,7 +232,7 @@ def test_what_a_part_drops_is_kept_as_its_last_word_unless_it_was_none() -> None
 
 def test_a_part_travels_whole_and_a_well_node_takes_few_bytes() -> None:
     fleet = big_fleet(HANDS, 1000)
-    told = [parts.tell(one, NOW, fleet.mode) for one in fleet.patients.values()]
+    told = [parts.tell(one, NOW, fleet.mode, fleet.how) for one in fleet.patients.values()]
     body = parts.encode(Answer("b", "1.1", part=Part(told)))
     back = parts.decode(body, Answer)
     assert back.part is not None
