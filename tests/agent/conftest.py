@@ -1,12 +1,17 @@
 """What several tests of the agent stand on: a played aggregator, agents, a disk that hangs."""
 
+import os
+import shutil
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.agent import fuse_server
 from tests.agent.agent_process import AgentProcess, Make
+from tests.agent.fuse_server import Filer
 from tests.support.ward import FakeWard
 
 
@@ -47,3 +52,22 @@ def frozen_disk(tmp_path: Path) -> Iterator[Path]:
     finally:
         subprocess.run(["fsfreeze", "-u", mount], check=False)  # the test may have thawed it
         subprocess.run(["umount", "-l", mount], check=True)
+
+
+@pytest.fixture
+def filer(tmp_path: Path) -> Iterator[Filer]:
+    """A remote filesystem and its server: stopped, it is away, and who looks into it waits."""
+    if os.geteuid() != 0 or not Path("/dev/fuse").exists() or shutil.which("umount") is None:
+        pytest.skip("needs root, /dev/fuse and umount")
+    point = tmp_path / "home"
+    point.mkdir()
+    command = [sys.executable, fuse_server.__file__, str(point)]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    assert server.stdout.readline() == "mounted\n"
+    try:
+        yield Filer(point, server)
+    finally:
+        server.kill()
+        server.communicate()
+        subprocess.run(["umount", "--lazy", point], check=False)

@@ -7,10 +7,20 @@ until it is killed; stopped by SIGSTOP it is a server that is away. Protocol: li
 import ctypes
 import os
 import struct
+import subprocess
 import sys
+from pathlib import Path
+from typing import NamedTuple
 
 INIT, GETATTR, STATFS, FORGET, INTERRUPT, BATCH_FORGET = 26, 3, 17, 2, 36, 42
 ENOSYS = 38
+
+
+class Filer(NamedTuple):
+    """One that is mounted, as the fixture of this name gives it."""
+
+    point: Path
+    server: "subprocess.Popen[str]"
 
 
 def mount(point: str, file: int) -> None:

@@ -19,6 +19,7 @@ from nodeagent.model import ClearedBy, Status
 from tests.agent import real_disks
 from tests.agent.agent_process import QUIET, AgentProcess
 from tests.agent.cli import PROGRAM, StandIn, agent, answer, configured, fault, result
+from tests.agent.fuse_server import Filer
 from tests.agent.kernel_log import GPU, pci_device, raw
 from tests.nvml import FakeGpus, gpu, link_the_rest, uuid_of
 from tests.support.waiting import until
@@ -363,15 +364,17 @@ def test_a_socket_that_nobody_listens_on_is_no_agent(tmp_path: Path) -> None:
 # -- in time, whatever happens -----------------------------------------------------------------
 
 
-def test_a_configuration_that_hangs_ends_with_the_timeout(tmp_path: Path) -> None:
-    fifo = tmp_path / "agent.toml"
-    os.mkfifo(fifo)
-    done = agent("check", "--config", fifo, "--timeout", "1s", "-o", "json")
+@pytest.mark.root
+def test_a_configuration_that_hangs_ends_with_the_timeout(filer: Filer) -> None:
+    point, server = filer
+    server.send_signal(signal.SIGSTOP)
+    config = point / "agent.toml"
+    done = agent("check", "--config", config, "--timeout", "1s", "-o", "json")
     assert done.json["results"][0]["reason"] == "hung"
     assert done.code == 0
     assert 1 <= done.seconds < 5
-    assert agent("check", "--config", fifo, "--timeout", "1s", "--fail-on", "unknown").code == 1
-    assert agent("check", "--config", fifo, "--timeout", "1s", "--slurm").code == 0
+    assert agent("check", "--config", config, "--timeout", "1s", "--fail-on", "unknown").code == 1
+    assert agent("check", "--config", config, "--timeout", "1s", "--slurm").code == 0
 
 
 @pytest.mark.root
@@ -481,10 +484,11 @@ def test_a_defect_of_ours_does_not_drain_the_node(tmp_path: Path) -> None:
     assert "Traceback" in loud.err
 
 
-def test_a_look_that_takes_too_long_does_not_drain_the_node(tmp_path: Path) -> None:
-    fifo = tmp_path / "agent.toml"
-    os.mkfifo(fifo)
-    done = agent("check", "--config", fifo, "--timeout", "1s", "--slurm")
+@pytest.mark.root
+def test_a_look_that_takes_too_long_does_not_drain_the_node(filer: Filer) -> None:
+    point, server = filer
+    server.send_signal(signal.SIGSTOP)
+    done = agent("check", "--config", point / "agent.toml", "--timeout", "1s", "--slurm")
     assert (done.code, done.err) == (0, "")
     assert done.out == "sickbay: unknown: agent: nothing was found out in 1 s\n"
 

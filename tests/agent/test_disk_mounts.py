@@ -2,12 +2,8 @@
 
 import asyncio
 import errno
-import os
-import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +14,8 @@ from nodeagent.model import Status
 from nodeagent.sources import Sources
 from nodeagent.sources.diskprobe import Hung, NotProbed, Refused, Result, Space
 from nodeagent.sources.mountinfo import parse
+from tests.agent import real_disks
+from tests.agent.fuse_server import Filer
 from tests.agent.machines import (
     gone,
     made_up,
@@ -32,7 +30,6 @@ from tests.agent.real_disks import run, tmpfs
 OK = (Status.OK, "")
 MISSING = (Status.FAILED, "not-mounted")
 HOME = parse(b"2 1 0:9 / /home rw - nfs4 filer:/home rw")[0]
-SERVER = Path(__file__).with_name("fuse_server.py")
 
 
 @pytest.mark.parametrize(
@@ -76,31 +73,6 @@ async def test_nothing_expected_and_nothing_remote_is_off(tmp_path: Path) -> Non
     assert isinstance(await check.look(), Off)
 
 
-def why_not() -> str:
-    if os.geteuid() != 0 or not Path("/dev/fuse").exists() or shutil.which("umount") is None:
-        return "needs root, /dev/fuse and umount"
-    return ""
-
-
-real = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
-
-
-@pytest.fixture
-def filer(tmp_path: Path) -> Iterator[tuple[Path, "subprocess.Popen[str]"]]:
-    point = tmp_path / "home"
-    point.mkdir()
-    command = [sys.executable, str(SERVER), str(point)]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert server.stdout is not None
-    assert server.stdout.readline() == "mounted\n"
-    try:
-        yield point, server
-    finally:
-        server.kill()
-        server.communicate()
-        subprocess.run(["umount", "--lazy", point], check=False)
-
-
 @pytest.fixture
 async def disks() -> AsyncIterator[Sources]:
     found = sources(this_machine(), deadline=1.5)
@@ -109,9 +81,8 @@ async def disks() -> AsyncIterator[Sources]:
 
 
 @pytest.mark.root
-@real
 async def test_a_remote_filesystem_that_goes_away_and_comes_back(
-    filer: tuple[Path, "subprocess.Popen[str]"], disks: Sources
+    filer: Filer, disks: Sources
 ) -> None:
     point, server = filer
     name = str(point)
@@ -142,10 +113,7 @@ async def test_a_remote_filesystem_that_goes_away_and_comes_back(
 
 
 @pytest.mark.root
-@real
-async def test_a_remote_filesystem_may_be_left_out(
-    filer: tuple[Path, "subprocess.Popen[str]"], disks: Sources
-) -> None:
+async def test_a_remote_filesystem_may_be_left_out(filer: Filer, disks: Sources) -> None:
     point, _ = filer
     check = disk_mounts.build(disks, options(disk_mounts.SPEC))
     assert str(point) in verdicts(await check.look())
@@ -155,7 +123,7 @@ async def test_a_remote_filesystem_may_be_left_out(
 
 
 @pytest.mark.root
-@real
+@pytest.mark.skipif(bool(real_disks.why_not()), reason=real_disks.why_not() or "-")
 async def test_a_real_mount_that_goes_is_missed(tmp_path: Path, disks: Sources) -> None:
     check = disk_mounts.build(disks, options(disk_mounts.SPEC, expected=(str(tmp_path / "t"),)))
     with tmpfs(tmp_path / "t", "size=1m") as point:
