@@ -4,6 +4,7 @@ from urllib.parse import quote
 
 from aggregator.kube.objects import RECORD_NAME
 from aggregator.kube.quarantines import DEFINITION, GROUP, PLURAL, VERSION
+from aggregator.quarantine.cluster import Refused
 
 NODES = "/api/v1/nodes"
 PODS = "/api/v1/pods"
@@ -16,7 +17,12 @@ EVENTS = f"/apis/events.k8s.io/v1/namespaces/{EVENTS_NAMESPACE}/events"
 
 
 def quoted(name: str) -> str:
-    """A name as one part of a path: one from outside must not reach another path."""
+    """A name as one part of a path: one from outside must not reach another path.
+
+    Raises Refused for what the API server takes for none: its path is that of all such objects.
+    """
+    if not name.strip("/"):
+        raise Refused(f"{name!r} is no object's name")
     return quote(name, safe="")
 
 

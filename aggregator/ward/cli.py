@@ -305,7 +305,7 @@ def _add_reading(commands: Any, common: argparse.ArgumentParser) -> None:
     nodes.add_argument("--standing", choices=_STANDINGS, default="")
     nodes.add_argument("--exempt", action="store_true", help="only those that are left alone")
     node = add("node", "one node's story", _node)
-    node.add_argument("name", metavar="NAME")
+    node.add_argument("name", type=_node_name, metavar="NAME")
     add("quarantines", "what is being done", _quarantines)
     incidents = add("incidents", "what is wrong now", _incidents)
     incidents.add_argument("--limit", type=_positive, default=100, metavar="N")
@@ -330,7 +330,7 @@ def _add_acting(commands: Any, common: argparse.ArgumentParser) -> None:
     stop.add_argument("--reason", required=True, help="why, for whoever comes next")
     add("resume", "go on after a stop", _resume)
     release = add("release", "end a node's quarantine", _release)
-    release.add_argument("name", metavar="NODE")
+    release.add_argument("name", type=_node_name, metavar="NODE")
     quarantine = add("quarantine", "quarantine a node by hand", _quarantine)
     quarantine.add_argument("name", type=_node_name, metavar="NODE")
     quarantine.add_argument("--action", choices=("cordon", "drain"), required=True)
@@ -343,16 +343,18 @@ def _add_acting(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     exempt.add_argument("--reason", required=True, help="why, for whoever comes next")
     unexempt = add("unexempt", "have it judged as any other again", _unexempt)
-    unexempt.add_argument("name", metavar="NODE")
+    unexempt.add_argument("name", type=_node_name, metavar="NODE")
     pin = add("pin", "keep a node's quarantine until it is unpinned", _pin)
     pin.add_argument("name", type=_node_name, metavar="NODE")
     pin.add_argument("--reason", required=True, help="why, for whoever comes next")
     unpin = add("unpin", "let the node go when it is well", _unpin)
-    unpin.add_argument("name", metavar="NODE")
+    unpin.add_argument("name", type=_node_name, metavar="NODE")
 
 
 def _node_name(text: str) -> str:
-    """Of a node that something is asked of. Without Kubernetes nothing else refuses nonsense."""
+    """Of a node. An empty one (a shell's variable that is not set) would be asked of all of them,
+    and without Kubernetes nothing else refuses nonsense.
+    """
     if re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?", text) is None:
         what = "expected a node's name: letters, digits, '-', '_' and '.', at most 253"
         raise argparse.ArgumentTypeError(f"{text!r}: {what}")

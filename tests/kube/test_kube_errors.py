@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from aggregator.kube import paths
 from aggregator.kube.errors import Failure, parse_failure
 from aggregator.kube.evictions import read_refusal
 from aggregator.quarantine.cluster import (
@@ -123,3 +124,13 @@ def test_a_pod_of_an_ending_namespace_is_blocked_and_not_forbidden() -> None:
     assert read_refusal(failure(403, causes=[ending])).outcome is Evicted.BLOCKED
     with pytest.raises(Refused):
         read_refusal(failure(403))
+
+
+@pytest.mark.parametrize("name", ["", "/", "//"])
+def test_no_name_reaches_the_path_of_all_objects(name: str) -> None:
+    """The API server takes such a path for the list's: to delete that is to delete all of them."""
+    for path in (paths.node, paths.quarantine, paths.pods, paths.record):
+        with pytest.raises(Refused, match="is no object's name"):
+            path(name)
+    with pytest.raises(Refused, match="is no object's name"):
+        paths.pod("default", name)
