@@ -36,9 +36,19 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
         if options.slurm and options.fail_on is not None:
             raise BadUsage("argument --fail-on: not allowed with argument --slurm", "")
         options.fail_on = options.fail_on or "failed"
-    if options.command == "cleared" and not options.gpu and not options.code:
-        raise BadUsage("one of the arguments --gpu --code is required", "")
+    if options.command == "cleared":
+        _narrow(options)
     return options
+
+
+def _narrow(options: argparse.Namespace) -> None:
+    """What is left out is all of them; so what is empty, a variable that is not set, is none."""
+    for name in ("gpu", "code"):
+        if getattr(options, name) == "":
+            raise BadUsage(f"argument --{name}: it is empty", "")
+    if options.gpu is None and options.code is None:
+        raise BadUsage("one of the arguments --gpu --code is required", "")
+    options.gpu, options.code = options.gpu or "", options.code or ""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -112,8 +122,8 @@ def _parser() -> argparse.ArgumentParser:
 def _add_cleared(commands: Any) -> None:
     cleared = _command(commands, "cleared", "tell the running agent that faults are over")
     what = cleared.add_argument
-    what("--gpu", default="", metavar="UUID", help="of this GPU; its PCI address will do")
-    what("--code", default="", metavar="CODE", help="this one alone, such as xid:48")
+    what("--gpu", metavar="UUID", help="of this GPU; its PCI address will do")
+    what("--code", metavar="CODE", help="this one alone, such as xid:48")
     _add_config(cleared)
     _add_timeout(cleared)
 

@@ -282,7 +282,10 @@ def _acting_options() -> argparse.ArgumentParser:
     common.add_argument("--kubeconfig", default="", metavar="FILE", help="default: as kubectl")
     common.add_argument("--context", default="", help="of the kubeconfig; default: its current one")
     common.add_argument(
-        "--namespace", default=_NAMESPACE, help=f"sickbay's own; default: {_NAMESPACE}"
+        "--namespace",
+        type=_namespace,
+        default=_NAMESPACE,
+        help=f"sickbay's own; default: {_NAMESPACE}",
     )
     common.add_argument(
         "--local",
@@ -357,6 +360,13 @@ def _node_name(text: str) -> str:
     """
     if re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?", text) is None:
         what = "expected a node's name: letters, digits, '-', '_' and '.', at most 253"
+        raise argparse.ArgumentTypeError(f"{text!r}: {what}")
+    return text
+
+
+def _namespace(text: str) -> str:
+    if re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", text) is None:
+        what = "expected a namespace's name: small letters, digits and '-', at most 63"
         raise argparse.ArgumentTypeError(f"{text!r}: {what}")
     return text
 

@@ -298,6 +298,8 @@ def test_an_agent_that_hangs_is_said_to(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (("cleared",), "one of the arguments --gpu --code is required"),
+        (("cleared", "--gpu", "", "--code", "xid:48"), "argument --gpu: it is empty"),
+        (("cleared", "--gpu", "GPU-1", "--code", ""), "argument --code: it is empty"),
         (("quiesce",), "one of the arguments --for --end is required"),
         (("quiesce", "--for", "30"), 'has no unit; expected a duration such as "20s"'),
         (("quiesce", "--for", "30m", "--end"), "not allowed with argument"),

@@ -189,6 +189,7 @@ async def test_an_aggregator_out_of_reach_is_exit_1_and_says_what_to_do() -> Non
         (["unexempt", ""], "'': expected a node's name"),
         (["unpin", ""], "'': expected a node's name"),
         (["node", ""], "'': expected a node's name"),
+        (["resume", "--namespace", ""], "'': expected a namespace's name"),
         ([], "COMMAND"),
     ],
 )
