@@ -3,6 +3,7 @@
 import errno
 import resource
 import socket
+from pathlib import Path
 
 #: Beside the streams: the API server, the database, web clients, the rest.
 SPARE_DESCRIPTORS = 512
@@ -21,6 +22,9 @@ def why_not(address: str) -> str:
     try:
         if address.startswith("unix:"):
             # Not bound for a trial: that would take the place of a living socket.
+            there = Path(address.removeprefix("unix:"))
+            if there.exists() and not there.is_socket():
+                return "something is there that is no socket"
             return "the folder of the socket must exist and be writable"
         host, _, port = address.rpartition(":")
         family, kind, protocol, _, where = socket.getaddrinfo(

@@ -60,6 +60,7 @@ async def test_two_aggregators_do_not_share_a_port() -> None:
         ("192.0.2.1:8443", "this machine does not have that address"),
         ("no-such-host.invalid:8443", "no such host here"),
         ("unix:/no/such/folder/grpc.sock", "the folder of the socket must exist"),
+        (f"unix:{__file__}", "something is there that is no socket"),
     ],
 )
 async def test_an_address_that_cannot_be_had_says_why(address: str, says: str) -> None:
