@@ -148,7 +148,7 @@ class Speaker:
                 call = shards_pb2_grpc.CouncilStub(channel).Confer(metadata=metadata)
                 introduction = pb.Introduction(name=me.name, epoch=me.epoch)
                 async with asyncio.timeout(ANSWERED_WITHIN):
-                    await call.write(pb.ShardMessage(introduction=introduction))
+                    await self._write(call, pb.ShardMessage(introduction=introduction))
                     first = await call.read()
                 if not isinstance(first, pb.LeaderMessage):
                     await self._ended(call)
@@ -198,8 +198,8 @@ class Speaker:
                 if renewed != token:
                     token = renewed
                     credentials = pb.ShardCredentials(token=token)
-                    await call.write(pb.ShardMessage(credentials=credentials))
-            await call.write(put_said(said))
+                    await self._write(call, pb.ShardMessage(credentials=credentials))
+            await self._write(call, put_said(said))
 
     async def _hear(self, voice: Voice, call: "_Call") -> None:
         while True:
@@ -207,6 +207,12 @@ class Speaker:
             if not isinstance(message, pb.LeaderMessage):
                 await self._ended(call)
             voice.hear(read_answer(message))
+
+    async def _write(self, call: "_Call", message: pb.ShardMessage) -> None:
+        try:
+            await call.write(message)
+        except asyncio.InvalidStateError:
+            await self._ended(call)  # what grpc.aio says of a stream that has just ended
 
     @staticmethod
     async def _ended(call: "_Call") -> NoReturn:

@@ -147,7 +147,10 @@ class _Stream:
                 raise _Refused(_Code.UNAVAILABLE, str(error)) from None
             if self._badges.has_expired(self._until) and not self._cluster_away():
                 raise _Refused(_Code.UNAUTHENTICATED, "the token has expired")
-            await self._context.write(put_answer(answer))
+            try:
+                await self._context.write(put_answer(answer))
+            except (grpc.aio.BaseError, asyncio.InvalidStateError):
+                return  # the other end has gone while we answered
 
 
 async def _read(context: _Context) -> object:

@@ -235,6 +235,71 @@ async def test_a_token_that_is_renewed_keeps_the_stream_up(tmp_path: Path) -> No
         assert list(leader.replica.controller.conferring._presiding._seats.values()) == [seat]
 
 
+class EndedCall:
+    """A call that ends as its second message is written: what grpc.aio says of it is raised."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._written = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call, name)
+
+    async def write(self, message: object) -> None:
+        self._written += 1
+        if self._written > 1:
+            raise asyncio.InvalidStateError("RPC already finished.")
+        await self._call.write(message)
+
+    async def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
+    async def details(self) -> str:
+        return "it stops"
+
+
+class EndingOnce(Credentials):
+    """The first call of the first channel is an `EndedCall`."""
+
+    ended = False
+
+    def channel(self, address: str) -> grpc.aio.Channel:
+        channel = super().channel(address)
+        if self.ended:
+            return channel
+        self.ended = True
+        dial = channel.stream_stream
+
+        def ending(*args: Any, **kwargs: Any) -> Any:
+            call = dial(*args, **kwargs)
+            return lambda **given: EndedCall(call(**given))
+
+        channel.stream_stream = ending  # type: ignore[method-assign]  # one call of one test
+        return channel
+
+
+async def test_a_stream_that_ends_while_a_word_is_written_is_opened_again(tmp_path: Path) -> None:
+    async with site(tmp_path, "a", "b") as running:
+        leader, follower = running.places["a"], running.places["b"]
+        await until(lambda: not leader.missing)
+        credentials = EndingOnce(
+            token_file=follower.token_file, ca_file=running.authority.certificate
+        )
+        follower.speaker._credentials = credentials
+        [seat] = leader.replica.controller.conferring._presiding._seats.values()
+        troubles: list[str] = []
+        complain = follower.speaker._complain
+
+        def listen(leader: Member, trouble: str) -> None:
+            troubles.append(trouble)
+            complain(leader, trouble)
+
+        follower.speaker._complain = listen  # type: ignore[method-assign]
+        seat.close("another begins")
+        await until(lambda: "UNAVAILABLE: it stops" in troubles)
+        await until(lambda: not follower.speaker.trouble and not leader.missing)
+
+
 async def test_while_the_api_server_is_away_an_expired_token_ends_no_stream(
     tmp_path: Path,
 ) -> None:
