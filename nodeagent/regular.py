@@ -1,8 +1,8 @@
 """What a person names as a file is one: a pipe is waited for, a device read without an end."""
 
 import errno
-import os
 import stat
+from pathlib import Path
 
 #: Bytes. No configuration and no list of names comes near; what is more was named by mistake.
 MOST = 32 * 1024 * 1024
@@ -16,21 +16,21 @@ _KINDS = {
 }
 
 
-def kind(path: os.PathLike[str] | str) -> str:
+def kind(path: Path) -> str:
     """What lies there instead, such as "a pipe"; empty for a regular file. Raises OSError.
 
     A link counts as what it leads to: Kubernetes mounts Secrets and ConfigMaps as links.
     """
-    mode = os.stat(path).st_mode  # noqa: PTH116  # takes a text too
+    mode = path.stat().st_mode
     return "" if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "something else")
 
 
-def read(path: os.PathLike[str]) -> bytes:
+def read(path: Path) -> bytes:
     """The content of the regular file at ``path``. Raises OSError that says what else is there."""
     other = kind(path)
     if other:
         raise OSError(errno.EINVAL, f"it is {other} and no regular file", str(path))
-    with open(path, "rb") as file:  # noqa: PTH123  # as above
+    with path.open("rb") as file:
         content = file.read(MOST + 1)
     if len(content) > MOST:
         raise OSError(errno.EFBIG, f"it has more than {MOST >> 20} MiB", str(path))

@@ -59,7 +59,7 @@ def seconds_of(text: str) -> float:
     return seconds
 
 
-def exempted(node: str, until: float, reason: str, *, how: str = "") -> Wish:
+def exempted(node: str, until: float, reason: str, *, how: str) -> Wish:
     """Leave the node alone until then (wall clock seconds). ``how``: as for `stopped`."""
     return Wish(
         {EXEMPT: exemption(until, reason)},
@@ -75,7 +75,7 @@ def unexempted(node: str) -> Wish:
     return Wish({EXEMPT: None}, said, f"{node} was not exempt.")
 
 
-def pinned(node: str, reason: str, *, how: str = "") -> Wish:
+def pinned(node: str, reason: str, *, how: str) -> Wish:
     """Keep the node in quarantine."""
     return Wish(
         {PIN: reason},
@@ -97,7 +97,7 @@ def wish(action: Action, reason: str, requester: str) -> QuarantineSpec:
     return QuarantineSpec(action=action, kind="manual", reason=reason, requester=who)
 
 
-def stopped(before: str, reason: str, *, how: str = "") -> str:
+def stopped(before: str, reason: str, *, how: str) -> str:
     """After a stop. ``how``, here and below: the options that whoever acts again needs again."""
     was = f' (it was stopped already: "{clean(before)}")' if before else ""
     return (
@@ -107,7 +107,7 @@ def stopped(before: str, reason: str, *, how: str = "") -> str:
     )
 
 
-def stopped_where_nothing_was(namespace: str, reason: str, *, how: str = "") -> str:
+def stopped_where_nothing_was(namespace: str, reason: str, *, how: str) -> str:
     """After a stop that made the record: the namespace may be the wrong one."""
     return (
         f"{stopped('', reason, how=how)}\n"
@@ -131,7 +131,7 @@ def released(node: str, spec: QuarantineSpec) -> str:
     )
 
 
-def quarantined(node: str, spec: QuarantineSpec, *, stop: str | None, how: str = "") -> str:
+def quarantined(node: str, spec: QuarantineSpec, *, stop: str | None, how: str) -> str:
     """After a quarantine by hand. ``stop`` is the stop switch's reason; None: it can't be seen."""
     waits = ""
     if stop is None:

@@ -87,14 +87,14 @@ class _Name(msgspec.Struct):
     name: str = ""
 
 
-class _Object(msgspec.Struct):
+class _Object(msgspec.Struct, rename="camel"):
     """What is looked at of any object: only that is decoded."""
 
     metadata: _Name
     spec: _Marks = msgspec.field(default_factory=_Marks)
     status: _State = msgspec.field(default_factory=_State)
     regarding: _Name = msgspec.field(default_factory=_Name)
-    reportingController: str = ""  # noqa: N815
+    reporting_controller: str = ""
     action: str = ""
 
 
@@ -124,7 +124,7 @@ def condition_of(node: str) -> str:
 def told(line: bytes) -> list[str]:
     """The node that an Event of ours is about, when it tells of a quarantine."""
     about = _decode(line).object
-    ours = about.reportingController == "sickbay.dev/aggregator"
+    ours = about.reporting_controller == "sickbay.dev/aggregator"
     return [about.regarding.name] if ours and about.action == "Quarantine" else []
 
 
