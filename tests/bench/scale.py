@@ -3,8 +3,8 @@
 The nodes are objects on the real API server, each with a simulated agent: real latch, real uplink,
 real gRPC over mutual TLS, a connection of its own. Run by `make bench-scale`. BENCH_NODES sets the
 nodes (10,000; whatever needs more than there are is left out), BENCH_SECONDS the time over which
-the cost at rest is taken (60), BENCH_PARTS which parts are run, of bare, steady, sustained, growth
-and failover: what the others gave in an earlier run stays in build/bench/scale.json then.
+the cost at rest is taken (60), BENCH_PARTS which parts are run, of bare, limit, steady, sustained,
+growth and failover: what the others gave in an earlier run stays in build/bench/scale.json then.
 """
 
 import os
@@ -15,6 +15,7 @@ from tests.bench import parts
 from tests.bench.crowd import most_agents
 from tests.bench.failover import failover
 from tests.bench.figures import read, table, write
+from tests.bench.limit import limit
 from tests.bench.parts import Findings
 from tests.bench.progress import Progress
 from tests.bench.report import scale_rows
@@ -22,6 +23,7 @@ from tests.bench.report import scale_rows
 #: Each with the seconds that it takes with 10,000 nodes; the others' cost is in their order.
 PARTS: dict[str, tuple[Callable[[Findings], None], float]] = {
     "bare": (parts.bare, 90.0),
+    "limit": (limit, 60.0),
     "steady": (parts.steady, 330.0),
     "sustained": (parts.sustained, 90.0),
     "growth": (parts.growth, 250.0),
