@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -51,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     config = load(options.file)
+    _refuse(options.file, _wrong_kubeconfig(config))
     for name, value in core.ENVIRONMENT.items():  # before gRPC is imported
         os.environ.setdefault(name, value)
     # Imports that take a second: a file that is wrong is refused sooner.
@@ -59,11 +60,19 @@ def _run(options: argparse.Namespace) -> int:
     from aggregator import app, garbage, logs
     from aggregator.ingest.listening import ListenError
     from aggregator.ingest.tls import TlsError
+    from aggregator.kube.access import Sources
+    from aggregator.quarantine.cluster import Refused
     from aggregator.seat import SeatError
     from aggregator.state import StateError, sole_user
     from aggregator.web.courier import TrustError
     from aggregator.web.server import WebListenError
 
+    if config.cluster.kind == "kubernetes" and config.cluster.kubeconfig is None:
+        try:
+            Sources("", "", os.environ).check()
+        except Refused as error:
+            print(f"sickbay-aggregator: {error}", file=sys.stderr)
+            return USAGE
     logs.start(config.log_level)
     garbage.seldom()
     try:
@@ -80,10 +89,7 @@ def _check(options: argparse.Namespace) -> int:
 
     config = load(options.file)
     policy = read_policy(config.policy.file)
-    unusable = list(_unusable(config))
-    if unusable:
-        document = read(options.file)
-        raise ConfigError(str(options.file), [document.problem(*one) for one in unusable])
+    _refuse(options.file, _unusable(config))
     print(f"{options.file}: sound (mode {config.mode}, {config.cluster.kind} cluster)")
     for key, text in _absent(config):
         problem = read(options.file).problem(key, text)
@@ -92,6 +98,24 @@ def _check(options: argparse.Namespace) -> int:
     if config.policy.file is not None:
         policy_cli.warn(config.policy.file, policy)
     return OK
+
+
+def _refuse(file: Path, unusable: Iterable[tuple[Key, str]]) -> None:
+    found = list(unusable)
+    if found:
+        document = read(file)
+        raise ConfigError(str(file), [document.problem(*one) for one in found])
+
+
+def _wrong_kubeconfig(config: Config) -> Iterator[tuple[Key, str]]:
+    """Where the configuration names one: another machine's own is no matter of the file."""
+    if config.cluster.kind == "kubernetes" and config.cluster.kubeconfig is not None:
+        from aggregator.kube.kubeconfig import KubeconfigError, check
+
+        try:
+            check(str(config.cluster.kubeconfig), "")
+        except KubeconfigError as error:
+            yield ("cluster", "kubeconfig"), str(error)
 
 
 def _absent(config: Config) -> Iterator[tuple[Key, str]]:

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import yaml
 
+from aggregator.kube.kubeconfig import KubeconfigError, check, files_in
 from aggregator.kube.service_account import ServiceAccount
 from aggregator.quarantine.cluster import Refused, Unreachable
 
@@ -60,7 +61,15 @@ class Sources:
     @property
     def has_file(self) -> bool:
         """Whether any of the kubeconfigs is there."""
-        return any(Path(part).expanduser().is_file() for part in self.path.split(":") if part)
+        return bool(files_in(self.path))
+
+    def check(self) -> None:
+        """Raise Refused where a kubeconfig counts that can't be used. Runs no plugin."""
+        if not self.in_cluster and self.has_file:
+            try:
+                check(self.path, self.context)
+            except KubeconfigError as error:
+                raise Refused(str(error)) from error
 
 
 class Access:
@@ -116,6 +125,7 @@ async def load(sources: Sources) -> Access:
             f"there is no kubeconfig at {sources.path}, and this is no pod with a service account:"
             " set cluster.kubeconfig, or cluster.kind to local"
         )
+    sources.check()
     from kubernetes_asyncio.client import Configuration
     from kubernetes_asyncio.config import load_kube_config
 

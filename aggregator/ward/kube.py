@@ -210,7 +210,7 @@ class KubeHands:
             await api.open()
         except Refused as error:  # of what the command line or the environment names
             raise UsageError(
-                f"{error}\n  expected --kubeconfig FILE and --context as kubectl takes them"
+                f"{error}\n  Another one: --kubeconfig FILE, --context NAME"
             ) from error
 
 

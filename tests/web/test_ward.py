@@ -508,8 +508,19 @@ async def test_a_kubeconfig_that_is_none_is_the_command_lines_mistake(
     file.write_text("root:x:0:0:root:/root:/bin/bash\n")
     done = await sickbay("resume", "--kubeconfig", str(file), *more)
     assert done.code == 2
-    assert f"the kubeconfig {file} can't be used" in done.err
-    assert "expected --kubeconfig FILE" in done.err
+    assert f"sickbay: the kubeconfig {file} can't be used: it has no keys; expected cl" in done.err
+    assert "Another one: --kubeconfig FILE, --context NAME" in done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("among", ["", "/gone:"])
+async def test_an_empty_kubeconfig_is_said_to_be_empty(tmp_path: Path, among: str) -> None:
+    file = tmp_path / "config"
+    file.touch()
+    done = await sickbay("resume", KUBECONFIG=f"{among}{file}")
+    assert done.code == 2
+    assert f"the kubeconfig {file} can't be used: it is empty; expected clusters" in done.err
+    assert "Traceback" not in done.err
 
 
 async def test_another_database_is_not_taken_for_the_local_cluster(tmp_path: Path) -> None:

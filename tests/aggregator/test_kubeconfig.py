@@ -1,0 +1,199 @@
+"""A kubeconfig that can't be used is refused in words, before the library reads or waits."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aggregator.cli import main
+from aggregator.kube.access import Sources, load
+from aggregator.kube.kubeconfig import KubeconfigError, check
+from aggregator.quarantine.cluster import Refused
+
+Change = Callable[[dict[str, Any]], object]
+
+
+def sound() -> dict[str, Any]:
+    return {
+        "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],
+        "users": [{"name": "u", "user": {"token": "t"}}, {"name": "spare", "user": None}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+
+
+def written(folder: Path, change: Change = lambda _: None) -> Path:
+    data = sound()
+    change(data)
+    path = folder / "config"
+    path.write_text(json.dumps(data))
+    return path
+
+
+def said_of(paths: object, context: str = "") -> str:
+    with pytest.raises(KubeconfigError) as refused:
+        check(str(paths), context)
+    return str(refused.value)
+
+
+async def test_what_is_sound_is_read(tmp_path: Path) -> None:
+    assert (await load(Sources(str(written(tmp_path)), "", {}))).url == "https://127.0.0.1:1"
+
+
+def test_a_proxy_in_plaintext_needs_no_user(tmp_path: Path) -> None:
+    def change(data: dict[str, Any]) -> None:
+        data["clusters"][0]["cluster"]["server"] = "http://127.0.0.1:8001"
+        del data["contexts"][0]["context"]["user"]
+
+    check(str(written(tmp_path, change)), "")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "it is empty; expected clusters, contexts and users, as kubectl"),
+        ("# later\n", "it is empty; expected"),
+        ("{", "line 1: expected the node content, but found '<stream end>'; expected YAML"),
+        ("[]", "it has no keys; expected clusters"),
+        ("a: " + "[" * 3000, "it is no YAML; expected clusters"),
+        ("\xff", "it is no YAML; expected clusters"),
+        ("root:x:0:0:root", "it has no keys; expected clusters"),
+        ("current-context: x", "it has no contexts; expected clusters"),
+        ("clusters: 3", "its clusters are no list; expected a list, such as - name: x"),
+        ("users: [{user: {}}]", "number 1 of its users has no name; expected name, with text"),
+        ("contexts: [1]", "number 1 of its contexts has no name"),
+    ],
+)
+def test_what_holds_nothing_is_said_to(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "config"
+    path.write_text(text, "latin-1")
+    assert f"the kubeconfig {path} can't be used: {says}" in said_of(path)
+
+
+def _without(*keys: str | int) -> Change:
+    def change(data: Any) -> None:
+        for key in keys[:-1]:
+            data = data[key]
+        del data[keys[-1]]
+
+    return change
+
+
+def _with(value: object, *keys: str | int) -> Change:
+    def change(data: Any) -> None:
+        for key in keys[:-1]:
+            data = data[key]
+        data[keys[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (_without("current-context"), "it has no current context; expected current-context, wi"),
+        (_with("prod", "current-context"), 'it has no context "prod"; expected one of: x'),
+        (_without("clusters"), "it has no clusters; expected clusters, contexts and users"),
+        (_without("users"), "it has no users; expected clusters, contexts and users"),
+        (_with(None, "contexts", 0, "context"), 'its context "x" holds nothing; expected context'),
+        (_without("contexts", 0, "context", "cluster"), 'its context "x" has no cluster; expected'),
+        (_without("contexts", 0, "context", "user"), 'its context "x" has no user; expected the n'),
+        (
+            _with("d", "contexts", 0, "context", "cluster"),
+            'it has no cluster "d", which its context "x" names; expected one of: c',
+        ),
+        (
+            _with("v", "contexts", 0, "context", "user"),
+            'it has no user "v", which its context "x" names; expected one of: u, spare',
+        ),
+        (_with("spare", "contexts", 0, "context", "user"), 'its user "spare" holds nothing; expe'),
+        (_without("clusters", 0, "cluster", "server"), 'its cluster "c" has no server; expected h'),
+        (_with(7, "users", 0, "user", "client-key"), 'client-key of "u" is no text; expected a fi'),
+    ],
+)
+def test_what_is_missing_is_named(tmp_path: Path, change: Change, says: str) -> None:
+    path = written(tmp_path, change)
+    assert f"the kubeconfig {path} can't be used: {says}" in said_of(path)
+
+
+def test_an_empty_file_among_several_is_named(tmp_path: Path) -> None:
+    (tmp_path / "more").touch()
+    paths = f"{written(tmp_path)}:{tmp_path / 'more'}:{tmp_path / 'gone'}"
+    assert f"the kubeconfig {tmp_path / 'more'} can't be used: it is empty" in said_of(paths)
+
+
+@pytest.mark.parametrize(
+    ("key", "section"),
+    [
+        ("tokenFile", "users"),
+        ("client-certificate", "users"),
+        ("client-key", "users"),
+        ("certificate-authority", "clusters"),
+    ],
+)
+async def test_no_file_that_it_names_is_waited_for(tmp_path: Path, key: str, section: str) -> None:
+    def change(data: dict[str, Any]) -> None:
+        data["users"][0]["user"].pop("token")
+        data[section][0][section[:-1]][key] = "beside"
+
+    sources = Sources(str(written(tmp_path, change)), "", {})
+    beside = tmp_path / "beside"
+    os.mkfifo(beside)
+    with pytest.raises(Refused, match=f"{key} of .*{beside} can't be read: it is a pipe and no"):
+        await load(sources)
+    beside.unlink()
+    beside.symlink_to("/dev/zero")
+    with pytest.raises(Refused, match="can't be read: it is a device and no regular file; expect"):
+        await load(sources)
+    beside.unlink()
+    with pytest.raises(Refused, match="can't be read: No such file or directory; expected a read"):
+        await load(sources)
+
+
+def test_what_has_its_content_within_needs_no_file(tmp_path: Path) -> None:
+    check(str(written(tmp_path, _with("gone", "users", 0, "user", "tokenFile"))), "")
+
+
+async def test_a_kubeconfig_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for paths in (f"{tmp_path}/pipe", f"{written(tmp_path)}:{tmp_path}/pipe"):
+        with pytest.raises(Refused, match=f"{tmp_path}/pipe can't be used: it can't be read: it i"):
+            await load(Sources(paths, "", {}))
+
+
+# -- sickbay-aggregator -----------------------------------------------------------------------
+
+SETTINGS = "listen: {insecure_plaintext: true}\ncluster:\n  kubeconfig: kubeconfig\n"
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_a_start_refuses_the_one_that_the_configuration_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "aggregator.yaml"
+    file.write_text(SETTINGS)
+    (tmp_path / "kubeconfig").touch()
+    said = refusal(capsys, "run", "--config", str(file))
+    where = f"{file}:3: cluster.kubeconfig: the kubeconfig {tmp_path}/kubeconfig can't be used"
+    assert said.startswith(f"{where}: it is empty; expected clusters, contexts and users")
+
+
+def test_a_start_refuses_the_one_that_the_environment_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "aggregator.yaml"
+    file.write_text("listen: {insecure_plaintext: true}\n")
+    (tmp_path / "kubeconfig").touch()
+    monkeypatch.setenv("KUBECONFIG", f"{tmp_path}/kubeconfig")
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    said = refusal(capsys, "run", "--config", str(file))
+    assert said.startswith(f"sickbay-aggregator: the kubeconfig {tmp_path}/kubeconfig can't be us")
