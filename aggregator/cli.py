@@ -89,7 +89,7 @@ def _check(options: argparse.Namespace) -> int:
 
     config = load(options.file)
     policy = read_policy(config.policy.file)
-    _refuse(options.file, _unusable(config))
+    _refuse(options.file, [*_wrong_kubeconfig(config), *_unusable(config)])
     print(f"{options.file}: sound (mode {config.mode}, {config.cluster.kind} cluster)")
     for key, text in _absent(config):
         problem = read(options.file).problem(key, text)

@@ -176,13 +176,14 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().err
 
 
-def test_a_start_refuses_the_one_that_the_configuration_names(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("words", [("run", "--config"), ("config", "check")])
+def test_a_start_and_a_check_refuse_the_one_that_the_configuration_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
     file = tmp_path / "aggregator.yaml"
     file.write_text(SETTINGS)
     (tmp_path / "kubeconfig").touch()
-    said = refusal(capsys, "run", "--config", str(file))
+    said = refusal(capsys, *words, str(file))
     where = f"{file}:3: cluster.kubeconfig: the kubeconfig {tmp_path}/kubeconfig can't be used"
     assert said.startswith(f"{where}: it is empty; expected clusters, contexts and users")
 
@@ -197,3 +198,22 @@ def test_a_start_refuses_the_one_that_the_environment_names(
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     said = refusal(capsys, "run", "--config", str(file))
     assert said.startswith(f"sickbay-aggregator: the kubeconfig {tmp_path}/kubeconfig can't be us")
+
+
+def test_a_check_of_the_configuration_says_what_the_kubeconfig_lacks_and_asks_nobody(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "aggregator.yaml"
+    file.write_text(SETTINGS.replace(": kubeconfig", ": config"))
+    ran = tmp_path / "ran"
+    plugin = {"command": "touch", "args": [str(ran)]}
+    written(tmp_path, _with({"exec": plugin}, "users", 0, "user"))
+    with pytest.raises(SystemExit) as ended:
+        main(["config", "check", str(file)])
+    assert (ended.value.code, capsys.readouterr().err) == (0, "")
+    written(tmp_path, _with({"exec": plugin, "client-key": "gone"}, "users", 0, "user"))
+    said = refusal(capsys, "config", "check", str(file))
+    where = f"{file}:3: cluster.kubeconfig: the kubeconfig {tmp_path}/config can't be used"
+    text = f'client-key of "u": {tmp_path}/gone can\'t be read: No such file or directory'
+    assert said == f"{where}: {text}; expected a readable file\n"
+    assert not ran.exists()
