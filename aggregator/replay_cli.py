@@ -13,8 +13,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aggregator.regular import regular
-
 if TYPE_CHECKING:  # half a second that other commands need not spend
     from aggregator.config import History
     from aggregator.policy.replay import Difference, Episode, Totals
@@ -128,14 +126,17 @@ def _guarded(work: Any) -> int:
 
 def _replayed(options: argparse.Namespace) -> int:
     from aggregator.config import load
+    from aggregator.history.exported import Exported
     from aggregator.history.replays import by_node
     from aggregator.policy.replay import compare, live, totals
     from aggregator.policy.shipped import read_policy
 
     changed = read_policy(options.file)
     rules = options.against
+    rows: Iterable[Mapping[str, Any]]
     if options.record is not None:
-        rows, now = _lines(options.record, options.node)
+        record = Exported(options.record, options.node)
+        rows, now = record.rows(), record.last
     else:
         config = load(options.config)
         rules = rules or config.policy.file
@@ -184,18 +185,6 @@ def _rows(where: "History", node: str) -> Iterable[Mapping[str, Any]]:
         yield from database.evidence(node)
     finally:
         database.close()
-
-
-def _lines(file: Path, node: str) -> tuple[Iterable[Mapping[str, Any]], float]:
-    """The rows of an exported file, and the time of its last."""
-    from aggregator.history.replays import RecordError, from_lines
-
-    try:
-        rows = from_lines(regular(file).read_text("utf-8").splitlines(), str(file))
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecordError(f"{file} can't be read: {error}") from error
-    last = max((row["at"] for row in rows), default=0.0)
-    return [row for row in rows if node in ("", row["node"])], last
 
 
 def _text(found: list["Difference"], sums: tuple["Totals", "Totals"], nodes: int) -> Iterable[str]:

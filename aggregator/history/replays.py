@@ -68,29 +68,23 @@ def to_line(row: Mapping[str, Any]) -> str:
     told = {"at": row["at"], "node": row["node"], "kind": row["kind"], "body": row["body"]}
     if row.get("replica"):
         told["replica"] = row["replica"]
-    return json.dumps(told, separators=(",", ":"), ensure_ascii=False)
+    return json.dumps(told, separators=(",", ":"))  # ASCII, whatever the terminal's encoding is
 
 
-def from_lines(lines: Iterable[str], name: str) -> list[dict[str, Any]]:
-    """Sorted by node and time. Raises `RecordError` with the line that is none of ours."""
-    rows = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            rows.append(
-                {
-                    "at": float(row["at"]),
-                    "node": str(row["node"]),
-                    "kind": str(row["kind"]),
-                    "body": dict(row["body"]),
-                    "replica": str(row.get("replica", "")),
-                }
-            )
-        except (ValueError, KeyError, TypeError) as error:
-            what = "no JSON" if isinstance(error, json.JSONDecodeError) else "no recorded evidence"
-            expected = "expected a line of 'sickbay-aggregator history export'"
-            raise RecordError(f"{name}:{number}: {what}; {expected}") from error
-    rows.sort(key=lambda row: (row["node"], row["at"]))  # stable: a greeting stays before its base
-    return rows
+def from_line(line: bytes | str, where: str) -> dict[str, Any] | None:
+    """A line as a row; None of an empty one. Raises `RecordError` where it is none of ours."""
+    if not line.strip():
+        return None
+    try:
+        row = json.loads(line)
+        return {
+            "at": float(row["at"]),
+            "node": str(row["node"]),
+            "kind": str(row["kind"]),
+            "body": dict(row["body"]),
+            "replica": str(row.get("replica", "")),
+        }
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        what = "no recorded evidence" if isinstance(error, KeyError | TypeError) else "no JSON"
+        expected = "expected a line of 'sickbay-aggregator history export'"
+        raise RecordError(f"{where}: {what}; {expected}") from error

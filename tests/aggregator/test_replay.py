@@ -3,10 +3,12 @@ database, replayed by the real command."""
 
 import asyncio
 import json
+import os
 import random
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,9 +20,10 @@ from hypothesis import given, settings
 from aggregator.cli import main
 from aggregator.health.model import ClearedBy, Component, Delta, Snapshot, Status
 from aggregator.health.node import NodeHealth
+from aggregator.history.exported import Exported
 from aggregator.history.history import History
 from aggregator.history.recorder import Recorder
-from aggregator.history.replays import by_node, from_lines, since, to_line
+from aggregator.history.replays import RecordError, by_node, from_line, since, to_line
 from aggregator.policy.judge import judge
 from aggregator.policy.replay import Episode, compare, live, totals
 from aggregator.quarantine.acts import Clocks
@@ -49,7 +52,9 @@ class Tape:
 
     def put(self, node: str, kind: str, body: Mapping[str, Any]) -> None:
         line = to_line({"at": self.clock(), "node": node, "kind": kind, "body": body})
-        self.rows += from_lines([line], "tape")  # as it comes back from a file
+        row = from_line(line, "tape")  # as it comes back from a file
+        assert row is not None
+        self.rows.append(row)
 
 
 def replayed(tape: Tape, until: float, policy: object = SITE) -> list[Episode]:
@@ -64,7 +69,9 @@ def replayed(tape: Tape, until: float, policy: object = SITE) -> list[Episode]:
 # -- the record ------------------------------------------------------------------------------------
 
 
-def test_what_a_replica_writes_late_of_a_node_that_moved_away_is_not_believed() -> None:
+def test_what_a_replica_writes_late_of_a_node_that_moved_away_is_not_believed(
+    tmp_path: Path,
+) -> None:
     """Its stream ended there after it had begun elsewhere; or its clock is behind."""
     ill: dict[str, Any] = {"components": []}
     rows = [
@@ -83,7 +90,56 @@ def test_what_a_replica_writes_late_of_a_node_that_moved_away_is_not_believed() 
     assert [event.at for event in events] == [1.0, 1.0, 5.0, 5.1, 6.0]
     assert None not in [event.word for event in events]
     # As it comes back from a file, too.
-    assert [*by_node(from_lines(map(to_line, rows), "file"))] == [(node, events)]
+    file = tmp_path / "record.jsonl"
+    file.write_text("\n".join(map(to_line, rows)))
+    assert [*by_node(Exported(file).rows())] == [(node, events)]
+
+
+def test_a_record_is_read_a_node_at_a_time_in_any_order_of_its_lines(tmp_path: Path) -> None:
+    file = tmp_path / "record.jsonl"
+    with file.open("w") as lines:  # of two replicas, one behind the other
+        for at in (2.0, 1.0):
+            for node in ("n2", "n3", "n1"):
+                for kind in ("hello", "base", *["change"] * 1000):
+                    body = {"said": "x" * 2000}
+                    print(to_line({"at": at, "node": node, "kind": kind, "body": body}), file=lines)
+                print(file=lines)
+    tracemalloc.start()
+    try:
+        record = Exported(file)
+        read = [(row["node"], row["at"], row["kind"]) for row in record.rows()]
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert read[:3] == [("n1", 1.0, "hello"), ("n1", 1.0, "base"), ("n1", 1.0, "change")]
+    assert [one[:2] for one in read] == sorted(one[:2] for one in read)
+    assert (len(read), record.last) == (6012, 2.0)
+    assert most < file.stat().st_size / 4
+    assert {row["node"] for row in Exported(file, "n3").rows()} == {"n3"}
+
+
+def test_a_record_keeps_what_people_write_whole(tmp_path: Path) -> None:
+    told = {"said": "a\u2028b\x85c\u00fc\n"}
+    file = tmp_path / "record.jsonl"
+    row = {"at": 1.0, "node": "n1", "kind": "base", "body": told}
+    # As it was written before, and as it is.
+    file.write_text(f"{json.dumps(row, ensure_ascii=False)}\n{to_line(row)}\n", "utf-8")
+    assert [row["body"] for row in Exported(file).rows()] == [told, told]
+    assert to_line(row).isascii()
+
+
+def test_a_file_that_is_no_record_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
+    file = tmp_path / "record.jsonl"
+    file.touch()
+    os.truncate(file, 1 << 40)
+    with pytest.raises(RecordError, match="jsonl:1: longer than 32 MiB, which no line of ours is"):
+        Exported(file)
+    for text in ("[" * 20_000, "\xff", "{", "\0"):
+        file.write_text(text, "latin-1")
+        with pytest.raises(RecordError, match="jsonl:1: no JSON; expected a line of 'sickbay-aggr"):
+            Exported(file)
+    with pytest.raises(RecordError, match=r"gone can't be read: .*No such file"):
+        Exported(tmp_path / "gone")
 
 
 def test_what_is_well_and_stays_so_is_no_row() -> None:
