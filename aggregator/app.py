@@ -207,6 +207,12 @@ async def _connect(cluster: KubeCluster | LocalCluster, fleet: Fleet, rng: rando
             return
 
 
+def _waits(fleet: Fleet, why: str) -> None:
+    if fleet.view_lost != why:
+        log.warning("it does not begin yet", extra={"why": why})
+    fleet.view_lost = why
+
+
 async def run(config: Config) -> None:
     """Run until SIGTERM or SIGINT.
 
@@ -290,6 +296,7 @@ async def run(config: Config) -> None:
 
     async def work() -> None:
         await _connect(cluster, fleet, rng)
+        await joining.until_alone(lambda why: _waits(fleet, why))
         await together(controller=controller.run(), joining=joining.run())
 
     async with AsyncExitStack() as ending:

@@ -16,6 +16,8 @@ from aggregator.ingest.server import IngestServer
 from aggregator.kube.cluster import KubeCluster
 from aggregator.quarantine.conferring import Conferring
 from aggregator.seat import seat
+from aggregator.shards.board import BoardError, Forbidden, LeaseBoard
+from aggregator.shards.company import at_work
 from aggregator.shards.council import Alone, Shards
 from aggregator.shards.tenure import Tenure
 from aggregator.shards.timing import TIMES
@@ -27,6 +29,10 @@ log = logging.getLogger("sickbay.app")
 #: last write before it that fits into the 30 s that a pod has.
 LEAVE_WITHIN = 15.0
 _LOOK = 0.1
+_IN_COMPANY = (
+    "replica {name} is at work in this cluster; this one has no section shards, would act for the "
+    "same nodes, and waits until no other is: give it that section, or stop it (docs/shards.md)"
+)
 
 
 class Joining:
@@ -44,11 +50,15 @@ class Joining:
         self._config = config
         self._tenure: Tenure | None = None
         self._speaker: Speaker | None = None
+        self._board: LeaseBoard | None = None
         self.shards: Shards = Alone()
         self.name = me.name if me is not None else socket.gethostname()
-        if me is not None and isinstance(cluster, KubeCluster):
-            board = cluster.leases(deadline=TIMES.deadline)
-            self.shards = self._tenure = Tenure(me, board, clock=_boottime, wall=time.time)
+        if isinstance(cluster, KubeCluster):
+            self._board = cluster.leases(deadline=TIMES.deadline)
+            if me is not None:
+                self.shards = self._tenure = Tenure(
+                    me, self._board, clock=_boottime, wall=time.time
+                )
 
     def serve(
         self,
@@ -86,6 +96,24 @@ class Joining:
             now=time.monotonic,
             rng=rng,
         )
+
+    async def until_alone(self, say: Callable[[str], None]) -> None:
+        """Where no others are known of: return once none is at work. ``say``: why it waits."""
+        if self._tenure is not None or self._board is None:
+            return
+        while True:
+            try:
+                name = await at_work(self._board)
+            except Forbidden as error:
+                log.info("it isn't known whether others are at work", extra={"why": str(error)})
+                return
+            except BoardError as error:
+                say(str(error))
+                await asyncio.sleep(max(TIMES.retry, error.retry_after or 0))
+                continue
+            if not name:
+                return
+            say(_IN_COMPANY.format(name=name))
 
     async def run(self) -> None:
         """For ever."""

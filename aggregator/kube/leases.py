@@ -20,7 +20,7 @@ from aggregator.kube.limiter import Lane
 from aggregator.kube.objects import Bare, Meta, decode
 from aggregator.kube.transport import Transport, encode
 from aggregator.quarantine.cluster import ClusterError, Conflict, NotFound
-from aggregator.shards.board import BoardError, Lease, Missing, Taken
+from aggregator.shards.board import BoardError, Forbidden, Lease, Missing, Taken
 from aggregator.shards.council import Member
 from aggregator.shards.timing import TIMES
 
@@ -99,6 +99,8 @@ class KubeLeases:
             kind = Taken
         elif isinstance(refusal, NotFound) and method == "PUT":
             kind = Missing
+        elif answer.code == 403:
+            kind = Forbidden
         raise kind(str(refusal), retry_after=refusal.retry_after)
 
     def _object(

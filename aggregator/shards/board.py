@@ -27,6 +27,10 @@ class Missing(BoardError):
     """The Lease is not there (any more)."""
 
 
+class Forbidden(BoardError):
+    """We have no right to it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
     """One replica's Lease as it was read. ``version`` is another after each write."""

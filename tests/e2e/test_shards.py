@@ -272,3 +272,35 @@ def test_neither_a_roll_nor_the_leaders_death_in_a_burst_loses_a_fault_or_does_m
     _a_roll_with_one_fault(trio, ill)
     trio.replicas.until_settled()
     _the_leader_killed_in_a_burst(trio, cluster_space, [n for n in trio.nodes if n != ill])
+
+
+@pytest.mark.timeout(300)
+def test_a_replica_that_was_told_of_no_others_begins_when_none_is_at_work(
+    cluster_space: Space, tmp_path: Path, ends: ExitStack
+) -> None:
+    """Its agent has a fault all the while: nothing comes of it before the other has gone."""
+    [node] = cluster_space.create_nodes(1)
+    plane = cluster_space.plane
+    ends.callback(remove_quarantines, plane, cluster_space.node_prefix)
+    others = Replicas(plane, tmp_path / "others", count=1, more=TRUSTING_TLS)
+    ends.enter_context(others).start()
+    lone = AggregatorProcess(plane, tmp_path / "lone", more=TRUSTING_TLS).start()
+    ends.callback(lone.close)
+    lone.wait_for_log(f"replica {others.names[0]} is at work in this cluster", timeout_s=60)
+
+    (tmp_path / "names").write_text(node)
+    where: list[str | Path] = ["--aggregator", lone.address]
+    where += ["--ca-file", lone.authority.certificate, "--names", tmp_path / "names"]
+    simulator = ends.enter_context(Simulator(where, log=tmp_path / "simulator.log"))
+    simulator.until_streaming(1, timeout_s=60)
+    simulator.inject(nodes=[node], fault="xid:79")
+    looks = lone.log().count("it does not begin yet")
+    assert looks == 1, "said once, however often it looks"
+    assert not plane.node(node)["spec"].get("taints")
+
+    assert others.one(0).stop() == 0
+    wait_until(
+        lambda: any(taint["key"] == TAINT for taint in plane.node(node)["spec"].get("taints", [])),
+        what="the lone one to act",
+        timeout_s=60,
+    )

@@ -14,7 +14,7 @@ from aggregator.kube.access import Sources
 from aggregator.kube.leases import KubeLeases
 from aggregator.kube.limiter import Limiter
 from aggregator.kube.transport import Transport
-from aggregator.shards.board import BoardError, Missing, Taken
+from aggregator.shards.board import BoardError, Forbidden, Missing, Taken
 from aggregator.shards.council import Member
 from aggregator.shards.tenure import Tenure
 from aggregator.shards.timing import TIMES
@@ -132,6 +132,13 @@ async def test_without_the_namespace_it_says_so_and_does_not_take_it_for_a_delet
         assert not isinstance(raised.value, Missing)
         with pytest.raises(Missing):
             await board.write(MEMBER, "12345")
+
+
+async def test_who_has_no_right_to_them_is_told_so(cluster_space: Space) -> None:
+    nobody = cluster_space.plane.kubeconfig_for("nobody-in-particular")
+    async with board_of(nobody, cluster_space.namespace) as board:
+        with pytest.raises(Forbidden, match="cannot list resource"):
+            await board.list()
 
 
 async def test_an_answer_that_does_not_come_is_not_waited_for(cluster_space: Space) -> None:
