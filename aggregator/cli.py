@@ -52,9 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run(options: argparse.Namespace) -> int:
     config = load(options.file)
     _refuse(options.file, _wrong_kubeconfig(config))
-    for name, value in core.ENVIRONMENT.items():  # before gRPC is imported
-        os.environ.setdefault(name, value)
     # Imports that take a second: a file that is wrong is refused sooner.
+    with core.told(os.environ):
+        import grpc  # noqa: F401 - before anything else imports it
+
     import asyncio
 
     from aggregator import app, garbage, logs

@@ -6,10 +6,11 @@ import os
 import random
 import signal
 import sqlite3
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -53,6 +54,7 @@ from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.marks import TAINT, is_marked
 from aggregator.quarantine.decide.record import parse_record
 from aggregator.quarantine.fleet import Fleet
+from aggregator.ward.acting import wish
 from tests.controlplane.processes import ended
 from tests.support.replica import POLICY, SETTINGS, FakeLine, Notes, Turned, fault, hello, snapshot
 from tests.support.waiting import until
@@ -380,6 +382,59 @@ async def test_a_command_gets_its_words_without_a_shell(tmp_path: Path) -> None:
         "xid:79; $(reboot) {node}",
         "cordon",
     ]
+
+
+async def test_a_command_gets_the_environment_that_the_aggregator_was_started_with(
+    tmp_path: Path,
+) -> None:
+    """What gRPC is told in the aggregator would silence gRPC in the command, too."""
+    out, database, file = tmp_path / "out", tmp_path / "cluster.db", tmp_path / "aggregator.yaml"
+    program = f"import json, os; json.dump(dict(os.environ), open({str(out)!r}, 'w'))"
+    settings = {
+        "cluster": {
+            "kind": "local",
+            "local": {
+                "database": str(database),
+                "commands": {"cordon": [sys.executable, "-c", program]},
+            },
+        },
+        "identity": {"kind": "insecure-trust-hello"},
+        "listen": {"grpc": "127.0.0.1:0", "web": "localhost:0"},
+        "history": {"database": f"sqlite:///{tmp_path}/history.db"},
+        "alerts": {"outbox": f"{tmp_path}/outbox.db"},
+    }
+    file.write_text(json.dumps(settings))
+    with closing(Store(database, wall=time.time)) as store:
+        spec = wish(Action.CORDON, "to see what it gets", "tests")
+        store.create_quarantine("n1", spec, finalizer=False)
+    given = {"PATH": os.environ["PATH"], "GRPC_TRACE": "", "SITE": "x"}
+    aggregator = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-c", "from aggregator.cli import main; main()", "run", "--config", str(file)),
+        env=given,
+        stdout=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        await until(lambda: out.exists() and out.read_text().endswith("}"))
+    finally:
+        aggregator.terminate()
+        assert await aggregator.wait() == 0
+    got = json.loads(out.read_text())
+    assert {name for name in got if name.startswith("GRPC_")} == {"GRPC_TRACE"}
+    assert given.items() <= got.items()
+
+
+def test_grpc_has_read_what_it_is_told_when_that_is_taken_away() -> None:
+    program = (
+        "import os; from aggregator.ingest import core;"
+        "core.ENVIRONMENT = {'GRPC_EXPERIMENTS': 'no-such-thing'}\n"
+        "with core.told(os.environ): import grpc\n"
+        "assert 'GRPC_EXPERIMENTS' not in os.environ"
+    )
+    environ = {name: text for name, text in os.environ.items() if not name.startswith("GRPC_")}
+    words = (sys.executable, "-c", program)
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, check=True)
+    assert "no-such-thing" in done.stderr  # gRPC's own complaint
 
 
 async def test_a_command_that_fails_says_how(tmp_path: Path) -> None:
