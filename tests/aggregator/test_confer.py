@@ -13,8 +13,9 @@ import grpc
 import pytest
 
 from aggregator.confer import build
-from aggregator.confer.badges import AUDIENCE
+from aggregator.confer.badges import AUDIENCE, Badges
 from aggregator.confer.client import CannotSpeak, Credentials, Speaker
+from aggregator.confer.server import CouncilService
 from aggregator.ingest.identity import TrustingAuthenticator
 from aggregator.ingest.keys import KeyStore
 from aggregator.ingest.server import IngestServer
@@ -296,6 +297,65 @@ async def test_a_stream_that_ends_while_a_word_is_written_is_opened_again(
             )
         )
         await until(lambda: not follower.speaker.trouble and not leader.missing)
+
+
+class GoneContext:
+    """A replica's stream as gRPC shows it to the leader, whose other end goes under a write."""
+
+    def __init__(self, replica: Member, error: Exception) -> None:
+        introduction = pb.Introduction(name=replica.name, epoch=replica.epoch)
+        self._said = [pb.ShardMessage(introduction=introduction)]
+        self._error = error
+        self.writes = 0
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("authorization", f"Bearer {token()}"),)
+
+    async def read(self) -> pb.ShardMessage:
+        if not self._said:
+            await asyncio.Event().wait()  # what gRPC knows of it by now, it tells later
+        return self._said.pop()
+
+    async def write(self, message: pb.LeaderMessage) -> None:
+        assert message.WhichOneof("body")
+        self.writes += 1
+        raise self._error
+
+
+class Believing:
+    async def verify_account(self, _: str) -> float:
+        return LONG
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        grpc.aio.InternalError("Failed grpc_call_start_batch"),
+        grpc.aio.UsageError("RPC already finished."),
+        asyncio.InvalidStateError("RPC already finished."),
+    ],
+)
+async def test_the_leaders_end_of_a_stream_ends_quietly_when_the_other_goes_under_its_write(
+    tmp_path: Path, error: Exception
+) -> None:
+    async with site(tmp_path, "a", "b") as running:
+        leader, follower = running.places["a"], running.places["b"]
+        await until(lambda: not leader.missing)
+        assert follower.task is not None
+        follower.task.cancel()
+        await asyncio.wait([follower.task])
+        conferring = leader.replica.controller.conferring
+        badges = Badges(Believing(), wall=lambda: 0.0)
+        service = CouncilService(conferring, badges, cluster_away=lambda: False, now=lambda: 0.0)
+        context = GoneContext(running.members["b"], error)
+        async with asyncio.timeout(30):
+            await service.Confer(None, context)  # type: ignore[arg-type]  # as much as it uses
+        assert context.writes == 1
+        assert "b has not told" in leader.missing  # and its seat is free for the next stream
+        assert not conferring._presiding._seats
 
 
 async def test_while_the_api_server_is_away_an_expired_token_ends_no_stream(
