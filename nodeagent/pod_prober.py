@@ -49,10 +49,11 @@ async def _run(path: Path) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     server = await start(path, SystemClock())
+    ours = _identity(path)
     log.info("ready", extra={"socket": str(path)})
     await stopping.wait()
+    _give_back(path, ours)  # while the socket is open nothing else can have its number
     server.close()
-    remove_socket(path)
 
 
 async def start(path: Path, clock: Clock) -> asyncio.Server:
@@ -65,6 +66,25 @@ def _listener(path: Path) -> socket.socket:
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     remove_socket(path)
     return private_socket(path)  # who may ask is root: the node's agent
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.lstat()
+    return found.st_dev, found.st_ino
+
+
+def _give_back(path: Path, ours: tuple[int, int]) -> None:
+    """Take our socket away, and nothing that has come to its place: a successor's, a file."""
+    try:
+        if _identity(path) == ours:
+            path.unlink()
+        else:
+            text = "something else has come to the socket's place, and is left there"
+            log.warning(text, extra={"socket": str(path)})
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        log.warning("the socket can't be removed: %s", error)
 
 
 class _Prober:

@@ -196,3 +196,40 @@ def test_a_socket_that_cannot_be_made_is_said(tmp_path: Path) -> None:
         assert f"{path}: can't be listened on: {why}" in done.stderr
         assert "Traceback" not in done.stderr
     assert file.read_text() == "somebody's"
+
+
+def test_a_prober_that_stops_takes_its_socket_away(tmp_path: Path) -> None:
+    path = tmp_path / "prober.sock"
+    with prober(path) as process:
+        process.terminate()
+        assert process.communicate(timeout=60)[0] == b""
+        assert process.returncode == 0
+    assert not path.exists()
+
+
+def test_a_prober_that_stops_leaves_what_has_come_to_its_sockets_place(tmp_path: Path) -> None:
+    path = tmp_path / "prober.sock"
+    with prober(path) as first:
+        path.unlink()
+        path.write_text("somebody's")
+        first.terminate()
+        said = json.loads(first.communicate(timeout=60)[0])
+        assert first.returncode == 0
+    assert (said["level"], said["socket"]) == ("warning", str(path))
+    assert said["message"] == "something else has come to the socket's place, and is left there"
+    assert path.read_text() == "somebody's"
+    path.unlink()
+    with prober(path) as first, prober(path):
+        first.terminate()
+        assert b"is left there" in first.communicate(timeout=60)[0]
+        with socket.socket(socket.AF_UNIX) as asker:  # its successor's
+            asker.connect(str(path))
+
+
+def test_a_prober_whose_socket_has_gone_stops_without_a_word(tmp_path: Path) -> None:
+    path = tmp_path / "prober.sock"
+    with prober(path) as process:
+        path.unlink()
+        process.terminate()
+        assert process.communicate(timeout=60)[0] == b""
+        assert process.returncode == 0
