@@ -5,9 +5,12 @@
   first request of a machine turns the service on, and its answer may take two minutes.
 - AWS, IMDSv2: a token by PUT, then ``events/maintenance/scheduled``, ``spot/instance-action`` and
   ``events/recommendations/rebalance``; 404 is "nothing".
-- GCP: ``instance/maintenance-event`` and ``instance/preempted`` with ``Metadata-Flavor: Google``,
-  which the answer must carry too. The word comes 60 s before the event, and at once where nobody
-  asks: asking is what buys the notice.
+- GCP: ``instance/maintenance-event``, ``instance/upcoming-maintenance`` and ``instance/preempted``
+  with ``Metadata-Flavor: Google``, which the answer must carry too. The first one's word comes 60 s
+  before the event, and at once where nobody asks: asking is what buys the notice. The second tells
+  of windows that are weeks away, for the machines that have them (those with many GPUs, and bare
+  metal); its keys are written in more than one way. 404 is "not for this machine".
+  https://cloud.google.com/compute/docs/instances/monitor-plan-host-maintenance-event
 
 Redirects are not followed: no cloud sends one, and a captive portal does.
 """
@@ -37,6 +40,9 @@ _AWS_KINDS = {
     "instance-retirement": "terminate",
     "instance-stop": "stop",
 }
+_GCP_UPCOMING = "upcoming-maintenance?alt=json"
+#: What it answers where nothing was ever planned, with a status of 503 or of 200.
+_GCP_NOTHING_YET = "no notifications have been received yet"
 _GCP_KINDS = {
     "MIGRATE_ON_HOST_MAINTENANCE": "freeze",
     "TERMINATE_ON_HOST_MAINTENANCE": "terminate",
@@ -196,6 +202,7 @@ async def _gcp(service: Service) -> list[Event]:
     if event != "NONE":
         kind = _GCP_KINDS.get(event) or _word(event)
         events.append(Event(kind, f"{event} within a minute or so"))
+    events += await _gcp_upcoming(service)
     preempted = await _gcp_get(service, "preempted")
     if preempted not in ("TRUE", "FALSE"):
         raise ServiceError("garbled", f"preempted: {preempted[:40]!r}")
@@ -204,9 +211,41 @@ async def _gcp(service: Service) -> list[Event]:
     return events
 
 
+async def _gcp_upcoming(service: Service) -> list[Event]:
+    answer = await _gcp_ask(service, _GCP_UPCOMING)
+    if answer.status == _NOTHING or _GCP_NOTHING_YET in answer.body.decode("utf-8", "replace"):
+        return []
+    if _gcp_body(answer, "upcoming-maintenance") == "NONE":
+        return []
+    found = _json(answer, "upcoming-maintenance")
+    if found in ({}, "NONE"):
+        return []
+    try:
+        planned = {re.sub("[^a-z]", "", key.lower()): value for key, value in found.items()}
+        begins = planned.get("windowstarttime") or planned["starttime"]
+    except (KeyError, AttributeError) as error:
+        raise ServiceError("garbled", f"upcoming-maintenance: {error!r}") from None
+    status = planned.get("maintenancestatus", "PENDING")
+    if status not in ("PENDING", "ONGOING"):
+        return []
+    when = "now" if status == "ONGOING" else f"from {begins}"
+    words = f"{planned.get('type', 'planned')} maintenance {when}, until "
+    words += str(planned.get("windowendtime", "an unknown time"))
+    if str(planned.get("canreschedule")).lower() == "true":
+        words += "; it can be begun sooner, by the cloud's API"
+    return [Event("maintenance", words)]
+
+
 async def _gcp_get(service: Service, key: str) -> str:
+    return _gcp_body(await _gcp_ask(service, key), key)
+
+
+async def _gcp_ask(service: Service, key: str) -> Response:
     path = f"/computeMetadata/v1/instance/{key}"
-    answer = await service.get(path, {"Metadata-Flavor": "Google"})
+    return await service.get(path, {"Metadata-Flavor": "Google"})
+
+
+def _gcp_body(answer: Response, key: str) -> str:
     body = _body(answer, key)
     if answer.headers.get("metadata-flavor") != "Google":
         raise ServiceError("garbled", f"{key}: what answers is no metadata server of Google's")

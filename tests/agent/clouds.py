@@ -14,6 +14,7 @@ FORBIDDEN = response("", "403 Forbidden")
 SCHEDULED = "events/maintenance/scheduled"
 SPOT = "spot/instance-action"
 REBALANCE = "events/recommendations/rebalance"
+_GCP = "/computeMetadata/v1/instance/"
 
 
 @dataclass
@@ -91,11 +92,16 @@ class Aws:
 class Gcp:
     event: str = "NONE"
     preempted: str = "FALSE"
+    #: The body for the machines that have it; None: 404.
+    upcoming: str | None = None
+    upcoming_status: str = "200 OK"
     flavor: Mapping[str, str] = field(default_factory=lambda: {"Metadata_Flavor": "Google"})
 
     def __call__(self, asked: Request) -> bytes:
         if asked.headers.get("metadata-flavor") != "Google":
             return FORBIDDEN
+        if asked.path.startswith(f"{_GCP}upcoming-maintenance") and self.upcoming is not None:
+            return response(self.upcoming, status=self.upcoming_status, **self.flavor)
         values = {"maintenance-event": self.event, "preempted": self.preempted}
-        value = values.get(asked.path.removeprefix("/computeMetadata/v1/instance/"))
+        value = values.get(asked.path.removeprefix(_GCP))
         return NOT_FOUND if value is None else response(value, **self.flavor)

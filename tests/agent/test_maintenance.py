@@ -224,6 +224,87 @@ async def test_gcp_preemption(tmp_path: Path) -> None:
         assert verdicts(await check_of(tmp_path, "gcp", url).look()) == planned("preempt")
 
 
+#: As the cloud's own pages show it, and as its API writes the same.
+WINDOW = {
+    "can_reschedule": "true",
+    "latest_window_start_time": "2024-12-01T19:00:01Z",
+    "maintenance_reasons": ["PLANNED_UPDATE", "PLANNED_NETWORK_UPDATE"],
+    "maintenance_status": "PENDING",
+    "type": "SCHEDULED",
+    "window_end_time": "2024-12-01T21:00:01Z",
+    "window_start_time": "2024-12-01T19:00:01Z",
+}
+CAMEL = {
+    "canReschedule": False,
+    "maintenanceStatus": "ONGOING",
+    "type": "UNSCHEDULED",
+    "windowEndTime": "2024-11-01T22:00:00Z",
+    "windowStartTime": "2024-11-01T19:00:00Z",
+}
+
+
+@pytest.mark.parametrize(
+    ("window", "words"),
+    [
+        (
+            WINDOW,
+            (
+                "SCHEDULED maintenance from 2024-12-01T19:00:01Z, until 2024-12-01T21:00:01Z; "
+                "it can be begun sooner, by the cloud's API"
+            ),
+        ),
+        (CAMEL, "UNSCHEDULED maintenance now, until 2024-11-01T22:00:00Z"),
+        (
+            {"startTime": "2024-11-01T19:00:00Z"},
+            "planned maintenance from 2024-11-01T19:00:00Z, until an unknown time",
+        ),
+    ],
+    ids=["as its pages show it", "as its api writes it", "a start alone"],
+)
+async def test_gcp_a_window_that_is_days_away(
+    tmp_path: Path, window: dict[str, object], words: str
+) -> None:
+    async with serving(Gcp(upcoming=json.dumps(window))) as url:
+        report = await check_of(tmp_path, "gcp", url).look()
+    assert verdicts(report) == planned("maintenance")
+    assert observations(report)["maintenance"].message == words
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ("NONE", "200 OK"),
+        ('"NONE"', "200 OK"),
+        ("{}", "200 OK"),
+        ('{ "error": "no notifications have been received yet, try again later" }', "200 OK"),
+        ('{ "error": "no notifications have been received yet, try again later" }', "503 Busy"),
+        (json.dumps(WINDOW | {"maintenance_status": "COMPLETE"}), "200 OK"),
+    ],
+)
+async def test_gcp_no_window_in_each_way_that_it_is_told(
+    tmp_path: Path, body: str, status: str
+) -> None:
+    async with serving(Gcp(upcoming=body, upcoming_status=status)) as url:
+        assert verdicts(await check_of(tmp_path, "gcp", url).look()) == OK
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "reason"),
+    [
+        ('["some event"]', "200 OK", "garbled"),
+        ("<html>", "200 OK", "garbled"),
+        ('{"what": "else"}', "200 OK", "garbled"),
+        ("", "503 Busy", "bad-status"),
+    ],
+)
+async def test_gcp_what_is_no_answer_about_windows_is_unknown(
+    tmp_path: Path, body: str, status: str, reason: str
+) -> None:
+    async with serving(Gcp(upcoming=body, upcoming_status=status)) as url:
+        found = verdicts(await check_of(tmp_path, "gcp", url).look())
+    assert found == {"": (Status.UNKNOWN, reason)}
+
+
 @pytest.mark.parametrize(
     "cloud",
     [Gcp(flavor={}), Gcp(event="<html>login</html>"), Gcp(event=""), Gcp(preempted="maybe")],
