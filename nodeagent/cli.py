@@ -226,6 +226,9 @@ def _command_order(options: argparse.Namespace, environ: Mapping[str, str]) -> i
 
 def _command_simulate(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     del environ
+    # Before gRPC is imported, for it reads it then: its C core would write to stderr what the
+    # simulation says as JSON, and of each node.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from nodeagent.simulate import command
 
     return command.run(options)

@@ -6,7 +6,6 @@ expected (``ConfigError``), before anything starts.
 """
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -160,27 +159,17 @@ def _read(document: Document, environ: Mapping[str, str], *, with_checks: bool) 
 
 def _node(document: Document, environ: Mapping[str, str]) -> str:
     """The file's word, else NODE_NAME (the pod's downward API), else the hostname."""
-    expected = "a node's name: letters, digits, '-', '_' and '.', at most 253"
-    name = document.top.read("node", "", _node_name, expected)
+    name = document.top.read("node", "", values.node_name, values.NODE_NAME)
     if "node" in document.top:
         return name
     found, origin = environ.get("NODE_NAME", ""), "$NODE_NAME"
     if not found:
         found, origin = os.uname().nodename, "this machine's hostname"
     try:
-        return _node_name(found)
+        return values.node_name(found)
     except ValueError as error:
-        document.add(Problem(document.file, 0, "node", f"{origin} {error}", expected))
+        document.add(Problem(document.file, 0, "node", f"{origin} {error}", values.NODE_NAME))
         return found
-
-
-def _node_name(value: Any) -> str:
-    name = values.text(value)
-    if not name:
-        raise ValueError("is empty")
-    if len(name) > 253 or not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", name):
-        raise ValueError(f"{name[:80]!r} is no node's name")
-    return name
 
 
 def _optional_directory(top: Table, name: str) -> Path | None:

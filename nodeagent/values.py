@@ -1,6 +1,7 @@
 """What a configuration value may be: a parser takes a TOML value and gives ours, or ValueError."""
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ DURATION = 'a duration such as "30s" or "10m"'
 _LONGEST = 3650 * 86400.0
 FILE = "the absolute path of a readable file"
 DIRECTORY = "the absolute path of a directory"
+NODE_NAME = "a node's name: letters, digits, '-', '_' and '.', at most 253"
 
 
 def flag(value: Any) -> bool:
@@ -26,6 +28,15 @@ def text(value: Any) -> str:
     if "\0" in value:
         raise ValueError("holds a zero byte")
     return value
+
+
+def node_name(value: Any) -> str:
+    name = text(value)
+    if not name:
+        raise ValueError("is empty")
+    if len(name) > 253 or not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", name):
+        raise ValueError(f"{name[:80]!r} is no node's name")
+    return name
 
 
 def texts(value: Any) -> tuple[str, ...]:

@@ -8,11 +8,12 @@ import os
 import random
 import resource
 import signal
+import ssl
 import sys
 import threading
 from pathlib import Path
 
-from nodeagent import logs, regular
+from nodeagent import logs, regular, values
 from nodeagent.clock import SystemClock
 from nodeagent.config import UplinkConfig
 from nodeagent.dial import Dialer, DialError
@@ -37,7 +38,6 @@ def run(options: argparse.Namespace) -> int:
     known = Known(frozenset(names), frozenset(machine.CHECKS), options.gpus)
     events = read_scenario(options.scenario, known) if options.scenario else []
     _check(options, names)
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     logs.start(options.log_level)
     # What each of a thousand uplinks says is said once for all, by "attached".
     for noisy in ("nodeagent.uplink", "nodeagent.stream"):
@@ -107,10 +107,17 @@ def _listen(fleet: Fleet, known: Known, stop: asyncio.Event) -> None:
 def _names(options: argparse.Namespace) -> list[str]:
     if options.names is None:
         width = max(4, len(str(options.nodes)))
-        return [f"{options.prefix}{number:0{width}d}" for number in range(1, options.nodes + 1)]
+        made = [f"{options.prefix}{number:0{width}d}" for number in range(1, options.nodes + 1)]
+        try:
+            values.node_name(made[-1])
+        except ValueError as error:
+            what = f"so named, the last node's name {error}"
+            raise ConfigError([Problem("--prefix", 0, "", what, values.NODE_NAME)]) from None
+        return made
     file = str(options.names)
     try:
-        lines = regular.read(options.names).decode("utf-8").splitlines()
+        # An editor's byte order mark would be part of the first name.
+        lines = regular.read(options.names).decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError([Problem(file, 0, "", f"can't be read: {why}", "a text file")]) from None
@@ -118,11 +125,17 @@ def _names(options: argparse.Namespace) -> list[str]:
     names: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
         name = line.strip()
+        if not name:
+            continue
         if name in names:
             what = f'"{name}" stands on line {names[name]} already'
             problems.append(Problem(file, number, "", what, "each name once"))
-        elif name:
-            names[name] = number
+            continue
+        names[name] = number
+        try:
+            values.node_name(name)
+        except ValueError as error:
+            problems.append(Problem(file, number, "", str(error), values.NODE_NAME))
     if not names:
         problems.append(Problem(file, 0, "", "names no node", "a node's name on each line"))
     if problems:
@@ -147,8 +160,8 @@ def _check(options: argparse.Namespace, names: list[str]) -> None:
     if options.cert_dir is not None and options.ca_file is None:
         what = "needs TLS"
         problems.append(Problem("--cert-dir", 0, "", what, "--ca-file too"))
-    if options.ca_file is not None and not options.ca_file.is_file():
-        problems.append(Problem(str(options.ca_file), 0, "--ca-file", "is no file", "a CA in PEM"))
+    if options.ca_file is not None and (what := _wrong_with(options.ca_file)):
+        problems.append(Problem(str(options.ca_file), 0, "--ca-file", what, "a CA in PEM"))
     try:
         Dialer(_uplink(options, names[0])).check(options.aggregator)
     except DialError as error:
@@ -157,6 +170,17 @@ def _check(options: argparse.Namespace, names: list[str]) -> None:
         problems.append(Problem("--aggregator", 0, "", what))
     if problems:
         raise ConfigError(problems)
+
+
+def _wrong_with(ca_file: Path) -> str:
+    """Why nobody can be verified by it; empty when somebody can."""
+    if not ca_file.is_file():
+        return "is no file"
+    try:
+        ssl.create_default_context(cafile=ca_file)
+    except OSError as error:  # an SSLError is one
+        return f"can't be read as certificates: {error.strerror or error}"
+    return ""
 
 
 def _uplink(options: argparse.Namespace, name: str) -> UplinkConfig:

@@ -15,7 +15,10 @@ from nodeagent.evidence.entries import ENDS
 from nodeagent.model import Status
 from nodeagent.toml_table import ConfigError, Document, Problem, Table, read_document
 
-_CODE = re.compile(r"xid:\d{1,5}|sxid:\d{1,7}:(?:fatal|non-fatal)|gpu-off-bus")
+#: As the agent writes what it reads: without zeros in front.
+_CODE = re.compile(
+    r"xid:(?:0|[1-9][0-9]{0,4})|sxid:(?:0|[1-9][0-9]{0,6}):(?:fatal|non-fatal)|gpu-off-bus"
+)
 _CODES = '"xid:79", "sxid:20034:fatal" (or non-fatal) or "gpu-off-bus"'
 _STATUSES = {status.name.lower(): status for status in Status}
 _NODES = 'a number of nodes, a list of their names, or "all"'
@@ -162,7 +165,12 @@ def _nodes(table: Table, known: Known) -> int | tuple[str, ...] | None:
         if value == "all":
             return None
         if isinstance(value, list):
-            return tuple(name(item) for item in value)
+            names = tuple(name(item) for item in value)
+            if not names:
+                raise ValueError("names no node")
+            if len(set(names)) < len(names):
+                raise ValueError("names a node twice")
+            return names
         return values.integer(1, len(known.nodes))(value)
 
     if "node" in table and "nodes" in table:

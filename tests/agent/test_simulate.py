@@ -12,6 +12,7 @@ from nodeagent.simulate.events import Fault
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.cli import agent
 from tests.support.ingest import site
+from tests.support.pki import Authority
 from tests.support.simulator import Simulator
 from tests.support.waiting import until
 from tests.support.ward import Attended, FakeWard
@@ -275,6 +276,15 @@ def test_every_fault_of_the_driver_that_can_be_written_is_read_back() -> None:
         ('[[event]]\nat = "5"\nfault = "xid:79"', ":2: event[0].at", "expected a duration such as"),
         ('[[event]]\nnodes = 9\nfault = "xid:79"', ":2: event[0].nodes", "9 is more than 4"),
         ('[[event]]\nfault = "xid:x"', ":2: event[0].fault", '"xid:79"'),
+        ('[[event]]\nfault = "xid:079"', ":2: event[0].fault", "is no fault code"),
+        ('[[event]]\nfault = "xid:٧٩"', ":2: event[0].fault", "is no fault code"),
+        ('[[event]]\nfault = "sxid:020034:fatal"', ":2: event[0].fault", "is no fault code"),
+        ("[[event]]\nnodes = []\naway = true", ":2: event[0].nodes", "names no node"),
+        (
+            '[[event]]\nnodes = ["sim-0001", "sim-0001"]\naway = true',
+            ":2: event[0].nodes",
+            "names a node twice",
+        ),
         ('[[event]]\nat = "1s"', ":1: event[0]", "one of fault, check, clear, reboot, away"),
         ('[[event]]\nfault = "xid:79"\ngpus = 1', ":3: event[0].gpus", "did you mean event[0].gpu"),
         ('[[event]]\ncheck = "disk-space"', ":2: event[0].check", "without a status"),
@@ -315,6 +325,11 @@ def test_a_bad_scenario_is_refused_with_file_line_and_key(
         ),
         (["--nodes", "1", "--aggregator", "localhost:1", "--cert-dir", "/"], "--ca-file too"),
         (["--nodes", "1", "--aggregator", "localhost:1", "--ca-file", "/none"], "is no file"),
+        (
+            ["--nodes", "1", "--aggregator", "localhost:1", "--ca-file", __file__],
+            "can't be read as certificates",
+        ),
+        (["--nodes", "1", "--aggregator", "localhost:1", "--prefix", "a b/"], "'a b/0001' is no"),
     ],
 )
 def test_bad_options_are_refused(arguments: list[str], what: str) -> None:
@@ -322,6 +337,37 @@ def test_bad_options_are_refused(arguments: list[str], what: str) -> None:
     assert done.code == 2
     assert what in done.err
     assert "Traceback" not in done.err
+
+
+def test_names_that_no_aggregator_would_take_are_refused_with_their_lines(tmp_path: Path) -> None:
+    file = tmp_path / "names"
+    file.write_text("fine\nb c\n\n../x\n" + 254 * "x" + "\n")
+    done = agent("simulate", "--names", file, "--aggregator", "localhost:1")
+    assert done.code == 2
+    told = [line.partition(": ")[0] for line in done.err.splitlines()]
+    assert told == [f"{file}:{number}" for number in (2, 4, 5)]
+    assert "'b c' is no node's name; expected a node's name: letters" in done.err
+
+
+async def test_an_editors_mark_at_the_beginning_is_no_part_of_the_first_name(
+    ward: FakeWard, start: Start, tmp_path: Path
+) -> None:
+    file = tmp_path / "names"
+    file.write_text("node-a\nnode-b\n", encoding="utf-8-sig")
+    start("--names", file)
+    assert set(await all_here(ward, 2)) == {"node-a", "node-b"}
+
+
+async def test_grpc_writes_nothing_between_its_lines(
+    ward: FakeWard, start: Start, tmp_path: Path
+) -> None:
+    """It would, of each attempt of each node: here TLS that nobody answers to in TLS."""
+    ca_file = Authority.create(tmp_path).certificate
+    simulator = start("--nodes", "2", "--ca-file", ca_file)
+    await until(
+        lambda: any(line["trouble"] for line in simulator.said("attached")), what="what is wrong"
+    )
+    assert not [line for line in simulator.log().splitlines() if not line.startswith("{")]
 
 
 def test_the_docs_name_every_option() -> None:
