@@ -63,13 +63,18 @@ def contradictions(
     ``grpc`` and ``web`` are the listeners' addresses.
     """
     if not shards.on:
-        for name in ("name", "page"):
-            if getattr(shards, name):
+        names = ["name", "page"]
+        # `domain: ""` says that it is alone, and lets the others' credentials stand.
+        if not {"domain", "address"} & shards.model_fields_set:
+            names += ["ca_file", "token_file", "service_account"]
+        for name in names:
+            if getattr(shards, name) != Shards.model_fields[name].default:
                 text = (
                     "given, and neither shards.domain nor shards.address, so that this replica "
                     "would take itself for the only one; expected one of them"
                 )
                 yield ("shards", name), text
+                break
         return
     key = ("shards", "domain" if shards.domain else "address")
     if not kubernetes:

@@ -550,6 +550,23 @@ def test_replicas_that_could_not_find_or_trust_each_other_are_refused(
     assert said in problem
 
 
+@pytest.mark.parametrize("key", ["ca_file", "token_file", "service_account"])
+def test_a_section_of_replicas_that_forgot_where_they_are_is_refused(
+    tmp_path: Path, key: str
+) -> None:
+    """Each would take itself for the only one, and all would do all the work."""
+    value = "a:b" if key == "service_account" else "ca.crt"
+    text = shards(tmp_path, "").partition("shards:")[0] + f"shards: {{{key}: '{value}'}}\n"
+    [problem] = problems(tmp_path, text)
+    assert f"shards.{key}: given, and neither shards.domain nor shards.address" in problem
+
+
+def test_an_empty_domain_says_that_it_is_alone_and_lets_the_rest_of_the_section_stand(
+    tmp_path: Path,
+) -> None:
+    assert not load(written(tmp_path, shards(tmp_path, "domain: ''"))).shards.on
+
+
 def test_replicas_need_their_token_and_who_signed_their_certificates(tmp_path: Path) -> None:
     text = shards(tmp_path, "domain: a.test").replace("token_file: token, ca_file: ca.crt, ", "")
     said = [problem.partition("; ")[0].split(": ", 1)[1] for problem in problems(tmp_path, text)]
