@@ -10,6 +10,7 @@ from aggregator.ward.tables import ago, clean, clock, evidence, pairs, table
 Answer = dict[str, Any]
 
 _FROZEN = "THE REPLICA YOU ASK DOES NOT KNOW WHO ELSE IS THERE, and does nothing"
+_UNSEEN = "THE CLUSTER CAN'T BE SEEN"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ def status(fleet: Answer, screen: Screen) -> Iterator[str]:
     yield f"mode {fleet['mode']}, {fleet['attached']} agents attached, sickbay {fleet['version']}"
     for label, name in (
         ("STOPPED BY A PERSON", "stop"),
-        ("THE CLUSTER CAN'T BE SEEN", "view_lost"),
+        (_UNSEEN, "view_lost"),
         ("WAITING FOR THE AGENTS", "waiting_for_quorum"),
         ("COOLING DOWN, nothing new is admitted", "cooling"),
     ):
@@ -143,8 +144,12 @@ def nodes(page: Answer, screen: Screen, *, asked: bool = False) -> Iterator[str]
 
 def quarantines(answer: Answer, screen: Screen) -> Iterator[str]:
     """The ward list."""
+    if answer.get("view_lost"):
+        yield f"{_UNSEEN}, what stands here may be old: {clean(answer['view_lost'])}"
     if not answer["items"]:
-        yield "No node is in quarantine."
+        # An aggregator that never saw the cluster knows of none, and a person would believe it.
+        known = " is known to be" if answer.get("view_lost") else " is"
+        yield f"No node{known} in quarantine."
         return
     rows = []
     for one in answer["items"]:

@@ -110,8 +110,12 @@ async def _node(desk: Desk, parts: Mapping[str, str], _: Mapping[str, Any]) -> s
 async def _quarantines(
     desk: Desk, _: Mapping[str, str], __: Mapping[str, Any]
 ) -> shapes.QuarantineList:
-    found = (await desk.look()).found.quarantines
-    return shapes.QuarantineList(items=list(found), total=len(found))
+    found = (await desk.look()).found
+    return shapes.QuarantineList(
+        items=list(found.quarantines),
+        total=len(found.quarantines),
+        view_lost=found.view_lost,
+    )
 
 
 async def _incidents(

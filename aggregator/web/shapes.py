@@ -349,10 +349,11 @@ class NodePage(Shape, frozen=True, kw_only=True):
 
 
 class QuarantineList(Shape, frozen=True, kw_only=True):
-    """Every quarantine, those that need a person first."""
+    """Every quarantine, those that need a person first. ``view_lost`` as in Fleet: they are old."""
 
     items: list[Quarantine]
     total: int
+    view_lost: str = ""
 
 
 class Lemon(Shape, frozen=True, kw_only=True):

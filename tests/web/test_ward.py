@@ -572,6 +572,26 @@ def test_columns_line_up_and_the_last_is_cut() -> None:
     assert text.splitlines() == ["A          B", "long name  xxxxxx...", "b          -"]
 
 
+async def test_what_is_known_of_quarantines_is_said_to_be_old_while_the_cluster_cant_be_seen(
+    served: Served,
+) -> None:
+    served.fleet.view_lost = "no answer in 10 s"
+    async with serving(served.fleet, Hands().clocks()) as other:
+        said = (await sickbay("quarantines", "--url", other.url)).out.splitlines()
+    assert said[0] == ("THE CLUSTER CAN'T BE SEEN, what stands here may be old: no answer in 10 s")
+    assert said[1].startswith("NODE")
+
+
+async def test_an_aggregator_that_never_saw_the_cluster_denies_no_quarantine() -> None:
+    fleet = Fleet(view_lost="the API server is out of reach")
+    async with serving(fleet, Hands().clocks()) as served:
+        said = (await sickbay("quarantines", "--url", served.url)).out.splitlines()
+        told = json.loads((await sickbay("quarantines", "-o", "json", "--url", served.url)).out)
+    assert said[0].endswith("the API server is out of reach")
+    assert said[1:] == ["No node is known to be in quarantine."]
+    assert told["view_lost"] == "the API server is out of reach"
+
+
 async def test_an_empty_fleet_is_no_error() -> None:
     nothing = Transition(NIGHT, Kind.HELD, "elsewhere", "")
     async with serving(Fleet(), Hands().clocks(), history=ListHistory([nothing])) as served:
