@@ -29,9 +29,11 @@ log = logging.getLogger("sickbay.app")
 #: last write before it that fits into the 30 s that a pod has.
 LEAVE_WITHIN = 15.0
 _LOOK = 0.1
+#: The whole configuration: one that joins with another mode or policy holds up all that is new.
 _IN_COMPANY = (
     "replica {name} is at work in this cluster; this one has no section shards, would act for the "
-    "same nodes, and waits until no other is: give it that section, or stop it (docs/shards.md)"
+    "same nodes, and waits until no other is: give it the configuration of the others, or stop it "
+    "(docs/shards.md)"
 )
 
 

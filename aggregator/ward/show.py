@@ -94,7 +94,7 @@ def replicas(answer: Answer, screen: Screen) -> Iterator[str]:
     if answer["differing"]:
         yield f"THEY DIFFER, nothing new is admitted: {clean(answer['differing'])}"
     if not answer["items"]:
-        yield "One replica, alone: every node is its own."
+        yield "The replica you ask knows of no other."
         return
     yield table(
         ["REPLICA", "ROLE", "NODES", "AGENTS", "VERSION", "POLICY", "ANSWERED", "STATE"],

@@ -367,7 +367,7 @@ async def test_of_a_replica_that_has_left_its_last_word_counts_until_its_agents_
 async def test_alone_nobody_is_asked_and_no_replica_is_shown() -> None:
     async with serving(plain_fleet(), running_clocks()) as served:
         done = await sickbay("replicas", "--url", served.url)
-        assert done.out == "One replica, alone: every node is its own.\n"
+        assert done.out == "The replica you ask knows of no other.\n"
         told = await served.json("/api/v1/fleet")
         assert (told["replicas"], told["last_known"], told["frozen"]) == ([], 0, "")
         assert "Replicas" not in await served.text("/")
