@@ -37,6 +37,8 @@ _VERSION = "sickbay.dev/version"
 _SINCE = "sickbay.dev/since"
 #: Set, to whatever, by one that stopped in order.
 _LEAVING = "sickbay.dev/leaving"
+#: The year 5138: whoever joins after it is a second later, which a MicroTime must hold too.
+_LATEST = 1e11
 
 
 class LeaseList(msgspec.Struct, frozen=True):
@@ -149,10 +151,6 @@ def _is_a_replicas(meta: Meta) -> bool:
 
 def _lease(meta: Meta) -> Lease:
     notes = meta.annotations or {}
-    try:
-        since = float(notes.get(_SINCE, ""))
-    except ValueError:
-        since = 0.0
     return Lease(
         Member(
             name=meta.name.removeprefix(PREFIX),
@@ -163,11 +161,24 @@ def _lease(meta: Meta) -> Lease:
             version=notes.get(_VERSION, ""),
             mode=notes.get(_MODE, ""),
             limits_hash=notes.get(_LIMITS, ""),
-            since=since,
+            since=_since(notes.get(_SINCE, "")),
         ),
         version=meta.resource_version,
         leaving=_LEAVING in notes,
     )
+
+
+def _since(text: str) -> float:
+    """When it joined; 0 where somebody's edit says what is no time.
+
+    NaN is another at each look, so that its Lease would seem to be renewed for ever, and who joins
+    after one in the year 30,000 could not write its own time.
+    """
+    try:
+        found = float(text)
+    except ValueError:
+        return 0.0
+    return found if 0.0 <= found <= _LATEST else 0.0
 
 
 def _micro_time(seconds: float) -> str:

@@ -16,6 +16,7 @@ from aggregator.kube.limiter import Limiter
 from aggregator.kube.transport import Transport
 from aggregator.shards.board import BoardError, Forbidden, Missing, Taken
 from aggregator.shards.council import Member
+from aggregator.shards.membership import Membership
 from aggregator.shards.tenure import Tenure
 from aggregator.shards.timing import TIMES
 from tests.controlplane.api import MERGE_PATCH
@@ -121,6 +122,22 @@ async def test_what_is_no_replicas_lease_is_none_and_a_damaged_one_is_still_seen
     plane.call("PATCH", path(cluster_space, "b"), spoilt, MERGE_PATCH)
     found = {lease.member.name: lease.member for lease in await board.list()}
     assert found == {MEMBER.name: MEMBER, "b": Member("b")}
+
+
+@pytest.mark.parametrize("since", ["nan", "inf", "-inf", "1e308", "-1"])
+async def test_a_lease_whose_time_is_none_reads_the_same_each_time_and_lets_others_join(
+    board: KubeLeases, cluster_space: Space, since: str
+) -> None:
+    await board.write(MEMBER, "")
+    spoilt = {"metadata": {"annotations": {"sickbay.dev/since": since}}}
+    cluster_space.plane.call("PATCH", path(cluster_space, MEMBER.name), spoilt, MERGE_PATCH)
+    [lease] = await board.list()
+    assert [lease] == await board.list(), "or it would be taken for one that is renewed"
+    membership = Membership(Member("b", epoch="b1"), TIMES)
+    membership.listed([lease], asked=0.0, answered=0.0)
+    joining = membership.draft(now=0.0, wall=time.time())
+    assert joining is not None
+    await board.write(joining.member, joining.version)
 
 
 async def test_without_the_namespace_it_says_so_and_does_not_take_it_for_a_deleted_lease(
