@@ -150,6 +150,8 @@ def _unusable(config: Config) -> Iterator[tuple[Key, str]]:
             files.credentials(require_client_certificate=tls.client_ca_file is not None)
         except TlsError as error:
             yield ("listen", "tls"), f"{error}; expected a certificate with its key, in PEM"
+        else:
+            yield from _unreachable(config)
     for section, file in (("shards", config.shards.ca_file), ("history", config.history.ca_file)):
         if file is not None:
             import ssl
@@ -159,6 +161,17 @@ def _unusable(config: Config) -> Iterator[tuple[Key, str]]:
             except OSError as error:  # ssl.SSLError is one
                 text = f"{file} can't be read as certificates: {error}; expected PEM"
                 yield (section, "ca_file"), text
+
+
+def _unreachable(config: Config) -> Iterator[tuple[Key, str]]:
+    """Where the file gives the replica's address itself: in a domain it is the host's name."""
+    if config.shards.address:
+        from aggregator.seat import SeatError, seat
+
+        try:
+            seat(config, hostname="any", epoch="", policy_hash="", version="")
+        except SeatError as error:
+            yield ("shards", "address"), str(error)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -778,6 +778,26 @@ history:
     assert second.startswith(f"{file}:7: history.ca_file: {pair.key} can't be read as certificates")
 
 
+def test_config_check_refuses_an_address_that_the_certificate_does_not_cover(
+    tmp_path: Path,
+) -> None:
+    """A start would end with it; in a domain it depends on the host."""
+    authority = Authority.create(tmp_path / "pki")
+    pair = authority.server("aggregator", ["one.test"])
+    (tmp_path / "token").write_text("x")
+    text = (
+        f"listen: {{tls: {{cert_file: {pair.certificate}, key_file: {pair.key}}}}}\n"
+        f"shards: {{address: '%s:1', token_file: token, ca_file: {authority.certificate}}}\n"
+    )
+    sound = command("config", "check", str(written(tmp_path, text % "one.test")))
+    assert sound.returncode == 0, sound.stderr
+    file = written(tmp_path, text % "two.test")
+    done = command("config", "check", str(file))
+    assert done.returncode == 2
+    assert f"{file}:2: shards.address: listen.tls.cert_file {pair.certificate}" in done.stderr
+    assert "is for one.test, and others are sent to this replica as two.test" in done.stderr
+
+
 def test_config_check_warns_of_rules_that_can_have_no_effect(tmp_path: Path) -> None:
     rule = "{name: mine, kind: disk, check: disk-spaze, action: cordon, why: x}"
     (tmp_path / "policy.yaml").write_text(f"rules: [{rule}]\n")
