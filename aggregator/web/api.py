@@ -11,7 +11,7 @@ from aiohttp import web
 from aggregator.web import shapes, survey, view
 from aggregator.web.desk import TIMELINE, Desk
 from aggregator.web.lookout import Look
-from aggregator.web.query import Form, Param, read_query
+from aggregator.web.query import BadQuery, Form, Param, read_query
 
 #: Rows of one answer unless asked otherwise, and at most.
 PAGE, MOST = 100, 1000
@@ -149,6 +149,8 @@ async def _transitions(
     desk: Desk, _: Mapping[str, str], values: Mapping[str, Any]
 ) -> shapes.EventPage:
     until = values["until"] + 0.001  # an `at` is told to the millisecond, up or down
+    if until < values["since"]:
+        raise BadQuery("until is before since: nothing can be in between", "expected it later")
     past = await desk.past(values["node"], values["since"], values["limit"], until)
     return shapes.EventPage(
         items=[view.event(one) for one in past.transitions], trouble=past.trouble

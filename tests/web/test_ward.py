@@ -592,6 +592,15 @@ async def test_an_aggregator_that_never_saw_the_cluster_denies_no_quarantine() -
     assert told["view_lost"] == "the API server is out of reach"
 
 
+async def test_a_time_that_ends_before_it_begins_is_refused_and_not_taken_for_a_quiet_one(
+    served: Served,
+) -> None:
+    window = ("--since", "2026-01-31T05:00:00Z", "--until", "2026-01-31T03:00:00Z")
+    done = await sickbay("history", *window, "--url", served.url)
+    assert (done.code, done.out) == (2, "")
+    assert "until is before since" in done.err
+
+
 async def test_an_empty_fleet_is_no_error() -> None:
     nothing = Transition(NIGHT, Kind.HELD, "elsewhere", "")
     async with serving(Fleet(), Hands().clocks(), history=ListHistory([nothing])) as served:
