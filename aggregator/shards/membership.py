@@ -183,14 +183,14 @@ class Membership:
         if lease is None or lease.member.epoch == self._me.epoch:
             self._namesake = None
             return
-        if self._namesake is None or self._namesake.lease != lease:
+        if self._namesake is None or self._namesake.lease.version != lease.version:
             self._namesake = _Other(lease, still_since=answered)
         self._namesake.look(asked, self._whole_since, self._times.expiry)
 
     def _find_others(self, found: Mapping[str, Lease], asked: float, answered: float) -> None:
         for name, lease in found.items():
             known = self._others.get(name)
-            if known is None or known.lease != lease:
+            if known is None or known.lease.version != lease.version:
                 self._others[name] = _Other(lease, still_since=answered)
         if self._renewed_at is None:
             return  # we have not shown yet that anybody can write

@@ -380,3 +380,14 @@ def test_times_that_would_let_two_act_are_refused(wrong: dict[str, float]) -> No
 
 def test_scaled_times_keep_their_proportions() -> None:
     assert Times().scaled(0.5).expiry == 6.0
+
+
+def test_a_lease_stands_still_by_its_version_whatever_else_it_seems_to_say() -> None:
+    """A number that is none (nan), in an annotation, never equals itself."""
+    story = Story(lease("b")).begin()
+    until = story.now + TIMES.expiry + 3 * TIMES.tick
+    while story.now < until:
+        stands = story.others["b"]
+        story.others["b"] = replace(stands, member=replace(stands.member, since=float("nan")))
+        story.live(TIMES.tick)
+    assert story.members == {"a"}
