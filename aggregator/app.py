@@ -203,7 +203,6 @@ async def _connect(cluster: KubeCluster | LocalCluster, fleet: Fleet, rng: rando
             await asyncio.sleep(max(rng.uniform(0, wait), error.retry_after or 0))
             wait = min(_CONNECT_MOST, wait * 2)
         else:
-            log.info("connected", extra={"cluster": cluster.kind})
             return
 
 
@@ -297,6 +296,7 @@ async def run(config: Config) -> None:
     async def work() -> None:
         await _connect(cluster, fleet, rng)
         await joining.until_alone(lambda why: _waits(fleet, why))
+        log.info("connected", extra={"cluster": cluster.kind})
         await together(controller=controller.run(), joining=joining.run())
 
     async with AsyncExitStack() as ending:
