@@ -197,19 +197,18 @@ async def _connect(cluster: KubeCluster | LocalCluster, fleet: Fleet, rng: rando
         try:
             await cluster.start()
         except ClusterError as error:
-            if fleet.view_lost != str(error):
-                log.warning("the cluster can't be used", extra={"error": str(error)})
-            fleet.view_lost = str(error)
+            _not_yet(fleet, "the cluster can't be used", str(error))
             await asyncio.sleep(max(rng.uniform(0, wait), error.retry_after or 0))
             wait = min(_CONNECT_MOST, wait * 2)
         else:
             return
 
 
-def _waits(fleet: Fleet, why: str) -> None:
-    if fleet.view_lost != why:
-        log.warning("it does not begin yet", extra={"why": why})
-    fleet.view_lost = why
+def _not_yet(fleet: Fleet, what: str, error: str) -> None:
+    """Said once, however often the same is found."""
+    if fleet.view_lost != error:
+        log.warning(what, extra={"error": error})
+    fleet.view_lost = error
 
 
 async def run(config: Config) -> None:
@@ -295,7 +294,7 @@ async def run(config: Config) -> None:
 
     async def work() -> None:
         await _connect(cluster, fleet, rng)
-        await joining.until_alone(lambda why: _waits(fleet, why))
+        await joining.until_alone(lambda why: _not_yet(fleet, "it does not begin yet", why))
         log.info("connected", extra={"cluster": cluster.kind})
         await together(controller=controller.run(), joining=joining.run())
 

@@ -16,14 +16,12 @@ from aggregator.quarantine.cluster import Action, Conflict, EvidenceItem, Quaran
 from aggregator.quarantine.decide.marks import cordon_change
 from tests.bench import watcher
 from tests.bench.crowd import FAULT
-from tests.bench.parts import BURSTS, Findings, plane_in_memory
+from tests.bench.parts import BURSTS, LIFTED, Findings, plane_in_memory
 from tests.bench.trials import PATIENCE
 from tests.bench.watcher import Watcher
 from tests.controlplane.plane import ControlPlane
 from tests.support.stack import NAMESPACE
 
-#: No limiter of ours is in the way.
-_UNLIMITED = 100_000
 _BOOT = "00000000-0000-4000-8000-000000000000"
 _GPU = "GPU-00000000-0000-0000-0000-000000000000"
 _INCIDENT = "0123456789abcdef"
@@ -60,7 +58,10 @@ def limit(found: Findings) -> None:
 
 async def _bursts(plane: ControlPlane, nodes: list[str]) -> dict[int, list[float]]:
     kubeconfig = plane.kubeconfig_for_service_account(NAMESPACE, "sickbay-aggregator")
-    cluster = KubeCluster(kubeconfig=str(kubeconfig), qps=_UNLIMITED, burst=_UNLIMITED)
+    most = LIFTED["cluster"]
+    cluster = KubeCluster(
+        kubeconfig=str(kubeconfig), qps=most["requests_per_second"], burst=most["burst"]
+    )
     seen = Watcher(plane, watcher.NODES, watcher.marked)
     fresh, took = list(nodes), dict[int, list[float]]()
     await cluster.start()
