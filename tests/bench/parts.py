@@ -107,31 +107,39 @@ class Site:
         return Crowd(folder, [*where, "--ca-file", pki, "--cert-dir", pki.parent])
 
 
+@contextlib.contextmanager
+def bare_streams(folder: Path) -> Iterator[tuple[int, Crowd, Authority]]:
+    """A server of gRPC's streams alone, its process id; a crowd that comes to it, still empty."""
+    authority = Authority.create(folder / "pki")
+    pair = authority.server("aggregator", ["localhost", "127.0.0.1"])
+    port = free_port()
+    line = [sys.executable, "-m", "tests.bench.bare", "--listen", f"127.0.0.1:{port}"]
+    line += ["--cert", str(pair.certificate), "--key", str(pair.key)]
+    server = subprocess.Popen(
+        [*line, "--ca", str(authority.certificate)], env=core.ENVIRONMENT | os.environ
+    )
+    where: list[str | Path] = ["--aggregator", f"localhost:{port}"]
+    where += ["--ca-file", authority.certificate, "--cert-dir", authority.certificate.parent]
+    try:
+        with Crowd(folder, where) as crowd:
+            yield server.pid, crowd, authority
+    finally:
+        server.kill()
+        server.wait()
+
+
 def bare(found: Findings) -> None:
     """What gRPC's streams cost by themselves, with a tenth of the agents, half, and all."""
-    with tempfile.TemporaryDirectory(prefix="sickbay-bench-", dir="/dev/shm") as memory:
-        folder = Path(memory)
-        authority = Authority.create(folder / "pki")
-        pair = authority.server("aggregator", ["localhost", "127.0.0.1"])
-        port = free_port()
-        nodes = [f"bare-{number:05d}" for number in range(found.nodes)]
+    nodes = [f"bare-{number:05d}" for number in range(found.nodes)]
+    points = []
+    with (
+        tempfile.TemporaryDirectory(prefix="sickbay-bench-", dir="/dev/shm") as memory,
+        bare_streams(Path(memory)) as (server, crowd, authority),
+    ):
         certify(authority, nodes)
-        line = [sys.executable, "-m", "tests.bench.bare", "--listen", f"127.0.0.1:{port}"]
-        line += ["--cert", str(pair.certificate), "--key", str(pair.key)]
-        server = subprocess.Popen(
-            [*line, "--ca", str(authority.certificate)], env=core.ENVIRONMENT | os.environ
-        )
-        where: list[str | Path] = ["--aggregator", f"localhost:{port}"]
-        where += ["--ca-file", authority.certificate, "--cert-dir", authority.certificate.parent]
-        points = []
-        try:
-            with Crowd(folder, where) as crowd:
-                for share in _steps(nodes, [len(nodes) // 10, len(nodes) // 2, len(nodes)]):
-                    crowd.come(share)
-                    points.append((len(crowd), *_cost_of(server.pid, GROWTH_SECONDS)))
-        finally:
-            server.kill()
-            server.wait()
+        for share in _steps(nodes, [len(nodes) // 10, len(nodes) // 2, len(nodes)]):
+            crowd.come(share)
+            points.append((len(crowd), *_cost_of(server, GROWTH_SECONDS)))
     found.curves["bare"] = points
     found.figures["bare_rss_mib"] = round(points[-1][1], 0)
     found.figures["bare_cpu_percent"] = round(points[-1][2], 1)

@@ -95,23 +95,27 @@ class Trials:
 
     def until_quiet(self, *, timeout_s: float = 180.0) -> None:
         """Until the aggregator has changed nothing in the cluster for a second."""
-
-        def quiet() -> bool:
-            mark = self._plane.audit_mark()
-            time.sleep(1.0)
-            return not any(
-                entry["verb"] in _CHANGES for entry in _asked(self._plane, mark, leases=False)
-            )
-
-        wait_until(quiet, what="the aggregator to come to rest", timeout_s=timeout_s)
+        until_rest(self._plane, AGGREGATOR, timeout_s=timeout_s)
 
     def _take(self, count: int) -> list[str]:
         return [self._fresh.pop() for _ in range(count)]
 
 
+def until_rest(plane: ControlPlane, user: str = "", *, timeout_s: float = 180.0) -> None:
+    """Until ``user``, or nobody at all, has changed anything but a Lease for a second."""
+
+    def at_rest() -> bool:
+        mark = plane.audit_mark()
+        time.sleep(1.0)
+        asked = _asked(plane, mark, user, leases=False)
+        return not any(entry["verb"] in _CHANGES for entry in asked)
+
+    wait_until(at_rest, what=f"{user or 'the controllers'} to come to rest", timeout_s=timeout_s)
+
+
 def requests(plane: ControlPlane, since: int, *, leases: bool = True) -> int:
     """What the aggregators asked of the API server behind a mark."""
-    return len(list(_asked(plane, since, leases=leases)))
+    return len(list(_asked(plane, since, AGGREGATOR, leases=leases)))
 
 
 def requests_by_nodes(plane: ControlPlane) -> int:
@@ -120,8 +124,8 @@ def requests_by_nodes(plane: ControlPlane) -> int:
     return sum(u.startswith("system:node:") or u.endswith(":sickbay-agent") for u in users)
 
 
-def _asked(plane: ControlPlane, since: int, *, leases: bool) -> Iterator[dict[str, Any]]:
+def _asked(plane: ControlPlane, since: int, user: str, *, leases: bool) -> Iterator[dict[str, Any]]:
     for entry in plane.audit_entries(since):
         about = entry.get("objectRef", {}).get("resource")
-        if entry["user"]["username"] == AGGREGATOR and (leases or about != "leases"):
+        if (not user or entry["user"]["username"] == user) and (leases or about != "leases"):
             yield entry
