@@ -32,7 +32,7 @@ from aggregator.policy.lemons import Bounds
 from aggregator.policy.shipped import odd, read_policy
 from aggregator.quarantine.acts import Clocks
 from aggregator.quarantine.cluster import ClusterError
-from aggregator.quarantine.controller import Controller
+from aggregator.quarantine.controller import NO_NEWS_YET, Controller
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.blame import CommonLimits
 from aggregator.quarantine.decide.drainplan import DrainRules
@@ -50,6 +50,7 @@ log = logging.getLogger("sickbay.app")
 
 _CONNECT_FIRST = 0.5
 _CONNECT_MOST = 5.0
+_UNUSABLE = "the cluster can't be used"
 #: People are told when nothing has happened for so long (seconds), and after so many at the latest.
 _TOLD_AFTER = 0.05
 _TOLD_WITHIN = 2.0
@@ -197,18 +198,28 @@ async def _connect(cluster: KubeCluster | LocalCluster, fleet: Fleet, rng: rando
         try:
             await cluster.start()
         except ClusterError as error:
-            _not_yet(fleet, "the cluster can't be used", str(error))
+            _not_yet(fleet, _UNUSABLE, str(error))
             await asyncio.sleep(max(rng.uniform(0, wait), error.retry_after or 0))
             wait = min(_CONNECT_MOST, wait * 2)
         else:
             return
 
 
-def _not_yet(fleet: Fleet, what: str, error: str) -> None:
+async def _until_alone(joining: Joining, fleet: Fleet) -> None:
+    """Where this replica was told of no others: wait until none is at work, and say so."""
+    await joining.until_alone(
+        waits=lambda why: _not_yet(fleet, "it does not begin yet", why, in_company=True),
+        away=lambda why: _not_yet(fleet, _UNUSABLE, why),
+    )
+    if fleet.in_company:
+        fleet.in_company, fleet.view_lost = False, NO_NEWS_YET
+
+
+def _not_yet(fleet: Fleet, what: str, error: str, *, in_company: bool = False) -> None:
     """Said once, however often the same is found."""
     if fleet.view_lost != error:
         log.warning(what, extra={"error": error})
-    fleet.view_lost = error
+    fleet.view_lost, fleet.in_company = error, in_company
 
 
 async def run(config: Config) -> None:
@@ -294,7 +305,7 @@ async def run(config: Config) -> None:
 
     async def work() -> None:
         await _connect(cluster, fleet, rng)
-        await joining.until_alone(lambda why: _not_yet(fleet, "it does not begin yet", why))
+        await _until_alone(joining, fleet)
         log.info("connected", extra={"cluster": cluster.kind})
         await together(controller=controller.run(), joining=joining.run())
 

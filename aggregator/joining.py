@@ -16,8 +16,8 @@ from aggregator.ingest.server import IngestServer
 from aggregator.kube.cluster import KubeCluster
 from aggregator.quarantine.conferring import Conferring
 from aggregator.seat import seat
-from aggregator.shards.board import BoardError, Forbidden, LeaseBoard
-from aggregator.shards.company import at_work
+from aggregator.shards.board import Forbidden, LeaseBoard
+from aggregator.shards.company import until_alone
 from aggregator.shards.council import Alone, Shards
 from aggregator.shards.tenure import Tenure
 from aggregator.shards.timing import TIMES
@@ -29,12 +29,6 @@ log = logging.getLogger("sickbay.app")
 #: last write before it that fits into the 30 s that a pod has.
 LEAVE_WITHIN = 15.0
 _LOOK = 0.1
-#: The whole configuration: one that joins with another mode or policy holds up all that is new.
-_IN_COMPANY = (
-    "replica {name} is at work in this cluster; this one has no section shards, would act for the "
-    "same nodes, and waits until no other is: give it the configuration of the others, or stop it "
-    "(docs/shards.md)"
-)
 
 
 class Joining:
@@ -99,23 +93,16 @@ class Joining:
             rng=rng,
         )
 
-    async def until_alone(self, say: Callable[[str], None]) -> None:
-        """Where no others are known of: return once none is at work. ``say``: why it waits."""
+    async def until_alone(
+        self, *, waits: Callable[[str], None], away: Callable[[str], None]
+    ) -> None:
+        """Where no others are known of: return once none is at work (`company.until_alone`)."""
         if self._tenure is not None or self._board is None:
             return
-        while True:
-            try:
-                name = await at_work(self._board)
-            except Forbidden as error:
-                log.info("it isn't known whether others are at work", extra={"why": str(error)})
-                return
-            except BoardError as error:
-                say(str(error))
-                await asyncio.sleep(max(TIMES.retry, error.retry_after or 0))
-                continue
-            if not name:
-                return
-            say(_IN_COMPANY.format(name=name))
+        try:
+            await until_alone(self._board, waits=waits, away=away)
+        except Forbidden as error:
+            log.info("it isn't known whether others are at work", extra={"why": str(error)})
 
     async def run(self) -> None:
         """For ever."""

@@ -41,6 +41,8 @@ from aggregator.together import together
 
 #: Held proposals, silence and the fleet's size are looked at again so often (seconds).
 ROUNDS = 5.0
+#: Why the cluster can't be seen before it has told anything.
+NO_NEWS_YET = "not connected yet"
 #: So many of those that a common cause holds in one round, in turn, and as many of the others.
 HELD_A_ROUND = 500
 #: The list of nodes is read anew so often (seconds).
@@ -230,7 +232,7 @@ class Controller:
         )
         fleet.mode = settings.mode.value
         fleet.limits = limits_for_people(settings)
-        fleet.view_lost = "not connected yet"
+        fleet.view_lost = NO_NEWS_YET
 
     @property
     def record_problem(self) -> str:

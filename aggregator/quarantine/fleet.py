@@ -86,6 +86,7 @@ class Fleet:
     how: str = ""  # what a command of `sickbay` needs besides, to act here; begins with a space
     stop: str = ""  # the stop switch's reason; empty: not stopped
     view_lost: str = ""  # why the cluster's news is not known; empty: it is
+    in_company: bool = False  # that is because others are at work: this replica has not begun
     record_entries: int = 0
     limits: Mapping[str, str] = field(default_factory=dict)
     waiting_for_quorum: str = ""

@@ -11,6 +11,7 @@ Answer = dict[str, Any]
 
 _FROZEN = "THE REPLICA YOU ASK DOES NOT KNOW WHO ELSE IS THERE, and does nothing"
 _UNSEEN = "THE CLUSTER CAN'T BE SEEN"
+_IN_COMPANY = "THIS REPLICA WAITS FOR OTHERS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +28,15 @@ def status(fleet: Answer, screen: Screen) -> Iterator[str]:
     yield f"mode {fleet['mode']}, {fleet['attached']} agents attached, sickbay {fleet['version']}"
     for label, name in (
         ("STOPPED BY A PERSON", "stop"),
-        (_UNSEEN, "view_lost"),
+        (f"{_IN_COMPANY}, and does nothing" if fleet.get("in_company") else _UNSEEN, "view_lost"),
         ("WAITING FOR THE AGENTS", "waiting_for_quorum"),
         ("COOLING DOWN, nothing new is admitted", "cooling"),
     ):
         if fleet[name]:
             yield f"{label}: {clean(fleet[name])}"
-    if fleet.get("frozen"):
-        yield f"{_FROZEN}: {clean(fleet['frozen'])}"
+    frozen = fleet.get("frozen")
+    if frozen:
+        yield f"{_FROZEN}: {clean(frozen)}"
     if fleet.get("differing"):
         yield f"THE REPLICAS DIFFER, nothing new is admitted: {clean(fleet['differing'])}"
     if fleet.get("incomplete"):
@@ -49,7 +51,8 @@ def status(fleet: Answer, screen: Screen) -> Iterator[str]:
         yield f"COMMON CAUSE ({cause['scope']}): {clean(cause['reason'])}"
         yield f"  to do: {clean(cause['advice'])}"
     for reason in fleet["not_ready"]:
-        yield f"NOT READY: {clean(reason)}"
+        if reason != fleet["view_lost"] and (not frozen or frozen not in reason):  # said above
+            yield f"NOT READY: {clean(reason)}"
     yield ""
     yield table(["STANDING", "NODES"], fleet["counts"].items())
     yield ""
@@ -145,7 +148,10 @@ def nodes(page: Answer, screen: Screen, *, asked: bool = False) -> Iterator[str]
 def quarantines(answer: Answer, screen: Screen) -> Iterator[str]:
     """The ward list."""
     if answer.get("view_lost"):
-        yield f"{_UNSEEN}, what stands here may be old: {clean(answer['view_lost'])}"
+        of_it = f"{_UNSEEN}, what stands here may be old"
+        if answer.get("in_company"):
+            of_it = f"{_IN_COMPANY}, and knows nothing of the cluster"
+        yield f"{of_it}: {clean(answer['view_lost'])}"
     if not answer["items"]:
         # An aggregator that never saw the cluster knows of none, and a person would believe it.
         known = " is known to be" if answer.get("view_lost") else " is"

@@ -115,6 +115,7 @@ async def _quarantines(
         items=list(found.quarantines),
         total=len(found.quarantines),
         view_lost=found.view_lost,
+        in_company=found.in_company,
     )
 
 

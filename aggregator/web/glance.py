@@ -24,6 +24,7 @@ def glance(
         mode=found.mode,
         stop=found.stop,
         view_lost=found.view_lost,
+        in_company=found.in_company,
         waiting_for_quorum=found.waiting_for_quorum,
         cooling=found.cooling,
         causes=list(found.causes),

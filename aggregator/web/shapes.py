@@ -290,8 +290,10 @@ class Fleet(Shape, frozen=True, kw_only=True):
     """The whole at a glance. ``counts`` has every standing. ``revision`` grows with each change.
 
     ``stop``, ``view_lost``, ``waiting_for_quorum`` and ``cooling`` (nothing new is admitted) are
-    empty, or say why; ``causes`` are the common causes that are open; ``not_ready`` lists what
-    /readyz complains of. ``record_entries`` nodes stand in the admission record.
+    empty, or say why; ``in_company``: the view is lost because this replica, which was told of no
+    others, waits until none is at work; ``causes`` are the common causes that are open;
+    ``not_ready`` lists what /readyz complains of. ``record_entries`` nodes stand in the admission
+    record.
 
     ``replicas`` are those of the aggregator, none where there is one alone; ``last_known`` counts
     the nodes of those that don't answer; ``frozen`` (nobody knows who is there, so nobody acts),
@@ -329,6 +331,7 @@ class Fleet(Shape, frozen=True, kw_only=True):
     incomplete: str = ""
     last_known: int = 0
     history_trouble: str = ""
+    in_company: bool = False
 
 
 class ReplicaList(Shape, frozen=True, kw_only=True):
@@ -349,11 +352,14 @@ class NodePage(Shape, frozen=True, kw_only=True):
 
 
 class QuarantineList(Shape, frozen=True, kw_only=True):
-    """Every quarantine, those that need a person first. ``view_lost`` as in Fleet: they are old."""
+    """Every quarantine, those that need a person first. ``view_lost`` as in Fleet: they are old.
+    ``in_company`` as there, too.
+    """
 
     items: list[Quarantine]
     total: int
     view_lost: str = ""
+    in_company: bool = False
 
 
 class Lemon(Shape, frozen=True, kw_only=True):

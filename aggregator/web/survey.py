@@ -83,6 +83,7 @@ class Findings:
     mode: str = ""
     stop: str = ""
     view_lost: str = ""
+    in_company: bool = False
     waiting_for_quorum: str = ""
     cooling: str = ""
     causes: tuple[shapes.CommonCause, ...] = ()
@@ -220,6 +221,7 @@ class Survey:
             mode=fleet.mode,
             stop=fleet.stop,
             view_lost=fleet.view_lost,
+            in_company=fleet.in_company,
             waiting_for_quorum=fleet.waiting_for_quorum,
             incomplete=fleet.incomplete,
             cooling=fleet.cooling,

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from aggregator.shards.board import BoardError
-from aggregator.shards.company import at_work
+from aggregator.shards.company import at_work, until_alone
 from aggregator.shards.council import Member
 from aggregator.shards.timing import TIMES
 from tests.support.leaseboard import Link, MemoryBoard
@@ -26,15 +26,20 @@ def _looked(board: MemoryBoard, *, renewed_every: float = 0.0) -> tuple[str, flo
     async def look() -> tuple[str, float]:
         renewing = asyncio.create_task(renew())
         begun = asyncio.get_running_loop().time()
-        found = await at_work(Link(board, deadline=TIMES.deadline))
+        found = await at_work(Link(board, deadline=TIMES.deadline), _nobody)
         renewing.cancel()
         return found, asyncio.get_running_loop().time() - begun
 
     return run(look())
 
 
+def _nobody(name: str) -> None:
+    """Is told of a Lease that is watched."""
+
+
 def test_where_there_are_no_leases_it_takes_no_time() -> None:
     assert _looked(MemoryBoard()) == ("", 0.0)
+    assert _waited(MemoryBoard()) == []
 
 
 def test_a_lease_that_is_renewed_names_who_is_at_work() -> None:
@@ -74,7 +79,7 @@ def test_one_that_comes_while_it_looks_is_seen() -> None:
     async def comes() -> str:
         another = partial(board.write, Member("another", epoch="b"), "", leaving=False)
         asyncio.get_running_loop().call_later(TIMES.tick + 1, another)
-        return await at_work(Link(board, deadline=TIMES.deadline))
+        return await at_work(Link(board, deadline=TIMES.deadline), _nobody)
 
     assert run(comes()) == "another"
 
@@ -84,4 +89,59 @@ def test_a_board_that_is_away_is_no_answer() -> None:
         raise BoardError("the API server is away")
 
     with pytest.raises(BoardError, match="is away"):
-        run(at_work(Link(MemoryBoard(), deadline=TIMES.deadline, before=away)))
+        run(at_work(Link(MemoryBoard(), deadline=TIMES.deadline, before=away), _nobody))
+
+
+def _waited(board: MemoryBoard, *, renewals: int = 0, outages: int = 0) -> list[str]:
+    """What it says, without repeats, until it begins."""
+    said: list[str] = []
+
+    def say(what: str, why: str) -> None:
+        if said[-1:] != [f"{what}: {why}"]:
+            said.append(f"{what}: {why}")
+
+    async def renew() -> None:
+        for _ in range(renewals):
+            await asyncio.sleep(TIMES.tick)
+            board.write(ONE, board.leases[ONE.name].version, leaving=False)
+
+    async def weather(_: str) -> None:
+        nonlocal outages
+        outages -= 1
+        if outages >= 0:
+            raise BoardError("the API server is away")
+
+    async def wait() -> None:
+        renewing = asyncio.create_task(renew())
+        link = Link(board, deadline=TIMES.deadline, before=weather)
+        await until_alone(link, waits=partial(say, "waits"), away=partial(say, "away"))
+        await renewing
+
+    run(wait())
+    return said
+
+
+def test_beside_a_replica_at_work_it_says_who_that_is_and_what_to_do() -> None:
+    board = MemoryBoard()
+    board.write(ONE, "", leaving=False)
+    looks, waits = _waited(board, renewals=5)
+    assert looks.startswith(f"waits: replica {ONE.name} has a Lease in this cluster")
+    assert waits == (
+        f"waits: replica {ONE.name} is at work in this cluster; this one has no section shards, "
+        "would act for the same nodes, and waits until no other is: give it the configuration of "
+        "the others, or stop it (docs/shards.md)"
+    )
+
+
+def test_beside_the_lease_of_one_that_died_it_says_that_it_begins_by_itself() -> None:
+    board = MemoryBoard()
+    board.write(ONE, "", leaving=False)
+    [said] = _waited(board)
+    assert said == (
+        f"waits: replica {ONE.name} has a Lease in this cluster; it is watched for 12 s, and where "
+        "nobody renews it, this one, which has no section shards, begins by itself (docs/shards.md)"
+    )
+
+
+def test_where_the_board_is_away_it_says_that_and_of_no_replica() -> None:
+    assert _waited(MemoryBoard(), outages=2) == ["away: the API server is away"]

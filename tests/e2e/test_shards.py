@@ -1,6 +1,8 @@
 """Three replicas on the real API server: killed, stopped between a look and its write, ended."""
 
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -294,8 +296,9 @@ def test_a_replica_that_was_told_of_no_others_begins_when_none_is_at_work(
     simulator = ends.enter_context(Simulator(where, log=tmp_path / "simulator.log"))
     simulator.until_streaming(1, timeout_s=60)
     simulator.inject(nodes=[node], fault="xid:79")
-    looks = lone.log().count("it does not begin yet")
+    looks = lone.log().count("is at work in this cluster")
     assert looks == 1, "said once, however often it looks"
+    assert "THIS REPLICA WAITS FOR OTHERS, and does nothing: replica" in _shown(lone)
     assert not plane.node(node)["spec"].get("taints")
 
     assert others.one(0).stop() == 0
@@ -304,3 +307,18 @@ def test_a_replica_that_was_told_of_no_others_begins_when_none_is_at_work(
         what="the lone one to act",
         timeout_s=60,
     )
+    assert "WAITS FOR OTHERS" not in _shown(lone)
+
+
+def _shown(replica: AggregatorProcess) -> str:
+    """What `sickbay status` says of it."""
+    page = f"https://{replica.host}:{replica.web_port}"
+    program = Path(sys.executable).parent / "sickbay"
+    done = subprocess.run(
+        [program, "status", "--url", page, "--ca-file", replica.authority.certificate],
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+        timeout=60,
+    )
+    return done.stdout

@@ -319,6 +319,21 @@ async def test_the_page_says_stop_view_lost_and_quorum(served: Served) -> None:
         assert said in text
 
 
+async def test_a_replica_that_waits_for_others_has_a_headline_of_its_own_and_says_it_once() -> None:
+    why = "replica r-0 is at work in this cluster"
+    async with serving(Fleet(view_lost=why, in_company=True), Hands().clocks()) as served:
+        served.troubles.append(why)
+        text = await served.text("/")
+        told = await served.json("/api/v1/fleet")
+        listed = await served.json("/api/v1/quarantines")
+    assert "This replica waits for others." in text
+    assert "be seen." not in text
+    assert text.count(why) == 1
+    for answer in (told, listed):
+        assert (answer["in_company"], answer["view_lost"]) == (True, why)
+    assert told["not_ready"] == [why], "as /readyz has it"
+
+
 async def test_the_page_and_the_api_say_what_many_nodes_share_and_what_to_do() -> None:
     hands = Hands()
     fleet = small_fleet(hands)
