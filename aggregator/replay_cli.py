@@ -180,7 +180,7 @@ def _rows(where: "History", node: str) -> Iterable[Mapping[str, Any]]:
     if where.is_file and not Path(file).exists():
         raise HistoryError(f"{file}: there is no history; expected the aggregator's")
     credentials = Credentials(where.password_file, where.ca_file, where.insecure_plaintext)
-    database = Database(where.database, credentials, "sickbay history")
+    database = Database(where.database, credentials, "sickbay history", reads=True)
     try:
         yield from database.evidence(node)
     finally:

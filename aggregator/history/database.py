@@ -53,13 +53,19 @@ class Page(NamedTuple):
 class Database:
     """The database at ``url`` (an SQLAlchemy URL). Opened by the first call that needs it.
 
-    ``application`` is what a server is told of who we are.
+    ``application`` is what a server is told of who we are; ``reads``: nothing is to be written, and
+    a file may be where nothing can be.
     """
 
     def __init__(
-        self, url: str, credentials: Credentials | None = None, application: str = "sickbay"
+        self,
+        url: str,
+        credentials: Credentials | None = None,
+        application: str = "sickbay",
+        *,
+        reads: bool = False,
     ) -> None:
-        self._door = _door(make_url(url), credentials or Credentials(), application)
+        self._door = _door(make_url(url), credentials or Credentials(), application, reads=reads)
 
     @property
     def name(self) -> str:
@@ -229,9 +235,9 @@ class Database:
         return self._door.call(work, seconds=seconds)
 
 
-def _door(url: URL, credentials: Credentials, application: str) -> Door:
+def _door(url: URL, credentials: Credentials, application: str, *, reads: bool) -> Door:
     if url.get_backend_name() == "sqlite":
-        return Sqlite(url)
+        return Sqlite(url, reads=reads)
     # Half a second that a file's user need not spend.
     from aggregator.history.postgres import Postgres
 

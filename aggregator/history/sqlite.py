@@ -2,9 +2,10 @@
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -16,14 +17,24 @@ from aggregator.history.migrating import is_ready, prepare
 T = TypeVar("T")
 
 _WRITE = "sickbay_write"
+#: Hold for whoever reads, too.
+_READING = (
+    "busy_timeout=5000",
+    "cache_size=-16384",  # 16 MiB: the upper pages of the indexes of ten million rows
+)
+_COPY = "to a folder that can be written to, and point history.database there"
 
 
 class Sqlite:
-    """A `Door` to the file that ``url`` names."""
+    """A `Door` to the file that ``url`` names. ``reads``: for whoever only reads, and may where
+    nothing can be written.
+    """
 
-    def __init__(self, url: URL) -> None:
+    def __init__(self, url: URL, *, reads: bool = False) -> None:
         self._url = url
         self._path = Path(url.database or "")
+        self._reads = reads
+        self._settled = False  # opened as what nobody writes to
         self._engine: sa.Engine | None = None
         self._file: tuple[int, int] | None = None
 
@@ -39,13 +50,16 @@ class Sqlite:
         seconds: float,  # noqa: ARG002 - a disk that hangs can't be given up
     ) -> T:
         try:
-            return _in_transaction(self._open(), work, write=write)
+            found = _in_transaction(self._open(), work, write=write)
+            if self._settled and self._beside("-wal").exists():
+                raise HistoryError(f"{self.name} was written to while it was read; try again")
         # ValueError: a row that holds no JSON.
         except (sa.exc.SQLAlchemyError, OSError, ValueError) as error:
             self.close()
             if isinstance(error, HistoryError):
                 raise
             raise HistoryError(f"{self.name}: {reason(error)}") from error
+        return found
 
     def close(self) -> None:
         engine, self._engine = self._engine, None
@@ -57,9 +71,13 @@ class Sqlite:
         if self._engine is not None and self._identity() != self._file:
             self.close()  # taken away under us: SQLite would write on into nowhere
         if self._engine is None:
-            engine = _engine(self._url, self._path)
+            only_read = self._reads and not _can_write(self._path)
+            engine = self._for_reading() if only_read else _engine(self._url, self._path)
             try:
-                self._make_tables(engine)
+                if only_read:
+                    self._refuse_older(engine)
+                else:
+                    self._make_tables(engine)
             except BaseException:
                 engine.dispose()
                 raise
@@ -79,6 +97,33 @@ class Sqlite:
         if not _in_transaction(engine, lambda one: is_ready(one, self.name), write=False):
             _in_transaction(engine, lambda one: prepare(one, self.name), write=True)
 
+    def _for_reading(self) -> sa.Engine:
+        """Where SQLite can't make the files beside it by which readers and a writer know of each
+        other. It takes those that stand there; without them, only what nobody writes to is whole.
+        """
+        os.close(os.open(self._path, os.O_RDONLY | os.O_CLOEXEC))  # says why not, where it can't
+        log, shared = self._beside("-wal"), self._beside("-shm")
+        known = log.exists() and shared.exists()
+        if not known and log.exists() and log.stat().st_size:
+            raise HistoryError(
+                f"{self.name}: its newest rows stand in {log}, which can't be read without {shared}"
+                f" where that can't be made; copy {self.name} and {log} {_COPY}"
+            )
+        self._settled = not known
+        how = {"uri": "true", "mode": "ro"} | ({} if known else {"immutable": "1"})
+        file = self._url.set(database="file:" + quote(str(self._path.absolute())))
+        return _settling(file.update_query_dict(how), _READING)
+
+    def _refuse_older(self, engine: sa.Engine) -> None:
+        if not _in_transaction(engine, lambda one: is_ready(one, self.name), write=False):
+            raise HistoryError(
+                f"{self.name} was written by an earlier sickbay, and is brought up to date before "
+                f"it is read; here nothing can be written: copy it {_COPY}"
+            )
+
+    def _beside(self, end: str) -> Path:
+        return self._path.with_name(self._path.name + end)
+
     def _identity(self) -> tuple[int, int] | None:
         try:
             found = self._path.stat()
@@ -95,18 +140,29 @@ def _in_transaction(engine: sa.Engine, work: Callable[[sa.Connection], T], *, wr
 def _engine(url: URL, path: Path) -> sa.Engine:
     # Made here, so that it is nobody else's to read.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    return _settling(
+        url,
+        (
+            *_READING,
+            "page_size=8192",  # holds for a new file alone
+            "journal_mode=WAL",
+            "synchronous=NORMAL",
+        ),
+    )
+
+
+def _can_write(path: Path) -> bool:
+    """SQLite makes files beside it."""
+    return os.access(path, os.W_OK) and os.access(path.absolute().parent, os.W_OK)
+
+
+def _settling(url: URL, pragmas: Iterable[str]) -> sa.Engine:
     engine = sa.create_engine(url, pool_size=1, max_overflow=1)
 
     @event.listens_for(engine, "connect")
     def _settle(connection: Any, _: object) -> None:
         connection.isolation_level = None  # transactions begin where we say: DDL is in them too
-        for pragma in (
-            "busy_timeout=5000",
-            "page_size=8192",  # holds for a new file alone
-            "cache_size=-16384",  # 16 MiB: the upper pages of the indexes of ten million rows
-            "journal_mode=WAL",
-            "synchronous=NORMAL",
-        ):
+        for pragma in pragmas:
             connection.execute(f"PRAGMA {pragma}").close()
 
     @event.listens_for(engine, "begin")

@@ -1,0 +1,146 @@
+"""A history where nothing can be written: a backup, a snapshot, a read-only disk."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aggregator.history.database import Database
+from aggregator.history.doors import HistoryError
+from aggregator.history.tables import evidence
+from tests.agent.real_disks import run
+from tests.aggregator.test_migrations import earlier
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount"),
+]
+
+_READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
+
+
+@pytest.fixture
+def writing(tmp_path: Path) -> Iterator[Database]:
+    """A history that is being written: a row stands in it, another in its write-ahead log alone."""
+    folder = tmp_path / "live"
+    folder.mkdir()
+    database = Database(f"sqlite:///{folder}/history.db")
+    _write(database, "older")
+    database.close()
+    _write(database, "newer")
+    yield database
+    database.close()
+
+
+def _write(database: Database, node: str) -> None:
+    row = {"at": time.time(), "node": node, "kind": "hello", "body": {}, "replica": ""}
+    database.write([{"id": time.time_ns(), **row}], evidence)
+
+
+def _copied(tmp_path: Path, *ends: str) -> Path:
+    """The file with these beside it: a folder that holds nothing else."""
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    for end in ("", *ends):
+        shutil.copy(tmp_path / "live" / f"history.db{end}", folder)
+    return folder
+
+
+def _exported(folder: Path) -> "subprocess.CompletedProcess[str]":
+    """What `history export` says of the file in ``folder``, which is mounted read-only."""
+    config = folder.parent / "aggregator.yaml"
+    config.write_text(
+        "cluster: {kind: local}\nidentity: {kind: insecure-trust-hello}\n"
+        "listen: {grpc: '127.0.0.1:0', web: '127.0.0.1:0'}\n"
+        f"history: {{database: 'sqlite:///{folder}/history.db'}}\n"
+    )
+    before = sorted(folder.iterdir())
+    program = [sys.executable, "-c", "from aggregator.cli import main; main()"]
+    words = ["history", "export", "--config", str(config)]
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", _READ_ONLY, folder, *program, *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert sorted(folder.iterdir()) == before
+    return done
+
+
+def _nodes(done: "subprocess.CompletedProcess[str]") -> list[str]:
+    assert (done.returncode, done.stderr) == (0, "")
+    return [line.split('"node":')[1].split('"')[1] for line in done.stdout.splitlines()]
+
+
+def test_a_history_that_was_closed_is_exported_from_a_read_only_disk(
+    writing: Database, tmp_path: Path
+) -> None:
+    writing.close()
+    assert _nodes(_exported(_copied(tmp_path))) == ["newer", "older"]
+
+
+def test_what_stands_in_its_log_alone_is_exported_too(writing: Database, tmp_path: Path) -> None:
+    """As where the machine died, and where it is written at the same time by another way."""
+    assert _nodes(_exported(_copied(tmp_path, "-wal", "-shm"))) == ["newer", "older"]
+    assert _nodes(_exported(tmp_path / "live")) == ["newer", "older"]
+    _write(writing, "newest")
+    assert _nodes(_exported(tmp_path / "live")) == ["newer", "newest", "older"]
+
+
+def test_a_log_that_cant_be_read_there_is_not_passed_over(
+    writing: Database, tmp_path: Path
+) -> None:
+    folder = _copied(tmp_path, "-wal")
+    done = _exported(folder)
+    file = folder / "history.db"
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"sickbay-aggregator: {file}: its newest rows stand in {file}-wal, which can't be read "
+        f"without {file}-shm where that can't be made; copy {file} and {file}-wal to a folder that "
+        "can be written to, and point history.database there\n"
+    )
+
+
+def test_tables_of_an_earlier_version_are_refused_where_they_cant_be_brought_up_to_date(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "old"
+    folder.mkdir()
+    earlier(folder)
+    done = _exported(folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "was written by an earlier sickbay" in done.stderr
+    assert "copy it to a folder that can be written to" in done.stderr
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    """The folder of ``writing`` by another way, on which nothing can be written."""
+    way = tmp_path / "way"
+    way.mkdir()
+    run("mount", "--bind", tmp_path / "live", way)
+    try:
+        run("mount", "-o", "remount,ro,bind", way)
+        yield way
+    finally:
+        run("umount", "--lazy", way)
+
+
+def test_a_writer_that_begins_while_it_is_read_is_noticed(
+    writing: Database, read_only: Path
+) -> None:
+    """It was read as what nobody writes to, without the files by which the two would know."""
+    writing.close()
+    reading = Database(f"sqlite:///{read_only}/history.db", reads=True)
+    assert len(list(reading.evidence())) == 2
+    _write(writing, "newest")
+    with pytest.raises(HistoryError, match="was written to while it was read; try again"):
+        list(reading.evidence())
+    assert len(list(reading.evidence())) == 3
+    reading.close()
