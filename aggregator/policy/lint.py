@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import product
+from typing import Any
 
 import yaml
 
@@ -20,6 +21,12 @@ from aggregator.yaml_lines import Document, Key, Problem, parse
 #: The agent's checks by name, each with the reasons of its failures; None: any.
 Checks = Mapping[str, Sequence[str] | None]
 
+
+#: The details that say how bad a fault is. There are others; a name that is nearly one of these is
+#: most likely a slip, with which a rule that drains for the driver's own word never does.
+GRAVE = ("verdict", "severity", "unit", "link", "intr_info", "error_status", "injected")
+#: What the agent makes of the words of Xid 154.
+VERDICTS = ("none", "drain-p2p", "drain-and-reset", "gpu-reset", "node-reboot")
 
 #: A failing edge accuses neither end, and common causes do not count it: docs/limits.md.
 _EDGES = "peers"
@@ -51,6 +58,10 @@ def _about(
     for name, words in (("check", rule.check), ("confirmedBy", rule.confirmed_by)):
         if words and words not in checks:
             yield document.problem((*key, name), _unknown_check(words, checks))
+    if checks.get(rule.confirmed_by) == []:
+        text = f"check {rule.confirmed_by} never says failed, at most degraded; it confirms nothing"
+        yield document.problem((*key, "confirmedBy"), text)
+    yield from _slips(rule, key, document)
     reasons = checks.get(rule.check)
     if rule.check in checks and reasons is not None:
         for reason in rule.reasons:
@@ -70,6 +81,25 @@ def _about(
         if not _is_pattern(code) and policy.catalogue.classify(code) == UNKNOWN:
             text = f"{code!r} is in no catalogue; right if something of the site's own sends it"
             yield document.problem((*key, "faults"), text)
+
+
+def _slips(rule: Rule, key: Key, document: Document) -> Iterator[Problem]:
+    """Words that nothing says, and lists that leave nothing out."""
+    for name, values in rule.details.items():
+        near = difflib.get_close_matches(name.lower().replace("-", "_"), GRAVE, 1, 0.75)
+        if name not in GRAVE and near:
+            text = f"no fault of ours has a detail {name!r} (did you mean {near[0]!r}?)"
+            yield document.problem((*key, "details", name), text)
+        for value in values:
+            if name == "verdict" and value not in VERDICTS:
+                hint = _hint(value, VERDICTS)
+                text = f"no verdict is {value!r}{hint}; expected some of {', '.join(VERDICTS)}"
+                yield document.problem((*key, "details", name), text)
+    entry: Any = document.data["rules"][key[-1]]
+    for name, what in (("components", "component"), ("reasons", "reason")):
+        if entry.get(name) == []:
+            text = f"an empty list leaves nothing out: any {what} counts; expected the {name} meant"
+            yield document.problem((*key, name), text)
 
 
 def unfamiliar(policy: Policy, check: str, reason: str, checks: Checks) -> str:

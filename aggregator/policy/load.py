@@ -51,14 +51,18 @@ _ALONE = frozenset({"application", "ignore", "follow-on", "no-action"})
 _CHOICES = {"kind": KINDS, "action": ACTIONS, "release": RELEASES}
 
 
-def load_policy(catalogue: str, shipped: str, site: str = "", site_name: str = "") -> Policy:
+def load_policy(
+    catalogue: str, shipped: str, site: str | None = None, site_name: str = ""
+) -> Policy:
     """The shipped rules, with the site's replacing those of the same name and adding the rest.
 
+    None: there is no site's file. One that is empty is refused: what a full disk or a template made
+    of it must not drain by the shipped rules what the site's had spared.
     Raises `ConfigError` with every problem of the site's file.
     """
     facts = parse_catalogue(yaml.safe_load(catalogue))
     rules = {rule.name: rule for rule in _parse(shipped, "rules.yaml", facts, {})}
-    if site:
+    if site is not None:
         for rule in _parse(site, site_name or "policy", facts, rules):
             rules[rule.name] = rule
     ordered = tuple(rules.values())
@@ -209,6 +213,10 @@ class _Reader:
                 ):
                     self._problem((key,), f"{value!r}; expected texts, each with a list of texts")
                     return {}
+                for name, values in value.items():
+                    if not values:
+                        text = "can't match: no value is in an empty list; expected some, or no"
+                        self._problem((key, name), f"{text} {name} at all")
                 return {str(k): tuple(str(item) for item in v) for k, v in value.items()}
             case _:
                 if not isinstance(value, str):

@@ -18,7 +18,7 @@ def read_policy(site: Path | None = None) -> Policy:
     return load_policy(
         (shipped / "catalogue.yaml").read_text("utf-8"),
         (shipped / "rules.yaml").read_text("utf-8"),
-        read_text(site) if site is not None else "",
+        read_text(site) if site is not None else None,
         str(site or ""),
     )
 

@@ -10,8 +10,9 @@ from aggregator.policy import lint
 from aggregator.policy.lint import parse_checks, warnings
 from aggregator.policy.load import load_policy
 from aggregator.policy.rules import Rule
+from aggregator.policy.shipped import read_policy
 from aggregator.yaml_lines import ConfigError
-from nodeagent.checks import registry
+from nodeagent.checks import registry, xid_codes
 from tests.support.replica import shipped_policy
 
 SOURCE = Path(__file__).parents[2]
@@ -78,6 +79,10 @@ def odd(site: str) -> list[str]:
         ("name: gpu-gone, release: manuel", "did you mean 'manual'?"),
         ("name: gpu-gone, repeatWithin: 29d", "expected 28d at most"),
         ("name: gpu-gone, repeatWithin: 7", "no duration"),
+        (
+            "name: gpu-verdict-reset, details: {verdict: []}",
+            "rules[0].details.verdict: can't match: no value is in an empty list",
+        ),
     ],
 )
 def test_what_no_policy_may_ask_for_is_refused_with_its_line(text: str, said: str) -> None:
@@ -109,6 +114,26 @@ def test_what_no_policy_may_ask_for_is_refused_with_its_line(text: str, said: st
         (
             "name: a, kind: gpu, faults: [gpu-off-bus], confirmedBy: gpu-inventry, action: cordon",
             "did you mean 'gpu-inventory'?",
+        ),
+        (
+            "name: a, kind: gpu, faults: [gpu-off-bus], confirmedBy: memory, action: cordon",
+            "check memory never says failed, at most degraded; it confirms nothing",
+        ),
+        (
+            "name: gpu-verdict-reset, details: {Verdict: [gpu-reset]}",
+            "no fault of ours has a detail 'Verdict' (did you mean 'verdict'?)",
+        ),
+        (
+            "name: gpu-verdict-reset, details: {verdict: [node-reboot, gpu_reset]}",
+            "no verdict is 'gpu_reset' (did you mean 'gpu-reset'?); expected some of none, ",
+        ),
+        (
+            "name: link-down, components: []",
+            "components: an empty list leaves nothing out: any component counts",
+        ),
+        (
+            "name: disk-write, reasons: []",
+            "reasons: an empty list leaves nothing out: any reason counts",
         ),
         ("name: a, kind: gpu, faults: ['xid:900'], action: observe", "is in no catalogue"),
         (
@@ -209,6 +234,23 @@ def test_no_shipped_rule_is_odd() -> None:
     catalogue = (SOURCE / "aggregator/policy/catalogue.yaml").read_text()
     policy = load_policy(catalogue, text)
     assert [one.text for one in warnings(policy, text, "rules.yaml", CHECKS)] == []
+
+
+def test_an_empty_file_of_rules_is_refused_and_is_no_word_for_the_shipped_ones(
+    tmp_path: Path,
+) -> None:
+    """A full disk, or a template, made it so: a site's milder rules must not be forgotten."""
+    for text in ("", "\n", "# all of them are gone\n"):
+        (tmp_path / "rules.yaml").write_text(text)
+        with pytest.raises(ConfigError, match=r"rules\.yaml:1: no list of rules"):
+            read_policy(tmp_path / "rules.yaml")
+    (tmp_path / "rules.yaml").write_text("rules: []\n")
+    assert read_policy(tmp_path / "rules.yaml") == read_policy()
+
+
+def test_the_verdicts_that_rules_can_be_about_are_the_agents_own() -> None:
+    assert set(lint.VERDICTS) == set(xid_codes._VERDICTS.values())
+    assert set(lint.VERDICTS) == set(xid_codes._VERDICT_NUMBERS.values())
 
 
 def test_the_checks_that_rules_can_be_about_are_the_agents_own() -> None:

@@ -12,7 +12,7 @@ from aggregator.policy.shipped import read_policy
 
 DOCS = Path(__file__).parents[2] / "docs"
 #: A site's file that changes nothing.
-EMPTY = str(Path(__file__).with_name("__init__.py"))
+SHIPPED = str(Path(__file__).parents[2] / "aggregator/policy/rules.yaml")
 
 
 def example(page: str) -> str:
@@ -151,8 +151,8 @@ def test_a_sites_file_is_explained_with_the_shipped_rules(
         (["check", "/dev/null"], "/dev/null: can't be read: it is a device and no regular file"),
         (["explain", "--fault", "xid:79", "--policy", "/dev/null"], "it is a device and no reg"),
         (["replay", "/dev/null"], "it is a device and no regular file"),
-        (["replay", EMPTY, "--record", "/dev/null"], "it is a device and no regular file"),
-        (["replay", EMPTY, "--config", "/dev/null"], "it is a device and no regular file"),
+        (["replay", SHIPPED, "--record", "/dev/null"], "it is a device and no regular file"),
+        (["replay", SHIPPED, "--config", "/dev/null"], "it is a device and no regular file"),
     ],
 )
 def test_a_question_that_makes_no_sense_is_refused(

@@ -311,7 +311,7 @@ def differences(site: str) -> list[tuple[str, str, str, str]]:
 def test_what_a_changed_rule_would_have_done_is_told(
     site: str, found: list[tuple[str, str, str, str]]
 ) -> None:
-    assert differences(f"rules:\n  - {site}\n" if site else "") == found
+    assert differences(f"rules:\n  - {site}\n" if site else "rules: []") == found
 
 
 def test_the_sums_are_of_what_acts() -> None:

@@ -31,7 +31,7 @@ from aggregator.shards.council import Shards
 from tests.support.memorycluster import MemoryCluster, World
 
 
-def shipped_policy(site: str = "") -> Policy:
+def shipped_policy(site: str | None = None) -> Policy:
     """The shipped catalogue and rules, with a site's on top."""
     data = files("aggregator.policy")
     return load_policy(
