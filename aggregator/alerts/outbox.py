@@ -91,6 +91,8 @@ class Outbox:
         new = dropped = 0
         with self._change() as db:
             db.execute("DELETE FROM told WHERE at < ?", (now - SAME_WITHIN,))
+            # A clock that was set back must not silence what is told again until it has caught up.
+            db.execute("UPDATE told SET at = ? WHERE at > ?", (now, now))
             for item in items:
                 if item.ends is not None:
                     _forget(db, item.ends)

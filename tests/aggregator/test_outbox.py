@@ -134,6 +134,17 @@ def test_a_clock_that_was_set_back_holds_no_alert(path: Path) -> None:
     outbox.close()
 
 
+def test_a_clock_that_was_set_back_silences_nothing_for_longer_than_one_that_was_right(
+    path: Path,
+) -> None:
+    """It was a year ahead, as on a machine whose time was not yet set, and said so then."""
+    outbox = Outbox(path)
+    conflict = item(happened(kind=Kind.AGENT_CONFLICT))
+    assert outbox.accept([conflict], NOW + 365 * 86_400)[0] == 1
+    assert outbox.accept([conflict], NOW)[0] == 0, "said a moment ago, as far as anybody knows"
+    assert outbox.accept([conflict], NOW + SAME_WITHIN + 1)[0] == 1
+
+
 def test_a_post_carries_a_bounded_number(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox_module, "MOST_IN_ONE", 10)
     outbox = Outbox(path)
