@@ -4,8 +4,12 @@ What is taken here is what the library takes: files with ':' between them, of ea
 the last file's current context.
 """
 
+import base64
 import os
+import ssl
+import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,7 @@ from aggregator.regular import MOST, regular
 #: Each list of a kubeconfig, and where an item of it keeps what it is about.
 _LISTS = {"clusters": "cluster", "contexts": "context", "users": "user"}
 _WHOLE = "expected clusters, contexts and users, as kubectl config view shows them"
+_PEM = "PEM, with -----BEGIN and -----END"
 
 
 class KubeconfigError(Exception):
@@ -69,27 +74,111 @@ def check(paths: str, context: str) -> None:
     if not isinstance(server, str) or not server.startswith(("https://", "http://")):
         text = f'its cluster "{cluster.name}" has no server; expected https://HOST:PORT'
         raise KubeconfigError(cluster.file, text)
-    _ordinary(cluster, "certificate-authority", "certificate-authority-data", cluster.file)
+    authority = _ordinary(
+        cluster, "certificate-authority", "certificate-authority-data", cluster.file
+    )
+    with_tls = server.startswith("https")  # else the library looks at no certificate
+    if with_tls and authority is not None:
+        _check_authority(authority)
     user = chosen.data.get("user")
     if user:
-        _check_user(_pick(paths, found["users"], "users", user, of), cluster.file)
-    elif server.startswith("https"):  # what speaks plaintext, as kubectl proxy, asks for nobody
+        user = _pick(paths, found["users"], "users", user, of)
+        _check_user(user, cluster.file, with_tls=with_tls)
+    elif with_tls:  # what speaks plaintext, as kubectl proxy, asks for nobody
         text = f'its context "{chosen.name}" has no user; expected the name of one'
         raise KubeconfigError(chosen.file, text)
 
 
-def _check_user(user: _Item, beside: str) -> None:
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """What an item has under one of its keys: the content itself, or the name of its file."""
+
+    item: _Item
+    key: str
+    file: Path | None
+
+    def wrong(self, text: str) -> KubeconfigError:
+        where = f'{self.key} of "{self.item.name}"' + (f": {self.file}" if self.file else "")
+        return KubeconfigError(self.item.file, f"{where} {text}")
+
+    def holds_no(self, what: str) -> KubeconfigError:
+        in_base64 = "" if self.file else ", all of it in base64"
+        return self.wrong(f"holds no {what}; expected {_PEM}{in_base64}")
+
+    def at(self, ends: ExitStack) -> str:
+        """A file with its content, until the end of ``ends``: OpenSSL reads nothing else."""
+        if self.file is not None:
+            return str(self.file)
+        try:
+            content = base64.standard_b64decode(self.item.data[self.key])
+        except (TypeError, ValueError) as error:
+            raise self.wrong("is no base64; expected PEM, in base64") from error
+        file = Path(ends.enter_context(tempfile.TemporaryDirectory()), "content")
+        file.write_bytes(content)
+        return str(file)
+
+
+def _check_user(user: _Item, beside: str, *, with_tls: bool) -> None:
     """``beside``: the file next to which the library looks for certificates, the cluster's."""
     _ordinary(user, "tokenFile", "token", user.file)
-    _ordinary(user, "client-certificate", "client-certificate-data", beside)
-    _ordinary(user, "client-key", "client-key-data", beside)
+    certificate = _ordinary(user, "client-certificate", "client-certificate-data", beside)
+    key = _ordinary(user, "client-key", "client-key-data", beside)
+    if with_tls and certificate is not None:
+        _check_pair(certificate, key)
 
 
-def _ordinary(item: _Item, key: str, instead: str, beside: str) -> None:
-    """A file that the library will read is one. ``instead`` has its content, and goes first."""
+def _check_authority(authority: _Named) -> None:
+    with ExitStack() as ends:
+        try:
+            _tls().load_verify_locations(authority.at(ends))
+        except ssl.SSLError as error:
+            raise authority.holds_no("certificate") from error
+
+
+def _check_pair(certificate: _Named, key: _Named | None) -> None:
+    """OpenSSL says of a pair that it can't be used, and not which of the two."""
+    asked: list[bool] = []
+
+    def passphrase() -> str:
+        asked.append(True)
+        return ""  # else OpenSSL would ask whoever sits at the terminal
+
+    with ExitStack() as ends:
+        first = certificate.at(ends)
+        second = key.at(ends) if key is not None else None
+        try:
+            _tls().load_cert_chain(first, second, passphrase)
+        except OSError as error:  # as ssl.SSLError is, too
+            if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
+                text = "is not the key of its certificate; expected the two that belong together"
+                raise (key or certificate).wrong(text) from error
+            if asked:
+                text = "is encrypted; expected a private key without a passphrase"
+                raise (key or certificate).wrong(text) from error
+            try:
+                _tls().load_verify_locations(first)
+            except ssl.SSLError:
+                raise certificate.holds_no("certificate") from error
+            if key is None:
+                text = "holds no private key beside the certificate; expected client-key with one"
+                raise certificate.wrong(text) from error
+            raise key.holds_no("private key") from error
+
+
+def _tls() -> ssl.SSLContext:
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def _ordinary(item: _Item, key: str, instead: str, beside: str) -> _Named | None:
+    """A file that the library will read is one. ``instead`` has its content, and goes first.
+
+    None where there is neither.
+    """
+    if instead in item.data:
+        return None if item.data[instead] == "" else _Named(item, instead, None)
     named = item.data.get(key)
-    if instead in item.data or not named:
-        return
+    if not named:
+        return None
     if not isinstance(named, str):
         raise KubeconfigError(item.file, f'{key} of "{item.name}" is no text; expected a file')
     file = Path(beside).absolute().parent / named
@@ -99,6 +188,7 @@ def _ordinary(item: _Item, key: str, instead: str, beside: str) -> None:
     except OSError as error:
         text = f'{key} of "{item.name}": {file} can\'t be read: {error.strerror}'
         raise KubeconfigError(item.file, f"{text}; expected a readable file") from error
+    return _Named(item, key, file)
 
 
 def _read(file: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """A kubeconfig that can't be used is refused in words, before the library reads or waits."""
 
+import base64
 import json
 import os
 from collections.abc import Callable
@@ -7,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 from aggregator.cli import main
 from aggregator.kube.access import Sources, load
 from aggregator.kube.kubeconfig import KubeconfigError, check
 from aggregator.quarantine.cluster import Refused
+from tests.support.pki import Authority
 
 Change = Callable[[dict[str, Any]], object]
 
@@ -155,6 +158,122 @@ async def test_no_file_that_it_names_is_waited_for(tmp_path: Path, key: str, sec
 
 def test_what_has_its_content_within_needs_no_file(tmp_path: Path) -> None:
     check(str(written(tmp_path, _with("gone", "users", 0, "user", "tokenFile"))), "")
+
+
+@pytest.fixture(scope="module")
+def pem(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """A certificate, its key, the same key with a passphrase, and another's key."""
+    authority = Authority.create(tmp_path_factory.mktemp("pki"))
+    one, another = authority.server("one", ["a"]), authority.server("another", ["b"])
+    key = one.key.read_bytes()
+    private = serialization.load_pem_private_key(key, None)
+    encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    passphrase = serialization.BestAvailableEncryption(b"secret")
+    return {
+        "certificate": one.certificate.read_bytes(),
+        "key": key,
+        "encrypted": private.private_bytes(encoding, form, passphrase),
+        "another": another.key.read_bytes(),
+        "both": one.certificate.read_bytes() + key,
+        "junk": b"\xff junk",
+        "cut": one.certificate.read_bytes()[:200],
+    }
+
+
+_NO_CERTIFICATE = "holds no certificate; expected PEM, with -----BEGIN and -----END"
+_NO_KEY = "holds no private key; expected PEM, with -----BEGIN and -----END"
+
+
+@pytest.mark.parametrize("end", ["", "-data"])
+@pytest.mark.parametrize(
+    ("given", "wrong", "says"),
+    [
+        ({"certificate-authority": "junk"}, "certificate-authority", _NO_CERTIFICATE),
+        ({"certificate-authority": "cut"}, "certificate-authority", _NO_CERTIFICATE),
+        ({"certificate-authority": "key"}, "certificate-authority", _NO_CERTIFICATE),
+        (
+            {"client-certificate": "junk", "client-key": "key"},
+            "client-certificate",
+            _NO_CERTIFICATE,
+        ),
+        ({"client-certificate": "certificate", "client-key": "junk"}, "client-key", _NO_KEY),
+        (
+            {"client-certificate": "certificate", "client-key": "another"},
+            "client-key",
+            "is not the key of its certificate; expected the two that belong together",
+        ),
+        (
+            {"client-certificate": "certificate", "client-key": "encrypted"},
+            "client-key",
+            "is encrypted; expected a private key without a passphrase",
+        ),
+        (
+            {"client-certificate": "certificate"},
+            "client-certificate",
+            "holds no private key beside the certificate; expected client-key with one",
+        ),
+    ],
+)
+async def test_what_is_no_pem_or_does_not_belong_together_is_said_of_its_key(
+    tmp_path: Path, pem: dict[str, bytes], given: dict[str, str], wrong: str, says: str, end: str
+) -> None:
+    """Of which of them, and not in the library's words."""
+    path = written(tmp_path, _holding(tmp_path, {one: pem[given[one]] for one in given}, end))
+    where = f'{wrong}{end} of "{"c" if "authority" in wrong else "u"}"'
+    file = "" if end else f": {tmp_path / wrong}"
+    if end and "PEM" in says:
+        says += ", all of it in base64"
+    assert said_of(path) == f"the kubeconfig {path} can't be used: {where}{file} {says}"
+
+
+@pytest.mark.parametrize("end", ["", "-data"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"client-certificate": "both"},
+        {"client-certificate": "certificate", "client-key": "key"},
+        {"certificate-authority": "certificate"},
+        {"client-key": "junk"},
+    ],
+)
+async def test_certificates_that_the_library_takes_are_not_refused(
+    tmp_path: Path, pem: dict[str, bytes], given: dict[str, str], end: str
+) -> None:
+    """The last one is a key of no certificate, which nobody reads."""
+    path = written(tmp_path, _holding(tmp_path, {one: pem[given[one]] for one in given}, end))
+    assert (await load(Sources(str(path), "", {}))).tls is not None
+
+
+def _holding(folder: Path, contents: dict[str, bytes], end: str) -> Change:
+    """With these, in the kubeconfig itself (``end`` is "-data") or in files beside it."""
+
+    def change(data: dict[str, Any]) -> None:
+        for key, content in contents.items():
+            section = "clusters" if "authority" in key else "users"
+            (folder / key).write_bytes(content)
+            data[section][0][section[:-1]][key + end] = (
+                base64.b64encode(content).decode() if end else key
+            )
+
+    return change
+
+
+@pytest.mark.parametrize("value", [7, [1], "a", None])
+def test_what_is_no_base64_is_said_to(tmp_path: Path, value: object) -> None:
+    path = written(tmp_path, _with(value, "clusters", 0, "cluster", "certificate-authority-data"))
+    text = 'certificate-authority-data of "c" is no base64; expected PEM, in base64'
+    assert said_of(path) == f"the kubeconfig {path} can't be used: {text}"
+
+
+def test_what_speaks_plaintext_needs_no_certificate_that_can_be_read(tmp_path: Path) -> None:
+    """As a kubeconfig that was made for a proxy, and kept the rest."""
+
+    def change(data: dict[str, Any]) -> None:
+        data["clusters"][0]["cluster"]["server"] = "http://127.0.0.1:8001"
+        data["clusters"][0]["cluster"]["certificate-authority-data"] = "anVuaw=="
+        data["users"][0]["user"]["client-certificate-data"] = "anVuaw=="
+
+    check(str(written(tmp_path, change)), "")
 
 
 async def test_a_kubeconfig_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
