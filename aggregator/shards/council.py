@@ -91,14 +91,19 @@ class Council:
 def _difference(other: Member, mine: Member) -> str:
     """The first thing in which they differ, in words; empty: none that both tell of."""
     if other.version != mine.version:
-        return f"runs version {other.version} (here {mine.version})"
+        return _runs("version", other.version, mine.version)
     if other.policy_hash != mine.policy_hash:
-        return f"runs policy {other.policy_hash[:12]} (here {mine.policy_hash[:12]})"
+        return _runs("policy", other.policy_hash[:12], mine.policy_hash[:12])
     if other.mode and mine.mode and other.mode != mine.mode:
         return f"runs in mode {other.mode} (here {mine.mode})"
     if other.limits_hash and mine.limits_hash and other.limits_hash != mine.limits_hash:
         return "has other limits than this one"
     return ""
+
+
+def _runs(what: str, other: str, mine: str) -> str:
+    """A Lease that somebody has edited may tell of none."""
+    return f"{f'runs {what} {other}' if other else f'tells no {what}'} (here {mine or 'none'})"
 
 
 def weight(name: str, node: str) -> bytes:

@@ -93,6 +93,18 @@ def test_who_runs_something_else_is_named() -> None:
     assert council("a", "b").differing == ""
 
 
+def test_a_lease_that_tells_no_version_or_no_policy_is_said_to() -> None:
+    members = [
+        Member("a", policy_hash="1111", version="0.2.0"),
+        Member("b", policy_hash="1111"),
+        Member("c", version="0.2.0"),
+    ]
+    differing = Council(me="a", members={member.name: member for member in members}).differing
+    assert differing == "b tells no version (here 0.2.0); c tells no policy (here 1111)"
+    differing = Council(me="b", members={member.name: member for member in members}).differing
+    assert differing.startswith("a runs version 0.2.0 (here none); ")
+
+
 def test_another_mode_and_other_limits_are_named_and_who_does_not_tell_is_not() -> None:
     mine = Member("a", version="1", mode="drain", limits_hash="l1")
     others = [
