@@ -299,11 +299,17 @@ def test_a_bad_scenario_is_refused_with_file_line_and_key(
 ) -> None:
     file = tmp_path / "s.toml"
     file.write_text(scenario)
-    done = agent("simulate", "--nodes", "4", "--aggregator", "localhost:1", "--scenario", file)
-    assert done.code == 2
-    assert f"{file}{where}" in done.err
-    assert what in done.err
+    said = refusal("--nodes", "4", "--aggregator", "localhost:1", "--scenario", file)
+    assert f"{file}{where}" in said
+    assert what in said
+
+
+def refusal(*arguments: str | Path) -> str:
+    """What it says. One that is not refused ends at once, with its standard input."""
+    done = agent("simulate", "--stdin", *arguments)
+    assert done.code == 2, done.out
     assert "Traceback" not in done.err
+    return done.err
 
 
 @pytest.mark.parametrize(
@@ -333,20 +339,16 @@ def test_a_bad_scenario_is_refused_with_file_line_and_key(
     ],
 )
 def test_bad_options_are_refused(arguments: list[str], what: str) -> None:
-    done = agent("simulate", *arguments)
-    assert done.code == 2
-    assert what in done.err
-    assert "Traceback" not in done.err
+    assert what in refusal(*arguments)
 
 
 def test_names_that_no_aggregator_would_take_are_refused_with_their_lines(tmp_path: Path) -> None:
     file = tmp_path / "names"
     file.write_text("fine\nb c\n\n../x\n" + 254 * "x" + "\n")
-    done = agent("simulate", "--names", file, "--aggregator", "localhost:1")
-    assert done.code == 2
-    told = [line.partition(": ")[0] for line in done.err.splitlines()]
+    said = refusal("--names", file, "--aggregator", "localhost:1")
+    told = [line.partition(": ")[0] for line in said.splitlines()]
     assert told == [f"{file}:{number}" for number in (2, 4, 5)]
-    assert "'b c' is no node's name; expected a node's name: letters" in done.err
+    assert "'b c' is no node's name; expected a node's name: letters" in said
 
 
 async def test_an_editors_mark_at_the_beginning_is_no_part_of_the_first_name(
