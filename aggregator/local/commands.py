@@ -8,7 +8,6 @@ import contextlib
 import logging
 import os
 import signal
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
@@ -18,6 +17,13 @@ from aggregator.quarantine.cluster import Unreachable
 log = logging.getLogger("sickbay.local")
 
 _MOST_OUTPUT = 2000
+#: Characters of a value: of one that is too long for Linux no command could ever be begun, and the
+#: node of a reason that somebody pasted a log into could not be given back.
+_LONGEST = 4000
+#: Bytes. What it says is kept in memory until it ends, and no command has so much to say.
+_TOO_MUCH = 16 * 1024 * 1024
+#: Seconds between two looks at how much that is.
+_LOOK = 0.25
 
 
 class CommandFailed(Unreachable):
@@ -47,11 +53,12 @@ async def finish_command(
     and stand in the environment as SICKBAY_NODE and so on. Raises `CommandFailed` where it can't
     be run, or does not end within ``limit`` seconds.
     """
-    values = {name: text.replace("\0", "") for name, text in values.items()}
+    values = {name: text.replace("\0", "")[:_LONGEST] for name, text in values.items()}
     filled = [_fill(word, values) for word in argv]
     environment = os.environ | {f"SICKBAY_{name.upper()}": text for name, text in values.items()}
-    # A file and not a pipe: what the command leaves running must not keep us waiting.
-    with tempfile.TemporaryFile() as output:
+    # A file and not a pipe: what the command leaves running must not keep us waiting. In memory: a
+    # full disk must keep no node from being cordoned, nor from being given back.
+    with os.fdopen(os.memfd_create("command"), "w+b") as output:
         try:
             process = await asyncio.create_subprocess_exec(
                 *filled,
@@ -66,7 +73,7 @@ async def finish_command(
             raise CommandFailed(f"{argv[0]} can't be run: {error}") from error
         try:
             async with asyncio.timeout(limit):
-                await process.wait()
+                await _ended(process, argv, output)
         except TimeoutError:
             extra = {"argv": filled, "error": "out of time", "output": _end_of(output)}
             log.warning("command", extra=extra)
@@ -80,6 +87,22 @@ async def finish_command(
         text = _end_of(output)
     log.info("command", extra={"argv": filled, "rc": process.returncode, "output": text})
     return Finished(process.returncode or 0, text)
+
+
+async def _ended(
+    process: asyncio.subprocess.Process, argv: Sequence[str], output: IO[bytes]
+) -> None:
+    """Until it has ended. Raises `CommandFailed` where it says too much."""
+    ending = asyncio.ensure_future(process.wait())
+    try:
+        while not ending.done():
+            await asyncio.wait({ending}, timeout=_LOOK)
+            if not ending.done() and os.fstat(output.fileno()).st_size > _TOO_MUCH:
+                text = f"{argv[0]} was ended: it wrote more than {_TOO_MUCH // 2**20} MiB"
+                log.warning("command", extra={"argv": list(argv), "error": text})
+                raise CommandFailed(text)
+    finally:
+        ending.cancel()
 
 
 def _end_of(output: IO[bytes]) -> str:

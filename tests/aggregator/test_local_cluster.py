@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, closing
@@ -446,6 +447,31 @@ async def test_a_command_that_fails_says_how(tmp_path: Path) -> None:
         await run_command(
             [sys.executable, "-c", "print('x' * 10**6); exit(1)"], values=VALUES, limit=20
         )
+
+
+async def test_a_command_runs_where_nothing_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk, above all: no place for its words must hold no cordon and no release."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "no-longer-there"))
+    with pytest.raises(CommandFailed, match="sh exited with 3: why"):
+        await run_command(["sh", "-c", "echo why; exit 3"], values=VALUES, limit=20)
+    await run_command(["sh", "-c", "echo done"], values=VALUES, limit=20)
+
+
+async def test_a_command_that_does_not_stop_talking_is_ended(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    argv = ["sh", "-c", f"echo $$ > {mine}; exec yes"]
+    with pytest.raises(CommandFailed, match="sh was ended: it wrote more than 16 MiB"):
+        await run_command(argv, values=VALUES, limit=60)
+    assert ended(int(mine.read_text()))
+
+
+async def test_a_reason_of_any_length_keeps_no_command_from_running(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    argv = ["sh", "-c", f'printf %s "$1" > {out}', "sh", "reason={reason}"]
+    await run_command(argv, values={**VALUES, "reason": "x" * 200_000}, limit=20)
+    assert out.read_text() == f"reason={'x' * 4000}"
 
 
 async def test_a_command_that_takes_too_long_is_ended_with_its_children(tmp_path: Path) -> None:
