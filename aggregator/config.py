@@ -25,6 +25,7 @@ from aggregator.config_values import (
     HttpUrl,
     LabelKey,
     MaybePath,
+    Namespace,
     OrdinaryPath,
     Percent,
     ServiceAccount,
@@ -60,7 +61,7 @@ class Local(Section):
 
     database: OrdinaryPath = Path("/var/lib/sickbay-aggregator/cluster.db")
     commands: LocalCommands = LocalCommands()
-    command_timeout: Duration = 30.0
+    command_timeout: Annotated[Duration, Field(ge=1)] = 30.0
 
 
 class Cluster(Section):
@@ -69,7 +70,7 @@ class Cluster(Section):
     kind: Literal["kubernetes", "local"] = "kubernetes"
     kubeconfig: MaybePath = None
     """None: in-cluster, else the usual places."""
-    namespace: Annotated[str, Field(min_length=1)] = "sickbay"
+    namespace: Namespace = "sickbay"
     requests_per_second: Positive = 100
     burst: Positive = 200
     local: Local = Local()

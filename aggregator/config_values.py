@@ -260,6 +260,13 @@ MaybePath = Annotated[Path | None, BeforeValidator(maybe_path)]
 ServiceAccount = Annotated[
     str, shaped(r"[a-z0-9.-]+:[a-z0-9.-]+", '"NAMESPACE:NAME", such as "sickbay:sickbay-agent"')
 ]
+Namespace = Annotated[
+    str,
+    shaped(
+        r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?",
+        "a namespace's name: small letters, digits and '-', at most 63",
+    ),
+]
 DatabaseUrl = Annotated[str, BeforeValidator(database_url)]
 NamespacePattern = Annotated[
     str, shaped(r"[a-z0-9*?-]+", 'a namespace, or a pattern with "*" and "?" such as "slurm-*"')

@@ -159,7 +159,7 @@ BAD: list[tuple[str, str]] = [
         "cluster: {kind: local}",
         'identity.kind: "token" needs the keys of a Kubernetes API server, and cluster.kind is ',
     ),
-    ("cluster: {namespace: ''}", 'cluster.namespace: ""; expected text that is not empty'),
+    ("cluster: {namespace: ''}", 'cluster.namespace: ""; expected a namespace'),
     (
         "cluster: {local: {commands: {cordon: scontrol}}}",
         'cluster.local.commands.cordon: "scontrol"; expected a list, such as [a, b]',
@@ -193,6 +193,12 @@ BAD: list[tuple[str, str]] = [
     (
         "identity: {kind: certificate}",
         'identity.kind: "certificate" needs to know who signs; expected listen.tls.client_ca_file',
+    ),
+    ("cluster: {namespace: sick/bay}", 'cluster.namespace: "sick/bay"; expected a namespace'),
+    ("cluster: {namespace: Sickbay}", 'cluster.namespace: "Sickbay"; expected a namespace'),
+    (
+        "cluster: {kind: local, local: {command_timeout: 0s}}",
+        'cluster.local.command_timeout: "0s"; expected at least "1s"',
     ),
     ("history: {database: history.db}", 'history.database: "history.db"; expected "sqlite:///"'),
     (
