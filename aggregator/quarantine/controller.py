@@ -41,6 +41,7 @@ from aggregator.together import together
 
 #: Held proposals, silence and the fleet's size are looked at again so often (seconds).
 ROUNDS = 5.0
+_QUORUM_LOOKS = 0.5
 #: Why the cluster can't be seen before it has told anything.
 NO_NEWS_YET = "not connected yet"
 #: So many of those that a common cause holds in one round, in turn, and as many of the others.
@@ -299,7 +300,20 @@ class Controller:
                     self._attend_again(case)
                 self._attending.resume(case)
             self._look_at_held()
+            await self._rest()
+
+    async def _rest(self) -> None:
+        """Until the next round, which comes sooner once enough agents have reported: what waited
+        for that is due, and of what is new since then people would read beside a wait that is over.
+        """
+        if not self._fleet.waiting_for_quorum:
             await asyncio.sleep(ROUNDS)
+            return
+        for _ in range(int(ROUNDS / _QUORUM_LOOKS)):
+            await asyncio.sleep(_QUORUM_LOOKS)
+            self._tell_quorum()
+            if not self._fleet.waiting_for_quorum:
+                return
 
     async def _by_slices(self) -> AsyncIterator[Case]:
         """All cases, and a look at whatever else is to be done every millisecond or so."""
@@ -341,9 +355,12 @@ class Controller:
 
     def _tell_fleet(self) -> None:
         self._fleet.record_entries = len(self._registrar.record.entries)
+        self._tell_quorum()
+        self.conferring.go_round()
+
+    def _tell_quorum(self) -> None:
         waiting = quorum(self._settings.limits, self._census.size())
         self._fleet.waiting_for_quorum = waiting.reason if waiting is not None else ""
-        self.conferring.go_round()
 
     def say(self, node: str, component: Component) -> bool:
         """Evidence about a node in our own name; False: its agent was not heard yet."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator.health.model import Cleared
+from aggregator.health.model import Cleared, Snapshot
 from aggregator.quarantine.cluster import (
     Action,
     ClusterError,
@@ -25,6 +25,8 @@ from aggregator.quarantine.decide.record import parse_record
 from aggregator.quarantine.decide.wishes import FORCE
 from tests.support.memorycluster import MemoryCluster, World, phase_of
 from tests.support.replica import OPEN, SETTINGS, FakeLine, Replica, Turned, fault, snapshot
+from tests.support.running import LoopClock
+from tests.support.virtualtime import VirtualTimeLoop, play
 from tests.support.waiting import until
 
 FOREIGN = Taint("example.com/theirs", "1", "NoSchedule")
@@ -286,6 +288,31 @@ async def test_a_hand_made_quarantine_is_entered_and_drained_whatever_the_limits
     await reaches_released(world)
     check_released(world)
     await replica.stop()
+
+
+@pytest.mark.parametrize(("first", "second"), [(ILL, snapshot()), (snapshot(), ILL)])
+def test_a_wait_for_agents_is_over_soon_after_enough_have_reported(
+    first: Snapshot, second: Snapshot
+) -> None:
+    """For people, too, who would read of it beside what came of its end."""
+
+    async def test(loop: VirtualTimeLoop) -> None:
+        world = World()
+        for name in ("n1", "n2"):
+            world.add_node(name)
+        settings = replace(SETTINGS, limits=replace(OPEN, quorum_percent=100))
+        replica = Replica(world, clock=LoopClock(loop), settings=settings)
+        await until(lambda: not replica.fleet.view_lost)
+        replica.agent("n1", first)
+        await asyncio.sleep(1)
+        assert replica.fleet.waiting_for_quorum.startswith("1 of 2 nodes have reported")
+        replica.agent("n2", second)
+        began = loop.time()
+        await until(lambda: world.quarantines and not replica.fleet.waiting_for_quorum)
+        assert loop.time() - began <= 1.0
+        await replica.stop()
+
+    play(test)
 
 
 async def test_the_stop_switch_holds_admission_and_evictions_and_never_a_release() -> None:
