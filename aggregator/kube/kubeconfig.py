@@ -113,8 +113,12 @@ class _Named:
             content = base64.standard_b64decode(self.item.data[self.key])
         except (TypeError, ValueError) as error:
             raise self.wrong("is no base64; expected PEM, in base64") from error
-        file = Path(ends.enter_context(tempfile.TemporaryDirectory()), "content")
-        file.write_bytes(content)
+        try:
+            file = Path(ends.enter_context(tempfile.TemporaryDirectory()), "content")
+            file.write_bytes(content)
+        except OSError as error:  # the library needs as much
+            text = f"is to be put into a file for OpenSSL, and can't: {error}; expected room"
+            raise self.wrong(f"{text} in the temporary folder") from error
         return str(file)
 
 

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -263,6 +264,16 @@ def test_what_is_no_base64_is_said_to(tmp_path: Path, value: object) -> None:
     path = written(tmp_path, _with(value, "clusters", 0, "cluster", "certificate-authority-data"))
     text = 'certificate-authority-data of "c" is no base64; expected PEM, in base64'
     assert said_of(path) == f"the kubeconfig {path} can't be used: {text}"
+
+
+def test_where_no_temporary_file_can_be_made_that_is_said(
+    tmp_path: Path, pem: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container whose whole disk is read-only, or on a full one."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    authority = {"certificate-authority": pem["certificate"]}
+    path = written(tmp_path, _holding(tmp_path, authority, "-data"))
+    assert "expected room in the temporary folder" in said_of(path)
 
 
 def test_what_speaks_plaintext_needs_no_certificate_that_can_be_read(tmp_path: Path) -> None:
