@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.config import Config, ConfigError
+from nodeagent.toml_table import Problem
 
 log = logging.getLogger(__name__)
 
@@ -81,18 +82,28 @@ class Reloader:
 
     def _read(self) -> Config | ConfigError | None:
         """The file's configuration or what is wrong with it; None when it is the same file."""
-        try:
-            found = os.stat(self._path)  # noqa: PTH116  # follows the links, as open does
-            identity = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
-        except OSError:
-            identity = (0, 0, 0, 0)  # gone: to read it says why
+        identity = self._identify()
         if identity == self._identity:
             return None
         self._identity = identity
         try:
-            return self._load()
+            found = self._load()
         except ConfigError as error:
             return error
+        if self._identify() != identity:
+            self._identity = None  # it is being written: what was read may be a part of it
+            return None
+        if identity[2] == 0 and found != self._current:
+            what = "is empty, as a full disk leaves it, or who is writing it"
+            return ConfigError([Problem(str(self._path), 0, "", what, "settings, or a comment")])
+        return found
+
+    def _identify(self) -> _Identity:
+        try:
+            found = os.stat(self._path)  # noqa: PTH116  # follows the links, as open does
+        except OSError:
+            return (0, 0, 0, 0)  # gone: to read it says why
+        return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
     def _take(self, found: Config | ConfigError | None) -> None:
         if found is None:

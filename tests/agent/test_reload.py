@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.config import CheckSettings, Config, ConfigError, default
+from nodeagent.config import CheckSettings, Config, ConfigError, default, load
 from nodeagent.lineup import Lineup
 from nodeagent.reload import Reloader
 from nodeagent.toml_table import Problem
@@ -176,6 +176,44 @@ async def test_a_file_that_is_gone_is_said(source: Source) -> None:
     source.path.unlink()
     await source.run_until(lambda: source.reloader.state.problem)
     assert source.applied == []
+
+
+async def test_a_file_that_was_emptied_takes_no_setting_back(tmp_path: Path) -> None:
+    """By a full disk, or by who writes it in two steps: a GPU that is missed must stay missed."""
+    path, applied = tmp_path / "agent.toml", list[Config]()
+    path.write_text("[expect]\ngpus = 8\n")
+
+    def read() -> Config:
+        return load(path, ENVIRON)
+
+    reloader = Reloader(path, read(), load=read, apply=applied.append, every=0.01)
+    path.write_text("")
+    following = asyncio.create_task(reloader.run())
+    try:
+        await until(lambda: reloader.state.problem)
+        assert f"{path}: is empty, as a full disk leaves it" in reloader.state.problem
+        assert applied == []
+        path.write_text("# all by the defaults\n")
+        await until(lambda: applied)
+        assert (applied[0].expected_gpus, reloader.state.problem) == (None, "")
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
+async def test_a_file_that_is_written_while_it_is_read_is_read_again(source: Source) -> None:
+    def load() -> Config:
+        found = Source.load(source)
+        if source.loads == 2:
+            source.path.write_text("300")
+        return found
+
+    source.path.write_text("30")
+    source.reloader = Reloader(
+        source.path, source.reloader._current, load=load, apply=source._apply, every=0.01
+    )
+    await source.run_until(lambda: source.applied)
+    assert source.applied == [300.0]
 
 
 async def test_a_file_on_a_disk_that_hangs_holds_nothing_up(tmp_path: Path) -> None:
