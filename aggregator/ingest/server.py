@@ -200,7 +200,7 @@ def build(
     now: Callable[[], float],
     wall: Callable[[], float],
 ) -> IngestServer:
-    """The server that ``config`` asks for.
+    """The server that ``config`` asks for. Raises `aggregator.ingest.tls.TlsError`.
 
     ``name`` is this aggregator's, told to agents. ``keys`` (`open_keys`) verify tokens, and are
     needed for ``identity.kind: token``. ``is_current`` tells whether a Node has the UID that its
@@ -214,6 +214,7 @@ def build(
         files = CertificateFiles(
             tls.cert_file, tls.key_file, tls.client_ca_file, stats=stats, now=now
         )
+        files.check()
     return IngestServer(
         config.listen.grpc,
         tls=files,

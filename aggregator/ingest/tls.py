@@ -44,6 +44,10 @@ class CertificateFiles:
         self._seen: tuple[tuple[int, int, int], ...] = ()
         self._trouble = ""
 
+    def check(self) -> None:
+        """`TlsError` when the files can't be used: others read them too, and can't say why."""
+        self._load()
+
     def credentials(self, *, require_client_certificate: bool) -> grpc.ServerCredentials:
         """For the server; `TlsError` when the files can't be used."""
         self._seen = self._signature()

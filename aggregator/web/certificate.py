@@ -18,7 +18,7 @@ class Certificate:
         self._files = (cert_file, key_file)
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self._seen = self._look()
-        self.context.load_cert_chain(cert_file, key_file)
+        self._load()
 
     async def follow(self) -> None:
         """Until cancelled: new connections get the certificate that is there now."""
@@ -27,11 +27,15 @@ class Certificate:
             try:
                 now = self._look()
                 if now != self._seen:
-                    self.context.load_cert_chain(*self._files)
+                    self._load()
                     self._seen = now
                     log.info("the page's certificate was read again")
             except OSError as error:  # ssl.SSLError is one; half-written files are tried again
                 log.warning("the page's certificate can't be read", extra={"error": str(error)})
+
+    def _load(self) -> None:
+        # A passphrase that is none: OpenSSL would ask the terminal for one, and wait.
+        self.context.load_cert_chain(*self._files, password="")
 
     def _look(self) -> tuple[tuple[int, int], ...]:
         stats = [path.stat() for path in self._files]

@@ -17,9 +17,10 @@ from aggregator.config import Config, ConfigError, load
 from aggregator.policy.shipped import read_policy
 from aggregator.quarantine.cluster import Action
 from aggregator.quarantine.ledger import Kind
+from aggregator.web.certificate import Certificate
 from aggregator.yaml_lines import section_in
 from tests.support.pipes import pipe_with
-from tests.support.pki import Authority
+from tests.support.pki import Authority, encrypted
 
 ROOT = Path(__file__).parents[2]
 EMPTY = ROOT / "tests/__init__.py"
@@ -869,6 +870,40 @@ history: {{database: 'sqlite:///{tmp_path}/history.db'}}
     assert said.startswith(f'sickbay-aggregator: can\'t listen on "127.0.0.1:{port}"')
     assert "something else listens there already" in said
     assert all(line.startswith("{") for line in done.stdout.splitlines()), done.stdout
+
+
+def test_a_start_with_a_certificate_that_cant_be_used_ends_in_words(tmp_path: Path) -> None:
+    """The page reads it first, and OpenSSL would say neither which file it is nor what is wrong."""
+    pair = Authority.create(tmp_path / "pki").server("aggregator", ["localhost"])
+    key = tmp_path / "key.pem"
+    key.write_bytes(encrypted(pair.key))
+    text = f"""listen:
+  grpc: '127.0.0.1:0'
+  web: '127.0.0.1:0'
+  tls: {{cert_file: {pair.certificate}, key_file: {key}}}
+cluster: {{kind: local, local: {{database: {tmp_path}/cluster.db}}}}
+identity: {{kind: insecure-trust-hello}}
+history: {{database: 'sqlite:///{tmp_path}/history.db'}}
+alerts: {{outbox: {tmp_path}/outbox.db}}
+"""
+    for _ in range(2):
+        done = command("run", "--config", str(written(tmp_path, text)))
+        assert done.returncode == 1
+        [said] = done.stderr.splitlines()
+        assert said.startswith(f"sickbay-aggregator: {key} is no private key in PEM: ")
+        key.write_text("junk")
+
+
+def test_the_page_asks_nobody_for_the_passphrase_of_a_renewed_key(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It would wait for one at the terminal, and everything else with it."""
+    pair = Authority.create(tmp_path / "pki").server("aggregator", ["localhost"])
+    key = tmp_path / "key.pem"
+    key.write_bytes(encrypted(pair.key))
+    with pytest.raises(OSError, match=r"."):
+        Certificate(pair.certificate, key)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_two_databases_in_one_file_are_refused(tmp_path: Path) -> None:

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives import serialization
 
 from aggregator.cli import main
 from aggregator.kube.access import Sources, load
 from aggregator.kube.kubeconfig import KubeconfigError, check
 from aggregator.quarantine.cluster import Refused
-from tests.support.pki import Authority
+from tests.support.pki import Authority, encrypted
 
 Change = Callable[[dict[str, Any]], object]
 
@@ -167,13 +166,10 @@ def pem(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     authority = Authority.create(tmp_path_factory.mktemp("pki"))
     one, another = authority.server("one", ["a"]), authority.server("another", ["b"])
     key = one.key.read_bytes()
-    private = serialization.load_pem_private_key(key, None)
-    encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    passphrase = serialization.BestAvailableEncryption(b"secret")
     return {
         "certificate": one.certificate.read_bytes(),
         "key": key,
-        "encrypted": private.private_bytes(encoding, form, passphrase),
+        "encrypted": encrypted(one.key),
         "another": another.key.read_bytes(),
         "both": one.certificate.read_bytes() + key,
         "junk": b"\xff junk",

@@ -4,10 +4,12 @@ import base64
 import json
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jwt
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
@@ -26,6 +28,14 @@ class Authority(plane.Authority):
         )
         names = x509.SubjectAlternativeName([x509.DNSName(name) for name in dns]) if dns else None
         return self._issue(file_name, subject, ExtendedKeyUsageOID.CLIENT_AUTH, names)
+
+
+def encrypted(key: Path) -> bytes:
+    """The same private key with a passphrase, in PEM."""
+    private = serialization.load_pem_private_key(key.read_bytes(), None)
+    encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    passphrase = serialization.BestAvailableEncryption(b"secret")
+    return private.private_bytes(encoding, form, passphrase)
 
 
 class TokenIssuer:
