@@ -119,7 +119,9 @@ class Acts:
         The node is read while the record is written: both come before the object is made, whose
         making proves that no other stands. Thousands that are held read nothing.
         """
-        if self._leave_alone(case, wanted):
+        if case.node_gone:  # first: a record written and undone is news to us again
+            case.take_node(await self._cluster.read_node(case.node))
+        if self._is_nowhere(case, wanted) or self._leave_alone(case, wanted):
             return False
         proposal = self._proposal(case, wanted)
         reading = None
@@ -140,7 +142,7 @@ class Acts:
         node = await self._taken(case, await (reading or self._picture(case)))
         if node is None:
             await self._registrar.withdraw(entry)
-            case.patient.last_error = "the cluster has no node of this name"
+            self._is_nowhere(case, wanted)
             return False
         if case.misnamed or case.patient.overruled != words or self._spared(case, wanted):
             await self._registrar.withdraw(entry)  # we decided on another picture: again
@@ -159,8 +161,7 @@ class Acts:
         node = await self._taken(case, await self._picture(case))
         if node is None:
             await self._registrar.withdraw(entry)
-            case.patient.last_error = "the cluster has no node of this name"
-            return
+            return  # what comes next says so
         if case.misnamed or case.patient.overruled != words or self._spared(case, wanted):
             return  # we decided on another picture: again
         if self._leave_alone(case, wanted):
@@ -351,6 +352,15 @@ class Acts:
             self._unsettled(case),
             self._basis(case),
         )
+
+    def _is_nowhere(self, case: Case, wanted: Wanted) -> bool:
+        """Whether the cluster has no such node: it is held then, counts for no limit, and is looked
+        for again, for it may come (back).
+        """
+        if case.node_gone:
+            text = "the cluster has no node of this name"
+            self._hold(case, Held("no-node", "not found", text), wanted)
+        return case.node_gone
 
     def _leave_alone(self, case: Case, wanted: Wanted) -> bool:
         """Whether somebody else is at work on the node: it is held then, and looked at again."""

@@ -53,6 +53,8 @@ HOLDS = {
     "many fall ill at once, suspect a common cause first.",
     "shards": "Wait: it passes within seconds, or at the end of a rollout. If it stays: sickbay "
     "replicas",
+    "no-node": "The agent speaks for a node that kubectl get nodes does not have: end it if the "
+    "node was taken away; else see that both go by one name.",
     "maintenance": "Nothing, while somebody else is at work on the node: it is looked at again. To "
     f"act on it all the same: {_BY_HAND}",
     "limits.pool_percent": "This pool has lost as many nodes as it may. Repair or release some of "

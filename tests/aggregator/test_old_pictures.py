@@ -1,10 +1,11 @@
 """A node that comes from a cache may be shown as it was: that costs a second try, and no more."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 
-from aggregator.quarantine.cluster import Node, Phase, Taint
+from aggregator.quarantine.cluster import Node, Phase, RecordText, Taint
 from aggregator.quarantine.decide.marks import TAINT, is_marked
 from aggregator.quarantine.decide.record import parse_record
 from aggregator.quarantine.decide.wishes import EXEMPT, exemption
@@ -27,6 +28,14 @@ class Noting(MemoryCluster):
         if not is_marked(self.world.nodes[name]):
             self.reads.append(cached)
         return await super().read_node(name, cached=cached)
+
+
+class Tiring(MemoryCluster):
+    """Writes the record ever slower, so that who writes it without end is seen to."""
+
+    async def write_record(self, text: str, version: str) -> RecordText:
+        await asyncio.sleep(self.world.writes.count("record") // 10)
+        return await super().write_record(text, version)
 
 
 def one_node() -> World:
@@ -121,6 +130,31 @@ def test_of_a_node_that_only_the_cache_remembers_it_is_said_that_it_is_not_there
         assert phase_of(world, "n1") is Phase.ADMITTED
         assert "no node of this name" in world.quarantines["n1"].status.message
         assert "patch n1" not in world.writes
+
+    virtualtime.run(main())
+
+
+def test_an_ill_node_that_the_cluster_does_not_have_is_held_and_told_and_written_of_once() -> None:
+    """Deleted while its agent lives on, or known to the agent by another name. Each admission that
+    was written and undone was news, and each news asked for admission again: forty writes a second,
+    and a place in every limit.
+    """
+
+    async def main() -> None:
+        world = one_node()
+        replica = Replica(world, cluster=Tiring(world), clock=Running())
+        replica.agent("n2", ILL)
+        await later(600)
+        assert world.writes.count("record") <= 4
+        hold = replica.fleet.patients["n2"].hold
+        assert hold is not None
+        assert (hold.limit, hold.reason) == ("no-node", "the cluster has no node of this name")
+        assert parse_record(world.record.text).entries == {}
+        assert parse_record(world.record.text).admissions == ()
+        assert not world.quarantines
+        world.add_node("n2")
+        await soon(lambda: phase_of(world, "n2") is Phase.DRAINED, within=30)
+        assert replica.fleet.patients["n2"].hold is None
 
     virtualtime.run(main())
 
