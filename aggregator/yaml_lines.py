@@ -24,6 +24,8 @@ M = TypeVar("M", bound=BaseModel)
 
 #: Deep enough for any settings, and far from the interpreter's own limit.
 MAX_DEPTH = 20
+#: Values that aliases may unfold a small file to; a larger one to as many as it has signs.
+_MOST_UNFOLDED = 100_000
 _TOO_DEEP = f"nested deeper than {MAX_DEPTH}; expected a flatter file"
 
 
@@ -118,8 +120,11 @@ def parse(text: str, name: str) -> Document:
         raise ConfigError(name, [Problem(0, "", _TOO_DEEP)]) from None
     if root is None:
         return Document(name, {})
-    reader = _Reader()
+    reader = _Reader(max(len(text), _MOST_UNFOLDED))
     data = reader.value(root, ())
+    if reader.left < 0:
+        what = "its aliases unfold to more than can be read; expected values written out"
+        raise ConfigError(name, [Problem(0, "", what)])
     if not isinstance(data, dict):
         line = root.start_mark.line + 1
         what = f"{show(data)}; expected keys with values, such as mode: observe"
@@ -130,7 +135,8 @@ def parse(text: str, name: str) -> Document:
 class _Reader:
     """Turns YAML's nodes into data, noting lines and what YAML itself would let pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self.left = most
         self.lines: dict[Key, int] = {}
         self.problems: list[Problem] = []
         self._scalars = yaml.constructor.SafeConstructor()
@@ -139,6 +145,9 @@ class _Reader:
         self.problems.append(Problem(node.start_mark.line + 1, dotted(key), text))
 
     def value(self, node: yaml.Node, key: Key) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            return None  # nine lines of aliases can be a billion values
         self.lines.setdefault(key, node.start_mark.line + 1)
         if len(key) > MAX_DEPTH:  # also ends an alias that holds itself
             self.refuse(node, (), _TOO_DEEP)

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -463,6 +464,17 @@ def test_a_pipe_is_refused_before_anybody_waits_for_it(tmp_path: Path, pipe: Pat
         f"cluster: {{kind: local, local: {{database: {pipe}}}}}",
     )
     assert f"{pipe} can't be used: it is a pipe and no regular file; expected a file, or n" in said
+
+
+def test_a_few_aliases_that_unfold_to_a_billion_values_are_refused_at_once(tmp_path: Path) -> None:
+    names = "abcdefghij"
+    lines = [f"a: &a [{', '.join('x' * 9)}]"]
+    for before, name in pairwise(names):
+        lines.append(f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]")
+    file = tmp_path / "rules.yaml"
+    file.write_text("\n".join([*lines, "rules: *j"]))
+    with pytest.raises(ConfigError, match=r"rules\.yaml: its aliases unfold to more than can be r"):
+        read_policy(file)
 
 
 def test_what_is_too_large_to_be_meant_is_refused_and_not_read(tmp_path: Path) -> None:
