@@ -5,6 +5,7 @@ again and decide again, so no interleaving passes a limit.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -34,6 +35,8 @@ from aggregator.quarantine.decide.record import (
     Scribe,
     parse_record,
 )
+
+log = logging.getLogger("sickbay.quarantine")
 
 #: Of so many that wait, none can be told to be admitted soon.
 _MOST_LIKELY = 32
@@ -316,22 +319,32 @@ class Registrar:
         """What the text says is known where we write just that. To read it costs a storm dearly."""
         if self._writing is not None and stored.text == self._writing[0]:
             self._text, self._record = self._writing
-            self.problem = ""
+            self._say("")
         elif stored.text != self._text:
             self._text = None
             try:
                 self._record = parse_record(stored.text)
-                self._text, self.problem = stored.text, ""
+                self._text = stored.text
             except RecordUnreadable as error:
                 place = self._cluster.record_place
-                self.problem = (
+                self._say(
                     f"the admission record can't be read: {place.where}: {error}. Nothing new is "
                     "admitted. To have it made anew from the Quarantines that stand: "
                     f"{place.empties}"
                 )
+            else:
+                self._say("")
         self._stored = stored
         for node in self._awaited.keys() & self._record.entries.keys():
             self._awaited[node].set()
+
+    def _say(self, problem: str) -> None:
+        """Once, in the log too: who reads it alone must not take this for a quiet night."""
+        if problem and problem != self.problem:
+            log.error("nothing new is admitted", extra={"error": problem})
+        elif self.problem and not problem:
+            log.info("the admission record can be read again")
+        self.problem = problem
 
 
 def _missing(batch: list[_Request], outcome: Outcome) -> dict[str, Held]:

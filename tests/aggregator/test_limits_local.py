@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from aggregator.kube.cluster import KubeCluster
 from aggregator.local.cluster import Commands, LocalCluster
 from aggregator.quarantine.acts import Clocks
@@ -91,8 +93,11 @@ async def test_the_rate_and_the_cooldown_outlive_the_process(tmp_path: Path) -> 
         assert len(parse_record((await cluster.read_record()).text).entries) == 4
 
 
-async def test_a_record_that_cannot_be_read_says_where_what_and_what_to_do(tmp_path: Path) -> None:
+async def test_a_record_that_cannot_be_read_says_where_what_and_what_to_do(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """And what it says to do mends it: the record is made anew from what stands."""
+    caplog.set_level("INFO")
     file, clock = tmp_path / "cluster.db", Turned()
 
     def sql(text: str) -> None:
@@ -103,6 +108,8 @@ async def test_a_record_that_cannot_be_read_says_where_what_and_what_to_do(tmp_p
         await until(lambda: len(sick(fleet)) == 2)
         sql("UPDATE record SET text = '{,}', stop = 'work', version = version + 1")
         await until(lambda: bool(controller.record_problem))
+        (line,) = (one for one in caplog.records if one.msg == "nothing new is admitted")
+        assert vars(line)["error"] == controller.record_problem
         said, _, command = controller.record_problem.partition(" that stand: ")
         assert said == (
             f"the admission record can't be read: table record of {file}: it is no JSON: Expecting "
@@ -113,6 +120,7 @@ async def test_a_record_that_cannot_be_read_says_where_what_and_what_to_do(tmp_p
         assert (program, database) == ("sqlite3", str(file))
         sql(statement)
         await until(lambda: not controller.record_problem)
+        assert "the admission record can be read again" in caplog.messages
         stored = await cluster.read_record()
         assert stored.stop == "work"
 
