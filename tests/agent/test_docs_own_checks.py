@@ -147,18 +147,18 @@ def test_the_table_of_keys_is_what_the_loader_takes(tmp_path: Path) -> None:
     assert settings.deadline - own.GRACE == 10.0
 
 
-def judged(policy_text: str, *evidence: Component | Fault) -> set[str]:
-    """What the aggregator would do about a node with this evidence: the actions."""
+def judged(site: str | None, *evidence: Component | Fault) -> set[str]:
+    """The actions by the shipped rules, with a site's if there are any, for this evidence."""
     health = NodeHealth(hello("n1"))
     health.snapshot(snapshot(*evidence))
-    found = judge(shipped_policy(policy_text), health, {}, 1000.0)
+    found = judge(shipped_policy(site), health, {}, 1000.0)
     return {incident.action for incident in found.incidents.values()}
 
 
 def test_no_shipped_rule_acts_on_a_check_that_it_does_not_know() -> None:
     for reason in ("critical", "problem", "anything"):
-        assert judged("", component("scratch-mounted", "", Judged.FAILED, reason)) == set()
-    assert judged("", fault("fabric:x", "c")) == {"observe"}
+        assert judged(None, component("scratch-mounted", "", Judged.FAILED, reason)) == set()
+    assert judged(None, fault("fabric:x", "c")) == {"observe"}
 
 
 def test_the_rule_acts_on_failed_alone_and_on_nothing_else() -> None:
