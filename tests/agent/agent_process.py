@@ -189,10 +189,11 @@ boot_grace = "3650d"
 
     async def up(self) -> "AgentProcess":
         """Wait until it answers on its socket."""
-        await until(self._answers, within=20, what="the agent's socket")
+        await until(self.answers, within=20, what="the agent's socket")
         return self
 
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
+        """Whether it answers on its socket, which stands in its folder a moment before."""
         assert self.process is not None
         assert self.process.poll() is None, self.log()
         try:

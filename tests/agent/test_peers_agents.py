@@ -51,7 +51,7 @@ def node(tmp_path_factory: pytest.TempPathFactory, nvml: FakeGpus) -> Iterator[A
             patch.setenv(name, value)
         agent.start()
     try:
-        wait_until((agent.run_dir / "agent.sock").exists, what=agent.log, timeout_s=30.0)
+        wait_until(agent.answers, what=agent.log, timeout_s=30.0)
         yield agent
     finally:
         nvml.heal()
