@@ -39,6 +39,7 @@ log = logging.getLogger("sickbay.quarantine")
 
 #: An announcement trails; after so many tries the next transition tells the truth again.
 _ANNOUNCE_TRIES = 6
+_NO_NODE = "the cluster has no node of this name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,8 +311,7 @@ class Acts:
 
     async def _no_node(self, case: Case, quarantine: Quarantine) -> None:
         """Say that there is nothing to act on. One made by hand is invalid, until there is."""
-        message = "the cluster has no node of this name"
-        case.patient.last_error = message
+        message = case.patient.last_error = _NO_NODE
         by_hand = quarantine.spec.requester != OURS and quarantine.status.phase is Phase.ADMITTED
         phase = Phase.INVALID if by_hand else quarantine.status.phase
         if (quarantine.status.message, quarantine.status.phase) != (message, phase):
@@ -358,8 +358,7 @@ class Acts:
         for again, for it may come (back).
         """
         if case.node_gone:
-            text = "the cluster has no node of this name"
-            self._hold(case, Held("no-node", "not found", text), wanted)
+            self._hold(case, Held("no-node", "not found", _NO_NODE), wanted)
         return case.node_gone
 
     def _leave_alone(self, case: Case, wanted: Wanted) -> bool:
