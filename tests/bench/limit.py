@@ -2,10 +2,11 @@
 
 The pace is that of one client that makes a small object and patches a node, with nothing beside
 it: the aims of the bursts were set where that was 790 a second. The limit is a burst's Quarantines
-and taints by the aggregator's own client and rights, as `aggregator.quarantine.acts` asks for them,
-while as many agents as ever are attached to a server of streams alone: no judging, no admission.
-What a burst takes beyond this is sickbay's doing; where this alone takes longer than an aim,
-nothing in sickbay could meet it on that machine at that hour.
+and taints by the aggregator's own client and rights, as `aggregator.quarantine.acts` asks for them:
+no judging, no admission. Minutes differ by more than what there is to tell, so bursts of faults and
+of requests take turns: the faults by an aggregator with all agents, the requests meanwhile on a
+cluster of their own. What a fault's burst takes beyond its neighbour's requests is sickbay's doing;
+where these alone take longer than an aim, nothing in sickbay could meet it here, at that hour.
 """
 
 import asyncio
@@ -26,9 +27,8 @@ from aggregator.quarantine.cluster import Action, Conflict, EvidenceItem, Quaran
 from aggregator.quarantine.decide.marks import cordon_change
 from tests.bench import watcher
 from tests.bench.crowd import FAULT, certify
-from tests.bench.figures import percentile
-from tests.bench.parts import BURSTS, LIFTED, SETTLE, Findings, bare_streams, plane_in_memory
-from tests.bench.trials import PATIENCE, until_rest
+from tests.bench.parts import LIFTED, SETTLE, Findings, Site, plane_in_memory
+from tests.bench.trials import PATIENCE, Trials, until_rest
 from tests.bench.watcher import Watcher
 from tests.controlplane.plane import ControlPlane
 from tests.support.stack import NAMESPACE
@@ -36,6 +36,8 @@ from tests.support.stack import NAMESPACE
 #: Pairs of a round, and rounds.
 PAIRS, ROUNDS = 500, 3
 _AT_ONCE = 32
+#: Bursts of a size, of each kind: as many as an admission record has room for, 5,000 nodes.
+TURNS = {100: 6, 500: 4, 1000: 2}
 #: No limiter of ours is in the way.
 _MOST = LIFTED["cluster"]
 
@@ -66,19 +68,26 @@ SPEC = QuarantineSpec(
 
 
 def limit(found: Findings) -> None:
-    """The pace, and bursts as `steady` has them, of requests alone; the same percentile."""
-    with plane_in_memory() as (plane, folder):
-        nodes = plane.create_nodes(found.nodes, "limit")
-        until_rest(plane)
-        found.figures["pairs_per_s"] = round(asyncio.run(_pace(plane, nodes[:PAIRS])))
-        alone = folder / "alone"
-        alone.mkdir()
-        with bare_streams(alone) as (_, crowd, authority):
-            certify(authority, nodes)
+    """The pace; bursts of faults and of requests alone by turns, and the ratio of neighbours."""
+    with plane_in_memory() as (plane, folder), plane_in_memory() as (apart, _):
+        free = apart.create_nodes(found.nodes, "alone")
+        until_rest(apart)
+        found.figures["pairs_per_s"] = round(asyncio.run(_pace(apart, free[:PAIRS])))
+        nodes = plane.create_nodes(found.nodes, "scale")
+        site = Site(plane, folder)
+        certify(site.place.authority, nodes)
+        with site.crowd("crowd") as crowd, site.aggregator("lifted", LIFTED):
             crowd.come(nodes)
             time.sleep(SETTLE)
-            for size, took in asyncio.run(_bursts(plane, nodes)).items():
-                found.figures[f"limit_{size}_s"] = round(percentile(took, 99), 2)
+            until_rest(apart)
+            trials = Trials(plane, crowd, nodes)
+            trials.singles(5)  # warm
+            for size, turns in asyncio.run(_turns(trials, apart, free)).items():
+                found.figures |= {
+                    f"turn_{size}_s": round(median(ours for ours, _ in turns), 2),
+                    f"limit_{size}_s": round(median(alone for _, alone in turns), 2),
+                    f"beyond_{size}": round(median(ours / alone for ours, alone in turns), 2),
+                }
 
 
 async def _pace(plane: ControlPlane, nodes: Sequence[str]) -> float:
@@ -127,23 +136,38 @@ async def _pace(plane: ControlPlane, nodes: Sequence[str]) -> float:
     return median(rates)
 
 
-async def _bursts(plane: ControlPlane, nodes: list[str]) -> dict[int, list[float]]:
-    kubeconfig = plane.kubeconfig_for_service_account(NAMESPACE, "sickbay-aggregator")
+async def _turns(
+    trials: Trials, apart: ControlPlane, free: list[str]
+) -> dict[int, list[tuple[float, float]]]:
+    """Seconds of a burst of faults and of its requests alone, by size; who begins takes turns."""
+    kubeconfig = apart.kubeconfig_for_service_account(NAMESPACE, "sickbay-aggregator")
     cluster = KubeCluster(
         kubeconfig=str(kubeconfig), qps=_MOST["requests_per_second"], burst=_MOST["burst"]
     )
-    seen = Watcher(plane, watcher.NODES, watcher.marked)
-    fresh, took = list(nodes), dict[int, list[float]]()
+    seen = Watcher(apart, watcher.NODES, watcher.marked)
+
+    async def faults(size: int) -> float:
+        return (await asyncio.to_thread(trials.burst, size))[-1]
+
+    async def requests(size: int) -> float:
+        await asyncio.to_thread(trials.until_quiet)
+        some = [free.pop() for _ in range(size)]
+        begun = time.monotonic()
+        await asyncio.gather(*(_quarantine(cluster, node) for node in some))
+        return max(await asyncio.to_thread(seen.all_of, some, within=PATIENCE)) - begun
+
+    took = dict[int, list[tuple[float, float]]]()
     await cluster.start()
     try:
-        await asyncio.gather(*(_quarantine(cluster, fresh.pop()) for _ in range(5)))  # warm
-        for size, times in BURSTS.items():
-            for _ in range(min(times, len(fresh) // size)):
-                some = [fresh.pop() for _ in range(size)]
-                begun = time.monotonic()
-                await asyncio.gather(*(_quarantine(cluster, node) for node in some))
-                last = max(await asyncio.to_thread(seen.all_of, some, within=PATIENCE))
-                took.setdefault(size, []).append(last - begun)
+        await asyncio.gather(*(_quarantine(cluster, free.pop()) for _ in range(5)))  # warm
+        for size, times in TURNS.items():
+            for turn in range(min(times, trials.left // size)):
+                if turn % 2:
+                    alone = await requests(size)
+                    took.setdefault(size, []).append((await faults(size), alone))
+                else:
+                    ours = await faults(size)
+                    took.setdefault(size, []).append((ours, await requests(size)))
     finally:
         await cluster.close()
     return took

@@ -23,7 +23,7 @@ from tests.bench.report import scale_rows
 #: Each with the seconds that it takes with 10,000 nodes; the others' cost is in their order.
 PARTS: dict[str, tuple[Callable[[Findings], None], float]] = {
     "bare": (parts.bare, 90.0),
-    "limit": (limit, 140.0),
+    "limit": (limit, 420.0),
     "steady": (parts.steady, 330.0),
     "sustained": (parts.sustained, 90.0),
     "growth": (parts.growth, 250.0),
