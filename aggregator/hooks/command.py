@@ -20,7 +20,8 @@ class CommandHook:
 
     async def ask(self, values: Mapping[str, str], *, limit: float) -> HookAnswer:
         try:
-            finished = await finish_command(self._argv, values=values, limit=limit)
+            key = f"drain.{values['hook']}.command"
+            finished = await finish_command(self._argv, key=key, values=values, limit=limit)
         except CommandFailed as error:
             return HookAnswer(Said.FAILED, str(error))
         if finished.code == 0:

@@ -272,7 +272,8 @@ class LocalCluster:
         quarantine = await self.read_quarantine(node)
         reason = quarantine.spec.reason if quarantine is not None else ""
         values = {"node": node, "action": action, "reason": reason}
-        await run_command(argv, values=values, limit=self._commands.limit)
+        key = f"cluster.local.commands.{action}"
+        await run_command(argv, key=key, values=values, limit=self._commands.limit)
 
 
 def _merged(before: Mapping[str, str], change: Mapping[str, str | None]) -> dict[str, str]:

@@ -1,6 +1,8 @@
 """A site's own command for each step, as an argument list, bounded in time and recorded in the log.
 
-Commands run again after a crash or a failure, so they must be idempotent; docs/local.md says so.
+The log has the program and the key of the configuration that names it, never its arguments: a site
+may have put a password there. Commands run again after a crash or a failure, so they must be
+idempotent; docs/local.md says so.
 """
 
 import asyncio
@@ -38,21 +40,24 @@ class Finished:
     output: str
 
 
-async def run_command(argv: Sequence[str], *, values: Mapping[str, str], limit: float) -> None:
+async def run_command(
+    argv: Sequence[str], *, key: str, values: Mapping[str, str], limit: float
+) -> None:
     """Run it to its success. Raises `CommandFailed`, also where it exits with other than 0."""
-    finished = await finish_command(argv, values=values, limit=limit)
+    finished = await finish_command(argv, key=key, values=values, limit=limit)
     if finished.code != 0:
         said = f": {finished.output}" if finished.output else ""
         raise CommandFailed(f"{argv[0]} exited with {finished.code}{said}")
 
 
 async def finish_command(
-    argv: Sequence[str], *, values: Mapping[str, str], limit: float
+    argv: Sequence[str], *, key: str, values: Mapping[str, str], limit: float
 ) -> Finished:
     """Run it, without a shell. ``{node}``, ``{reason}``, ``{action}`` in arguments are filled in,
-    and stand in the environment as SICKBAY_NODE and so on. Raises `CommandFailed` where it can't
-    be run, or does not end within ``limit`` seconds.
+    and stand in the environment as SICKBAY_NODE and so on. ``key`` is where the configuration has
+    it. Raises `CommandFailed` where it can't be run, or does not end within ``limit`` seconds.
     """
+    told: dict[str, object] = {"command": key, "program": argv[0], "node": values["node"]}
     values = {name: text.replace("\0", "")[:_LONGEST] for name, text in values.items()}
     filled = [_fill(word, values) for word in argv]
     environment = os.environ | {f"SICKBAY_{name.upper()}": text for name, text in values.items()}
@@ -69,14 +74,14 @@ async def finish_command(
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
-            log.warning("command", extra={"argv": filled, "error": str(error)})
+            log.warning("command", extra=told | {"error": str(error)})
             raise CommandFailed(f"{argv[0]} can't be run: {error}") from error
         try:
             async with asyncio.timeout(limit):
-                await _ended(process, argv, output)
+                await _ended(process, told, output)
         except TimeoutError:
-            extra = {"argv": filled, "error": "out of time", "output": _end_of(output)}
-            log.warning("command", extra=extra)
+            extra = {"error": "out of time", "output": _end_of(output)}
+            log.warning("command", extra=told | extra)
             raise CommandFailed(f"{argv[0]} did not end within {limit:g} s") from None
         finally:
             # Too late, or we are told to end: it runs again, and must not run beside itself.
@@ -85,12 +90,12 @@ async def finish_command(
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
         text = _end_of(output)
-    log.info("command", extra={"argv": filled, "rc": process.returncode, "output": text})
+    log.info("command", extra=told | {"rc": process.returncode, "output": text})
     return Finished(process.returncode or 0, text)
 
 
 async def _ended(
-    process: asyncio.subprocess.Process, argv: Sequence[str], output: IO[bytes]
+    process: asyncio.subprocess.Process, told: Mapping[str, object], output: IO[bytes]
 ) -> None:
     """Until it has ended. Raises `CommandFailed` where it says too much."""
     ending = asyncio.ensure_future(process.wait())
@@ -98,8 +103,9 @@ async def _ended(
         while not ending.done():
             await asyncio.wait({ending}, timeout=_LOOK)
             if not ending.done() and os.fstat(output.fileno()).st_size > _TOO_MUCH:
-                text = f"{argv[0]} was ended: it wrote more than {_TOO_MUCH // 2**20} MiB"
-                log.warning("command", extra={"argv": list(argv), "error": text})
+                most = f"{_TOO_MUCH // 2**20} MiB"
+                text = f"{told['program']} was ended: it wrote more than {most}"
+                log.warning("command", extra={**told, "error": text})
                 raise CommandFailed(text)
     finally:
         ending.cancel()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import random
 import signal
@@ -365,6 +366,7 @@ async def test_a_file_that_somebody_locks_is_unreachable_and_not_lost(path: Path
 # -- commands --------------------------------------------------------------------------------------
 
 
+KEY = "cluster.local.commands.cordon"
 VALUES = {"node": "n1", "action": "cordon", "reason": "xid:79; $(reboot) {node}"}
 
 
@@ -376,7 +378,7 @@ async def test_a_command_gets_its_words_without_a_shell(tmp_path: Path) -> None:
         f" open({str(out)!r}, 'w'))"
     )
     argv = [sys.executable, "-c", program, "NodeName={node}", "Reason={reason}", "{else}"]
-    await run_command(argv, values=VALUES, limit=20)
+    await run_command(argv, key=KEY, values=VALUES, limit=20)
     assert json.loads(out.read_text()) == [
         ["NodeName=n1", "Reason=xid:79; $(reboot) {node}", "{else}"],
         "n1",
@@ -440,13 +442,42 @@ def test_grpc_has_read_what_it_is_told_when_that_is_taken_away() -> None:
 
 async def test_a_command_that_fails_says_how(tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match="sh exited with 3: out\nwhy"):
-        await run_command(["sh", "-c", "echo out; echo why >&2; exit 3"], values=VALUES, limit=20)
+        await run_command(
+            ["sh", "-c", "echo out; echo why >&2; exit 3"], key=KEY, values=VALUES, limit=20
+        )
     with pytest.raises(CommandFailed, match=r"/no/such can't be run: .*No such file"):
-        await run_command(["/no/such"], values=VALUES, limit=20)
+        await run_command(["/no/such"], key=KEY, values=VALUES, limit=20)
     with pytest.raises(CommandFailed, match=r"exited with 1: .{100,2000}$"):
         await run_command(
-            [sys.executable, "-c", "print('x' * 10**6); exit(1)"], values=VALUES, limit=20
+            [sys.executable, "-c", "print('x' * 10**6); exit(1)"], key=KEY, values=VALUES, limit=20
         )
+
+
+@pytest.mark.parametrize(
+    ("words", "limit"),
+    [
+        (["sh", "-c", ": hunter2"], 20),
+        (["sh", "-c", "exit 3", "hunter2"], 20),
+        (["sh", "-c", "sleep 300", "hunter2"], 0.3),
+        (["sh", "-c", "exec yes", "hunter2"], 60),
+        (["/no/such", "--token=hunter2"], 20),
+        (["sh", "hunter2" * 30_000], 20),  # more than Linux takes
+        (["sh", "-c", "exit 1", "hunter2\ud800"], 20),
+    ],
+    ids=["done", "failed", "late", "too-much", "missing", "too-long", "no-text"],
+)
+async def test_the_log_has_the_program_and_its_key_and_no_argument_that_may_be_a_secret(
+    words: list[str], limit: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "sickbay")
+    told = ""
+    try:
+        await run_command(words, key=KEY, values=VALUES, limit=limit)
+    except CommandFailed as error:
+        told = str(error)
+    (line,) = (vars(record) for record in caplog.records)
+    assert (line["command"], line["program"], line["node"]) == (KEY, words[0], "n1")
+    assert "hunter2" not in f"{told} {line}"
 
 
 async def test_a_command_runs_where_nothing_can_be_written(
@@ -455,22 +486,22 @@ async def test_a_command_runs_where_nothing_can_be_written(
     """On a full disk, above all: no place for its words must hold no cordon and no release."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "no-longer-there"))
     with pytest.raises(CommandFailed, match="sh exited with 3: why"):
-        await run_command(["sh", "-c", "echo why; exit 3"], values=VALUES, limit=20)
-    await run_command(["sh", "-c", "echo done"], values=VALUES, limit=20)
+        await run_command(["sh", "-c", "echo why; exit 3"], key=KEY, values=VALUES, limit=20)
+    await run_command(["sh", "-c", "echo done"], key=KEY, values=VALUES, limit=20)
 
 
 async def test_a_command_that_does_not_stop_talking_is_ended(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     argv = ["sh", "-c", f"echo $$ > {mine}; exec yes"]
     with pytest.raises(CommandFailed, match="sh was ended: it wrote more than 16 MiB"):
-        await run_command(argv, values=VALUES, limit=60)
+        await run_command(argv, key=KEY, values=VALUES, limit=60)
     assert ended(int(mine.read_text()))
 
 
 async def test_a_reason_of_any_length_keeps_no_command_from_running(tmp_path: Path) -> None:
     out = tmp_path / "out"
     argv = ["sh", "-c", f'printf %s "$1" > {out}', "sh", "reason={reason}"]
-    await run_command(argv, values={**VALUES, "reason": "x" * 200_000}, limit=20)
+    await run_command(argv, key=KEY, values={**VALUES, "reason": "x" * 200_000}, limit=20)
     assert out.read_text() == f"reason={'x' * 4000}"
 
 
@@ -478,14 +509,14 @@ async def test_a_command_that_takes_too_long_is_ended_with_its_children(tmp_path
     children = tmp_path / "children"
     argv = ["sh", "-c", f"sleep 300 & echo $! > {children}; wait"]
     with pytest.raises(CommandFailed, match=r"did not end within 0\.5 s"):
-        await run_command(argv, values=VALUES, limit=0.5)
+        await run_command(argv, key=KEY, values=VALUES, limit=0.5)
     await until(lambda: ended(int(children.read_text())))
 
 
 async def test_a_command_is_ended_when_the_aggregator_is_told_to_end(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     argv = ["sh", "-c", f"echo $$ > {mine}.new; mv {mine}.new {mine}; sleep 300"]
-    running = asyncio.create_task(run_command(argv, values=VALUES, limit=100))
+    running = asyncio.create_task(run_command(argv, key=KEY, values=VALUES, limit=100))
     await until(mine.exists)
     running.cancel()
     await asyncio.wait({running})
@@ -496,7 +527,7 @@ async def test_what_a_command_leaves_running_does_not_keep_us_waiting(tmp_path: 
     child = tmp_path / "child"
     began = time.monotonic()
     argv = ["sh", "-c", f"setsid sleep 30 & echo $! > {child}; echo done"]
-    await run_command(argv, values=VALUES, limit=20)
+    await run_command(argv, key=KEY, values=VALUES, limit=20)
     assert time.monotonic() - began < 10
     os.kill(int(child.read_text()), signal.SIGKILL)
 
