@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import yaml
 
-from aggregator.kube.kubeconfig import KubeconfigError, check, files_in
+from aggregator.kube.kubeconfig import KubeconfigError, check, files_in, is_address
 from aggregator.kube.service_account import ServiceAccount
 from aggregator.quarantine.cluster import Refused, Unreachable
 
@@ -86,12 +86,18 @@ class Access:
     async def authorization(self) -> str | None:
         """The Authorization header, None where a client certificate speaks for us.
 
-        In a pod the token's file is read again every minute. Raises Unreachable if it can't be.
+        In a pod the token's file is read again every minute. Raises Unreachable if it can't be, or
+        holds what is no token.
         """
         try:
             value: str | None = await self._configuration.get_api_key_with_prefix("BearerToken")
         except _config_errors() as error:
             raise Unreachable(f"our token can't be read: {error}") from error
+        if value is None:
+            return None
+        value = value.strip()  # a file ends with a line break, which no header may hold
+        if not value.isprintable():
+            raise Unreachable("our token has a line break in it; expected a token on one line")
         return value
 
     @property
@@ -145,7 +151,7 @@ async def load(sources: Sources) -> Access:
 def _config_errors() -> tuple[type[Exception], ...]:
     """What a wrong kubeconfig or plugin ends in.
 
-    The last three stand for shapes that the library doesn't check (a context without a user).
+    The last four stand for shapes that the library doesn't check (a plugin's args that are text).
     """
     library = sys.modules.get("kubernetes_asyncio.config")  # not loaded, it raises nothing
     return (
@@ -156,6 +162,7 @@ def _config_errors() -> tuple[type[Exception], ...]:
         yaml.YAMLError,
         aiohttp.ClientError,
         AssertionError,
+        AttributeError,
         KeyError,
         TypeError,
     )
@@ -174,8 +181,18 @@ def _tls(configuration: Any) -> ssl.SSLContext:
 
 
 def _proxy_of_environment(url: str) -> str | None:
-    """The proxy that HTTPS_PROXY and NO_PROXY ask for. Read once, as it costs 50 us a request."""
+    """The proxy that HTTPS_PROXY and NO_PROXY ask for. Read once, as it costs 50 us a request.
+
+    Raises Refused, without its words: a proxy's URL may hold a password.
+    """
     parts = urlsplit(url)
-    if urllib.request.proxy_bypass(parts.hostname or ""):
+    proxy = urllib.request.getproxies().get(parts.scheme)
+    if not proxy or urllib.request.proxy_bypass(parts.hostname or ""):
         return None
-    return urllib.request.getproxies().get(parts.scheme)
+    if "://" not in proxy:
+        proxy = f"http://{proxy}"  # as curl and Go's clients take it
+    if not is_address(proxy):
+        name = f"{parts.scheme.upper()}_PROXY"
+        text = f"the environment's {name} can't be used; expected http://HOST:PORT (or https)"
+        raise Refused(text)
+    return proxy

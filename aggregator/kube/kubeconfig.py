@@ -6,6 +6,7 @@ the last file's current context.
 
 import base64
 import os
+import re
 import ssl
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -22,6 +24,8 @@ from aggregator.regular import MOST, regular
 _LISTS = {"clusters": "cluster", "contexts": "context", "users": "user"}
 _WHOLE = "expected clusters, contexts and users, as kubectl config view shows them"
 _PEM = "PEM, with -----BEGIN and -----END"
+#: What YAML's own words quote of a file; a token that begins with "*" or "!" is such a name to it.
+_QUOTED = re.compile(r" '(?!<)[^']{2,}'")
 
 
 class KubeconfigError(Exception):
@@ -70,14 +74,11 @@ def check(paths: str, context: str) -> None:
         raise KubeconfigError(chosen.file, text)
     of = f', which its context "{chosen.name}" names'
     cluster = _pick(paths, found["clusters"], "clusters", chosen.data["cluster"], of)
-    server = cluster.data.get("server")
-    if not isinstance(server, str) or not server.startswith(("https://", "http://")):
-        text = f'its cluster "{cluster.name}" has no server; expected https://HOST:PORT'
-        raise KubeconfigError(cluster.file, text)
+    with_tls = _check_server(cluster)  # else the library looks at no certificate
+    _check_proxy(cluster)
     authority = _ordinary(
         cluster, "certificate-authority", "certificate-authority-data", cluster.file
     )
-    with_tls = server.startswith("https")  # else the library looks at no certificate
     if with_tls and authority is not None:
         _check_authority(authority)
     user = chosen.data.get("user")
@@ -87,6 +88,37 @@ def check(paths: str, context: str) -> None:
     elif with_tls:  # what speaks plaintext, as kubectl proxy, asks for nobody
         text = f'its context "{chosen.name}" has no user; expected the name of one'
         raise KubeconfigError(chosen.file, text)
+
+
+def _check_server(cluster: _Item) -> bool:
+    """Whether it speaks TLS. An address that is refused is not shown: it may hold a password."""
+    server = cluster.data.get("server")
+    if not isinstance(server, str) or not server.startswith(("https://", "http://")):
+        text = f'its cluster "{cluster.name}" has no server; expected https://HOST:PORT'
+        raise KubeconfigError(cluster.file, text)
+    if not is_address(server):
+        text = f'its cluster "{cluster.name}" has a server that is no address'
+        raise KubeconfigError(cluster.file, f"{text}; expected https://HOST:PORT")
+    if "@" in urlsplit(server).netloc:
+        text = f'its cluster "{cluster.name}" has a user in its server; expected https://HOST:PORT'
+        raise KubeconfigError(cluster.file, f"{text}, and who asks below users")
+    return server.startswith("https://")
+
+
+def _check_proxy(cluster: _Item) -> None:
+    proxy = cluster.data.get("proxy-url")
+    if proxy and not (isinstance(proxy, str) and is_address(proxy)):
+        text = f'its cluster "{cluster.name}" has a proxy-url that can\'t be used'
+        raise KubeconfigError(cluster.file, f"{text}; expected http://HOST:PORT (or https)")
+
+
+def is_address(url: str) -> bool:
+    """Whether it is an http or https URL with a host, and a port that can be one if any."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +237,7 @@ def _read(file: str) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark is not None else ""
         what = getattr(error, "problem", None) or getattr(error, "reason", None) or "not YAML"
-        raise KubeconfigError(file, f"{where}{what}; expected YAML") from error
+        raise KubeconfigError(file, f"{where}{_QUOTED.sub('', what)}; expected YAML") from error
     except (ValueError, RecursionError) as error:  # bytes that are no text; a depth that is no file
         raise KubeconfigError(file, f"it is no YAML; {_WHOLE}") from error
     if data is None:

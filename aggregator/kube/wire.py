@@ -81,16 +81,22 @@ class Wire:
             query_string=query,
             encoded=True,
         )
-        return await self._session.request(
-            method,
-            url,
-            headers=headers,
-            data=body,
-            timeout=timeout,
-            allow_redirects=False,
-            proxy=credentials.proxy,
-            server_hostname=credentials.server_hostname,
-        )
+        try:
+            return await self._session.request(
+                method,
+                url,
+                headers=headers,
+                data=body,
+                timeout=timeout,
+                allow_redirects=False,
+                proxy=credentials.proxy,
+                server_hostname=credentials.server_hostname,
+            )
+        except aiohttp.ClientHttpProxyError as error:
+            # Its own words have the proxy's whole URL, and so its password.
+            proxy = urlsplit(credentials.proxy or "").netloc.rpartition("@")[2]
+            text = f"the proxy {proxy} answered {error.status} {error.message}"
+            raise aiohttp.ClientConnectionError(text) from None
 
     async def close(self, *, after_s: float = 0.0) -> None:
         """Close every connection, those in use too, after so long."""

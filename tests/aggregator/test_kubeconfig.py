@@ -115,11 +115,49 @@ def _with(value: object, *keys: str | int) -> Change:
         (_with("spare", "contexts", 0, "context", "user"), 'its user "spare" holds nothing; expe'),
         (_without("clusters", 0, "cluster", "server"), 'its cluster "c" has no server; expected h'),
         (_with(7, "users", 0, "user", "client-key"), 'client-key of "u" is no text; expected a fi'),
+        (
+            _with("https://h:70000", "clusters", 0, "cluster", "server"),
+            'its cluster "c" has a server that is no address; expected https://HOST:PORT',
+        ),
     ],
 )
 def test_what_is_missing_is_named(tmp_path: Path, change: Change, says: str) -> None:
     path = written(tmp_path, change)
     assert f"the kubeconfig {path} can't be used: {says}" in said_of(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "url", "says"),
+    [
+        (
+            "server",
+            "https://me:hunter2@127.0.0.1:1",
+            "has a user in its server; expected https://HOST:PORT, and who asks below users",
+        ),
+        ("server", "https://me:hunter2@", "has a server that is no address; expected https://HOST"),
+        ("proxy-url", "me:hunter2@h:1", "has a proxy-url that can't be used; expected http://HO"),
+        ("proxy-url", "http://me:hunter2@h:70000", "has a proxy-url that can't be used; expected"),
+        ("proxy-url", "socks5://me:hunter2@h:1", "has a proxy-url that can't be used; expected ht"),
+        ("proxy-url", ["hunter2"], "has a proxy-url that can't be used; expected http://HOST:PORT"),
+    ],
+)
+def test_an_address_that_is_refused_is_not_shown_as_it_may_hold_a_password(
+    tmp_path: Path, key: str, url: object, says: str
+) -> None:
+    said = said_of(written(tmp_path, _with(url, "clusters", 0, "cluster", key)))
+    assert f'its cluster "c" {says}' in said
+    assert "hunter2" not in said
+
+
+@pytest.mark.parametrize("token", ["*hunter2", "!hunter2 x"])
+def test_a_token_that_yaml_takes_for_something_else_is_not_quoted(
+    tmp_path: Path, token: str
+) -> None:
+    path = tmp_path / "config"
+    path.write_text(f"users:\n- {{name: u, user: {{token: {token} }}}}\n")
+    said = said_of(path)
+    assert "can't be used: line 2: " in said
+    assert "hunter2" not in said
 
 
 def test_an_empty_file_among_several_is_named(tmp_path: Path) -> None:

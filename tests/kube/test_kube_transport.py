@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import time
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -196,6 +197,62 @@ async def test_a_rotated_token_is_read_again_and_the_request_goes_through(tmp_pa
             assert raised.value.status == 401
 
 
+async def test_a_tokens_file_may_end_with_a_line_break_as_kubectl_writes_it(tmp_path: Path) -> None:
+    seen = []
+
+    async def handler(request: web.Request) -> web.Response:
+        seen.append(request.headers["Authorization"])
+        return web.json_response({})
+
+    token = tmp_path / "token"
+    async with serving(handler) as url:
+        token.write_text("t1\n")
+        async with transport_of(sources_of(tmp_path, url, tokenFile="token")) as transport:
+            await get(transport)
+        token.write_text("hunter2\nt1\n")
+        async with transport_of(sources_of(tmp_path, url, tokenFile="token")) as transport:
+            with pytest.raises(Unreachable, match="our token has a line break in it") as raised:
+                await get(transport)
+    assert seen == ["Bearer t1"]
+    assert "hunter2" not in str(raised.value)
+
+
+async def test_a_proxy_that_refuses_us_is_named_without_its_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as proxy:
+        there = f"127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+        sources = sources_of(tmp_path, "https://127.0.0.1:9")
+        for given in (f"http://me:hunter2@{there}", f"me:hunter2@{there}"):
+            monkeypatch.setenv("HTTPS_PROXY", given)
+            async with transport_of(sources) as transport:
+                with pytest.raises(Unreachable) as raised:
+                    await get(transport)
+            told = "".join(traceback.format_exception(raised.value))
+            assert f"the proxy {there} answered 407 Proxy Authentication Required" in told
+            assert "hunter2" not in told
+
+
+async def test_a_proxy_of_the_environment_that_is_no_address_is_refused_without_its_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:hunter2@proxy:70000")
+    says = "HTTPS_PROXY can't be used; expected http://HOST:PORT"
+    with pytest.raises(Refused, match=says) as raised:
+        async with transport_of(sources_of(tmp_path, "https://127.0.0.1:9")):
+            pass
+    assert "hunter2" not in str(raised.value)
+
+
 async def test_in_a_pod_its_own_service_account_is_used(
     control_plane: ControlPlane, tmp_path: Path
 ) -> None:
@@ -272,11 +329,17 @@ async def test_a_context_that_is_not_there_is_named(tmp_path: Path) -> None:
             pass
 
 
-async def test_a_failing_plugin_says_what_it_said(tmp_path: Path) -> None:
-    call = {"apiVersion": "client.authentication.k8s.io/v1", "command": "false"}
-    with pytest.raises(Refused, match="process returned 1"):
+@pytest.mark.parametrize(
+    ("more", "says"), [({}, "process returned 1"), ({"args": "hunter2"}, "can't be used: ")]
+)
+async def test_a_failing_plugin_says_what_it_said(
+    tmp_path: Path, more: dict[str, str], says: str
+) -> None:
+    call = {"apiVersion": "client.authentication.k8s.io/v1", "command": "false", **more}
+    with pytest.raises(Refused, match=says) as raised:
         async with transport_of(sources_of(tmp_path, "http://127.0.0.1:1", exec=call)):
             pass
+    assert "hunter2" not in str(raised.value)
 
 
 async def test_a_query_and_a_body_arrive_as_they_were_meant(tmp_path: Path) -> None:
