@@ -39,6 +39,11 @@ def show(value: object) -> str:
         return str(value)
     if isinstance(value, str) and len(value) <= 60 and "://" not in value:
         return f'"{value}"'
+    return kind_of(value)
+
+
+def kind_of(value: object) -> str:
+    """What a value is, without what it says."""
     names: dict[type, str] = {str: "this text", list: "a list", dict: "a section"}
     return names.get(type(value), type(value).__name__)
 
@@ -154,14 +159,15 @@ POSTGRESQL = "postgresql+asyncpg"
 
 
 def database_url(value: object) -> str:
-    """Where history is kept. Never echoed: people write passwords into such URLs."""
+    """Where history is kept. No URL is echoed: people write passwords into them."""
     sqlite = '"sqlite:///" and the absolute path of a file'
     expected = f'{sqlite}, or "{POSTGRESQL}://USER@HOST/DATABASE"'
     if not isinstance(value, str):
         raise _refuse(show(value), expected)
     if not value.startswith("postgres"):
-        if _SQLITE.fullmatch(value) is None:
-            raise _refuse(show(value), expected)
+        if _SQLITE.fullmatch(value) is None:  # "USER:PASSWORD@HOST", say
+            told = kind_of(value) if set(value) & set("@=") else show(value)
+            raise _refuse(told, expected)
         return value
     try:
         parts = urlsplit(value)

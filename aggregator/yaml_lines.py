@@ -5,6 +5,7 @@ against a pydantic model and says every problem as "FILE:LINE: key: what; expect
 """
 
 import difflib
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from aggregator.config_values import show
+from aggregator.config_values import kind_of, show
 from aggregator.regular import MOST, regular
 
 Key = tuple[str | int, ...]
@@ -26,6 +27,8 @@ M = TypeVar("M", bound=BaseModel)
 MAX_DEPTH = 20
 #: Values that aliases may unfold a small file to; a larger one to as many as it has signs.
 _MOST_UNFOLDED = 100_000
+#: What YAML's own words quote of a file: an alias, a tag. A password may begin as they do.
+_QUOTED = re.compile(r" '(?!<)[^']{2,}'")
 _TOO_DEEP = f"nested deeper than {MAX_DEPTH}; expected a flatter file"
 
 
@@ -112,9 +115,7 @@ def parse(text: str, name: str) -> Document:
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        what = getattr(error, "problem", None) or getattr(error, "reason", None) or "not YAML"
-        line = 0 if mark is None else mark.line + 1
+        line, what = where_and_what(error)
         raise ConfigError(name, [Problem(line, "", f"{what}; expected YAML")]) from None
     except RecursionError:  # PyYAML goes as deep as the text does
         raise ConfigError(name, [Problem(0, "", _TOO_DEEP)]) from None
@@ -127,9 +128,17 @@ def parse(text: str, name: str) -> Document:
         raise ConfigError(name, [Problem(0, "", what)])
     if not isinstance(data, dict):
         line = root.start_mark.line + 1
-        what = f"{show(data)}; expected keys with values, such as mode: observe"
+        told = kind_of(data) if isinstance(data, str) else show(data)
+        what = f"{told}; expected keys with values, such as mode: observe"
         raise ConfigError(name, [Problem(line, "", what)])
     return Document(name, data, reader.lines, tuple(reader.problems))
+
+
+def where_and_what(error: yaml.YAMLError) -> tuple[int, str]:
+    """The line (0: none is known) and YAML's words, without what they quote of the file."""
+    mark = getattr(error, "problem_mark", None)
+    what = getattr(error, "problem", None) or getattr(error, "reason", None) or "not YAML"
+    return 0 if mark is None else mark.line + 1, _QUOTED.sub("", what)
 
 
 class _Reader:
@@ -159,7 +168,8 @@ class _Reader:
         try:
             return self._scalars.construct_object(node)
         except (yaml.YAMLError, ValueError):
-            self.refuse(node, key, f"{node.tag} can't be read; expected plain text or a number")
+            tag = node.tag if node.tag.startswith(_OWN_TAGS) else "a tag that YAML does not have"
+            self.refuse(node, key, f"{tag} can't be read; expected plain text or a number")
             return None
 
     def _mapping(self, node: yaml.MappingNode, key: Key) -> dict[str, Any]:
@@ -178,7 +188,8 @@ class _Reader:
         return data
 
 
-_MERGE = "tag:yaml.org,2002:merge"
+_OWN_TAGS = "tag:yaml.org,2002:"
+_MERGE = f"{_OWN_TAGS}merge"
 
 
 def validate(document: Document, model: type[M]) -> tuple[M | None, list[Problem]]:
@@ -212,6 +223,8 @@ def _words(model: type[BaseModel], error: ErrorDetails) -> str:
     if kind == "greater_than_equal" and isinstance(value, str):  # a duration, in seconds by now
         return f'{show(value)}; expected at least "{context["ge"]:g}s"'
     expected = _EXPECTED.get(kind, "{msg}").format(msg=error["msg"], **context)
+    if kind in _OTHER_SHAPE and isinstance(value, str):  # a command with its password, a URL
+        return f"{kind_of(value)}; expected {expected}"
     return f"{show(value)}; expected {expected}"
 
 
@@ -231,6 +244,9 @@ _EXPECTED = {
     "greater_than": "more than {gt:g}",
     "less_than_equal": "at most {le:g}",
 }
+
+
+_OTHER_SHAPE = {"tuple_type", "list_type", "model_type", "model_attributes_type"}
 
 
 def _guess(name: str, known: list[str]) -> str:

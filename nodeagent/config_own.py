@@ -72,6 +72,8 @@ def _command(name: str, table: Table) -> tuple[CheckSpec, CheckSettings]:
 
 
 def _program(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):  # not shown: a password may be among its words
+        raise ValueError("is one text")  # noqa: TRY004 - as of every value
     command = values.texts(value)
     if not command:
         raise ValueError("is empty")

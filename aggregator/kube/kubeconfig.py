@@ -6,7 +6,6 @@ the last file's current context.
 
 import base64
 import os
-import re
 import ssl
 import tempfile
 from collections.abc import Iterator
@@ -19,13 +18,12 @@ from urllib.parse import urlsplit
 import yaml
 
 from aggregator.regular import MOST, regular
+from aggregator.yaml_lines import where_and_what
 
 #: Each list of a kubeconfig, and where an item of it keeps what it is about.
 _LISTS = {"clusters": "cluster", "contexts": "context", "users": "user"}
 _WHOLE = "expected clusters, contexts and users, as kubectl config view shows them"
 _PEM = "PEM, with -----BEGIN and -----END"
-#: What YAML's own words quote of a file; a token that begins with "*" or "!" is such a name to it.
-_QUOTED = re.compile(r" '(?!<)[^']{2,}'")
 
 
 class KubeconfigError(Exception):
@@ -234,10 +232,9 @@ def _read(file: str) -> dict[str, Any]:
         text = f"it can't be read: {error.strerror}; expected a readable file"
         raise KubeconfigError(file, text) from error
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}: " if mark is not None else ""
-        what = getattr(error, "problem", None) or getattr(error, "reason", None) or "not YAML"
-        raise KubeconfigError(file, f"{where}{_QUOTED.sub('', what)}; expected YAML") from error
+        line, what = where_and_what(error)
+        where = f"line {line}: " if line else ""
+        raise KubeconfigError(file, f"{where}{what}; expected YAML") from error
     except (ValueError, RecursionError) as error:  # bytes that are no text; a depth that is no file
         raise KubeconfigError(file, f"it is no YAML; {_WHOLE}") from error
     if data is None:

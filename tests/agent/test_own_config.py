@@ -80,9 +80,9 @@ def test_the_same_file_gives_the_same_configuration(tmp_path: Path) -> None:
             ),
         ),
         (
-            "[own.raid]\ncommand = '/opt/raid -v'\nprotocol = 'npd'",
+            "[own.raid]\ncommand = '/opt/raid --token s3cr3t'\nprotocol = 'npd'",
             (
-                'agent.toml:2: own.raid.command: is the text "/opt/raid -v"; '
+                "agent.toml:2: own.raid.command: is one text; "
                 "expected a list of texts, the first an absolute path"
             ),
         ),

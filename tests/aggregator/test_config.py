@@ -164,7 +164,7 @@ BAD: list[tuple[str, str]] = [
     ("cluster: {namespace: ''}", 'cluster.namespace: ""; expected a namespace'),
     (
         "cluster: {local: {commands: {cordon: scontrol}}}",
-        'cluster.local.commands.cordon: "scontrol"; expected a list, such as [a, b]',
+        "cluster.local.commands.cordon: this text; expected a list, such as [a, b]",
     ),
     (
         "cluster: {local: {commands: {cordon: [scontrol, 5]}}}",
@@ -412,11 +412,50 @@ def test_secrets_are_not_echoed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
+        (
+            "drain: {pre_evict: {command: notify --token s3cr3t}}",
+            "drain.pre_evict.command: this text; expected a list",
+        ),
+        (
+            "alerts: {webhooks: [hooks.test/s3cr3t]}",
+            "alerts.webhooks[0]: this text; expected a section",
+        ),
+        (
+            "alerts: {webhooks: hooks.test/s3cr3t}",
+            "alerts.webhooks: this text; expected a list",
+        ),
+        (
+            "history: {database: 'user:s3cr3t@db/x'}",
+            'history.database: this text; expected "sqlite:///"',
+        ),
+        (
+            "history: {database: host=db password=s3cr3t}",
+            'history.database: this text; expected "sqlite:///"',
+        ),
+        (
+            "alerts: {webhooks: [{url: !s3cr3t x}]}",
+            "alerts.webhooks[0].url: a tag that YAML does not have can't be read; expected plain",
+        ),
+        ("history: {password_file: *s3cr3t }", "1: found undefined alias; expected YAML"),
+        ("s3cr3t", "1: this text; expected keys with values"),
+    ],
+)
+def test_what_stands_in_a_wrong_place_is_not_echoed_as_it_may_be_a_secret(
+    tmp_path: Path, text: str, says: str
+) -> None:
+    said = "\n".join(problems(tmp_path, text))
+    assert says in said
+    assert "s3cr3t" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
         ("a: [", ":1: "),
         ("a: b: c", ":1: "),
         ("\tmode: observe", ":1: "),
         ("- mode", ":1: a list; expected keys with values"),
-        ("just text", ':1: "just text"; expected keys with values'),
+        ("just text", ":1: this text; expected keys with values"),
         ("a: &a {b: *a}", ": nested deeper than 20"),
         ("a: " + "[" * 5000, ": nested deeper than 20; expected a flatter file"),
     ],
