@@ -4,8 +4,11 @@ Used by the aggregator and by `sickbay --local`, which may both have it open: ev
 transaction, and versions tell who came second.
 """
 
+import contextlib
 import json
+import os
 import sqlite3
+import stat
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -63,6 +66,7 @@ class Store:
         self._wall = wall
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_private(path)
             self._db = sqlite3.connect(
                 path, timeout=5, isolation_level=None, check_same_thread=False
             )
@@ -71,7 +75,8 @@ class Store:
             self._db.executescript(_SCHEMA)
             self._file = _identity(path)
         except (sqlite3.Error, OSError) as error:
-            text = f"{path} can't be opened as the local cluster's database: {error}"
+            why = getattr(error, "strerror", None) or error
+            text = f"{path} can't be opened as the local cluster's database: {why}"
             raise Refused(text) from error
 
     def close(self) -> None:
@@ -269,6 +274,21 @@ class Store:
         self.node(name)  # a row to write to
         with self._change() as db:
             db.execute("UPDATE nodes SET drained_for = ? WHERE name = ?", (uid, name))
+
+
+def _make_private(path: Path) -> None:
+    """Made here, so that it is nobody else's to read; what SQLite puts beside it is as it is.
+
+    An older sickbay left it to SQLite, which makes a file for all to read. A group that may write
+    is the site's own doing, and may go on.
+    """
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    for file in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):
+        with contextlib.suppress(FileNotFoundError, PermissionError):  # PermissionError: another's
+            mode = stat.S_IMODE(file.stat().st_mode)
+            private = mode & (0o660 if mode & stat.S_IWGRP else 0o600)
+            if mode != private:
+                file.chmod(private)
 
 
 def _identity(path: Path) -> tuple[int, int]:

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import sqlite3
+import stat
 import subprocess
 import sys
 import tempfile
@@ -361,6 +362,27 @@ async def test_a_file_that_somebody_locks_is_unreachable_and_not_lost(path: Path
         other.execute("ROLLBACK")
         other.close()
         await cluster.create_quarantine("n1", SPEC)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(None, 0o600), (0o644, 0o600), (0o600, 0o600), (0o664, 0o660)]
+)
+def test_the_file_and_what_stands_beside_it_is_for_nobody_else_to_read(
+    path: Path, before: int | None, after: int
+) -> None:
+    """Also one that an older sickbay made; but a group that may write is the site's own doing."""
+    files = [path, Path(f"{path}-wal"), Path(f"{path}-shm")]
+    path.parent.mkdir()
+    with closing(sqlite3.connect(":memory:" if before is None else path)) as older:
+        if before is not None:
+            older.execute("PRAGMA journal_mode=WAL")
+            older.execute("CREATE TABLE t (x)")
+            for file in files:
+                file.chmod(before)
+        with closing(Store(path, wall=time.time)) as store:
+            store.set_stop("a look at the files")
+            modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in files}
+    assert modes == {file.name: after for file in files}
 
 
 # -- commands --------------------------------------------------------------------------------------
