@@ -7,6 +7,7 @@ from hashlib import blake2b
 from typing import Any
 
 from aggregator.quarantine.ledger import Kind, Transition
+from aggregator.shortened import shortened
 
 #: What is an alert when the configuration names no kinds, and how grave it is.
 SEVERITY = {
@@ -217,5 +218,4 @@ def _digest(*parts: str) -> str:
 
 
 def _text(text: str) -> str:
-    cut = text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
-    return cut.encode("utf-8", "replace").decode("utf-8")
+    return shortened(text, MAX_TEXT).encode("utf-8", "replace").decode("utf-8")

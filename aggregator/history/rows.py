@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aggregator.quarantine.ledger import Kind, Transition
+from aggregator.shortened import shortened
 
 #: Characters. What a pod's owner or a driver wrote must not make a row of megabytes.
 MAX_TEXT = 4_000
@@ -89,5 +90,5 @@ def from_row(row: Mapping[str, Any]) -> Transition | None:
 
 def _text(text: str, most: int) -> str:
     """No NUL (PostgreSQL refuses it), no half characters (UTF-8 has none), bounded."""
-    cut = text if len(text) <= most else text[: most - 1] + "…"
-    return cut.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")
+    cut = shortened(text, most).replace("\0", "\ufffd")
+    return cut.encode("utf-8", "replace").decode("utf-8")

@@ -25,6 +25,7 @@ from aggregator.health.model import (
     Status,
 )
 from aggregator.sharing import one_text
+from aggregator.shortened import shortened
 from sickbay.v1 import sickbay_pb2 as pb
 
 #: Far above what a node has, far below what would hold up the others: a full message is folded in
@@ -295,7 +296,7 @@ def _text(text: str) -> str:
     """What only people read: cut where it is too long."""
     if len(text) <= _COMMON_TEXT:
         return one_text(text)
-    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
+    return shortened(text, MAX_TEXT)
 
 
 def welcome(

@@ -149,6 +149,17 @@ async def test_a_webhook_is_signed_and_the_same_for_every_attempt(secret: Path) 
     assert idents == ["q-1-pre_evict", "q-1-pre_evict", "q-1-post_release"]
 
 
+async def test_a_webhook_gets_the_beginning_of_a_reason_that_somebody_pasted_a_log_into(
+    secret: Path,
+) -> None:
+    async with listening(Receiver(200)) as receiver:
+        hook = WebhookHook(receiver.url, secret, wall=time.time)
+        await hook.ask({**VALUES, "reason": "x" * 100_000}, limit=60)
+    reason = json.loads(receiver.bodies[0])["reason"]
+    assert reason.endswith("xxx… (100,000 characters)")
+    assert len(reason) == 4000
+
+
 async def test_a_webhook_that_can_not_be_asked_has_failed_and_says_why(secret: Path) -> None:
     async with listening(Receiver(0)) as receiver:
         hook = WebhookHook(receiver.url, secret, wall=time.time)

@@ -269,7 +269,8 @@ def test_what_one_look_saw_of_many_components_is_kept_once() -> None:
 def test_text_for_people_is_cut_where_it_is_too_long() -> None:
     long = pb.Snapshot(components=[state(message="m" * 5000)])
     [component] = wire.snapshot(long, at=AT).components
-    assert component.message == "m" * (wire.MAX_TEXT - 1) + "…"
+    mark = "… (5,000 characters)"
+    assert component.message == "m" * (wire.MAX_TEXT - len(mark)) + mark
 
 
 def test_clocks_of_two_cores_that_differ_leave_first_before_last() -> None:

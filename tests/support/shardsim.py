@@ -427,7 +427,8 @@ class Agent:
 
     def falls_ill(self) -> None:
         self._seq += 1
-        self.overruled = False
+        if self.ill is None:  # else it is what the person's word is about: until it has ended
+            self.overruled = False
         self.ill = fault(CODE, GPU, source_seq=self._seq, cleared_by=ClearedBy.GPU_RESET)
         self.unacked = ()
         self._say(lambda clock: Delta(faults=(self._fault(clock),)))

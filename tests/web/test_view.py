@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from aggregator.quarantine.cluster import HookState, HookStatus, Phase
 from aggregator.quarantine.decide.words import Word
 from aggregator.quarantine.fleet import Fleet, Hold, Standing
+from aggregator.quarantine.ledger import Kind, Transition
 from aggregator.web import advice, parts, view, words
 from aggregator.web.glance import glance, headline
 from aggregator.web.survey import Findings, natural, survey
@@ -220,6 +221,26 @@ def test_an_incident_that_a_person_overruled_says_so() -> None:
         for item in found.evidence
     )
     assert look(fleet).incidents[0].doing == "overruled by a person"
+
+
+def test_a_reason_as_long_as_a_log_is_cut_and_says_so() -> None:
+    """The object's definition has no limit: one that stands must not become one to be refused."""
+    fleet = Fleet()
+    patient = well(fleet, "node-1", HANDS.now)
+    fleet.stop = long = "a pasted log " * 10_000
+    patient.quarantine = quarantine_of(patient, NIGHT, reason=long, requester=long)
+    (row,) = look(fleet).quarantines
+    told = view.node(patient, NOW, "drain", how="")
+    happened = view.event(Transition(NIGHT, Kind.CORDONED, "node-1", long))
+    for text, most in (
+        (row.reason, 1000),
+        (row.requester, 100),
+        (told.why, 1020),
+        (look(fleet).stop, 1000),
+        (happened.summary, 4000),
+    ):
+        assert text.endswith("… (130,000 characters)")
+        assert len(text) <= most
 
 
 def test_an_exempt_node_is_shown_and_what_would_be_done_is_held_by_it() -> None:

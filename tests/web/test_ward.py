@@ -374,6 +374,40 @@ async def test_what_others_wrote_is_one_line_of_printable_text(database: Path) -
     assert 'it was stopped: "no ?[2Jwork"' in said[2]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["stop"],
+        ["exempt", "node-1", "--for", "1h"],
+        ["pin", "node-1"],
+        ["quarantine", "node-1", "--action", "cordon", "--requester", "me\x1b[2J\udcff"],
+    ],
+    ids=lambda words: words[0],
+)
+async def test_what_a_person_pastes_as_a_reason_is_taken_and_said_as_one_short_line(
+    database: Path, words: list[str]
+) -> None:
+    reason = "see\x1b[2J\r\nDone: all\udcff is well" + "x" * 100_000
+    done = await sickbay(*words, "--reason", reason, "--local", str(database))
+    assert done.code == 0, done.err
+    assert "see?[2J Done: all? is wellxxx" in done.out
+    assert "xxx… (100,026 characters)\n" in done.out
+    assert done.out.replace("\n", "").isprintable()
+
+
+async def test_a_terminal_that_has_not_every_letter_shows_the_rest(database: Path) -> None:
+    words = ["stop", "--reason", "Lüfter…", "--local", str(database)]
+    done = await sickbay(*words, PYTHONIOENCODING="ascii")
+    assert (done.code, done.out.splitlines()[0]) == (0, "Stopped: L?fter?")
+
+
+async def test_a_refusal_that_quotes_the_command_line_moves_no_cursor(database: Path) -> None:
+    where = ["--local", f"{database}\x1b[2J\udcff"]
+    done = await sickbay("resume", *where)
+    assert (done.code, "there is no database at" in done.err) == (2, True)
+    assert done.err.replace("\n", "").isprintable()
+
+
 async def test_a_quarantine_while_stopped_says_that_nothing_begins(database: Path) -> None:
     where = ["--local", str(database)]
     ask = ["--action", "drain", "--reason", "fan 3 is dead", *where]

@@ -62,7 +62,9 @@ def stands(word: Word, health: NodeHealth) -> bool:
         if another_boot and boot_ends(clears(word.cleared_by)):
             return False
         fault = health.faults.get(word.key)
-        return fault is None or fault.missing or fault.details.get("verdict") != "none"
+        if fault is None:  # a sign that this process heard ends also a word that it learned later
+            return not health.how_cleared(*word.key, clears(word.cleared_by))
+        return fault.missing or fault.details.get("verdict") != "none"
     check = (word.code.partition(":")[0], word.component)
     component = health.level(check)
     if component is None:
