@@ -69,6 +69,16 @@ def test_another_boot_ends_what_a_boot_ends_and_nothing_else() -> None:
     assert stands(replace(WORD, cleared_by="moonlight"), health_of(snapshot(), boot_id="boot-2"))
 
 
+def test_a_sign_that_was_heard_ends_a_word_that_is_learned_of_later() -> None:
+    assert not stands(WORD, health_of(snapshot(cleared=CLEARED)))
+    assert not stands(WORD, health_of(ILL, Delta(cleared=CLEARED)))
+    ended_less = (Cleared("", "GPU-1", "gpu-reset"),)
+    assert stands(WORD, health_of(snapshot(cleared=ended_less)))  # it wants a reboot
+    # What was cleared and came again is another fault: a word about that one stands.
+    assert stands(WORD, health_of(snapshot(cleared=CLEARED), Delta(faults=(fault(),))))
+    assert stands(WORD, health_of(snapshot(cleared=CLEARED), ILL))
+
+
 def test_the_drivers_word_that_nothing_is_due_ends_a_word() -> None:
     assert not stands(WORD, health_of(snapshot(fault(details={"verdict": "none"}))))
 
@@ -217,6 +227,27 @@ async def test_a_sign_that_comes_before_the_cluster_is_seen_ends_the_word_too() 
     assert OVERRULED not in world.nodes["n1"].annotations
     replica.agent("n1", snapshot(fault(source_seq=9)))  # once more: another fault
     await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    await replica.stop()
+
+
+async def test_a_sign_that_comes_while_the_node_is_read_ends_the_word_that_is_read() -> None:
+    world, clock = World(), Turned()
+    first = await overruled(world, clock)
+    await first.stop()
+    down = True
+
+    def fails(call: str) -> ClusterError | None:
+        return Unreachable("down") if down and call == "read_node" else None
+
+    replica = Replica(world, clock=clock, fails=fails)
+    await until(lambda: not replica.fleet.view_lost)  # the list has told of a word, and a read
+    await until(lambda: "down" in replica.fleet.patients["n1"].last_error)  # is to tell which
+    safe = replica.agent("n1", snapshot(cleared=CLEARED))
+    assert isinstance(safe, asyncio.Future)
+    assert not safe.done()
+    down = False
+    await asyncio.wait_for(safe, 20)
+    assert OVERRULED not in world.nodes["n1"].annotations
     await replica.stop()
 
 
