@@ -24,7 +24,7 @@ from aggregator.history.lemons import LemonWatch
 from aggregator.history.recorder import Recorder
 from aggregator.hooks.build import hook_rules
 from aggregator.ingest.keys import KeyStore
-from aggregator.ingest.server import build, open_keys
+from aggregator.ingest.server import IngestServer, build, open_keys
 from aggregator.joining import Joining
 from aggregator.kube.cluster import KubeCluster
 from aggregator.local.cluster import Commands, LocalCluster
@@ -280,7 +280,7 @@ async def run(config: Config) -> None:
         ),
         clocks=clocks,
         version=version("sickbay"),
-        ready=lambda: _not_ready(fleet, controller),
+        ready=lambda: _not_ready(fleet, controller, ingest),
         shards=joining.shards,
         ca_file=config.shards.ca_file,
         history_shared=not config.history.is_file,
@@ -344,7 +344,8 @@ def _keys(config: Config, cluster: KubeCluster | LocalCluster) -> KeyStore | Non
 async def _serve_page(config: Config, web: Web, ending: AsyncExitStack) -> None:
     certificate = None
     if config.listen.tls is not None:
-        certificate = Certificate(config.listen.tls.cert_file, config.listen.tls.key_file)
+        tls = config.listen.tls
+        certificate = Certificate(tls.cert_file, tls.key_file, wall=time.time)
         _until_the_end(certificate.follow(), "page certificate", ending)
     address = await web.start(
         config.listen.web, certificate.context if certificate is not None else None
@@ -366,9 +367,11 @@ def _until_the_end(
     return task
 
 
-def _not_ready(fleet: Fleet, controller: Controller) -> list[str]:
+def _not_ready(fleet: Fleet, controller: Controller, ingest: IngestServer) -> list[str]:
     """Why this process can't do its work now, in words."""
-    return [reason for reason in (fleet.view_lost, controller.record_problem) if reason]
+    trouble = ingest.certificate_trouble()
+    alone = f"agents and other replicas turn away: {trouble}" if trouble else ""
+    return [reason for reason in (fleet.view_lost, controller.record_problem, alone) if reason]
 
 
 def _told_to_stop() -> asyncio.Task[bool]:

@@ -144,13 +144,20 @@ def _unusable(config: Config) -> Iterator[tuple[Key, str]]:
         from aggregator.ingest.tls import CertificateFiles, TlsError
 
         files = CertificateFiles(
-            tls.cert_file, tls.key_file, tls.client_ca_file, stats=IngestStats(), now=time.monotonic
+            tls.cert_file,
+            tls.key_file,
+            tls.client_ca_file,
+            stats=IngestStats(),
+            now=time.monotonic,
+            wall=time.time,
         )
         try:
             files.credentials(require_client_certificate=tls.client_ca_file is not None)
         except TlsError as error:
             yield ("listen", "tls"), f"{error}; expected a certificate with its key, in PEM"
         else:
+            if trouble := files.trouble():
+                yield ("listen", "tls", "cert_file"), f"{trouble}; expected one that is good now"
             yield from _unreachable(config)
     for section, file in (("shards", config.shards.ca_file), ("history", config.history.ca_file)):
         if file is not None:

@@ -132,9 +132,18 @@ class IngestServer:
         self._server = None
 
     async def _tick(self) -> None:
+        told = ""
         while True:
             await asyncio.sleep(TICK)
             self.table.tick()
+            trouble = self.certificate_trouble()
+            if trouble and not told:
+                log.error("agents and other replicas turn away", extra={"error": trouble})
+            told = trouble
+
+    def certificate_trouble(self) -> str:
+        """Why agents and other replicas refuse this listener's certificate; empty: they don't."""
+        return self._tls.trouble() if self._tls is not None else ""
 
 
 class _Ward(sickbay_pb2_grpc.WardServicer):
@@ -212,7 +221,7 @@ def build(
     tls, files = config.listen.tls, None
     if tls is not None:
         files = CertificateFiles(
-            tls.cert_file, tls.key_file, tls.client_ca_file, stats=stats, now=now
+            tls.cert_file, tls.key_file, tls.client_ca_file, stats=stats, now=now, wall=wall
         )
         files.check()
     return IngestServer(

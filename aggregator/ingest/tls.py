@@ -1,7 +1,9 @@
 """The listener's certificate, read again when it rotates.
 
-Each handshake asks for the current one; the files are looked at once a second at most. A half
-written pair (the certificate is there, its key not yet) is not used: the old pair serves on.
+The files are looked at once a second at most; each handshake takes what was found. A half written
+pair (the certificate is there, its key not yet) is not used: the old pair serves on. So it does
+where the new one is not good now and the old one is. Where neither is, agents and other replicas
+turn away, which nobody here would notice: `trouble` says so.
 """
 
 import logging
@@ -14,6 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from aggregator.ingest.stats import IngestStats
+from aggregator.validity import Validity
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +28,10 @@ class TlsError(Exception):
 
 
 class CertificateFiles:
-    """A pair of PEM files, and whose client certificates count. ``now`` is monotonic seconds."""
+    """A pair of PEM files, and whose client certificates count.
+
+    ``now`` is monotonic seconds, ``wall`` seconds since the epoch.
+    """
 
     def __init__(
         self,
@@ -35,24 +41,36 @@ class CertificateFiles:
         *,
         stats: IngestStats,
         now: Callable[[], float],
+        wall: Callable[[], float],
     ) -> None:
         self._files = [cert_file, key_file] + ([client_ca_file] if client_ca_file else [])
         self._stats = stats
         self._now = now
+        self._wall = wall
         self._lock = threading.Lock()  # handshakes ask from grpc's threads
         self._looked_at = float("-inf")
         self._seen: tuple[tuple[int, int, int], ...] = ()
-        self._trouble = ""
+        self._complaint = ""
+        self._validity: Validity | None = None
+        self._next: grpc.ServerCertificateConfiguration | None = None
 
     def check(self) -> None:
         """`TlsError` when the files can't be used: others read them too, and can't say why."""
         self._load()
 
+    def trouble(self) -> str:
+        """Why whoever checks the certificate that is served refuses it; empty: it is good now."""
+        with self._lock:
+            self._look()
+            said = self._validity.trouble(self._wall()) if self._validity is not None else ""
+        return f"{self._files[0]} {said}" if said else ""
+
     def credentials(self, *, require_client_certificate: bool) -> grpc.ServerCredentials:
         """For the server; `TlsError` when the files can't be used."""
         self._seen = self._signature()
+        first, self._validity = self._load()
         return grpc.dynamic_ssl_server_credentials(
-            self._load(),
+            first,
             self._renewed,  # type: ignore[arg-type]  # the stubs forget None, "nothing new"
             require_client_certificate,
         )
@@ -60,26 +78,37 @@ class CertificateFiles:
     def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
         """What has changed since it was last asked; None: nothing, or nothing usable."""
         with self._lock:
-            now = self._now()
-            if now - self._looked_at < LOOK_EVERY:
-                return None
-            self._looked_at = now
-            try:
-                signature = self._signature()
-                if signature == self._seen:
-                    return None
-                renewed = self._load()
-            except TlsError as error:
-                self._complain(str(error))
-                return None
-            self._seen = signature
-            self._trouble = ""
-            log.info("the TLS certificate was renewed", extra={"file": str(self._files[0])})
+            self._look()
+            renewed, self._next = self._next, None
             return renewed
 
+    def _look(self) -> None:
+        now = self._now()
+        if now - self._looked_at < LOOK_EVERY:
+            return
+        self._looked_at = now
+        try:
+            signature = self._signature()
+            if signature == self._seen:
+                return
+            renewed, validity = self._load()
+            self._must_be_no_worse(validity)
+        except TlsError as error:
+            self._complain(str(error))
+            return
+        self._seen, self._next, self._validity = signature, renewed, validity
+        self._complaint = ""
+        log.info("the TLS certificate was renewed", extra={"file": str(self._files[0])})
+
+    def _must_be_no_worse(self, renewed: Validity) -> None:
+        wall = self._wall()
+        trouble = renewed.trouble(wall)
+        if trouble and self._validity is not None and not self._validity.trouble(wall):
+            raise TlsError(f"{self._files[0]} {trouble}")
+
     def _complain(self, trouble: str) -> None:
-        if trouble != self._trouble:
-            self._trouble = trouble
+        if trouble != self._complaint:
+            self._complaint = trouble
             self._stats.certificate_troubles += 1
             log.error(
                 "the renewed TLS certificate can't be used; the old one serves on",
@@ -93,18 +122,19 @@ class CertificateFiles:
             raise TlsError(f"{error.filename} can't be read: {error.strerror}") from None
         return tuple((stat.st_mtime_ns, stat.st_ino, stat.st_size) for stat in stats)
 
-    def _load(self) -> grpc.ServerCertificateConfiguration:
+    def _load(self) -> tuple[grpc.ServerCertificateConfiguration, Validity]:
         try:
             texts = [file.read_bytes() for file in self._files]
         except OSError as error:
             raise TlsError(f"{error.filename} can't be read: {error.strerror}") from None
-        self._must_belong_together(texts[0], texts[1])
+        validity = Validity.of(self._must_belong_together(texts[0], texts[1]))
         authority = texts[2] if len(texts) > 2 else None
         if authority is not None:
             self._must_be_certificates(self._files[2], authority)
-        return grpc.ssl_server_certificate_configuration([(texts[1], texts[0])], authority)
+        served = grpc.ssl_server_certificate_configuration([(texts[1], texts[0])], authority)
+        return served, validity
 
-    def _must_belong_together(self, certificate: bytes, key: bytes) -> None:
+    def _must_belong_together(self, certificate: bytes, key: bytes) -> x509.Certificate:
         chain = self._must_be_certificates(self._files[0], certificate)
         try:
             private = serialization.load_pem_private_key(key, password=None)
@@ -114,6 +144,7 @@ class CertificateFiles:
             ) from None
         if private.public_key() != chain[0].public_key():
             raise TlsError(f"{self._files[1]} is not the key of {self._files[0]}")
+        return chain[0]
 
     @staticmethod
     def _must_be_certificates(file: Path, text: bytes) -> list[x509.Certificate]:

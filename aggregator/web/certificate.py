@@ -1,9 +1,18 @@
-"""The page's certificate, read again when it rotates."""
+"""The page's certificate, read again when it rotates.
+
+One that is not good now is not taken where the one that is served is. `aggregator.ingest.tls`
+reads the same files for the agents, and says why.
+"""
 
 import asyncio
 import logging
 import ssl
+from collections.abc import Callable
 from pathlib import Path
+
+from cryptography import x509
+
+from aggregator.validity import Validity
 
 log = logging.getLogger("sickbay.web")
 
@@ -12,31 +21,50 @@ EVERY = 60.0
 
 
 class Certificate:
-    """A TLS context on two files. Raises OSError or ssl.SSLError when they can't be loaded."""
+    """A TLS context on two files. Raises OSError or ssl.SSLError when they can't be loaded.
 
-    def __init__(self, cert_file: Path, key_file: Path) -> None:
+    ``wall`` is seconds since the epoch.
+    """
+
+    def __init__(self, cert_file: Path, key_file: Path, *, wall: Callable[[], float]) -> None:
         self._files = (cert_file, key_file)
+        self._wall = wall
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        self._seen = self._look()
+        self._seen = self._changed()
         self._load()
+        self._validity = self._says()
 
     async def follow(self) -> None:
         """Until cancelled: new connections get the certificate that is there now."""
         while True:
             await asyncio.sleep(EVERY)
-            try:
-                now = self._look()
-                if now != self._seen:
-                    self._load()
-                    self._seen = now
-                    log.info("the page's certificate was read again")
-            except OSError as error:  # ssl.SSLError is one; half-written files are tried again
-                log.warning("the page's certificate can't be read", extra={"error": str(error)})
+            self.look()
+
+    def look(self) -> None:
+        """Read it again, if it has changed for the better."""
+        try:
+            now = self._changed()
+            if now != self._seen and not self._is_worse():
+                self._load()
+                self._seen, self._validity = now, self._says()
+                log.info("the page's certificate was read again")
+        except OSError as error:  # ssl.SSLError is one; half-written files are tried again
+            log.warning("the page's certificate can't be read", extra={"error": str(error)})
+
+    def _is_worse(self) -> bool:
+        renewed, wall = self._says(), self._wall()
+        return bool(renewed.trouble(wall)) and not self._validity.trouble(wall)
+
+    def _says(self) -> Validity:
+        try:
+            return Validity.of(x509.load_pem_x509_certificates(self._files[0].read_bytes())[0])
+        except ValueError as error:
+            raise OSError(f"{self._files[0]} is no certificate in PEM: {error}") from None
 
     def _load(self) -> None:
         # A passphrase that is none: OpenSSL would ask the terminal for one, and wait.
         self.context.load_cert_chain(*self._files, password="")
 
-    def _look(self) -> tuple[tuple[int, int], ...]:
+    def _changed(self) -> tuple[tuple[int, int], ...]:
         stats = [path.stat() for path in self._files]
         return tuple((stat.st_ino, stat.st_mtime_ns) for stat in stats)

@@ -93,7 +93,14 @@ class Site:
         stats = IngestStats()
         server = IngestServer(
             "localhost:0",
-            tls=CertificateFiles(pair.certificate, pair.key, None, stats=stats, now=self.clock.now),
+            tls=CertificateFiles(
+                pair.certificate,
+                pair.key,
+                None,
+                stats=stats,
+                now=self.clock.now,
+                wall=self.clock.wall,
+            ),
             require_client_certificate=False,
             authenticator=TrustingAuthenticator(),
             intake=replica.controller,

@@ -5,6 +5,7 @@ import resource
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import grpc
@@ -104,6 +105,7 @@ def pair(folder: Path, **files: Path) -> CertificateFiles:
         files.get("ca", authority.certificate),
         stats=IngestStats(),
         now=lambda: 0.0,
+        wall=time.time,
     )
 
 

@@ -65,8 +65,8 @@ class Authority:
         (folder / "ca.crt").write_bytes(root.public_bytes(Encoding.PEM))
         return cls(folder, key, root)
 
-    def server(self, name: str, hosts: Sequence[str]) -> KeyPair:
-        """A certificate that names these hosts, addresses or names."""
+    def server(self, name: str, hosts: Sequence[str], *, lasts: dt.timedelta = _VALID) -> KeyPair:
+        """A certificate that names these hosts, addresses or names; good for so long from now."""
         names = [
             x509.IPAddress(ipaddress.ip_address(host))
             if host.replace(".", "").isdigit()
@@ -75,7 +75,8 @@ class Authority:
         ]
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         purpose = ExtendedKeyUsageOID.SERVER_AUTH
-        return self._issue(name, subject, purpose, x509.SubjectAlternativeName(names))
+        names_them = x509.SubjectAlternativeName(names)
+        return self._issue(name, subject, purpose, names_them, lasts=lasts)
 
     def user(self, file_name: str, user: str, groups: Sequence[str]) -> KeyPair:
         """A certificate that makes its bearer `user`, a member of `groups`, to the API server."""
@@ -89,10 +90,12 @@ class Authority:
         subject: x509.Name,
         purpose: x509.ObjectIdentifier,
         names: x509.SubjectAlternativeName | None,
+        *,
+        lasts: dt.timedelta = _VALID,
     ) -> KeyPair:
         key = ec.generate_private_key(ec.SECP256R1())
         builder = (
-            _builder(subject, self._root.subject, key.public_key())
+            _builder(subject, self._root.subject, key.public_key(), lasts)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
             .add_extension(
@@ -121,7 +124,10 @@ def service_account_keys(folder: Path) -> tuple[Path, Path]:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    lasts: dt.timedelta = _VALID,
 ) -> x509.CertificateBuilder:
     now = dt.datetime.now(dt.UTC)
     return (
@@ -132,7 +138,7 @@ def _builder(
         .serial_number(x509.random_serial_number())
         # An hour back: certificates of this minute are refused by a clock that was just set.
         .not_valid_before(now - dt.timedelta(hours=1))
-        .not_valid_after(now + _VALID)
+        .not_valid_after(now + lasts)
     )
 
 

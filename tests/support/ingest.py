@@ -165,7 +165,12 @@ async def site(
         authority = Authority.create(folder)
         pair = authority.server("server", ["localhost", "127.0.0.1"])
         tls = CertificateFiles(
-            pair.certificate, pair.key, authority.certificate, stats=stats, now=clock.now
+            pair.certificate,
+            pair.key,
+            authority.certificate,
+            stats=stats,
+            now=clock.now,
+            wall=clock.wall,
         )
     if make_authenticator is not None:
         authenticator = make_authenticator(clock)
