@@ -14,12 +14,15 @@ import aiohttp
 from aggregator.alerts.courier import SecretError, read_secret, words_of
 from aggregator.alerts.post import headers, retry_after
 from aggregator.quarantine.hooking import HookAnswer, Said
+from aggregator.shortened import shortened
 from aggregator.thread import OneThread
 
 BODY_VERSION = 1
 #: Seconds for one attempt: who needs longer answers 202.
 _ATTEMPT = 30.0
 _MOST_ANSWER = 2000
+#: Characters of a value: a person may have pasted a log as the reason.
+_LONGEST = 4000
 
 
 class WebhookHook:
@@ -32,7 +35,8 @@ class WebhookHook:
 
     async def ask(self, values: Mapping[str, str], *, limit: float) -> HookAnswer:
         timeout = aiohttp.ClientTimeout(total=min(limit, _ATTEMPT))
-        content = json.dumps({"version": BODY_VERSION, "source": "sickbay", **values}).encode()
+        told = {name: shortened(text, _LONGEST) for name, text in values.items()}
+        content = json.dumps({"version": BODY_VERSION, "source": "sickbay", **told}).encode()
         ident = f"{values['quarantine']}-{values['hook']}"
         thread = OneThread("hook-secret")  # a file system that hangs must not stop the event loop
         try:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from aggregator.quarantine.cluster import Unreachable
+from aggregator.shortened import shortened
 
 log = logging.getLogger("sickbay.local")
 
@@ -58,7 +59,7 @@ async def finish_command(
     it. Raises `CommandFailed` where it can't be run, or does not end within ``limit`` seconds.
     """
     told: dict[str, object] = {"command": key, "program": argv[0], "node": values["node"]}
-    values = {name: text.replace("\0", "")[:_LONGEST] for name, text in values.items()}
+    values = {name: shortened(text.replace("\0", ""), _LONGEST) for name, text in values.items()}
     filled = [_fill(word, values) for word in argv]
     environment = os.environ | {f"SICKBAY_{name.upper()}": text for name, text in values.items()}
     # A file and not a pipe: what the command leaves running must not keep us waiting. In memory: a

@@ -14,7 +14,7 @@ from aggregator.quarantine.cluster import Action, QuarantineSpec
 from aggregator.quarantine.decide.wishes import EXEMPT, PIN, exemption
 from aggregator.quarantine.times import write_time
 from aggregator.ward.errors import UsageError
-from aggregator.ward.tables import clean
+from aggregator.ward.tables import brief
 
 
 class Hands(Protocol):
@@ -63,7 +63,7 @@ def exempted(node: str, until: float, reason: str, *, how: str) -> Wish:
     """Leave the node alone until then (wall clock seconds). ``how``: as for `stopped`."""
     return Wish(
         {EXEMPT: exemption(until, reason)},
-        f"{node}: exempt until {write_time(until)}: {reason}\n"
+        f"{node}: exempt until {write_time(until)}: {brief(reason)}\n"
         f"{_SOON} A quarantine that stands stays, and evicts nobody any more: sickbay release "
         f"{node}{how} ends it.\nSooner: sickbay unexempt {node}{how}",
     )
@@ -79,7 +79,7 @@ def pinned(node: str, reason: str, *, how: str) -> Wish:
     """Keep the node in quarantine."""
     return Wish(
         {PIN: reason},
-        f"{node}: pinned: {reason}\n"
+        f"{node}: pinned: {brief(reason)}\n"
         "A quarantine of it is not released by itself until the pin is gone. It puts no node in: "
         f"sickbay quarantine does.\nTo let go: sickbay unpin {node}{how}",
     )
@@ -99,9 +99,9 @@ def wish(action: Action, reason: str, requester: str) -> QuarantineSpec:
 
 def stopped(before: str, reason: str, *, how: str) -> str:
     """After a stop. ``how``, here and below: the options that whoever acts again needs again."""
-    was = f' (it was stopped already: "{clean(before)}")' if before else ""
+    was = f' (it was stopped already: "{brief(before)}")' if before else ""
     return (
-        f"Stopped{was}: {reason}\n"
+        f"Stopped{was}: {brief(reason)}\n"
         "No new quarantine and no eviction from now on, but for a few that are in flight. "
         f"Releases go on.\nTo go on: sickbay resume{how}"
     )
@@ -118,14 +118,14 @@ def stopped_where_nothing_was(namespace: str, reason: str, *, how: str) -> str:
 
 def resumed(before: str) -> str:
     """After a resume."""
-    return f'Resumed; it was stopped: "{clean(before)}"' if before else "It was not stopped."
+    return f'Resumed; it was stopped: "{brief(before)}"' if before else "It was not stopped."
 
 
 def released(node: str, spec: QuarantineSpec) -> str:
     """After a release."""
     overruled = ", and this evidence quarantines the node no more until it is over"
     return (
-        f"{node}: release asked for (it was quarantined: {clean(spec.reason)}).\n"
+        f"{node}: release asked for (it was quarantined: {brief(spec.reason)}).\n"
         f"The aggregator undoes what it did{overruled if spec.evidence else ''}. "
         f"See: sickbay node {node}"
     )
@@ -140,12 +140,12 @@ def quarantined(node: str, spec: QuarantineSpec, *, stop: str | None, how: str) 
         )
     elif stop:
         waits = (
-            f"BUT: sickbay is stopped: {clean(stop)}\n"
+            f"BUT: sickbay is stopped: {brief(stop)}\n"
             f"Nothing begins until the stop is lifted. To lift it, for all nodes: "
             f"sickbay resume{how}\n"
         )
     return (
-        f"{node}: {spec.action} asked for: {spec.reason}\n{waits}"
+        f"{node}: {spec.action} asked for: {brief(spec.reason)}\n{waits}"
         f"What a person makes, a person ends: sickbay release {node}{how}"
     )
 
@@ -169,7 +169,7 @@ def unknown(node: str) -> str:
 def already(node: str, spec: QuarantineSpec, *, change: str) -> str:
     """There is one already. ``change``: what changes it."""
     return (
-        f"{node} is in quarantine already ({spec.action}, by {clean(spec.requester) or 'hand'}: "
-        f"{clean(spec.reason)})\n"
+        f"{node} is in quarantine already ({spec.action}, by {brief(spec.requester) or 'hand'}: "
+        f"{brief(spec.reason)})\n"
         f"  To change it: {change}"
     )

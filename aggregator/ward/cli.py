@@ -7,6 +7,7 @@ that makes no sense.
 import argparse
 import datetime as dt
 import getpass
+import io
 import json
 import os
 import random
@@ -23,6 +24,7 @@ from typing import Any
 from aggregator.ward import show
 from aggregator.ward.client import Client
 from aggregator.ward.errors import UsageError, WardError
+from aggregator.ward.tables import printable
 
 OK, FAILED, USAGE = 0, 1, 2
 INTERRUPTED = 130
@@ -38,15 +40,17 @@ Show = Callable[[dict[str, Any], show.Screen], Iterator[str]]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Do what the command line asks for, and exit."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may not have every letter
+        sys.stdout.reconfigure(errors="replace")
     options = _parser(os.environ).parse_args(arguments)
     try:
         options.command(options)
         sys.stdout.flush()
     except UsageError as error:
-        print(f"sickbay: {error}", file=sys.stderr)
+        print(f"sickbay: {printable(str(error))}", file=sys.stderr)
         sys.exit(USAGE)
     except WardError as error:
-        print(f"sickbay: {error}", file=sys.stderr)
+        print(f"sickbay: {printable(str(error))}", file=sys.stderr)
         sys.exit(FAILED)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
@@ -179,14 +183,20 @@ def _how(options: argparse.Namespace) -> str:
 
 
 def _say(options: argparse.Namespace, text: str) -> None:
-    print(json.dumps({"done": True, "message": text}) if options.output == "json" else text)
+    done = {"done": True, "message": text}
+    print(json.dumps(done) if options.output == "json" else printable(text))
 
 
 def _reason(options: argparse.Namespace) -> str:
-    reason: str = options.reason.strip()
+    reason = _readable(options.reason.strip())
     if not reason:
         raise UsageError("--reason: it is empty; say why, for whoever comes next")
     return reason
+
+
+def _readable(text: str) -> str:
+    """What can be written down: bytes of an argument that are no UTF-8 must not stop a stop."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _stop(options: argparse.Namespace) -> None:
@@ -233,7 +243,8 @@ def _quarantine(options: argparse.Namespace) -> None:
     from aggregator.quarantine.cluster import Action
     from aggregator.ward.acting import wish
 
-    spec = wish(Action(options.action), _reason(options), options.requester or getpass.getuser())
+    who = _readable(options.requester) or getpass.getuser()
+    spec = wish(Action(options.action), _reason(options), who)
     _say(options, _hands(options).quarantine(options.name, spec))
 
 

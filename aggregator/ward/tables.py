@@ -4,11 +4,28 @@ import datetime as dt
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from aggregator.shortened import shortened
+
+#: Characters of a reason.
+_LONGEST = 1_000
+
 
 def clean(value: object) -> str:
     """One line of printable text. Escape sequences and line breaks become "?" and blanks."""
     text = " ".join(str(value).split())
     return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def brief(value: object) -> str:
+    """The same of what a person gave as a reason, who may have pasted a log."""
+    return shortened(clean(value), _LONGEST)
+
+
+def printable(text: str) -> str:
+    """Text that has lines of its own, which stay. Nothing else in it moves the cursor."""
+    return "\n".join(
+        "".join(char if char.isprintable() else "?" for char in line) for line in text.split("\n")
+    )
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]], width: int = 0) -> str:

@@ -219,7 +219,7 @@ class Survey:
             attached=self._attached,
             conflicts=self._conflicts,
             mode=fleet.mode,
-            stop=fleet.stop,
+            stop=view.brief(fleet.stop),
             view_lost=fleet.view_lost,
             in_company=fleet.in_company,
             waiting_for_quorum=fleet.waiting_for_quorum,

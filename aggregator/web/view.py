@@ -19,10 +19,15 @@ from aggregator.quarantine.cluster import Phase
 from aggregator.quarantine.decide.blame import LEAST, CommonCause
 from aggregator.quarantine.fleet import Patient, Standing
 from aggregator.quarantine.ledger import Transition
+from aggregator.shortened import shortened
 from aggregator.web import advice, shapes
 
 _STRENGTH = {"drain": 0, "cordon": 1, "observe": 2}
 _WORST = {Status.FAILED: 0, Status.DEGRADED: 1, Status.UNKNOWN: 2, Status.OK: 3}
+#: Characters.
+_LONGEST_REASON = 1_000
+_LONGEST_EVENT = 4_000  # has the end of what a site's command wrote
+_LONGEST_NAME = 100
 #: The end of year 9999: what a datetime can hold.
 LAST = 253_402_300_799.0
 
@@ -52,6 +57,11 @@ def _date(at: float) -> dt.datetime:
     return dt.datetime.fromtimestamp(round(min(max(at, 0.0), LAST), 3), dt.UTC)
 
 
+def brief(text: str) -> str:
+    """What a person gave as a reason, who may have pasted a log: all of it is in the object."""
+    return shortened(text, _LONGEST_REASON)
+
+
 def agent(patient: Patient) -> str:
     """attached, silent, or never: nothing has been heard since this aggregator started."""
     if patient.attached:
@@ -63,7 +73,7 @@ def why(patient: Patient, standing: Standing) -> str:
     """In one line, why the node stands as it does. Empty for a node that is well."""
     if patient.quarantine is not None:
         status = patient.quarantine.status
-        return f"{status.phase}: {patient.quarantine.spec.reason}"
+        return f"{status.phase}: {brief(patient.quarantine.spec.reason)}"
     if patient.hold is not None:
         return f"held by {patient.hold.limit}: {patient.hold.reason}"
     if patient.would:
@@ -211,8 +221,8 @@ def quarantine(patient: Patient, found: cluster.Quarantine, how: str) -> shapes.
         kind=spec.kind,
         phase=status.phase.value,
         phase_since=date(reached.get(status.phase, 0.0)),
-        reason=spec.reason,
-        requester=spec.requester,
+        reason=brief(spec.reason),
+        requester=shortened(spec.requester, _LONGEST_NAME),
         incident=spec.incident,
         message=found.problem or status.message,
         created_at=date(found.created_at),
@@ -335,7 +345,7 @@ def event(transition: Transition) -> shapes.Event:
         at=_date(transition.at),
         kind=transition.kind.value,
         node=transition.node,
-        summary=transition.summary,
+        summary=shortened(transition.summary, _LONGEST_EVENT),
         incident=transition.incident,
         details=dict(transition.details),
     )
