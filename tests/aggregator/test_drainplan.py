@@ -53,6 +53,7 @@ def where(found: DrainPlan, pod: Pod) -> str:
 
 OFF, ON = DrainRules(), DrainRules(True, True, True)
 PROTECTED = DrainRules(protected={"tier": "db"})
+SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 
 
 @pytest.mark.parametrize(
@@ -65,24 +66,19 @@ PROTECTED = DrainRules(protected={"tier": "db"})
         ({"empty_dir": True}, OFF, "kept"),
         ({"empty_dir": True}, ON, "evict"),
         ({"empty_dir": True, "phase": "Succeeded"}, OFF, "evict"),
+        ({"empty_dir": True, "annotations": {SAFE_TO_EVICT: "true"}}, OFF, "evict"),
+        ({"empty_dir": True, "annotations": {SAFE_TO_EVICT: "false"}}, OFF, "kept"),
+        ({"owner_kind": "", "annotations": {SAFE_TO_EVICT: "true"}}, OFF, "kept"),
         ({"owner_kind": ""}, OFF, "kept"),
         ({"owner_kind": ""}, ON, "evict"),
         ({"owner_kind": "", "phase": "Failed"}, OFF, "evict"),
         ({"labels": {"tier": "db"}}, PROTECTED, "kept"),
         ({"labels": {"tier": "db"}, "phase": "Succeeded"}, PROTECTED, "kept"),
         ({"labels": {"tier": "web"}}, PROTECTED, "evict"),
-        (
-            {"annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}},
-            OFF,
-            "kept",
-        ),
+        ({"annotations": {SAFE_TO_EVICT: "false"}}, OFF, "kept"),
         ({"annotations": {"karpenter.sh/do-not-disrupt": "true"}}, OFF, "kept"),
         ({"annotations": {"karpenter.sh/do-not-disrupt": "true"}}, ON, "evict"),
-        (
-            {"annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}},
-            OFF,
-            "evict",
-        ),
+        ({"annotations": {SAFE_TO_EVICT: "true"}}, OFF, "evict"),
     ],
 )
 def test_each_kind_of_pod_goes_or_stays_as_kubectl_drain_has_it(

@@ -1,5 +1,6 @@
 """What the manifests say fits together, and fits the programs: read as files, no cluster needed."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -8,12 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
 from aggregator import config as aggregator_config
 from aggregator.confer.badges import AUDIENCE
+from aggregator.kube.objects import PodObject, to_pod
 from aggregator.quarantine.cluster import Action
+from aggregator.quarantine.decide.drainplan import DrainRules, kept_because
 from nodeagent import config as agent_config
 from nodeagent.checks import pod_network
 from tests.deploy.manifests import (
@@ -226,6 +230,16 @@ def test_the_patch_for_a_shared_history_fits_the_aggregator_and_what_the_docs_sa
         assert f"{key}: {mount['mountPath']}/{file}" in page
         text = (DEPLOY / "examples" / "history-postgresql.yaml").read_text("utf-8")
         assert f"--from-file={file}" in text
+
+
+def test_the_aggregators_own_pod_holds_up_no_drain_of_the_node_that_it_is_on() -> None:
+    template = find(*AGGREGATOR)["spec"]["template"]
+    made = template | {"metadata": template["metadata"] | {"name": "a", "namespace": NAMESPACE}}
+    owner = {"kind": "StatefulSet", "name": "sickbay-aggregator", "controller": True}
+    made["metadata"]["ownerReferences"] = [owner]
+    pod = to_pod(msgspec.json.decode(json.dumps(made), type=PodObject))
+    assert pod.empty_dir
+    assert kept_because(pod, DrainRules()) == ""
 
 
 def test_the_aggregator_listens_where_its_services_and_probes_point() -> None:

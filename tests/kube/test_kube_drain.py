@@ -181,6 +181,8 @@ async def test_each_kind_of_pod_goes_or_stays(kube: KubeCluster, cluster_space: 
     create("owned", owned)
     create("bare", {})
     create("scratch", owned, volumes=[{"name": "v", "emptyDir": {}}])
+    willing = {"annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}}
+    create("own-scratch", owned | willing, volumes=[{"name": "v", "emptyDir": {}}])
     unwilling = {"annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}}
     create("unwilling", owned | unwilling)
     create("pending", owned | {"annotations": {"sickbay.test/pending": "true"}})

@@ -10,9 +10,11 @@ from aggregator.quarantine.decide.gangs import Gang, Gangs, gang_of
 from aggregator.quarantine.times import span
 
 FINISHED = ("Succeeded", "Failed")
+#: A pod's own word to autoscalers; "true": that what is in its emptyDir may be lost.
+_SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 #: A pod's own word to autoscalers that it must not be moved.
 _UNWILLING = {
-    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    _SAFE_TO_EVICT: "false",
     "karpenter.sh/do-not-disrupt": "true",
 }
 
@@ -150,7 +152,8 @@ def kept_because(pod: Pod, rules: DrainRules) -> str:
         return ""
     if not pod.owner_kind and not rules.evict_unmanaged:
         return "has no controller that would make it anew (drain.evict_unmanaged is off)"
-    if pod.empty_dir and not rules.delete_empty_dir_data:
+    willing = pod.annotations.get(_SAFE_TO_EVICT) == "true"
+    if pod.empty_dir and not willing and not rules.delete_empty_dir_data:
         return "has emptyDir data that would be lost (drain.delete_empty_dir_data is off)"
     said = next((key for key, no in _UNWILLING.items() if pod.annotations.get(key) == no), "")
     if said and not rules.evict_unwilling:
