@@ -8,6 +8,7 @@ needs it.
 import asyncio
 import binascii
 import logging
+import re
 import ssl
 import sys
 import urllib.request
@@ -25,9 +26,11 @@ from aggregator.kube.service_account import ServiceAccount
 from aggregator.quarantine.cluster import Refused, Unreachable
 
 _LOG = logging.getLogger(__name__)
+_LIBRARYS = logging.getLogger("kubernetes_asyncio.config.kube_config")
 
 #: A plugin's token is looked at so often; it is renewed 5 minutes before it expires.
 _RENEWAL_S = 60.0
+_CONTENT = re.compile(r"\{.*\}", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ class Access:
         try:
             value: str | None = await self._configuration.get_api_key_with_prefix("BearerToken")
         except _config_errors() as error:
-            raise Unreachable(f"our token can't be read: {error}") from error
+            raise Unreachable(f"our token can't be read: {_words(error)}") from error
         if value is None:
             return None
         value = value.strip()  # a file ends with a line break, which no header may hold
@@ -113,7 +116,7 @@ class Access:
             try:
                 await self._loader.load_from_exec_plugin()
             except _config_errors() as error:
-                _LOG.warning("the kubeconfig's exec plugin failed; trying again: %s", error)
+                _LOG.warning("the kubeconfig's exec plugin failed; trying again: %s", _words(error))
             else:
                 self._configuration.api_key["BearerToken"] = self._loader.token
 
@@ -136,6 +139,7 @@ async def load(sources: Sources) -> Access:
     from kubernetes_asyncio.config import load_kube_config
 
     configuration = Configuration()
+    _LIBRARYS.addFilter(_DISCREET)
     try:
         loader = await load_kube_config(
             config_file=sources.path,
@@ -145,7 +149,23 @@ async def load(sources: Sources) -> Access:
         )
         return Access(configuration, loader)
     except _config_errors() as error:
-        raise Refused(f"the kubeconfig {sources.path} can't be used: {error}") from error
+        raise Refused(f"the kubeconfig {sources.path} can't be used: {_words(error)}") from error
+
+
+def _words(error: object) -> str:
+    """Where a key is missing the library names the place by all that stands there, secrets too."""
+    return _CONTENT.sub("{...}", str(error))
+
+
+class _Discreet(logging.Filter):
+    """The library logs what a plugin's failure says before it raises it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = _words(record.getMessage()), None
+        return True
+
+
+_DISCREET = _Discreet()
 
 
 def _config_errors() -> tuple[type[Exception], ...]:

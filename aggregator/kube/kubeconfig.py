@@ -74,9 +74,9 @@ def check(paths: str, context: str) -> None:
     cluster = _pick(paths, found["clusters"], "clusters", chosen.data["cluster"], of)
     with_tls = _check_server(cluster)  # else the library looks at no certificate
     _check_proxy(cluster)
-    authority = _ordinary(
-        cluster, "certificate-authority", "certificate-authority-data", cluster.file
-    )
+    _must_hold(cluster, "proxy-url", "tls-server-name", "insecure-skip-tls-verify")
+    instead = "certificate-authority-data"
+    authority = _ordinary(cluster, "certificate-authority", instead, cluster.file, read=with_tls)
     if with_tls and authority is not None:
         _check_authority(authority)
     user = chosen.data.get("user")
@@ -154,9 +154,14 @@ class _Named:
 
 def _check_user(user: _Item, beside: str, *, with_tls: bool) -> None:
     """``beside``: the file next to which the library looks for certificates, the cluster's."""
-    _ordinary(user, "tokenFile", "token", user.file)
-    certificate = _ordinary(user, "client-certificate", "client-certificate-data", beside)
-    key = _ordinary(user, "client-key", "client-key-data", beside)
+    _must_hold(user, "exec", "auth-provider")
+    by_another = not user.data.keys().isdisjoint({"exec", "auth-provider"})
+    if not by_another:
+        _must_hold(user, "token")
+    _ordinary(user, "tokenFile", "token", user.file, read=not by_another)
+    of_certificate = ("client-certificate", "client-certificate-data", beside)
+    certificate = _ordinary(user, *of_certificate, read=with_tls)
+    key = _ordinary(user, "client-key", "client-key-data", beside, read=with_tls)
     if with_tls and certificate is not None:
         _check_pair(certificate, key)
 
@@ -203,16 +208,27 @@ def _tls() -> ssl.SSLContext:
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
-def _ordinary(item: _Item, key: str, instead: str, beside: str) -> _Named | None:
+def _must_hold(item: _Item, *keys: str) -> None:
+    """The library's own words for a key without a value show all that stands beside it."""
+    for key in keys:
+        if key in item.data and item.data[key] is None:
+            text = f'{key} of "{item.name}" is empty; expected a value, or no such key'
+            raise KubeconfigError(item.file, text)
+
+
+def _ordinary(item: _Item, key: str, instead: str, beside: str, *, read: bool) -> _Named | None:
     """A file that the library will read is one. ``instead`` has its content, and goes first.
 
-    None where there is neither.
+    None where there is neither. ``read``: whether the library looks at it, be it empty or not.
     """
     if instead in item.data:
         return None if item.data[instead] == "" else _Named(item, instead, None)
     named = item.data.get(key)
-    if not named:
+    if not named and not (read and key in item.data):
         return None
+    if named in ("", None):
+        text = f'{key} of "{item.name}" is empty; expected a file, or no such key'
+        raise KubeconfigError(item.file, text)
     if not isinstance(named, str):
         raise KubeconfigError(item.file, f'{key} of "{item.name}" is no text; expected a file')
     file = Path(beside).absolute().parent / named

@@ -115,6 +115,28 @@ def _with(value: object, *keys: str | int) -> Change:
         (_with("spare", "contexts", 0, "context", "user"), 'its user "spare" holds nothing; expe'),
         (_without("clusters", 0, "cluster", "server"), 'its cluster "c" has no server; expected h'),
         (_with(7, "users", 0, "user", "client-key"), 'client-key of "u" is no text; expected a fi'),
+        *(
+            (_with(empty, section, 0, section[:-1], key), f'{key} of "{name}" is empty; expected a')
+            for empty in ("", None)
+            for section, name, key in (
+                ("clusters", "c", "certificate-authority"),
+                ("users", "u", "client-certificate"),
+                ("users", "u", "client-key"),
+            )
+        ),
+        (
+            _with({"tokenFile": ""}, "users", 0, "user"),
+            'tokenFile of "u" is empty; expected a file',
+        ),
+        (
+            _with(None, "users", 0, "user", "token"),
+            'token of "u" is empty; expected a value, or no',
+        ),
+        (
+            _with(None, "users", 0, "user", "exec"),
+            'exec of "u" is empty; expected a value, or no s',
+        ),
+        (_with(None, "clusters", 0, "cluster", "proxy-url"), 'proxy-url of "c" is empty; expected'),
         (
             _with("https://h:70000", "clusters", 0, "cluster", "server"),
             'its cluster "c" has a server that is no address; expected https://HOST:PORT',
@@ -317,6 +339,7 @@ def test_what_speaks_plaintext_needs_no_certificate_that_can_be_read(tmp_path: P
         data["clusters"][0]["cluster"]["server"] = "http://127.0.0.1:8001"
         data["clusters"][0]["cluster"]["certificate-authority-data"] = "anVuaw=="
         data["users"][0]["user"]["client-certificate-data"] = "anVuaw=="
+        data["users"][0]["user"]["client-key"] = ""
 
     check(str(written(tmp_path, change)), "")
 
