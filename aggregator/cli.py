@@ -161,13 +161,12 @@ def _unusable(config: Config) -> Iterator[tuple[Key, str]]:
             yield from _unreachable(config)
     for section, file in (("shards", config.shards.ca_file), ("history", config.history.ca_file)):
         if file is not None:
-            import ssl
+            from aggregator.authorities import AuthoritiesError, trusting
 
             try:
-                ssl.create_default_context(cafile=file)
-            except OSError as error:  # ssl.SSLError is one
-                text = f"{file} can't be read as certificates: {error}; expected PEM"
-                yield (section, "ca_file"), text
+                trusting(file)
+            except AuthoritiesError as error:
+                yield (section, "ca_file"), str(error)
 
 
 def _unreachable(config: Config) -> Iterator[tuple[Key, str]]:

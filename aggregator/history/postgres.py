@@ -20,6 +20,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from aggregator.authorities import AuthoritiesError, trusting
 from aggregator.history.doors import Credentials, HistoryError, reason
 from aggregator.history.migrating import is_ready, prepare
 
@@ -136,10 +137,9 @@ class Postgres:
     def _tls(self) -> ssl.SSLContext | str:
         if self._credentials.ca_file is not None:
             try:
-                return ssl.create_default_context(cafile=self._credentials.ca_file)
-            except OSError as error:  # ssl.SSLError is one
-                told = f"history.ca_file: {self._credentials.ca_file}: {reason(error)}"
-                raise HistoryError(told) from error
+                return trusting(self._credentials.ca_file)
+            except AuthoritiesError as error:
+                raise HistoryError(f"history.ca_file: {error}") from error
         return "prefer" if self._is_near or self._credentials.insecure_plaintext else "require"
 
     @property

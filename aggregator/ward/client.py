@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import ssl
 from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
@@ -11,7 +10,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode, urlsplit
 from urllib.request import HTTPSHandler, OpenerDirector, ProxyHandler, build_opener
 
-from aggregator.regular import regular
+from aggregator.authorities import AuthoritiesError, trusting
 from aggregator.ward.errors import UsageError, WardError
 from aggregator.ward.tables import clean
 
@@ -104,8 +103,7 @@ def _opener(host: str, ca_file: str) -> OpenerDirector:
         handlers.append(ProxyHandler({}))  # a proxy can't reach this machine's loopback
     if ca_file:
         try:
-            context = ssl.create_default_context(cafile=regular(Path(ca_file)))
-            handlers.append(HTTPSHandler(context=context))
-        except OSError as error:
-            raise UsageError(f"--ca-file: {ca_file} can't be read: {error}") from error
+            handlers.append(HTTPSHandler(context=trusting(Path(ca_file))))
+        except AuthoritiesError as error:
+            raise UsageError(f"--ca-file: {error}") from error
     return build_opener(*handlers)

@@ -15,6 +15,7 @@ from typing import TypeVar
 import aiohttp
 from yarl import URL
 
+from aggregator.authorities import AuthoritiesError, trusting
 from aggregator.shards.council import Member
 from aggregator.web import parts
 from aggregator.web.parts import Answer, Past, Story, Unreadable
@@ -46,10 +47,8 @@ class Trust:
             self._seen = self._look()
             if ca_file is not None:
                 self._context = self._load()
-        except OSError as error:
-            raise TrustError(
-                f"shards.ca_file: {ca_file} can't be read as certificates: {error}"
-            ) from error
+        except AuthoritiesError as error:
+            raise TrustError(f"shards.ca_file: {error}") from error
 
     def context(self) -> ssl.SSLContext:
         """To connect with. While a changed file can't be read, what was read before counts."""
@@ -57,19 +56,23 @@ class Trust:
             now = self._look()
             if self._context is None or now != self._seen:
                 self._context, self._seen = self._load(), now
-        except OSError as error:
+        except AuthoritiesError as error:
             if self._context is None:
                 raise
             log.warning("the replicas' authorities can't be read", extra={"error": str(error)})
         return self._context
 
     def _load(self) -> ssl.SSLContext:
-        return ssl.create_default_context(cafile=self._file)
+        return ssl.create_default_context() if self._file is None else trusting(self._file)
 
     def _look(self) -> tuple[int, int]:
         if self._file is None:
             return (0, 0)
-        stat = self._file.stat()
+        try:
+            stat = self._file.stat()
+        except OSError as error:
+            text = f"{self._file} can't be read: {error.strerror}; expected a readable file"
+            raise AuthoritiesError(text) from error
         return (stat.st_ino, stat.st_mtime_ns)
 
 

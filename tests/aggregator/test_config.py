@@ -834,7 +834,10 @@ history:
     first, second = done.stderr.splitlines()
     said = f"{file}:2: listen.tls: {other.key} is not the key of {pair.certificate}; expected a c"
     assert first.startswith(said)
-    assert second.startswith(f"{file}:7: history.ca_file: {pair.key} can't be read as certificates")
+    assert second.startswith(
+        f"{file}:7: history.ca_file: {pair.key} holds no certificate; expected PEM"
+    )
+    assert "X509" not in second
 
 
 def test_config_check_refuses_an_address_that_the_certificate_does_not_cover(

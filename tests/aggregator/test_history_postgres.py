@@ -228,8 +228,14 @@ def test_a_certificate_is_verified_where_it_is_said_who_signs(
     bad = Database(url, Credentials(server.password_file, theirs.certificate))
     with pytest.raises(HistoryError, match="certificate verify failed"):
         bad.recent("", 0.0, 1)
-    missing = Database(url, Credentials(server.password_file, tmp_path / "nobody"))
-    with pytest.raises(HistoryError, match=r"history\.ca_file: .*/nobody"):
+    nobody = tmp_path / "nobody"
+    missing = Database(url, Credentials(server.password_file, nobody))
+    with pytest.raises(HistoryError, match=r"history\.ca_file: .*/nobody can't be read: No such f"):
+        missing.recent("", 0.0, 1)
+    nobody.write_text("junk")
+    with pytest.raises(
+        HistoryError, match=r"history\.ca_file: .*/nobody holds no certificate; exp"
+    ):
         missing.recent("", 0.0, 1)
 
 

@@ -183,6 +183,7 @@ async def test_an_aggregator_out_of_reach_is_exit_1_and_says_what_to_do() -> Non
         (["quarantine", "node-1", "--reason", "x"], "--action"),
         (["incidents", "--limit", "0"], "expected a whole number from 1 on"),
         (["status", "--ca-file", "/none", "--url", "https://x"], "/none can't be read"),
+        (["status", "--ca-file", __file__, "--url", "https://x"], "holds no certificate; expected"),
         (["status", "--ca-file", "/dev/zero", "--url", "https://x"], "it is a device and no reg"),
         (["release", ""], "'': expected a node's name"),
         (["release", "/", "--local", "/none"], "'/': expected a node's name"),
