@@ -39,6 +39,7 @@ from aggregator.quarantine.decide.drainplan import DrainRules
 from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.ledger import Ledger, Transition
 from aggregator.quarantine.settings import Settings
+from aggregator.quarantine.timekeeper import watch
 from aggregator.state import make_folders
 from aggregator.together import together
 from aggregator.web.certificate import Certificate
@@ -311,6 +312,7 @@ async def run(config: Config) -> None:
 
     async with AsyncExitStack() as ending:
         ending.push_async_callback(cluster.close)
+        _until_the_end(watch(clocks.doubt, fleet.doubt_clock), "clock", ending)
         history.start()
         ending.push_async_callback(history.close)
         alerts.start()

@@ -220,7 +220,7 @@ class Alerts:
 
     async def _accept(self) -> None:
         batch = [self._queue[i] for i in range(min(BATCH, len(self._queue)))]
-        new, dropped = await self._thread.run(self._outbox.accept, batch, self._clocks.wall())
+        new, dropped = await self._thread.run(self._outbox.accept, batch, self._clocks.latest())
         for _ in batch:
             self._queue.popleft()
         self.counters.accepted += new

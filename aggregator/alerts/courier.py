@@ -103,7 +103,7 @@ class Courier:
     async def _one(self) -> None:
         """One delivery seen through to its end, or a wait for one."""
         self._some.clear()
-        old = self._clocks.wall() - self._retry.give_up
+        old = self._clocks.earliest() - self._retry.give_up
         expired = await self._thread.run(self._outbox.expire, self._webhook.key, old)
         if expired:
             self.tally.dead += expired
@@ -112,7 +112,7 @@ class Courier:
         found = await self._thread.run(
             self._outbox.next,
             self._webhook.key,
-            self._clocks.wall(),
+            self._clocks.latest(),
             linger=self._patience.linger,
             grouped_linger=self._patience.grouped,
         )
@@ -126,8 +126,11 @@ class Courier:
             return
 
     async def _see_through(self, delivery: Delivery) -> None:
+        wait = self._until(delivery.next_at) if delivery.attempts else 0.0
         while True:
-            await asyncio.sleep(self._until(delivery.next_at))
+            await asyncio.sleep(wait)
+            # A receiver refuses what is signed with another time than its own, docs/alerts.md.
+            doubted = self._clocks.doubt()
             answer = await self._post(delivery)
             if answer.verdict is Verdict.TAKEN:
                 self.problem = ""
@@ -136,21 +139,21 @@ class Courier:
                 return
             self.problem = answer.because
             self.tally.failed_attempts += 1
-            now = self._clocks.wall()
-            if answer.verdict is Verdict.NEVER:
+            if answer.verdict is Verdict.NEVER and not doubted:
                 await self._give_up(delivery, answer.because)
                 return
-            if now - delivery.first_at >= self._retry.give_up:
+            if self._clocks.earliest() - delivery.first_at >= self._retry.give_up:
                 await self._give_up(delivery, f"not taken in time; last: {answer.because}")
                 return
             pause = self._retry.pause(delivery.attempts + 1, self._rng)
             pause = max(pause, answer.retry_after or 0.0)
             self._say(delivery, answer.because, pause)
-            delivery = await self._thread.run(self._outbox.again, delivery, now + pause)
+            next_at, wait = self._clocks.latest() + pause, pause
+            delivery = await self._thread.run(self._outbox.again, delivery, next_at)
 
     def _until(self, next_at: float) -> float:
         """Seconds; bounded, for the wall clock may have been set back meanwhile."""
-        return min(max(0.0, next_at - self._clocks.wall()), max(self._retry.most, 3600.0))
+        return min(max(0.0, next_at - self._clocks.latest()), max(self._retry.most, 3600.0))
 
     async def _give_up(self, delivery: Delivery, because: str) -> None:
         self.tally.dead += delivery.size

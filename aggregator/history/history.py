@@ -265,7 +265,7 @@ class History:
         """Delete a chunk of what is too old or too much. Returns when to look again (monotonic)."""
         if self._clocks.now() >= self._count_due:
             await self._count()
-        cut = self._clocks.wall() - self._keep
+        cut = self._clocks.earliest() - self._keep
         deleted = 0
         for table in (transitions, evidence):
             oldest = max(cut, self._floors[table.name])

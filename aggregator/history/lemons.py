@@ -93,7 +93,7 @@ class LemonWatch:
 
     async def look(self) -> None:
         """Read the last weeks anew."""
-        now = self._clocks.wall()
+        now = self._clocks.earliest()
         kinds = [*_PAST, Kind.LEMON]
         try:
             stories = await self._stories.stories(
@@ -152,7 +152,7 @@ class LemonWatch:
         quarantine = patient.quarantine if patient is not None else None
         if quarantine is None or node in self._stories_of:
             return False
-        return self._clocks.wall() - quarantine.status.cordoned_at < self._bounds.window
+        return self._clocks.earliest() - quarantine.status.cordoned_at < self._bounds.window
 
     def _tell(self, lemon: Lemon, past: Iterable[Transition], now: float) -> None:
         lately = (one.at for one in past if one.kind is Kind.LEMON)

@@ -8,7 +8,7 @@ whoever acts on an older picture fails with `Conflict`, reads again, and decides
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from aggregator.policy.rules import Policy
@@ -34,6 +34,7 @@ from aggregator.quarantine.decide.wishes import FORCED
 from aggregator.quarantine.fleet import Hold
 from aggregator.quarantine.ledger import Kind, Ledger, Transition
 from aggregator.quarantine.registrar import Registrar
+from aggregator.quarantine.timekeeper import Timekeeper
 
 log = logging.getLogger("sickbay.quarantine")
 
@@ -44,10 +45,31 @@ _NO_NODE = "the cluster has no node of this name"
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """Monotonic seconds for judging, wall clock seconds for people and for what is durable."""
+    """Monotonic seconds for judging, wall clock seconds for people and for what is durable.
+
+    While the wall clock is doubted (`timekeeper`), what can't be taken back is not due before it is
+    by `earliest`, and counts from `latest`. Where it is believed both are the wall clock's time.
+    """
 
     now: Callable[[], float]
     wall: Callable[[], float]
+    _keeper: Timekeeper = field(default_factory=Timekeeper, init=False, repr=False, compare=False)
+
+    def even(self) -> float:
+        """The wall clock's time, but for a jump that is not believed yet."""
+        return self._keeper.even(self.now(), self.wall())
+
+    def earliest(self) -> float:
+        """What time it is at the earliest."""
+        return min(self.wall(), self.even())
+
+    def latest(self) -> float:
+        """What time it is at the latest."""
+        return max(self.wall(), self.even())
+
+    def doubt(self) -> str:
+        """Why the wall clock is not believed now; empty: it is."""
+        return self._keeper.doubt(self.now(), self.wall())
 
 
 class Admission(Protocol):
@@ -201,7 +223,7 @@ class Acts:
             return
         if case.patient.maintained and quarantine.spec.requester == OURS:
             return  # what comes next sees it
-        if quarantine.spec.requester == OURS and case.wishes.exempt(self._clocks.wall()):
+        if quarantine.spec.requester == OURS and case.wishes.exempt(self._clocks.earliest()):
             return  # what we were about to do was decided before we knew
         if not quarantine.has_finalizer:
             quarantine = await self._cluster.add_finalizer(quarantine)
@@ -239,7 +261,7 @@ class Acts:
                 incident=spec.incident,
                 pool=self._pool_of(case.node),
                 action=spec.action.value,
-                at=self._clocks.wall(),
+                at=self._clocks.even(),
             )
         )
         who = "by sickbay" if spec.requester == OURS else "by hand"
@@ -258,7 +280,7 @@ class Acts:
     async def force(self, case: Case) -> None:
         """A quarantine for an annotation of a person: made, or changed with it."""
         case.take_node(await self._cluster.read_node(case.node))
-        action = case.wishes.forced(self._clocks.wall())
+        action = case.wishes.forced(self._clocks.earliest())
         if action is None or case.misnamed:
             return  # taken back in between
         reason, quarantine = case.wishes.force_reason, case.patient.quarantine
@@ -320,7 +342,7 @@ class Acts:
 
     def _spared(self, case: Case, wanted: Wanted) -> bool:
         """Whether a person has asked for less than we want, by the node as it was just read."""
-        return case.wishes.cap(self._clocks.wall()).strength < wanted.spec.action.strength
+        return case.wishes.cap(self._clocks.earliest()).strength < wanted.spec.action.strength
 
     def note(
         self, case: Case, kind: Kind, summary: str, details: Mapping[str, str] | None = None

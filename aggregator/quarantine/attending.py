@@ -256,7 +256,7 @@ class Attending:
             stopped=bool(self._fleet.stop),
             patient_enough=waited,
             now=self._clocks.now(),
-            wall=self._clocks.wall(),
+            wall=self._clocks.earliest(),
         )
 
     def in_record(self, case: Case) -> bool:

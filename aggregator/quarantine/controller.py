@@ -100,7 +100,7 @@ class Controller:
             policy_hash=policy.hash,
             size=census.size,
             causes=suspecting.causes,
-            wall=clocks.wall,
+            wall=clocks.even,
             doubt=lambda: conferring.doubt(),  # noqa: PLW0108 - it is made below
         )
         self._triangulating = triangulating = Triangulating(
@@ -288,7 +288,7 @@ class Controller:
                 and await self._following.refresh_nodes()
             ):
                 refreshed = now
-            wall = self._clocks.wall()
+            wall = self._clocks.earliest()
             async for case in self._by_slices():
                 self._hearing.note_silence(case, now)
             self._tell_fleet()

@@ -102,7 +102,7 @@ class Drain:
             await self._pause(case, look)
 
     def _moment(self, status: QuarantineStatus) -> Moment:
-        now = self._clocks.wall()
+        now = self._clocks.earliest()
         began = status.drain_started_at or now
         return Moment(now, began, status.deadline_at or began + self._deadline)
 
@@ -123,7 +123,7 @@ class Drain:
             case.take_node(await self._cluster.patch_node(node, change))
         if quarantine.status.phase is Phase.DRAINING:
             return True
-        began = quarantine.status.drain_started_at or self._clocks.wall()
+        began = quarantine.status.drain_started_at or self._clocks.latest()
         status = replace(
             quarantine.status,
             phase=Phase.DRAINING,

@@ -85,6 +85,7 @@ class Fleet:
     mode: str = "observe"
     how: str = ""  # what a command of `sickbay` needs besides, to act here; begins with a space
     stop: str = ""  # the stop switch's reason; empty: not stopped
+    clock_doubt: str = ""  # why the wall clock is not believed now; empty: it is
     view_lost: str = ""  # why the cluster's news is not known; empty: it is
     in_company: bool = False  # that is because others are at work: this replica has not begun
     record_entries: int = 0
@@ -97,6 +98,9 @@ class Fleet:
     cooling: str = ""  # until when nothing new is admitted, and why; empty: it is
     admitted_lately: int = 0  # within the limits' window
     network: Mapping[str, Verdict] = field(default_factory=dict)  # blamed now, by subject
+
+    def doubt_clock(self, why: str) -> None:
+        self.clock_doubt = why
 
     def patient(self, node: str) -> Patient:
         """The node's patient, made when there is none yet."""

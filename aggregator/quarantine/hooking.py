@@ -84,7 +84,7 @@ class Hooking:
         if known is not None and known.state is not HookState.ASKING:
             return True
         if known is None:
-            known = HookStatus(HookState.ASKING, asked_at=round(self._clocks.wall(), 3))
+            known = HookStatus(HookState.ASKING, asked_at=round(self._clocks.latest(), 3))
             await self._write(case, known, "drain.pre_evict is asked; nothing is evicted before")
         return await self._until_done(case, hook, known, still)
 
@@ -94,7 +94,7 @@ class Hooking:
         wait, written_at = _AGAIN_FIRST, self._clocks.now()
         limit = self._rules.pre_evict_timeout
         while still():
-            left = max(0.0, known.asked_at + limit - self._clocks.wall())
+            left = max(0.0, known.asked_at + limit - self._clocks.earliest())
             answer = await self._asked(case, hook, left, still)
             if answer is None:
                 return False
@@ -103,7 +103,7 @@ class Hooking:
                 self._note(case, Kind.HOOK, "pre_evict", "drain.pre_evict is done")
                 return True
             text = f"{answer.said.value}: {answer.text}".rstrip(": ")
-            late = self._clocks.wall() >= known.asked_at + limit
+            late = self._clocks.earliest() >= known.asked_at + limit
             if late and self._rules.go_on:
                 await self._end(case, HookState.GIVEN_UP, known, text, "evicting pods")
                 said = f"drain.pre_evict was not done in {limit:g} s, the drain goes on: {text}"

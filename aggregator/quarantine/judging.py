@@ -41,7 +41,7 @@ class Judging:
         """Fold what is known of the node into its incidents; look again when time asks for it."""
         before = case.patient.incidents
         now = self._clocks.now()
-        wall = self._clocks.wall()
+        wall = self._clocks.earliest()
         for said in case.hear_wishes(wall):
             self._acts.note(case, Kind.WISHED, said)
         mode = min(self._mode, case.wishes.cap(wall), key=lambda action: action.strength)
@@ -100,7 +100,7 @@ class Judging:
             and not _is_done(case.patient.quarantine, wanted.uncapped)
         ):
             would = f"{wanted.uncapped}: {wanted.spec.reason}"
-        spared = case.patient.spared = case.wishes.why_capped(self._clocks.wall())
+        spared = case.patient.spared = case.wishes.why_capped(self._clocks.earliest())
         why = spared or f"mode {self._mode}"
         if would and would != case.patient.would:
             text = f"{why} keeps us from this: {would}"

@@ -73,9 +73,10 @@ class Registrar:
     """Reads and writes the record.
 
     ``size`` tells the fleet's size now, ``causes`` the common causes that are open, ``doubt`` what
-    is not known of other replicas, ``wall`` the wall clock. All methods raise `ClusterError` when
-    the record can't be read or written; nothing is half done then, for whoever asks again finds
-    the entry standing or not.
+    is not known of other replicas, ``wall`` the wall clock, which must run evenly: a jump would let
+    it forget what was admitted lately. All methods raise `ClusterError` when the record can't be
+    read or written; nothing is half done then, for whoever asks again finds the entry standing or
+    not.
     """
 
     def __init__(

@@ -144,7 +144,12 @@ class Releasing:
             theirs = quarantine.status.released_because == UNCORDONED
             begun = quarantine.status.cordoned_at > 0  # else there was nothing to release it from
             evidence = quarantine.spec.evidence if begun else ()
-            memory = remember(node, evidence, self._clocks.wall())
+            memory = remember(
+                node,
+                evidence,
+                earliest=self._clocks.earliest(),
+                latest=self._clocks.latest(),
+            )
             more: dict[str, str | None] = {RELEASES: memory if memory != "[]" else None}
             if quarantine.status.overruled and quarantine.spec.requester == FORCED:
                 more[FORCE] = None  # the later word of a person takes the earlier one back

@@ -292,7 +292,7 @@ class Suspecting:
         if self._leading:
             self._common.silence(*self._census.silence())
         self.look()
-        now = self._clocks.wall()
+        now = self._clocks.even()
         counted = record.pruned(now, window=self._window, cooldown=self._cooldown)
         self._fleet.admitted_lately = len(counted.admissions)
         found = counted.cooldowns.get(FLEET)
@@ -300,7 +300,7 @@ class Suspecting:
         if self._cooldown_told.is_due("it is cooling down" if until else "", leads=self._leading):
             kind = Kind.COOLDOWN if until else Kind.COOLDOWN_OVER
             text = f"nothing new is admitted {until}" if until else "admission goes on"
-            self._ledger.note(Transition(now, kind, "", text))
+            self._ledger.note(Transition(self._clocks.wall(), kind, "", text))
         self._fleet.cooling = until
 
     def _note(self, kind: Kind, cause: CommonCause, text: str) -> None:

@@ -31,8 +31,9 @@ def status(fleet: Answer, screen: Screen) -> Iterator[str]:
         (f"{_IN_COMPANY}, and does nothing" if fleet.get("in_company") else _UNSEEN, "view_lost"),
         ("WAITING FOR THE AGENTS", "waiting_for_quorum"),
         ("COOLING DOWN, nothing new is admitted", "cooling"),
+        ("ITS CLOCK IS DOUBTED, what can't be taken back waits", "clock_doubt"),
     ):
-        if fleet[name]:
+        if fleet.get(name):
             yield f"{label}: {clean(fleet[name])}"
     frozen = fleet.get("frozen")
     if frozen:

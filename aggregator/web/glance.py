@@ -27,6 +27,7 @@ def glance(
         in_company=found.in_company,
         waiting_for_quorum=found.waiting_for_quorum,
         cooling=found.cooling,
+        clock_doubt=found.clock_doubt,
         causes=list(found.causes),
         not_ready=not_ready,
         nodes=len(found.standings),

@@ -96,6 +96,8 @@ def _fleet(found: Findings) -> Iterator[Metric]:
     yield _one("sickbay_agent_conflicts", "Nodes that two agents claim.", found.conflicts)
     yield _one("sickbay_stopped", "1 while the stop switch is set.", bool(found.stop))
     yield _one("sickbay_view_up", "1 while the cluster's news is known.", not found.view_lost)
+    doubted = bool(found.clock_doubt)
+    yield _one("sickbay_clock_doubted", "1 while its wall clock is not believed.", doubted)
     yield _one("sickbay_record_entries", "Nodes in the admission record.", found.record_entries)
     mode = _gauge("sickbay_mode", "1 for the mode that caps every action.", ["mode"])
     for action in Action:

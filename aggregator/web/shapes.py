@@ -299,7 +299,8 @@ class Fleet(Shape, frozen=True, kw_only=True):
     the nodes of those that don't answer; ``frozen`` (nobody knows who is there, so nobody acts),
     ``differing`` (replicas run another version, policy, mode or limits) and ``incomplete`` (the
     one that leads has not been told of all nodes, so little is admitted) are empty, or say why.
-    ``history_trouble`` says why, and since when, this replica can't write its history.
+    ``history_trouble`` says why, and since when, this replica can't write its history;
+    ``clock_doubt`` why it does not believe its wall clock, so that what can't be taken back waits.
     """
 
     at: Time
@@ -331,6 +332,7 @@ class Fleet(Shape, frozen=True, kw_only=True):
     incomplete: str = ""
     last_known: int = 0
     history_trouble: str = ""
+    clock_doubt: str = ""
     in_company: bool = False
 
 

@@ -84,6 +84,7 @@ class Findings:
     stop: str = ""
     view_lost: str = ""
     in_company: bool = False
+    clock_doubt: str = ""
     waiting_for_quorum: str = ""
     cooling: str = ""
     causes: tuple[shapes.CommonCause, ...] = ()
@@ -222,6 +223,7 @@ class Survey:
             stop=view.brief(fleet.stop),
             view_lost=fleet.view_lost,
             in_company=fleet.in_company,
+            clock_doubt=fleet.clock_doubt,
             waiting_for_quorum=fleet.waiting_for_quorum,
             incomplete=fleet.incomplete,
             cooling=fleet.cooling,

@@ -23,6 +23,7 @@ from aggregator.history.history import History
 from aggregator.history.rows import MAX_TEXT, Numbers, from_row, to_row
 from aggregator.quarantine.acts import Clocks
 from aggregator.quarantine.ledger import Kind, Ledger, Transition
+from aggregator.quarantine.timekeeper import EVEN_FOR
 from tests.support.histories import Place, happened
 from tests.support.waiting import until
 
@@ -412,6 +413,39 @@ async def test_what_agents_told_is_kept_by_node_and_time_and_no_longer_than_the_
         ("n2", "hello", {"text": "a\ufffdb"}),
         ("n2", "base", {}),
     ]
+
+
+async def test_a_clock_that_jumps_ahead_deletes_nothing_before_it_has_run_evenly(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_module, "RETENTION_EVERY", 0.0)
+    passed, ahead, retained = [0.0], [0.0], 0
+    clocks = Clocks(
+        lambda: time.monotonic() + passed[0], lambda: time.time() + passed[0] + ahead[0]
+    )
+    delete = Database.delete_before
+
+    def counted(database: Database, *arguments: Any) -> int:
+        nonlocal retained
+        retained += 1
+        return delete(database, *arguments)
+
+    async def looked_at() -> None:
+        before = retained
+        await until(lambda: retained > before + 4)
+
+    monkeypatch.setattr(Database, "delete_before", counted)
+    async with place.history(keep=3 * DAY, clocks=clocks) as history:
+        history.note(happened(time.time()))
+        await until(lambda: history.written == 1)
+        await looked_at()
+        ahead[0] = 30 * DAY
+        await looked_at()
+        passed[0] += EVEN_FOR - 60
+        await looked_at()
+        assert len(await history.recent()) == 1
+        passed[0] += 120
+        await until(lambda: place.sql("SELECT count(*) FROM transitions")[0][0] == 0)
 
 
 async def test_under_load_it_is_what_agents_told_that_is_lost_and_said(

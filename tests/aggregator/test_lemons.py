@@ -251,6 +251,31 @@ class _Both:
         self._other.note(transition)
 
 
+async def test_a_clock_that_jumps_ahead_ends_no_lemon(tmp_path: Path) -> None:
+    ahead = 0.0
+    clocks = Clocks(time.monotonic, lambda: time.time() + ahead)
+    history = History(url(tmp_path), keep=60 * DAY, clocks=clocks, rng=random.Random(1))
+    history.start()
+    fleet = Fleet()
+    lemons = LemonWatch(
+        stories=history,
+        fleet=fleet,
+        ledger=Notes(),
+        clocks=clocks,
+        bounds=BOUNDS,
+        say=lambda *_: True,
+    )
+    try:
+        await keep_story(history, "n1", (20, 15, 10, 5))
+        await lemons.look()
+        assert [lemon.node for lemon in fleet.lemons] == ["n1"]
+        ahead = 365 * DAY
+        await lemons.look()
+        assert [lemon.node for lemon in fleet.lemons] == ["n1"]
+    finally:
+        await history.close()
+
+
 async def test_a_lemon_does_not_stand_in_the_way_of_its_other_incidents() -> None:
     """By the shipped rule it is only watched: a repaired GPU is released as on any node."""
     world = World()

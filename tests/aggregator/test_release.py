@@ -447,21 +447,32 @@ def test_the_memory_of_releases_is_bounded_in_number_and_time(rounds: list[list[
     node, wall = NODE, 1e9
     for names in rounds:
         wall += DAY
-        node = replace(node, annotations={RELEASES: remember(node, items(*names), wall)})
+        node = replace(
+            node, annotations={RELEASES: remember(node, items(*names), earliest=wall, latest=wall)}
+        )
     text = node.annotations.get(RELEASES, "[]")
     assert text.count("GPU-1") <= 64
-    later_on = remember(node, (), wall + LONGEST_REPEAT + 1)
+    wall += LONGEST_REPEAT + 1
+    later_on = remember(node, (), earliest=wall, latest=wall)
     assert later_on == "[]"
 
 
 @pytest.mark.parametrize("text", ["", "x", "{}", "[1]", '[["a"]]', '[["a","b","c"]]', "[" * 9999])
 def test_an_edited_memory_of_releases_is_no_memory(text: str) -> None:
     node = replace(NODE, annotations={RELEASES: text})
-    assert remember(node, items("xid:79"), 7.0) == '[["xid:79", "GPU-1", 7]]'
+    assert remember(node, items("xid:79"), earliest=7.0, latest=7.0) == '[["xid:79", "GPU-1", 7]]'
 
 
 def test_level_evidence_is_no_fault_that_could_come_again() -> None:
-    assert remember(NODE, [EvidenceItem("disk-space:bytes", "/", "b", "", "r", "i")], 7.0) == "[]"
+    assert (
+        remember(
+            NODE,
+            [EvidenceItem("disk-space:bytes", "/", "b", "", "r", "i")],
+            earliest=7.0,
+            latest=7.0,
+        )
+        == "[]"
+    )
 
 
 # -- made by hand ---------------------------------------------------------------------------------

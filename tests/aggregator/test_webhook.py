@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,9 +23,10 @@ from hypothesis import strategies as st
 from aggregator.alerts.alerts import Address, Alerts
 from aggregator.alerts.courier import Patience
 from aggregator.alerts.post import MOST_RETRY_AFTER, Retry, Verdict, judge_answer
+from aggregator.quarantine.acts import Clocks
 from aggregator.quarantine.ledger import Kind, Transition
 from tests.controlplane.pki import Authority
-from tests.support.receiver import Received, Receiver, hang, status, taken
+from tests.support.receiver import Answer, Received, Receiver, hang, status, taken
 from tests.support.waiting import CLOCKS, until
 
 SECRET = b"correct horse"
@@ -49,11 +51,12 @@ async def telling(
     *addresses: Address,
     retry: Retry = QUICK,
     patience: Patience = SOON,
+    clocks: Clocks = CLOCKS,
 ) -> AsyncIterator[Alerts]:
     alerts = Alerts(
         folder / "outbox.db",
         addresses,
-        clocks=CLOCKS,
+        clocks=clocks,
         rng=random.Random(1),
         retry=retry,
         patience=patience,
@@ -254,6 +257,35 @@ async def test_what_is_not_taken_in_time_is_given_up(tmp_path: Path, secret_file
         receiver.answer = taken
         alerts.note(happened("n2"))
         await until(lambda: delivered(alerts) == 1)
+
+
+@pytest.mark.parametrize("answer", [taken, status(500), status(401)])
+async def test_a_clock_that_jumps_ahead_gives_up_no_alert(
+    answer: Answer, tmp_path: Path, secret_file: Path
+) -> None:
+    """Nor one that is refused for the time in its signature."""
+    ahead, fresh = [0.0], [status(500)]
+
+    def answered(request: Received) -> Any:
+        signed = float(request.headers["X-Sickbay-Timestamp"])
+        return (fresh[0] if abs(time.time() - signed) < 300 else answer)(request)
+
+    clocks = Clocks(time.monotonic, lambda: time.time() + ahead[0])
+    async with (
+        Receiver(answer=answered) as receiver,
+        telling(tmp_path, address(receiver, secret_file), clocks=clocks) as alerts,
+    ):
+        alerts.note(happened("n1"))
+        await until(lambda: receiver.requests)
+        alerts.note(happened("n2"))
+        ahead[0] = 30 * 86400.0
+        if answer is not taken:
+            before = len(receiver.requests)
+            await until(lambda: len(receiver.requests) > before + 3)
+            fresh[0] = taken
+            ahead[0] = 0.0
+        await until(lambda: delivered(alerts) == 2)
+        assert sum(tally.dead for tally in alerts.tallies().values()) == 0
 
 
 async def test_a_dead_receiver_holds_up_nobody(tmp_path: Path, secret_file: Path) -> None:

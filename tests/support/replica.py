@@ -159,7 +159,9 @@ class Replica:
         cluster: MemoryCluster | None = None,
         witness: Witness | None = None,
         shards: Shards | None = None,
+        wall: Callable[[], float] | None = None,
     ) -> None:
+        """``wall``: the wall clock; unless given, it shows what ``clock`` does."""
         self.cluster = cluster or MemoryCluster(world, crash_at=crash_at, after=after, fails=fails)
         self.fleet = Fleet()
         self.notes = Notes()
@@ -170,7 +172,7 @@ class Replica:
             settings=settings,
             fleet=self.fleet,
             ledger=self.notes,
-            clocks=Clocks(clock, clock),
+            clocks=Clocks(clock, wall or clock),
             rng=random.Random(7),
             witness=witness,
             shards=shards,

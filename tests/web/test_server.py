@@ -227,7 +227,7 @@ async def test_assets_are_cached_by_their_hash_alone(served: Served) -> None:
 async def test_what_nodes_and_people_write_is_shown_and_never_run() -> None:
     hands = Hands()
     fleet = Fleet(mode="drain", stop=HOSTILE, view_lost=HOSTILE, waiting_for_quorum=HOSTILE)
-    fleet.incomplete = HOSTILE
+    fleet.incomplete = fleet.clock_doubt = HOSTILE
     patient = well(fleet, "node-1", hands.now)
     assert patient.health is not None
     bad = Component(HOSTILE, HOSTILE, Status.FAILED, HOSTILE, HOSTILE, hands.now)
@@ -365,6 +365,21 @@ async def test_a_history_that_is_broken_is_said_and_the_story_is_told_from_memor
     assert "database is locked" in await served.text("/nodes/node-2")
     answer = await served.json("/api/v1/transitions")
     assert "database is locked" in answer["trouble"]
+
+
+async def test_a_clock_that_is_doubted_is_said_on_the_page_in_the_api_and_in_the_metrics() -> None:
+    hands = Hands()
+    async with serving(small_fleet(hands), hands.clocks()) as served:
+        assert (await served.json("/api/v1/fleet"))["clock_doubt"] == ""
+        assert "clock is doubted" not in await served.text("/")
+        assert "sickbay_clock_doubted 0.0" in await served.text("/metrics")
+        served.fleet.clock_doubt = "it has moved ahead by 3d"
+        hands.advance(10)
+        assert (await served.json("/api/v1/fleet"))["clock_doubt"] == "it has moved ahead by 3d"
+        page = await served.text("/")
+        assert "clock is doubted" in page
+        assert "it has moved ahead by 3d" in page
+        assert "sickbay_clock_doubted 1.0" in await served.text("/metrics")
 
 
 async def test_a_history_that_is_not_kept_is_said_on_the_page_and_in_the_fleets_numbers(

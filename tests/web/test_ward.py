@@ -85,6 +85,12 @@ async def test_status_says_how_the_fleet_is(served: Served) -> None:
     assert "FULL: 5% of 8 nodes" in done.out
 
 
+async def test_status_says_that_the_clock_is_doubted(served: Served) -> None:
+    served.fleet.clock_doubt = "it has moved ahead by 3d"
+    done = await sickbay("status", "--url", served.url)
+    assert "ITS CLOCK IS DOUBTED, what can't be taken back waits: it has moved" in done.out
+
+
 async def test_status_says_that_the_past_is_not_kept(served: Served) -> None:
     served.history.problem = "history is not written since 03:00: postgresql://...: refused"
     done = await sickbay("status", "--url", served.url)

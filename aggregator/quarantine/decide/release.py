@@ -53,15 +53,20 @@ def release_hold(
     )
 
 
-def remember(node: Node, evidence: Iterable[EvidenceItem], wall: float) -> str:
-    """The memory of this release and of those before, for the node's annotation."""
-    since = wall - LONGEST_REPEAT
+def remember(
+    node: Node, evidence: Iterable[EvidenceItem], *, earliest: float, latest: float
+) -> str:
+    """The memory of this release and of those before, for the node's annotation.
+
+    ``earliest`` and ``latest``: what time it is, as far as the clocks can be believed.
+    """
+    since = earliest - LONGEST_REPEAT
     kept = {key: at for key, at in _remembered(node.annotations).items() if at >= since}
     for item in evidence:
         if item.cleared_by:
-            kept[item.code, item.component] = wall
-    latest = sorted(kept.items(), key=lambda pair: pair[1])[-_MOST_REMEMBERED:]
-    rows = [[code, component, round(at)] for (code, component), at in latest]
+            kept[item.code, item.component] = latest
+    newest = sorted(kept.items(), key=lambda pair: pair[1])[-_MOST_REMEMBERED:]
+    rows = [[code, component, round(at)] for (code, component), at in newest]
     while len(json.dumps(rows)) > _MOST_TEXT:
         del rows[0]
     return json.dumps(rows)

@@ -1,0 +1,279 @@
+"""A wall clock that jumps: when it is doubted, and what waits then. In virtual time."""
+
+import asyncio
+import logging
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.quarantine.acts import Clocks
+from aggregator.quarantine.cluster import HookState, Phase
+from aggregator.quarantine.decide.drainplan import DrainRules, Leave, NamespaceRule
+from aggregator.quarantine.decide.release import RELEASES
+from aggregator.quarantine.decide.wishes import EXEMPT, exemption
+from aggregator.quarantine.hooking import HookAnswer, HookRules, Said
+from aggregator.quarantine.timekeeper import BOUND, EVEN_FOR, Timekeeper, watch
+from tests.aggregator.test_drain_hooks import PlayedHook
+from tests.support import virtualtime
+from tests.support.drains import ILL, begun, drained, status, world_with
+from tests.support.memorycluster import World, phase_of
+from tests.support.replica import OPEN, SETTINGS, Replica
+from tests.support.running import Running
+from tests.support.waiting import until
+
+HOUR, DAY = 3600.0, 86400.0
+
+
+class Hands:
+    """Both clocks, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now, self.wall = 1000.0, 1_700_000_000.0
+        self.clocks = Clocks(lambda: self.now, lambda: self.wall)
+        assert self.clocks.doubt() == ""
+
+    def passes(self, seconds: float, *, jump: float = 0.0) -> None:
+        self.now += seconds
+        self.wall += seconds + jump
+
+
+# -- when it is doubted --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("jump", "words"), [(DAY, "ahead by 1d"), (-2 * HOUR, "back by 2h")])
+def test_a_clock_that_jumps_is_doubted_until_it_has_run_evenly(jump: float, words: str) -> None:
+    hands = Hands()
+    before = hands.wall
+    hands.passes(5, jump=jump)
+    said = hands.clocks.doubt()
+    assert words in said
+    for _ in range(int(EVEN_FOR / 5) - 1):
+        hands.passes(5)
+        assert hands.clocks.doubt() == said  # the same words: nobody is told anew
+        assert abs(hands.clocks.even() - before - (hands.now - 1000)) <= BOUND
+    hands.passes(5)
+    assert hands.clocks.doubt() == ""
+    assert hands.clocks.earliest() == hands.clocks.latest() == hands.clocks.even() == hands.wall
+
+
+def test_a_clock_that_is_back_is_believed_at_once() -> None:
+    hands = Hands()
+    hands.passes(1, jump=DAY)
+    assert hands.clocks.doubt()
+    hands.passes(120, jump=-DAY)
+    assert hands.clocks.doubt() == ""
+    assert hands.clocks.even() == hands.wall
+    hands.passes(EVEN_FOR - 1, jump=DAY)  # the time in which it was away makes nothing even
+    assert hands.clocks.doubt()
+
+
+def test_a_clock_that_never_runs_evenly_is_never_believed_again() -> None:
+    hands = Hands()
+    for _ in range(1000):
+        hands.passes(60, jump=BOUND * 1.5)
+    assert hands.clocks.doubt()
+    assert hands.clocks.earliest() <= 1_700_000_000 + 1000 * 60 + BOUND
+
+
+@given(steps=st.lists(st.tuples(st.floats(0, 60), st.floats(-1 / 12, 1 / 12)), max_size=60))
+def test_a_clock_that_is_corrected_slowly_is_always_believed(
+    steps: list[tuple[float, float]],
+) -> None:
+    """chrony moves it by a twelfth of the time at most."""
+    hands = Hands()
+    for seconds, rate in steps:
+        hands.passes(seconds, jump=seconds * rate)
+        assert hands.clocks.doubt() == ""
+        assert hands.clocks.even() == hands.wall
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.floats(0, 400), st.one_of(st.just(0.0), st.floats(-1e6, 1e6))), max_size=60
+    )
+)
+def test_what_waits_is_never_due_before_its_time_has_passed_evenly(
+    steps: list[tuple[float, float]],
+) -> None:
+    """Against the readings themselves: a lead counts once it was seen for `EVEN_FOR` on end."""
+    keeper, now, wall = Timekeeper(), 0.0, 1e9
+    keeper.even(now, wall)
+    seen = [(now, wall - now)]
+    for seconds, jump in steps:
+        now, wall = now + seconds, wall + seconds + jump
+        seen.append((now, wall - now))
+        even = keeper.even(now, wall)
+        # Every lead that all looks of some `EVEN_FOR` agree on, and the first.
+        proven = [seen[0][1]]
+        for end, (then, lead) in enumerate(seen):
+            near = then
+            for earlier, other in reversed(seen[: end + 1]):
+                if abs(other - lead) > 2 * BOUND:
+                    break
+                near = earlier
+            if then - near >= EVEN_FOR:
+                proven.append(lead)
+        assert any(abs(even - now - lead) <= BOUND + 1e-3 for lead in proven)
+        clocks = Clocks(lambda: now, lambda: wall)  # noqa: B023 - asked at once
+        assert clocks.earliest() <= clocks.latest()
+
+
+async def test_people_are_told_of_a_doubt_and_the_log_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    hands, told = Hands(), list[str]()
+    looks = iter([(1.0, 0.0), (1.0, DAY), (1.0, 0.0), (1.0, 0.0), (1.0, -DAY), (1.0, 0.0)])
+
+    async def sleep(_: float) -> None:
+        step = next(looks, None)
+        if step is None:
+            raise asyncio.CancelledError
+        hands.passes(step[0], jump=step[1])
+
+    caplog.set_level(logging.INFO)
+    with pytest.raises(asyncio.CancelledError):
+        await watch(hands.clocks.doubt, told.append, sleep=sleep)
+    assert [bool(one) for one in told] == [False, False, True, True, True, False, False]
+    assert [one.message for one in caplog.records] == [
+        "the wall clock is doubted",
+        "the wall clock is believed again",
+    ]
+
+
+# -- what waits ----------------------------------------------------------------------------------
+
+
+class Wall:
+    """The wall clock beside the loop's virtual time; ``ahead`` is how far it has jumped."""
+
+    def __init__(self) -> None:
+        self.ahead = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return asyncio.get_running_loop().time() + self.ahead
+
+
+def test_no_pod_is_evicted_or_deleted_early_by_a_clock_that_jumps_ahead() -> None:
+    async def scenario() -> None:
+        wall, world = Wall(), world_with("a")
+        world.add_pod("n1", "waiting", namespace="quiet")
+        world.budget_blocks.add("uid-a")
+        forces = NamespaceRule("jobs", Leave.FORCE, force_after=2 * HOUR)
+        waits = NamespaceRule("quiet", Leave.WAIT, wait=2 * HOUR)
+        settings = replace(SETTINGS, drain=DrainRules(namespaces=(forces, waits)))
+        replica = await begun(world, settings, wall=wall)
+        await asyncio.sleep(HOUR)
+        wall.ahead += 30 * DAY
+        await asyncio.sleep(EVEN_FOR / 2)
+        assert (world.forced, world.evicted) == ([], [])
+        assert not status(world).overdue_at
+        wall.ahead -= 30 * DAY
+        await asyncio.sleep(HOUR - EVEN_FOR)
+        assert (world.forced, world.evicted) == ([], [])
+        await asyncio.sleep(EVEN_FOR)
+        assert (world.forced, world.evicted) == (["uid-a"], ["uid-waiting"])  # as ever
+        await replica.stop()
+
+    virtualtime.run(scenario())
+
+
+def test_a_drain_that_begins_while_the_clock_is_set_back_is_not_over_early() -> None:
+    async def scenario() -> None:
+        wall, world = Wall(), world_with("a")
+        world.budget_blocks.add("uid-a")
+        forces = NamespaceRule("jobs", Leave.FORCE, force_after=HOUR)
+        settings = replace(SETTINGS, drain=DrainRules(namespaces=(forces,)))
+        replica = Replica(world, clock=Running(), settings=settings, wall=wall)
+        await asyncio.sleep(10)
+        wall.ahead -= DAY
+        await asyncio.sleep(10)
+        replica.agent("n1", ILL)
+        await until(lambda: phase_of(world, "n1") is Phase.DRAINING)
+        wall.ahead += DAY
+        await asyncio.sleep(HOUR / 2)
+        assert world.forced == []
+        await replica.stop()
+
+    virtualtime.run(scenario())
+
+
+def test_a_hook_is_given_its_whole_time_when_the_clock_jumps_ahead() -> None:
+    async def scenario() -> None:
+        wall, world = Wall(), world_with("a")
+        hook = PlayedHook(world, [HookAnswer(Said.LATER, "3 jobs run")])
+        hooks = HookRules(pre_evict=hook, pre_evict_timeout=HOUR, go_on=True)
+        replica = await begun(world, replace(SETTINGS, hooks=hooks), wall=wall)
+        await asyncio.sleep(60)
+        wall.ahead += DAY
+        await asyncio.sleep(EVEN_FOR / 2)
+        assert world.evicted == []
+        assert status(world).pre_evict.state is HookState.ASKING
+        await replica.stop()
+
+    virtualtime.run(scenario())
+
+
+def test_an_exemption_does_not_end_by_a_clock_that_jumps_ahead() -> None:
+    async def scenario() -> None:
+        wall, world = Wall(), world_with("a")
+        world.person_annotates("n1", EXEMPT, exemption(wall() + DAY, "firmware test"))
+        replica = await begun(world, SETTINGS, wall=wall)
+        await asyncio.sleep(60)
+        wall.ahead += 2 * DAY
+        replica.agent("n1", ILL)  # it is judged anew
+        await asyncio.sleep(EVEN_FOR / 2)
+        assert world.quarantines == {}
+        assert replica.fleet.patients["n1"].exempt
+        await asyncio.sleep(EVEN_FOR)  # it was right
+        await drained(world)
+        await replica.stop()
+
+    virtualtime.run(scenario())
+
+
+@pytest.mark.parametrize("jump", [DAY, -DAY])
+def test_a_clock_that_jumps_makes_no_room_in_the_window_of_admissions(jump: float) -> None:
+    async def scenario() -> None:
+        world, wall = World(), Wall()
+        for number in range(6):
+            world.add_node(f"n{number}")
+        limits = replace(OPEN, new_per_window=2, window=HOUR, cooldown=0.0)
+        replica = Replica(
+            world, clock=Running(), settings=replace(SETTINGS, limits=limits), wall=wall
+        )
+        await until(lambda: not replica.fleet.view_lost)
+        for number in range(6):
+            replica.agent(f"n{number}", ILL)
+        await asyncio.sleep(60)
+        assert len(world.quarantines) == 2
+        wall.ahead += jump
+        await asyncio.sleep(EVEN_FOR / 2)
+        assert replica.fleet.admitted_lately == 2
+        wall.ahead -= jump
+        await asyncio.sleep(HOUR - EVEN_FOR)
+        assert len(world.quarantines) == 2
+        await asyncio.sleep(EVEN_FOR)
+        assert len(world.quarantines) == 4  # the window is over, by both clocks
+        await replica.stop()
+
+    virtualtime.run(scenario())
+
+
+def test_releases_go_on_while_the_clock_is_doubted_and_what_is_remembered_of_them_stays() -> None:
+    async def scenario() -> None:
+        wall, world = Wall(), world_with("a")
+        memory = f'[["xid:48", "GPU-1", {round(wall())}]]'
+        world.person_annotates("n1", RELEASES, memory)
+        replica = await begun(world, SETTINGS, wall=wall)
+        await drained(world)
+        wall.ahead += 365 * DAY
+        world.person_deletes("n1")
+        await until(lambda: not world.quarantines)
+        remembered = world.nodes["n1"].annotations[RELEASES]
+        assert "xid:48" in remembered
+        assert "xid:79" in remembered
+        await replica.stop()
+
+    virtualtime.run(scenario())
