@@ -28,6 +28,7 @@ from aggregator.config_values import (
     Namespace,
     OrdinaryPath,
     Percent,
+    RulesPath,
     ServiceAccount,
     filled_with,
     is_loopback,
@@ -157,7 +158,7 @@ class Limits(Section):
 class Policy(Section):
     """A site's rules on top of the shipped ones."""
 
-    file: MaybePath = None
+    file: RulesPath | None = None
     """None: the shipped rules."""
 
 

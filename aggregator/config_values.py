@@ -208,6 +208,16 @@ def maybe_path(value: object, info: ValidationInfo) -> Path | None:
     return None if value == "" or value is None else ordinary_path(value, info)
 
 
+def rules_path(value: object, info: ValidationInfo) -> Path:
+    """The path of a site's rules. Empty text is none: a template that filled nothing in would put
+    the shipped rules in their place, in silence.
+    """
+    if value == "":
+        expected = "the path of a file, or no such key for the shipped rules alone"
+        raise _refuse(f"{show(value)} is no path", expected)
+    return ordinary_path(value, info)
+
+
 _KEY = re.compile(
     r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 )
@@ -263,6 +273,7 @@ HttpUrl = Annotated[str, BeforeValidator(http_url)]
 PageUrl = Annotated[str, BeforeValidator(page_url)]
 OrdinaryPath = Annotated[Path, BeforeValidator(ordinary_path)]
 MaybePath = Annotated[Path | None, BeforeValidator(maybe_path)]
+RulesPath = Annotated[Path, BeforeValidator(rules_path)]
 ServiceAccount = Annotated[
     str, shaped(r"[a-z0-9.-]+:[a-z0-9.-]+", '"NAMESPACE:NAME", such as "sickbay:sickbay-agent"')
 ]

@@ -191,6 +191,10 @@ BAD: list[tuple[str, str]] = [
         "cluster.kubeconfig: /no/such can't be read: No such file or directory; expected a ",
     ),
     ("policy: {file: nope.yaml}", "policy.file: "),
+    (
+        'policy: {file: ""}',
+        'policy.file: "" is no path; expected the path of a file, or no such key for the shipped',
+    ),
     ("identity: {kind: tokn}", 'identity.kind: "tokn"; expected token, certificate or '),
     ("identity: {service_account: agent}", 'identity.service_account: "agent"; expected "NAMESP'),
     (
