@@ -1,8 +1,9 @@
 """What in a site's rules is allowed and most likely a mistake. Pure: texts and rules go in.
 
-Refused (`load`) is what no policy may ask for; said here is what can have no effect, as far as this
-version knows. These are no errors, because a newer version may know more: another shipped rule, or
-another check, must not keep an aggregator from starting with a file that it ran with before.
+Refused (`load`) is what no policy may ask for; said here is what can have no effect, or another one
+than meant, as far as this version knows. These are no errors, because a newer version may know
+more: another shipped rule, or another check, must not keep an aggregator from starting with a file
+that it ran with before.
 """
 
 import difflib
@@ -77,10 +78,22 @@ def _about(
             "look for it, and no common cause holds them; expected check: triangulation"
         )
         yield document.problem((*key, "action"), text)
+    yield from _hasty(rule, key, document)
     for code in rule.faults:
         if not _is_pattern(code) and policy.catalogue.classify(code) == UNKNOWN:
             text = f"{code!r} is in no catalogue; right if something of the site's own sends it"
             yield document.problem((*key, "faults"), text)
+
+
+def _hasty(rule: Rule, key: Key, document: Document) -> Iterator[Problem]:
+    """A release at the first good word, where the site asks for it: a lemon's may have none."""
+    asked = "healthyFor" in document.data["rules"][key[-1]]
+    if asked and not rule.healthy_for and rule.action != "observe" and rule.release == "recovered":
+        text = (
+            "the node is released at the first good word, and what comes and goes is well for a "
+            'moment, too; expected a time such as "10m"'
+        )
+        yield document.problem((*key, "healthyFor"), text)
 
 
 def _slips(rule: Rule, key: Key, document: Document) -> Iterator[Problem]:

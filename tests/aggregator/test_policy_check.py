@@ -135,6 +135,10 @@ def test_what_no_policy_may_ask_for_is_refused_with_its_line(text: str, said: st
             "name: disk-write, reasons: []",
             "reasons: an empty list leaves nothing out: any reason counts",
         ),
+        (
+            "name: disk-full, healthyFor: 0s",
+            "healthyFor: the node is released at the first good word, and what comes and goes is",
+        ),
         ("name: a, kind: gpu, faults: ['xid:900'], action: observe", "is in no catalogue"),
         (
             "name: a, kind: gpu, faults: ['xid:48'], action: cordon",
@@ -179,6 +183,9 @@ def test_what_can_have_no_effect_is_said_with_its_line(text: str, said: str) -> 
         "name: a, kind: network, check: reach, reasons: [whatever], action: cordon",
         "name: a, kind: gpu, faults: ['xid:31'], minJobs: 3, apart: 5m, action: cordon",
         "name: a, kind: gpu, faults: ['xid:47??*'], action: observe",
+        "name: disk-full, healthyFor: 0s, release: manual",
+        "name: link-flapping, healthyFor: 0s",
+        "name: lemon, action: cordon",
     ],
 )
 def test_what_makes_a_difference_is_not_complained_of(text: str) -> None:
