@@ -22,6 +22,8 @@ from aggregator.quarantine.decide.drainplan import (
     stays_by_nature,
 )
 from aggregator.quarantine.decide.gangs import Gang, Gangs, gang_of
+from aggregator.quarantine.decide.maintenance import maintained_by
+from aggregator.quarantine.decide.wishes import read_wishes
 from aggregator.quarantine.lane import Lane
 from aggregator.quarantine.ledger import Kind
 
@@ -159,6 +161,11 @@ class Evictions:
 
     async def _may_all_go(self, group: _Group, others: Sequence[Pod]) -> bool:
         """Ask for each, as a dry run. Where one may not, none does, and each says why."""
+        spared = await self._spared(others)
+        if spared:
+            for pod in group.pods:
+                self._block(pod, f"goes together with its gang: {spared}", None)
+            return False
 
         async def may_go(pod: Pod) -> EvictionResult:
             async with self._lane, self.at_once:
@@ -185,6 +192,27 @@ class Evictions:
             text = _reason(mine) if mine else f"goes together with its gang: {held[0]}"
             self._block(pod, text, mine)
         return False
+
+    async def _spared(self, others: Sequence[Pod]) -> str:
+        """Which of them stands on a node that is to be left alone, and why; empty: none does.
+
+        Read each time: a person exempts a node because of what runs there.
+        """
+        standing = {pod.node: pod for pod in others}
+
+        async def why(name: str) -> str:
+            async with self._lane:
+                node = await self.cluster.read_node(name)
+            if node is None:
+                return ""
+            capped = read_wishes(node.annotations).why_capped(self.clocks.earliest())
+            return capped or maintained_by(node)
+
+        reasons = await asyncio.gather(*map(why, standing))
+        for pod, reason in zip(standing.values(), reasons, strict=True):
+            if reason:
+                return f"{pod.key} is on {pod.node}, which is left alone: {reason}"
+        return ""
 
     async def _elsewhere(self, gang: Gang, here: Sequence[Pod]) -> list[Pod]:
         """Its pods on other nodes that go with it; none unless ``drain.gangs`` is "whole".

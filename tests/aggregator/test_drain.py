@@ -228,6 +228,40 @@ def test_a_gang_is_not_taken_whole_while_a_pod_elsewhere_may_not_go() -> None:
     virtualtime.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("mark", "says"),
+    [
+        (
+            {"sickbay.dev/exempt": "until 2100-01-01T00:00:00Z the benchmark must end"},
+            "exempt until 2100-01-01T00:00:00Z: the benchmark must end",
+        ),
+        ({"sickbay.dev/exempt": "please"}, "sickbay.dev/exempt: 'please' makes no sense"),
+        ({"karpenter.sh/do-not-disrupt": "true"}, "it is not to be disrupted (annotation karpe"),
+    ],
+)
+def test_a_gang_stays_whole_while_a_pod_of_it_is_on_a_node_that_is_left_alone(
+    mark: dict[str, str], says: str
+) -> None:
+    async def scenario() -> None:
+        world = world_with("a", labels=GANG)
+        world.add_node("n2")
+        world.set_node(replace(world.nodes["n2"], annotations=mark))
+        world.add_pod("n2", "far", labels=GANG)
+        replica = await begun(world, rules(gangs=Gangs.WHOLE))
+        await until(lambda: "n1" in world.quarantines and status(world).blockers, within=60)
+        await asyncio.sleep(120)
+        (blocker,) = status(world).blockers
+        mine = "goes together with its gang: jobs/far is on n2, which is left alone: "
+        assert blocker.reason.startswith(mine + says)
+        assert world.evicted == []
+        world.set_node(replace(world.nodes["n2"], annotations={}))
+        await drained(world)
+        assert world.evicted == ["uid-far", "uid-a"]
+        await replica.stop()
+
+    virtualtime.run(scenario())
+
+
 # -- somebody else's node --------------------------------------------------------------------
 
 REMOVING = Taint("ToBeDeletedByClusterAutoscaler", "1700000000", "NoSchedule")

@@ -21,6 +21,7 @@ from aggregator.quarantine.acts import Clocks
 from aggregator.quarantine.cluster import Evicted, Pod
 from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.drainplan import DrainRules, Leave, NamespaceRule
+from aggregator.quarantine.decide.gangs import Gangs
 from aggregator.quarantine.decide.marks import OFF_BALANCERS, TAINT
 from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.ledger import Kind
@@ -349,6 +350,31 @@ async def test_a_gang_goes_together_and_a_dry_run_evicts_nobody(
         notes = running.notes.transitions
         evicted = [one.details["pod"] for one in notes if one.kind is Kind.EVICTED]
         assert len(evicted) == len(set(evicted)) == 3
+        await running.release(node)
+
+
+async def test_a_gang_that_is_taken_whole_waits_for_a_node_that_a_person_exempted(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    space, [node, spared] = cluster_space, cluster_space.create_nodes(2)
+    await pod(space, node, "rank-0", labels={GANG: "train"})
+    await pod(space, spared, "rank-1", labels={GANG: "train"})
+
+    async def exempt(text: str | None) -> None:
+        body = {"metadata": {"annotations": {"sickbay.dev/exempt": text}}}
+        path = f"/api/v1/nodes/{spared}"
+        await asyncio.to_thread(space.plane.call, "PATCH", path, body, MERGE_PATCH)
+
+    await exempt("until 2100-01-01T00:00:00Z the benchmark must end")
+    whole = replace(SETTINGS, drain=DrainRules(gangs=Gangs.WHOLE, evict_unmanaged=True))
+    async with aggregator(kube, space, whole) as running:
+        await running.quarantine_by_hand(node)
+        mine = await running.until_blocked(node, f"{space.namespace}/rank-0")
+        assert f"rank-1 is on {spared}, which is left alone: exempt until 2100" in mine
+        assert await pods_left(space) == {"rank-0": False, "rank-1": False}
+        await exempt(None)
+        await running.until_phase(node, "Drained")
+        assert await pods_left(space) == {}
         await running.release(node)
 
 
