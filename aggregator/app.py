@@ -277,6 +277,7 @@ async def run(config: Config) -> None:
             ingest=ingest.stats,
             api=cluster.counters if isinstance(cluster, KubeCluster) else None,
             outbox=alerts.depth,
+            alert_trouble=lambda: alerts.problem,
             history=history,
         ),
         clocks=clocks,

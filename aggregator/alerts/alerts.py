@@ -171,7 +171,7 @@ class Alerts:
 
     @property
     def problem(self) -> str:
-        """Why alerts don't get out; empty when they do. Degraded, not unready."""
+        """Why alerts don't get out, for page and metrics; empty when they do."""
         ended = [task for task in (self._writer, *self._tasks) if task is not None and task.done()]
         if ended and not self._closing:
             return f"alerts: {ended[0].get_name()} has failed; restart, and report it"

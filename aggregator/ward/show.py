@@ -1,7 +1,7 @@
 """What each reading command prints, from the API's answer. Pure."""
 
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,28 +26,31 @@ def status(fleet: Answer, screen: Screen) -> Iterator[str]:
     """The fleet at a glance."""
     yield clean(fleet["headline"])
     yield f"mode {fleet['mode']}, {fleet['attached']} agents attached, sickbay {fleet['version']}"
-    for label, name in (
-        ("STOPPED BY A PERSON", "stop"),
-        (f"{_IN_COMPANY}, and does nothing" if fleet.get("in_company") else _UNSEEN, "view_lost"),
-        ("WAITING FOR THE AGENTS", "waiting_for_quorum"),
-        ("COOLING DOWN, nothing new is admitted", "cooling"),
-        ("ITS CLOCK IS DOUBTED, what can't be taken back waits", "clock_doubt"),
-    ):
-        if fleet.get(name):
-            yield f"{label}: {clean(fleet[name])}"
+    unseen = f"{_IN_COMPANY}, and does nothing" if fleet.get("in_company") else _UNSEEN
+    yield from _said(
+        fleet,
+        {
+            "stop": "STOPPED BY A PERSON",
+            "view_lost": unseen,
+            "waiting_for_quorum": "WAITING FOR THE AGENTS",
+            "cooling": "COOLING DOWN, nothing new is admitted",
+            "clock_doubt": "ITS CLOCK IS DOUBTED, what can't be taken back waits",
+            "frozen": _FROZEN,
+            "differing": "THE REPLICAS DIFFER, nothing new is admitted",
+            "incomplete": "THE REPLICAS HAVE NOT TOLD EACH OTHER EVERYTHING, little is admitted",
+        },
+    )
     frozen = fleet.get("frozen")
-    if frozen:
-        yield f"{_FROZEN}: {clean(frozen)}"
-    if fleet.get("differing"):
-        yield f"THE REPLICAS DIFFER, nothing new is admitted: {clean(fleet['differing'])}"
-    if fleet.get("incomplete"):
-        text = clean(fleet["incomplete"])
-        yield f"THE REPLICAS HAVE NOT TOLD EACH OTHER EVERYTHING, little is admitted: {text}"
     for one in fleet.get("replicas", ()):
         if one["trouble"] and one["nodes"]:
             yield f"{clean(one['name'])} {clean(one['trouble'])}: {_only_last_known(one)}"
-    if fleet.get("history_trouble"):
-        yield f"THE PAST IS NOT KEPT, all else goes on: {clean(fleet['history_trouble'])}"
+    yield from _said(
+        fleet,
+        {
+            "history_trouble": "THE PAST IS NOT KEPT, all else goes on",
+            "alert_trouble": "ALERTS DO NOT GET OUT, all else goes on",
+        },
+    )
     for cause in fleet["causes"]:
         yield f"COMMON CAUSE ({cause['scope']}): {clean(cause['reason'])}"
         yield f"  to do: {clean(cause['advice'])}"
@@ -84,6 +87,13 @@ def status(fleet: Answer, screen: Screen) -> Iterator[str]:
             ],
             screen.width,
         )
+
+
+def _said(fleet: Answer, labels: Mapping[str, str]) -> Iterator[str]:
+    """Of what says why something is not as it should be, all that is said, under its label."""
+    for name, label in labels.items():
+        if fleet.get(name):
+            yield f"{label}: {clean(fleet[name])}"
 
 
 def _only_last_known(replica: Answer) -> str:

@@ -40,6 +40,7 @@ class Desk:
     """What page and API share. ``ready`` returns what is not, in words; empty: all is.
 
     ``history_shared``: all replicas write the same history, so that the others needn't be asked.
+    ``alert_trouble`` returns why alerts don't get out; empty: they do.
     """
 
     fleet: Fleet
@@ -50,6 +51,7 @@ class Desk:
     ready: Callable[[], list[str]]
     peers: Peers
     stories: Stories
+    alert_trouble: Callable[[], str]
     history_shared: bool = False
 
     async def look(self) -> Look:
@@ -66,6 +68,7 @@ class Desk:
             revision=look.revision,
             not_ready=self.ready(),
             history_trouble=self.history.problem,
+            alert_trouble=self.alert_trouble(),
         )
 
     def rows(self, names: Iterable[str], look: Look) -> list[shapes.NodeRow]:

@@ -14,6 +14,7 @@ def glance(
     revision: int,
     not_ready: list[str],
     history_trouble: str = "",
+    alert_trouble: str = "",
 ) -> shapes.Fleet:
     """The numbers, and the sentence that stands above them."""
     when = moment.when(moment.now)
@@ -49,6 +50,7 @@ def glance(
         incomplete=found.incomplete,
         last_known=found.last_known,
         history_trouble=history_trouble,
+        alert_trouble=alert_trouble,
     )
 
 

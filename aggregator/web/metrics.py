@@ -80,6 +80,8 @@ class _SceneCollector(Collector):
             for webhook, depth in scene.stats.outbox().items():
                 outbox.add_metric([webhook], depth)
             yield outbox
+            out = not scene.stats.alert_trouble()
+            yield _one("sickbay_alerts_up", "1 while the last alert tried was taken.", out)
         if scene.stats.history is not None:
             yield from _history(scene.stats.history)
 

@@ -112,6 +112,7 @@ class Web:
             not_ready,
             self._peers,
             stories,
+            stats.alert_trouble,
             history_shared,
         )
         self._share = Share(me=me, fleet=fleet, owners=owners, lookout=lookout, desk=self._desk)

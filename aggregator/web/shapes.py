@@ -300,6 +300,7 @@ class Fleet(Shape, frozen=True, kw_only=True):
     ``differing`` (replicas run another version, policy, mode or limits) and ``incomplete`` (the
     one that leads has not been told of all nodes, so little is admitted) are empty, or say why.
     ``history_trouble`` says why, and since when, this replica can't write its history;
+    ``alert_trouble`` why its alerts don't get out, by webhook;
     ``clock_doubt`` why it does not believe its wall clock, so that what can't be taken back waits.
     """
 
@@ -332,6 +333,7 @@ class Fleet(Shape, frozen=True, kw_only=True):
     incomplete: str = ""
     last_known: int = 0
     history_trouble: str = ""
+    alert_trouble: str = ""
     clock_doubt: str = ""
     in_company: bool = False
 

@@ -64,10 +64,12 @@ class HistoryStats(Protocol):
 class Stats:
     """The counters of the others; None where there is none (the local cluster has no API).
 
-    ``outbox`` returns how many alerts wait for each webhook, by the webhook's number or name.
+    ``outbox`` returns how many alerts wait for each webhook, by the webhook's number or name,
+    ``alert_trouble`` why they don't get out; empty: they do.
     """
 
     ingest: IngestStats | None = None
     api: ApiStats | None = None
     outbox: Callable[[], Mapping[str, int]] | None = None
+    alert_trouble: Callable[[], str] = lambda: ""
     history: HistoryStats | None = None

@@ -414,6 +414,8 @@ class Served:
     ingest: IngestStats
     api: ApiCounts
     troubles: list[str]
+    #: Why alerts don't get out.
+    untold: list[str]
     session: aiohttp.ClientSession
 
     async def text(self, path: str, status: int = 200, **headers: str) -> str:
@@ -442,12 +444,19 @@ async def serving(
 ) -> AsyncIterator[Served]:
     feed = feed or Feed(epoch=1)
     history = history or ListHistory(some_past(clocks.wall()))
-    ingest, api, troubles = ingest or IngestStats(), ApiCounts(), list[str]()
+    ingest, api = ingest or IngestStats(), ApiCounts()
+    troubles, untold = list[str](), list[str]()
     web = Web(
         fleet=fleet,
         history=history,
         feed=feed,
-        stats=Stats(ingest=ingest, api=api, outbox=lambda: {"0": 3}, history=HistoryCounts()),
+        stats=Stats(
+            ingest=ingest,
+            api=api,
+            outbox=lambda: {"0": 3},
+            alert_trouble=lambda: "; ".join(untold),
+            history=HistoryCounts(),
+        ),
         clocks=clocks,
         version=version,
         ready=lambda: list(troubles),
@@ -458,7 +467,7 @@ async def serving(
     try:
         async with aiohttp.ClientSession() as session:
             yield Served(
-                web, f"http://{bound}", fleet, feed, history, ingest, api, troubles, session
+                web, f"http://{bound}", fleet, feed, history, ingest, api, troubles, untold, session
             )
     finally:
         await web.close()

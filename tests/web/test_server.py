@@ -394,6 +394,21 @@ async def test_a_history_that_is_not_kept_is_said_on_the_page_and_in_the_fleets_
     assert served.history.problem in page
 
 
+async def test_alerts_that_do_not_get_out_are_said_on_the_page_in_the_numbers_and_the_metrics(
+    served: Served,
+) -> None:
+    assert (await served.json("/api/v1/fleet"))["alert_trouble"] == ""
+    assert "Alerts do not get out" not in await served.text("/")
+    assert "sickbay_alerts_up 1.0" in await served.text("/metrics")
+    served.untold.append("webhook alerts.test: HTTP 403")
+    assert (await served.json("/api/v1/fleet"))["alert_trouble"] == "webhook alerts.test: HTTP 403"
+    page = await served.text("/")
+    assert "Alerts do not get out" in page
+    assert "webhook alerts.test: HTTP 403" in page
+    assert "sickbay_alerts_up 0.0" in await served.text("/metrics")
+    assert await served.text("/readyz") == "ready\n"
+
+
 async def test_what_a_takeover_says_again_is_told_once(served: Served) -> None:
     before, again = (
         Transition(NIGHT + at, Kind.INCIDENT_OPENED, "node-2", "node-2: gone", "inc-9")

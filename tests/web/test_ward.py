@@ -97,6 +97,12 @@ async def test_status_says_that_the_past_is_not_kept(served: Served) -> None:
     assert f"THE PAST IS NOT KEPT, all else goes on: {served.history.problem}" in done.out
 
 
+async def test_status_says_that_alerts_do_not_get_out(served: Served) -> None:
+    served.untold.append("webhook alerts.test: can't be reached: refused")
+    done = await sickbay("status", "--url", served.url)
+    assert f"ALERTS DO NOT GET OUT, all else goes on: {served.untold[0]}" in done.out
+
+
 async def test_the_address_may_come_from_the_environment(served: Served) -> None:
     done = await sickbay("status", "-o", "json", SICKBAY_URL=served.url + "/")
     assert done.code == 0, done.err
