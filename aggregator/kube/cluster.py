@@ -70,6 +70,7 @@ class KubeCluster:
     """
 
     kind = "kubernetes"
+    lists_all = True
 
     def __init__(
         self,

@@ -69,6 +69,7 @@ class LocalCluster:
     """The `Cluster` protocol on a SQLite file."""
 
     kind = "local"
+    lists_all = False
 
     def __init__(self, path: Path, *, commands: Commands, wall: Callable[[], float]) -> None:
         self._path = path

@@ -13,10 +13,19 @@ class Census:
     """Who is there. ``pool_label`` names the node label whose value is a node's pool.
 
     ``elsewhere`` are the nodes of other replicas: what is counted here counts them, too.
+    ``lists_all``: what the cluster's list lacks is no node of it.
     """
 
-    def __init__(self, fleet: Fleet, pool_label: str, elsewhere: Elsewhere | None = None) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        pool_label: str,
+        elsewhere: Elsewhere | None = None,
+        *,
+        lists_all: bool = True,
+    ) -> None:
         self._fleet = fleet
+        self._lists_all = lists_all
         self._pool_label = pool_label
         self._elsewhere = elsewhere if elsewhere is not None else Elsewhere()
         self._cases: dict[str, Case] = {}
@@ -59,6 +68,8 @@ class Census:
         for meta in nodes:
             pool = meta.labels.get(self._pool_label, "")
             self._pools[pool] = self._pools.get(pool, 0) + 1
+        for case in self._cases.values():
+            self.count(case)
 
     def pool_of(self, node: str) -> str:
         meta = self._metas.get(node)
@@ -103,14 +114,24 @@ class Census:
 
         It is asked for at each admission; to go through 10,000 nodes takes as long as all the rest.
         """
-        self._counted += case.heard - case.counted
-        case.counted = case.heard
+        counts = case.heard and self._may_count(case.node)
+        self._counted += counts - case.counted
+        case.counted = counts
+
+    def _may_count(self, node: str) -> bool:
+        """Whether it may be one of those that make the quorum.
+
+        The agents of another cluster's nodes, sent here by mistake, or of nodes that were deleted,
+        say nothing of how the fleet is. One that has just joined counts from the next list on.
+        """
+        return not (self._listed and self._lists_all) or node in self._metas
 
     def size(self) -> Size:
         """Of all replicas' nodes; where we follow, as the leader last counted them."""
         reported = self._counted
         for saying in self._elsewhere.sayings():
-            case = self._cases.get(saying.node)
-            reported += saying.reported - (case is not None and case.counted)
+            if self._may_count(saying.node):
+                case = self._cases.get(saying.node)
+                reported += saying.reported - (case is not None and case.counted)
         reported = max(reported, self._elsewhere.reported)
         return Size(max(len(self._metas), reported), reported, self._pools, listed=self._listed)

@@ -349,6 +349,8 @@ class Cluster(Protocol):
 
     #: "kubernetes" or "local", for people.
     kind: str
+    #: Whether it has nodes of its own accord. Else it learns of one when it is asked about it.
+    lists_all: bool
 
     @property
     def record_place(self) -> RecordPlace: ...

@@ -81,7 +81,9 @@ class Controller:
         self._clocks = clocks
         self._turns = {True: 0, False: 0}
         elsewhere, unsaid = Elsewhere(), Unsaid()
-        self._census = census = Census(fleet, settings.limits.pool_label, elsewhere)
+        self._census = census = Census(
+            fleet, settings.limits.pool_label, elsewhere, lists_all=cluster.lists_all
+        )
         self._suspecting = suspecting = Suspecting(
             limits=settings.common,
             admission=settings.limits,

@@ -20,6 +20,7 @@ from aggregator.quarantine.cluster import (
     Taint,
     Unreachable,
 )
+from aggregator.quarantine.controller import REFRESH
 from aggregator.quarantine.decide.marks import OVERRULED, TAINT, is_marked
 from aggregator.quarantine.decide.record import parse_record
 from aggregator.quarantine.decide.wishes import FORCE
@@ -310,6 +311,35 @@ def test_a_wait_for_agents_is_over_soon_after_enough_have_reported(
         began = loop.time()
         await until(lambda: world.quarantines and not replica.fleet.waiting_for_quorum)
         assert loop.time() - began <= 1.0
+        await replica.stop()
+
+    play(test)
+
+
+def test_agents_of_nodes_that_the_cluster_does_not_have_make_no_quorum() -> None:
+    """Another cluster's fleet that was sent here, say. One that joins counts from the next list."""
+
+    async def test(loop: VirtualTimeLoop) -> None:
+        world = World()
+        for name in ("n1", "n2"):
+            world.add_node(name)
+        settings = replace(SETTINGS, limits=replace(OPEN, quorum_percent=100))
+        replica = Replica(world, clock=LoopClock(loop), settings=settings)
+        for number in range(10):  # some come before the list is known
+            replica.agent(f"staging-{number}", snapshot())
+        await until(lambda: not replica.fleet.view_lost)
+        for number in range(10, 20):
+            replica.agent(f"staging-{number}", snapshot())
+        replica.agent("n1", ILL)
+        await asyncio.sleep(30)
+        assert replica.fleet.waiting_for_quorum.startswith("1 of 2 nodes have reported")
+        assert world.quarantines == {}
+        world.add_node("n3")
+        replica.agent("n3", snapshot())
+        await asyncio.sleep(REFRESH + 10)
+        assert replica.fleet.waiting_for_quorum.startswith("2 of 3 nodes have reported")
+        replica.agent("n2", snapshot())
+        await until(lambda: world.quarantines)
         await replica.stop()
 
     play(test)

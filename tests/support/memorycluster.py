@@ -155,6 +155,7 @@ class MemoryCluster:
     """One process's connection to a `World`. ``crash_at`` counts its calls; None: never."""
 
     kind = "memory"
+    lists_all = True
     record_place = RecordPlace("memory", "empty it")
 
     def __init__(
