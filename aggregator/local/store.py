@@ -251,6 +251,17 @@ class Store:
                 )
         return self.node(node.name)
 
+    def delete_node(self, node: Node) -> None:
+        """Against the version that was read, and only where it has no quarantine."""
+        with self._change() as db:
+            self.expect_node(node)
+            done = db.execute(
+                "DELETE FROM nodes WHERE name = ? AND name NOT IN (SELECT node FROM quarantines)",
+                (node.name,),
+            )
+            if done.rowcount == 0:
+                raise Conflict(f"{node.name} has a quarantine")
+
     def expect_node(self, node: Node) -> Node:
         """The node as it is now, or `Conflict` where that is not the one that was read."""
         now = self.node_now(node.name)

@@ -166,6 +166,19 @@ def unknown(node: str) -> str:
     )
 
 
+def forgotten(node: str) -> str:
+    """A local cluster's file has nothing of it any more."""
+    return (
+        f"{node}: forgotten. It is no longer shown within three minutes, unless its agent speaks: "
+        "then it is a node that is new."
+    )
+
+
+def not_forgotten(node: str, why: str, *, then: str) -> str:
+    """Something stands on it. ``then``: what ends that."""
+    return f"{node} is {why}: it is not forgotten\n  First: {then}"
+
+
 def already(node: str, spec: QuarantineSpec, *, change: str) -> str:
     """There is one already. ``change``: what changes it."""
     return (

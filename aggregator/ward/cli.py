@@ -239,6 +239,13 @@ def _unpin(options: argparse.Namespace) -> None:
     _say(options, _hands(options).annotate(options.name, unpinned(options.name)))
 
 
+def _forget(options: argparse.Namespace) -> None:
+    if options.local is None:
+        what = "Kubernetes itself knows which nodes there are: kubectl delete node"
+        raise UsageError(f"forget: {what}; expected --local DATABASE")
+    _say(options, _hands(options).forget(options.name))
+
+
 def _quarantine(options: argparse.Namespace) -> None:
     from aggregator.quarantine.cluster import Action
     from aggregator.ward.acting import wish
@@ -361,6 +368,8 @@ def _add_acting(commands: Any, common: argparse.ArgumentParser) -> None:
     pin = add("pin", "keep a node's quarantine until it is unpinned", _pin)
     pin.add_argument("name", type=_node_name, metavar="NODE")
     pin.add_argument("--reason", required=True, help="why, for whoever comes next")
+    forget = add("forget", "take a name that is no node's out of a local cluster's file", _forget)
+    forget.add_argument("name", type=_node_name, metavar="NODE")
     unpin = add("unpin", "let the node go when it is well", _unpin)
     unpin.add_argument("name", type=_node_name, metavar="NODE")
 

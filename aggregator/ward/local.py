@@ -9,8 +9,12 @@ from pathlib import Path
 
 from aggregator.local.store import Store
 from aggregator.quarantine.cluster import ClusterError, Conflict, QuarantineSpec
+from aggregator.quarantine.decide.wishes import EXEMPT, PIN
 from aggregator.ward import acting
 from aggregator.ward.errors import UsageError, WardError
+
+#: What a person may have asked of a node, and what takes that back.
+_ASKED = ((EXEMPT, "exempt", "unexempt"), (PIN, "pinned", "unpin"))
 
 
 def _is_ours(path: Path) -> bool:
@@ -99,6 +103,25 @@ class LocalHands:
                 except Conflict:
                     continue  # the aggregator wrote in between
                 return wish.said + new
+
+    def forget(self, node: str) -> str:
+        """Take a name out of the file that is no node's: misspelt, or of a machine that is gone."""
+        with self._store() as store:
+            found = store.node_now(node)
+            if store.quarantine(node) is not None:
+                then = f"sickbay release {node}{self._how}"
+                raise WardError(acting.not_forgotten(node, "in quarantine", then=then))
+            if found is None:
+                raise WardError(acting.unknown(node))
+            for key, why, command in _ASKED:
+                if key in found.annotations:
+                    then = f"sickbay {command} {node}{self._how}"
+                    raise WardError(acting.not_forgotten(node, why, then=then))
+            if found.taints or found.unschedulable:
+                then = "the aggregator undoes that; try again when it has"
+                raise WardError(acting.not_forgotten(node, "marked as quarantined", then=then))
+            store.delete_node(found)
+            return acting.forgotten(node)
 
     @contextmanager
     def _store(self) -> Iterator[Store]:

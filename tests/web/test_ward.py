@@ -10,14 +10,14 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aggregator.local.store import Store
-from aggregator.quarantine.cluster import Action, QuarantineSpec
+from aggregator.quarantine.cluster import Action, QuarantineSpec, Taint
 from aggregator.quarantine.decide.wishes import Wishes, read_wishes
 from aggregator.quarantine.fleet import Fleet
 from aggregator.quarantine.ledger import Kind, Transition
@@ -350,6 +350,37 @@ def database(tmp_path: Path) -> Path:
     path = tmp_path / "cluster.db"
     Store(path, wall=lambda: NIGHT).close()
     return path
+
+
+async def test_a_misspelt_name_is_forgotten_once_nothing_stands_on_it(database: Path) -> None:
+    where = ["--local", str(database)]
+
+    async def refused() -> str:
+        done = await sickbay("forget", "nod-1", *where)
+        assert (done.code, done.out) == (1, "")
+        return done.err
+
+    assert "this file has no node nod-1" in await refused()
+    await sickbay("quarantine", "nod-1", "--action", "cordon", "--reason", "fan", *where)
+    first = f"it is not forgotten\n  First: sickbay release nod-1 --local {database}"
+    assert first in await refused()
+    await sickbay("exempt", "nod-1", "--for", "1h", "--reason", "test", *where)
+    await sickbay("release", "nod-1", *where)
+    assert "nod-1 is exempt: it is not forgotten\n  First: sickbay unexempt" in await refused()
+    await sickbay("unexempt", "nod-1", *where)
+    await sickbay("pin", "nod-1", "--reason", "test", *where)
+    assert "nod-1 is pinned: it is not forgotten\n  First: sickbay unpin" in await refused()
+    await sickbay("unpin", "nod-1", *where)
+    with closing(Store(database, wall=lambda: NIGHT)) as store:
+        taint = Taint("sickbay.dev/quarantine", "manual", "NoSchedule")
+        store.write_node(replace(store.node("nod-1"), taints=(taint,)))
+        assert "marked as quarantined" in await refused()
+        store.write_node(replace(store.node("nod-1"), taints=()))
+        done = await sickbay("forget", "nod-1", *where)
+        assert (done.code, done.out.splitlines()[0][:17]) == (0, "nod-1: forgotten.")
+        assert store.nodes() == []
+    done = await sickbay("forget", "nod-1")
+    assert (done.code, "expected --local DATABASE" in done.err) == (2, True)
 
 
 async def test_stop_and_resume_on_a_local_cluster(database: Path) -> None:
