@@ -1,10 +1,16 @@
 """A wall clock that jumps: when it is doubted, and what waits then. In virtual time."""
 
 import asyncio
+import json
 import logging
+import subprocess
+import sys
+import urllib.request
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,11 +22,13 @@ from aggregator.quarantine.decide.wishes import EXEMPT, exemption
 from aggregator.quarantine.hooking import HookAnswer, HookRules, Said
 from aggregator.quarantine.timekeeper import BOUND, EVEN_FOR, Timekeeper, watch
 from tests.aggregator.test_drain_hooks import PlayedHook
+from tests.controlplane.waiting import wait_until
 from tests.support import virtualtime
 from tests.support.drains import ILL, begun, drained, status, world_with
 from tests.support.memorycluster import World, phase_of
 from tests.support.replica import OPEN, SETTINGS, Replica
 from tests.support.running import Running
+from tests.support.stack import free_port
 from tests.support.waiting import until
 
 HOUR, DAY = 3600.0, 86400.0
@@ -277,3 +285,56 @@ def test_releases_go_on_while_the_clock_is_doubted_and_what_is_remembered_of_the
         await replica.stop()
 
     virtualtime.run(scenario())
+
+
+# -- the real process ----------------------------------------------------------------------------
+
+#: The aggregator, in a world whose wall clock is ahead by what the file says.
+_IN_ANOTHER_TIME = """
+import pathlib, sys, time
+file, real = pathlib.Path(sys.argv.pop(1)), time.time
+time.time = lambda: real() + float(file.read_text())
+from aggregator.cli import main
+main()
+"""
+
+
+def test_an_aggregator_whose_clock_jumps_says_so_and_when_it_is_back(tmp_path: Path) -> None:
+    web, ahead, log = free_port(), tmp_path / "ahead", tmp_path / "log"
+    config, page = tmp_path / "aggregator.yaml", f"http://127.0.0.1:{web}/api/v1/fleet"
+    config.write_text(
+        yaml.safe_dump(
+            {
+                "cluster": {"kind": "local", "local": {"database": str(tmp_path / "cluster.db")}},
+                "listen": {"grpc": f"127.0.0.1:{free_port()}", "web": f"127.0.0.1:{web}"},
+                "identity": {"kind": "insecure-trust-hello"},
+                "history": {"database": f"sqlite:///{tmp_path / 'history.db'}"},
+            }
+        )
+    )
+
+    def doubt() -> str | None:
+        try:
+            with urllib.request.urlopen(page, timeout=20) as answer:
+                return str(json.load(answer)["clock_doubt"])
+        except OSError:
+            return None
+
+    ahead.write_text("0")
+    command = [sys.executable, "-c", _IN_ANOTHER_TIME, str(ahead), "run", "--config", str(config)]
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out)
+    try:
+        wait_until(lambda: doubt() == "", what=log.read_text, timeout_s=60)
+        (tmp_path / "next").write_text(str(3 * DAY))
+        (tmp_path / "next").replace(ahead)
+        wait_until(lambda: doubt() == "it has moved ahead by 3d", what=log.read_text, timeout_s=30)
+        (tmp_path / "next").write_text("0")
+        (tmp_path / "next").replace(ahead)
+        wait_until(lambda: doubt() == "", what=log.read_text, timeout_s=30)
+    finally:
+        process.kill()
+        process.wait()
+    said = log.read_text()
+    assert said.count("the wall clock is doubted") == 1
+    assert said.count("the wall clock is believed again") == 1
