@@ -5,7 +5,6 @@ percentages 0 to 100, here; in the file "30s" and "5%". docs/aggregator.md is th
 people, deploy/aggregator.yaml an example.
 """
 
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +32,7 @@ from aggregator.config_values import (
     filled_with,
     is_loopback,
 )
+from aggregator.options import NAMESPACE, options_for
 from aggregator.quarantine.cluster import Action
 from aggregator.quarantine.decide.record import MOST_ADMISSIONS
 from aggregator.quarantine.ledger import Kind
@@ -71,7 +71,7 @@ class Cluster(Section):
     kind: Literal["kubernetes", "local"] = "kubernetes"
     kubeconfig: MaybePath = None
     """None: in-cluster, else the usual places."""
-    namespace: Namespace = "sickbay"
+    namespace: Namespace = NAMESPACE
     requests_per_second: Positive = 100
     burst: Positive = 200
     local: Local = Local()
@@ -80,9 +80,8 @@ class Cluster(Section):
     def how(self) -> str:
         """What a person's command needs besides, to act on this cluster; begins with a space."""
         if self.kind == "local":
-            return f" --local {shlex.quote(str(self.local.database.absolute()))}"
-        # Its own default is the same.
-        return f" --namespace {self.namespace}" if self.namespace != "sickbay" else ""
+            return options_for(local=self.local.database.absolute())
+        return options_for(namespace=self.namespace)
 
 
 class Tls(Section):

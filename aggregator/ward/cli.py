@@ -12,7 +12,6 @@ import json
 import os
 import random
 import re
-import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from aggregator.options import NAMESPACE, options_for
 from aggregator.ward import show
 from aggregator.ward.client import Client
 from aggregator.ward.errors import UsageError, WardError
@@ -30,7 +30,6 @@ OK, FAILED, USAGE = 0, 1, 2
 INTERRUPTED = 130
 
 _DEFAULT_URL = "http://127.0.0.1:8080"
-_NAMESPACE = "sickbay"
 _STANDINGS = ("ok", "unknown", "silent", "warning", "held", "quarantined")
 #: Longer than two of the stream's beats (seconds).
 _WATCH_TIMEOUT = 25.0
@@ -175,11 +174,12 @@ def _hands(options: argparse.Namespace) -> Any:
 
 def _how(options: argparse.Namespace) -> str:
     """The options that whoever takes the wish back needs again: it is for this cluster."""
-    if options.local is not None:
-        return f" --local {shlex.quote(str(options.local))}"
-    namespace = options.namespace if options.namespace != _NAMESPACE else ""
-    given = {"kubeconfig": options.kubeconfig, "context": options.context, "namespace": namespace}
-    return "".join(f" --{name} {shlex.quote(value)}" for name, value in given.items() if value)
+    return options_for(
+        local=options.local,
+        kubeconfig=options.kubeconfig,
+        context=options.context,
+        namespace=options.namespace,
+    )
 
 
 def _say(options: argparse.Namespace, text: str) -> None:
@@ -302,8 +302,8 @@ def _acting_options() -> argparse.ArgumentParser:
     common.add_argument(
         "--namespace",
         type=_namespace,
-        default=_NAMESPACE,
-        help=f"sickbay's own; default: {_NAMESPACE}",
+        default=NAMESPACE,
+        help=f"sickbay's own; default: {NAMESPACE}",
     )
     common.add_argument(
         "--local",
