@@ -147,6 +147,7 @@ def _unusable(config: Config) -> Iterator[tuple[Key, str]]:
             tls.cert_file,
             tls.key_file,
             tls.client_ca_file,
+            verified_by=config.shards.ca_file,
             stats=IngestStats(),
             now=time.monotonic,
             wall=time.time,
@@ -157,7 +158,8 @@ def _unusable(config: Config) -> Iterator[tuple[Key, str]]:
             yield ("listen", "tls"), f"{error}; expected a certificate with its key, in PEM"
         else:
             if trouble := files.trouble():
-                yield ("listen", "tls", "cert_file"), f"{trouble}; expected one that is good now"
+                text = f"{trouble}; expected one that others take"
+                yield ("listen", "tls", "cert_file"), text
             yield from _unreachable(config)
     for section, file in (("shards", config.shards.ca_file), ("history", config.history.ca_file)):
         if file is not None:

@@ -1,12 +1,14 @@
-"""When a certificate is good: before and after that whoever checks it refuses it.
+"""Whether others take a certificate: from when until when it is good, and who has signed it.
 
-OpenSSL and gRPC serve one that has expired without a word, nor say who hung up for it.
+OpenSSL and gRPC serve any without a word, nor say who hung up for it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 
 from aggregator.quarantine.times import write_time
 
@@ -33,3 +35,27 @@ class Validity:
         if wall < self.since:
             return f"is good from {write_time(self.since)} on (or this machine's clock is behind)"
         return ""
+
+
+def is_covered(chain: Sequence[x509.Certificate], authorities: Sequence[x509.Certificate]) -> bool:
+    """Whether one of the authorities has signed the first of the chain, or one that leads there.
+
+    A certificate that is among them is its own authority.
+    """
+    at: x509.Certificate | None = chain[0]
+    left = list(chain[1:])
+    while at is not None:
+        if any(at == one or _has_signed(one, at) for one in authorities):
+            return True
+        at = next((one for one in left if _has_signed(one, at)), None)
+        if at is not None:
+            left.remove(at)
+    return False
+
+
+def _has_signed(one: x509.Certificate, other: x509.Certificate) -> bool:
+    try:
+        other.verify_directly_issued_by(one)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True

@@ -221,7 +221,13 @@ def build(
     tls, files = config.listen.tls, None
     if tls is not None:
         files = CertificateFiles(
-            tls.cert_file, tls.key_file, tls.client_ca_file, stats=stats, now=now, wall=wall
+            tls.cert_file,
+            tls.key_file,
+            tls.client_ca_file,
+            verified_by=config.shards.ca_file,
+            stats=stats,
+            now=now,
+            wall=wall,
         )
         files.check()
     return IngestServer(

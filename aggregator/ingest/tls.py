@@ -3,7 +3,8 @@
 The files are looked at once a second at most; each handshake takes what was found. A half written
 pair (the certificate is there, its key not yet) is not used: the old pair serves on. So it does
 where the new one is not good now and the old one is. Where neither is, agents and other replicas
-turn away, which nobody here would notice: `trouble` says so.
+turn away, which nobody here would notice: `trouble` says so. It says so too where the file by which
+the replicas verify each other does not cover what is served.
 """
 
 import logging
@@ -16,7 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from aggregator.ingest.stats import IngestStats
-from aggregator.validity import Validity
+from aggregator.validity import Validity, is_covered
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ class TlsError(Exception):
 class CertificateFiles:
     """A pair of PEM files, and whose client certificates count.
 
+    ``verified_by``: the authorities by which other replicas verify it; None: no others are known.
     ``now`` is monotonic seconds, ``wall`` seconds since the epoch.
     """
 
@@ -39,6 +41,7 @@ class CertificateFiles:
         key_file: Path,
         client_ca_file: Path | None,
         *,
+        verified_by: Path | None = None,
         stats: IngestStats,
         now: Callable[[], float],
         wall: Callable[[], float],
@@ -51,7 +54,10 @@ class CertificateFiles:
         self._looked_at = float("-inf")
         self._seen: tuple[tuple[int, int, int], ...] = ()
         self._complaint = ""
-        self._validity: Validity | None = None
+        self._verified_by = verified_by
+        self._chain: list[x509.Certificate] = []
+        self._uncovered = ""
+        self._compared: object = None
         self._next: grpc.ServerCertificateConfiguration | None = None
 
     def check(self) -> None:
@@ -62,13 +68,29 @@ class CertificateFiles:
         """Why whoever checks the certificate that is served refuses it; empty: it is good now."""
         with self._lock:
             self._look()
-            said = self._validity.trouble(self._wall()) if self._validity is not None else ""
+            said = _aged(self._chain, self._wall()) or self._compare()
         return f"{self._files[0]} {said}" if said else ""
+
+    def _compare(self) -> str:
+        """Whether the authorities cover what is served, where either is another than before."""
+        if self._verified_by is None or not self._chain:
+            return ""
+        try:
+            stat = self._verified_by.stat()
+            compared = (self._chain[0], stat.st_mtime_ns, stat.st_ino, stat.st_size)
+            if compared != self._compared:
+                text = self._verified_by.read_bytes()
+                covered = is_covered(self._chain, x509.load_pem_x509_certificates(text))
+                whose = f"is signed by none of shards.ca_file {self._verified_by}"
+                self._uncovered, self._compared = "" if covered else whose, compared
+        except (OSError, ValueError):
+            return ""  # who reads that file for itself says what is wrong with it
+        return self._uncovered
 
     def credentials(self, *, require_client_certificate: bool) -> grpc.ServerCredentials:
         """For the server; `TlsError` when the files can't be used."""
         self._seen = self._signature()
-        first, self._validity = self._load()
+        first, self._chain = self._load()
         return grpc.dynamic_ssl_server_credentials(
             first,
             self._renewed,  # type: ignore[arg-type]  # the stubs forget None, "nothing new"
@@ -91,19 +113,19 @@ class CertificateFiles:
             signature = self._signature()
             if signature == self._seen:
                 return
-            renewed, validity = self._load()
-            self._must_be_no_worse(validity)
+            renewed, chain = self._load()
+            self._must_be_no_worse(chain)
         except TlsError as error:
             self._complain(str(error))
             return
-        self._seen, self._next, self._validity = signature, renewed, validity
+        self._seen, self._next, self._chain = signature, renewed, chain
         self._complaint = ""
         log.info("the TLS certificate was renewed", extra={"file": str(self._files[0])})
 
-    def _must_be_no_worse(self, renewed: Validity) -> None:
+    def _must_be_no_worse(self, renewed: list[x509.Certificate]) -> None:
         wall = self._wall()
-        trouble = renewed.trouble(wall)
-        if trouble and self._validity is not None and not self._validity.trouble(wall):
+        trouble = _aged(renewed, wall)
+        if trouble and self._chain and not _aged(self._chain, wall):
             raise TlsError(f"{self._files[0]} {trouble}")
 
     def _complain(self, trouble: str) -> None:
@@ -122,19 +144,19 @@ class CertificateFiles:
             raise TlsError(f"{error.filename} can't be read: {error.strerror}") from None
         return tuple((stat.st_mtime_ns, stat.st_ino, stat.st_size) for stat in stats)
 
-    def _load(self) -> tuple[grpc.ServerCertificateConfiguration, Validity]:
+    def _load(self) -> tuple[grpc.ServerCertificateConfiguration, list[x509.Certificate]]:
         try:
             texts = [file.read_bytes() for file in self._files]
         except OSError as error:
             raise TlsError(f"{error.filename} can't be read: {error.strerror}") from None
-        validity = Validity.of(self._must_belong_together(texts[0], texts[1]))
+        chain = self._must_belong_together(texts[0], texts[1])
         authority = texts[2] if len(texts) > 2 else None
         if authority is not None:
             self._must_be_certificates(self._files[2], authority)
         served = grpc.ssl_server_certificate_configuration([(texts[1], texts[0])], authority)
-        return served, validity
+        return served, chain
 
-    def _must_belong_together(self, certificate: bytes, key: bytes) -> x509.Certificate:
+    def _must_belong_together(self, certificate: bytes, key: bytes) -> list[x509.Certificate]:
         chain = self._must_be_certificates(self._files[0], certificate)
         try:
             private = serialization.load_pem_private_key(key, password=None)
@@ -144,7 +166,7 @@ class CertificateFiles:
             ) from None
         if private.public_key() != chain[0].public_key():
             raise TlsError(f"{self._files[1]} is not the key of {self._files[0]}")
-        return chain[0]
+        return chain
 
     @staticmethod
     def _must_be_certificates(file: Path, text: bytes) -> list[x509.Certificate]:
@@ -152,6 +174,10 @@ class CertificateFiles:
             return x509.load_pem_x509_certificates(text)
         except ValueError as error:
             raise TlsError(f"{file} is no certificate in PEM: {_briefly(error)}") from None
+
+
+def _aged(chain: list[x509.Certificate], wall: float) -> str:
+    return Validity.of(chain[0]).trouble(wall) if chain else ""
 
 
 def _briefly(error: Exception) -> str:

@@ -1,11 +1,11 @@
-"""A certificate of the aggregator's own that is not good now is said here, and not by those alone
-who turn away."""
+"""A certificate of the aggregator's own that others refuse is said here, and not by them alone."""
 
 import asyncio
 import datetime as dt
 import logging
 import re
 import ssl
+import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from aggregator.ingest.stats import IngestStats
+from aggregator.ingest.tls import CertificateFiles
 from aggregator.web.certificate import Certificate
 from tests.controlplane.pki import KeyPair
 from tests.support.ingest import Clock, site
@@ -89,6 +91,64 @@ async def test_the_page_keeps_a_good_certificate_too(tmp_path: Path) -> None:
     put(authority.server("renewed", ["localhost"]), served)
     certificate.look()
     assert await shown() == served.certificate.read_text() != first
+
+
+def test_a_certificate_that_the_replicas_authorities_do_not_cover_is_said(tmp_path: Path) -> None:
+    ours, other = Authority.create(tmp_path / "ours"), Authority.create(tmp_path / "other")
+    pair = ours.server("server", ["localhost"])
+    verified_by = tmp_path / "ca.crt"
+    clock = Clock()
+    files = CertificateFiles(
+        pair.certificate,
+        pair.key,
+        None,
+        verified_by=verified_by,
+        stats=IngestStats(),
+        now=clock.now,
+        wall=clock.wall,
+    )
+
+    def trouble(text: bytes) -> str:
+        verified_by.write_bytes(text)
+        return files.trouble()
+
+    files.credentials(require_client_certificate=False)
+    mine, theirs = ours.certificate.read_bytes(), other.certificate.read_bytes()
+    refused = f"{pair.certificate} is signed by none of shards.ca_file {verified_by}"
+    assert trouble(theirs) == refused
+    assert trouble(theirs + mine) == ""
+    assert trouble(pair.certificate.read_bytes()) == "", "it is its own authority"
+    assert trouble(theirs) == refused
+    put(other.server("server", ["localhost"]), pair)
+    clock.ahead += 2
+    assert files.trouble() == ""
+
+
+def test_config_check_compares_the_certificate_with_the_replicas_authorities(
+    tmp_path: Path,
+) -> None:
+    ours, other = Authority.create(tmp_path / "ours"), Authority.create(tmp_path / "other")
+    pair = ours.server("server", ["one.test"])
+    (tmp_path / "token").write_text("x")
+    file = tmp_path / "aggregator.yaml"
+    file.write_text(
+        f"""listen: {{tls: {{cert_file: {pair.certificate}, key_file: {pair.key}}}}}
+shards: {{address: "one.test:1", token_file: token, ca_file: {other.certificate}}}
+"""
+    )
+    program = [sys.executable, "-c", "from aggregator.cli import main; main()"]
+    done = subprocess.run(
+        [*program, "config", "check", str(file)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2
+    said = (
+        f"{file}:1: listen.tls.cert_file: {pair.certificate} is signed by none of shards.ca_file "
+    )
+    assert done.stderr.startswith(said)
 
 
 async def test_an_aggregator_with_an_expired_certificate_is_not_ready_and_says_why(
