@@ -11,7 +11,7 @@ from aggregator.confer.checked import WireError
 from aggregator.confer.said import put_said, read_said
 from aggregator.health.model import Status
 from aggregator.policy.network.verdict import Edge, Finding, Verdict
-from aggregator.quarantine.decide.admission import Held, Proposal
+from aggregator.quarantine.decide.admission import Held, Proposal, stopped
 from aggregator.quarantine.decide.blame import CommonCause
 from aggregator.quarantine.decide.doubt import Basis, Doubt
 from aggregator.quarantine.decide.sayings import (
@@ -113,6 +113,14 @@ def test_what_a_replica_says_arrives_as_it_was_said(one: Said) -> None:
 @given(answers)
 def test_what_the_leader_answers_arrives_as_it_was_said(one: Answer) -> None:
     assert read_answer(pb.LeaderMessage.FromString(put_answer(one).SerializeToString())) == one
+
+
+def test_that_all_is_stopped_can_be_told_however_long_the_reason_is() -> None:
+    """Else a log that was pasted into a stop would end the replicas' streams again and again."""
+    held = stopped("a pasted log " * 10_000)
+    told = Decision(1, held, "")
+    assert read_answer(put_answer(told)) == told
+    assert held.reason.endswith("… (130,000 characters)")
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1e6))

@@ -17,9 +17,12 @@ from dataclasses import dataclass, field
 from aggregator.quarantine.decide.doubt import CERTAIN, UNSURE, Basis, Doubt
 from aggregator.quarantine.decide.record import Entry, Record
 from aggregator.quarantine.times import span, time_of_day
+from aggregator.shortened import shortened
 
 #: The id of the cooldown that is everybody's.
 FLEET = ""
+#: Characters of a stop's reason.
+_LONGEST_REASON = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,7 +401,10 @@ class _Board:
 
 
 def stopped(reason: str) -> Held:
-    """What the stop switch says."""
+    """What the stop switch says. Each node that is held is told of with it, also to other replicas,
+    which take no text without an end.
+    """
+    reason = shortened(reason, _LONGEST_REASON)
     return Held("stop", reason, f"the fleet-wide stop switch is set: {reason}")
 
 
