@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import ssl
 from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
@@ -15,6 +16,9 @@ from aggregator.ward.errors import UsageError, WardError
 from aggregator.ward.tables import clean
 
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+#: OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED; HOSTNAME_MISMATCH and IP_ADDRESS_MISMATCH.
+_EXPIRED = 10
+_ANOTHER_NAME = {62, 64}
 
 
 class Client:
@@ -77,15 +81,30 @@ class Client:
                 kind = UsageError if error.code == HTTPStatus.BAD_REQUEST else WardError
                 raise kind(_said(error)) from error
         except (URLError, OSError, http.client.HTTPException) as error:
-            reason = clean(getattr(error, "reason", "") or error)
+            cause = getattr(error, "reason", "") or error
+            if isinstance(cause, ssl.SSLCertVerificationError):
+                raise WardError(_untrusted(self.url, cause)) from error
+            reason = clean(cause)
             if isinstance(error, http.client.BadStatusLine):
                 reason = "what answers there speaks no HTTP"
+                reason += "; is it https?" if self.url.startswith("http:") else ""
             raise WardError(
                 f"the aggregator at {self.url} can't be reached: {reason}\n"
                 "  Where is it? Set --url or SICKBAY_URL. From outside the cluster: "
                 "kubectl -n sickbay port-forward service/sickbay-page 8080"
             ) from error
         return response
+
+
+def _untrusted(url: str, error: ssl.SSLCertVerificationError) -> str:
+    """It is there, and TLS does not believe it."""
+    if error.verify_code in _ANOTHER_NAME:
+        do = "Ask by a name that is in its certificate: docs/install.md"
+    elif error.verify_code == _EXPIRED:
+        do = "The aggregator's must be renewed, or this machine's clock is ahead."
+    else:
+        do = "Set --ca-file or SICKBAY_CA_FILE to who signed it: ca.crt of docs/install.md"
+    return f"the aggregator at {url} is not believed: {clean(error.verify_message)}\n  {do}"
 
 
 def _said(error: HTTPError) -> str:

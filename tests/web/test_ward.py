@@ -1,11 +1,13 @@
 """The command `sickbay` as a process, against a real server; and what it prints."""
 
 import asyncio
+import datetime as dt
 import json
 import os
 import random
 import signal
 import sqlite3
+import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -26,6 +28,7 @@ from aggregator.ward.client import Client
 from aggregator.ward.errors import WardError
 from aggregator.ward.tables import clean, table
 from aggregator.ward.watch import watch
+from tests.support.pki import Authority
 from tests.support.waiting import until
 from tests.web.support import (
     NIGHT,
@@ -101,6 +104,30 @@ async def test_status_says_that_alerts_do_not_get_out(served: Served) -> None:
     served.untold.append("webhook alerts.test: can't be reached: refused")
     done = await sickbay("status", "--url", served.url)
     assert f"ALERTS DO NOT GET OUT, all else goes on: {served.untold[0]}" in done.out
+
+
+async def test_a_page_that_tls_does_not_believe_is_told_with_what_to_set(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path)
+    ca, hands = str(authority.certificate), Hands()
+    for lasts, host, options, what in (
+        (dt.timedelta(1), "localhost", (), "Set --ca-file or SICKBAY_CA_FILE to who signed it"),
+        (dt.timedelta(1), "127.0.0.1", ("--ca-file", ca), "Ask by a name that is in its cert"),
+        (dt.timedelta(-0.01), "localhost", ("--ca-file", ca), "has expired\n  The aggregator's m"),
+        (dt.timedelta(1), "localhost", ("--ca-file", ca), ""),
+    ):
+        pair = authority.server("page", ["localhost"], lasts=lasts)
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(pair.certificate, pair.key)
+        async with serving(small_fleet(hands), hands.clocks(), ssl=context) as served:
+            port = served.url.rpartition(":")[2]
+            done = await sickbay("status", "--url", f"https://{host}:{port}", *options)
+            plain = await sickbay("status", "--url", f"http://{host}:{port}")
+        assert (done.code, what in done.err) == (1 if what else 0, True), done.err
+        if what:
+            said = f"sickbay: the aggregator at https://{host}:{port} is not believed: "
+            assert done.err.startswith(said)
+            assert "SSL" not in done.err
+        assert "what answers there speaks no HTTP; is it https?" in plain.err
 
 
 async def test_the_address_may_come_from_the_environment(served: Served) -> None:
