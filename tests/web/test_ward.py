@@ -264,7 +264,7 @@ async def test_what_speaks_no_http_is_said_in_words() -> None:
         port = server.sockets[0].getsockname()[1]
         done = await sickbay("status", "--url", f"http://127.0.0.1:{port}")
     assert done.code == 1
-    assert "can't be reached: what answers there speaks no HTTP\n" in done.err
+    assert "can't be reached: what answers there speaks no HTTP; is it https?\n" in done.err
 
 
 async def test_an_answer_that_cannot_be_written_is_said_without_a_traceback(
