@@ -654,12 +654,22 @@ class Ward(RuleBasedStateMachine):
             assert agent.unacked == []
 
     def _explained(self) -> None:
-        for case in self.replica.controller._census.cases():
-            wanted, patient = case.wanted, case.patient
-            if patient.conflict:
-                continue
-            if wanted is not None and wanted.in_force is not Action.OBSERVE:
-                assert patient.quarantine is not None or patient.hold or patient.would, patient
+        """What is wanted is done, or people are told why not; what has just changed (an exemption
+        that ended) by the next round.
+        """
+        before = self._unexplained()
+        self._go(6)
+        assert not before & self._unexplained(), self.replica.fleet.patients
+
+    def _unexplained(self) -> set[str]:
+        return {
+            case.node
+            for case in self.replica.controller._census.cases()
+            if case.wanted is not None
+            and case.wanted.in_force is not Action.OBSERVE
+            and not (case.patient.conflict or case.patient.hold or case.patient.would)
+            and case.patient.quarantine is None
+        }
 
 
 class Observing(Ward):
