@@ -122,6 +122,7 @@ def test_a_node_made_anew_is_not_taken_for_the_one_that_the_cache_remembers() ->
 def test_of_a_node_that_only_the_cache_remembers_it_is_said_that_it_is_not_there() -> None:
     async def main() -> None:
         world = one_node()
+        world.add_node("n2")  # some are there: of none at all no share could be taken
         replica = Replica(world, clock=Running())
         world.set_node(world.nodes["n1"])
         del world.nodes["n1"]
