@@ -17,7 +17,7 @@ from typing import Any
 
 from aggregator import garbage
 from aggregator.alerts.alerts import Address, Alerts
-from aggregator.config import Config
+from aggregator.config.settings import Config
 from aggregator.history.doors import Credentials
 from aggregator.history.history import History
 from aggregator.history.lemons import LemonWatch

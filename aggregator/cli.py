@@ -14,9 +14,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from aggregator import policy_cli, replay_cli
-from aggregator.config import Config, ConfigError, load
+from aggregator.config.settings import Config, ConfigError, load
 from aggregator.ingest import core
-from aggregator.yaml_lines import Key, read
+from aggregator.reading.yaml_lines import Key, read
 
 OK, FAILED, USAGE = 0, 1, 2
 INTERRUPTED = 130
@@ -163,7 +163,7 @@ def _unusable(config: Config) -> Iterator[tuple[Key, str]]:
             yield from _unreachable(config)
     for section, file in (("shards", config.shards.ca_file), ("history", config.history.ca_file)):
         if file is not None:
-            from aggregator.authorities import AuthoritiesError, trusting
+            from aggregator.certificates.authorities import AuthoritiesError, trusting
 
             try:
                 trusting(file)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from aggregator.confer.build import service, speaker
 from aggregator.confer.client import Speaker
-from aggregator.config import Config
+from aggregator.config.settings import Config
 from aggregator.ingest.keys import KeyStore
 from aggregator.ingest.server import IngestServer
 from aggregator.kube.cluster import KubeCluster

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # half a second that other commands need not spend
-    from aggregator.config import History
+    from aggregator.config.settings import History
     from aggregator.policy.replay import Difference, Episode, Totals
 
 SAME, DIFFERENT, TROUBLE = 0, 1, 2
@@ -80,7 +80,7 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
 def _duration(text: str) -> float:
     from pydantic_core import PydanticCustomError
 
-    from aggregator.config_values import duration
+    from aggregator.reading.values import duration
 
     try:
         return duration(text)
@@ -89,7 +89,7 @@ def _duration(text: str) -> float:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from aggregator.config import load
+    from aggregator.config.settings import load
     from aggregator.history.replays import since, to_line
 
     return _guarded(
@@ -125,7 +125,7 @@ def _guarded(work: Any) -> int:
 
 
 def _replayed(options: argparse.Namespace) -> int:
-    from aggregator.config import load
+    from aggregator.config.settings import load
     from aggregator.history.exported import Exported
     from aggregator.history.replays import by_node
     from aggregator.policy.replay import compare, live, totals

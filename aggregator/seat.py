@@ -6,8 +6,8 @@ import re
 
 from cryptography import x509
 
-from aggregator.config import Config
-from aggregator.config_values import port_of
+from aggregator.config.settings import Config
+from aggregator.reading.values import port_of
 from aggregator.shards.council import Member
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sqlalchemy.engine import make_url
 
-from aggregator.config import Config
+from aggregator.config.settings import Config
 
 
 class StateError(Exception):

@@ -11,27 +11,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nodeagent import assembly, keeper, kernel_feed, logs
-from nodeagent.answers import Answers
 from nodeagent.checks.base import Off, Report
 from nodeagent.clock import Clock, SystemClock
 from nodeagent.commands import Commands
-from nodeagent.config import Config
-from nodeagent.config_checks import NO_KERNEL_LOG
+from nodeagent.config.checks import NO_KERNEL_LOG
+from nodeagent.config.reload import ConfigState, Reloader
+from nodeagent.config.settings import Config
 from nodeagent.evidence.diskcopy import DiskCopy
 from nodeagent.evidence.store import NAME, Store
 from nodeagent.keeper import Keeper
 from nodeagent.kernel_feed import KernelFeed
 from nodeagent.lineup import Lineup
-from nodeagent.local import AlreadyRunning, LocalServer
+from nodeagent.local.answers import Answers
+from nodeagent.local.server import AlreadyRunning, LocalServer
 from nodeagent.model import CheckInfo, Gone
-from nodeagent.reload import ConfigState, Reloader
 from nodeagent.scheduler import Scheduler
 from nodeagent.sources.kmsg import Cursor, KmsgReader
 from nodeagent.sources.procstate import stuck
 from nodeagent.version import VERSION
 
 if TYPE_CHECKING:
-    from nodeagent.uplink import Uplink
+    from nodeagent.uplink.uplink import Uplink
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ class Agent:
             raise CannotStart(f"the boot id cannot be read: {error}; is proc mounted?") from error
         if self._config.uplink.address:
             # Here, so that an agent without an aggregator does not carry gRPC.
-            from nodeagent.dial import Dialer, DialError
+            from nodeagent.uplink.dial import Dialer, DialError
 
             self._dialer = Dialer(self._config.uplink)
             try:
@@ -193,8 +193,8 @@ class Agent:
             self._build_uplink()
 
     def _build_uplink(self) -> None:
-        from nodeagent import wire
-        from nodeagent.uplink import Uplink
+        from nodeagent.uplink import wire
+        from nodeagent.uplink.uplink import Uplink
 
         def hello() -> Any:
             latch = self._keeper.latch

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nodeagent.clock import Clock
-from nodeagent.config import Config
+from nodeagent.config.settings import Config
 from nodeagent.sources import Sources
 from nodeagent.sources.diskprobe import DiskProbe
 from nodeagent.sources.gpus import GpuMap

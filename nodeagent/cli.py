@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TextIO
 
-from nodeagent.arguments import DEFAULT_CONFIG, SLURM, BadUsage, parse
-from nodeagent.config import Config, ConfigError, default, load
+from nodeagent.config.settings import Config, ConfigError, default, load
+from nodeagent.terminal.arguments import DEFAULT_CONFIG, SLURM, BadUsage, parse
 
 OK, BAD, USAGE = 0, 1, 2
 #: sysexits.h EX_SOFTWARE: a defect of ours must not read as "the node is bad" (1).
@@ -115,9 +115,9 @@ def _command_run(options: argparse.Namespace, environ: Mapping[str, str]) -> int
 
 
 def _command_check(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    from nodeagent import report
-    from nodeagent.findings import Findings, rank
+    from nodeagent.local.findings import Findings, rank
     from nodeagent.model import Status
+    from nodeagent.terminal import report
 
     limit = Status[options.fail_on.upper()]
 
@@ -135,9 +135,9 @@ def _command_check(options: argparse.Namespace, environ: Mapping[str, str]) -> i
 
 def _command_checks(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     config = _load(options, environ)
-    from nodeagent import catalogue
-    from nodeagent.findings import Findings
-    from nodeagent.report import as_json
+    from nodeagent.local.findings import Findings
+    from nodeagent.terminal import catalogue
+    from nodeagent.terminal.report import as_json
 
     def tell(findings: Findings) -> int:
         entries = catalogue.entries(config, findings)
@@ -149,9 +149,9 @@ def _command_checks(options: argparse.Namespace, environ: Mapping[str, str]) -> 
 
 def _command_explain(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     config = _load(options, environ, with_checks=False)
-    from nodeagent import explain
-    from nodeagent.ask import AgentTrouble, NoAgent, get_json
-    from nodeagent.report import as_json
+    from nodeagent.local import explain
+    from nodeagent.local.ask import AgentTrouble, NoAgent, get_json
+    from nodeagent.terminal.report import as_json
 
     try:
         answer = get_json(config.socket, "/v1/explain", options.timeout)
@@ -181,7 +181,7 @@ def _gathered(
     options: argparse.Namespace, environ: Mapping[str, str], late: Callable[..., NoReturn]
 ) -> Any:
     """Findings. When the time is over, ``late`` gets what there is then, and ends the process."""
-    from nodeagent.gather import gather
+    from nodeagent.terminal.gather import gather
 
     def load_config(**how: bool) -> Config:
         return _load(options, environ, **how)
@@ -191,8 +191,8 @@ def _gathered(
 
 def _command_parse_kmsg(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     del environ
-    from nodeagent import kmsg_file
-    from nodeagent.report import as_json
+    from nodeagent.terminal import kmsg_file
+    from nodeagent.terminal.report import as_json
 
     try:
         found = kmsg_file.decode_file(options.file)
@@ -213,7 +213,7 @@ def _command_pod_prober(options: argparse.Namespace, environ: Mapping[str, str])
 def _command_order(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """``cleared`` and ``quiesce``."""
     config = _load(options, environ, with_checks=False)
-    from nodeagent import tell
+    from nodeagent.terminal import tell
 
     order = {"cleared": tell.cleared, "quiesce": tell.quiesce}[options.command]
     try:

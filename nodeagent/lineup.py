@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec, LogCheck
-from nodeagent.config import Config
-from nodeagent.config_checks import off_by_config, specs_of
+from nodeagent.config.checks import off_by_config, specs_of
+from nodeagent.config.settings import Config
 from nodeagent.scheduler import Scheduled
 from nodeagent.sources import Sources
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from nodeagent import logs
 from nodeagent.clock import Clock, SystemClock
-from nodeagent.local import private_socket, remove_socket
+from nodeagent.local.server import private_socket, remove_socket
+from nodeagent.reading.units import host_port
 from nodeagent.sources.targets import ResolveError, Resolver, connect
-from nodeagent.units import host_port
 
 log = logging.getLogger(__name__)
 

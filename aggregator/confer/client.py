@@ -18,10 +18,10 @@ import grpc
 from aggregator.confer.answers import read_answer
 from aggregator.confer.checked import WireError
 from aggregator.confer.said import put_said
-from aggregator.config_values import is_loopback
 from aggregator.quarantine.conferring import Conferring
 from aggregator.quarantine.presiding import NotHere
 from aggregator.quarantine.reporting import Voice, VoiceLost
+from aggregator.reading.values import is_loopback
 from aggregator.shards.council import Member, Shards
 from aggregator.together import together
 from sickbay.v1 import shards_pb2 as pb

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from aggregator.history.replays import RecordError, from_line
-from aggregator.regular import MOST, regular
+from aggregator.reading.regular import MOST, regular
 
 #: By node, time and where the line begins: a greeting stays before its base.
 _Place = tuple[str, float, int]

@@ -20,7 +20,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from aggregator.authorities import AuthoritiesError, trusting
+from aggregator.certificates.authorities import AuthoritiesError, trusting
 from aggregator.history.doors import Credentials, HistoryError, reason
 from aggregator.history.migrating import is_ready, prepare
 

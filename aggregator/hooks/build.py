@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from aggregator.config_drain import Drain, HookSection
+from aggregator.config.drain import Drain, HookSection
 from aggregator.hooks.command import CommandHook
 from aggregator.hooks.webhook import WebhookHook
 from aggregator.quarantine.hooking import Hook, HookRules

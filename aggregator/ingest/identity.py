@@ -12,7 +12,7 @@ from typing import Protocol
 
 from cryptography import x509
 
-from aggregator.config_values import is_loopback
+from aggregator.reading.values import is_loopback
 
 #: Seconds since the epoch.
 Now = Callable[[], float]

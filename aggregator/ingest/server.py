@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import grpc
 
-from aggregator.config import Config
+from aggregator.config.settings import Config
 from aggregator.ingest.current import CurrentNodeAuthenticator, IsCurrent
 from aggregator.ingest.identity import (
     Authenticator,

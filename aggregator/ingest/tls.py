@@ -16,8 +16,8 @@ import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
+from aggregator.certificates.validity import Validity, is_covered
 from aggregator.ingest.stats import IngestStats
-from aggregator.validity import Validity, is_covered
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from aggregator.regular import MOST, regular
-from aggregator.yaml_lines import where_and_what
+from aggregator.reading.regular import MOST, regular
+from aggregator.reading.yaml_lines import where_and_what
 
 #: Each list of a kubeconfig, and where an item of it keeps what it is about.
 _LISTS = {"clusters": "cluster", "contexts": "context", "users": "user"}

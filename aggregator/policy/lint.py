@@ -17,7 +17,7 @@ import yaml
 
 from aggregator.policy.catalogue import UNKNOWN
 from aggregator.policy.rules import ACTIONS, Policy, Rule
-from aggregator.yaml_lines import Document, Key, Problem, parse
+from aggregator.reading.yaml_lines import Document, Key, Problem, parse
 
 #: The agent's checks by name, each with the reasons of its failures; None: any.
 Checks = Mapping[str, Sequence[str] | None]

@@ -11,11 +11,11 @@ from typing import Any
 import yaml
 from pydantic_core import PydanticCustomError
 
-from aggregator.config_values import duration
 from aggregator.policy.catalogue import UNKNOWN, Catalogue, parse_catalogue
 from aggregator.policy.past import LEAST_APART, LEAST_FLAPS, LONGEST, MOST_FLAPS, MOST_JOBS
 from aggregator.policy.rules import ACTIONS, KINDS, LONGEST_REPEAT, RELEASES, Policy, Rule
-from aggregator.yaml_lines import ConfigError, Document, Key, Problem, parse
+from aggregator.reading.values import duration
+from aggregator.reading.yaml_lines import ConfigError, Document, Key, Problem, parse
 
 #: A rule's keys as a file has them, and its fields.
 KEYS = {

@@ -6,7 +6,7 @@ from pathlib import Path
 from aggregator.policy.lint import Checks, parse_checks, unfamiliar, warnings
 from aggregator.policy.load import load_policy
 from aggregator.policy.rules import Policy
-from aggregator.yaml_lines import Problem, read_text
+from aggregator.reading.yaml_lines import Problem, read_text
 
 
 def read_policy(site: Path | None = None) -> Policy:

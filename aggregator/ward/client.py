@@ -11,7 +11,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode, urlsplit
 from urllib.request import HTTPSHandler, OpenerDirector, ProxyHandler, build_opener
 
-from aggregator.authorities import AuthoritiesError, trusting
+from aggregator.certificates.authorities import AuthoritiesError, trusting
 from aggregator.ward.errors import UsageError, WardError
 from aggregator.ward.tables import clean
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cryptography import x509
 
-from aggregator.validity import Validity
+from aggregator.certificates.validity import Validity
 
 log = logging.getLogger("sickbay.web")
 

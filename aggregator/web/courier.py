@@ -15,7 +15,7 @@ from typing import TypeVar
 import aiohttp
 from yarl import URL
 
-from aggregator.authorities import AuthoritiesError, trusting
+from aggregator.certificates.authorities import AuthoritiesError, trusting
 from aggregator.shards.council import Member
 from aggregator.web import parts
 from aggregator.web.parts import Answer, Past, Story, Unreadable

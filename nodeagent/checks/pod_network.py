@@ -14,9 +14,9 @@ from typing import Any
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.disks import SpokenOf
 from nodeagent.model import Observation, Status
+from nodeagent.reading.units import host_port, socket_path
 from nodeagent.sources import Sources
 from nodeagent.sources.pod_network import Answers, NoProber, ProberError, ask
-from nodeagent.units import host_port, socket_path
 
 NAME = "pod-network"
 #: On the host; the prober's pod mounts the folder.

@@ -19,13 +19,13 @@ from typing import Any
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.disks import SpokenOf
 from nodeagent.model import Observation, Status
+from nodeagent.reading.units import host_port
 from nodeagent.sources import Sources
 from nodeagent.sources.gateway import PATIENCE, Answer, GatewayProbe
 from nodeagent.sources.http import HttpError, Url, request
 from nodeagent.sources.machine import Machine
 from nodeagent.sources.network import Route, default_routes
 from nodeagent.sources.targets import ResolveError, Resolver, connect
-from nodeagent.units import host_port
 
 NAME = "reach"
 #: Looks for which a gateway that drops echoes is taken to be there once the kernel has found it on

@@ -13,15 +13,16 @@ import sys
 import threading
 from pathlib import Path
 
-from nodeagent import logs, regular, values
+from nodeagent import logs
 from nodeagent.clock import SystemClock
-from nodeagent.config import UplinkConfig
-from nodeagent.dial import Dialer, DialError
+from nodeagent.config.settings import UplinkConfig
+from nodeagent.reading import regular, values
+from nodeagent.reading.toml_table import ConfigError, Problem
 from nodeagent.simulate import machine
 from nodeagent.simulate.events import Event, Known, Refused, read_line, read_scenario
 from nodeagent.simulate.fleet import Fleet
 from nodeagent.simulate.node import SimulatedNode
-from nodeagent.toml_table import ConfigError, Problem
+from nodeagent.uplink.dial import Dialer, DialError
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     _check(options, names)
     logs.start(options.log_level)
     # What each of a thousand uplinks says is said once for all, by "attached".
-    for noisy in ("nodeagent.uplink", "nodeagent.stream"):
+    for noisy in ("nodeagent.uplink.uplink", "nodeagent.uplink.stream"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
     _allow_files(len(names) + _OTHER_FILES)
     # The nodes live as long as the process: looking through them for garbage finds none.

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nodeagent import values
 from nodeagent.evidence.entries import ENDS
 from nodeagent.model import Status
-from nodeagent.toml_table import ConfigError, Document, Problem, Table, read_document
+from nodeagent.reading import values
+from nodeagent.reading.toml_table import ConfigError, Document, Problem, Table, read_document
 
 #: As the agent writes what it reads: without zeros in front.
 _CODE = re.compile(

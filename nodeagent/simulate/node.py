@@ -5,17 +5,17 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nodeagent import wire
 from nodeagent.clock import Clock
 from nodeagent.commands import CommandRefused
-from nodeagent.dial import Dialer
 from nodeagent.evidence.latch import Latch
 from nodeagent.evidence.state import State, dump, restore
 from nodeagent.model import ClearedBy, Clearing, Observation, Status
 from nodeagent.simulate import machine
 from nodeagent.simulate.events import Act, Away, Clear, Fault, Reboot
 from nodeagent.simulate.events import State as PlayedState
-from nodeagent.uplink import Uplink
+from nodeagent.uplink import wire
+from nodeagent.uplink.dial import Dialer
+from nodeagent.uplink.uplink import Uplink
 from nodeagent.version import VERSION
 
 #: The sign by which a fault with a ``for`` ends, by what ends it. A boot is no sign but an act.

@@ -10,7 +10,7 @@ import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nodeagent.units import host_port
+from nodeagent.reading.units import host_port
 
 __all__ = ["HttpError", "Response", "Url", "parse_url", "request"]
 

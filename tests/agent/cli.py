@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from nodeagent.findings import Findings, Latched, Result
+from nodeagent.local.findings import Findings, Latched, Result
 from nodeagent.model import ClearedBy, Status
 from tests.agent.agent_process import QUIET
 from tests.agent.kernel_log import pci_device

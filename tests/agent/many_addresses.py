@@ -12,8 +12,8 @@ from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from nodeagent.config import UplinkConfig
-from nodeagent.dial import Dialer
+from nodeagent.config.settings import UplinkConfig
+from nodeagent.uplink.dial import Dialer
 from sickbay.v1 import sickbay_pb2 as pb
 from sickbay.v1 import sickbay_pb2_grpc as rpc
 from tests.support.nameserver import NameServer

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.findings import from_agent
+from nodeagent.local.findings import from_agent
 from nodeagent.model import Status
 from nodeagent.version import VERSION
 from sickbay.v1 import sickbay_pb2 as pb

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.checks import registry
-from nodeagent.config import Config, ConfigError, default, load
+from nodeagent.config.settings import Config, ConfigError, default, load
 from tests.support.pipes import pipe_with
 
 ENVIRON = {"NODE_NAME": "n1"}

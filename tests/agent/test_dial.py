@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.config import UplinkConfig
-from nodeagent.dial import Dialer, DialError
+from nodeagent.config.settings import UplinkConfig
+from nodeagent.uplink.dial import Dialer, DialError
 from tests.agent.agent_process import AgentProcess
 from tests.support.pki import Authority
 from tests.support.waiting import until

@@ -10,7 +10,7 @@ import pytest
 
 from nodeagent.checks import registry
 from nodeagent.checks.base import Kind
-from nodeagent.config import Config, default, keys, load
+from nodeagent.config.settings import Config, default, keys, load
 from nodeagent.model import Status
 from tests.agent.cli import PROGRAM, StandIn, agent, answer, configured, result
 

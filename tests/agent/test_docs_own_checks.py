@@ -11,7 +11,7 @@ from aggregator.health.model import Status as Judged
 from aggregator.health.node import NodeHealth
 from aggregator.policy.judge import judge
 from nodeagent.checks import own
-from nodeagent.config import load
+from nodeagent.config.settings import load
 from nodeagent.sources.program import Outcome
 from tests.agent.cli import agent, configured
 from tests.agent.site_package import install

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.explain import table
+from nodeagent.local.explain import table
 from nodeagent.sources.procstate import stuck
 from tests.agent import real_disks
 from tests.agent.agent_process import QUIET, AgentProcess

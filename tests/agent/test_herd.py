@@ -6,8 +6,8 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import count
 
-from nodeagent.route import Route
-from nodeagent.stream import Ended, Patience
+from nodeagent.uplink.route import Route
+from nodeagent.uplink.stream import Ended, Patience
 
 LOST = Ended("UNAVAILABLE: connection reset", welcomed=True)
 LATE = Ended("no greeting in time", welcomed=False, late=True)

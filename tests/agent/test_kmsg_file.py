@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.kmsg_file import decode_file
+from nodeagent.terminal.kmsg_file import decode_file
 from tests.agent.kernel_log import FIXTURES
 
 

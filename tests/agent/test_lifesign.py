@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from nodeagent.lifesign import MOST, SHORTEST, LifeSign
+from nodeagent.uplink.lifesign import MOST, SHORTEST, LifeSign
 from tests.support.virtualtime import run
 
 WHERE = "ward-0.ward:8443"

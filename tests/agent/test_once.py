@@ -10,12 +10,12 @@ import pytest
 from nodeagent.checks import registry
 from nodeagent.checks.base import CheckSpec, Report
 from nodeagent.clock import SystemClock
-from nodeagent.config import load
-from nodeagent.findings import Findings
+from nodeagent.config.settings import load
+from nodeagent.local.findings import Findings
 from nodeagent.model import FaultSighting, Status
-from nodeagent.once import look_once
 from nodeagent.sources import Sources
 from nodeagent.sources.kmsg import Record
+from nodeagent.terminal.once import look_once
 from tests.agent.cli import configured
 from tests.agent.kernel_log import GPU, pci_device, raw
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.config import Config, ConfigError, load
-from nodeagent.config_checks import off_by_config, specs_of
+from nodeagent.config.checks import off_by_config, specs_of
+from nodeagent.config.settings import Config, ConfigError, load
 from tests.agent.agent_process import QUIET, AgentProcess
 from tests.agent.cli import agent, configured
 from tests.support.waiting import until

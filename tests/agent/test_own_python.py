@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.checks.base import Off, Report
-from nodeagent.config import Config, ConfigError, load
+from nodeagent.config.settings import Config, ConfigError, load
 from nodeagent.model import Clearing, FaultSighting, Gone, Loss, Observation, Status
 from tests.agent.cli import agent, configured
 from tests.agent.machines import made_up, sources

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from nodeagent.clock import SystemClock
-from nodeagent.config import UplinkConfig
-from nodeagent.dial import Dialer
+from nodeagent.config.settings import UplinkConfig
 from nodeagent.simulate.node import SimulatedNode
+from nodeagent.uplink.dial import Dialer
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.support.waiting import until
 from tests.support.ward import FakeWard
@@ -18,7 +18,7 @@ from tests.support.ward import FakeWard
 
 @pytest.fixture(autouse=True)
 def _seconds_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nodeagent.route.GREETING", 1.0)
+    monkeypatch.setattr("nodeagent.uplink.route.GREETING", 1.0)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ async def test_who_lives_and_is_slow_is_waited_for_and_does_the_work_once(ward: 
 async def test_who_lives_and_never_greets_is_left_too(
     ward: FakeWard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nodeagent.route.LIVING", 1.5)
+    monkeypatch.setattr("nodeagent.uplink.route.LIVING", 1.5)
     ward.welcome = None
     node = node_of(ward.address)
     node.start()

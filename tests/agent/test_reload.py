@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from nodeagent.config import CheckSettings, Config, ConfigError, default, load
+from nodeagent.config.reload import Reloader
+from nodeagent.config.settings import CheckSettings, Config, ConfigError, default, load
 from nodeagent.lineup import Lineup
-from nodeagent.reload import Reloader
-from nodeagent.toml_table import Problem
+from nodeagent.reading.toml_table import Problem
 from tests.agent.agent_process import QUIET, AgentProcess
 from tests.agent.machines import made_up, sources
 from tests.support.waiting import until

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.route import (
+from nodeagent.uplink.route import (
     BASE,
     CAP,
     FUTILE,
@@ -24,7 +24,7 @@ from nodeagent.route import (
     WELL_AFTER,
     Route,
 )
-from nodeagent.stream import GREETING, Ended, Patience
+from nodeagent.uplink.stream import GREETING, Ended, Patience
 
 NAME, A, B = "ward:8443", "ward-0.ward:8443", "ward-1.ward:8443"
 

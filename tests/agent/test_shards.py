@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.explain import table
+from nodeagent.local.explain import table
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.agent_process import AgentProcess, Make
 from tests.support.nameserver import NameServer

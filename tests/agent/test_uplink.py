@@ -7,7 +7,7 @@ import os
 import grpc
 import pytest
 
-from nodeagent.explain import table
+from nodeagent.local.explain import table
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.agent_process import Make
 from tests.agent.kernel_log import log_line

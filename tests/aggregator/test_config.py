@@ -15,12 +15,12 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from aggregator.config import Config, ConfigError, load
+from aggregator.config.settings import Config, ConfigError, load
 from aggregator.policy.shipped import read_policy
 from aggregator.quarantine.cluster import Action
 from aggregator.quarantine.ledger import Kind
+from aggregator.reading.yaml_lines import section_in
 from aggregator.web.certificate import Certificate
-from aggregator.yaml_lines import section_in
 from tests.support.pipes import pipe_with
 from tests.support.pki import Authority, encrypted
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from aggregator.health.model import Delta, Snapshot
 from aggregator.ingest import wire
-from nodeagent import wire as agent_wire
 from nodeagent.evidence.latch import Latch
 from nodeagent.evidence.state import State, dump, restore
 from nodeagent.model import ClearedBy, Clearing, FaultSighting, Observation, Status
+from nodeagent.uplink import wire as agent_wire
 from tests.aggregator.test_past import Aggregator
 from tests.support.replica import hello
 

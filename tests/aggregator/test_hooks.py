@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from aggregator.config import ConfigError, load
+from aggregator.config.settings import ConfigError, load
 from aggregator.hooks.build import hook_rules
 from aggregator.hooks.command import CommandHook
 from aggregator.hooks.webhook import WebhookHook

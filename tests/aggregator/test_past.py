@@ -17,12 +17,12 @@ from aggregator.policy.past import Flapping, failing, flapping, jobs
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.cluster import Action, Phase, Quarantine, QuarantineStatus
 from aggregator.quarantine.decide.intent import changed_intent, incidents_of, wanted_of
-from nodeagent import wire as agent_wire
 from nodeagent.evidence.latch import Latch
 from nodeagent.evidence.state import State, dump, restore
 from nodeagent.model import ClearedBy as NodeClearedBy
 from nodeagent.model import Clearing, FaultSighting, Gone, Observation
 from nodeagent.model import Status as NodeStatus
+from nodeagent.uplink import wire as agent_wire
 from tests.support.memorycluster import World
 from tests.support.replica import Replica, Turned, fault, hello, shipped_policy, snapshot
 from tests.support.waiting import until

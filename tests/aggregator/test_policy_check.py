@@ -11,7 +11,7 @@ from aggregator.policy.lint import parse_checks, warnings
 from aggregator.policy.load import load_policy
 from aggregator.policy.rules import Rule
 from aggregator.policy.shipped import read_policy
-from aggregator.yaml_lines import ConfigError
+from aggregator.reading.yaml_lines import ConfigError
 from nodeagent.checks import registry, xid_codes
 from tests.support.replica import shipped_policy
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from aggregator.cli import main
-from aggregator.config import load
+from aggregator.config.settings import load
 from aggregator.policy.explain import Question, explain
 from aggregator.policy.shipped import read_policy
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from aggregator.config import Config
+from aggregator.config.settings import Config
 from aggregator.seat import SeatError, seat
 from aggregator.shards.council import Member
 from tests.support.pki import Authority

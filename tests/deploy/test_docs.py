@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from aggregator.config import Limits as ConfigLimits
+from aggregator.config.settings import Limits as ConfigLimits
 from aggregator.quarantine.cluster import (
     Action,
     Node,

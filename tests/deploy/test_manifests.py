@@ -13,13 +13,13 @@ import msgspec
 import pytest
 import yaml
 
-from aggregator import config as aggregator_config
 from aggregator.confer.badges import AUDIENCE
+from aggregator.config import settings as aggregator_config
 from aggregator.kube.objects import PodObject, to_pod
 from aggregator.quarantine.cluster import Action
 from aggregator.quarantine.decide.drainplan import DrainRules, kept_because
-from nodeagent import config as agent_config
 from nodeagent.checks import pod_network
+from nodeagent.config import settings as agent_config
 from tests.deploy.manifests import (
     DEPLOY,
     KUBERNETES,

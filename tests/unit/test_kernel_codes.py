@@ -7,7 +7,7 @@ import pytest
 from aggregator.policy.catalogue import UNKNOWN
 from aggregator.policy.rules import Rule
 from nodeagent.checks import xid_codes
-from nodeagent.kmsg_file import decode_file
+from nodeagent.terminal.kmsg_file import decode_file
 from tests.agent.kernel_log import FIXTURES
 from tests.support.replica import POLICY
 

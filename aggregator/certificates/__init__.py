@@ -1,0 +1,1 @@
+"""Certificates: whose are believed, and when each is good."""

@@ -1,0 +1,1 @@
+"""The aggregator's configuration: one YAML file, a model for each section."""

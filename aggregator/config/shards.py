@@ -1,0 +1,95 @@
+"""The section ``shards``: where others reach this replica, and what makes them believe it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+from aggregator.reading.section import Section
+from aggregator.reading.values import (
+    MaybePath,
+    OrdinaryPath,
+    PageUrl,
+    ServiceAccount,
+    TcpAddress,
+    is_loopback,
+    port_of,
+    shaped,
+)
+from aggregator.reading.yaml_lines import Key
+
+#: What can be part of a Lease's name, and of a host's.
+_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+Name = Annotated[
+    str,
+    shaped(rf"({_LABEL})?", 'small letters, digits and hyphens, such as "sickbay-aggregator-0"'),
+]
+Domain = Annotated[
+    str,
+    shaped(
+        rf"({_LABEL}(\.{_LABEL})*)?",
+        'the DNS name of the replicas\' headless Service, such as "sickbay-aggregator.sickbay.svc"',
+    ),
+]
+
+
+class Shards(Section):
+    """Several replicas. Neither ``domain`` nor ``address``: this one is alone."""
+
+    domain: Domain = ""
+    """It is reached at HOSTNAME.DOMAIN and the ports of the listeners."""
+    address: TcpAddress = ""
+    """Instead: host:port of its gRPC listener, as others reach it."""
+    page: PageUrl = ""
+    """Base URL of its page; empty: by the same host, at the port of listen.web."""
+    name: Name = ""
+    """Empty: the hostname."""
+    token_file: OrdinaryPath = Path("/var/run/secrets/sickbay-shards/token")
+    """The replicas' own token, of the audience sickbay-shards."""
+    service_account: ServiceAccount = "sickbay:sickbay-aggregator"
+    """Whose token is believed, ``namespace:name``."""
+    ca_file: MaybePath = None
+    """Who signed the replicas' certificates. Without TLS none."""
+
+    @property
+    def on(self) -> bool:
+        return bool(self.domain or self.address)
+
+
+def contradictions(
+    shards: Shards, *, kubernetes: bool, tls: bool, grpc: str, web: str
+) -> Iterator[tuple[Key, str]]:
+    """What is sound by itself and not together: the key, and what to write instead.
+
+    ``grpc`` and ``web`` are the listeners' addresses.
+    """
+    if not shards.on:
+        names = ["name", "page"]
+        # `domain: ""` says that it is alone, and lets the others' credentials stand.
+        if not {"domain", "address"} & shards.model_fields_set:
+            names += ["ca_file", "token_file", "service_account"]
+        for name in names:
+            if getattr(shards, name) != Shards.model_fields[name].default:
+                text = (
+                    "given, and neither shards.domain nor shards.address, so that this replica "
+                    "would take itself for the only one; expected one of them"
+                )
+                yield ("shards", name), text
+                break
+        return
+    key = ("shards", "domain" if shards.domain else "address")
+    if not kubernetes:
+        yield key, 'replicas know of each other by a Kubernetes cluster; expected "" for one alone'
+    if shards.domain and shards.address:
+        yield key, "given beside shards.address; expected one of them"
+    elif shards.domain and port_of(grpc) is None:
+        yield key, f'listen.grpc "{grpc}" has no port that others could know; expected "HOST:PORT"'
+    if not shards.page and port_of(web) is None:
+        text = (
+            f'not given, and listen.web "{web}" has no port that others could know; expected a URL'
+        )
+        yield ("shards", "page"), text
+    if tls and shards.ca_file is None:
+        text = "not given; expected the file of who signed listen.tls.cert_file"
+        yield ("shards", "ca_file"), text
+    if not tls and not (shards.address and is_loopback(shards.address)):
+        yield key, "replicas speak without TLS on one machine only; expected listen.tls"

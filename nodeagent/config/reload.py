@@ -1,0 +1,161 @@
+"""Reads the configuration again when its file has changed.
+
+By looking at the file's identity now and then: a ConfigMap's file is a link that is swapped, which
+a watch on the file would not see. In a thread of its own, for the file may lie on a disk that
+hangs; the agent then goes on with what it has, and no second thread is started.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from nodeagent.config.settings import Config, ConfigError
+from nodeagent.reading.toml_table import Problem
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two looks at the file: 0.3 ms of CPU each.
+EVERY = 15.0
+
+#: What can change under a running agent. All else is what it was built from.
+_LIVE = frozenset({"checks", "own", "expected_gpus", "log_level"})
+#: Where a field of Config has another name in the file.
+_KEYS = {"uplink": "aggregator"}
+
+_Identity = tuple[int, int, int, int]
+
+
+@dataclass(slots=True)
+class ConfigState:
+    """What people see of it. ``restart_for`` are keys that wait for the agent's next start."""
+
+    problem: str = ""
+    restart_for: tuple[str, ...] = ()
+    reloads: int = 0
+    failures: int = 0
+
+
+class Reloader:
+    """Follows the file at ``path``. ``load`` reads it and raises ConfigError.
+
+    ``apply`` gets a configuration that differs from the one in use, with what cannot change left as
+    it was.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        current: Config,
+        *,
+        load: Callable[[], Config],
+        apply: Callable[[Config], None],
+        every: float = EVERY,
+    ) -> None:
+        self.state = ConfigState()
+        self._path = path
+        self._current = current
+        self._load = load
+        self._apply = apply
+        self._every = every
+        self._now = asyncio.Event()
+        # Not the file's of now: it may have changed since it was read for the start.
+        self._identity: _Identity | None = None
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._every):
+                    await self._now.wait()
+            self._now.clear()
+            self._take(await _in_a_thread(self._read))
+
+    def look_now(self) -> None:
+        """Not only when it is time: somebody says that the file has changed."""
+        self._now.set()
+
+    def _read(self) -> Config | ConfigError | None:
+        """The file's configuration or what is wrong with it; None when it is the same file."""
+        identity = self._identify()
+        if identity == self._identity:
+            return None
+        self._identity = identity
+        try:
+            found = self._load()
+        except ConfigError as error:
+            return error
+        if self._identify() != identity:
+            self._identity = None  # it is being written: what was read may be a part of it
+            return None
+        if identity[2] == 0 and found != self._current:
+            what = "is empty, as a full disk leaves it, or who is writing it"
+            return ConfigError([Problem(str(self._path), 0, "", what, "settings, or a comment")])
+        return found
+
+    def _identify(self) -> _Identity:
+        try:
+            found = os.stat(self._path)  # noqa: PTH116  # follows the links, as open does
+        except OSError:
+            return (0, 0, 0, 0)  # gone: to read it says why
+        return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+    def _take(self, found: Config | ConfigError | None) -> None:
+        if found is None:
+            return
+        if isinstance(found, ConfigError):
+            self._refuse(found)
+            return
+        if self.state.problem:
+            log.info("the configuration can be read again", extra={"file": str(self._path)})
+        self.state.problem = ""
+        self.state.restart_for = _fixed_differences(self._current, found)
+        if self.state.restart_for:
+            log.warning(
+                "changed, and read only at a start: %s",
+                ", ".join(self.state.restart_for),
+                extra={"file": str(self._path)},
+            )
+        wanted = replace(self._current, **{name: getattr(found, name) for name in _LIVE})
+        if wanted == self._current:
+            return
+        self._current = wanted
+        self.state.reloads += 1
+        log.info("the configuration has changed", extra={"file": str(self._path)})
+        self._apply(wanted)
+
+    def _refuse(self, error: ConfigError) -> None:
+        self.state.failures += 1
+        self.state.problem = "; ".join(str(problem) for problem in error.problems)
+        log.error(
+            "the changed configuration is refused; the agent goes on with the one before it: %s",
+            self.state.problem,
+        )
+
+
+def _fixed_differences(current: Config, found: Config) -> tuple[str, ...]:
+    names = sorted(field.name for field in fields(Config) if field.name not in _LIVE)
+    return tuple(_KEYS.get(n, n) for n in names if getattr(current, n) != getattr(found, n))
+
+
+async def _in_a_thread(work: Callable[[], Any]) -> Any:
+    """``work()``, which raises nothing. The thread does not hold up the process's end."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Any] = loop.create_future()
+
+    def settle(results: Sequence[Any]) -> None:
+        if not done.done():
+            done.set_result(results[0])
+
+    def run() -> None:
+        result = work()
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, [result])
+
+    threading.Thread(target=run, name="config", daemon=True).start()
+    return await done

@@ -1,0 +1,287 @@
+"""The agent's settings, as the rest of the agent sees them: read once, checked, frozen.
+
+Durations are seconds, sizes bytes, percentages 0 to 100. docs/agent.md is the reference for people.
+``load`` refuses a file with every problem that it has, each with file, line, key and what was
+expected (``ConfigError``), before anything starts.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nodeagent.reading import units, values
+from nodeagent.reading.toml_table import ConfigError, Document, Problem, Table, read_document
+
+if TYPE_CHECKING:
+    from nodeagent.checks.base import CheckSpec
+
+__all__ = [
+    "CheckSettings",
+    "Config",
+    "ConfigError",
+    "KernelLogConfig",
+    "NvmlConfig",
+    "UplinkConfig",
+    "load",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UplinkConfig:
+    """``[aggregator]``: where evidence goes. An empty address keeps it on the node.
+
+    ``insecure_plaintext`` is needed for plaintext to anything but loopback or a unix socket;
+    plaintext is what is spoken without ``ca_file``.
+    """
+
+    address: str = ""
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    token_file: Path | None = None
+    server_name: str = ""
+    insecure_plaintext: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelLogConfig:
+    """``[kernel_log]``: ``boot_grace`` is how young (seconds) a boot is whose old lines are new."""
+
+    path: Path = Path("/dev/kmsg")
+    enabled: bool = True
+    boot_grace: float = 1200.0
+    insecure_accept_user_records: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvmlConfig:
+    """``[nvml]``: ``library`` empty is the loader's own ``libnvidia-ml.so.1``."""
+
+    library: str = ""
+    enabled: bool = True
+    deadline: float = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckSettings:
+    """``[checks.NAME]``, defaults filled in: every option of the check's spec is in ``options``."""
+
+    on: bool
+    interval: float
+    deadline: float
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Everything that the agent was told. ``checks`` has an entry for every check, own ones too.
+
+    ``own`` are the checks of the site's own, which the registry does not have.
+    ``proc`` and ``sys`` None are this process's own; ``expected_gpus`` None expects nothing.
+    """
+
+    node: str
+    host_root: Path = Path("/")
+    proc: Path | None = None
+    sys: Path | None = None
+    run_dir: Path = Path("/run/sickbay")
+    state_dir: Path = Path("/var/lib/sickbay")
+    socket: Path = Path("/run/sickbay/agent.sock")
+    metrics_listen: str = ""
+    log_level: str = "info"
+    expected_gpus: int | None = None
+    uplink: UplinkConfig = field(default_factory=UplinkConfig)
+    kernel_log: KernelLogConfig = field(default_factory=KernelLogConfig)
+    nvml: NvmlConfig = field(default_factory=NvmlConfig)
+    checks: Mapping[str, CheckSettings] = field(default_factory=dict)
+    own: "tuple[CheckSpec, ...]" = ()
+
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+ADDRESS = '"host:port" or "unix:/path"'
+
+
+def load(path: Path, environ: Mapping[str, str], *, with_checks: bool = True) -> Config:
+    """The configuration in ``path``. Raises ConfigError with everything that is wrong with it.
+
+    ``environ`` gives NODE_NAME. Without ``with_checks``, ``[checks]`` and ``[own]`` are left
+    unread: that spares whoever only asks the running agent the import of every check.
+    """
+    return _read(read_document(path), environ, with_checks=with_checks)
+
+
+def default(environ: Mapping[str, str], *, with_checks: bool = True) -> Config:
+    """The configuration of a machine without a file. Raises ConfigError (a bad NODE_NAME)."""
+    return _read(_nothing(), environ, with_checks=with_checks)
+
+
+def keys() -> list[str]:
+    """Every key that a file may have, dotted, tables included: what the docs must tell of."""
+    document = _nothing()
+    _read(document, {"NODE_NAME": "n"}, with_checks=True)
+    return document.known()
+
+
+def _nothing() -> Document:
+    return Document("(no configuration file)", {}, "")
+
+
+def _read(document: Document, environ: Mapping[str, str], *, with_checks: bool) -> Config:
+    top = document.top
+    run_dir = top.read("run_dir", Path("/run/sickbay"), values.possible_directory, values.DIRECTORY)
+    own, own_settings = _own(top.table("own"), read=with_checks)
+    config = Config(
+        node=_node(document, environ),
+        host_root=top.read("host_root", Path("/"), values.existing_directory, values.DIRECTORY),
+        proc=_optional_directory(top, "proc"),
+        sys=_optional_directory(top, "sys"),
+        run_dir=run_dir,
+        state_dir=top.read(
+            "state_dir", Path("/var/lib/sickbay"), values.possible_directory, values.DIRECTORY
+        ),
+        socket=_socket(top, run_dir),
+        metrics_listen=top.read("metrics_listen", "", values.listen, '"host:port"'),
+        log_level=top.read(
+            "log_level", "info", values.one_of(LOG_LEVELS), f"one of {', '.join(LOG_LEVELS)}"
+        ),
+        expected_gpus=_expected_gpus(top.table("expect")),
+        uplink=_uplink(top.table("aggregator")),
+        kernel_log=_kernel_log(top.table("kernel_log")),
+        nvml=_nvml(top.table("nvml")),
+        checks={**_checks(top.table("checks"), read=with_checks), **own_settings},
+        own=own,
+    )
+    document.finish()
+    return config
+
+
+def _node(document: Document, environ: Mapping[str, str]) -> str:
+    """The file's word, else NODE_NAME (the pod's downward API), else the hostname."""
+    name = document.top.read("node", "", values.node_name, values.NODE_NAME)
+    if "node" in document.top:
+        return name
+    found, origin = environ.get("NODE_NAME", ""), "$NODE_NAME"
+    if not found:
+        found, origin = os.uname().nodename, "this machine's hostname"
+    try:
+        return values.node_name(found)
+    except ValueError as error:
+        document.add(Problem(document.file, 0, "node", f"{origin} {error}", values.NODE_NAME))
+        return found
+
+
+def _optional_directory(top: Table, name: str) -> Path | None:
+    return top.read(name, None, values.existing_directory, values.DIRECTORY)
+
+
+def _socket(top: Table, run_dir: Path) -> Path:
+    expected = "an absolute path of at most 107 bytes"
+    path = top.read("socket", None, values.socket, expected)
+    if path is None and "socket" not in top:
+        path = run_dir / "agent.sock"
+        try:
+            values.socket(str(path))
+        except ValueError as error:
+            top.problem("run_dir", f"with /agent.sock {error}", "a shorter path, or set socket")
+    return path or run_dir / "agent.sock"
+
+
+def _expected_gpus(table: Table) -> int | None:
+    return table.read("gpus", None, values.integer(0, 256), "a whole number from 0 to 256")
+
+
+def _uplink(table: Table) -> UplinkConfig:
+    def file(name: str) -> Path | None:
+        return table.read(name, None, values.readable_file, values.FILE)
+
+    uplink = UplinkConfig(
+        address=table.read("address", "", values.target, ADDRESS),
+        ca_file=file("ca_file"),
+        cert_file=file("cert_file"),
+        key_file=file("key_file"),
+        token_file=file("token_file"),
+        server_name=table.read("server_name", "", values.text, "a text"),
+        insecure_plaintext=table.read("insecure_plaintext", False, values.flag, "true or false"),
+    )
+    _refuse_contradictions(table, uplink)
+    return uplink
+
+
+def _refuse_contradictions(table: Table, uplink: UplinkConfig) -> None:
+    if ("cert_file" in table) != ("key_file" in table):
+        there, missing = ("cert_file", "key_file")[:: 1 if "cert_file" in table else -1]
+        table.problem(there, f"stands without {missing}", "both or none")
+    tls = "ca_file" in table
+    for name in ("cert_file", "server_name"):
+        if name in table and not tls:
+            table.problem(name, "means TLS, and ca_file is not set", "aggregator.ca_file too")
+    if tls and uplink.insecure_plaintext:
+        table.problem("insecure_plaintext", "is true and ca_file is set", "one of the two")
+    if (
+        uplink.address
+        and not tls
+        and not uplink.insecure_plaintext
+        and not _is_local(uplink.address)
+    ):
+        table.problem(
+            "address",
+            f'"{uplink.address}" is not on this machine, and without ca_file it is plaintext',
+            "aggregator.ca_file (TLS), or aggregator.insecure_plaintext = true",
+        )
+
+
+def _is_local(address: str) -> bool:
+    return address.startswith("unix:") or units.is_loopback(units.host_port(address)[0])
+
+
+def _kernel_log(table: Table) -> KernelLogConfig:
+    standard = KernelLogConfig()
+    return KernelLogConfig(
+        # The default may be missing (a pod without privileges): the agent then says so and lives.
+        # A path that somebody wrote down is meant to be there.
+        path=table.read(
+            "path", standard.path, values.existing_path, "the absolute path of the kernel log"
+        ),
+        enabled=table.read("enabled", standard.enabled, values.flag, "true or false"),
+        boot_grace=table.read(
+            "boot_grace", standard.boot_grace, values.duration(), values.DURATION
+        ),
+        insecure_accept_user_records=table.read(
+            "insecure_accept_user_records",
+            standard.insecure_accept_user_records,
+            values.flag,
+            "true or false",
+        ),
+    )
+
+
+def _nvml(table: Table) -> NvmlConfig:
+    standard = NvmlConfig()
+    return NvmlConfig(
+        # Not looked for here: a driver container brings the library many minutes after a boot.
+        library=table.read("library", standard.library, values.text, "a library's name or path"),
+        enabled=table.read("enabled", standard.enabled, values.flag, "true or false"),
+        deadline=table.read("deadline", standard.deadline, values.duration(0.1), values.DURATION),
+    )
+
+
+def _checks(table: Table, *, read: bool) -> Mapping[str, CheckSettings]:
+    if not read:
+        table.skip()
+        return {}
+    from nodeagent.config.checks import read_checks  # every check comes with it
+
+    return read_checks(table)
+
+
+def _own(
+    table: Table, *, read: bool
+) -> "tuple[tuple[CheckSpec, ...], Mapping[str, CheckSettings]]":
+    if not read or not table.names():
+        table.skip()
+        return (), {}
+    from nodeagent.config.own import read_own  # others' code comes with it
+
+    return read_own(table)

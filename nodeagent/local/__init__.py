@@ -1,0 +1,1 @@
+"""What the agent tells and takes on its own node, over a unix socket."""

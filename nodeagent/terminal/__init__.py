@@ -1,0 +1,1 @@
+"""What ``sickbay-agent`` shows people: one look, findings, tables."""

@@ -1,0 +1,250 @@
+"""The command line of ``sickbay-agent``: its commands, their options, what is said of a wrong one.
+
+Built at every start, so it imports next to nothing.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from nodeagent.reading import units
+
+DEFAULT_CONFIG = Path("/etc/sickbay/agent.toml")
+POD_PROBER_SOCKET = Path("/run/sickbay-pod-network/prober.sock")
+
+#: What it promises (0 on anything but failed) holds for a mistyped command line too.
+SLURM = "--slurm"
+
+
+class BadUsage(Exception):
+    """A command line that means nothing. ``usage`` is how it is written, for people."""
+
+    def __init__(self, message: str, usage: str) -> None:
+        super().__init__(message)
+        self.usage = usage
+
+
+def parse(given: Sequence[str]) -> argparse.Namespace:
+    """The options; ``command`` is the command's name. Raises BadUsage.
+
+    Raises SystemExit(0) when it has printed the help or the version.
+    """
+    options = _parser().parse_args(given)
+    if options.command == "check":
+        if options.slurm and options.fail_on is not None:
+            raise BadUsage("argument --fail-on: not allowed with argument --slurm", "")
+        options.fail_on = options.fail_on or "failed"
+    if options.command == "cleared":
+        _narrow(options)
+    return options
+
+
+def _narrow(options: argparse.Namespace) -> None:
+    """What is left out is all of them; so what is empty, a variable that is not set, is none."""
+    for name in ("gpu", "code"):
+        if getattr(options, name) == "":
+            raise BadUsage(f"argument --{name}: it is empty", "")
+    if options.gpu is None and options.code is None:
+        raise BadUsage("one of the arguments --gpu --code is required", "")
+    options.gpu, options.code = options.gpu or "", options.code or ""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise BadUsage(message, self.format_usage())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="sickbay-agent",
+        description="Health of this node: its evidence, to the aggregator or to you.",
+        allow_abbrev=False,
+        formatter_class=_formatter,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    commands = parser.add_subparsers(prog="sickbay-agent", required=True, metavar="COMMAND")
+
+    run = _command(commands, "run", "run the agent until it is told to stop")
+    _add_config(run)
+
+    check = _command(commands, "check", "how this node is; exit 1 if it failed")
+    _add_config(check)
+    _add_timeout(check)
+    output = check.add_mutually_exclusive_group()
+    _add_output(output)
+    output.add_argument(
+        SLURM,
+        action="store_true",
+        help="one line with the reason; exit 1 if failed, and 0 on anything else, errors included",
+    )
+    check.add_argument(
+        "--fail-on",
+        choices=("failed", "degraded", "unknown"),
+        help="the least that makes the exit code 1 (default: failed)",
+    )
+
+    checks = _command(commands, "checks", "the checks: on, off and why, cost")
+    _add_config(checks)
+    _add_timeout(checks)
+    _add_output(checks)
+
+    explain = _command(commands, "explain", "why the running agent says what it says")
+    explain.add_argument(
+        "check", nargs="?", default="", metavar="CHECK", help="of this check alone (default: all)"
+    )
+    _add_config(explain)
+    _add_timeout(explain)
+    _add_output(explain)
+
+    decode = _command(commands, "parse-kmsg", "the faults in a kernel log file")
+    decode.add_argument(
+        "file", type=Path, metavar="FILE", help="output of dmesg or journalctl -k, or raw records"
+    )
+    _add_output(decode)
+
+    prober = _command(commands, "pod-prober", "answer check pod-network from the pod network")
+    prober.add_argument(
+        "--socket",
+        type=Path,
+        default=POD_PROBER_SOCKET,
+        metavar="FILE",
+        help=f"where to answer (default: {POD_PROBER_SOCKET})",
+    )
+
+    _add_cleared(commands)
+    _add_quiesce(commands)
+    _add_simulate(commands)
+    return parser
+
+
+def _add_cleared(commands: Any) -> None:
+    cleared = _command(commands, "cleared", "tell the running agent that faults are over")
+    what = cleared.add_argument
+    what("--gpu", metavar="UUID", help="of this GPU; its PCI address will do")
+    what("--code", metavar="CODE", help="this one alone, such as xid:48")
+    _add_config(cleared)
+    _add_timeout(cleared)
+
+
+def _add_quiesce(commands: Any) -> None:
+    quiesce = _command(commands, "quiesce", "have the running agent let go of the GPU driver")
+    how = quiesce.add_mutually_exclusive_group(required=True)
+    how.add_argument(
+        "--for", dest="seconds", type=_quiesce, metavar="TIME", help='so long, such as "30m"'
+    )
+    how.add_argument("--end", action="store_true", help="use it again now")
+    _add_config(quiesce)
+    _add_timeout(quiesce)
+
+
+def _add_simulate(commands: Any) -> None:
+    simulate = _command(commands, "simulate", "play nodes, for demos, tests and benchmarks")
+    add = simulate.add_argument
+    who = simulate.add_mutually_exclusive_group(required=True)
+    who.add_argument("--nodes", type=_number(1, 100_000), metavar="N", help="so many")
+    who.add_argument("--names", type=Path, metavar="FILE", help="these, one name a line")
+    add("--aggregator", required=True, metavar="HOST:PORT", help="where they connect")
+    add("--scenario", type=Path, metavar="FILE", help="what happens to them, and when")
+    add("--stdin", action="store_true", help="take events as lines of JSON; end when they end")
+    add("--prefix", default="sim-", help="of the names of --nodes (default: sim-)")
+    add("--gpus", type=_number(1, 16), default=8, metavar="N", help="of each node (default: 8)")
+    add("--seed", type=_number(0, 2**32 - 1), metavar="N", help="draw the same each time")
+    add(
+        "--connections",
+        type=_number(0, 10_000),
+        default=0,
+        metavar="N",
+        help="share so many; 0: one for each node, as in life (default: 0)",
+    )
+    add("--ca-file", type=Path, metavar="FILE", help="TLS, by this CA")
+    add("--server-name", default="", metavar="NAME", help="in the aggregator's certificate")
+    add("--token-dir", type=Path, metavar="DIR", help="a token for each node in a file of its name")
+    add(
+        "--cert-dir",
+        type=Path,
+        metavar="DIR",
+        help="a client certificate for each node in files of its name: NODE.crt and NODE.key",
+    )
+    add("--insecure-plaintext", action="store_true", help="plaintext beyond loopback")
+    add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    # argparse makes one for every argument, and one without a width imports shutil: 10 ms.
+    return argparse.HelpFormatter(prog, width=100)
+
+
+def _command(commands: Any, name: str, purpose: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=purpose,
+        description=purpose[0].upper() + purpose[1:] + ".",
+        allow_abbrev=False,
+        formatter_class=_formatter,
+    )
+    parser.set_defaults(command=name)
+    return parser
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help=f"configuration (default: {DEFAULT_CONFIG})"
+    )
+
+
+def _add_timeout(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--timeout",
+        type=_timeout,
+        default=20.0,
+        metavar="TIME",
+        help="be done by then, whatever hangs (default: 20s)",
+    )
+
+
+def _add_output(parser: Any) -> None:
+    parser.add_argument(
+        "-o", "--output", choices=("table", "json"), default="table", help="default: table"
+    )
+
+
+def _timeout(text: str) -> float:
+    try:
+        seconds = units.duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f'{error}; expected a duration such as "20s"') from None
+    if seconds < 1:
+        raise argparse.ArgumentTypeError(f'"{text}" is less than 1s')
+    return seconds
+
+
+def _quiesce(text: str) -> float:
+    from nodeagent.commands import LONGEST_QUIESCE  # its imports are for this command alone
+
+    seconds = _timeout(text)
+    if seconds > LONGEST_QUIESCE:
+        raise argparse.ArgumentTypeError(f'"{text}"; expected 24h at most')
+    return seconds
+
+
+def _number(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
+            raise argparse.ArgumentTypeError(
+                f'"{text}"; expected a whole number from {low} to {high}'
+            )
+        return int(text)
+
+    return parse
+
+
+class _Version(argparse.Action):
+    """As argparse's own, which wants its text made at every start."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> NoReturn:
+        from nodeagent.version import VERSION
+
+        sys.stdout.write(f"sickbay-agent {VERSION}\n")
+        parser.exit()

@@ -1,0 +1,358 @@
+"""One stream, from Hello to its end: the writer builds messages from the latch, the reader obeys.
+
+Nothing is queued but replies to commands. When the stream can take a message, what has changed is
+put into one; while it cannot, the latch holds it.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+
+from nodeagent.clock import Clock
+from nodeagent.commands import CommandRefused, Host
+from nodeagent.uplink import wire
+from nodeagent.uplink.dial import DialError, TokenFile
+from nodeagent.uplink.lifesign import LifeSign
+from sickbay.v1 import sickbay_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+#: Before Welcome says otherwise.
+HEARTBEAT = 15.0
+#: Counts and messages are sent at most this often; new faults, statuses and signs at once.
+LAZY = 1.0
+#: While they go on and on (a burst), each waits twice as long as the one before, up to so much.
+LAZIEST = 5.0
+#: How long the other side may take to greet or to show that it lives, and to end an ended stream.
+GREETING = 15.0
+FAREWELL = 1.0
+#: Commands under way at a time; more than these are refused.
+COMMANDS = 8
+
+#: What an aggregator answers whom it will not have, however often he comes.
+_REFUSALS = frozenset(
+    {
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.UNIMPLEMENTED,
+    }
+)
+
+Call = grpc.aio.StreamStreamCall[pb.AgentMessage, pb.AggregatorMessage]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a stream ended. ``redirect`` is where to go instead, if that was the reason.
+
+    ``refused``: the other side knows its mind, and coming back soon won't change it.
+    ``silent``: it lived, and then did not answer any more. ``late``: we gave it up, for it had not
+    greeted us.
+    """
+
+    reason: str
+    welcomed: bool
+    redirect: str = ""
+    refused: bool = False
+    silent: bool = False
+    late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds from the beginning of an attempt.
+
+    Within ``life`` the other side must have greeted us, or show that somebody lives there: our
+    connection's handshake is done, which a kernel can't do in place of a process. Then it has
+    ``greeting``, for others may be before us.
+    """
+
+    life: float = GREETING
+    greeting: float = GREETING
+
+
+class Stream:
+    """One attended call. ``on_welcome`` hears that the other side has accepted us.
+
+    ``patience``: how long that may take. ``connected`` tells whether our connection's handshake is
+    done, ``lives`` tries whether anybody takes another one at an address.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        *,
+        host: Host,
+        clock: Clock,
+        random: Callable[[], float],
+        token: TokenFile,
+        on_welcome: Callable[[str], None],
+        lives: Callable[[str], Awaitable[bool]],
+        connected: Callable[[], bool],
+        patience: Patience,
+        lazy: float = LAZY,
+    ) -> None:
+        self.sent = 0
+        self._call = call
+        self._host = host
+        self._clock = clock
+        self._random = random
+        self._token = token
+        self._on_welcome = on_welcome
+        self._connected = connected
+        self._patience = patience
+        self._lazy = lazy
+        self._lazy_wait = lazy
+        self._wake = asyncio.Event()
+        self._welcome = asyncio.Event()
+        self._stopping = False
+        self._resync = False
+        self._redirect = ""
+        self._refused = False
+        self._silent = False
+        self._late = False
+        self._sign = LifeSign(lives)
+        self._replies: deque[pb.AgentMessage] = deque()
+        self._commands: set[asyncio.Task[None]] = set()
+        self._interval = HEARTBEAT
+        self._beat_at = 0.0
+        self._lazy_at = 0.0
+
+    def wake(self) -> None:
+        """The latch has changed."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Send what is pending, then half-close."""
+        self._stopping = True
+        self._wake.set()
+
+    async def attend(self, hello: pb.AgentMessage) -> Ended:
+        """Live until either side ends it. Raises nothing for a stream that fails."""
+        parts = [
+            asyncio.create_task(self._until_over(part))
+            for part in (self._write(hello), self._read(), self._expect_life())
+        ]
+        try:
+            done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+            reasons = [task.result() for task in done]
+        finally:
+            self._call.cancel()
+            self._sign.heard()
+            for task in parts:
+                task.cancel()
+            await asyncio.gather(*parts, return_exceptions=True)
+        reason = next(filter(None, reasons), "")
+        welcomed = self._welcome.is_set()
+        return Ended(reason, welcomed, self._redirect, self._refused, self._silent, self._late)
+
+    async def _until_over(self, part: Awaitable[str]) -> str:
+        """``part``'s reason for its end, or the call's."""
+        try:
+            return await part
+        except grpc.aio.AioRpcError as error:
+            return self._status(error.code(), error.details())
+        except asyncio.InvalidStateError:
+            # What a write on an ended call raises; the call itself knows why it ended.
+            return self._status(await self._call.code(), await self._call.details())
+
+    def _status(self, code: grpc.StatusCode, details: str | None) -> str:
+        self._refused = code in _REFUSALS
+        return f"{code.name}: {details}"
+
+    # -- writing -------------------------------------------------------------------------------
+
+    async def _write(self, hello: pb.AgentMessage) -> str:
+        await self._send(hello)
+        # Whoever refuses us or sends us elsewhere is told no more. And a write under way when the
+        # other side ends the call would hide why it did: grpc.aio puts INTERNAL in its place.
+        while not (self._welcome.is_set() or self._stopping):
+            await self._wake.wait()
+            self._wake.clear()
+        if not self._welcome.is_set():
+            return "stopped"
+        await self._send_snapshot()
+        # 10,000 agents that came at once must not beat at once.
+        self._beat_at = self._now() + self._interval * self._random()
+        while True:
+            self._wake.clear()
+            await self._send_what_is_due()
+            if self._stopping:
+                break
+            await self._sleep()
+        await self._call.done_writing()
+        await asyncio.sleep(FAREWELL)  # for the reader, which sees the other side's end
+        return "stopped"
+
+    async def _send_what_is_due(self) -> None:
+        latch = self._host.latch
+        if self._resync:
+            self._resync = False
+            await self._send_snapshot()
+        elif latch.urgent or (latch.pending and (self._stopping or self._now() >= self._lazy_at)):
+            await self._send_delta()
+        while self._replies:
+            await self._send(self._replies.popleft())
+        if self._now() >= self._beat_at:
+            self._beat_at = self._now() + self._interval
+            await self._beat()
+
+    async def _send_snapshot(self) -> None:
+        now = self._clock.boottime()
+        out = self._host.latch.snapshot(now)
+        self._host.persist()
+        await self._send(wire.snapshot(out, now, self._host.quiesced_for()))
+        self._lazy_at = self._now() + self._lazy
+
+    async def _send_delta(self) -> None:
+        now = self._clock.boottime()
+        urgent = self._host.latch.urgent
+        out = self._host.latch.delta(now)
+        if out is not None:
+            message = wire.delta(out, now)
+            self._host.persist()
+            self._wait_longer(urgent=urgent)
+            await self._send(message)
+
+    def _wait_longer(self, *, urgent: bool) -> None:
+        """Set when counts may be sent again; longer if they have changed all the while."""
+        on_and_on = not urgent and self._now() - self._lazy_at < self._lazy_wait
+        self._lazy_wait = min(2 * self._lazy_wait, LAZIEST) if on_and_on else self._lazy
+        self._lazy_at = self._now() + self._lazy_wait
+
+    async def _beat(self) -> None:
+        try:
+            renewed = self._token.renewed()
+        except DialError as error:
+            log.warning("the token was not renewed: %s", error)
+        else:
+            if renewed:
+                await self._send(wire.credentials(renewed))
+        latch = self._host.latch
+        self._sign.asked()
+        await self._send(wire.heartbeat(latch.digest(), latch.last_seq))
+
+    async def _send(self, message: pb.AgentMessage) -> None:
+        must_be_taken = self._sign.sends()
+        await self._call.write(message)
+        if must_be_taken:
+            self._sign.heard()
+        self.sent += 1
+
+    async def _sleep(self) -> None:
+        due = self._beat_at
+        if self._host.latch.pending:
+            due = min(due, self._lazy_at)
+        # One timer and no exception: a simulation does this for each of thousands of nodes.
+        alarm = asyncio.get_running_loop().call_at(due, self._wake.set)
+        try:
+            await self._wake.wait()
+        finally:
+            alarm.cancel()
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+    # -- reading -------------------------------------------------------------------------------
+
+    async def _expect_life(self) -> str:
+        """A Welcome in time, and then answers, where they were promised."""
+        life, greeting = self._patience.life, self._patience.greeting
+        if not await self._welcomed_within(life):
+            if not self._connected():
+                self._late = True
+                return f"no greeting in {life:g} s"
+            if not await self._welcomed_within(greeting - life):
+                self._late = True
+                return f"no greeting in {greeting:g} s, though somebody lives there"
+        reason = await self._sign.gone()
+        self._silent = True
+        return reason
+
+    async def _welcomed_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._welcome.wait()
+        except TimeoutError:
+            return self._welcome.is_set()
+        return True
+
+    async def _read(self) -> str:
+        while True:
+            message = await self._call.read()
+            if not isinstance(message, pb.AggregatorMessage):  # EOF
+                return self._status(await self._call.code(), await self._call.details())
+            self._sign.heard()
+            self._obey(message)
+            if self._redirect:
+                return f"redirected to {self._redirect}"
+
+    def _obey(self, message: pb.AggregatorMessage) -> None:
+        match message.WhichOneof("body"):
+            case "welcome":
+                self._greeted(message.welcome)
+            case "ack":
+                if self._host.latch.acknowledge(message.ack.seq):
+                    self._host.persist()
+            case "redirect":
+                self._redirect = message.redirect.address
+            case "resync":
+                log.info("a snapshot was asked for: %s", message.resync.reason)
+                self._resync = True
+                self._wake.set()
+            case "clear_faults" | "quiesce" | "run_checks":
+                self._begin(message)
+            case unknown:
+                log.warning("a message of a kind that this agent does not know: %s", unknown)
+
+    def _greeted(self, welcome: pb.Welcome) -> None:
+        if welcome.heartbeat_interval_ms:
+            interval = max(1.0, welcome.heartbeat_interval_ms / 1000)
+            self._beat_at = min(self._beat_at, self._now() + interval * self._random())
+            self._interval = interval
+        self._sign.promised(welcome.answer_within_ms / 1000, welcome.address)
+        self._host.name_peers(welcome.peers)
+        self._wake.set()
+        if not self._welcome.is_set():  # later ones tell of other peers and replicas
+            self._welcome.set()
+            self._on_welcome(welcome.aggregator)
+
+    def _begin(self, message: pb.AggregatorMessage) -> None:
+        if len(self._commands) >= COMMANDS:
+            command = getattr(message, message.WhichOneof("body") or "")
+            self._reply(command.command_id, ok=False, message="too many commands at once")
+            return
+        task = asyncio.create_task(self._carry_out(message))
+        self._commands.add(task)
+        task.add_done_callback(self._commands.discard)
+
+    async def _carry_out(self, message: pb.AggregatorMessage) -> None:
+        host = self._host
+        try:
+            if message.HasField("clear_faults"):
+                clear = message.clear_faults
+                command_id = clear.command_id
+                log.info("clear", extra={"for": clear.reason, "component": clear.component})
+                said = host.clear_faults(clear.component, clear.code)
+            elif message.HasField("quiesce"):
+                command_id = message.quiesce.command_id
+                seconds = message.quiesce.for_ms / 1000
+                said = await host.quiesce(seconds)
+            else:
+                command_id = message.run_checks.command_id
+                said = await host.run_checks(list(message.run_checks.checks))
+        except CommandRefused as refused:
+            self._reply(command_id, ok=False, message=str(refused))
+        else:
+            self._reply(command_id, ok=True, message=said)
+
+    def _reply(self, command_id: str, *, ok: bool, message: str) -> None:
+        self._replies.append(wire.result(command_id, ok=ok, message=message))
+        self._wake.set()

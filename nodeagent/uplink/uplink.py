@@ -1,0 +1,193 @@
+"""Keeps one stream to the aggregator alive: connects, goes where it is sent, waits in between."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from nodeagent.clock import Clock
+from nodeagent.commands import Host
+from nodeagent.uplink.dial import Dialer, DialError, explained
+from nodeagent.uplink.route import SILENT_WITHIN, Route
+from nodeagent.uplink.stream import Ended, Stream
+from sickbay.v1 import sickbay_pb2 as pb
+from sickbay.v1 import sickbay_pb2_grpc as rpc
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class UplinkState:
+    """What people see of the uplink. ``since`` is boottime seconds, ``sent_by`` an address."""
+
+    address: str
+    sent_by: str = ""
+    connected: bool = False
+    since: float = 0.0
+    aggregator: str = ""
+    error: str = ""
+    attempts: int = 0
+
+
+class Uplink:
+    """The agent's side of ``Ward.Attend``. ``hello`` builds the first message of each stream.
+
+    ``on_change`` is told when a stream has come or gone, or could not be had.
+    """
+
+    def __init__(
+        self,
+        *,
+        address: str,
+        dialer: Dialer,
+        host: Host,
+        hello: Callable[[], pb.AgentMessage],
+        clock: Clock,
+        random: Callable[[], float],
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.state = UplinkState(address, since=clock.boottime())
+        self._route = Route(address, random)
+        self._dialer = dialer
+        self._host = host
+        self._hello = hello
+        self._clock = clock
+        self._random = random
+        self._on_change = on_change
+        self._stream: Stream | None = None
+        self._stopping = asyncio.Event()
+        self._renewing = False
+
+    @property
+    def streaming(self) -> bool:
+        """Whether somebody has accepted us and takes what changes."""
+        return self.state.connected
+
+    def as_json(self) -> dict[str, Any]:
+        """The state for people."""
+        return {
+            "state": "streaming" if self.state.connected else "connecting",
+            "address": self.state.address,
+            "sent_by": self.state.sent_by,
+            "aggregator": self.state.aggregator,
+            "error": self.state.error,
+            "for_seconds": round(self._clock.boottime() - self.state.since, 3),
+            "attempts": self.state.attempts,
+        }
+
+    def wake(self) -> None:
+        """The latch has changed; without a stream the next snapshot tells it."""
+        if self._stream is not None:
+            self._stream.wake()
+
+    def stop(self) -> None:
+        """End ``run`` in order: what is pending is sent, the stream half-closed."""
+        self._stopping.set()
+        if self._stream is not None:
+            self._stream.stop()
+
+    def renew(self) -> None:
+        """Greet anew: what Hello says of us has changed. What is pending is sent before."""
+        if self._stream is not None:
+            self._renewing = True
+            self._stream.stop()
+
+    async def run(self) -> None:
+        """Stay connected until ``stop``."""
+        route = self._route
+        while not self._stopping.is_set():
+            self.state.attempts += 1
+            started = self._now()
+            ended = await self._attend()
+            wait = route.after(ended, self._now() - started)
+            if route.circle:
+                self._failed(f"sent in a circle: {route.circle}")
+            await self._rest(wait)
+
+    async def _attend(self) -> Ended:
+        address, sent_by = self._route.address, self._route.sent_by
+        self.state.address, self.state.sent_by = address, sent_by
+        try:
+            channel = self._dialer.open(address, sent=bool(sent_by))
+            metadata = self._dialer.metadata()
+        except DialError as error:
+            self._failed(str(error))
+            return Ended(str(error), welcomed=False)
+        async with channel:
+            self._stream = Stream(
+                rpc.WardStub(channel).Attend(metadata=metadata),
+                host=self._host,
+                clock=self._clock,
+                random=self._random,
+                token=self._dialer.token,
+                on_welcome=self._welcomed,
+                lives=self._lives,
+                connected=lambda: channel.get_state() is grpc.ChannelConnectivity.READY,
+                patience=self._route.patience,
+            )
+            if self._stopping.is_set():
+                self._stream.stop()
+            try:
+                ended = await self._stream.attend(self._hello())
+            finally:
+                self._stream = None
+        renewing, self._renewing = self._renewing, False
+        if ended.redirect:
+            log.info("redirected", extra={"from": address, "to": ended.redirect})
+            self._changed(connected=False)
+        elif renewing:
+            self._changed(connected=False)
+        else:
+            self._failed(explained(ended.reason))
+        return ended
+
+    async def _lives(self, address: str) -> bool:
+        """Whether a process is there: the handshake of a connection is nothing a kernel can do."""
+        try:
+            channel = self._dialer.open(address, sent=True)
+        except DialError:
+            return False
+        async with channel:
+            try:
+                async with asyncio.timeout(SILENT_WITHIN):
+                    await channel.channel_ready()
+            except TimeoutError:
+                return False
+        return True
+
+    def _welcomed(self, aggregator: str) -> None:
+        extra = {"aggregator": aggregator, "address": self.state.address}
+        if self.state.sent_by:
+            extra["sent_by"] = self.state.sent_by
+        log.info("streaming", extra=extra)
+        self.state.error = ""
+        self.state.aggregator = aggregator
+        self._changed(connected=True)
+
+    def _failed(self, reason: str) -> None:
+        if self._stopping.is_set():
+            reason = ""
+        elif reason != self.state.error:  # the same trouble is said once, not at each attempt
+            log.warning("no stream: %s", reason, extra={"address": self.state.address})
+        self.state.error = reason
+        self._changed(connected=False)
+
+    def _changed(self, *, connected: bool) -> None:
+        if self.state.connected is not connected:
+            self.state.connected = connected
+            self.state.since = self._clock.boottime()
+        self._on_change()
+
+    async def _rest(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        except TimeoutError:
+            return
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
