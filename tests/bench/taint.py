@@ -102,13 +102,16 @@ def main() -> None:
         ControlPlane(folder=Path(memory) / "plane") as plane,
     ):
         plane.create_namespace(namespace)
+        # Before the aggregator lists them: limits are shares of the nodes that it knows.
+        calm = plane.create_nodes(trials + 5, "quiet")
+        beside = plane.create_nodes(trials // 2, "busy")
         with Stack(plane, Path(folder)) as stack:
             stack.aggregator.log_path = Path(memory) / "aggregator.log"
             stack.aggregator.start().ready()
             bench = Bench(plane, stack, namespace, Path(memory))
-            quiet = [bench.trial(node) for node in _nodes(plane, "quiet", trials + 5)][5:]
+            quiet = [bench.trial(node) for node in calm][5:]
             with busy_disk(Path(folder)):
-                busy = [bench.trial(node) for node in _nodes(plane, "busy", trials // 2)]
+                busy = [bench.trial(node) for node in beside]
     taints = [taint for taint, _ in quiet]
     figures: dict[str, float | int | str] = {
         "taint_p50_ms": round(median(taints), 1),
@@ -128,10 +131,6 @@ def main() -> None:
         ("trials", str(trials), "100"),
     ]
     print(table(f"bench-taint: {path}", rows))
-
-
-def _nodes(plane: ControlPlane, prefix: str, count: int) -> list[str]:
-    return plane.create_nodes(count, prefix)
 
 
 if __name__ == "__main__":
