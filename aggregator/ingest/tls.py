@@ -76,8 +76,7 @@ class CertificateFiles:
         if self._verified_by is None or not self._chain:
             return ""
         try:
-            stat = self._verified_by.stat()
-            compared = (self._chain[0], stat.st_mtime_ns, stat.st_ino, stat.st_size)
+            compared = (self._chain[0], _stamp(self._verified_by))
             if compared != self._compared:
                 text = self._verified_by.read_bytes()
                 covered = is_covered(self._chain, x509.load_pem_x509_certificates(text))
@@ -139,10 +138,9 @@ class CertificateFiles:
 
     def _signature(self) -> tuple[tuple[int, int, int], ...]:
         try:
-            stats = [file.stat() for file in self._files]
+            return tuple(_stamp(file) for file in self._files)
         except OSError as error:
             raise TlsError(f"{error.filename} can't be read: {error.strerror}") from None
-        return tuple((stat.st_mtime_ns, stat.st_ino, stat.st_size) for stat in stats)
 
     def _load(self) -> tuple[grpc.ServerCertificateConfiguration, list[x509.Certificate]]:
         try:
@@ -174,6 +172,12 @@ class CertificateFiles:
             return x509.load_pem_x509_certificates(text)
         except ValueError as error:
             raise TlsError(f"{file} is no certificate in PEM: {_briefly(error)}") from None
+
+
+def _stamp(file: Path) -> tuple[int, int, int]:
+    """What changes when the file does."""
+    stat = file.stat()
+    return stat.st_mtime_ns, stat.st_ino, stat.st_size
 
 
 def _aged(chain: list[x509.Certificate], wall: float) -> str:
