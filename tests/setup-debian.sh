@@ -9,6 +9,7 @@ PACKAGES=(
   gcc         # the NVML library that stands in for a driver (tests/nvml)
   iproute2    # ip: network namespaces, veth
   libc6-dev   # the same
+  mmdebstrap  # a minimal Debian, for the set-up of both commands (tests/deploy)
   mount       # mount, losetup
   postgresql  # initdb, postgres: a server of the tests' own, and none of the machine's
   runc        # the agent in the container that its DaemonSet asks for (tests/deploy)
