@@ -1,7 +1,7 @@
 """Puts the aggregator together and runs it until it is told to stop.
 
-Data flows one way: ingest, health, policy, quarantine, cluster; page, alerts and history hear of
-what happened through the ledger.
+Data flows one way: ingest, health, policy, quarantine, cluster. Page, alerts and history receive
+events through the `EventBus`.
 """
 
 import asyncio
@@ -15,75 +15,101 @@ from contextlib import AsyncExitStack
 from importlib.metadata import version
 from typing import Any
 
-from aggregator import garbage
-from aggregator.alerts.alerts import Address, Alerts
+from aggregator.alerts.notifier import Notifier, WebhookConfig
+from aggregator.clock import Clocks, watch
+from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.cluster.local.cluster import Commands, LocalCluster
+from aggregator.cluster.port import ClusterError
+from aggregator.config.data_dirs import create_data_dirs
 from aggregator.config.settings import Config
-from aggregator.history.doors import Credentials
+from aggregator.event_limit import BY_AGENTS, EventLimit, size_of
+from aggregator.events import EventSink, Transition
+from aggregator.history.engine import DatabaseCredentials
+from aggregator.history.evidence_recorder import EvidenceRecorder
 from aggregator.history.history import History
-from aggregator.history.lemons import LemonWatch
-from aggregator.history.recorder import Recorder
-from aggregator.hooks.build import hook_rules
-from aggregator.ingest.keys import KeyStore
+from aggregator.history.lemon_detector import LemonDetector
+from aggregator.hooks.factory import hook_rules
+from aggregator.ingest.jwks import JwksCache
 from aggregator.ingest.server import IngestServer, build, open_keys
-from aggregator.joining import Joining
-from aggregator.kube.cluster import KubeCluster
-from aggregator.local.cluster import Commands, LocalCluster
-from aggregator.policy.lemons import Bounds
-from aggregator.policy.shipped import odd, read_policy
-from aggregator.quarantine.acts import Clocks
-from aggregator.quarantine.cluster import ClusterError
+from aggregator.policy.defaults import lint_file, read_policy
+from aggregator.policy.lemons import LemonThresholds
 from aggregator.quarantine.controller import NO_NEWS_YET, Controller
 from aggregator.quarantine.decide.admission import Limits
-from aggregator.quarantine.decide.blame import CommonLimits
-from aggregator.quarantine.decide.drainplan import DrainRules
-from aggregator.quarantine.fleet import Fleet
-from aggregator.quarantine.ledger import Ledger, Transition
+from aggregator.quarantine.decide.cause_search import CommonLimits
+from aggregator.quarantine.decide.drain_plan import DrainRules
+from aggregator.quarantine.decide.lost_marks import RestoreRules
 from aggregator.quarantine.settings import Settings
-from aggregator.quarantine.timekeeper import watch
-from aggregator.state import make_folders
-from aggregator.together import together
-from aggregator.web.certificate import Certificate
-from aggregator.web.feed import Feed
+from aggregator.quarantine.state.fleet import FleetState
+from aggregator.replicas.runtime import ReplicaRuntime
+from aggregator.runtime import gc_tuning
+from aggregator.runtime.tasks import run_until_first_exit
+from aggregator.web.event_broker import EventBroker
 from aggregator.web.server import Web
-from aggregator.web.stats import Stats
+from aggregator.web.stats_interface import Stats
+from aggregator.web.tls import Certificate
 
 log = logging.getLogger("sickbay.app")
 
 _CONNECT_FIRST = 0.5
 _CONNECT_MOST = 5.0
 _UNUSABLE = "the cluster can't be used"
-#: People are told when nothing has happened for so long (seconds), and after so many at the latest.
+#: Sinks receive events after a quiet pause of this length (seconds), at the latest after
+#: _TOLD_WITHIN.
 _TOLD_AFTER = 0.05
 _TOLD_WITHIN = 2.0
 #: In a storm so many at a time, a few milliseconds' work, and then a pause (seconds).
 _TOLD_AT_ONCE = 16
 _TOLD_EVERY = 0.005
+#: Bytes of waiting events; beyond them events caused by agents are dropped, and sickbay's own kept.
+_MOST_UNTOLD = 64 * 1024 * 1024
 
 
-class Ledgers:
-    """One ledger made of several: the log, history, alerts, the page.
+class EventBus:
+    """One event sink made of several: the log, history, alerts, the page.
 
-    They are told a moment later, in order: what acts on a fault goes first, for each millisecond
-    counts there. While much happens that is after `_TOLD_WITHIN`. `flush` tells what is left.
+    They receive events a moment later, in order: the code that acts on a fault goes first, because
+    each millisecond counts there. Under load they receive them after `_TOLD_WITHIN`. `flush`
+    delivers the rest.
     """
 
-    def __init__(self, ledgers: Sequence[Ledger]) -> None:
+    def __init__(self, ledgers: Sequence[EventSink], *, most_bytes: int = _MOST_UNTOLD) -> None:
         self._ledgers = ledgers
+        self._limit = EventLimit()
+        self._most_bytes = most_bytes
         #: Each with the moment at which it came, by the loop's clock.
         self._untold: deque[tuple[float, Transition]] = deque()
+        self._bytes = 0
+        #: Transitions that were not delivered: there was no room, and agents had caused them.
+        self.lost = 0
 
-    def note(self, transition: Transition) -> None:
+    def record_event(self, transition: Transition) -> None:
         loop = asyncio.get_running_loop()
-        if not self._untold:
-            loop.call_later(_TOLD_AFTER, self._tell_some)
-        self._untold.append((loop.time(), transition))
+        for one in self._limit.admit(transition, loop.time()):
+            size = size_of(one)
+            if self._bytes + size > self._most_bytes and one.kind in BY_AGENTS:
+                self._lose()
+                continue
+            if not self._untold:
+                loop.call_later(_TOLD_AFTER, self._tell_some)
+            self._bytes += size
+            self._untold.append((loop.time(), one))
 
     def flush(self) -> None:
         while self._untold:
-            self._tell(self._untold.popleft()[1])
+            self._tell_next()
+
+    def _lose(self) -> None:
+        if not self.lost:
+            log.error("too many transitions wait to be told; what agents cause is left out")
+        self.lost += 1
+
+    def _tell_next(self) -> None:
+        _, transition = self._untold.popleft()
+        self._bytes -= size_of(transition)
+        self.notify_sinks(transition)
 
     def _tell_some(self) -> None:
-        """Tell what is due, and look again while anything is left."""
+        """Deliver the events that are due, and look again while any are left."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         quiet = bool(self._untold) and now - self._untold[-1][0] >= _TOLD_AFTER
@@ -91,20 +117,20 @@ class Ledgers:
             for _ in range(_TOLD_AT_ONCE):
                 if not self._untold or not (quiet or now - self._untold[0][0] >= _TOLD_WITHIN):
                     break
-                self._tell(self._untold.popleft()[1])
+                self._tell_next()
         finally:
             if self._untold:
                 due = self._untold[0][0] + _TOLD_WITHIN
                 calm = self._untold[-1][0] + _TOLD_AFTER
                 loop.call_later(max(_TOLD_EVERY, min(due, calm) - now), self._tell_some)
 
-    def _tell(self, transition: Transition) -> None:
+    def notify_sinks(self, transition: Transition) -> None:
         log.info(
             transition.summary,
             extra={"kind": transition.kind.value, "incident": transition.incident},
         )
-        for ledger in self._ledgers:
-            ledger.note(transition)
+        for event_sink in self._ledgers:
+            event_sink.record_event(transition)
 
 
 def _settings(config: Config) -> Settings:
@@ -145,8 +171,11 @@ def _settings(config: Config) -> Settings:
         evictions_at_once=limits.evictions_at_once,
         silent_after=config.agents.silent_after,
         silent_drain_after=limits.silent_drain_after,
+        absent_node_after=limits.absent_node_after,
         off_balancers=drain.off_load_balancers,
         hooks=hook_rules(drain, wall=time.time),
+        uncordon=config.release.rules(),
+        marks=RestoreRules(config.marks.restore_after, config.marks.restore_times),
         silent_action="cordon" if config.agents.silent_failing == "cordon" else "observe",
     )
 
@@ -171,12 +200,12 @@ def _cluster(config: Config) -> KubeCluster | LocalCluster:
     )
 
 
-def _alerts(config: Config, clocks: Clocks, rng: random.Random) -> Alerts:
+def _alerts(config: Config, clocks: Clocks, rng: random.Random) -> Notifier:
     webhooks = [
-        Address(hook.url, hook.secret_file, hook.kinds, hook.timeout)
+        WebhookConfig(hook.url, hook.secret_file, hook.kinds, hook.timeout)
         for hook in config.alerts.webhooks
     ]
-    return Alerts(config.alerts.outbox, webhooks, clocks=clocks, rng=rng)
+    return Notifier(config.alerts.outbox, webhooks, clocks=clocks, rng=rng)
 
 
 def _history(config: Config, clocks: Clocks, rng: random.Random, replica: str) -> History:
@@ -187,13 +216,17 @@ def _history(config: Config, clocks: Clocks, rng: random.Random, replica: str) -
         most_rows=where.most_rows,
         clocks=clocks,
         rng=rng,
-        credentials=Credentials(where.password_file, where.ca_file, where.insecure_plaintext),
+        credentials=DatabaseCredentials(
+            where.password_file, where.ca_file, where.insecure_plaintext
+        ),
         replica=replica,
     )
 
 
-async def _connect(cluster: KubeCluster | LocalCluster, fleet: Fleet, rng: random.Random) -> None:
-    """Try until the cluster lets us in, saying plainly what it answers meanwhile."""
+async def _connect(
+    cluster: KubeCluster | LocalCluster, fleet: FleetState, rng: random.Random
+) -> None:
+    """Try until the cluster lets us in, and report each of its answers meanwhile."""
     wait = _CONNECT_FIRST
     while True:
         try:
@@ -206,9 +239,9 @@ async def _connect(cluster: KubeCluster | LocalCluster, fleet: Fleet, rng: rando
             return
 
 
-async def _until_alone(joining: Joining, fleet: Fleet) -> None:
-    """Where this replica was told of no others: wait until none is at work, and say so."""
-    await joining.until_alone(
+async def _until_alone(replica_runtime: ReplicaRuntime, fleet: FleetState) -> None:
+    """Without configured peers: wait until no other replica is at work, and report that."""
+    await replica_runtime.until_alone(
         waits=lambda why: _not_yet(fleet, "it does not begin yet", why, in_company=True),
         away=lambda why: _not_yet(fleet, _UNUSABLE, why),
     )
@@ -216,8 +249,8 @@ async def _until_alone(joining: Joining, fleet: Fleet) -> None:
         fleet.in_company, fleet.view_lost = False, NO_NEWS_YET
 
 
-def _not_yet(fleet: Fleet, what: str, error: str, *, in_company: bool = False) -> None:
-    """Said once, however often the same is found."""
+def _not_yet(fleet: FleetState, what: str, error: str, *, in_company: bool = False) -> None:
+    """Reported once, however often the same problem is found."""
     if fleet.view_lost != error:
         log.warning(what, extra={"error": error})
     fleet.view_lost, fleet.in_company = error, in_company
@@ -226,48 +259,51 @@ def _not_yet(fleet: Fleet, what: str, error: str, *, in_company: bool = False) -
 async def run(config: Config) -> None:
     """Run until SIGTERM or SIGINT.
 
-    Raises what keeps it from starting: `ConfigError` (the policy), `SeatError`, `StateError`,
-    `ListenError`, `TlsError`, `TrustError`, `WebListenError`.
+    Raises the error that keeps it from starting: `ConfigError` (the policy),
+    `ReplicaIdentityError`, `DataDirError`, `ListenError`, `TlsError`, `TrustError`,
+    `WebListenError`.
     """
     policy = read_policy(config.policy.file)
-    for problem in odd(config.policy.file, policy) if config.policy.file is not None else ():
+    for problem in lint_file(config.policy.file, policy) if config.policy.file is not None else ():
         where = f"{config.policy.file}:{problem.line}"
         log.warning("a rule is odd", extra={"at": where, "reason": problem.text})
-    make_folders(config)
+    create_data_dirs(config)
     rng = random.Random()  # noqa: S311 - jitter, no secret
-    fleet = Fleet(how=config.cluster.how)
+    fleet = FleetState(how=config.cluster.how)
     clocks = Clocks(time.monotonic, time.time)
     cluster = _cluster(config)
-    joining = Joining(config, cluster, policy_hash=policy.hash, version=version("sickbay"))
-    feed = Feed(epoch=rng.getrandbits(32))
-    history = _history(config, clocks, rng, joining.name)
+    replica_runtime = ReplicaRuntime(
+        config, cluster, policy_hash=policy.hash, version=version("sickbay")
+    )
+    feed = EventBroker(epoch=rng.getrandbits(32))
+    history = _history(config, clocks, rng, replica_runtime.name)
     alerts = _alerts(config, clocks, rng)
-    ledger = Ledgers([feed, history, alerts])
+    event_sink = EventBus([feed, history, alerts])
     controller = Controller(
         cluster=cluster,
         policy=policy,
         settings=_settings(config),
         fleet=fleet,
-        ledger=ledger,
+        event_sink=event_sink,
         clocks=clocks,
         rng=rng,
-        witness=Recorder(history.record),
-        shards=joining.shards,
+        evidence_recording=EvidenceRecorder(history.record),
+        shards=replica_runtime.shards,
     )
     keys = _keys(config, cluster)
     ingest = build(
         config,
         controller,
-        name=joining.name,
+        name=replica_runtime.name,
         keys=keys,
         is_current=controller.is_current,
         cluster_away=lambda: bool(fleet.view_lost),
-        among_others=lambda: joining.shards.council.among_others,
+        among_others=lambda: replica_runtime.shards.membership_view.among_others,
         now=time.monotonic,
         wall=time.time,
     )
-    joining.serve(
-        controller.conferring, ingest, keys, cluster_away=lambda: bool(fleet.view_lost), rng=rng
+    replica_runtime.serve(
+        controller.coordinator, ingest, keys, cluster_away=lambda: bool(fleet.view_lost), rng=rng
     )
     web = Web(
         fleet=fleet,
@@ -283,33 +319,36 @@ async def run(config: Config) -> None:
         clocks=clocks,
         version=version("sickbay"),
         ready=lambda: _not_ready(fleet, controller, ingest),
-        shards=joining.shards,
+        shards=replica_runtime.shards,
         ca_file=config.shards.ca_file,
         history_shared=not config.history.is_file,
+        hosts=config.listen.hosts,
     )
 
-    lemons = LemonWatch(
+    lemons = LemonDetector(
         stories=history,
         fleet=fleet,
-        ledger=ledger,
+        event_sink=event_sink,
         clocks=clocks,
-        bounds=Bounds(
+        bounds=LemonThresholds(
             quarantines=config.lemons.quarantines,
             codes=config.lemons.codes,
             days=config.lemons.days,
             returns=config.lemons.returns,
             signals=config.lemons.signals,
         ),
-        say=controller.say,
+        say=controller.record_own_evidence,
         # Each file of history is its own replica's alone to read.
-        leads=lambda: config.history.is_file or joining.shards.leads(),
+        leads=lambda: config.history.is_file or replica_runtime.shards.leads(),
     )
 
     async def work() -> None:
         await _connect(cluster, fleet, rng)
-        await _until_alone(joining, fleet)
+        await _until_alone(replica_runtime, fleet)
         log.info("connected", extra={"cluster": cluster.kind})
-        await together(controller=controller.run(), joining=joining.run())
+        await run_until_first_exit(
+            controller=controller.run(), replica_runtime=replica_runtime.run()
+        )
 
     async with AsyncExitStack() as ending:
         ending.push_async_callback(cluster.close)
@@ -318,7 +357,7 @@ async def run(config: Config) -> None:
         ending.push_async_callback(history.close)
         alerts.start()
         ending.push_async_callback(alerts.close)
-        ending.callback(ledger.flush)
+        ending.callback(event_sink.flush)
         await _serve_page(config, web, ending)
         await ingest.start()
         ending.push_async_callback(ingest.stop)
@@ -327,17 +366,19 @@ async def run(config: Config) -> None:
             extra={"version": version("sickbay"), "mode": config.mode.value, "policy": policy.hash},
         )
         _until_the_end(lemons.run(), "lemons", ending)
-        _until_the_end(garbage.search_when_quiet(), "garbage", ending)
+        _until_the_end(gc_tuning.collect_when_idle(), "garbage", ending)
         working = _until_the_end(work(), "controller", ending)
         await asyncio.wait({working, _told_to_stop()}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             working.result()
-        await joining.leave(lambda: ingest.stats.attached)
+        await replica_runtime.leave(lambda: ingest.stats.attached)
     log.info("stopped")
 
 
-def _keys(config: Config, cluster: KubeCluster | LocalCluster) -> KeyStore | None:
-    """What verifies the tokens of agents, and of other replicas; None where there are none."""
+def _keys(config: Config, cluster: KubeCluster | LocalCluster) -> JwksCache | None:
+    """The verifier of the tokens of agents, and of other replicas, or None where there are no
+    tokens.
+    """
     wanted = config.identity.kind == "token" or config.shards.on
     if not wanted or not isinstance(cluster, KubeCluster):
         return None
@@ -370,7 +411,7 @@ def _until_the_end(
     return task
 
 
-def _not_ready(fleet: Fleet, controller: Controller, ingest: IngestServer) -> list[str]:
+def _not_ready(fleet: FleetState, controller: Controller, ingest: IngestServer) -> list[str]:
     """Why this process can't do its work now, in words."""
     trouble = ingest.certificate_trouble()
     alone = f"agents and other replicas turn away: {trouble}" if trouble else ""
@@ -382,7 +423,7 @@ def _told_to_stop() -> asyncio.Task[bool]:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
-    # To the agent it means "read the file again"; here it must not end the process.
+    # The agent reads its file again on this signal; here it must not end the process.
     loop.add_signal_handler(
         signal.SIGHUP, lambda: log.warning("SIGHUP: configuration and policy are read at a start")
     )

@@ -10,24 +10,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nodeagent import assembly, keeper, kernel_feed, logs
+from nodeagent import factory, kernel_feed, logs, recorder
+from nodeagent.check_set import CheckSet
 from nodeagent.checks.base import Off, Report
 from nodeagent.clock import Clock, SystemClock
 from nodeagent.commands import Commands
 from nodeagent.config.checks import NO_KERNEL_LOG
 from nodeagent.config.reload import ConfigState, Reloader
 from nodeagent.config.settings import Config
-from nodeagent.evidence.diskcopy import DiskCopy
+from nodeagent.evidence.disk_backup import DiskBackup
 from nodeagent.evidence.store import NAME, Store
-from nodeagent.keeper import Keeper
 from nodeagent.kernel_feed import KernelFeed
-from nodeagent.lineup import Lineup
-from nodeagent.local.answers import Answers
+from nodeagent.local.routes import LocalRoutes
 from nodeagent.local.server import AlreadyRunning, LocalServer
 from nodeagent.model import CheckInfo, Gone
+from nodeagent.recorder import EvidenceRecorder
 from nodeagent.scheduler import Scheduler
 from nodeagent.sources.kmsg import Cursor, KmsgReader
-from nodeagent.sources.procstate import stuck
+from nodeagent.sources.machine_identity import identify
+from nodeagent.sources.process_state import stuck
 from nodeagent.version import VERSION
 
 if TYPE_CHECKING:
@@ -35,12 +36,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks at what ends by time alone.
+#: Seconds between two looks at the entries that end by time alone.
 HOUSEKEEPING = 60.0
-#: Seconds for a last word to the aggregator, and for children to end.
+#: Seconds for a last message to the aggregator, and for children to end.
 FAREWELL = 3.0
 
-#: A configuration's file, and what reads it again; that raises ConfigError.
+#: A configuration's file, and the function that reads it again and may raise ConfigError.
 Source = tuple[Path, Callable[[], Config]]
 
 
@@ -50,11 +51,11 @@ class CannotStart(Exception):
 
 def run(config: Config, source: Source | None = None) -> int:
     """Run the agent until SIGTERM or SIGINT; the process's exit code."""
-    # gRPC's C core would write to stderr what the uplink says as JSON.
+    # gRPC's C core would repeat on stderr what the uplink logs as JSON.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     logs.start(config.log_level)
     if sys.version_info < (3, 12):
-        # The default there keeps a thread for each child.
+        # The default of this Python version keeps a thread for each child.
         asyncio.set_child_watcher(asyncio.PidfdChildWatcher())
     try:
         asyncio.run(Agent(config, source=source).run())
@@ -85,7 +86,7 @@ class Agent:
         self._new_id = new_id
         self._instance = new_id()
         self._started_at = self._clock.boottime()
-        self._machine = assembly.machine(config, self._clock)
+        self._machine = factory.machine(config, self._clock)
         self._uplink: Uplink | None = None
         self._reloader: Reloader | None = None
         if source is not None:
@@ -93,7 +94,7 @@ class Agent:
             self._reloader = Reloader(path, config, load=load, apply=self._reconfigure)
 
     async def run(self) -> None:
-        """Run until told to stop. Raises CannotStart before anything is touched."""
+        """Run until told to stop. Raises CannotStart before any change to the node."""
         self._check_config()
         self._local = LocalServer()
         claimed = self._claim()
@@ -104,7 +105,7 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         log.info("started", extra={"node": self._config.node, "version": VERSION})
-        self._keeper.persist()
+        self._recorder.persist()
         if self._config.kernel_log.enabled:
             self._feed.start()
         parts = [
@@ -118,7 +119,7 @@ class Agent:
             loop.add_signal_handler(signal.SIGHUP, self._reloader.look_now)
             parts.append(asyncio.create_task(self._reloader.run(), name="configuration"))
         try:
-            # What ends by itself, but for the order to stop, is a bug: better to be started anew.
+            # Unless it was ordered to stop, a part that ends has a bug: end, to be started anew.
             done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
             for part in done:
                 part.result()
@@ -133,8 +134,8 @@ class Agent:
         except OSError as error:
             raise CannotStart(f"the boot id cannot be read: {error}; is proc mounted?") from error
         if self._config.uplink.address:
-            # Here, so that an agent without an aggregator does not carry gRPC.
-            from nodeagent.uplink.dial import Dialer, DialError
+            # Imported here, so that an agent without an aggregator does not carry gRPC.
+            from nodeagent.uplink.dialer import Dialer, DialError
 
             self._dialer = Dialer(self._config.uplink)
             try:
@@ -155,22 +156,27 @@ class Agent:
 
     def _build(self) -> None:
         config = self._config
-        store = Store(run_dir=config.run_dir, state_dir=config.state_dir, clock=self._clock)
+        store = Store(
+            run_dir=config.run_dir,
+            state_dir=config.state_dir,
+            clock=self._clock,
+            identity=identify(self._machine, config.node),
+        )
         state = store.load(boot_id=self._boot_id, new_epoch=self._new_id)
-        self._sources = assembly.sources(config, self._machine, state.gpus)
-        self._keeper = Keeper(
+        self._sources = factory.sources(config, self._machine, state.gpus)
+        self._recorder = EvidenceRecorder(
             state,
             store=store,
-            copy=DiskCopy(config.run_dir / NAME, config.state_dir),
+            copy=DiskBackup(config.run_dir / NAME, config.state_dir),
             gpus=self._sources.gpus,
             clock=self._clock,
             wake=self._wake,
         )
-        self._lineup = Lineup(self._sources)
-        self._lineup.follow(config)
-        state.latch.keep_checks({*self._own_checks(), *self._lineup.names})
+        self._check_set = CheckSet(self._sources)
+        self._check_set.follow(config)
+        state.latch.keep_checks({*self._own_checks(), *self._check_set.names})
         self._scheduler = Scheduler(
-            self._lineup.scheduled,
+            self._check_set.scheduled,
             clock=self._clock,
             random=self._random,
             deliver=self._reported,
@@ -179,12 +185,12 @@ class Agent:
         )
         self._feed = KernelFeed(
             self._make_reader,
-            self._lineup.log_checks,
+            self._check_set.log_checks,
             cursor=None if state.kernel_seq is None else Cursor(self._boot_id, state.kernel_seq),
-            deliver=self._keeper.take_log,
+            deliver=self._recorder.take_log,
         )
         self._commands = Commands(
-            keeper=self._keeper,
+            recorder=self._recorder,
             scheduler=self._scheduler,
             nvml=self._sources.nvml,
             peers=self._sources.peers,
@@ -193,12 +199,12 @@ class Agent:
             self._build_uplink()
 
     def _build_uplink(self) -> None:
-        from nodeagent.uplink import wire
+        from nodeagent.uplink import codec
         from nodeagent.uplink.uplink import Uplink
 
         def hello() -> Any:
-            latch = self._keeper.latch
-            return wire.hello(
+            latch = self._recorder.latch
+            return codec.hello(
                 node=self._config.node,
                 boot_id=latch.boot_id,
                 epoch=latch.epoch,
@@ -219,7 +225,7 @@ class Agent:
         )
 
     def _make_reader(self, cursor: Cursor | None) -> KmsgReader:
-        return assembly.kernel_log(
+        return factory.kernel_log(
             self._config,
             self._clock,
             boot_id=self._boot_id,
@@ -228,10 +234,10 @@ class Agent:
         )
 
     async def _serve(self, *, claimed: bool) -> None:
-        """Answer on this node. Where that cannot be, say so and go on: evidence matters more."""
-        answers = Answers(
+        """Answer on this node. If that fails, log it and go on: evidence matters more."""
+        answers = LocalRoutes(
             node=self._config.node,
-            keeper=self._keeper,
+            recorder=self._recorder,
             commands=self._commands,
             scheduler=self._scheduler,
             feed=self._feed,
@@ -255,16 +261,18 @@ class Agent:
     # -- running -------------------------------------------------------------------------------
 
     def _reconfigure(self, config: Config) -> None:
-        """Follow a changed configuration; checks whose settings stand go on undisturbed."""
+        """Follow a changed configuration; checks with unchanged settings go on undisturbed."""
         logs.set_level(config.log_level)
-        before = self._lineup.names
+        before = self._check_set.names
         self._config = config
-        self._lineup.follow(config)
-        self._scheduler.use(self._lineup.scheduled)
-        self._feed.checks = self._lineup.log_checks
-        latch = self._keeper.latch
-        ended = sorted(before - self._lineup.names)
-        self._keeper.take([Gone(name, each) for name in ended for each in latch.known(name)])
+        self._check_set.follow(config)
+        self._scheduler.use(self._check_set.scheduled)
+        self._feed.checks = self._check_set.log_checks
+        latch = self._recorder.latch
+        ended = sorted(before - self._check_set.names)
+        self._recorder.record_observations(
+            [Gone(name, each) for name in ended for each in latch.known(name)]
+        )
         if self._uplink is not None:
             self._uplink.renew()
 
@@ -276,16 +284,16 @@ class Agent:
 
     def _reported(self, name: str, report: Report, *, whole: bool) -> None:
         if isinstance(report, Off):
-            gone = [Gone(name, component) for component in self._keeper.latch.known(name)]
-            self._keeper.take(gone)
+            gone = [Gone(name, component) for component in self._recorder.latch.known(name)]
+            self._recorder.record_observations(gone)
         else:
-            self._keeper.take(report, look_of=name if whole else "")
+            self._recorder.record_observations(report, look_of=name if whole else "")
 
     async def _housekeeping(self) -> None:
         while True:
             await asyncio.sleep(HOUSEKEEPING)
-            if self._keeper.latch.expire(self._clock.boottime()):
-                self._keeper.changed_by_hand()
+            if self._recorder.latch.expire(self._clock.boottime()):
+                self._recorder.changed_by_hand()
 
     async def _end(self, parts: "list[asyncio.Task[Any]]") -> None:
         log.info("stopping")
@@ -300,29 +308,29 @@ class Agent:
         self._scheduler.cancel()
         closing = asyncio.gather(self._sources.nvml.close(), self._sources.disk.close())
         await asyncio.wait({closing}, timeout=FAREWELL)
-        self._keeper.close()
+        self._recorder.close()
         await self._local.close()
 
-    # -- who this is ---------------------------------------------------------------------------
+    # -- identity ------------------------------------------------------------------------------
 
     def _infos(self) -> list[CheckInfo]:
         unscheduled = [CheckInfo(name, 0.0) for name in (*self._feed.checks, *self._own_checks())]
         off = [
             CheckInfo(name, self._config.checks[name].interval, why)
-            for name, why in self._lineup.off.items()
+            for name, why in self._check_set.off.items()
         ]
         if not self._config.kernel_log.enabled:
             off.append(CheckInfo(kernel_feed.CHECK, 0.0, NO_KERNEL_LOG))
         return [*self._scheduler.infos(), *unscheduled, *off]
 
     def _own_checks(self) -> tuple[str, ...]:
-        """What the agent says about itself, under names that are no check's."""
+        """The names under which the agent reports about itself; no check has them."""
         if self._config.kernel_log.enabled:
-            return kernel_feed.CHECK, keeper.CHECK
-        return (keeper.CHECK,)
+            return kernel_feed.CHECK, recorder.CHECK
+        return (recorder.CHECK,)
 
     def _traits(self) -> dict[str, str]:
-        """What a common cause is sought by."""
+        """The node's properties by which the aggregator searches for a common cause."""
         system = os.uname()
         traits = {"kernel": system.release, "arch": system.machine}
         try:

@@ -1,6 +1,6 @@
 """``sickbay-agent``: run the agent, ask it, list its checks, decode a kernel log, play a fleet.
 
-Each command imports what it needs and no more: ``check`` stands in the prolog of every job.
+Each command imports only the modules that it needs: ``check`` runs in the prolog of every job.
 """
 
 import argparse
@@ -22,7 +22,7 @@ INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run ``sickbay-agent`` and exit: 0, 1 (something is wrong with the node), 2 (bad input).
 
-    It leaves by os._exit: a probe that hangs in the kernel must not keep the command waiting.
+    It exits by os._exit, because a probe that hangs in the kernel must not delay the command.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def leave(code: int) -> NoReturn:
-    """Exit now, whatever hangs. What was printed is printed."""
+    """Exit now, even if a thread hangs. Output that was printed has been flushed."""
     for stream in (sys.stdout, sys.stderr):
         _write(stream, "")
     os._exit(code)
@@ -42,18 +42,18 @@ def leave(code: int) -> NoReturn:
 def _run(given: list[str], environ: Mapping[str, str]) -> int:
     try:
         options = parse(given)
-    except SystemExit:  # it has printed the help
+    except SystemExit:  # argparse has printed the help
         return OK
     return _COMMANDS[options.command](options, environ)
 
 
 def _explain(error: BaseException) -> int:
-    """Say what went wrong on standard error; the exit code for it."""
+    """Print the error on standard error; the exit code for it."""
     match error:
         case KeyboardInterrupt():
             return INTERRUPTED
         case BrokenPipeError():
-            return OK  # whoever read us (head, less) has seen enough
+            return OK  # the reader of our output (head, less) has closed it
         case OSError(errno=errno.ENOSPC):
             _write(sys.stderr, f"sickbay-agent: the answer can't be written: {error}\n")
             return INTERNAL
@@ -72,7 +72,7 @@ def _explain(error: BaseException) -> int:
 
 
 def _not_checked(error: BaseException) -> int:
-    """In a prolog: one line, and no exit code that would drain the node for a mistake of ours."""
+    """In a prolog: one line, and no exit code that would drain the node for our own error."""
     match error:
         case KeyboardInterrupt():
             why = "interrupted"
@@ -88,8 +88,8 @@ def _not_checked(error: BaseException) -> int:
 
 
 def _write(stream: TextIO | None, text: str) -> None:
-    """Write and flush. Where nobody reads, the exit code still says what there is to say."""
-    if stream is None:  # closed before we were started
+    """Write and flush. If no process reads it, the exit code still gives the result."""
+    if stream is None:  # the stream was closed before we were started
         return
     try:
         stream.write(text)
@@ -99,7 +99,7 @@ def _write(stream: TextIO | None, text: str) -> None:
 
 
 def _load(options: argparse.Namespace, environ: Mapping[str, str], **how: bool) -> Config:
-    """The file that was named, else the usual one, else (but for ``run``) no file at all."""
+    """The file that was named, else the usual one, else no file at all (``run`` needs one)."""
     if options.config is not None:
         return load(options.config, environ, **how)
     if DEFAULT_CONFIG.exists() or options.command == "run":
@@ -136,12 +136,12 @@ def _command_check(options: argparse.Namespace, environ: Mapping[str, str]) -> i
 def _command_checks(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     config = _load(options, environ)
     from nodeagent.local.findings import Findings
-    from nodeagent.terminal import catalogue
+    from nodeagent.terminal import list_checks
     from nodeagent.terminal.report import as_json
 
     def tell(findings: Findings) -> int:
-        entries = catalogue.entries(config, findings)
-        print(as_json(entries) if options.output == "json" else catalogue.listing(entries))
+        entries = list_checks.entries(config, findings)
+        print(as_json(entries) if options.output == "json" else list_checks.listing(entries))
         return OK
 
     return tell(_gathered(options, environ, lambda findings: leave(tell(findings))))
@@ -150,7 +150,7 @@ def _command_checks(options: argparse.Namespace, environ: Mapping[str, str]) -> 
 def _command_explain(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     config = _load(options, environ, with_checks=False)
     from nodeagent.local import explain
-    from nodeagent.local.ask import AgentTrouble, NoAgent, get_json
+    from nodeagent.local.client import AgentTrouble, NoAgent, get_json
     from nodeagent.terminal.report import as_json
 
     try:
@@ -180,8 +180,8 @@ def _command_explain(options: argparse.Namespace, environ: Mapping[str, str]) ->
 def _gathered(
     options: argparse.Namespace, environ: Mapping[str, str], late: Callable[..., NoReturn]
 ) -> Any:
-    """Findings. When the time is over, ``late`` gets what there is then, and ends the process."""
-    from nodeagent.terminal.gather import gather
+    """Findings. When the time is over, ``late`` gets the findings so far, and ends the process."""
+    from nodeagent.terminal.collect import gather
 
     def load_config(**how: bool) -> Config:
         return _load(options, environ, **how)
@@ -213,12 +213,12 @@ def _command_pod_prober(options: argparse.Namespace, environ: Mapping[str, str])
 def _command_order(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """``cleared`` and ``quiesce``."""
     config = _load(options, environ, with_checks=False)
-    from nodeagent.terminal import tell
+    from nodeagent.terminal import order
 
-    order = {"cleared": tell.cleared, "quiesce": tell.quiesce}[options.command]
+    send = {"cleared": order.cleared, "quiesce": order.quiesce}[options.command]
     try:
-        print(order(config, options))
-    except tell.NotDone as error:
+        print(send(config, options))
+    except order.NotDone as error:
         _write(sys.stderr, f"sickbay-agent: {error}\n")
         return BAD
     return OK
@@ -226,8 +226,8 @@ def _command_order(options: argparse.Namespace, environ: Mapping[str, str]) -> i
 
 def _command_simulate(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     del environ
-    # Before gRPC is imported, for it reads it then: its C core would write to stderr what the
-    # simulation says as JSON, and of each node.
+    # Set before the import of gRPC, which reads it then: gRPC's C core would repeat on stderr, for
+    # each node, what the simulation logs as JSON.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from nodeagent.simulate import command
 

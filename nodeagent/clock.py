@@ -11,7 +11,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The kernel's own."""
+    """The kernel's clock."""
 
     def boottime(self) -> float:
         return time.clock_gettime(time.CLOCK_BOOTTIME)

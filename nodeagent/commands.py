@@ -1,16 +1,16 @@
-"""What others may ask of the agent: the aggregator by the stream, people by the socket."""
+"""Commands to the agent: the aggregator sends them by the stream, people by the socket."""
 
 import logging
 from collections.abc import Sequence
 from typing import Protocol
 
 from nodeagent.evidence.latch import Latch
-from nodeagent.keeper import Keeper
+from nodeagent.recorder import EvidenceRecorder
 from nodeagent.scheduler import Scheduler
 from nodeagent.sources.nvml import Nvml
 from nodeagent.sources.peers import Peers
 
-#: NVML is let go of for a driver upgrade or a reset. Longer than this is a forgotten request.
+#: NVML is released for a driver upgrade or a reset. A longer request was forgotten.
 LONGEST_QUIESCE = 24 * 3600.0
 
 
@@ -18,11 +18,11 @@ log = logging.getLogger(__name__)
 
 
 class CommandRefused(Exception):
-    """A command cannot be carried out; the text goes back to who gave it."""
+    """A command cannot be carried out; the text goes back to its sender."""
 
 
 class Host(Protocol):
-    """What a stream speaks for: a node's latch, and whoever carries its commands out."""
+    """The node behind a stream: its latch, and the code that carries its commands out."""
 
     @property
     def latch(self) -> Latch: ...
@@ -43,32 +43,34 @@ class Host(Protocol):
 class Commands:
     """Carries commands out. Results are sentences for people."""
 
-    def __init__(self, *, keeper: Keeper, scheduler: Scheduler, nvml: Nvml, peers: Peers) -> None:
-        self._keeper = keeper
+    def __init__(
+        self, *, recorder: EvidenceRecorder, scheduler: Scheduler, nvml: Nvml, peers: Peers
+    ) -> None:
+        self._recorder = recorder
         self._scheduler = scheduler
         self._nvml = nvml
         self._peers = peers
-        if keeper.quiesced_until:  # what an earlier agent of this boot was told holds for this one
-            nvml.stand_aside_until(keeper.quiesced_until)
+        if recorder.quiesced_until:  # an earlier agent's order of this boot
+            nvml.stand_aside_until(recorder.quiesced_until)
 
     @property
     def latch(self) -> Latch:
-        return self._keeper.latch
+        return self._recorder.latch
 
     def persist(self) -> None:
-        """Save the latch: it is about to be sent."""
-        self._keeper.persist()
+        """Save the latch, because it is about to be sent."""
+        self._recorder.persist()
 
     def quiesced_for(self) -> float:
-        """Seconds for which NVML is still let go of; 0 when it is in use."""
+        """Seconds for which NVML is still released; 0 when it is in use."""
         return self._nvml.quiesced_for
 
     def clear_faults(self, component: str, code: str) -> str:
         """A person says that it is over. Raises CommandRefused when neither is named."""
         if not component and not code:
             raise CommandRefused("name a component, a code, or both")
-        count = self._keeper.latch.clear_by_operator(component=component, code=code)
-        self._keeper.changed_by_hand()
+        count = self._recorder.latch.clear_by_operator(component=component, code=code)
+        self._recorder.changed_by_hand()
         return f"cleared {count}" if count else "nothing matched: nothing was latched"
 
     def cleared(self, *, gpu: str, code: str) -> str:
@@ -79,20 +81,20 @@ class Commands:
         """
         if not gpu:
             return self.clear_faults("", code)
-        names = self._keeper.names_of_gpu(gpu)
+        names = self._recorder.names_of_gpu(gpu)
         if not names:
-            known = ", ".join(self._keeper.gpus()) or "none"
+            known = ", ".join(self._recorder.gpus()) or "none"
             raise CommandRefused(f"this node has no GPU {gpu}; it has {known}")
         count = sum(
-            self._keeper.latch.clear_by_operator(component=name, code=code) for name in names
+            self._recorder.latch.clear_by_operator(component=name, code=code) for name in names
         )
-        self._keeper.changed_by_hand()
+        self._recorder.changed_by_hand()
         log.info("cleared by hand", extra={"gpu": gpu, "code": code, "entries": count})
         of = f" of {code}" if code else ""
         return f"{gpu}: cleared {count}{of}" if count else f"{gpu}: nothing{of} was latched"
 
     async def quiesce(self, seconds: float) -> str:
-        """Let go of the driver for a while; 0 takes it up again. Raises CommandRefused.
+        """Release the driver for a while; 0 takes it up again. Raises CommandRefused.
 
         The GPU checks say at once that they stand aside, and the next agent of this boot keeps to
         it too.
@@ -101,11 +103,11 @@ class Commands:
             raise CommandRefused(f"{seconds:g} s: expected 0 to {LONGEST_QUIESCE:g}")
         if not seconds:
             self._nvml.resume()
-            self._keeper.quiesce_until(self._nvml.quiesced_until)
+            self._recorder.quiesce_until(self._nvml.quiesced_until)
             log.info("the GPU driver is used again")
             return "NVML is used again"
         is_free = await self._nvml.quiesce(seconds)
-        self._keeper.quiesce_until(self._nvml.quiesced_until)
+        self._recorder.quiesce_until(self._nvml.quiesced_until)
         log.info("the GPU driver is let go of", extra={"seconds": seconds, "is_free": is_free})
         if self._gpu_checks():
             await self._scheduler.run_now(self._gpu_checks())
@@ -117,7 +119,7 @@ class Commands:
         return f"NVML is let go of for {seconds:g} s"
 
     def name_peers(self, addresses: Sequence[str]) -> None:
-        """Whom to probe from the next look on."""
+        """The addresses to probe from the next look on."""
         self._peers.named(addresses)
 
     def _gpu_checks(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""From the kernel log to evidence: each readable moment one batch, through every log check."""
+"""From the kernel log to evidence: one batch each time it is readable, through every log check."""
 
 import asyncio
 import logging
@@ -30,23 +30,23 @@ POLL_FILE = 0.2
 PAUSE = 0.05
 #: Batches closer together than this are such a log.
 BUSY = 2 * PAUSE
-#: Records kept per check, to show what was read.
+#: Records kept per check, to show to people.
 LINES = 8
 
 
 def readable() -> Observation:
-    """What is said of a log that can be read."""
+    """The evidence about a log that can be read."""
     return Observation(CHECK, "", Status.OK)
 
 
 def unavailable(error: KernelLogUnavailable) -> Observation:
-    """What is said of one that cannot."""
+    """The evidence about a log that cannot be read."""
     return Observation(CHECK, "", Status.UNKNOWN, "unavailable", str(error))
 
 
 @dataclass(slots=True)
 class Tally:
-    """What a check has made of the log: faults seen, and records on which it failed itself."""
+    """A check's counts of the log: faults seen, and records on which the check itself failed."""
 
     faults: int = 0
     errors: int = 0
@@ -55,7 +55,7 @@ class Tally:
 def read(
     checks: Mapping[str, LogCheck], item: Record | Loss, tallies: dict[str, Tally] | None = None
 ) -> list[Evidence]:
-    """What ``checks``, by name, make of one item of the log; counted in ``tallies``."""
+    """The evidence of ``checks``, by name, from one item of the log, counted in ``tallies``."""
     if isinstance(item, Loss):
         return [item]
     evidence: list[Evidence] = []
@@ -80,7 +80,7 @@ class KernelFeed:
     """Reads the kernel log as it comes.
 
     ``reader`` makes one that goes on after the given cursor (None: as a first look).
-    ``deliver(evidence, cursor)`` takes what a batch says together with how far it reached: the two
+    ``deliver(evidence, cursor)`` takes a batch's evidence together with its end in the log: the two
     are saved together or not at all.
     """
 
@@ -100,17 +100,17 @@ class KernelFeed:
         self._make_reader = reader
         #: By name; may be replaced while the log is read.
         self.checks = checks
-        #: The latest records in which each check saw something.
+        #: The latest records in which each check saw evidence.
         self.lines: dict[str, deque[Record]] = {}
         self._deliver = deliver
         self._reader: KmsgReader | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._complaint = ""
-        #: When the latest batch was read that had something in it (the loop's time).
+        #: When the latest batch that was not empty was read (the loop's time).
         self._read_at = -BUSY
 
     def start(self) -> None:
-        """Open the log and read on; where it cannot be, say so and try again later."""
+        """Open the log and read on; if it cannot be opened, report that and try again later."""
         reader = self._make_reader(self.cursor)
         try:
             reader.open()
@@ -159,7 +159,7 @@ class KernelFeed:
         return evidence
 
     def _go_on(self, reader: KmsgReader, *, moved: bool) -> None:
-        """Come back for what is left: at once, or (a file cannot be waited for) in a while.
+        """Come back for the other records: at once, or (a file cannot be waited for) in a while.
 
         A reader may hold lines that it has read and not given yet, for which no descriptor wakes.
         """

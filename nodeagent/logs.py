@@ -1,4 +1,4 @@
-"""Logs: JSON lines on stdout, for whatever collects them.
+"""Logs: JSON lines on stdout, for the node's log collector.
 
 A log line must never hold the agent up: behind stdout there is a pipe, behind the pipe a collector,
 and behind that perhaps the disk that is sick. So a pipe that is full loses lines, and the next line
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-#: What a pipe takes whole or not at all (PIPE_BUF), newline included.
+#: The longest write that a pipe takes whole or not at all (PIPE_BUF), newline included.
 _LONGEST = 4096
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -37,7 +37,7 @@ class JsonLines(logging.Handler):
         line = self._line(record)
         try:
             os.write(self._fd, line)
-        except OSError:  # full, or nobody reads any more: nowhere left to say so but the next line
+        except OSError:  # full, or no reader: only the next line can tell of it
             self._dropped += 1
         else:
             self._dropped = 0

@@ -1,6 +1,6 @@
-"""The agent's words: what a check says, and what is latched.
+"""The agent's data model: the evidence that a check gives, and that the latch holds.
 
-Nothing here knows the wire, the disk or the clock. Times are seconds of CLOCK_BOOTTIME
+This module knows neither the wire nor the disk nor the clock. Times are seconds of CLOCK_BOOTTIME
 (``clock.boottime``), which counts through suspend and restarts with the kernel, so that a saved
 time stays comparable across restarts of the agent within one boot.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 
 class Status(enum.IntEnum):
-    """How a component is by one check. The values are those of the wire."""
+    """A component's status by one check. The values are those of the wire."""
 
     OK = 1
     DEGRADED = 2
@@ -20,7 +20,7 @@ class Status(enum.IntEnum):
 
 
 class ClearedBy(enum.IntEnum):
-    """What ends a latched fault. The values are those of the wire."""
+    """The event that ends a latched fault. The values are those of the wire."""
 
     REBOOT = 1
     GPU_RESET = 2
@@ -46,10 +46,10 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class FaultSighting:
-    """One occurrence of something that happens once, such as an Xid.
+    """One occurrence of an event that happens once, such as an Xid.
 
     ``source`` and ``source_seq`` with the boot id are its identity: seen again (a replay after a
-    restart) it changes nothing. ``at`` is in boottime seconds.
+    restart) it has no effect. ``at`` is in boottime seconds.
     """
 
     code: str
@@ -75,7 +75,10 @@ class Clearing:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Evidence that is gone for good: said, never hidden. ``records`` 0 is "an unknown number"."""
+    """Evidence that is lost for good: reported, never hidden.
+
+    ``records`` 0 is "an unknown number".
+    """
 
     source: str
     records: int
@@ -87,10 +90,14 @@ Evidence = Observation | FaultSighting | Clearing | Loss
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A component that no longer exists by somebody's decision (unmounted, configured off)."""
+    """A component that no longer exists by a person's decision (unmounted, configured off)."""
 
     check: str
     component: str
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.check, self.component
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
 """``sickbay-agent pod-prober``: the half of check ``pod-network`` that lives on the pod network.
 
-An agent on the host's network can't see whether pods reach anything. This process runs in a pod of
-its own, without privileges, and does nothing by itself: it answers on a unix socket in a folder of
-the host, which crosses network namespaces. It is asked one thing, as a line of JSON,
-``{"names": [NAME, ...], "targets": ["HOST:PORT", ...]}``, and answers with one,
-``{"names": {NAME: [REASON, MESSAGE]}, "targets": {...}}``; an empty reason is success.
+An agent on the host's network can't see whether pods reach their services. This process runs in a
+pod of its own, without privileges, and does not act by itself: it answers on a unix socket in a
+folder of the host, which crosses network namespaces. It is asked one thing, as a line of JSON,
+``{"names": [NAME, ...], "targets": ["HOST:PORT", ...]}``, and answers with one, ``{"names": {NAME:
+[REASON, MESSAGE]}, "targets": {...}}``; an empty reason is success.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ from typing import Any
 
 from nodeagent import logs
 from nodeagent.clock import Clock, SystemClock
+from nodeagent.configfile.units import host_port
 from nodeagent.local.server import private_socket, remove_socket
-from nodeagent.reading.units import host_port
-from nodeagent.sources.targets import ResolveError, Resolver, connect
+from nodeagent.sources.tcp_probe import ResolveError, Resolver, connect
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ async def _run(path: Path) -> None:
     ours = _identity(path)
     log.info("ready", extra={"socket": str(path)})
     await stopping.wait()
-    _give_back(path, ours)  # while the socket is open nothing else can have its number
+    _give_back(path, ours)  # while it is open no other file has its number
     server.close()
 
 
@@ -65,7 +65,7 @@ async def start(path: Path, clock: Clock) -> asyncio.Server:
 def _listener(path: Path) -> socket.socket:
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     remove_socket(path)
-    return private_socket(path)  # who may ask is root: the node's agent
+    return private_socket(path)  # only root may ask: the node's agent
 
 
 def _identity(path: Path) -> tuple[int, int]:
@@ -74,7 +74,7 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 def _give_back(path: Path, ours: tuple[int, int]) -> None:
-    """Take our socket away, and nothing that has come to its place: a successor's, a file."""
+    """Remove our socket, but not an object that has replaced it: a successor's socket, a file."""
     try:
         if _identity(path) == ours:
             path.unlink()
@@ -113,7 +113,7 @@ class _Prober:
             names, targets = _parse(line)
         except (ValueError, TypeError) as error:
             return {"error": str(error)}
-        # Anew each time: a name that was known a minute ago says nothing of the pods' resolver.
+        # Resolve anew each time: a name known a minute ago is no evidence about the pods' resolver.
         resolver = Resolver(self._clock)
         found = await asyncio.gather(
             *(self._name(resolver, name) for name in names),

@@ -1,9 +1,9 @@
 """Runs checks at jittered intervals, each under its deadline, at most one look of each at a time.
 
 Checks of one interval run in the same beat: four GPU checks then share one sample, and an idle
-agent wakes up rarely. A look that outlives its deadline is said for (``unknown``, ``hung``) and
-left alone: it may share a worker with others, and what waits in the kernel cannot be cancelled. It
-is not started again until it ends, and what it brings then still counts.
+agent wakes up rarely. For a look that outlives its deadline the scheduler reports ``unknown``,
+``hung`` and leaves the look alone: it may share a worker with others, and a wait in the kernel
+cannot be cancelled. It is not started again until it ends, and its result then still counts.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from nodeagent.model import CheckInfo, Observation, Status
 
 log = logging.getLogger(__name__)
 
-#: Reasons given for a check that gave no word itself: it is late, or it has a defect.
+#: Reasons given for a check that gave no result itself: it is late, or it has a defect.
 HUNG = "hung"
 CHECK_ERROR = "check-error"
 #: An interval is drawn anew each time from this share of it, up or down: 10,000 agents that were
@@ -47,7 +47,7 @@ class Scheduled:
     #: Since when a look is under way that has outlived its deadline.
     hung_since: float | None = None
     running: "asyncio.Task[None] | None" = field(default=None, repr=False)
-    #: What the latest look that went well said; None before the first.
+    #: The result of the latest look that went well, or None before the first.
     report: Report | None = field(default=None, repr=False)
 
 
@@ -58,10 +58,10 @@ class Deliver(Protocol):
 
 
 class Scheduler:
-    """Gives what checks report to ``deliver``.
+    """Gives the checks' reports to ``deliver``.
 
     ``known`` names the components that a check has reported, for which a hung look says "unknown".
-    ``random`` gives numbers from [0, 1). ``stuck`` tells what of ours hangs in the kernel.
+    ``random`` gives numbers from [0, 1). ``stuck`` lists the agent's tasks that hang in the kernel.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Scheduler:
     def use(self, checks: Sequence[Scheduled]) -> None:
         """Run these from now on. Those that ran before go on undisturbed; new ones look at once.
 
-        What a look of one that is no longer here still brings is dropped.
+        The result of a check that no longer runs is discarded.
         """
         before = self.checks
         self.checks = {check.name: check for check in checks}
@@ -128,7 +128,7 @@ class Scheduler:
         return [check.name for check in chosen if check.hung_since is not None]
 
     def cancel(self) -> None:
-        """Let go of looks that are still under way: the agent ends."""
+        """Abandon the looks that are still under way, because the agent ends."""
         for task in self._looks:
             task.cancel()
 
@@ -157,7 +157,7 @@ class Scheduler:
     async def _look_once(self, check: Scheduled) -> None:
         """One look, or the rest of the one under way; returns at its end or its deadline."""
         if check.running is None:
-            check.running = asyncio.create_task(self._look(check), name=f"check {check.name}")
+            check.running = asyncio.create_task(self.run_one(check), name=f"check {check.name}")
             self._keep(check.running)
         task = check.running
         await asyncio.wait({task}, timeout=check.deadline)
@@ -167,32 +167,32 @@ class Scheduler:
             waits = "".join(f"; {each}" for each in self._stuck()[:3])
             message = f"no result in {check.deadline:g} s{waits}"
             log.warning("check %s: %s", check.name, message)
-            self._tell(check, self._unknown(check, HUNG, message), whole=False)
+            self.log_state(check, self._unknown(check, HUNG, message), whole=False)
 
-    async def _look(self, check: Scheduled) -> None:
+    async def run_one(self, check: Scheduled) -> None:
         started = self._clock.boottime()
         try:
-            report: Report = await check.check.look()
+            report: Report = await check.check.run_check()
         except Exception as error:  # outermost edge of a check: its bug must not end the others
             check.errors += 1
             message = f"{type(error).__name__}: {error}"
             if check.error != message:
                 log.exception("check %s failed", check.name)
             check.error = message
-            self._tell(check, self._unknown(check, CHECK_ERROR, message), whole=False)
+            self.log_state(check, self._unknown(check, CHECK_ERROR, message), whole=False)
         else:
             check.off_because = report.reason if isinstance(report, Off) else ""
             check.error = ""
             check.last_success = self._clock.boottime()
             check.report = report
-            self._tell(check, report, whole=True)
+            self.log_state(check, report, whole=True)
         finally:
             check.looks += 1
             check.last_duration = self._clock.boottime() - started
             check.hung_since = None
             check.running = None
 
-    def _tell(self, check: Scheduled, report: Report, *, whole: bool) -> None:
+    def log_state(self, check: Scheduled, report: Report, *, whole: bool) -> None:
         if self.checks.get(check.name) is check:
             self._deliver(check.name, report, whole=whole)
 

@@ -1,1 +1,1 @@
-"""What people must hear of, through webhooks, from an outbox that outlives the process."""
+"""Alerts that people must receive, through webhooks, from an outbox that outlives the process."""

@@ -1,4 +1,6 @@
-"""Which transitions are alerts, how grave they are, and which say what was said before. Pure."""
+"""Which transitions are alerts, how grave they are, and which of them repeat an earlier one.
+Pure.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -6,43 +8,52 @@ from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any
 
-from aggregator.quarantine.ledger import Kind, Transition
-from aggregator.shortened import shortened
+from aggregator.events import EventKind, Transition
+from aggregator.runtime.text import truncate
 
-#: What is an alert when the configuration names no kinds, and how grave it is.
+#: Kinds that are alerts when the configuration names none, and how grave each is.
 SEVERITY = {
-    Kind.INCIDENT_OPENED: "warning",
-    Kind.HELD: "warning",
-    Kind.CORDONED: "warning",
-    Kind.DRAINED: "info",
-    Kind.BLOCKED: "warning",
-    Kind.FORCED: "warning",
-    Kind.OVERDUE: "critical",
-    Kind.HOOK_FAILED: "critical",
-    Kind.OVERRULED: "info",
-    Kind.RELEASED: "info",
-    Kind.RELEASE_HELD: "warning",
-    Kind.WISHED: "info",
-    Kind.LEMON: "warning",
-    Kind.AGENT_SILENT: "warning",
-    Kind.SILENT_FAILING: "critical",
-    Kind.AGENT_CONFLICT: "critical",
-    Kind.EVIDENCE_LOST: "warning",
-    Kind.STOPPED: "warning",
-    Kind.RESUMED: "info",
-    Kind.COMMON_CAUSE: "critical",
-    Kind.COMMON_CAUSE_OVER: "info",
-    Kind.COOLDOWN: "warning",
-    Kind.REPLICAS_APART: "warning",
-    Kind.REPLICAS_TOGETHER: "info",
-    Kind.NETWORK_BLAMED: "critical",
-    Kind.NETWORK_CLEARED: "info",
-    Kind.NODE_LOST: "warning",
+    EventKind.INCIDENT_OPENED: "warning",
+    EventKind.HELD: "warning",
+    EventKind.CORDONED: "warning",
+    EventKind.MARKS_MISSING: "warning",
+    EventKind.MARKS_RESTORED: "info",
+    EventKind.ADOPTED: "warning",
+    EventKind.NODE_ABSENT: "warning",
+    EventKind.NODE_BACK: "info",
+    EventKind.DRAINED: "info",
+    EventKind.BLOCKED: "warning",
+    EventKind.FORCED: "warning",
+    EventKind.OVERDUE: "critical",
+    EventKind.HOOK_FAILED: "critical",
+    EventKind.OVERRULED: "info",
+    EventKind.RELEASED: "info",
+    EventKind.RELEASE_HELD: "warning",
+    EventKind.UNCORDONED: "warning",
+    EventKind.OVERRIDDEN: "info",
+    EventKind.WISHED: "info",
+    EventKind.LEMON: "warning",
+    EventKind.AGENT_SILENT: "warning",
+    EventKind.SILENT_FAILING: "critical",
+    EventKind.AGENT_CONFLICT: "critical",
+    EventKind.EVIDENCE_LOST: "warning",
+    EventKind.STOPPED: "warning",
+    EventKind.RESUMED: "info",
+    EventKind.COMMON_CAUSE: "critical",
+    EventKind.COMMON_CAUSE_OVER: "info",
+    EventKind.COOLDOWN: "warning",
+    EventKind.RECORD_LOST: "critical",
+    EventKind.RECORD_WHOLE: "info",
+    EventKind.REPLICAS_APART: "warning",
+    EventKind.REPLICAS_TOGETHER: "info",
+    EventKind.NETWORK_BLAMED: "critical",
+    EventKind.NETWORK_CLEARED: "info",
+    EventKind.NODE_LOST: "warning",
 }
 DEFAULT_KINDS = frozenset(SEVERITY)
 
-#: What comes for a thousand nodes at once where one thing has failed: told together, as one alert.
-GROUPED = frozenset({Kind.AGENT_SILENT, Kind.AGENT_BACK})
+#: Kinds that come from a thousand nodes at once where one thing has failed: sent as one alert.
+GROUPED = frozenset({EventKind.AGENT_SILENT, EventKind.AGENT_BACK})
 
 MAX_TEXT = 4_000
 MAX_DETAILS = 32
@@ -51,7 +62,9 @@ _NAMED = 10
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One thing that a webhook is told. ``at`` is wall clock seconds; ``nodes`` all it is about."""
+    """One message to a webhook. ``at`` is wall clock seconds; ``nodes`` all the nodes that it is
+    about.
+    """
 
     id: str
     kind: str
@@ -64,7 +77,7 @@ class Alert:
     details: dict[str, str]
 
     def to_json(self) -> dict[str, Any]:
-        """As docs/alerts.md has it."""
+        """The alert in the format of docs/alerts.md."""
         return {**asdict(self), "at": rfc3339(self.at), "nodes": list(self.nodes)}
 
 
@@ -74,25 +87,31 @@ def rfc3339(at: float) -> str:
 
 
 def alert_of(transition: Transition) -> Alert | None:
-    """The alert that the transition is; None for an incident that is only watched.
+    """The alert that the transition is, or None for an incident that is only watched.
 
-    Nor for what a common cause explains, or its cooldown holds: the fleet's alert has told of it.
+    Also None for an incident that a common cause explains or its cooldown holds: the fleet's alert
+    reports it already.
     """
     kind = transition.kind
     action = transition.details.get("action", "")
-    told = transition.details.get("limit", "") in ("limits.cooldown", "shards")
-    if kind in (Kind.INCIDENT_OPENED, Kind.HELD) and (told or "cause" in transition.details):
+    told = transition.details.get("limit", "") in ("limits.cooldown", "record", "shards")
+    if kind in (EventKind.INCIDENT_OPENED, EventKind.HELD) and (
+        told or "cause" in transition.details
+    ):
         return None
-    if kind in (Kind.NETWORK_BLAMED, Kind.NETWORK_CLEARED) and "cause" in transition.details:
+    if (
+        kind in (EventKind.NETWORK_BLAMED, EventKind.NETWORK_CLEARED)
+        and "cause" in transition.details
+    ):
         return None
     severity = SEVERITY.get(kind, "info")
-    if kind in (Kind.INCIDENT_OPENED, Kind.INCIDENT_CHANGED, Kind.INCIDENT_CLOSED):
+    if kind in (EventKind.INCIDENT_OPENED, EventKind.INCIDENT_CHANGED, EventKind.INCIDENT_CLOSED):
         if action == "observe":
             return None
-        if kind is Kind.INCIDENT_OPENED and action == "drain":
+        if kind is EventKind.INCIDENT_OPENED and action == "drain":
             severity = "critical"
     return Alert(
-        id=_digest(topic_of(transition), repr(transition.at)),
+        id=_digest(dedup_key(transition), repr(transition.at)),
         kind=kind.value,
         severity=severity,
         at=transition.at,
@@ -104,82 +123,101 @@ def alert_of(transition: Transition) -> Alert | None:
     )
 
 
-def topic_of(transition: Transition) -> str:
-    """What it is about: two of one topic say the same, unless something in between ended it."""
+def dedup_key(transition: Transition) -> str:
+    """The subject of the transition: two of one key are the same alert, unless the first has
+    ended.
+    """
     kind = transition.kind
     about = [kind.value, transition.node, transition.incident]
-    if kind in (Kind.BLOCKED, Kind.FORCED):
+    if kind in (EventKind.BLOCKED, EventKind.FORCED):
         about.append(transition.details.get("pod", ""))
-    elif kind is Kind.HELD:
+    elif kind is EventKind.HELD:
         about.append(transition.details.get("limit", ""))
-    elif kind in (Kind.HOOK, Kind.HOOK_FAILED):
+    elif kind is EventKind.EVIDENCE_LOST:
+        about.append(transition.details.get("source", ""))  # the agent chooses the words
+    elif kind in (EventKind.HOOK, EventKind.HOOK_FAILED):
         about.append(transition.details.get("hook", ""))
     elif kind in (
-        Kind.WISHED,
-        Kind.RELEASE_HELD,
-        Kind.INCIDENT_CHANGED,
-        Kind.EVIDENCE_LOST,
-        Kind.AGENT_CONFLICT,
-        Kind.EVICTED,
+        EventKind.WISHED,
+        EventKind.RELEASE_HELD,
+        EventKind.UNCORDONED,
+        EventKind.OVERRIDDEN,
+        EventKind.INCIDENT_CHANGED,
+        EventKind.AGENT_CONFLICT,
+        EventKind.EVICTED,
     ):
         about.append(transition.summary)
     return _digest(*about)
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class Resolution:
     """Topics that a transition ends: of its node (and incident, where given), of these kinds."""
 
     node: str
-    kinds: frozenset[Kind]
+    kinds: frozenset[EventKind]
     incident: str = ""
 
 
-_UNDONE = frozenset(kind for kind in Kind if kind.value.startswith(("quarantine.", "pod.")))
+_UNDONE = frozenset(kind for kind in EventKind if kind.value.startswith(("quarantine.", "pod.")))
 
 
-#: What comes and goes: each ends what was said of its opposite.
+#: Kinds that come and go: each ends the alert of its opposite.
 _OVER = {
-    Kind.AGENT_BACK: frozenset({Kind.AGENT_SILENT, Kind.SILENT_FAILING}),
-    Kind.AGENT_SILENT: frozenset({Kind.AGENT_BACK}),
-    Kind.RESUMED: frozenset({Kind.STOPPED}),
-    Kind.STOPPED: frozenset({Kind.RESUMED}),
-    Kind.COMMON_CAUSE: frozenset({Kind.COMMON_CAUSE_OVER}),
-    Kind.COMMON_CAUSE_OVER: frozenset({Kind.COMMON_CAUSE}),
-    Kind.COOLDOWN: frozenset({Kind.COOLDOWN_OVER}),
-    Kind.COOLDOWN_OVER: frozenset({Kind.COOLDOWN}),
-    Kind.REPLICAS_APART: frozenset({Kind.REPLICAS_TOGETHER}),
-    Kind.REPLICAS_TOGETHER: frozenset({Kind.REPLICAS_APART}),
-    Kind.NETWORK_BLAMED: frozenset({Kind.NETWORK_CLEARED}),
-    Kind.NETWORK_CLEARED: frozenset({Kind.NETWORK_BLAMED}),
-    Kind.NODE_LOST: frozenset({Kind.NODE_FOUND}),
-    Kind.NODE_FOUND: frozenset({Kind.NODE_LOST}),
+    EventKind.AGENT_BACK: frozenset({EventKind.AGENT_SILENT, EventKind.SILENT_FAILING}),
+    EventKind.AGENT_SILENT: frozenset({EventKind.AGENT_BACK}),
+    EventKind.RESUMED: frozenset({EventKind.STOPPED}),
+    EventKind.STOPPED: frozenset({EventKind.RESUMED}),
+    EventKind.COMMON_CAUSE: frozenset({EventKind.COMMON_CAUSE_OVER}),
+    EventKind.COMMON_CAUSE_OVER: frozenset({EventKind.COMMON_CAUSE}),
+    EventKind.COOLDOWN: frozenset({EventKind.COOLDOWN_OVER}),
+    EventKind.COOLDOWN_OVER: frozenset({EventKind.COOLDOWN}),
+    EventKind.RECORD_LOST: frozenset({EventKind.RECORD_WHOLE}),
+    EventKind.RECORD_WHOLE: frozenset({EventKind.RECORD_LOST}),
+    EventKind.REPLICAS_APART: frozenset({EventKind.REPLICAS_TOGETHER}),
+    EventKind.REPLICAS_TOGETHER: frozenset({EventKind.REPLICAS_APART}),
+    EventKind.NETWORK_BLAMED: frozenset({EventKind.NETWORK_CLEARED}),
+    EventKind.NETWORK_CLEARED: frozenset({EventKind.NETWORK_BLAMED}),
+    EventKind.NODE_LOST: frozenset({EventKind.NODE_FOUND}),
+    EventKind.NODE_FOUND: frozenset({EventKind.NODE_LOST}),
 }
-#: Of these there may be several at a time, told apart by their incident.
+#: Several of these kinds may be open at a time, told apart by their incident.
 _BY_CAUSE = frozenset(
-    {Kind.COMMON_CAUSE, Kind.COMMON_CAUSE_OVER, Kind.NETWORK_BLAMED, Kind.NETWORK_CLEARED}
+    {
+        EventKind.COMMON_CAUSE,
+        EventKind.COMMON_CAUSE_OVER,
+        EventKind.NETWORK_BLAMED,
+        EventKind.NETWORK_CLEARED,
+    }
 )
 
 
-def ends(transition: Transition) -> Ends | None:
-    """What may be said anew after this; None where it ends nothing."""
+def resolves(transition: Transition) -> Resolution | None:
+    """The alerts that may be sent again after this transition, or None where it ends no alert."""
     node = transition.node
     match transition.kind:
-        case Kind.INCIDENT_CLOSED:
-            return Ends(node, frozenset(Kind), transition.incident)
-        case Kind.ADMITTED:
-            return Ends(node, frozenset({Kind.HELD, Kind.WOULD_ACT, Kind.RELEASED, Kind.OVERRULED}))
-        case Kind.RELEASED | Kind.OVERRULED:
-            return Ends(node, _UNDONE - {Kind.RELEASED, Kind.OVERRULED})
+        case EventKind.INCIDENT_CLOSED:
+            return Resolution(node, frozenset(EventKind), transition.incident)
+        case EventKind.ADMITTED:
+            return Resolution(
+                node,
+                frozenset(
+                    {EventKind.HELD, EventKind.WOULD_ACT, EventKind.RELEASED, EventKind.OVERRULED}
+                ),
+            )
+        case EventKind.RELEASED | EventKind.OVERRULED:
+            return Resolution(node, _UNDONE - {EventKind.RELEASED, EventKind.OVERRULED})
     over = _OVER.get(transition.kind)
     if over is None:
         return None
     which = transition.incident if transition.kind in _BY_CAUSE else ""
-    return Ends(node, over, which)
+    return Resolution(node, over, which)
 
 
-def together(alerts: Sequence[Alert]) -> list[Alert]:
-    """The same alerts with those of a grouped kind made one each. Order by the first of each."""
+def group(alerts: Sequence[Alert]) -> list[Alert]:
+    """The same alerts, with those of a grouped kind merged into one each, ordered by the first of
+    each.
+    """
     grouped: dict[str, list[Alert]] = {}
     for alert in alerts:
         if alert.kind in GROUPED:
@@ -198,7 +236,7 @@ def _as_one(members: Sequence[Alert]) -> Alert:
     first = members[0]
     nodes = tuple(dict.fromkeys(node for member in members for node in member.nodes))
     named = ", ".join(nodes[:_NAMED]) + (", ..." if len(nodes) > _NAMED else "")
-    what = "silent" if first.kind == Kind.AGENT_SILENT else "back"
+    what = "silent" if first.kind == EventKind.AGENT_SILENT else "back"
     return Alert(
         id=_digest(*(member.id for member in members)),
         kind=first.kind,
@@ -218,4 +256,4 @@ def _digest(*parts: str) -> str:
 
 
 def _text(text: str) -> str:
-    return shortened(text, MAX_TEXT).encode("utf-8", "replace").decode("utf-8")
+    return truncate(text, MAX_TEXT).encode("utf-8", "replace").decode("utf-8")

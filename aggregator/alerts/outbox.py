@@ -1,8 +1,8 @@
-"""What webhooks have still to be told: one SQLite file, so that a killed process forgets nothing.
+"""Alerts not yet delivered to webhooks: one SQLite file, so that a killed process loses none.
 
-Blocking; `Alerts` calls it in a thread of its own. Times are wall clock seconds: they outlive the
-process. What goes into one POST is fixed here once, under an id that never changes, and only then
-sent: so a delivery that is tried again, even by the next process, is the same one.
+Blocking: `Notifier` calls it in a thread of its own. Times are wall clock seconds, because they
+outlive the process. The content of one POST is fixed here once, under an id that never changes, and
+sent only then: a delivery that is tried again, even by the next process, is the same one.
 """
 
 import json
@@ -13,22 +13,25 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from aggregator.alerts.alert import GROUPED, Alert, Ends, together
+from aggregator.alerts.alert import GROUPED, Alert, Resolution, group
 
-#: Alerts that one POST carries at most, and what of one webhook may wait before the oldest goes.
+#: The most alerts that one POST carries, the most that one alert of a grouped kind merges, and the
+#: most that wait for one webhook before the oldest is dropped.
 MOST_IN_ONE = 200
 MOST_GROUPED = 10_000
 MOST_WAITING = 20_000
-#: Dead letters that are kept to be looked at.
+#: The most alerts of one node: the events of one agent must not displace others' alerts.
+MOST_OF_NODE = 200
+#: Dead letters that are kept for inspection.
 MOST_DEAD = 500
-#: Seconds. So long the same thing is not said again, unless something in between ended it.
+#: Seconds for which the same alert is not sent again, unless it has ended in between.
 SAME_WITHIN = 6 * 3600.0
 
 _VERSION = 1
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS pending (
   seq INTEGER PRIMARY KEY AUTOINCREMENT, webhook TEXT NOT NULL, grouped INTEGER NOT NULL,
-  accepted_at REAL NOT NULL, alert TEXT NOT NULL
+  accepted_at REAL NOT NULL, alert TEXT NOT NULL, node TEXT NOT NULL DEFAULT ''
 ) STRICT;
 CREATE INDEX IF NOT EXISTS pending_webhook ON pending (webhook, seq);
 CREATE TABLE IF NOT EXISTS deliveries (
@@ -49,26 +52,26 @@ CREATE INDEX IF NOT EXISTS told_at ON told (at);
 
 
 class OutboxError(OSError):
-    """The file can't be used now; the text says why."""
+    """The file can't be used now; the text names the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One transition for the outbox, in the order noted.
+    """One transition for the outbox, in the order recorded.
 
-    ``alert`` is None where it is for nobody and only ends what was told. ``webhooks`` are the keys
-    of those that it is for.
+    ``alert`` is None for a transition that is sent to no webhook and only ends an earlier alert.
+    ``webhooks`` are the keys of those that receive it.
     """
 
     topic: str
     alert: Alert | None
-    ends: Ends | None
+    ends: Resolution | None
     webhooks: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
-    """One POST: its id never changes. ``size`` is how many alerts were noted for it."""
+class PendingDelivery:
+    """One POST: its id never changes. ``size`` is how many alerts were recorded for it."""
 
     webhook: str
     id: str
@@ -79,19 +82,19 @@ class Delivery:
     next_at: float
 
 
-class Outbox:
-    """The file at ``path``. Every method may raise `OutboxError`; then nothing was changed."""
+class AlertOutbox:
+    """The file at ``path``. Every method may raise `OutboxError`; the file is then unchanged."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._db: sqlite3.Connection | None = None
 
     def accept(self, items: Sequence[Item], now: float) -> tuple[int, int]:
-        """Make durable. Returns how many alerts were new, and how many old ones had to go."""
+        """Make durable. Returns how many alerts were new, and how many old ones were dropped."""
         new = dropped = 0
         with self._change() as db:
             db.execute("DELETE FROM told WHERE at < ?", (now - SAME_WITHIN,))
-            # A clock that was set back must not silence what is told again until it has caught up.
+            # A clock that was set back must not silence repeated alerts until it has caught up.
             db.execute("UPDATE told SET at = ? WHERE at > ?", (now, now))
             for item in items:
                 if item.ends is not None:
@@ -101,11 +104,12 @@ class Outbox:
                     for webhook in item.webhooks:
                         _queue(db, webhook, item.alert, now)
             for webhook in {webhook for item in items for webhook in item.webhooks}:
+                dropped += _bound_nodes(db, webhook, items)
                 dropped += _bound(db, webhook)
         return new, dropped
 
     def expire(self, webhook: str, before: float) -> int:
-        """Drop what was accepted before that time and is in no delivery yet. Returns how many."""
+        """Drop alerts accepted before that time that are in no delivery yet. Returns how many."""
         with self._change() as db:
             gone = db.execute(
                 "DELETE FROM pending WHERE webhook = ? AND accepted_at < ?", (webhook, before)
@@ -114,10 +118,11 @@ class Outbox:
 
     def next(
         self, webhook: str, now: float, *, linger: float, grouped_linger: float
-    ) -> Delivery | float | None:
+    ) -> PendingDelivery | float | None:
         """The open delivery, or one composed now; else seconds until there may be one, or None.
 
-        Alerts wait ``linger`` for company, those of a grouped kind ``grouped_linger``.
+        Alerts wait ``linger`` for others to share the POST, those of a grouped kind
+        ``grouped_linger``.
         """
         with self._change() as db:
             found = db.execute(
@@ -125,28 +130,30 @@ class Outbox:
                 (webhook,),
             ).fetchone()
             if found is not None:
-                return Delivery(*found)
+                return PendingDelivery(*found)
             rows, wait = _due(db, webhook, now, linger=linger, grouped_linger=grouped_linger)
             return _compose(db, webhook, rows, now) if rows else wait
 
-    def again(self, delivery: Delivery, next_at: float) -> Delivery:
+    def again(self, delivery: PendingDelivery, next_at: float) -> PendingDelivery:
         """One more attempt has failed; the next is not before ``next_at``."""
         with self._change() as db:
             db.execute(
                 "UPDATE deliveries SET attempts = ?, next_at = ? WHERE webhook = ? AND id = ?",
                 (delivery.attempts + 1, next_at, delivery.webhook, delivery.id),
             )
-        return Delivery(
+        return PendingDelivery(
             **{**asdict(delivery), "attempts": delivery.attempts + 1, "next_at": next_at}
         )
 
-    def done(self, delivery: Delivery) -> None:
-        """It was taken."""
+    def done(self, delivery: PendingDelivery) -> None:
+        """The receiver has accepted the delivery."""
         with self._change() as db:
             _close(db, delivery)
 
-    def bury(self, delivery: Delivery, because: str, now: float) -> None:
-        """It will never be taken: keep it to be looked at, and go on with the next."""
+    def dead_letter(self, delivery: PendingDelivery, because: str, now: float) -> None:
+        """The receiver will never accept the delivery: keep it for inspection, and go on with the
+        next.
+        """
         with self._change() as db:
             _close(db, delivery)
             db.execute(
@@ -158,7 +165,7 @@ class Outbox:
             )
 
     def keep_only(self, webhooks: Sequence[str]) -> int:
-        """Drop what waits for webhooks that are no longer configured. Returns how many alerts."""
+        """Drop alerts that wait for webhooks that are no longer configured. Returns how many."""
         marks = ",".join("?" * len(webhooks))
         with self._change() as db:
             gone = db.execute(
@@ -172,7 +179,7 @@ class Outbox:
         return gone + sum(int(size) for (size,) in open_ones)
 
     def depths(self) -> Mapping[str, int]:
-        """How many alerts wait for each webhook; those that have none are not named."""
+        """How many alerts wait for each webhook; webhooks without any are not named."""
         with self._change() as db:
             counted = db.execute(
                 "SELECT webhook, sum(n) FROM ("
@@ -182,7 +189,7 @@ class Outbox:
             return {webhook: int(number) for webhook, number in counted}
 
     def close(self) -> None:
-        """Let go of the file; a later call opens it again."""
+        """Close the file; a later call opens it again."""
         if self._db is not None:
             self._db.close()
             self._db = None
@@ -246,17 +253,21 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
             f"{path} was written by a newer sickbay (version {version}); "
             "upgrade, or point alerts.outbox elsewhere"
         )
-    # FULL: what was accepted stands even when the machine loses its power.
+    # FULL: an accepted alert stays on disk even when the machine loses its power.
     for pragma in ("page_size=8192", "journal_mode=WAL", "synchronous=FULL"):
         db.execute(f"PRAGMA {pragma}")
     db.executescript(_SCHEMA)
+    # Files of older versions lack the column; those versions do without it, too.
+    if "node" not in {row[1] for row in db.execute("PRAGMA table_info(pending)")}:
+        db.execute("ALTER TABLE pending ADD COLUMN node TEXT NOT NULL DEFAULT ''")
+    db.execute("CREATE INDEX IF NOT EXISTS pending_node ON pending (webhook, node, seq)")
     db.execute(f"PRAGMA user_version={_VERSION}")
 
 
 _COLUMNS = "webhook, id, alerts, size, attempts, first_at, next_at"
 
 
-def _forget(db: sqlite3.Connection, ends: Ends) -> None:
+def _forget(db: sqlite3.Connection, ends: Resolution) -> None:
     kinds = sorted(kind.value for kind in ends.kinds)
     marks = ",".join("?" * len(kinds))
     db.execute(
@@ -275,13 +286,25 @@ def _is_new(db: sqlite3.Connection, topic: str, alert: Alert, now: float) -> boo
 
 def _queue(db: sqlite3.Connection, webhook: str, alert: Alert, now: float) -> None:
     db.execute(
-        "INSERT INTO pending (webhook, grouped, accepted_at, alert) VALUES (?, ?, ?, ?)",
-        (webhook, alert.kind in GROUPED, now, json.dumps(asdict(alert))),
+        "INSERT INTO pending (webhook, grouped, accepted_at, alert, node) VALUES (?, ?, ?, ?, ?)",
+        (webhook, alert.kind in GROUPED, now, json.dumps(asdict(alert)), alert.node),
     )
 
 
+def _bound_nodes(db: sqlite3.Connection, webhook: str, items: Sequence[Item]) -> int:
+    """Drop the oldest alerts of a node that has too many, never those of other nodes."""
+    gone = 0
+    for node in {item.alert.node for item in items if item.alert is not None} - {""}:
+        gone += db.execute(
+            "DELETE FROM pending WHERE webhook = ? AND node = ? AND seq <= (SELECT seq FROM "
+            "pending WHERE webhook = ? AND node = ? ORDER BY seq DESC LIMIT 1 OFFSET ?)",
+            (webhook, node, webhook, node, MOST_OF_NODE),
+        ).rowcount
+    return gone
+
+
 def _bound(db: sqlite3.Connection, webhook: str) -> int:
-    """Of a receiver that is away for days the newest alerts matter most."""
+    """The newest alerts matter most to a receiver that is away for days."""
     gone = db.execute(
         "DELETE FROM pending WHERE webhook = ? AND seq <= (SELECT seq FROM pending "
         "WHERE webhook = ? ORDER BY seq DESC LIMIT 1 OFFSET ?)",
@@ -318,12 +341,12 @@ def _alert(data: dict[str, Any]) -> Alert:
 
 def _compose(
     db: sqlite3.Connection, webhook: str, rows: Sequence[tuple[int, Alert]], now: float
-) -> Delivery:
-    told = together([alert for _, alert in rows])
+) -> PendingDelivery:
+    told = group([alert for _, alert in rows])
     text = json.dumps([alert.to_json() for alert in told], separators=(",", ":"))
     # The first row's number is never used again: no two deliveries of this file share an id.
     ident = f"{webhook}-{rows[0][0]}-{told[0].id[:12]}"
-    delivery = Delivery(webhook, ident, text, len(rows), 0, now, now)
+    delivery = PendingDelivery(webhook, ident, text, len(rows), 0, now, now)
     db.execute(
         f"INSERT INTO deliveries ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)",  # noqa: S608
         (webhook, ident, text, len(rows), 0, now, now),
@@ -332,7 +355,7 @@ def _compose(
     return delivery
 
 
-def _close(db: sqlite3.Connection, delivery: Delivery) -> None:
+def _close(db: sqlite3.Connection, delivery: PendingDelivery) -> None:
     db.execute(
         "DELETE FROM deliveries WHERE webhook = ? AND id = ?", (delivery.webhook, delivery.id)
     )

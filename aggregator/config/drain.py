@@ -1,14 +1,14 @@
-"""The section ``drain``: which pods leave a node, how, and what a site does before and after."""
+"""The section ``drain``: which pods leave a node, how, and the site's own steps before and
+after.
+"""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from aggregator.quarantine.decide.drainplan import Leave, NamespaceRule
-from aggregator.quarantine.decide.gangs import Gangs
-from aggregator.reading.section import Positive, Section, Strings
-from aggregator.reading.values import (
+from aggregator.configfile.section import Positive, Section, Strings
+from aggregator.configfile.values import (
     Duration,
     HttpUrl,
     Labels,
@@ -16,7 +16,9 @@ from aggregator.reading.values import (
     OrdinaryPath,
     filled_with,
 )
-from aggregator.reading.yaml_lines import Key
+from aggregator.configfile.yaml_source import Key
+from aggregator.quarantine.decide.drain_plan import Leave, NamespaceRule
+from aggregator.quarantine.decide.gangs import Gangs
 
 
 class DrainNamespace(Section):
@@ -25,7 +27,7 @@ class DrainNamespace(Section):
     match: NamespacePattern
     policy: Annotated[Leave, Field(strict=False)]
     wait: Duration | None = None
-    """They may complete for so long since the drain began."""
+    """The pods may complete for so long since the drain began."""
     force_after: Duration | None = None
     """Past it they are deleted, their budgets notwithstanding. None: at the drain's deadline."""
 
@@ -34,7 +36,9 @@ class DrainNamespace(Section):
 
 
 class HookWebhook(Section):
-    """Whom the hook asks over HTTP, and the file of what signs the request."""
+    """The address that the hook calls over HTTP, and the file with the secret that signs the
+    request.
+    """
 
     url: HttpUrl
     secret_file: OrdinaryPath
@@ -44,7 +48,7 @@ _FILLED = ("node", "reason", "action", "kind", "incident", "quarantine", "hook")
 
 
 class HookSection(Section):
-    """A site's own step: a command or a webhook; neither: there is none."""
+    """A site's own step: a command or a webhook; neither means no step."""
 
     command: Annotated[Strings, filled_with(*_FILLED)] = ()
     webhook: HookWebhook | None = None
@@ -63,7 +67,7 @@ class PostRelease(HookSection):
     timeout: Annotated[Duration, Field(ge=1)] = 60.0
 
 
-class Drain(Section):
+class DrainConfig(Section):
     """How pods leave. Durations are seconds."""
 
     deadline: Annotated[Duration, Field(ge=60)] = 7 * 86400.0
@@ -83,15 +87,15 @@ class Drain(Section):
     hooks_at_once: Positive = 8
 
     def protected_labels(self) -> dict[str, str] | None:
-        """The selector as labels; None: no pod is protected."""
+        """The selector as labels, or None if no pod is protected."""
         if not self.protected_selector:
             return None
         pairs = (pair.partition("=") for pair in self.protected_selector.split(","))
         return {key: value for key, _, value in pairs}
 
 
-def contradictions(drain: Drain) -> Iterator[tuple[Key, str]]:
-    """What is sound by itself and not together: the key, and what to write instead."""
+def cross_field_errors(drain: DrainConfig) -> Iterator[tuple[Key, str]]:
+    """Settings that are valid alone but not together: the key, and the value to write instead."""
     seen: set[str] = set()
     for number, one in enumerate(drain.namespaces):
         key = ("drain", "namespaces", number)

@@ -12,20 +12,19 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from aggregator.config.drain import Drain
-from aggregator.config.drain import contradictions as drain_contradictions
-from aggregator.config.shards import Shards
-from aggregator.config.shards import contradictions as shards_contradictions
-from aggregator.options import NAMESPACE, options_for
-from aggregator.quarantine.cluster import Action
-from aggregator.quarantine.decide.record import MOST_ADMISSIONS
-from aggregator.quarantine.ledger import Kind
-from aggregator.reading.regular import MOST, regular
-from aggregator.reading.section import Positive, Section, Strings
-from aggregator.reading.values import (
+from aggregator.cluster.port import Action
+from aggregator.config.drain import DrainConfig
+from aggregator.config.drain import cross_field_errors as drain_contradictions
+from aggregator.config.release import ReleaseConfig
+from aggregator.config.shards import ShardsConfig
+from aggregator.config.shards import cross_field_errors as shards_contradictions
+from aggregator.configfile.regular_file import MOST, require_regular_file
+from aggregator.configfile.section import Positive, Section, Strings
+from aggregator.configfile.values import (
     Address,
     DatabaseUrl,
     Duration,
+    HostName,
     HttpUrl,
     LabelKey,
     MaybePath,
@@ -37,35 +36,40 @@ from aggregator.reading.values import (
     filled_with,
     is_loopback,
 )
-from aggregator.reading.yaml_lines import ConfigError, Document, Key, read, validate
+from aggregator.configfile.yaml_source import ConfigError, Document, Key, read, validate
+from aggregator.events import EventKind
+from aggregator.quarantine.decide.admission_record import MOST_ADMISSIONS
+from aggregator.runtime.cli_flags import NAMESPACE, target_flags
 
 __all__ = ["Config", "ConfigError", "load"]
 
 Labels = Annotated[tuple[Annotated[LabelKey, Field(min_length=1)], ...], Field(strict=False)]
-Kinds = Annotated[tuple[Annotated[Kind, Field(strict=False)], ...], Field(strict=False)]
+Kinds = Annotated[tuple[Annotated[EventKind, Field(strict=False)], ...], Field(strict=False)]
 Share = Annotated[Percent, Field(gt=0)]
 
 
 Command = Annotated[Strings, filled_with("node", "reason", "action")]
 
 
-class LocalCommands(Section):
-    """What the local cluster runs for each step, as argument lists; empty: nothing is run."""
+class LocalCommandsConfig(Section):
+    """The commands that the local cluster runs for each step, as argument lists; an empty list runs
+    no command.
+    """
 
     cordon: Command = ()
     drain: Command = ()
     release: Command = ()
 
 
-class Local(Section):
+class LocalConfig(Section):
     """The cluster without Kubernetes."""
 
     database: OrdinaryPath = Path("/var/lib/sickbay-aggregator/cluster.db")
-    commands: LocalCommands = LocalCommands()
+    commands: LocalCommandsConfig = LocalCommandsConfig()
     command_timeout: Annotated[Duration, Field(ge=1)] = 30.0
 
 
-class Cluster(Section):
+class ClusterConfig(Section):
     """Where nodes are quarantined."""
 
     kind: Literal["kubernetes", "local"] = "kubernetes"
@@ -74,36 +78,38 @@ class Cluster(Section):
     namespace: Namespace = NAMESPACE
     requests_per_second: Positive = 100
     burst: Positive = 200
-    local: Local = Local()
+    local: LocalConfig = LocalConfig()
 
     @property
     def how(self) -> str:
-        """What a person's command needs besides, to act on this cluster; begins with a space."""
+        """The further options of a person's command to act on this cluster; begins with a space."""
         if self.kind == "local":
-            return options_for(local=self.local.database.absolute())
-        return options_for(namespace=self.namespace)
+            return target_flags(local=self.local.database.absolute())
+        return target_flags(namespace=self.namespace)
 
 
-class Tls(Section):
-    """Serves both listeners; read again when it rotates."""
+class TlsConfig(Section):
+    """The certificate of both listeners, read again when it rotates."""
 
     cert_file: OrdinaryPath
     key_file: OrdinaryPath
     client_ca_file: MaybePath = None
-    """Who signs the nodes' certificates; needed by ``identity.kind: certificate``."""
+    """The CA of the nodes' certificates; needed by ``identity.kind: certificate``."""
 
 
-class Listen(Section):
+class ListenConfig(Section):
     """Addresses: ``host:port``, ``[v6]:port`` or ``unix:/path``."""
 
     grpc: Address = "0.0.0.0:8443"
     web: Address = "0.0.0.0:8080"
-    tls: Tls | None = None
+    hosts: Annotated[tuple[HostName, ...], Field(strict=False)] = ()
+    """Names by which the page may be asked for where it is plain on loopback."""
+    tls: TlsConfig | None = None
     insecure_plaintext: bool = False
 
 
-class Identity(Section):
-    """How an agent proves which node it speaks for."""
+class IdentityConfig(Section):
+    """How an agent proves which node it reports for."""
 
     kind: Literal["token", "certificate", "insecure-trust-hello"] = "token"
     audience: Annotated[str, Field(min_length=1)] = "sickbay"
@@ -114,17 +120,17 @@ class Identity(Section):
     keys_cache: OrdinaryPath = Path("/var/lib/sickbay-aggregator/jwks.json")
 
 
-class Agents(Section):
-    """How agents are heard. Durations are seconds."""
+class AgentsConfig(Section):
+    """How agents are received. Durations are seconds."""
 
     heartbeat: Annotated[Duration, Field(ge=1)] = 10.0
     silent_after: Annotated[Duration, Field(ge=1)] = 60.0
     silent_failing: Literal["alert", "cordon"] = "alert"
-    """What is done where an agent is silent, its kubelet ready, and its last evidence failing."""
+    """The action where an agent is silent, its kubelet ready, and its last evidence failing."""
 
 
-class Limits(Section):
-    """Admission. Counts and percentages both hold; the smaller one decides."""
+class LimitsConfig(Section):
+    """Admission. A count and a percentage both apply; the smaller one decides."""
 
     concurrent: Positive = 20
     concurrent_percent: Share = 5.0
@@ -138,7 +144,9 @@ class Limits(Section):
     cooldown: Duration = 900.0
     """After the rate or a common cause has held something back."""
     after_upgrade: Duration = 120.0
-    """Of a node whose driver, kernel or agent has just changed: how long evidence must stand."""
+    """Of a node whose driver, kernel or agent has just changed: how long evidence must last."""
+    absent_node_after: Annotated[Duration, Field(ge=60)] = 86400.0
+    """A quarantine whose Node has been gone for so long ends."""
     common_cause_percent: Share = 10.0
     common_cause_nodes: Positive = 50
     domain_labels: Labels = (
@@ -154,14 +162,14 @@ class Limits(Section):
     silent_drain_after: Duration = 300.0
 
 
-class Policy(Section):
+class PolicyConfig(Section):
     """A site's rules on top of the shipped ones."""
 
     file: RulesPath | None = None
     """None: the shipped rules."""
 
 
-class History(Section):
+class HistoryConfig(Section):
     """Where history is kept, and for how long (seconds)."""
 
     database: DatabaseUrl = "sqlite:////var/lib/sickbay-aggregator/history.db"
@@ -169,12 +177,13 @@ class History(Section):
     password_file: MaybePath = None
     """PostgreSQL's; None: the server asks for none, or PGPASSFILE has it."""
     ca_file: MaybePath = None
-    """Who signed PostgreSQL's certificate, which is then verified."""
+    """The CA of PostgreSQL's certificate, which is then verified."""
     insecure_plaintext: bool = False
-    """Whether PostgreSQL may be spoken to without TLS over a network."""
+    """Whether the connection to PostgreSQL may go without TLS over a network."""
     keep: Annotated[Duration, Field(ge=3600)] = 28 * 86400.0
     most_rows: Annotated[int, Field(ge=10_000)] = 10_000_000
-    """Of transitions, and as many of what agents told: what is more is deleted, oldest first."""
+    """The most transitions, and the most recorded evidence: rows beyond are deleted, oldest first.
+    """
 
     @property
     def is_file(self) -> bool:
@@ -182,7 +191,7 @@ class History(Section):
         return self.database.startswith("sqlite:")
 
 
-class Lemons(Section):
+class LemonsConfig(Section):
     """From where on each signal of a node's last four weeks counts."""
 
     quarantines: Annotated[int, Field(ge=2)] = 4
@@ -194,56 +203,71 @@ class Lemons(Section):
     """So many of the four make a lemon."""
 
 
-class Webhook(Section):
+class WebhookSection(Section):
     """Where alerts are posted. ``timeout`` is in seconds."""
 
     url: HttpUrl
     secret_file: OrdinaryPath
     """Its content, stripped of whitespace at the end, signs every request."""
     kinds: Kinds | None = None
-    """The transitions that it hears of; None: all that are alerts."""
+    """The transitions that it receives. None: all that are alerts."""
     timeout: Duration = 10.0
 
 
-class Alerts(Section):
-    """Who is told, and where what is to be told waits."""
+class AlertsConfig(Section):
+    """The receivers of alerts, and the file in which undelivered alerts wait."""
 
     outbox: OrdinaryPath = Path("/var/lib/sickbay-aggregator/outbox.db")
-    """Where alerts wait until they are taken."""
-    webhooks: Annotated[tuple[Webhook, ...], Field(strict=False)] = ()
+    """The file in which alerts wait until they are delivered."""
+    webhooks: Annotated[tuple[WebhookSection, ...], Field(strict=False)] = ()
+
+
+class MarksConfig(Section):
+    """The reaction where our marks were removed from a node whose quarantine stands."""
+
+    restore_after: Annotated[Duration, Field(ge=1)] = 60.0
+    """Seconds from when the marks were found missing, the first time; each further time it is
+    fourfold.
+    """
+    restore_times: Annotated[int, Field(ge=0, le=10)] = 3
+    """After so many times they are only reported, until a day has passed without; 0: from the
+    start.
+    """
 
 
 class Config(Section):
-    """Everything that the aggregator was told."""
+    """The whole configuration of the aggregator."""
 
     mode: Annotated[Action, Field(strict=False)] = Action.OBSERVE
     """A cap on every action; ships as observe."""
-    cluster: Cluster = Cluster()
-    listen: Listen = Listen()
-    identity: Identity = Identity()
-    shards: Shards = Shards()
-    agents: Agents = Agents()
-    limits: Limits = Limits()
-    drain: Drain = Drain()
-    policy: Policy = Policy()
-    history: History = History()
-    lemons: Lemons = Lemons()
-    alerts: Alerts = Alerts()
+    cluster: ClusterConfig = ClusterConfig()
+    listen: ListenConfig = ListenConfig()
+    identity: IdentityConfig = IdentityConfig()
+    shards: ShardsConfig = ShardsConfig()
+    agents: AgentsConfig = AgentsConfig()
+    limits: LimitsConfig = LimitsConfig()
+    drain: DrainConfig = DrainConfig()
+    release: ReleaseConfig = ReleaseConfig()
+    marks: MarksConfig = MarksConfig()
+    policy: PolicyConfig = PolicyConfig()
+    history: HistoryConfig = HistoryConfig()
+    lemons: LemonsConfig = LemonsConfig()
+    alerts: AlertsConfig = AlertsConfig()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 
 def load(path: Path, *, root: Path = Path("/")) -> Config:
     """The settings in the file at ``path``, or `ConfigError` with all that is wrong with them.
 
-    Relative paths are seen from the file's folder. The files that it names must exist below
+    Relative paths are relative to the file's folder. The files that it names must exist below
     ``root``.
     """
     document = read(path)
     config, problems = validate(document, Config)
     spoilt = frozenset(problem.section for problem in problems)
     if config is None:
-        # What is wrong in one section must not hide what is wrong in another: the rest is looked
-        # at with this section at its defaults, and nothing is said that would rest on them.
+        # A problem in one section must not hide a problem in another: the rest is checked with this
+        # section at its defaults, and no problem is reported that would rest on them.
         data = {name: value for name, value in document.data.items() if name not in spoilt}
         config, _ = validate(Document(document.name, data, document.lines), Config)
         assert config is not None
@@ -271,7 +295,7 @@ def _finding(key: Key, text: str, *also: str) -> _Finding:
 
 
 def _contradictions(config: Config) -> Iterator[_Finding]:
-    """What is sound by itself and not together."""
+    """Settings that are valid alone but not together."""
     yield from _exposed(config.listen)
     yield from _unprovable(config)
     yield from _shared(config)
@@ -286,7 +310,7 @@ def _contradictions(config: Config) -> Iterator[_Finding]:
     ):
         yield _finding(key, text, "cluster", "listen")
     if config.drain.namespaces and config.cluster.kind == "local":
-        # "*" would match what stands for the command `drain`, which then never ran.
+        # "*" would match the namespace that stands for the command `drain`, which then never ran.
         text = 'namespaces have pods, and cluster.kind is "local"; expected none'
         yield _finding(("drain", "namespaces"), text, "cluster")
     for name in ("password_file", "ca_file", "insecure_plaintext"):
@@ -301,7 +325,7 @@ def _contradictions(config: Config) -> Iterator[_Finding]:
         yield _finding(("agents", "silent_after"), text)
 
 
-def _exposed(listen: Listen) -> Iterator[_Finding]:
+def _exposed(listen: ListenConfig) -> Iterator[_Finding]:
     if listen.tls is None and not listen.insecure_plaintext:
         for name, address in (("grpc", listen.grpc), ("web", listen.web)):
             if not is_loopback(address):
@@ -315,7 +339,7 @@ def _exposed(listen: Listen) -> Iterator[_Finding]:
 
 
 def _shared(config: Config) -> Iterator[_Finding]:
-    """Databases that would be one file: each is written as if it were alone."""
+    """Databases that would be one file: each is written as if it had the file to itself."""
     history = _history_file(config)
     files: dict[str, str] = {}
     if config.cluster.kind == "local":
@@ -335,7 +359,7 @@ def _history_file(config: Config) -> str:
 
 
 def _unprovable(config: Config) -> Iterator[_Finding]:
-    """Identities that could not be proven, or that anybody could claim."""
+    """Identities that could not be proven, or that any client could claim."""
     kind, listen, key = config.identity.kind, config.listen, ("identity", "kind")
     if kind == "token" and config.cluster.kind != "kubernetes":
         text = (
@@ -364,23 +388,23 @@ def _missing_files(config: Config, root: Path) -> Iterator[_Finding]:
         if file is None:
             continue
         try:
-            with regular(root / file.relative_to("/"), most=MOST).open("rb") as opened:
+            with require_regular_file(root / file.relative_to("/"), most=MOST).open("rb") as opened:
                 empty = key[-1] in _SECRETS and not opened.read(4096).strip()
         except OSError as error:
             text = f"{file} can't be read: {error.strerror}; expected a readable file"
             yield _finding(key, text)
             continue
-        if empty:  # nothing is sent that is not signed: no alert would ever leave
+        if empty:  # an unsigned alert is not sent: no alert would ever leave
             yield _finding(key, f"{file} is empty; expected a file with a secret in it")
 
 
 def _no_databases(config: Config, root: Path) -> Iterator[_Finding]:
-    """Where the aggregator keeps what is its own, and something else lies that is no file."""
+    """Paths of the aggregator's own databases where something lies that is no file."""
     for key, file in _kept(config):
         try:
-            regular(root / file.relative_to("/"))
+            require_regular_file(root / file.relative_to("/"))
         except (FileNotFoundError, NotADirectoryError, PermissionError):
-            continue  # not made yet, or not this user's to see: its own opening tells
+            continue  # not made yet, or not this user's to see: the error on opening reports it
         except OSError as error:
             text = f"{file} can't be used: {error.strerror}; expected a file, or none yet"
             yield _finding(key, text)
@@ -397,7 +421,7 @@ def _kept(config: Config) -> Iterator[tuple[Key, Path]]:
 
 
 def _files(config: Config) -> Iterator[tuple[Key, Path | None]]:
-    """Every file that must be there before anything starts."""
+    """Every file that must exist before the start."""
     yield ("cluster", "kubeconfig"), config.cluster.kubeconfig
     tls = config.listen.tls
     if tls is not None:

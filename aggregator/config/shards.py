@@ -1,11 +1,11 @@
-"""The section ``shards``: where others reach this replica, and what makes them believe it."""
+"""The section ``shards``: the address of this replica for others, and their proof of identity."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
-from aggregator.reading.section import Section
-from aggregator.reading.values import (
+from aggregator.configfile.section import Section
+from aggregator.configfile.values import (
     MaybePath,
     OrdinaryPath,
     PageUrl,
@@ -15,9 +15,9 @@ from aggregator.reading.values import (
     port_of,
     shaped,
 )
-from aggregator.reading.yaml_lines import Key
+from aggregator.configfile.yaml_source import Key
 
-#: What can be part of a Lease's name, and of a host's.
+#: Text that can be part of a Lease's name, and of a host's.
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 Name = Annotated[
     str,
@@ -32,11 +32,11 @@ Domain = Annotated[
 ]
 
 
-class Shards(Section):
-    """Several replicas. Neither ``domain`` nor ``address``: this one is alone."""
+class ShardsConfig(Section):
+    """Several replicas. With neither ``domain`` nor ``address`` this one is alone."""
 
     domain: Domain = ""
-    """It is reached at HOSTNAME.DOMAIN and the ports of the listeners."""
+    """The replica's address is HOSTNAME.DOMAIN with the ports of the listeners."""
     address: TcpAddress = ""
     """Instead: host:port of its gRPC listener, as others reach it."""
     page: PageUrl = ""
@@ -46,29 +46,29 @@ class Shards(Section):
     token_file: OrdinaryPath = Path("/var/run/secrets/sickbay-shards/token")
     """The replicas' own token, of the audience sickbay-shards."""
     service_account: ServiceAccount = "sickbay:sickbay-aggregator"
-    """Whose token is believed, ``namespace:name``."""
+    """The service account whose tokens are accepted, ``namespace:name``."""
     ca_file: MaybePath = None
-    """Who signed the replicas' certificates. Without TLS none."""
+    """The CA of the replicas' certificates. Unused without TLS."""
 
     @property
     def on(self) -> bool:
         return bool(self.domain or self.address)
 
 
-def contradictions(
-    shards: Shards, *, kubernetes: bool, tls: bool, grpc: str, web: str
+def cross_field_errors(
+    shards: ShardsConfig, *, kubernetes: bool, tls: bool, grpc: str, web: str
 ) -> Iterator[tuple[Key, str]]:
-    """What is sound by itself and not together: the key, and what to write instead.
+    """Settings that are valid alone but not together: the key, and the value to write instead.
 
     ``grpc`` and ``web`` are the listeners' addresses.
     """
     if not shards.on:
         names = ["name", "page"]
-        # `domain: ""` says that it is alone, and lets the others' credentials stand.
+        # `domain: ""` means that it is alone, and the others' credentials are then allowed.
         if not {"domain", "address"} & shards.model_fields_set:
             names += ["ca_file", "token_file", "service_account"]
         for name in names:
-            if getattr(shards, name) != Shards.model_fields[name].default:
+            if getattr(shards, name) != ShardsConfig.model_fields[name].default:
                 text = (
                     "given, and neither shards.domain nor shards.address, so that this replica "
                     "would take itself for the only one; expected one of them"

@@ -1,1 +1,1 @@
-"""One node's evidence, folded as its agent tells it. Pure."""
+"""One node's evidence, built up from its agent's messages. Pure."""

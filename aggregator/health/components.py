@@ -1,25 +1,32 @@
-"""What a node's agent looks at, by (check, component), as small as it can be kept.
+"""The components that a node's agent checks, by (check, component), kept as small as possible.
 
 A node of eight GPUs has some forty components. As objects they would be 4 KB, for each of 10,000
-nodes, and hardly anything in them is the node's own: what is found of one GPU is found of all, and
-on most nodes. So they are columns, which share what is equal and are 0.8 KB at least; a `Component`
-is made of them where one is asked for. Beyond `FEW` they are a dict, for it finds faster.
+nodes, and hardly anything in them is the node's own: one GPU's finding equals all others', on most
+nodes too. So they are columns, which share equal values and are 0.8 KB at least; a `Component` is
+built when a caller asks for one. Beyond `FEW` they are a dict, because lookups in it are faster.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
 from aggregator.health.model import Component, Status
+from sickbay.v1.limits import MAX_COMPONENTS, MAX_MESSAGE_BYTES
 
 Key = tuple[str, str]
 _T = TypeVar("_T")
 
 FEW = 128
+#: Up to this many are put into columns one by one; for more at once a rebuild costs less.
+_ONE_BY_ONE = 8
+#: Bytes of all texts and times that are held of one node: the size that one message may have.
+MOST_BYTES = MAX_MESSAGE_BYTES
+_OF_A_CHANGE = 80  # bytes in memory
 
-#: What is found: check, status, reason.
+#: One finding: check, status, reason.
 _Finding = tuple[str, Status, str]
-#: Since when, and the transitions; a time alone where the one transition was to what is so now.
+#: Since when, and the transitions; a time alone where the only transition was to the present
+#: status.
 _Past = float | tuple[float, tuple[tuple[float, Status], ...]]
 
 
@@ -29,7 +36,7 @@ class Components:
     __slots__ = ("_findings", "_many", "_messages", "_names", "_pasts")
 
     def __init__(self, components: Iterable[Component] = ()) -> None:
-        self._keep({one.key: one for one in components})
+        self._keep(_within_bounds({one.key: one for one in components}))
 
     def _keep(self, found: dict[Key, Component]) -> None:
         few = found.values() if len(found) <= FEW else ()
@@ -39,8 +46,23 @@ class Components:
         self._names = tuple(one.component for one in few)
         self._pasts = tuple(map(_past, few))
 
+    def put_all(self, components: Sequence[Component]) -> int:
+        """Put each in the place of the one with its key, or after all others. Returns how many of
+        all had no room: those that matter least are dropped.
+        """
+        if len(components) <= _ONE_BY_ONE and self._many is None:
+            for one in components:
+                self.put(one)
+            return 0
+        found = {one.key: one for one in self.all()} if self._many is None else self._many
+        found.update((one.key, one) for one in components)
+        kept = _within_bounds(found)
+        if self._many is None or len(kept) < len(found):
+            self._keep(kept)
+        return len(found) - len(kept)
+
     def put(self, component: Component) -> None:
-        """In the place of the one with its key, or after all others."""
+        """Put it in the place of the one with its key, or after all others."""
         if self._many is not None:
             self._many[component.key] = component
             return
@@ -55,8 +77,17 @@ class Components:
         self._messages = _one_text_for_all(_with(self._messages, at, component.message))
         self._pasts = _with(self._pasts, at, _past(component))
 
+    def drop_all(self, keys: Sequence[Key]) -> None:
+        """Remove these, where they are present."""
+        if self._many is None and len(keys) > _ONE_BY_ONE:
+            over = frozenset(keys)
+            self._keep({one.key: one for one in self.all() if one.key not in over})
+            return
+        for key in keys:
+            self.drop(key)
+
     def drop(self, key: Key) -> None:
-        """Without it, where it is there."""
+        """Remove it, where it is present."""
         if self._many is not None:
             self._many.pop(key, None)
             return
@@ -73,19 +104,27 @@ class Components:
         return map(self._component, range(len(self._names)))
 
     def of(self, check: str) -> list[Component]:
-        """Those of one check."""
+        """The components of one check."""
         if self._many is not None:
             return [one for one in self._many.values() if one.check == check]
         return [self._component(at) for at, one in enumerate(self._findings) if one[0] == check]
 
+    def names_of(self, check: str) -> list[str]:
+        """The names of the components of one check."""
+        if self._many is not None:
+            return [name for of, name in self._many if of == check]
+        return [self._names[at] for at, one in enumerate(self._findings) if one[0] == check]
+
     def that_are(self, *statuses: Status) -> list[Component]:
-        """Those of these statuses. Of failed ones there are none, nearly always."""
+        """The components of these statuses. Nearly always there are no failed ones."""
         if self._many is not None:
             return [one for one in self._many.values() if one.status in statuses]
         return [self._component(at) for at, one in enumerate(self._findings) if one[1] in statuses]
 
     def findings(self) -> Iterable[tuple[str, str, Status, str]]:
-        """Of each its check, component, status and reason: for what needs all, and no more."""
+        """The check, component, status and reason of each: for callers that need all, but no other
+        field.
+        """
         if self._many is not None:
             return ((a.check, a.component, a.status, a.reason) for a in self._many.values())
         return (
@@ -127,6 +166,30 @@ class Components:
         return Component(check, self._names[at], status, reason, self._messages[at], since, recent)
 
 
+_IMPORTANCE = {Status.FAILED: 0, Status.DEGRADED: 1, Status.UNKNOWN: 2, Status.OK: 3}
+
+
+def _within_bounds(found: dict[Key, Component]) -> dict[Key, Component]:
+    """As many as one node may have: failing ones before healthy ones, then the first to come."""
+    if len(found) <= FEW:
+        return found  # each is some KiB at most
+    if len(found) <= MAX_COMPONENTS and sum(map(_size, found.values())) <= MOST_BYTES:
+        return found
+    kept: dict[Key, Component] = {}
+    left = MOST_BYTES
+    for key, one in sorted(found.items(), key=lambda item: _IMPORTANCE[item[1].status]):
+        left -= _size(one)
+        if left < 0 or len(kept) == MAX_COMPONENTS:
+            break
+        kept[key] = one
+    return kept
+
+
+def _size(one: Component) -> int:
+    texts = len(one.component) + len(one.reason) + len(one.message)
+    return texts + _OF_A_CHANGE * len(one.recent)
+
+
 def _finding(one: Component) -> _Finding:
     return _one_finding(one.check, one.status, one.reason)
 
@@ -137,23 +200,25 @@ def _past(one: Component) -> _Past:
 
 
 def _with(column: tuple[_T, ...], at: int, *instead: _T) -> tuple[_T, ...]:
-    """The column with this in the place of what is there; with nothing, if that is all."""
+    """The column with ``instead`` in the place of the present value; without ``instead``, one
+    shorter.
+    """
     return (*column[:at], *instead, *column[at + 1 :])
 
 
 @lru_cache(maxsize=2048)
 def _one_finding(check: str, status: Status, reason: str) -> _Finding:
-    """One tuple for all of which the same is found."""
+    """One tuple for all components with the same finding."""
     return (check, status, reason)
 
 
 @lru_cache(maxsize=256)
 def _one_for_all(findings: tuple[_Finding, ...]) -> tuple[_Finding, ...]:
-    """One column for all nodes of a kind on which all is well."""
+    """One column for all nodes of a kind on which all components are healthy."""
     return findings
 
 
 @lru_cache(maxsize=256)
 def _one_text_for_all(messages: tuple[str, ...]) -> tuple[str, ...]:
-    """One column for all nodes of which the same is said."""
+    """One column for all nodes with the same messages."""
     return messages

@@ -1,7 +1,7 @@
 """One node's evidence, as the aggregator understands it.
 
-Times are seconds of the aggregator's monotonic clock: an age that came with a message, taken from
-the moment it came. No wall clock of any node is believed.
+Times are seconds of the aggregator's monotonic clock: the age that came with a message is
+subtracted from the moment of its arrival. No node's wall clock is trusted.
 """
 
 import enum
@@ -20,7 +20,7 @@ class Status(enum.IntEnum):
 
 
 class ClearedBy(enum.StrEnum):
-    """What ends a latched fault."""
+    """The sign that ends a latched fault."""
 
     REBOOT = "reboot"
     GPU_RESET = "gpu_reset"
@@ -69,7 +69,8 @@ class Fault:
     historical: bool = False
     details: Mapping[str, str] = field(default_factory=dict)
     occurrences: tuple[float, ...] = ()
-    #: In force although a later snapshot of the same boot did not have it: evidence was lost.
+    #: In force although a later snapshot of the same boot did not have it, which means lost
+    #: evidence.
     missing: bool = False
 
     @property
@@ -79,7 +80,9 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """The positive sign that a fault is over; empty ``code`` is every code of the component."""
+    """The positive sign that a fault is over; an empty ``code`` stands for every code of the
+    component.
+    """
 
     code: str
     component: str
@@ -102,7 +105,9 @@ class CheckOff:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Who speaks, authenticated by ingest: ``node`` is the name that the identity proves."""
+    """The sender of a stream, authenticated by ingest: ``node`` is the name that the identity
+    proves.
+    """
 
     node: str
     boot_id: str
@@ -117,18 +122,24 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that the agent knows."""
+    """The agent's whole state.
+
+    ``gone`` are (check, component) that the aggregator has not acknowledged yet. ``partial``:
+    entries were dropped on the way, so an entry that it lacks may exist.
+    """
 
     components: tuple[Component, ...]
     faults: tuple[Fault, ...]
     cleared: tuple[Cleared, ...] = ()
     lost: tuple[Lost, ...] = ()
     quiesced_for: float = 0.0
+    gone: tuple[tuple[str, str], ...] = ()
+    partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What has changed since the last message of this stream. ``gone`` are (check, component)."""
+    """The changes since the last message of this stream. ``gone`` are (check, component)."""
 
     components: tuple[Component, ...] = ()
     faults: tuple[Fault, ...] = ()

@@ -1,10 +1,10 @@
-"""One node's evidence, folded. Pure: messages and times go in, the node's health comes out.
+"""One node's evidence, built up. Pure: messages and times go in, the node's health comes out.
 
 Invariants:
-- Absence clears nothing. A latched fault leaves only by a positive sign: `Cleared`, or another boot
-  id for what a boot clears. A snapshot of the same boot without the fault marks it ``missing``: it
-  stays in force, and people see that evidence was lost.
-- Applying a message twice changes nothing.
+- Absence clears no fault. A latched fault ends only by a positive sign: `Cleared`, or another boot
+  id for a fault that a boot clears. A snapshot of the same boot without the fault marks it
+  ``missing``: it stays in force, and people see that evidence was lost.
+- Applying a message twice has the effect of one.
 - Boot ids have no order: another one is another boot, never "later".
 """
 
@@ -25,15 +25,22 @@ from aggregator.health.model import (
     Snapshot,
     Status,
 )
-from aggregator.sharing import NOTHING
+from aggregator.runtime.interning import EMPTY
+from sickbay.v1.limits import MAX_FAULTS, MAX_GONE, MAX_MESSAGE_BYTES
 
-#: Positive signs and losses that are remembered for a node; older ones have done their work.
-REMEMBERED = 256
+#: Positive signs and losses that are remembered for a node; older ones have had their effect.
+REMEMBERED = MAX_GONE
+#: Losses that are remembered.
+_MOST_LOST = 32
+#: Below this many faults their bytes are not counted.
+_FEW = 64
+#: Bytes of the texts and times of all faults that are held of one node.
+_MOST_BYTES = MAX_MESSAGE_BYTES
 
-#: The sign that a component is there no more, by somebody's decision.
+#: The sign that a component no longer exists, by a person's decision.
 GONE = "gone"
 
-#: What each positive sign ends. "operator" and "replaced" end everything of the component.
+#: The faults that each positive sign ends. "operator" and "replaced" end all of the component's.
 _ENDS: dict[str, frozenset[ClearedBy]] = {
     "gpu-reset": frozenset({ClearedBy.GPU_RESET, ClearedBy.EXPIRY}),
     "reboot": frozenset({ClearedBy.REBOOT, ClearedBy.GPU_RESET, ClearedBy.EXPIRY}),
@@ -49,7 +56,7 @@ def boot_ends(cleared_by: ClearedBy) -> bool:
 
 
 class NodeHealth:
-    """What one node's agent has told, of its present boot."""
+    """The evidence that one node's agent has reported, of its present boot."""
 
     __slots__ = (
         "_continuous",
@@ -78,13 +85,13 @@ class NodeHealth:
         self.checks = hello.checks
         self.traits = hello.traits
         self.components = Components()
-        #: Of the components those that the aggregator itself speaks of; no agent does.
-        self.own: Mapping[tuple[str, str], Component] = NOTHING
-        self.faults: Mapping[tuple[str, str], Fault] = NOTHING
-        #: What other nodes say of this one; no part of what its agent knows.
+        #: The components that the aggregator itself reports; no agent does.
+        self.own: Mapping[tuple[str, str], Component] = EMPTY
+        self.faults: Mapping[tuple[str, str], Fault] = EMPTY
+        #: The other nodes' findings about this one, which are no part of its agent's state.
         self.inferred: Component | None = None
         #: (code, component) -> how; an empty code stands for every code of the component.
-        self.cleared: Mapping[tuple[str, str], str] = NOTHING
+        self.cleared: Mapping[tuple[str, str], str] = EMPTY
         self.lost: tuple[Lost, ...] = ()
         self.quiesced_for = 0.0
         self.has_snapshot = False
@@ -92,11 +99,11 @@ class NodeHealth:
         self._digest: int | None = None
 
     def greet(self, hello: Hello) -> None:
-        """A new stream of the node. Another boot ends what a boot ends; the rest stays.
+        """A new stream of the node. Another boot ends the faults that a boot ends; the rest stays.
 
         Within one epoch the agent's memory is unbroken: a component that its next snapshot lacks
-        was dropped by somebody's decision (unmounted, configured off). After a lost memory it may
-        only not have been looked at yet.
+        was removed by a person's decision (unmounted, configured off). After a lost memory the
+        component may only not have been checked yet.
         """
         self._continuous = (hello.boot_id, hello.spool_epoch) == (self.boot_id, self.spool_epoch)
         if hello.boot_id != self.boot_id:
@@ -104,8 +111,8 @@ class NodeHealth:
             self.components = Components(self.own.values())
             self.faults = {
                 key: fault for key, fault in self.faults.items() if not boot_ends(fault.cleared_by)
-            } or NOTHING
-            self.cleared = NOTHING
+            } or EMPTY
+            self.cleared = EMPTY
         self.spool_epoch = hello.spool_epoch
         self.agent_version = hello.agent_version
         self.checks = hello.checks
@@ -113,11 +120,12 @@ class NodeHealth:
         self.has_snapshot = False
 
     def snapshot(self, told: Snapshot) -> None:
-        """All that the agent knows now. What it no longer knows is missing, not over."""
+        """The agent's whole state. A fault that it no longer has is missing, not over."""
         looked_at = self.components
         self.components = Components((*told.components, *self.own.values()))
-        if self._continuous:
+        if self._continuous and not told.partial:
             self._remember_cleared(dict.fromkeys(set(looked_at).difference(self.components), GONE))
+        self._remember_cleared(dict.fromkeys(told.gone, GONE))
         self._forget_cleared(self.components)  # gone once, and there again
         self._clear(told.cleared)
         here = {fault.key: fault for fault in told.faults}
@@ -126,14 +134,14 @@ class NodeHealth:
             for key, fault in self.faults.items()
             if key not in here
         }
-        self.faults = {**here, **missing} or NOTHING
+        self.faults = _within_bounds({**here, **missing}) or EMPTY
         self._lose(told.lost)
         self.quiesced_for = told.quiesced_for
         self.has_snapshot = self._continuous = True
         self._digest = None
 
-    def say(self, component: Component) -> bool:
-        """Evidence in the aggregator's own name; whether it is news."""
+    def record_own_evidence(self, component: Component) -> bool:
+        """Apply evidence in the aggregator's own name; returns whether it is new."""
         before = self.own.get(component.key)
         self.own = {**self.own, component.key: component}
         self.components.put(component)
@@ -143,17 +151,15 @@ class NodeHealth:
         )
 
     def delta(self, told: Delta) -> None:
-        """What has changed within the stream that carried the snapshot."""
-        for component in told.components:
-            self.components.put(component)
+        """The changes within the stream that carried the snapshot."""
+        self.components.put_all(told.components)
         self._forget_cleared(component.key for component in told.components)
         self._clear(told.cleared)
         if told.faults:
             latest = {fault.key: fault for fault in told.faults}
-            self.faults = {**self.faults, **latest}
+            self.faults = _within_bounds({**self.faults, **latest})
             self._forget_cleared(latest)
-        for key in told.gone:
-            self.components.drop(key)
+        self.components.drop_all(told.gone)
         self._remember_cleared(dict.fromkeys(told.gone, GONE))
         self._lose(told.lost)
         self._digest = None
@@ -161,14 +167,19 @@ class NodeHealth:
     def _clear(self, signs: Sequence[Cleared]) -> None:
         self._remember_cleared({(sign.code, sign.component): sign.how for sign in signs})
         if signs and self.faults:
+            named = {(sign.code, sign.component) for sign in signs if sign.code}
+            ended: dict[str, set[ClearedBy]] = {}
+            for sign in signs:
+                if not sign.code:
+                    ended.setdefault(sign.component, set()).update(_ENDS.get(sign.how, ()))
             self.faults = {
                 key: fault
                 for key, fault in self.faults.items()
-                if not any(_is_over(fault, sign) for sign in signs)
+                if key not in named and fault.cleared_by not in ended.get(fault.component, ())
             }
 
     def _remember_cleared(self, signs: Mapping[tuple[str, str], str]) -> None:
-        """The latest `REMEMBERED`, in the order in which they came last."""
+        """Keep the latest `REMEMBERED`, in the order in which they came last."""
         if signs:
             self._forget_cleared(signs)
             latest = [*self.cleared.items(), *signs.items()][-REMEMBERED:]
@@ -181,20 +192,19 @@ class NodeHealth:
 
     def _lose(self, lost: Iterable[Lost]) -> None:
         told = dict.fromkeys(lost)
-        if told:  # what it told before it tells until it is acknowledged
+        if told:  # an agent repeats a loss until it is acknowledged
             before = [one for one in self.lost if one not in told]
-            self.lost = (*before, *told)[-REMEMBERED:]
+            self.lost = (*before, *told)[-_MOST_LOST:]
 
     def how_cleared(self, code: str, component: str, cleared_by: ClearedBy) -> str:
         """The positive sign that ended this fault in this boot; empty when there was none."""
-        explicit = self.cleared.get((code, component), "")
-        if explicit and ends(explicit, cleared_by, explicit=True):
-            return explicit
+        if explicit := self.cleared.get((code, component), ""):
+            return explicit  # a sign that names the code ends a fault of any kind
         general = self.cleared.get(("", component), "")
         return general if general and ends(general, cleared_by, explicit=False) else ""
 
     def levels(self) -> Iterable[Component]:
-        """All level evidence of the node: its own agent's, and what others say of it."""
+        """All level evidence of the node: its own agent's, and other nodes' findings about it."""
         theirs = () if self.inferred is None else (self.inferred,)
         return chain(self.components.all(), theirs)
 
@@ -206,24 +216,26 @@ class NodeHealth:
         return found
 
     def level(self, key: tuple[str, str]) -> Component | None:
-        """One of `levels`."""
+        """The one of `levels` with this key."""
         found = self.components.get(key)
         if found is None and self.inferred is not None and self.inferred.key == key:
             return self.inferred
         return found
 
     def worst_is_degraded(self) -> bool:
-        """Whether anything is degraded or failed, or any fault of this boot is latched."""
+        """Whether any component is degraded or failed, or any fault of this boot is latched."""
         if self.components.that_are(Status.DEGRADED, Status.FAILED):
             return True
         return any(not fault.historical for fault in self.faults.values())
 
     def only_unknown(self) -> bool:
-        """Whether nothing is known to be well or ill."""
+        """Whether no component is known to be healthy or failing."""
         return all(status is Status.UNKNOWN for _, _, status, _ in self._theirs())
 
     def digest(self) -> int | None:
-        """Of what the agent has sent; None before a snapshot. docs/contract.md has the bytes."""
+        """The digest of the agent's state, or None before a snapshot. docs/contract.md has the
+        bytes.
+        """
         if not self.has_snapshot:
             return None
         if self._digest is None:
@@ -231,10 +243,35 @@ class NodeHealth:
         return self._digest
 
     def _theirs(self) -> Iterable[tuple[str, str, Status, str]]:
-        """What its agent finds, without our own: check, component, status, reason."""
+        """The agent's findings, without our own: check, component, status, reason."""
         if not self.own:
             return self.components.findings()
         return (one for one in self.components.findings() if one[:2] not in self.own)
+
+
+def _within_bounds(faults: Mapping[tuple[str, str], Fault]) -> Mapping[tuple[str, str], Fault]:
+    """As many as one node may have: faults that its agent knows before missing ones, and those
+    before faults that are only shown. Evidence that an incident rests on is the incident's own, and
+    stays.
+    """
+    if len(faults) <= _FEW:
+        return faults  # each is some KiB at most
+    if len(faults) <= MAX_FAULTS and sum(map(_size, faults.values())) <= _MOST_BYTES:
+        return faults
+    kept: dict[tuple[str, str], Fault] = {}
+    left = _MOST_BYTES
+    for key, fault in sorted(faults.items(), key=lambda one: (one[1].historical, one[1].missing)):
+        left -= _size(fault)
+        if left < 0 or len(kept) == MAX_FAULTS:
+            break
+        kept[key] = fault
+    return kept
+
+
+def _size(fault: Fault) -> int:
+    """The bytes that it takes in memory, beyond those that every fault takes."""
+    details = sum(len(name) + len(value) + 128 for name, value in fault.details.items())
+    return len(fault.component) + len(fault.message) + details + 32 * len(fault.occurrences)
 
 
 def ends(how: str, cleared_by: ClearedBy, *, explicit: bool) -> bool:
@@ -244,14 +281,6 @@ def ends(how: str, cleared_by: ClearedBy, *, explicit: bool) -> bool:
     component ends what such a sign can end (a GPU reset does not undo an Xid 79).
     """
     return explicit or cleared_by in _ENDS.get(how, frozenset())
-
-
-def _is_over(fault: Fault, sign: Cleared) -> bool:
-    return (
-        fault.component == sign.component
-        and sign.code in ("", fault.code)
-        and ends(sign.how, fault.cleared_by, explicit=bool(sign.code))
-    )
 
 
 def _digest(findings: Iterable[tuple[str, str, Status, str]], faults: Iterable[Fault]) -> int:

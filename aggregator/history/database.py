@@ -1,7 +1,7 @@
-"""What is asked of the history's database: plain SQL that SQLite and PostgreSQL share.
+"""The queries of the history's database: plain SQL that SQLite and PostgreSQL share.
 
-Blocking; `History` calls it in threads of its own. Every failure is `HistoryError`, after which the
-next call connects anew: a database that was moved away, mended or restarted is found again.
+Blocking: `History` calls it in threads of its own. Every failure is `HistoryError`, after which the
+next call connects again: a database that was moved away, repaired or restarted is found again.
 """
 
 from collections import defaultdict
@@ -11,26 +11,26 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, make_url
 
-from aggregator.history.doors import Credentials, Door, HistoryError
-from aggregator.history.migrating import RETAINING
-from aggregator.history.repeats import TELLING, Told, may_repeat, without_repeats
-from aggregator.history.rows import SPREAD, from_row
+from aggregator.events import Transition
+from aggregator.history.dedup import TELLING, Told, is_level, without_repeats
+from aggregator.history.engine import DatabaseCredentials, Engine, HistoryError
+from aggregator.history.migrate import RETAINING
+from aggregator.history.row_codec import SPREAD, from_row
 from aggregator.history.sqlite import Sqlite
 from aggregator.history.tables import evidence, transitions
-from aggregator.quarantine.ledger import Transition
 
 __all__ = ["Cursor", "Database", "HistoryError", "Page"]
 
 #: Rows of evidence that are read at a time.
 _AT_ONCE = 500
-#: Of one incident: so many of the rows that tell how it stands are looked at.
+#: The most rows of one incident that are read to learn its present state.
 _OF_ONE = 8
-#: Of one kind: the busiest nodes are looked for among so many, the newest.
+#: The most rows of one kind among which the busiest nodes are counted, newest first.
 MOST_COUNTED = 200_000
-#: Of one node: its story is looked for among so many rows, the newest.
+#: The most rows of one node among which its story is searched, newest first.
 MOST_PASSED = 20_000
 
-#: Seconds that a server may take. A page waits for a reading; a batch only fills a queue.
+#: Seconds that a server may take. A page waits for a read; a batch only fills a queue.
 READING = 5.0
 COUNTING = 30.0
 WRITING = 15.0
@@ -44,7 +44,7 @@ class Cursor(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Transitions, newest first. ``after`` is where the next page begins; None at the end."""
+    """Transitions, newest first. ``after`` is where the next page begins, or None at the end."""
 
     transitions: list[Transition]
     after: Cursor | None
@@ -53,19 +53,21 @@ class Page(NamedTuple):
 class Database:
     """The database at ``url`` (an SQLAlchemy URL). Opened by the first call that needs it.
 
-    ``application`` is what a server is told of who we are; ``reads``: nothing is to be written, and
-    a file may be where nothing can be.
+    ``application`` is the client name that a server is given; ``reads``: the caller never writes,
+    and a file may be where no process can write.
     """
 
     def __init__(
         self,
         url: str,
-        credentials: Credentials | None = None,
+        credentials: DatabaseCredentials | None = None,
         application: str = "sickbay",
         *,
         reads: bool = False,
     ) -> None:
-        self._door = _door(make_url(url), credentials or Credentials(), application, reads=reads)
+        self._door = _door(
+            make_url(url), credentials or DatabaseCredentials(), application, reads=reads
+        )
 
     @property
     def name(self) -> str:
@@ -73,8 +75,8 @@ class Database:
         return self._door.name
 
     def write(self, rows: Sequence[dict[str, Any]], into: sa.Table = transitions) -> None:
-        """Write rows in one transaction. Those that stand there already are left as they are, and
-        so is what says again what an incident said last.
+        """Write rows in one transaction. Rows that exist already are left as they are, and a row
+        that repeats the last state of its incident is not written.
         """
 
         def work(connection: sa.Connection) -> None:
@@ -87,7 +89,7 @@ class Database:
         except HistoryError as error:
             if not isinstance(error.__cause__, sa.exc.IntegrityError):
                 raise
-            # A first try went through although it seemed not to.
+            # The first try may have been committed although it seemed to fail.
             self._door.call(
                 lambda connection: _insert_missing(connection, rows, into),
                 write=True,
@@ -95,13 +97,13 @@ class Database:
             )
 
     def recent(self, node: str, since: float, limit: int) -> list[Transition]:
-        """The newest ``limit`` at or after ``since``, newest first; an empty ``node`` is all."""
+        """The newest ``limit`` at or after ``since``, newest first; an empty ``node`` means all."""
         return self.page(node, since, limit).transitions
 
     def page(self, node: str, since: float, limit: int, before: Cursor | None = None) -> Page:
         """The newest ``limit`` of ``node`` (empty: of all) at or after ``since``, newest first.
 
-        ``before``: only those that come after this cursor, further back in time.
+        ``before``: only those older than this cursor.
         """
         table = transitions.c
         query = (
@@ -113,7 +115,7 @@ class Database:
         if node:
             query = query.where(table.node == node)
         if before is not None:
-            # The first bound is what SQLite finds its place in the index by.
+            # SQLite uses the first bound to find its place in the index.
             place = sa.tuple_(
                 sa.literal(before.at, sa.Double), sa.literal(before.id, table.id.type)
             )
@@ -124,7 +126,7 @@ class Database:
         return Page(found, Cursor(rows[-1]["at"], rows[-1]["id"]) if full else None)
 
     def evidence(self, node: str = "") -> Iterator[dict[str, Any]]:
-        """Every row of what agents told, by node and then by time; an empty ``node`` is all."""
+        """Every row of recorded evidence, by node and then by time; an empty ``node`` means all."""
         table = evidence.c
         order = (table.node, table.at, table.id)
         query = sa.select(evidence).order_by(*order).limit(_AT_ONCE)
@@ -163,9 +165,9 @@ class Database:
     def stories(
         self, nodes: Sequence[str], kinds: Sequence[str], since: float, rows: int
     ) -> dict[str, list[Transition]]:
-        """Of each node the newest ``rows`` transitions of these kinds at or after ``since``.
+        """The newest ``rows`` transitions of these kinds of each node, at or after ``since``.
 
-        They are looked for among its newest 20,000.
+        They are searched among its newest 20,000.
         """
         table = transitions.c
 
@@ -194,7 +196,7 @@ class Database:
     def delete_before(self, cut: float, most: int, of: sa.Table = transitions) -> int:
         """Delete up to ``most`` of the oldest rows from before ``cut``. Returns how many.
 
-        One at a time does it: while another replica is at it, there is nothing to do.
+        One replica at a time deletes: while another one does, the call returns 0.
         """
         old = sa.select(of.c.id).where(of.c.at < cut).order_by(of.c.at).limit(most)
 
@@ -211,7 +213,9 @@ class Database:
         return self._door.call(work, write=True, seconds=WRITING)
 
     def bound(self, rows: int, of: sa.Table = transitions) -> float | None:
-        """The time of the newest row that is one too many where ``rows`` may stand; or None."""
+        """The time of the newest row beyond the ``rows`` that may stay, or None if there are
+        fewer.
+        """
         query = sa.select(of.c.at).order_by(of.c.at.desc(), of.c.id.desc()).offset(rows).limit(1)
 
         def work(connection: sa.Connection) -> float | None:
@@ -219,13 +223,13 @@ class Database:
                 guess = "SELECT reltuples FROM pg_class WHERE oid = CAST(:name AS regclass)"
                 about = connection.execute(sa.text(guess), {"name": of.name}).scalar()
                 if about is not None and 0 <= about < 0.8 * rows:
-                    return None  # its own estimate: counting ten million rows takes seconds
+                    return None  # the estimate: counting ten million rows takes seconds
             return connection.execute(query).scalar()
 
         return self._door.call(work, seconds=COUNTING)
 
     def close(self) -> None:
-        """Let go of the database; a later call opens it again."""
+        """Close the database; a later call opens it again."""
         self._door.close()
 
     def _read(self, query: sa.Select[Any], *, seconds: float = READING) -> list[dict[str, Any]]:
@@ -235,19 +239,19 @@ class Database:
         return self._door.call(work, seconds=seconds)
 
 
-def _door(url: URL, credentials: Credentials, application: str, *, reads: bool) -> Door:
+def _door(url: URL, credentials: DatabaseCredentials, application: str, *, reads: bool) -> Engine:
     if url.get_backend_name() == "sqlite":
         return Sqlite(url, reads=reads)
-    # Half a second that a file's user need not spend.
+    # The import takes half a second, which the user of a file need not spend.
     from aggregator.history.postgres import Postgres
 
     return Postgres(url, credentials, application)
 
 
 def _news(connection: sa.Connection, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without the rows that repeat what stands there, or what comes before them."""
+    """The rows, without those that repeat an existing row or one that precedes them."""
     read = [from_row(row) for row in rows]
-    incidents = {one.incident for one in read if one is not None and may_repeat(one)}
+    incidents = {one.incident for one in read if one is not None and is_level(one)}
     if not incidents:
         return list(rows)
     told = _told(connection, sorted(incidents))
@@ -259,7 +263,7 @@ def _news(connection: sa.Connection, rows: Sequence[dict[str, Any]]) -> list[dic
 
 
 def _told(connection: sa.Connection, incidents: Sequence[str]) -> Told:
-    """What these incidents said lately, oldest first."""
+    """The recent states of these incidents, oldest first."""
     table = transitions.c
     query = (
         sa.select(transitions)
@@ -278,7 +282,9 @@ def _told(connection: sa.Connection, incidents: Sequence[str]) -> Told:
 def _insert_missing(
     connection: sa.Connection, rows: Sequence[dict[str, Any]], into: sa.Table
 ) -> None:
-    """Those that are not there. Where another replica's row has a number, ours gets another."""
+    """Insert the rows that do not exist. Where another replica's row has a number, ours gets
+    another.
+    """
     table, missing = into.c, list(rows)
     for bit in range(SPREAD - 1, 0, -1):
         query = sa.select(table.id, table.at, table.kind, table.node, table.replica)

@@ -1,7 +1,7 @@
-"""What happened, kept: a bounded queue in memory, and one task that writes it in batches.
+"""Keeps transitions: a bounded queue in memory, and one task that writes it in batches.
 
-Losing history loses no judgement, so nothing here ever holds up or fails whoever notes. What could
-not be kept is counted and said.
+Losing history loses no judgement, so a caller here never waits and never fails. Lost rows are
+counted and reported.
 """
 
 import asyncio
@@ -13,14 +13,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
+from aggregator.clock import Clocks
+from aggregator.events import EventKind, Transition
 from aggregator.history.database import Cursor, Database, HistoryError, Page
-from aggregator.history.doors import Credentials
+from aggregator.history.engine import DatabaseCredentials
 from aggregator.history.reader import Reader, close
-from aggregator.history.rows import Numbers, evidence_row, to_row
+from aggregator.history.row_codec import IdGenerator, evidence_row, size_of, to_row
 from aggregator.history.tables import evidence, transitions
-from aggregator.quarantine.acts import Clocks
-from aggregator.quarantine.ledger import Kind, Transition
-from aggregator.thread import OneThread
+from aggregator.runtime.byte_budget import Budgets
+from aggregator.runtime.worker_thread import WorkerThread
 
 log = logging.getLogger("sickbay.history")
 
@@ -29,8 +30,15 @@ T = TypeVar("T")
 
 #: Transitions that may wait while the database is away; later ones are lost, and counted.
 MOST_WAITING = 20_000
-#: Rows of what agents told that may wait: 10,000 nodes that attach at once are two each.
+#: Rows of evidence that may wait: 10,000 nodes that attach at once are two each.
 MOST_TOLD = 40_000
+#: Bytes of either kind that may wait: long rows leave room for fewer.
+MOST_BYTES = 64 * 1024 * 1024
+#: Bytes of one agent's evidence that are kept at once, and then in a second: 94 MB a day.
+TOLD_BURST = 2 * 1024 * 1024
+TOLD_RATE = 1_092.0
+#: Rows up to this size are not counted for their node: its message rate bounds their number.
+_SMALL = 2_048
 BATCH = 500
 #: Rows that `recent` returns at most.
 MOST_READ = 10_000
@@ -46,21 +54,20 @@ _BACKOFF_FIRST = 0.5
 _BACKOFF_MOST = 30.0
 _SLOW = 10.0
 _CLOSE_WITHIN = 5.0
-#: Rows of each table. What is more is deleted, the oldest first.
+#: Rows of each table. Rows beyond are deleted, the oldest first.
 MOST_ROWS = 10_000_000
 #: After every row of its moment.
 _LAST = (1 << 63) - 1
-#: Nodes whose stories are read at a time: a page's reading comes between.
+#: Nodes whose stories are read at a time, so that a page's read comes between.
 _STORIES = 20
 
 
 class History:
-    """A `Ledger` on the database at ``url``; ``keep`` is how many seconds a transition stays.
+    """An `EventSink` on the database at ``url``; ``keep`` is how many seconds a transition stays.
 
-    ``replica`` is our own name, where several share the database; ``credentials`` are those of
-    a server. ``lost`` counts transitions that were never written, ``written``
-    those that were; what agents told is kept beside them, after them, and counted by ``untold``
-    where it was not.
+    ``replica`` is our own name, where several share the database; ``credentials`` are those of a
+    server. ``lost`` counts transitions that were never written, ``written`` those that were. The
+    agents' evidence is kept beside them, after them, and ``untold`` counts its lost rows.
     """
 
     def __init__(
@@ -72,7 +79,7 @@ class History:
         rng: random.Random,
         most_waiting: int = MOST_WAITING,
         most_rows: int = MOST_ROWS,
-        credentials: Credentials | None = None,
+        credentials: DatabaseCredentials | None = None,
         replica: str = "",
     ) -> None:
         application = f"sickbay {replica}".strip()
@@ -86,12 +93,14 @@ class History:
         self._clocks = clocks
         self._rng = rng
         self._most = most_waiting
-        self._numbers = Numbers(rng.getrandbits(22))
+        self._numbers = IdGenerator(rng.getrandbits(22))
         self._queue: deque[dict[str, Any]] = deque()
         self._told: deque[dict[str, Any]] = deque()
+        self._queue_bytes = self._told_bytes = 0
+        self._told_budgets = Budgets(burst=TOLD_BURST, rate=TOLD_RATE)
         self._some = asyncio.Event()
         self._writer: asyncio.Task[None] | None = None
-        self._write_thread = OneThread("history-writer")
+        self._write_thread = WorkerThread("history-writer")
         self._busy_since: float | None = None
         self._failure = ""
         self._failing_since: float | None = None
@@ -104,11 +113,11 @@ class History:
         self.untold = 0
 
     def start(self) -> None:
-        """Begin to write. Never fails: a database that is away is tried until it is there."""
+        """Begin to write. Never fails: a database that is away is retried until it is there."""
         self._writer = asyncio.create_task(self._write(), name="history")
 
     async def close(self) -> None:
-        """Write what waits, for a few seconds at most, and let go of the database."""
+        """Write the waiting rows, for a few seconds at most, and close the database."""
         self._closing = True
         self._some.set()
         if self._writer is not None:
@@ -126,9 +135,9 @@ class History:
             extra = {"at": self._database.name}
             log.warning("the history's database does not answer", extra=extra)
 
-    def note(self, transition: Transition) -> None:
-        """Keep it, some time. Never blocks and never raises."""
-        if self._closing or len(self._queue) >= self._most:
+    def record_event(self, transition: Transition) -> None:
+        """Queue it. Never blocks and never raises."""
+        if self._closing or len(self._queue) >= self._most or self._queue_bytes >= MOST_BYTES:
             if self.lost == self._reported:
                 self._gap_from = transition.at
             self.lost += 1
@@ -136,12 +145,20 @@ class History:
         self._append(transition)
 
     def record(self, node: str, kind: str, body: Mapping[str, Any]) -> None:
-        """Keep what an agent told, some time. Never blocks and never raises."""
-        if self._closing or len(self._told) >= MOST_TOLD:
+        """Queue an agent's evidence. Never blocks and never raises."""
+        size = size_of(body)
+        spared = size <= _SMALL and not self._told_budgets.used(node, self._clocks.now())
+        if (
+            self._closing
+            or len(self._told) >= MOST_TOLD
+            or self._told_bytes + size > MOST_BYTES
+            or not (spared or self._told_budgets.spend(node, size, self._clocks.now()))
+        ):
             self.untold += 1
             return
         at = self._clocks.wall()
         row = evidence_row(self._numbers.next(at), at, node, kind, body, self._replica)
+        self._told_bytes += size_of(row["body"])
         self._told.append(row)
         self._some.set()
 
@@ -168,9 +185,9 @@ class History:
         """The newest transitions from ``since`` to ``until`` (wall clock seconds, both included),
         newest first.
 
-        An empty ``node`` means all, the fleet's own too; ``limit`` is at most 10,000. What was
-        noted a moment ago may still be missing. Raises `OSError` when the database can't be read
-        now, `ValueError` for a limit below 1 or a time that is no number.
+        An empty ``node`` means all, including the fleet's own; ``limit`` is at most 10,000.
+        Transitions of the last moment may still be missing. Raises `OSError` when the database
+        can't be read now, `ValueError` for a limit below 1 or a time that is no number.
         """
         before = Cursor(until, _LAST) if until != math.inf else None
         return (await self.page(node, since, limit, before)).transitions
@@ -178,7 +195,7 @@ class History:
     async def page(
         self, node: str = "", since: float = 0.0, limit: int = 200, before: Cursor | None = None
     ) -> Page:
-        """As `recent`; ``before`` is where an earlier page said that the next begins."""
+        """As `recent`; ``before`` is the cursor of an earlier page."""
         if limit < 1:
             raise ValueError(f"limit {limit}; expected 1 or more")
         if math.isnan(since) or (before is not None and math.isnan(before.at)):
@@ -189,7 +206,8 @@ class History:
     async def stories(
         self, acted: Iterable[str], kinds: Iterable[str], since: float, nodes: int, rows: int
     ) -> dict[str, list[Transition]]:
-        """Of the ``nodes`` that have most transitions of the kinds ``acted``, what ``kinds`` tell.
+        """Of the ``nodes`` with the most transitions of the kinds ``acted``, those of the kinds
+        ``kinds``.
 
         The newest ``rows`` of each, newest first. Raises `OSError` as `recent` does.
         """
@@ -228,28 +246,30 @@ class History:
                 failures = 0
 
     async def _write_batch(self) -> int:
-        """The oldest that wait. They leave the queue when they are safe. How many they were."""
+        """Write the oldest that wait. They leave the queue when they are written. Returns their
+        number.
+        """
         batch = [self._queue[i] for i in range(min(BATCH, len(self._queue)))]
         await self._in_thread(self._database.write, batch)
         for _ in batch:
-            self._queue.popleft()
+            self._queue_bytes -= size_of(self._queue.popleft())
         self.written += len(batch)
         self._well()
         self._say_losses()
         return len(batch)
 
     async def _write_told(self) -> int:
-        """A transition that comes meanwhile goes before the next batch."""
+        """A transition that comes meanwhile is written before the next batch."""
         batch = [self._told[i] for i in range(min(BATCH, len(self._told)))]
         await self._in_thread(self._database.write, batch, evidence)
         for _ in batch:
-            self._told.popleft()
+            self._told_bytes -= size_of(self._told.popleft()["body"])
         self._well()
         return len(batch)
 
     async def _linger(self, written: int) -> None:
-        """In a storm something always waits: to write it a few rows at a time costs the more, just
-        when there is most to do. Who has fallen behind, or ends, does not linger.
+        """In a storm some rows always wait: writing a few at a time costs more, just when the load
+        is highest. A writer that has fallen behind, or ends, does not linger.
         """
         if written < BATCH and not self._closing:
             await self._pause(LINGER)
@@ -262,7 +282,9 @@ class History:
             self._busy_since = None
 
     async def _retain(self) -> float:
-        """Delete a chunk of what is too old or too much. Returns when to look again (monotonic)."""
+        """Delete a chunk of the rows that are too old or too many. Returns when to look again
+        (monotonic).
+        """
         if self._clocks.now() >= self._count_due:
             await self._count()
         cut = self._clocks.earliest() - self._keep
@@ -276,14 +298,14 @@ class History:
         return now + BREATH if deleted >= CHUNK else now + RETENTION_EVERY
 
     async def _count(self) -> None:
-        """See from where on there are more rows than may be."""
+        """Find the time before which the rows exceed the bound."""
         self._count_due = self._clocks.now() + COUNT_EVERY
         for table in (transitions, evidence):
             found = await self._in_thread(self._database.bound, self._most_rows, table)
             self._floors[table.name] = -math.inf if found is None else found
 
     async def _wait(self, seconds: float) -> None:
-        """Until there is something to write, and then a moment more: it seldom comes alone."""
+        """Wait for rows to write, and then a moment more, because they seldom come alone."""
         self._some.clear()
         if self._queue or self._told or self._closing:
             return
@@ -296,7 +318,7 @@ class History:
             await self._pause(LINGER)
 
     async def _pause(self, seconds: float) -> None:
-        """Cut short by the end."""
+        """Ends early when the writer ends."""
         deadline = asyncio.get_running_loop().time() + seconds
         while not self._closing and (left := deadline - asyncio.get_running_loop().time()) > 0:
             self._some.clear()
@@ -319,7 +341,9 @@ class History:
 
     def _append(self, transition: Transition) -> None:
         ident = self._numbers.next(transition.at)
-        self._queue.append(to_row(ident, transition, self._replica))
+        row = to_row(ident, transition, self._replica)
+        self._queue_bytes += size_of(row)
+        self._queue.append(row)
         self._some.set()
 
     def _losses(self) -> str:
@@ -338,11 +362,11 @@ class History:
             self._untold_reported = self.untold
 
     def _gap(self, lost: int) -> Transition:
-        """Where the timeline has a hole, it says so."""
+        """A transition that marks a gap in the timeline."""
         now = self._clocks.wall()
         return Transition(
             at=now,
-            kind=Kind.HISTORY_LOST,
+            kind=EventKind.HISTORY_LOST,
             node="",
             summary=f"history lost {lost} transitions from {_clock(self._gap_from)} on: the "
             "database was away for longer than they could wait",

@@ -1,8 +1,8 @@
 """PostgreSQL through asyncpg and SQLAlchemy's async engine, on an event loop of its own.
 
 That loop runs in the history's threads, a call at a time, and never beside the one that judges: a
-server that hangs, a name that does not resolve or a batch that takes long to encode holds up
-nobody. docs/decisions/0008-history-in-postgresql.md has the figures.
+server that hangs, a name that does not resolve or a batch that takes long to encode delays no
+judgement. docs/decisions/0008-history-in-postgresql.md has the figures.
 """
 
 import asyncio
@@ -20,27 +20,27 @@ from sqlalchemy import event
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from aggregator.certificates.authorities import AuthoritiesError, trusting
-from aggregator.history.doors import Credentials, HistoryError, reason
-from aggregator.history.migrating import is_ready, prepare
+from aggregator.history.engine import DatabaseCredentials, HistoryError, reason
+from aggregator.history.migrate import is_ready, prepare
+from aggregator.tls.client_context import CaFileError, client_context
 
 T = TypeVar("T")
 
-#: Seconds. The server ends by itself what nobody waits for any more.
+#: Seconds. The server itself ends a statement that no caller waits for any more.
 _CONNECT = 5.0
 _STATEMENT = 120
 _CLOSE = 2.0
-#: To migrate ten million rows takes a while, and the other replicas wait for it.
+#: Migrating ten million rows takes a while, and the other replicas wait for it.
 _MIGRATION = 900.0
 
 
 class Postgres:
-    """A `Door` to the database that ``url`` names."""
+    """An `Engine` for the database that ``url`` names."""
 
     def __init__(
         self,
         url: URL,
-        credentials: Credentials,
+        credentials: DatabaseCredentials,
         application: str,
     ) -> None:
         self._url = url
@@ -56,7 +56,7 @@ class Postgres:
         return f"{shown.render_as_string()}{f' in {folder}' if folder else ''}"
 
     def call(self, work: Callable[[sa.Connection], T], *, write: bool = False, seconds: float) -> T:
-        del write  # every transaction here can
+        del write  # every transaction here can write
         try:
             if self._engine is None:
                 self._open(seconds)
@@ -84,7 +84,7 @@ class Postgres:
         if engine is not None:
             with contextlib.suppress(sa.exc.SQLAlchemyError, asyncpg.PostgresError, OSError):
                 loop.run_until_complete(_within(engine.dispose(), _CLOSE))
-        left = asyncio.all_tasks(loop)  # the driver's own: such as one that calls off a statement
+        left = asyncio.all_tasks(loop)  # the driver's own, such as one that cancels a statement
         for task in left:
             task.cancel()
         if left:
@@ -137,14 +137,14 @@ class Postgres:
     def _tls(self) -> ssl.SSLContext | str:
         if self._credentials.ca_file is not None:
             try:
-                return trusting(self._credentials.ca_file)
-            except AuthoritiesError as error:
+                return client_context(self._credentials.ca_file)
+            except CaFileError as error:
                 raise HistoryError(f"history.ca_file: {error}") from error
         return "prefer" if self._is_near or self._credentials.insecure_plaintext else "require"
 
     @property
     def _is_near(self) -> bool:
-        """Whether no network lies between."""
+        """Whether the server is reached without a network."""
         host = self._url.host or ""
         if "host" in self._url.query or host in {"", "localhost"}:
             return True
@@ -162,7 +162,7 @@ class _OwnLoop(asyncio.SelectorEventLoop):
 
 
 async def _within(work: Coroutine[Any, Any, T], seconds: float) -> T:
-    """Its result. Raises TimeoutError, whether or not it lets itself be cancelled.
+    """The result of ``work``. Raises TimeoutError, even where ``work`` ignores its cancellation.
 
     A driver that is cleaning up may take a cancellation for its own and go on waiting, which is why
     this is no `asyncio.timeout`.

@@ -1,18 +1,20 @@
-"""Reads the history in a thread of its own, and lets nobody wait behind a database that hangs."""
+"""Reads the history in a thread of its own, so that no caller waits behind a database that
+hangs.
+"""
 
 import asyncio
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from aggregator.history.database import Database, HistoryError
-from aggregator.thread import OneThread
+from aggregator.runtime.worker_thread import WorkerThread
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Seconds. While one reading has taken longer, further ones fail at once.
+#: Seconds. While one read has taken longer, further ones fail at once.
 SLOW = 3.0
-#: Readings that may wait for their turn.
+#: Reads that may wait for their turn.
 MOST_WAITING = 64
 
 
@@ -22,12 +24,12 @@ class Reader:
     def __init__(self, database: Database, now: Callable[[], float]) -> None:
         self.database = database
         self._now = now
-        self._thread = OneThread("history-reader")
+        self._thread = WorkerThread("history-reader")
         self._waiting = 0
         self._began: float | None = None
 
     async def ask(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """What ``function`` (of the database) returns. Raises `HistoryError`."""
+        """The result of ``function`` (of the database). Raises `HistoryError`."""
         began = self._began
         if began is not None and self._now() - began > SLOW:
             waited = self._now() - began
@@ -37,7 +39,7 @@ class Reader:
         given_up = False
 
         def read() -> T:
-            if given_up:  # nobody waits for it any more, and others do
+            if given_up:  # the caller no longer waits, and others do
                 raise HistoryError("given up")
             self._began = self._now()
             try:
@@ -55,11 +57,11 @@ class Reader:
             self._waiting -= 1
 
     async def close(self) -> None:
-        """Let go of the database. Raises TimeoutError where it does not answer."""
+        """Close the database. Raises TimeoutError where it does not answer."""
         await close(self._thread, self.database)
 
 
-async def close(thread: OneThread, database: Database) -> None:
+async def close(thread: WorkerThread, database: Database) -> None:
     """Close the database in its thread. Raises TimeoutError where that takes over a second."""
     try:
         async with asyncio.timeout(1):

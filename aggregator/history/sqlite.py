@@ -11,13 +11,13 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import URL
 
-from aggregator.history.doors import HistoryError, reason
-from aggregator.history.migrating import is_ready, prepare
+from aggregator.history.engine import HistoryError, reason
+from aggregator.history.migrate import is_ready, prepare
 
 T = TypeVar("T")
 
 _WRITE = "sickbay_write"
-#: Hold for whoever reads, too.
+#: These also apply to a read-only connection.
 _READING = (
     "busy_timeout=5000",
     "cache_size=-16384",  # 16 MiB: the upper pages of the indexes of ten million rows
@@ -26,15 +26,15 @@ _COPY = "to a folder that can be written to, and point history.database there"
 
 
 class Sqlite:
-    """A `Door` to the file that ``url`` names. ``reads``: for whoever only reads, and may where
-    nothing can be written.
+    """An `Engine` for the file that ``url`` names. ``reads``: for a caller that only reads, and
+    that may do so where no process can write.
     """
 
     def __init__(self, url: URL, *, reads: bool = False) -> None:
         self._url = url
         self._path = Path(url.database or "")
         self._reads = reads
-        self._settled = False  # opened as what nobody writes to
+        self._settled = False  # opened as a file without writers
         self._engine: sa.Engine | None = None
         self._file: tuple[int, int] | None = None
 
@@ -69,7 +69,7 @@ class Sqlite:
 
     def _open(self) -> sa.Engine:
         if self._engine is not None and self._identity() != self._file:
-            self.close()  # taken away under us: SQLite would write on into nowhere
+            self.close()  # the file was replaced: SQLite would write on into nowhere
         if self._engine is None:
             only_read = self._reads and not _can_write(self._path)
             engine = self._for_reading() if only_read else _engine(self._url, self._path)
@@ -86,22 +86,25 @@ class Sqlite:
         return self._engine
 
     def _make_tables(self, engine: sa.Engine) -> None:
-        """Twice where it fails: two that turn to WAL at the same time get in each other's way."""
+        """Tried twice: two processes that switch to WAL at the same time conflict with each
+        other.
+        """
         try:
             self._prepare(engine)
         except sa.exc.DBAPIError:
             self._prepare(engine)
 
     def _prepare(self, engine: sa.Engine) -> None:
-        """Who only reads waits for no writer's lock."""
+        """A connection that only reads waits for no writer's lock."""
         if not _in_transaction(engine, lambda one: is_ready(one, self.name), write=False):
             _in_transaction(engine, lambda one: prepare(one, self.name), write=True)
 
     def _for_reading(self) -> sa.Engine:
-        """Where SQLite can't make the files beside it by which readers and a writer know of each
-        other. It takes those that stand there; without them, only what nobody writes to is whole.
+        """For a folder where SQLite can't make the files beside the database by which readers and a
+        writer see each other. It uses existing ones; without them, only a database without writers
+        is consistent.
         """
-        os.close(os.open(self._path, os.O_RDONLY | os.O_CLOEXEC))  # says why not, where it can't
+        os.close(os.open(self._path, os.O_RDONLY | os.O_CLOEXEC))  # raises why not
         log, shared = self._beside("-wal"), self._beside("-shm")
         known = log.exists() and shared.exists()
         if not known and log.exists() and log.stat().st_size:
@@ -138,13 +141,13 @@ def _in_transaction(engine: sa.Engine, work: Callable[[sa.Connection], T], *, wr
 
 
 def _engine(url: URL, path: Path) -> sa.Engine:
-    # Made here, so that it is nobody else's to read.
+    # Created here, so that no other user can read it.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     return _settling(
         url,
         (
             *_READING,
-            "page_size=8192",  # holds for a new file alone
+            "page_size=8192",  # applies only to a new file
             "journal_mode=WAL",
             "synchronous=NORMAL",
         ),
@@ -152,7 +155,7 @@ def _engine(url: URL, path: Path) -> sa.Engine:
 
 
 def _can_write(path: Path) -> bool:
-    """SQLite makes files beside it."""
+    """Whether SQLite can make its files beside the database."""
     return os.access(path, os.W_OK) and os.access(path.absolute().parent, os.W_OK)
 
 
@@ -167,7 +170,7 @@ def _settling(url: URL, pragmas: Iterable[str]) -> sa.Engine:
 
     @event.listens_for(engine, "begin")
     def _begin(connection: sa.Connection) -> None:
-        # At once where it is going to write: one that has read can no longer wait for its turn.
+        # Lock at once for a write: a transaction that has read can no longer wait for its turn.
         write = connection.get_execution_options().get(_WRITE)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 

@@ -1,17 +1,17 @@
-"""The history's tables, in words that SQLite and PostgreSQL share."""
+"""The history's tables, in SQL that SQLite and PostgreSQL share."""
 
 import sqlalchemy as sa
 
-#: The newest step of migrations/. What it means: see there.
+#: The newest step of migrations/, where its meaning is documented.
 REVISION = "1.1"
 
 metadata = sa.MetaData()
 
 
 def _own_id() -> "sa.Column[int]":
-    """A row's number: ours and not the database's.
+    """A row's number, given by us and not by the database.
 
-    So a batch that is written again after an unknown end of its first try is the same rows. On
+    So a batch that is written again after an unknown end of its first try has the same rows. On
     SQLite an INTEGER key is the row's own place.
     """
     number = sa.BigInteger().with_variant(sa.Integer, "sqlite")
@@ -19,7 +19,9 @@ def _own_id() -> "sa.Column[int]":
 
 
 def _replica() -> "sa.Column[str]":
-    """Who wrote the row: several may share a database. The default: of before there were any."""
+    """The writer of the row, as several may share a database. The default: rows from before
+    replicas.
+    """
     return sa.Column("replica", sa.String(253), nullable=False, server_default=sa.text("''"))
 
 
@@ -34,16 +36,16 @@ transitions = sa.Table(
     sa.Column("summary", sa.Text, nullable=False),
     sa.Column("details", sa.JSON, nullable=False),
     _replica(),
-    # A node's last month, and everybody's: both read backwards, so newest first costs nothing.
+    # A node's last month, and the fleet's: both read backwards, so newest first costs no sort.
     sa.Index("transitions_node_at", "node", "at", "id"),
     sa.Index("transitions_at", "at", "id"),
-    # Who has been in quarantine how often, over a month and a fleet.
+    # How often each node was in quarantine, over a month and a fleet.
     sa.Index("transitions_kind_at", "kind", "at", "node"),
-    # What an incident said last: a takeover says it again.
+    # An incident's last state, which a takeover derives again.
     sa.Index("transitions_incident_at", "incident", "at"),
 )
 
-#: What the agents told, as far as it can change a judgement. docs/policy.md, "Replay".
+#: The agents' evidence, as far as it can change a judgement. docs/policy.md, "Replay".
 evidence = sa.Table(
     "evidence",
     metadata,

@@ -1,1 +1,1 @@
-"""A site's own step around a drain: a command or an HTTP endpoint."""
+"""A site's own step before or after a drain: a command or an HTTP endpoint."""

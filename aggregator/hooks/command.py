@@ -1,13 +1,13 @@
-"""A hook that is a command of the site's: an argument list, no shell.
+"""A hook that runs a command of the site: an argument list, no shell.
 
 Exit code 0: done. 75 (EX_TEMPFAIL of sysexits.h): not yet, ask again. Any other: it has failed, and
-is tried again too. It is ended, with its children, when its time is over or the drain is.
+is tried again too. The command is ended, with its children, when its time or the drain is over.
 """
 
 from collections.abc import Mapping, Sequence
 
-from aggregator.local.commands import CommandFailed, finish_command
-from aggregator.quarantine.hooking import HookAnswer, Said
+from aggregator.cluster.local.commands import SiteCommandFailed, finish_command
+from aggregator.quarantine.drain.hooks import HookAnswer, HookResult
 
 _NOT_YET = 75
 
@@ -22,12 +22,12 @@ class CommandHook:
         try:
             key = f"drain.{values['hook']}.command"
             finished = await finish_command(self._argv, key=key, values=values, limit=limit)
-        except CommandFailed as error:
-            return HookAnswer(Said.FAILED, str(error))
+        except SiteCommandFailed as error:
+            return HookAnswer(HookResult.FAILED, str(error))
         if finished.code == 0:
-            return HookAnswer(Said.DONE, finished.output)
+            return HookAnswer(HookResult.DONE, finished.output)
         if finished.code == _NOT_YET:
-            return HookAnswer(Said.LATER, finished.output)
+            return HookAnswer(HookResult.LATER, finished.output)
         said = f": {finished.output}" if finished.output else ""
         text = f"{self._argv[0]} exited with {finished.code}{said}"
-        return HookAnswer(Said.FAILED, text)
+        return HookAnswer(HookResult.FAILED, text)

@@ -1,7 +1,7 @@
-"""A hook that is an HTTP endpoint of the site's, signed like an alert (docs/alerts.md).
+"""A hook that calls an HTTP endpoint of the site, signed like an alert (docs/alerts.md).
 
-200: done. 202: not yet, ask again (Retry-After is honoured). Anything else: it has failed, and is
-tried again too. `X-Sickbay-Delivery` is the same for every attempt about one quarantine.
+200: done. 202: not yet, ask again (Retry-After is honoured). Any other status: it has failed, and
+is tried again too. `X-Sickbay-Delivery` is the same for every attempt about one quarantine.
 """
 
 import json
@@ -11,14 +11,14 @@ from pathlib import Path
 
 import aiohttp
 
-from aggregator.alerts.courier import SecretError, read_secret, words_of
-from aggregator.alerts.post import headers, retry_after
-from aggregator.quarantine.hooking import HookAnswer, Said
-from aggregator.shortened import shortened
-from aggregator.thread import OneThread
+from aggregator.alerts.sender import SecretError, read_secret, words_of
+from aggregator.alerts.webhook import headers, retry_after
+from aggregator.quarantine.drain.hooks import HookAnswer, HookResult
+from aggregator.runtime.text import truncate
+from aggregator.runtime.worker_thread import WorkerThread
 
 BODY_VERSION = 1
-#: Seconds for one attempt: who needs longer answers 202.
+#: Seconds for one attempt: a hook that needs longer answers 202.
 _ATTEMPT = 30.0
 _MOST_ANSWER = 2000
 #: Characters of a value: a person may have pasted a log as the reason.
@@ -35,10 +35,12 @@ class WebhookHook:
 
     async def ask(self, values: Mapping[str, str], *, limit: float) -> HookAnswer:
         timeout = aiohttp.ClientTimeout(total=min(limit, _ATTEMPT))
-        told = {name: shortened(text, _LONGEST) for name, text in values.items()}
+        told = {name: truncate(text, _LONGEST) for name, text in values.items()}
         content = json.dumps({"version": BODY_VERSION, "source": "sickbay", **told}).encode()
         ident = f"{values['quarantine']}-{values['hook']}"
-        thread = OneThread("hook-secret")  # a file system that hangs must not stop the event loop
+        thread = WorkerThread(
+            "hook-secret"
+        )  # a file system that hangs must not stop the event loop
         try:
             now = self._wall()
             secret = await thread.run(read_secret, self._secret_file)
@@ -54,11 +56,11 @@ class WebhookHook:
                 said = await response.content.read(_MOST_ANSWER)
                 return _judge(response.status, said, response.headers, now)
         except SecretError as error:
-            return HookAnswer(Said.FAILED, str(error))
+            return HookAnswer(HookResult.FAILED, str(error))
         except TimeoutError:
-            return HookAnswer(Said.FAILED, f"no answer within {timeout.total:g} s")
+            return HookAnswer(HookResult.FAILED, f"no answer within {timeout.total:g} s")
         except (aiohttp.ClientError, OSError, ssl.SSLError, ValueError) as error:
-            return HookAnswer(Said.FAILED, words_of(error))
+            return HookAnswer(HookResult.FAILED, words_of(error))
         finally:
             thread.stop()
 
@@ -67,7 +69,7 @@ def _judge(status: int, said: bytes, given: Mapping[str, str], now: float) -> Ho
     text = said.decode(errors="replace").strip()
     again = retry_after(given.get("Retry-After", ""), now)
     if status == 200:
-        return HookAnswer(Said.DONE, text)
+        return HookAnswer(HookResult.DONE, text)
     if status == 202:
-        return HookAnswer(Said.LATER, text, again)
-    return HookAnswer(Said.FAILED, f"HTTP {status}: {text}".rstrip(": "), again)
+        return HookAnswer(HookResult.LATER, text, again)
+    return HookAnswer(HookResult.FAILED, f"HTTP {status}: {text}".rstrip(": "), again)

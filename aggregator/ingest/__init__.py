@@ -1,1 +1,1 @@
-"""Agents come in here: who they are, their streams, what is acknowledged."""
+"""The agents' entrance: their identities, their streams, and the acknowledgement of evidence."""

@@ -1,31 +1,31 @@
-"""Who speaks: how a stream proves which node it may report about.
+"""Identity: how a stream proves which node it may report about.
 
 An agent can report only about the node that its identity names. Three kinds: a service account
 token that the cluster signed (`aggregator.ingest.tokens`), a certificate per node (mTLS), and for
-trials on loopback the agent's own word.
+trials on loopback the agent's own claim.
 """
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from cryptography import x509
 
-from aggregator.reading.values import is_loopback
+from aggregator.configfile.values import is_loopback
 
 #: Seconds since the epoch.
 Now = Callable[[], float]
 
-#: Seconds that the clock of who signed and that of this machine may differ.
+#: Seconds by which the signer's clock and this machine's may differ.
 LEEWAY = 10.0
 
-#: Where the agent's token travels when the stream opens, as "Bearer TOKEN".
+#: The header with the agent's token when the stream opens, as "Bearer TOKEN".
 AUTHORIZATION = "authorization"
 
 
 class Refusal(enum.StrEnum):
-    """Why a stream was refused or ended; what is counted."""
+    """Why a stream was refused or ended. Each reason is counted."""
 
     NO_CREDENTIALS = "no_credentials"
     BAD_TOKEN = "bad_token"  # noqa: S105  # a reason, not a secret
@@ -39,7 +39,9 @@ class Refusal(enum.StrEnum):
 
 
 class IdentityError(Exception):
-    """The stream may not speak. The text says why, for the agent's log too; it has no secret."""
+    """The stream may not report. The text gives the reason, for the agent's log too, and has no
+    secret.
+    """
 
     def __init__(self, refusal: Refusal, text: str) -> None:
         super().__init__(text)
@@ -47,18 +49,20 @@ class IdentityError(Exception):
 
     @property
     def passing(self) -> bool:
-        """Whether the caller may be right and should try again: we lack the means to tell."""
+        """Whether the caller may be valid and should try again, because we can't verify it now."""
         return self.refusal is Refusal.KEYS_UNAVAILABLE
 
     @property
     def proven(self) -> bool:
-        """Whether we know who calls, and it is somebody who may not do this."""
+        """Whether the caller is known, and is one that may not do this."""
         return self.refusal in {Refusal.OTHER_ACCOUNT, Refusal.NO_NODE, Refusal.ANOTHER_NODE}
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What is proven of a caller. ``expires`` is in seconds since the epoch, None for never."""
+    """The proven identity of a caller. ``expires`` is in seconds since the epoch, None for
+    never.
+    """
 
     node: str
     node_uid: str = ""
@@ -67,19 +71,32 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
-    """What a new stream shows: ``claims`` is the node of its Hello.
+class CallCredentials:
+    """Verified credentials, before the Hello is read.
 
-    ``peer`` is grpc's ("ipv4:10.0.0.1:4711"), ``certificate`` grpc's auth context.
+    ``nodes``: the nodes that they name; empty where the agent's own claim is trusted.
     """
 
-    claims: str
+    identity: Identity
+    nodes: tuple[str, ...] = ()
+
+    def claimed(self, node: str) -> Identity:
+        """The identity of ``node``. Raises `IdentityError` where the credentials name another."""
+        if self.nodes and node not in self.nodes:
+            raise _another(node, self.nodes[0])
+        return replace(self.identity, node=node)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The credentials that a new stream presents when it is opened."""
+
     peer: str
     metadata: Mapping[str, str] = field(default_factory=dict, repr=False)
     certificate: Mapping[str, Sequence[bytes]] = field(default_factory=dict, repr=False)
 
     def bearer(self) -> str:
-        """The token that the stream was opened with; `IdentityError` when there is none."""
+        """The token that the stream was opened with; `IdentityError` without one."""
         scheme, _, token = self.metadata.get(AUTHORIZATION, "").partition(" ")
         if scheme.lower() != "bearer" or not token:
             raise IdentityError(
@@ -89,33 +106,37 @@ class Caller:
 
 
 class Authenticator(Protocol):
-    """Proves who calls, or raises `IdentityError`."""
+    """Proves a caller's identity, or raises `IdentityError`."""
 
-    async def identify(self, caller: Caller) -> Identity:
-        """The identity of a new stream: that of the node which it claims."""
+    async def authenticate(self, caller: Caller) -> CallCredentials:
+        """Verify the credentials that a new stream was opened with, before it is read from."""
         ...
 
     async def renew(self, identity: Identity, token: str) -> Identity:
-        """The same identity, for longer, by credentials that came within its stream."""
+        """The same identity, extended by credentials that came within its stream."""
         ...
 
 
 def must_be_claimed(identity: Identity, claims: str) -> Identity:
     """``identity``, when it is of the node that the stream claims."""
     if identity.node != claims:
-        text = f"Hello claims node {claims!r}, and the credentials are of node {identity.node!r}"
-        raise IdentityError(Refusal.ANOTHER_NODE, text)
+        raise _another(claims, identity.node)
     return identity
 
 
+def _another(claims: str, node: str) -> IdentityError:
+    text = f"Hello claims node {claims!r}, and the credentials are of node {node!r}"
+    return IdentityError(Refusal.ANOTHER_NODE, text)
+
+
 class CertificateAuthenticator:
-    """mTLS: the node's name stands in its certificate, as a DNS name or, without any, as CN.
+    """mTLS: the agent's certificate has the node's name, as a DNS name or, without any, as CN.
 
     grpc has verified the chain against ``listen.tls.client_ca_file`` in the handshake. Names are
-    compared letter by letter: a wildcard is nobody's name.
+    compared letter by letter: a wildcard matches no node.
     """
 
-    async def identify(self, caller: Caller) -> Identity:
+    async def authenticate(self, caller: Caller) -> CallCredentials:
         pem = caller.certificate.get("x509_pem_cert")
         if not pem:
             raise IdentityError(Refusal.NO_CREDENTIALS, "no client certificate")
@@ -128,9 +149,8 @@ class CertificateAuthenticator:
         if not names:
             text = "the client certificate names no node (no DNS name, no CN)"
             raise IdentityError(Refusal.NO_NODE, text)
-        node = caller.claims if caller.claims in names else names[0]
         expires = certificate.not_valid_after_utc.timestamp()
-        return must_be_claimed(Identity(node, expires=expires), caller.claims)
+        return CallCredentials(Identity(names[0], expires=expires), tuple(names))
 
     async def renew(self, identity: Identity, token: str) -> Identity:  # noqa: ARG002
         """A certificate can't be renewed within its connection."""
@@ -152,19 +172,19 @@ def _names(certificate: x509.Certificate) -> list[str]:
 
 
 class TrustingAuthenticator:
-    """``insecure-trust-hello``: the agent's word. Only from this machine unless ``anywhere``."""
+    """``insecure-trust-hello``: the agent's claim. Only from this machine unless ``anywhere``."""
 
     def __init__(self, *, anywhere: bool = False) -> None:
         self._anywhere = anywhere
 
-    async def identify(self, caller: Caller) -> Identity:
+    async def authenticate(self, caller: Caller) -> CallCredentials:
         if not self._anywhere and not peer_is_local(caller.peer):
             text = "insecure-trust-hello believes only callers on its own machine"
             raise IdentityError(Refusal.NOT_LOOPBACK, text)
-        return Identity(caller.claims)
+        return CallCredentials(Identity(""))
 
     async def renew(self, identity: Identity, token: str) -> Identity:  # noqa: ARG002
-        """Nothing to renew: the agent may send its token all the same."""
+        """The identity is unchanged: the agent may send its token, but has no need to."""
         return identity
 
 

@@ -14,20 +14,21 @@ from typing import TypeAlias
 import grpc
 
 from aggregator.config.settings import Config
-from aggregator.ingest.current import CurrentNodeAuthenticator, IsCurrent
+from aggregator.ingest.ack_pacing import AckPacer
+from aggregator.ingest.current_node_auth import CurrentNodeAuthenticator, IsCurrent
 from aggregator.ingest.identity import (
     Authenticator,
     Caller,
     CertificateAuthenticator,
     TrustingAuthenticator,
 )
-from aggregator.ingest.intake import Intake
-from aggregator.ingest.keys import Fetch, KeyStore
-from aggregator.ingest.listening import ListenError, descriptor_warning
-from aggregator.ingest.stats import IngestStats, Sparingly
-from aggregator.ingest.storm import Storm
-from aggregator.ingest.stream import Rules, Stream
-from aggregator.ingest.streams import StreamTable
+from aggregator.ingest.interfaces import EvidenceSink
+from aggregator.ingest.jwks import Fetch, JwksCache
+from aggregator.ingest.os_limits import ListenError, connections_allowed, descriptor_warning
+from aggregator.ingest.probe_key import load_probe_key, probe_key_file
+from aggregator.ingest.stats import IngestStats, RateLimitedLog
+from aggregator.ingest.stream import Stream, StreamConfig
+from aggregator.ingest.stream_table import StreamTable
 from aggregator.ingest.tls import CertificateFiles
 from aggregator.ingest.tokens import TokenAuthenticator
 from sickbay.v1 import sickbay_pb2 as pb
@@ -35,11 +36,11 @@ from sickbay.v1 import sickbay_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-#: A whole snapshot of the largest node that `wire` takes; grpc answers anything larger with
+#: A whole snapshot of the largest node that `codec` takes; grpc answers a larger one with
 #: RESOURCE_EXHAUSTED before it is read.
 MAX_MESSAGE = 4 * 1024 * 1024
 EXPECTED_STREAMS = 10_000
-#: Seconds between looks at what time brings (silence, expiry).
+#: Seconds between checks of time-dependent state (silence, expiry).
 TICK = 1.0
 STOP_WITHIN = 5.0
 
@@ -47,28 +48,35 @@ OPTIONS: list[tuple[str, int]] = [
     ("grpc.server.max_pending_requests", 20_000),
     ("grpc.server.max_pending_requests_hard_limit", 40_000),
     ("grpc.max_receive_message_length", MAX_MESSAGE),
-    # Two aggregators on one port would share its agents by chance; the second must fail instead.
+    # Two aggregators on one port would share its agents at random; the second must fail instead.
     ("grpc.so_reuseport", 0),
-    # Finds agents whose machine vanished. Every 60 s costs 1.7 % of a core at 10,000 streams.
-    # Each of these pings costs the agent more than the heartbeat that brought it about.
+    # Finds agents whose machine vanished. Every 60 s costs 1.7 % of a core at 10,000 streams. Each
+    # of these pings costs the agent more than the heartbeat that caused it.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    # Of TLS, for what we send. Each connection has a buffer of one: 8 KiB less for every agent than
-    # with the default of 16 KiB, measured; what an agent is sent fits into one all the same.
+    # Of TLS, for the messages that we send. Each connection has a buffer of one: 8 KiB less for
+    # every agent than with the default of 16 KiB, measured; a message to an agent still fits into
+    # one.
     ("grpc.tsi.max_frame_size", 4096),
     # Agents may ping as often as they like; the rate of their messages is bounded elsewhere.
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
+    # For a connection that never makes a call. 10,000 agents at once take 12 s to greet.
+    ("grpc.server_handshake_timeout_ms", 60_000),
+    ("grpc.max_connection_idle_ms", 120_000),
 ]
+#: Calls at once on one connection: an agent has one, a replica two. Simulated agents share
+#: connections, and are accepted only where no proof of identity is required.
+STREAMS_PER_CONNECTION = 8
 
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[pb.AgentMessage, pb.AggregatorMessage]"
 
 
 class IngestServer:
-    """Takes in the agents' streams. ``tls`` None is plaintext."""
+    """Serves the agents' streams. ``tls`` None is plaintext."""
 
     def __init__(
         self,
@@ -77,16 +85,26 @@ class IngestServer:
         tls: CertificateFiles | None,
         require_client_certificate: bool,
         authenticator: Authenticator,
-        intake: Intake,
-        rules: Rules,
+        intake: EvidenceSink,
+        rules: StreamConfig,
         stats: IngestStats,
+        shared_connections: bool = False,
+        connections: int | None = None,
+        probe_key: bytes = b"",
     ) -> None:
+        """``shared_connections``: many agents may share one connection, as simulated ones do.
+
+        ``connections`` is the most that are accepted, by default as many as this process's open
+        files allow. ``probe_key`` is the secret by which probes are assigned to nodes.
+        """
         self._address = address
+        self._connections = connections
+        self._shared_connections = shared_connections
         self._tls = tls
         self._require_client_certificate = require_client_certificate
         self._rules = rules
         self.stats = stats
-        self.table = StreamTable(intake, stats, rules)
+        self.table = StreamTable(intake, stats, rules, probe_key=probe_key)
         self._ward = _Ward(self.table, authenticator, intake, rules, stats)
         self._also: list[Callable[[grpc.aio.Server], None]] = []
         self._server: grpc.aio.Server | None = None
@@ -94,7 +112,7 @@ class IngestServer:
         #: The port that is listened on, once started (the system's choice for port 0).
         self.port = 0
 
-    def also(self, register: Callable[[grpc.aio.Server], None]) -> None:
+    def add_service(self, register: Callable[[grpc.aio.Server], None]) -> None:
         """Serve another service on the same listener. Before `start`."""
         self._also.append(register)
 
@@ -103,7 +121,7 @@ class IngestServer:
         warning = descriptor_warning(EXPECTED_STREAMS)
         if warning:
             log.warning("the limit of open files is low", extra={"detail": warning})
-        server = grpc.aio.server(options=OPTIONS)
+        server = grpc.aio.server(options=[*OPTIONS, *self._connection_options()])
         sickbay_pb2_grpc.add_WardServicer_to_server(self._ward, server)
         for register in self._also:
             register(server)
@@ -122,8 +140,17 @@ class IngestServer:
         self._ticking = asyncio.get_running_loop().create_task(self._tick())
         log.info("listening for agents", extra={"address": self._address, "port": self.port})
 
+    def _connection_options(self) -> list[tuple[str, int]]:
+        """As many connections as leave files to open for the API server and the page."""
+        options = [
+            ("grpc.max_allowed_incoming_connections", self._connections or connections_allowed())
+        ]
+        if not self._shared_connections:
+            options.append(("grpc.max_concurrent_streams", STREAMS_PER_CONNECTION))
+        return options
+
     async def stop(self) -> None:
-        """Close every stream, so that its agent goes elsewhere at once; then the listener."""
+        """Close every stream, so that its agent reconnects elsewhere at once; then the listener."""
         if self._server is None or self._ticking is None:
             return
         self._ticking.cancel()
@@ -142,7 +169,9 @@ class IngestServer:
             told = trouble
 
     def certificate_trouble(self) -> str:
-        """Why agents and other replicas refuse this listener's certificate; empty: they don't."""
+        """Why agents and other replicas refuse this listener's certificate; empty if they accept
+        it.
+        """
         return self._tls.trouble() if self._tls is not None else ""
 
 
@@ -153,8 +182,8 @@ class _Ward(sickbay_pb2_grpc.WardServicer):
         self,
         table: StreamTable,
         authenticator: Authenticator,
-        intake: Intake,
-        rules: Rules,
+        intake: EvidenceSink,
+        rules: StreamConfig,
         stats: IngestStats,
     ) -> None:
         self._table = table
@@ -162,8 +191,8 @@ class _Ward(sickbay_pb2_grpc.WardServicer):
         self._intake = intake
         self._rules = rules
         self._stats = stats
-        self._sparingly = Sparingly()
-        self._storm = Storm()
+        self._sparingly = RateLimitedLog()
+        self._ack_pacer = AckPacer()
 
     async def Attend(  # type: ignore[override]  # noqa: N802  # the read and write calls of grpc.aio
         self,
@@ -171,7 +200,7 @@ class _Ward(sickbay_pb2_grpc.WardServicer):
         context: _Context,
     ) -> None:
         self._stats.opened += 1
-        # Made elsewhere: what that needs of this call's frame would be kept as long as the stream.
+        # Created elsewhere: this call's frame would otherwise be kept as long as the stream.
         ending = await self._stream(context).serve()
         if ending.code is not grpc.StatusCode.OK:
             await context.abort(ending.code, str(ending))
@@ -179,30 +208,30 @@ class _Ward(sickbay_pb2_grpc.WardServicer):
     def _stream(self, context: _Context) -> Stream:
         return Stream(
             context,
-            caller=lambda node: _caller(node, context),
+            caller=lambda: _caller(context),
             rules=self._rules,
             authenticator=self._authenticator,
             intake=self._intake,
             streams=self._table,
             stats=self._stats,
             sparingly=self._sparingly,
-            storm=self._storm,
+            ack_pacer=self._ack_pacer,
         )
 
 
-def _caller(node: str, context: _Context) -> Caller:
+def _caller(context: _Context) -> Caller:
     pairs = context.invocation_metadata() or ()
     metadata = {str(key): value for key, value in pairs if isinstance(value, str)}
     certificate = {str(key): list(values) for key, values in context.auth_context().items()}
-    return Caller(node, context.peer(), metadata, certificate)
+    return Caller(context.peer(), metadata, certificate)
 
 
 def build(
     config: Config,
-    intake: Intake,
+    intake: EvidenceSink,
     *,
     name: str,
-    keys: KeyStore | None = None,
+    keys: JwksCache | None = None,
     is_current: IsCurrent | None = None,
     cluster_away: Callable[[], bool],
     among_others: Callable[[], str],
@@ -211,11 +240,11 @@ def build(
 ) -> IngestServer:
     """The server that ``config`` asks for. Raises `aggregator.ingest.tls.TlsError`.
 
-    ``name`` is this aggregator's, told to agents. ``keys`` (`open_keys`) verify tokens, and are
+    ``name`` is this aggregator's, as sent to agents. ``keys`` (`open_keys`) verify tokens, and are
     needed for ``identity.kind: token``. ``is_current`` tells whether a Node has the UID that its
-    token names; None: not asked. ``cluster_away`` says whether the API server can't be reached now,
-    ``among_others`` this replica's own address where there are others (empty: there are none).
-    ``now`` is monotonic seconds, ``wall`` seconds since the epoch.
+    token names; without it the UID is not checked. ``cluster_away`` says whether the API server
+    can't be reached now, ``among_others`` this replica's own address where there are others (empty:
+    there are none). ``now`` is monotonic seconds, ``wall`` seconds since the epoch.
     """
     stats = IngestStats()
     tls, files = config.listen.tls, None
@@ -236,7 +265,7 @@ def build(
         require_client_certificate=config.identity.kind == "certificate",
         authenticator=_authenticator(config, keys, is_current, wall),
         intake=intake,
-        rules=Rules(
+        rules=StreamConfig(
             name=name,
             version=version("sickbay"),
             heartbeat=config.agents.heartbeat,
@@ -247,19 +276,21 @@ def build(
             among_others=among_others,
         ),
         stats=stats,
+        shared_connections=config.identity.kind == "insecure-trust-hello",
+        probe_key=load_probe_key(probe_key_file(config)),
     )
 
 
-def open_keys(config: Config, fetch: Fetch, *, now: Callable[[], float]) -> KeyStore:
-    """The cluster's published keys, with what the disk remembers of them."""
-    keys = KeyStore(fetch, config.identity.keys_cache, now=now)
+def open_keys(config: Config, fetch: Fetch, *, now: Callable[[], float]) -> JwksCache:
+    """The cluster's published keys, beginning with those on disk."""
+    keys = JwksCache(fetch, config.identity.keys_cache, now=now)
     keys.load()
     return keys
 
 
 def _authenticator(
     config: Config,
-    keys: KeyStore | None,
+    keys: JwksCache | None,
     is_current: IsCurrent | None,
     wall: Callable[[], float],
 ) -> Authenticator:

@@ -1,4 +1,4 @@
-"""What ingest counts: plain numbers, read by the metrics and the page."""
+"""Ingest's counters: plain numbers, read by the metrics and the page."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class IngestStats:
-    """Since the start, but for ``attached`` and ``overdue``, which are now.
+    """Since the start, except ``attached`` and ``overdue``, which are now.
 
-    ``refused`` counts streams that never spoke, by `Refusal` or "malformed", "no_hello" and the
+    ``refused`` counts streams that never attached, by `Refusal` or "malformed", "no_hello" and the
     like; ``ended`` counts attached streams by why they ended; ``messages`` by kind.
     """
 
@@ -21,6 +21,7 @@ class IngestStats:
     messages: Counter[str] = field(default_factory=Counter)
     acks: int = 0
     resyncs: int = 0
+    dropped: int = 0  # entries of messages that were outside the contract's bounds
     throttled: int = 0  # times that a stream was made to wait
     superseded: int = 0
     conflicts: int = 0
@@ -28,18 +29,30 @@ class IngestStats:
     certificate_troubles: int = 0  # a rotated TLS certificate that could not be used
 
 
-class Sparingly:
-    """Says the same thing at most once in ``interval`` seconds: 10,000 agents may fail alike."""
+#: Messages that `RateLimitedLog` remembers: some of them name a node.
+MOST_SAID = 1_000
+
+
+class RateLimitedLog:
+    """Logs the same message at most once in ``interval`` seconds: 10,000 agents may fail alike.
+
+    Of more than `MOST_SAID` messages it forgets the one that was logged first.
+    """
 
     def __init__(self, interval: float = 10.0) -> None:
         self._interval = interval
         self._said: dict[str, tuple[float, int]] = {}
 
     def __call__(self, what: str, now: float) -> Mapping[str, int] | None:
-        """Log fields to say it with, with how often it was not said since; None: not now."""
-        at, unsaid = self._said.get(what, (float("-inf"), 0))
+        """Fields of the log line, with how often it was suppressed since the last, or None if not
+        now.
+        """
+        at, dirty_nodes = self._said.get(what, (float("-inf"), 0))
         if now - at < self._interval:
-            self._said[what] = (at, unsaid + 1)
+            self._said[what] = (at, dirty_nodes + 1)
             return None
+        self._said.pop(what, None)
+        while len(self._said) >= MOST_SAID:
+            del self._said[next(iter(self._said))]
         self._said[what] = (now, 0)
-        return {"unsaid": unsaid} if unsaid else {}
+        return {"unsaid": dirty_nodes} if dirty_nodes else {}

@@ -1,7 +1,7 @@
 """One agent's stream: Hello, Snapshot, then deltas and heartbeats, until it ends.
 
-It is also the way back (`Line`). A message that can't be understood, or that claims another node,
-ends this stream with a status that says why, and touches no other.
+It is also the way back (`AgentConnection`). A message that can't be understood, or that claims
+another node, ends this stream with a status that gives the reason, and affects no other.
 """
 
 import asyncio
@@ -15,42 +15,49 @@ from typing import Protocol
 import grpc
 from google.protobuf.message import DecodeError
 
-from aggregator.ingest import wire
-from aggregator.ingest.allowance import Allowance
-from aggregator.ingest.ending import Ending, Why, gone, malformed, refused
+from aggregator.health.model import Delta, Lost, Snapshot
+from aggregator.ingest import codec
+from aggregator.ingest.ack_pacing import AckPacer
+from aggregator.ingest.close_reason import CloseReason, StreamClosed, gone, malformed, refused
 from aggregator.ingest.identity import (
     LEEWAY,
     Authenticator,
+    CallCredentials,
     Caller,
     Identity,
     IdentityError,
     Refusal,
 )
-from aggregator.ingest.intake import Intake
-from aggregator.ingest.outbox import Acks, Outbox
-from aggregator.ingest.resyncs import Resyncs
-from aggregator.ingest.stats import IngestStats, Sparingly
-from aggregator.ingest.storm import Storm
+from aggregator.ingest.interfaces import EvidenceSink
+from aggregator.ingest.rate_limit import PER_STREAM, NodeBudget
+from aggregator.ingest.resync_backoff import ResyncBackoff
+from aggregator.ingest.send_queue import Acks, SendQueue
+from aggregator.ingest.stats import IngestStats, RateLimitedLog
 from sickbay.v1 import sickbay_pb2 as pb
 
 log = logging.getLogger(__name__)
 Code = grpc.StatusCode
 
-#: Seconds. Who connects and says nothing is ended one day; who is slow, for 10,000 came at once and
-#: either side is busy with others, must not be: all that was done for him would be done again.
+#: Seconds. A silent connection is ended some day. A slow agent must not be, when 10,000 came at
+#: once and either side is busy with others: all the work done for it would be done again.
 HELLO_WITHIN = 60.0
 SNAPSHOT_WITHIN = 120.0
+REFUSED_WITHIN = 1.0
 REDIRECT_WITHIN = 10.0
-#: What agents are promised where there are other replicas. One that gets no answer tries for 5 s
-#: whether anybody is there: with a heartbeat of 10 s it has left 17 to 27 s after its replica was
-#: stopped, and by then others own its node (docs/shards.md).
+#: The promise to agents where there are other replicas. An agent that gets no answer tries for 5 s
+#: whether the replica is there: with a heartbeat of 10 s it has left 17 to 27 s after its replica
+#: was stopped, and by then others own its node (docs/shards.md).
 ANSWER_WITHIN = 12.0
+#: Bytes of a message that takes some milliseconds to read.
+LARGE = 65_536
+#: The source of evidence that was lost because it was not taken here.
+US = "aggregator"
 # One object each, not one for each stream.
 _NEVER, _NOW = float("inf"), float("-inf")
 
 
 class Context(Protocol):
-    """What a stream needs of `grpc.aio.ServicerContext`."""
+    """The part of `grpc.aio.ServicerContext` that a stream needs."""
 
     async def read(self) -> object:
         """An AgentMessage, or `grpc.aio.EOF`."""
@@ -61,11 +68,11 @@ class Context(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """What every stream of this aggregator goes by. Durations are seconds.
+class StreamConfig:
+    """The settings of every stream of this aggregator. Durations are seconds.
 
     ``now`` is monotonic, ``wall`` since the epoch. ``cluster_away`` says whether the API server
-    can't be reached, so that nobody's token can be renewed. ``among_others``: this replica's own
+    can't be reached, so that no agent can renew its token. ``among_others``: this replica's own
     address, if there are others to which an agent could go when this one falls silent; else empty.
     """
 
@@ -86,6 +93,22 @@ class Streams(Protocol):
 
     def detach(self, stream: "Stream") -> None: ...
 
+    def await_hello(self, stream: "Stream", node: str) -> None:
+        """The stream's credentials name ``node``, and its Hello has not come yet."""
+        ...
+
+    def forget_hello(self, stream: "Stream", node: str) -> None:
+        """The stream is attached, or has ended."""
+        ...
+
+    def used(self, node: str) -> float:
+        """How much of the node's token bucket its earlier streams have used."""
+        ...
+
+    def keep_used(self, node: str, used: float) -> None:
+        """The node's stream has ended, and had used so much of its token bucket."""
+        ...
+
     def peers(self, stream: "Stream") -> Sequence[str]:
         """The addresses that this stream's node is to probe."""
         ...
@@ -95,10 +118,13 @@ class Stream:
     """One call of Attend, from its opening to its end."""
 
     __slots__ = (
+        "_ack_pacer",
         "_acks",
+        "_allowance",
         "_answers",
         "_attached",
         "_authenticator",
+        "_awaited",
         "_caller",
         "_context",
         "_ending",
@@ -106,13 +132,13 @@ class Stream:
         "_leave_by",
         "_named",
         "_outbox",
+        "_partial",
         "_resyncs",
         "_rules",
         "_seq",
         "_sparingly",
         "_stats",
         "_stopping",
-        "_storm",
         "_streams",
         "_task",
         "due_at",
@@ -128,14 +154,14 @@ class Stream:
         self,
         context: Context,
         *,
-        caller: Callable[[str], Caller],
-        rules: Rules,
+        caller: Callable[[], Caller],
+        rules: StreamConfig,
         authenticator: Authenticator,
-        intake: Intake,
+        intake: EvidenceSink,
         streams: Streams,
         stats: IngestStats,
-        sparingly: Sparingly,
-        storm: Storm,
+        sparingly: RateLimitedLog,
+        ack_pacer: AckPacer,
     ) -> None:
         self._context = context
         self._caller = caller
@@ -145,42 +171,50 @@ class Stream:
         self._streams = streams
         self._stats = stats
         self._sparingly = sparingly
-        self._storm = storm
+        self._ack_pacer = ack_pacer
         self._task: asyncio.Task[None] | None = None
-        self._ending: Ending | None = None
+        self._ending: StreamClosed | None = None
         self._attached = False
         self._stopping = False
-        self._outbox = Outbox(self)
+        self._allowance = NodeBudget(rules.now())
+        self._outbox = SendQueue(self)
         self._acks = Acks(self)
         self._seq = 0
-        self._resyncs = Resyncs()
+        #: Entries were dropped since the last whole snapshot, so the digests cannot agree.
+        self._partial = False
+        self._resyncs = ResyncBackoff()
         self._leave_by = _NEVER
         self._named: tuple[str, ...] = ()
-        self._answers = ""  # promised, by whom is reached at this address
+        self._awaited = ""  # the node that the credentials name, until the stream is attached
+        self._answers = ""  # promised, with this address to reach us
         self.node = ""
         self.instance = ""
         self.peer = context.peer()
         self.identity = Identity("")
         self.last_heard = rules.now()
-        #: When time may next bring something, but for its credentials' end (monotonic).
+        #: When time may next change the stream's state, except for its credentials' end
+        #: (monotonic).
         self.due_at = _NOW
-        #: Its credentials have expired, and it stays because nobody's can be renewed.
+        #: Its credentials have expired, and it stays because no agent can renew its own.
         self.overdue = False
 
-    # -- the talk ---------------------------------------------------------------
+    # -- the exchange -----------------------------------------------------------
 
-    async def serve(self) -> Ending:
-        """Until it ends; how. Cancelled from outside (the connection broke) it raises that.
+    async def serve(self) -> StreamClosed:
+        """Serve until the stream ends, and return how. Cancelled from outside (the connection
+        broke) it raises that.
 
-        A stream is here all its life. So it keeps no message, and waits for the next in no call of
-        its own, which would be 240 bytes for each.
+        A stream is in this call all its life. So it keeps no message, and waits for the next in no
+        call of its own, which would be 240 bytes for each.
         """
         self._task = asyncio.current_task()
-        allowance = Allowance(self._rules.now())
+        allowance = self._allowance
         message: pb.AgentMessage | None
         try:
             await self._greet(allowance)
-            message = await self._first(allowance, "snapshot", SNAPSHOT_WITHIN, Why.NO_SNAPSHOT)
+            message = await self._first(
+                allowance, "snapshot", SNAPSHOT_WITHIN, CloseReason.NO_SNAPSHOT
+            )
             while message is not None:
                 self.last_heard = self._rules.now()
                 await self._take(message)
@@ -189,12 +223,13 @@ class Stream:
                 if message is not None:
                     await self._pay(allowance, message)
             ending = gone()
-        except Ending as reached:
-            # Anew: one that was raised holds the frames that it came through, and they hold it.
-            ending = Ending(reached.why, reached.code, str(reached))
+        except StreamClosed as reached:
+            # A new one, because a raised one holds the frames that it came through, and they hold
+            # it.
+            ending = StreamClosed(reached.why, reached.code, str(reached))
         except DecodeError:
             text = "a message that is no sickbay.v1.AgentMessage"
-            ending = Ending(Why.MALFORMED, Code.INVALID_ARGUMENT, text)
+            ending = StreamClosed(CloseReason.MALFORMED, Code.INVALID_ARGUMENT, text)
         except asyncio.CancelledError:
             if self._ending is None:
                 self._end(gone())
@@ -202,17 +237,19 @@ class Stream:
             self._stopping = False
             ending = self._ending
         except Exception:
-            # The outermost edge of one stream: whatever this is, the others go on.
+            # The outermost edge of one stream: after any error here the others go on.
             log.exception("a stream failed", extra={"node": self.node, "peer": self.peer})
-            ending = Ending(Why.INTERNAL, Code.INTERNAL, "the aggregator failed; see its log")
+            ending = StreamClosed(
+                CloseReason.INTERNAL, Code.INTERNAL, "the aggregator failed; see its log"
+            )
         return await self._leave(ending)
 
-    async def _leave(self, ending: Ending) -> Ending:
-        """The end of the talk: what is said of it, and what was under way."""
+    async def _leave(self, ending: StreamClosed) -> StreamClosed:
+        """The end of the stream: its log line, and the tasks in progress."""
         assert self._task is not None
         if self._stopping:
             # Stopped in the very step in which it ended by itself: take the cancellation that is
-            # still to come, or it would hit whoever awaits next.
+            # still to come, or it would hit the next await.
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(0)
         while self._task.cancelling():
@@ -221,42 +258,80 @@ class Stream:
         await self._outbox.settled()
         return self._ending or ending
 
-    async def _greet(self, allowance: Allowance) -> None:
-        message = await self._first(allowance, "hello", HELLO_WITHIN, Why.NO_HELLO)
+    async def _greet(self, allowance: NodeBudget) -> None:
         try:
-            claimed = wire.hello(message.hello)
-            self.identity = await self._authenticator.identify(self._caller(claimed.node))
-        except wire.WireError as error:
+            credentials = await self._authenticate()
+            del self._caller  # asked once; it would be 250 bytes for each stream
+            self._await_hello(next(iter(credentials.nodes), ""))
+            message = await self._first(allowance, "hello", HELLO_WITHIN, CloseReason.NO_HELLO)
+            node = codec.node_of(message.hello)
+            self.identity = credentials.claimed(node)
+        except codec.InvalidMessage as error:
             raise malformed("hello", error) from None
         except IdentityError as error:
             raise refused(error) from None
-        del self._caller  # asked once; it would be 250 bytes for each stream
+        dropped = codec.Dropped()
+        try:
+            claimed = codec.hello(message.hello, dropped)
+        except codec.InvalidMessage as error:
+            ending = malformed("hello", error)
+            self._intake.on_refusal(node, str(ending))
+            raise ending from None
         hello = replace(claimed, node_uid=self.identity.node_uid)
         self.node, self.instance = hello.node, hello.instance
         self.last_heard = self._rules.now()
-        home = self._intake.home(self.node)
+        home = self._intake.owner_address(self.node)
         if home:
             await self._send_home(home, allowance)
+        self._await_hello("")
         self._attached = True
         self._streams.attach(self)
-        self._intake.attached(hello, self)
+        self._allowance.inherit(self._streams.used(self.node) + PER_STREAM)
+        self._intake.on_connect(hello, self)
         self._welcome(self._streams.peers(self))
+        self._say_dropped(0, dropped)
 
-    async def _send_home(self, home: str, allowance: Allowance) -> None:
-        """The node is another replica's: say so, and nothing else, until its agent leaves."""
-        self._outbox.put(wire.redirect(home, "the node belongs to that replica"))
+    async def _authenticate(self) -> CallCredentials:
+        """Before the Hello: a caller without credentials costs no message and no wait.
+
+        A caller with credentials that are refused is an agent more often than not. Its Hello is
+        under way, and grpc.aio shows INTERNAL in place of our reason where that write fails.
+        """
+        try:
+            return await self._authenticator.authenticate(self._caller())
+        except IdentityError as error:
+            if error.refusal is not Refusal.NO_CREDENTIALS:
+                with contextlib.suppress(TimeoutError, DecodeError):
+                    async with asyncio.timeout(REFUSED_WITHIN):
+                        await self._context.read()
+            raise
+
+    def _await_hello(self, node: str) -> None:
+        """Count this stream among those of ``node`` that wait; empty: it no longer waits."""
+        if self._awaited:
+            self._streams.forget_hello(self, self._awaited)
+        self._awaited = node
+        if node:
+            self._streams.await_hello(self, node)
+
+    async def _send_home(self, home: str, allowance: NodeBudget) -> None:
+        """The node is another replica's: send only the redirect, until its agent leaves."""
+        self._outbox.put(codec.redirect(home, "the node belongs to that replica"))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REDIRECT_WITHIN):
                 while await self._read(allowance) is not None:
                     pass
-        raise Ending(Why.REDIRECTED, Code.UNAVAILABLE, f"the node belongs to the replica at {home}")
+        raise StreamClosed(
+            CloseReason.REDIRECTED, Code.UNAVAILABLE, f"the node belongs to the replica at {home}"
+        )
 
     def _welcome(self, peers: Sequence[str]) -> None:
         self._named = tuple(peers)
-        # Once promised always kept: it is not told anew each time that another replica restarts.
+        self._intake.assigned(self.node, self._named)
+        # A promise stays: it is not sent again each time that another replica restarts.
         self._answers = self._answers or self._rules.among_others()
         self._outbox.put(
-            wire.welcome(
+            codec.welcome(
                 name=self._rules.name,
                 version=self._rules.version,
                 heartbeat=self._rules.heartbeat,
@@ -267,9 +342,9 @@ class Stream:
         )
 
     def name_peers(self) -> None:
-        """Tell the agent whom to probe, if that has changed since it was told.
+        """Tell the agent which addresses to probe, if they have changed since the last message.
 
-        And that its heartbeats are answered, once there are other replicas.
+        Also that its heartbeats are answered, once there are other replicas.
         """
         peers = tuple(self._streams.peers(self))
         known = peers == self._named and (self._answers or not self._rules.among_others())
@@ -277,38 +352,40 @@ class Stream:
             self._welcome(peers)
 
     async def _first(
-        self, allowance: Allowance, kind: str, within: float, why: Why
+        self, allowance: NodeBudget, kind: str, within: float, why: CloseReason
     ) -> pb.AgentMessage:
-        """The message that the contract wants now."""
+        """The message that the contract requires now."""
         try:
             async with asyncio.timeout(within):
                 message = await self._read(allowance)
         except TimeoutError:
             text = f"no {kind.capitalize()} within {within:g} s"
-            raise Ending(why, Code.DEADLINE_EXCEEDED, text) from None
+            raise StreamClosed(why, Code.DEADLINE_EXCEEDED, text) from None
         if message is None:
-            raise Ending(why, Code.FAILED_PRECONDITION, f"closed before its {kind.capitalize()}")
+            raise StreamClosed(
+                why, Code.FAILED_PRECONDITION, f"closed before its {kind.capitalize()}"
+            )
         got = message.WhichOneof("body")
         if got != kind:
             text = f"{got or 'an empty message'} came where {kind.capitalize()} must come"
-            raise Ending(Why.MALFORMED, Code.INVALID_ARGUMENT, text)
+            raise StreamClosed(CloseReason.MALFORMED, Code.INVALID_ARGUMENT, text)
         return message
 
-    async def _read(self, allowance: Allowance) -> pb.AgentMessage | None:
-        """The next message; None when the agent has closed its side."""
+    async def _read(self, allowance: NodeBudget) -> pb.AgentMessage | None:
+        """The next message, or None when the agent has closed its side."""
         message = _known(await self._context.read())
         if message is not None:
             await self._pay(allowance, message)
         return message
 
-    async def _pay(self, allowance: Allowance, message: pb.AgentMessage) -> None:
-        """Let who says too much wait."""
+    async def _pay(self, allowance: NodeBudget, message: pb.AgentMessage) -> None:
+        """Delay an agent that sends too much."""
         wait = allowance.spend(message.ByteSize(), self._rules.now())
         if wait > 0:
             self._stats.throttled += 1
-            unsaid = self._sparingly(f"held back: {self.node}", self._rules.now())
-            if unsaid is not None:
-                extra = {"node": self.node, "peer": self.peer, **unsaid}
+            dirty_nodes = self._sparingly(f"held back: {self.node}", self._rules.now())
+            if dirty_nodes is not None:
+                extra = {"node": self.node, "peer": self.peer, **dirty_nodes}
                 log.warning("an agent sends more than it may; it is read slowly", extra=extra)
             await asyncio.sleep(wait)
 
@@ -318,44 +395,88 @@ class Stream:
         try:
             match kind:
                 case "delta" | "snapshot":
-                    self._evidence(message.snapshot if kind == "snapshot" else message.delta)
+                    await self._evidence(message.snapshot if kind == "snapshot" else message.delta)
                 case "heartbeat":
                     self._beat(message.heartbeat)
                 case "credentials":
                     await self._renew(message.credentials.token)
                 case "command_result":
-                    command, ok, text = wire.answer(message.command_result)
-                    self._intake.answered(self.node, command, ok=ok, message=text)
+                    command, ok, text = codec.answer(message.command_result)
+                    self._intake.on_command_result(self.node, command, ok=ok, message=text)
                 case "hello":
                     self._second_hello(message.hello)
                 case _:
-                    # A newer agent's message of a kind that we don't know yet: not ours to refuse.
+                    # A newer agent's message of a kind that we don't know yet, which we must not
+                    # refuse.
                     pass
-        except wire.WireError as error:
+        except codec.InvalidMessage as error:
             raise malformed(kind or "", error) from None
 
-    def _evidence(self, message: pb.Snapshot | pb.Delta) -> None:
+    async def _evidence(self, message: pb.Snapshot | pb.Delta) -> None:
         if message.seq < self._seq:
-            raise wire.WireError("seq", f"{message.seq} after {self._seq}")
-        at = self.last_heard
-        evidence = (
-            wire.snapshot(message, at=at)
-            if isinstance(message, pb.Snapshot)
-            else wire.delta(message, at=at)
+            raise codec.InvalidMessage("seq", f"{message.seq} after {self._seq}")
+        evidence, dropped = await self._understood(message)
+        started = self._rules.now()
+        if dropped.entries:
+            self._say_dropped(message.seq, dropped)
+            text = f"{dropped.entries} entries were not taken: {dropped.reason}"
+            evidence = replace(evidence, lost=(*evidence.lost, Lost(US, dropped.entries, text)))
+        self._partial = bool(dropped.entries) or (
+            self._partial and not isinstance(message, pb.Snapshot)
         )
         if self._acks.full:
             text = "too much of it waits to be made durable; say it again in one snapshot"
-            raise Ending(Why.UNSAFE, Code.UNAVAILABLE, text)
+            raise StreamClosed(CloseReason.UNSAFE, Code.UNAVAILABLE, text)
         self._seq = message.seq
         if isinstance(message, pb.Snapshot):
             self._resyncs.answered()
-        self._acks.add(message.seq, self._intake.heard(self.node, evidence, at))
+        self._acks.add(message.seq, self._intake.on_evidence(self.node, evidence, self.last_heard))
+        self._allowance.charge(self._rules.now() - started)
+
+    async def _understood(
+        self, message: pb.Snapshot | pb.Delta
+    ) -> tuple[Snapshot | Delta, codec.Dropped]:
+        """The message as evidence. A large one yields to other tasks on the event loop."""
+        dropped, at = codec.Dropped(), self.last_heard
+        large = message.ByteSize() >= LARGE
+        steps = (
+            codec.snapshot_in_steps(message, at=at, dropped=dropped)
+            if isinstance(message, pb.Snapshot)
+            else codec.delta_in_steps(message, at=at, dropped=dropped)
+        )
+        while True:
+            started = self._rules.now()
+            try:
+                next(steps)
+            except StopIteration as done:
+                return done.value, dropped
+            finally:
+                self._allowance.charge(self._rules.now() - started)
+            if large:
+                await asyncio.sleep(0)
+
+    def _say_dropped(self, seq: int, dropped: codec.Dropped) -> None:
+        """Tell the agent and our log, once in a while, because an old agent goes on sending the
+        entry.
+        """
+        if not dropped.entries:
+            return
+        self._stats.dropped += dropped.entries
+        dirty_nodes = self._sparingly(f"dropped: {self.node}", self._rules.now())
+        if dirty_nodes is not None:
+            self._outbox.put(codec.entries_dropped(seq, dropped))
+            extra = {"node": self.node, "entries": dropped.entries, "reason": dropped.reason}
+            log.warning(
+                "entries of an agent's message are outside the contract's bounds; "
+                "they were dropped, all others count",
+                extra={**extra, **dirty_nodes},
+            )
 
     def _beat(self, heartbeat: pb.Heartbeat) -> None:
-        self._intake.beat(self.node, self.last_heard)
+        self._intake.on_heartbeat(self.node, self.last_heard)
         if self._intake.digest(self.node) == heartbeat.digest:
             self._resyncs.agreed()
-        else:
+        elif not self._partial:  # a dropped entry would be dropped from the next snapshot, too
             self.resync("the digest of your state differs from ours")
         if self._answers:
             self._outbox.answer()
@@ -365,7 +486,7 @@ class Stream:
             self.identity = await self._authenticator.renew(self.identity, token)
         except IdentityError as error:
             if error.passing:
-                return  # the agent's renewed token may be good; what it has holds until it expires
+                return  # a renewed token may be good, and the present one is until it expires
             raise refused(error) from None
         self.overdue = False
         self._stats.renewed += 1
@@ -373,13 +494,15 @@ class Stream:
     def _second_hello(self, hello: pb.Hello) -> None:
         if hello.node != self.node:
             text = f"the stream of node {self.node!r} claims node {hello.node!r}"
-            raise Ending(Refusal.ANOTHER_NODE, Code.PERMISSION_DENIED, text)
-        raise Ending(Why.MALFORMED, Code.INVALID_ARGUMENT, "a second Hello in one stream")
+            raise StreamClosed(Refusal.ANOTHER_NODE, Code.PERMISSION_DENIED, text)
+        raise StreamClosed(
+            CloseReason.MALFORMED, Code.INVALID_ARGUMENT, "a second Hello in one stream"
+        )
 
     # -- the way back -----------------------------------------------------------
 
     def resync(self, reason: str) -> None:
-        """Ask for a snapshot, now or as soon as one may be asked for again."""
+        """Ask for a snapshot, now or as soon as the next request is allowed."""
         self._resyncs.ask(reason)
         self.due_at = _NOW
         self._resync_if_due(self._rules.now())
@@ -387,71 +510,77 @@ class Stream:
     def _resync_if_due(self, now: float) -> None:
         reason = self._resyncs.due(now)
         if reason:
-            self._outbox.put(wire.resync(reason))
+            self._outbox.put(codec.resync(reason))
             self._stats.resyncs += 1
 
     def redirect(self, address: str, reason: str) -> None:
-        self._outbox.put(wire.redirect(address, reason))
+        self._outbox.put(codec.redirect(address, reason))
         self._leave_by = self._rules.now() + REDIRECT_WITHIN
         self.due_at = _NOW
 
     def clear_faults(self, component: str, code: str, reason: str) -> str:
         command = uuid.uuid4().hex
-        self._outbox.put(wire.clear_faults(command, component, code, reason))
+        self._outbox.put(codec.clear_faults(command, component, code, reason))
         return command
 
     def quiesce(self, seconds: float, reason: str) -> str:
         command = uuid.uuid4().hex
-        self._outbox.put(wire.quiesce(command, seconds, reason))
+        self._outbox.put(codec.quiesce(command, seconds, reason))
         return command
 
     def run_checks(self, names: Sequence[str]) -> str:
         command = uuid.uuid4().hex
-        self._outbox.put(wire.run_checks(command, names))
+        self._outbox.put(codec.run_checks(command, names))
         return command
 
     def close(self, reason: str) -> None:
-        self._stop(Ending(Why.CLOSED, Code.UNAVAILABLE, reason))
+        self._stop(StreamClosed(CloseReason.CLOSED, Code.UNAVAILABLE, reason))
+
+    def crowd_out(self, text: str) -> None:
+        """Too many of its node wait for their Hello, and it has waited longest."""
+        self._stop(StreamClosed(CloseReason.TOO_MANY, Code.RESOURCE_EXHAUSTED, text))
 
     def supersede(self, by: str) -> None:
-        """A newer stream of the node speaks for it now."""
+        """A newer stream of the node reports for it now."""
         text = f"a newer stream of node {self.node!r} has taken over, from {by}"
-        self._stop(Ending(Why.SUPERSEDED, Code.ABORTED, text))
+        self._stop(StreamClosed(CloseReason.SUPERSEDED, Code.ABORTED, text))
 
     # -- its end ----------------------------------------------------------------
 
     def tick(self, now: float, wall: float, *, renewals_may_fail: bool) -> None:
-        """Look after what time brings: silence, expiry, a redirect that was not followed.
+        """Apply the changes that time brings: silence, expiry, a redirect that was not followed.
 
-        Before `due_at`, with credentials that are valid, there is nothing.
+        Before `due_at`, with credentials that are valid, there are none.
         """
         self._resync_if_due(now)
         if not self._resyncs.wanted:
             self.due_at = min(self.last_heard + self._rules.silent_after, self._leave_by)
         if now > self._leave_by:
-            self._stop(Ending(Why.REDIRECTED, Code.UNAVAILABLE, "redirected, and stayed"))
+            self._stop(
+                StreamClosed(CloseReason.REDIRECTED, Code.UNAVAILABLE, "redirected, and stayed")
+            )
         elif now - self.last_heard > self._rules.silent_after:
             text = f"nothing heard for {self._rules.silent_after:g} s"
-            self._stop(Ending(Why.SILENT, Code.DEADLINE_EXCEEDED, text))
+            self._stop(StreamClosed(CloseReason.SILENT, Code.DEADLINE_EXCEEDED, text))
         elif self.identity.expires is not None and wall >= self.identity.expires + LEEWAY:
             self.overdue = renewals_may_fail
             if not renewals_may_fail:
                 text = "the credentials expired and were not renewed within the stream"
-                self._stop(Ending(Refusal.EXPIRED, Code.UNAUTHENTICATED, text))
+                self._stop(StreamClosed(Refusal.EXPIRED, Code.UNAUTHENTICATED, text))
 
-    # -- what its outbox and its acknowledgements ask of it ----------------------
+    # -- calls from its queue and its acknowledgements ---------------------------
 
     def write(self, message: pb.AggregatorMessage) -> Awaitable[None]:
         return self._context.write(message)
 
     def overflowed(self) -> None:
         text = "the agent does not read what it is sent"
-        self._stop(Ending(Why.SLOW_READER, Code.RESOURCE_EXHAUSTED, text))
+        self._stop(StreamClosed(CloseReason.SLOW_READER, Code.RESOURCE_EXHAUSTED, text))
 
     def safe(self, seq: int) -> None:
         self._stats.acks += 1
-        self._outbox.owe(seq)
-        self._storm.let(self._outbox)
+        self._outbox.defer_ack(seq)
+        self._ack_pacer.schedule_ack(self._outbox)
 
     def unsafe(self, error: BaseException) -> None:
         log.error(
@@ -459,34 +588,38 @@ class Stream:
             extra={"node": self.node, "error": f"{type(error).__name__}: {error}"},
         )
         text = "the evidence could not be made durable; send it again"
-        self._stop(Ending(Why.UNSAFE, Code.UNAVAILABLE, text))
+        self._stop(StreamClosed(CloseReason.UNSAFE, Code.UNAVAILABLE, text))
 
-    def _stop(self, ending: Ending) -> None:
-        """End it from outside its own talk. The intake hears so at once, and nothing after it."""
+    def _stop(self, ending: StreamClosed) -> None:
+        """End it from outside its own task. The sink is told so at once, and called no more
+        for it.
+        """
         if self._ending is None and self._task is not None:
             self._end(ending)
             self._stopping = True
             self._task.cancel()
 
-    def _end(self, ending: Ending) -> None:
+    def _end(self, ending: StreamClosed) -> None:
         if self._ending is not None:
             return
         self._ending = ending
         self._outbox.close()
         self._acks.close()
+        self._await_hello("")
         if self._attached:
             self._stats.ended[ending.why] += 1
+            self._streams.keep_used(self.node, self._allowance.used(self._rules.now()))
             self._streams.detach(self)
-            self._intake.detached(self.node, self, str(ending))
+            self._intake.on_disconnect(self.node, self, str(ending))
         else:
             self._stats.refused[ending.why] += 1
-        self._say(ending)
+        self.log_close(ending)
 
-    def _say(self, ending: Ending) -> None:
-        sent_home = ending.why is Why.REDIRECTED and not self._attached
-        ordinary = sent_home or ending.why in {Why.LEFT, Why.CLOSED}
-        unsaid = {} if ordinary else self._sparingly(ending.why, self._rules.now())
-        if unsaid is not None:
+    def log_close(self, ending: StreamClosed) -> None:
+        sent_home = ending.why is CloseReason.REDIRECTED and not self._attached
+        ordinary = sent_home or ending.why in {CloseReason.LEFT, CloseReason.CLOSED}
+        dirty_nodes = {} if ordinary else self._sparingly(ending.why, self._rules.now())
+        if dirty_nodes is not None:
             log.log(
                 logging.DEBUG if ordinary else logging.WARNING,
                 "stream ended" if self._attached else "stream refused",
@@ -495,11 +628,11 @@ class Stream:
                     "peer": self.peer,
                     "why": ending.why,
                     "detail": str(ending),
-                    **unsaid,
+                    **dirty_nodes,
                 },
             )
 
 
 def _known(read: object) -> pb.AgentMessage | None:
-    """What was read, None where it is `grpc.aio.EOF`."""
+    """The message that was read, or None if it is `grpc.aio.EOF`."""
     return read if isinstance(read, pb.AgentMessage) else None

@@ -1,10 +1,10 @@
 """The listener's certificate, read again when it rotates.
 
-The files are looked at once a second at most; each handshake takes what was found. A half written
-pair (the certificate is there, its key not yet) is not used: the old pair serves on. So it does
-where the new one is not good now and the old one is. Where neither is, agents and other replicas
-turn away, which nobody here would notice: `trouble` says so. It says so too where the file by which
-the replicas verify each other does not cover what is served.
+The files are checked once a second at most; each handshake takes the result. A half written pair
+(the certificate is there, its key not yet) is not used: the old pair stays in use. So it does where
+the new one is not valid now and the old one is. Where neither is, agents and other replicas turn
+away, which no person would notice here: `trouble` reports it. It also reports a CA file of the
+replicas that does not cover the certificate that is served.
 """
 
 import logging
@@ -16,8 +16,8 @@ import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from aggregator.certificates.validity import Validity, is_covered
 from aggregator.ingest.stats import IngestStats
+from aggregator.tls.certificate import Validity, is_signed_by
 
 log = logging.getLogger(__name__)
 
@@ -25,13 +25,13 @@ LOOK_EVERY = 1.0
 
 
 class TlsError(Exception):
-    """The certificate files can't be used; says which and why."""
+    """The certificate files can't be used; the text names the file and the reason."""
 
 
 class CertificateFiles:
-    """A pair of PEM files, and whose client certificates count.
+    """A pair of PEM files, and the CA of accepted client certificates.
 
-    ``verified_by``: the authorities by which other replicas verify it; None: no others are known.
+    ``verified_by``: the CA file by which other replicas verify it, or None without other replicas.
     ``now`` is monotonic seconds, ``wall`` seconds since the epoch.
     """
 
@@ -50,7 +50,7 @@ class CertificateFiles:
         self._stats = stats
         self._now = now
         self._wall = wall
-        self._lock = threading.Lock()  # handshakes ask from grpc's threads
+        self._lock = threading.Lock()  # handshakes call from grpc's threads
         self._looked_at = float("-inf")
         self._seen: tuple[tuple[int, int, int], ...] = ()
         self._complaint = ""
@@ -61,29 +61,31 @@ class CertificateFiles:
         self._next: grpc.ServerCertificateConfiguration | None = None
 
     def check(self) -> None:
-        """`TlsError` when the files can't be used: others read them too, and can't say why."""
+        """`TlsError` when the files can't be used: other readers of them can't report the
+        reason.
+        """
         self._load()
 
     def trouble(self) -> str:
-        """Why whoever checks the certificate that is served refuses it; empty: it is good now."""
+        """Why a client that verifies the served certificate refuses it; empty: it is valid now."""
         with self._lock:
-            self._look()
+            self.read_if_changed()
             said = _aged(self._chain, self._wall()) or self._compare()
         return f"{self._files[0]} {said}" if said else ""
 
     def _compare(self) -> str:
-        """Whether the authorities cover what is served, where either is another than before."""
+        """Check whether the CA covers the served certificate, where either has changed since."""
         if self._verified_by is None or not self._chain:
             return ""
         try:
             compared = (self._chain[0], _stamp(self._verified_by))
             if compared != self._compared:
                 text = self._verified_by.read_bytes()
-                covered = is_covered(self._chain, x509.load_pem_x509_certificates(text))
+                covered = is_signed_by(self._chain, x509.load_pem_x509_certificates(text))
                 whose = f"is signed by none of shards.ca_file {self._verified_by}"
                 self._uncovered, self._compared = "" if covered else whose, compared
         except (OSError, ValueError):
-            return ""  # who reads that file for itself says what is wrong with it
+            return ""  # the other reader of that file reports its problem
         return self._uncovered
 
     def credentials(self, *, require_client_certificate: bool) -> grpc.ServerCredentials:
@@ -97,13 +99,13 @@ class CertificateFiles:
         )
 
     def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
-        """What has changed since it was last asked; None: nothing, or nothing usable."""
+        """The new pair since the last call, or None if there is none or it is not usable."""
         with self._lock:
-            self._look()
+            self.read_if_changed()
             renewed, self._next = self._next, None
             return renewed
 
-    def _look(self) -> None:
+    def read_if_changed(self) -> None:
         now = self._now()
         if now - self._looked_at < LOOK_EVERY:
             return
@@ -175,7 +177,7 @@ class CertificateFiles:
 
 
 def _stamp(file: Path) -> tuple[int, int, int]:
-    """What changes when the file does."""
+    """A value that changes when the file does."""
     stat = file.stat()
     return stat.st_mtime_ns, stat.st_ino, stat.st_size
 
@@ -185,5 +187,5 @@ def _aged(chain: list[x509.Certificate], wall: float) -> str:
 
 
 def _briefly(error: Exception) -> str:
-    """The library's first sentence; where to read more of the library follows it."""
+    """The library's first sentence, without the reference that follows it."""
     return str(error).partition(". ")[0]

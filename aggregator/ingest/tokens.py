@@ -1,9 +1,9 @@
 """Projected service account tokens, verified offline against the cluster's published keys.
 
 Any pod of any tenant can get a token with our audience, and it names that pod's node. So the
-account is what counts: only *our* service account's token speaks for the node that it names. A
-token stays good until it expires, also when its pod is gone; that is what verifying offline costs,
-and why tokens live for a day at most.
+account decides: only *our* service account's token identifies the node that it names. A token stays
+valid until it expires, also when its pod is gone; that is the cost of offline verification, and the
+reason why tokens live for a day at most.
 """
 
 from collections.abc import Mapping
@@ -13,6 +13,7 @@ import jwt
 
 from aggregator.ingest.identity import (
     LEEWAY,
+    CallCredentials,
     Caller,
     Identity,
     IdentityError,
@@ -20,7 +21,7 @@ from aggregator.ingest.identity import (
     Refusal,
     must_be_claimed,
 )
-from aggregator.ingest.keys import ALGORITHMS, KeyStore
+from aggregator.ingest.jwks import ALGORITHMS, JwksCache
 
 MAX_TOKEN = 16_384
 
@@ -28,13 +29,13 @@ MAX_TOKEN = 16_384
 class TokenAuthenticator:
     """Bearer tokens of one service account.
 
-    ``service_account`` is "namespace:name"; ``issuer`` empty is the one that the API server
-    publishes with its keys; ``now`` is seconds since the epoch.
+    ``service_account`` is "namespace:name"; an empty ``issuer`` stands for the one that the API
+    server publishes with its keys; ``now`` is seconds since the epoch.
     """
 
     def __init__(
         self,
-        keys: KeyStore,
+        keys: JwksCache,
         *,
         audience: str,
         service_account: str,
@@ -42,7 +43,7 @@ class TokenAuthenticator:
         now: Now,
         key: str = "identity.service_account",
     ) -> None:
-        """``key``: where the configuration names the account, for people."""
+        """``key``: the configuration's key for the account, for people."""
         self._key = key
         self._keys = keys
         self._audience = audience
@@ -50,11 +51,12 @@ class TokenAuthenticator:
         self._issuer = issuer
         self._now = now
 
-    async def identify(self, caller: Caller) -> Identity:
-        return must_be_claimed(await self.verify(caller.bearer()), caller.claims)
+    async def authenticate(self, caller: Caller) -> CallCredentials:
+        identity = await self.verify(caller.bearer())
+        return CallCredentials(identity, (identity.node,))
 
     async def renew(self, identity: Identity, token: str) -> Identity:
-        """A newer token of the same node; of the same Node object, if the cluster says which."""
+        """A newer token of the same node; of the same Node object, if the cluster reports which."""
         renewed = must_be_claimed(await self.verify(token), identity.node)
         if renewed.node_uid != identity.node_uid:
             text = f"the renewed token is of another Node named {identity.node!r}"
@@ -62,11 +64,11 @@ class TokenAuthenticator:
         return renewed
 
     async def verify(self, token: str) -> Identity:
-        """Whom the token is of, or `IdentityError`."""
+        """The identity of the token's bearer, or `IdentityError`."""
         return _identity(await self._claims(token))
 
     async def verify_account(self, token: str) -> float:
-        """That it is of the account, on whatever node: until when (seconds since the epoch).
+        """Verify that it is of the account, on any node. Returns its end (seconds since the epoch).
 
         Raises `IdentityError`.
         """
@@ -101,7 +103,7 @@ class TokenAuthenticator:
                 algorithms=ALGORITHMS,
                 audience=self._audience,
                 issuer=self._issuer or self._keys.issuer,
-                # Times are held against our own clock, which is an argument.
+                # Times are compared with our own clock, which is an argument.
                 options={
                     "require": ["exp", "iss", "aud", "sub"],
                     "verify_exp": False,

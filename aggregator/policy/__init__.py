@@ -1,1 +1,1 @@
-"""What evidence means and what is to be done about it: catalogue, rules, incidents. Pure."""
+"""The meaning of evidence and the action that it asks for: catalogue, rules, incidents. Pure."""

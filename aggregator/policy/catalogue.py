@@ -1,4 +1,6 @@
-"""The fault catalogue: what a code means and what ends it. Facts as data; see catalogue.yaml."""
+"""The fault catalogue: each code's meaning, and the sign that ends it. Facts as data; see
+catalogue.yaml.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ _ACRONYMS = frozenset({"gpu", "ecc", "gsp", "rpc", "fifo", "mmu", "pmu", "nvlink
 
 @dataclass(frozen=True, slots=True)
 class FaultClass:
-    """A class of faults. ``clears`` is what ends its faults."""
+    """A class of faults. ``clears`` is the sign that ends its faults."""
 
     name: str
     means: str
@@ -23,9 +25,9 @@ class FaultClass:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What NVIDIA's catalogue says of an Xid, in its own words. ``on`` are the products that can
-    log it, empty where it is marked unused on all of them; ``now`` and ``then`` are its immediate
-    and its investigatory action, empty where it publishes none.
+    """NVIDIA's catalogue entry for an Xid, in its own words. ``on`` are the products that can log
+    it, empty where it is marked unused on all of them; ``now`` and ``then`` are its immediate and
+    its investigatory action, empty where it publishes none.
     """
 
     mnemonic: str
@@ -44,9 +46,9 @@ class Catalogue:
     nvlink5: Nvlink5
 
     def classify(self, code: str) -> str:
-        """The class of a code; "unknown" for one that stands nowhere, which never acts.
+        """The class of a code; "unknown" for one that is not listed, which never acts.
 
-        An SXid's own word decides, but for those that are always fatal.
+        An SXid's own severity decides, except for those that are always fatal.
         """
         found = self.codes.get(code)
         if found is not None:
@@ -66,11 +68,13 @@ class Catalogue:
         return self.classify(fault.code) if row is None else CLASSES[row.action]
 
     def decode(self, fault: Fault, traits: Mapping[str, str]) -> Row | None:
-        """The row of NVLink 5's table that the fault's registers meet; None: none."""
+        """The row of NVLink 5's table that the fault's registers match, or None."""
         return self.nvlink5.row(fault.code, fault.details, traits.get("driver", ""))
 
     def clears(self, fault: Fault, traits: Mapping[str, str]) -> ClearedBy:
-        """What ends the fault: the catalogue's word, or the agent's for a code unknown to us."""
+        """The sign that ends the fault: the catalogue's, or the agent's for a code unknown
+        to us.
+        """
         found = self.classes.get(self.class_of(fault, traits))
         return found.clears if found is not None else fault.cleared_by
 
@@ -95,7 +99,7 @@ def parse_catalogue(data: Mapping[str, Any]) -> Catalogue:
 
 
 def _published(text: str) -> Published:
-    """``MNEMONIC; a100 h100; RESET_GPU; CONTACT_SUPPORT``, with "-" for nothing."""
+    """``MNEMONIC; a100 h100; RESET_GPU; CONTACT_SUPPORT``, with "-" for an empty field."""
     mnemonic, on, now, then = (part.strip() for part in text.split(";"))
     products = () if on in ("unused", "-") else tuple(on.split())
     return Published(mnemonic, products, now.strip("-"), then.strip("-"))
@@ -116,6 +120,6 @@ def _in_words(mnemonic: str) -> str:
 
 
 def _numbers(item: int | str) -> range:
-    """``79`` or ``"39-41"``, both ends in."""
+    """``79`` or ``"39-41"``, both ends included."""
     first, _, last = str(item).partition("-")
     return range(int(first), int(last or first) + 1)

@@ -1,4 +1,4 @@
-"""What policy would do about one piece of evidence, and by which rule. Pure."""
+"""The action of a policy for one piece of evidence, and the rule that decides it. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,8 +13,8 @@ from aggregator.policy.rules import ACTIONS, Policy, Rule, matches
 class Question:
     """A fault by its ``code``, or level evidence by ``check`` and ``reason``.
 
-    ``count``: how often the fault was seen, in ``jobs`` jobs; ``details``: what its line said
-    besides; ``flaps``: how often the component began to fail; ``driver``: the node's version.
+    ``count``: how often the fault was seen, in ``jobs`` jobs; ``details``: the further fields of
+    its line; ``flaps``: how often the component began to fail; ``driver``: the node's version.
     """
 
     code: str = ""
@@ -29,12 +29,12 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """``rule`` decides; None where no rule is about the evidence. ``published`` is what NVIDIA's
-    catalogue says of an Xid, ``row`` of its registers; empty where it says nothing.
+class Explanation:
+    """``rule`` decides, or is None where no rule is about the evidence. ``published`` is NVIDIA's
+    catalogue entry for an Xid, ``row`` the one for its registers; each empty where there is none.
 
-    ``others`` are further rules that are about it, each with what it wants besides; empty text
-    where it wants nothing more and is only weaker.
+    ``others`` are further rules about it, each with the conditions that it adds; empty text where a
+    rule adds none and is only weaker.
     """
 
     evidence: str
@@ -46,16 +46,16 @@ class Answer:
     row: str = ""
 
 
-def explain(policy: Policy, asked: Question) -> Answer:
-    """Ask the rules themselves: what they say of a node that has this evidence and no other."""
+def explain(policy: Policy, asked: Question) -> Explanation:
+    """Ask the rules themselves, for a node that has this evidence and no other."""
     met = _met(policy, asked)
     decides = max(met, key=lambda rule: ACTIONS.index(rule.action), default=None)
     others = [(rule, "") for rule in met if rule is not decides]
     for rule in policy.rules:
         wants = _wants(rule, asked)
-        if rule not in met and wants and rule in _met(policy, _obliging(rule, asked), rule):
+        if rule not in met and rule in _met(policy, _obliging(rule, asked), rule):
             others.append((rule, wants))
-    return Answer(
+    return Explanation(
         _evidence(policy, asked),
         *_catalogued(policy, asked),
         decides,
@@ -66,67 +66,51 @@ def explain(policy: Policy, asked: Question) -> Answer:
 
 
 def _met(policy: Policy, asked: Question, obliged: Rule | None = None) -> list[Rule]:
-    health = NodeHealth(Hello("node", "boot", "epoch", "", 1, "", traits=_traits(asked)))
+    health = NodeHealth(replace(_HELLO, traits=_traits(asked)))
     components: list[Component] = []
     faults: list[Fault] = []
     if asked.check:
-        flapped = _flapped(asked, obliged) if obliged is not None else _flapped(asked)
-        components.append(flapped)
+        components.append(_flapped(asked))
     else:
         faults.append(_latched(policy, asked, obliged))
     if obliged is not None and obliged.confirmed_by:
         components.append(_failed(obliged.confirmed_by, "", "failed"))
     health.snapshot(Snapshot(tuple(components), tuple(faults)))
-    of_it = {
-        match.rule.name: match.rule
-        for match in matches(policy, health, now=0.0)
-        if bool(match.rule.check) == bool(asked.check)
-    }
-    return list(of_it.values())
+    met = {match.rule.name: match.rule for match in matches(policy, health, _NOW)}
+    return list(met.values())
 
 
 def _traits(asked: Question) -> Mapping[str, str]:
     return {"driver": asked.driver} if asked.driver else {}
 
 
-def _flapped(asked: Question, obliged: Rule | None = None) -> Component:
-    """A component that has failed now, as often as was asked, a second apart."""
-    flaps = max(asked.flaps, obliged.flaps if obliged is not None else 0)
-    past = [
-        (-2.0 * ago - wait, status)
-        for ago in range(flaps, 0, -1)
-        for wait, status in ((0.001, Status.OK), (0.0, Status.FAILED))
-    ]
-    return replace(_failed(asked.check, asked.component, asked.reason), recent=tuple(past))
+def _flapped(asked: Question) -> Component:
+    """A component that is failed now, as often as was asked, a second apart."""
+    turns = (Status.OK, Status.FAILED) * asked.flaps
+    past = tuple((_NOW - ago, turn) for ago, turn in enumerate(turns[::-1]))[::-1]
+    return replace(_failed(asked.check, asked.component, asked.reason), recent=past)
 
 
 def _failed(check: str, component: str, reason: str) -> Component:
-    return Component(check, component, Status.FAILED, reason, "", 0.0)
+    return Component(check, component, Status.FAILED, reason, "", _NOW)
 
 
 def _latched(policy: Policy, asked: Question, obliged: Rule | None = None) -> Fault:
-    apart = obliged.apart if obliged is not None and obliged.min_jobs else _JOBS_APART
-    fault = Fault(
+    apart = obliged.apart if obliged is not None else _JOBS_APART
+    fault = replace(
+        _FAULT,
         code=asked.code,
-        check="",
         component=asked.component,
-        message="",
-        boot_id="boot",
-        source="",
-        source_seq=0,
-        first_at=0.0,
-        last_at=0.0,
         count=max(asked.count, asked.jobs),
-        occurrences=tuple(-apart * ago for ago in range(asked.jobs - 1, -1, -1)),
-        cleared_by=ClearedBy.OPERATOR,
+        occurrences=tuple(-apart * ago for ago in range(asked.jobs)[::-1]),
         details=asked.details or {},
     )
     return replace(fault, cleared_by=policy.catalogue.clears(fault, _traits(asked)))
 
 
 def _obliging(rule: Rule, asked: Question) -> Question:
-    """The same evidence with what the rule wants besides."""
-    details = {name: values[0] for name, values in rule.details.items() if values}
+    """The same evidence with the further conditions of the rule."""
+    details = {name: next(iter(values), "") for name, values in rule.details.items()}
     return replace(
         asked,
         count=max(asked.count, rule.min_count),
@@ -166,7 +150,7 @@ def _evidence(policy: Policy, asked: Question) -> str:
 
 
 def _catalogued(policy: Policy, asked: Question) -> tuple[str, str]:
-    """What it means, and what ends it."""
+    """Its meaning, and the sign that ends it."""
     if asked.check:
         return f"check {asked.check} has failed", "the check is well again"
     name = policy.catalogue.class_of(_latched(policy, asked), _traits(asked))
@@ -202,13 +186,17 @@ def _row(policy: Policy, asked: Question) -> str:
 
 
 def in_words(seconds: float) -> str:
-    """``90s``, ``10m``, ``1d``: as a rule's file would say it."""
+    """``90s``, ``10m``, ``1d``: as a rule's file would have it."""
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= size and seconds % size == 0:
             return f"{seconds / size:g}{unit}"
     return f"{seconds:g}s"
 
 
+#: The present of a question, and what its node and its fault have where it does not ask for it.
+_NOW = 0.0
+_HELLO = Hello("node", "boot", "epoch", "", 1, "")
+_FAULT = Fault("", "", "", "", "boot", "", 0, _NOW, _NOW, 1, ClearedBy.OPERATOR)
 #: Seconds between two jobs of a question: apart for any rule.
 _JOBS_APART = 5760.0
 

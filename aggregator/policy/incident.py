@@ -8,11 +8,11 @@ from aggregator.health.model import ClearedBy
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What an incident rests on: a fault's code, or "CHECK:REASON" for level evidence.
+    """A piece of evidence of an incident: a fault's code, or "CHECK:REASON" for level evidence.
 
     ``cleared_by`` is None for level evidence, which is over when its component is ok again.
-    ``over`` says by which positive sign it is over; empty: it is in force. ``lost`` tells that the
-    agent no longer knows of it although nothing has cleared it.
+    ``over`` names the positive sign that ended it; empty: it is in force. ``lost`` means that the
+    agent no longer knows of it although no sign has cleared it.
     """
 
     code: str
@@ -35,10 +35,10 @@ class Evidence:
 class Incident:
     """One cause on one node. ``since`` and ``recovering_since`` are monotonic seconds.
 
-    Everything of one kind (gpu, disk, network, node) on one node in one boot is one incident: two
+    All evidence of one kind (gpu, disk, network, node) on one node in one boot is one incident: two
     reasons that alternate do not move its start, and many components may share it. ``action`` is
     the strongest that its evidence asks for, before mode and admission. ``remembered``: it was
-    brought back from what is durable, which does not hold its start; the agent's snapshot does.
+    restored from a durable record, which does not hold its start; the agent's snapshot does.
     """
 
     id: str
@@ -62,6 +62,6 @@ class Incident:
 def incident_id(node: str, boot_id: str, kind: str) -> str:
     """The same on every replica and after every restart: derived from the evidence alone.
 
-    The node's UID is not in it: a node made anew with the same boot id is the same patient.
+    The node's UID is not in it: a Node created again with the same boot id is the same machine.
     """
     return blake2b(f"{node}\x1f{boot_id}\x1f{kind}".encode(), digest_size=8).hexdigest()

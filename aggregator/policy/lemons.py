@@ -1,10 +1,10 @@
-"""Lemons: nodes that come back again and again, whatever was repaired on them. Pure.
+"""Lemons: nodes that come back again and again, after any repair. Pure.
 
 After Meta's "lemon nodes" ("Revisiting Reliability in Large-Scale Machine Learning Research
 Clusters", 2024): over 28 days, how often a node left the scheduler (out_count), how many different
 Xids it had (xid_cnt), its repair tickets, and how many jobs failed on it or excluded it. We see no
-jobs and no tickets. What is counted here in their place: quarantines, different codes, days with an
-incident, and how often it was back soon after a release.
+jobs and no tickets. In their place we count: quarantines, different codes, days with an incident,
+and how often it was back soon after a release.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from aggregator.health.model import Component, Status
 
-#: The check that says so, in the aggregator's own name: a rule can be about it.
+#: The check that reports a lemon, in the aggregator's own name: a rule can be about it.
 CHECK, REASON = "lemon", "repeat-offender"
 #: Seconds. A quarantine that begins so soon after a release is a return.
 SOON = 7 * 86400.0
@@ -21,8 +21,8 @@ _DAY = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """From where on each signal counts, and how many of them make a lemon.
+class LemonThresholds:
+    """The value from which each signal counts, and how many signals make a lemon.
 
     ``window`` is in seconds. With the published rate of 6.5 failures per 1,000 node-days a healthy
     node has four in 28 days once in 30,000 such windows, three once in 1,200.
@@ -37,9 +37,9 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Deed:
-    """One thing of a node's past. ``what`` is "opened", "closed" (an incident that asks for
-    something), "quarantined" or "released"; ``at`` is in wall clock seconds.
+class LemonEvent:
+    """One event of a node's past. ``what`` is "opened", "closed" (an incident that asks for an
+    action), "quarantined" or "released"; ``at`` is in wall clock seconds.
     """
 
     at: float
@@ -50,7 +50,7 @@ class Deed:
 
 @dataclass(frozen=True, slots=True)
 class Lemon:
-    """A repeat offender and why. ``strikes`` are the signals that count, in words."""
+    """A repeat offender, and the reasons. ``strikes`` are the signals that count, in words."""
 
     node: str
     quarantines: int
@@ -65,15 +65,17 @@ class Lemon:
         return "again and again within four weeks: " + ", ".join(self.strikes)
 
 
-def judge_past(node: str, deeds: Iterable[Deed], bounds: Bounds, now: float) -> Lemon | None:
-    """The node as a lemon; None where it is none. ``now`` is in wall clock seconds."""
+def judge_past(
+    node: str, deeds: Iterable[LemonEvent], bounds: LemonThresholds, now: float
+) -> Lemon | None:
+    """The node as a lemon, or None if it is not one. ``now`` is in wall clock seconds."""
     past = sorted(
         (deed for deed in deeds if now - bounds.window <= deed.at <= now), key=lambda deed: deed.at
     )
     opened = _opened(past)
     quarantined = [deed for deed in past if deed.what == "quarantined"]
     released = [deed.at for deed in past if deed.what == "released"]
-    # In a mode that only observes nobody is quarantined: what would have been counts.
+    # In a mode that only observes no node is quarantined: the would-be quarantines count.
     quarantines = max(len(quarantined), len(opened))
     codes = tuple(sorted({code for deed in opened for code in deed.codes}))
     days = len({deed.at // _DAY for deed in opened})
@@ -94,10 +96,10 @@ def judge_past(node: str, deeds: Iterable[Deed], bounds: Bounds, now: float) -> 
     return Lemon(node, quarantines, codes, days, returns, last, strikes)
 
 
-def _opened(past: Iterable[Deed]) -> Sequence[Deed]:
-    """Openings, each once: an aggregator that was restarted tells of what is open again."""
-    found: dict[str, Deed] = {}
-    every: list[Deed] = []
+def _opened(past: Iterable[LemonEvent]) -> Sequence[LemonEvent]:
+    """Openings, each once: an aggregator that was restarted reports open incidents again."""
+    found: dict[str, LemonEvent] = {}
+    every: list[LemonEvent] = []
     for deed in past:
         if deed.what == "closed" and deed.incident in found:
             every.append(found.pop(deed.incident))
@@ -108,7 +110,7 @@ def _opened(past: Iterable[Deed]) -> Sequence[Deed]:
 
 
 def evidence(lemon: Lemon | None, since: float) -> Component:
-    """What is said of a node in the aggregator's own name. ``since`` is monotonic seconds."""
+    """The evidence on a node in the aggregator's own name. ``since`` is monotonic seconds."""
     if lemon is None:
         return Component(CHECK, "", Status.OK, "", "no repeat offender any more", since)
     return Component(CHECK, "", Status.FAILED, REASON, lemon.why, since)

@@ -1,7 +1,8 @@
-"""What in a site's rules is allowed and most likely a mistake. Pure: texts and rules go in.
+"""Finds parts of a site's rules that are allowed and most likely a mistake. Pure: texts and rules
+go in.
 
-Refused (`load`) is what no policy may ask for; said here is what can have no effect, or another one
-than meant, as far as this version knows. These are no errors, because a newer version may know
+`load` refuses what no policy may ask for; this warns of rules that can have no effect, or another
+one than meant, as far as this version knows. These are no errors, because a newer version may know
 more: another shipped rule, or another check, must not keep an aggregator from starting with a file
 that it ran with before.
 """
@@ -15,21 +16,22 @@ from typing import Any
 
 import yaml
 
+from aggregator.configfile.yaml_source import ConfigProblem, Document, Key, parse
 from aggregator.policy.catalogue import UNKNOWN
 from aggregator.policy.rules import ACTIONS, Policy, Rule
-from aggregator.reading.yaml_lines import Document, Key, Problem, parse
 
-#: The agent's checks by name, each with the reasons of its failures; None: any.
+#: The agent's checks by name, each with the reasons of its failures, or None for any.
 Checks = Mapping[str, Sequence[str] | None]
 
 
 #: The details that say how bad a fault is. There are others; a name that is nearly one of these is
-#: most likely a slip, with which a rule that drains for the driver's own word never does.
+#: most likely a slip, with which a rule that drains for the driver's own verdict never does.
 GRAVE = ("verdict", "severity", "unit", "link", "intr_info", "error_status", "injected")
-#: What the agent makes of the words of Xid 154.
+#: The agent's readings of Xid 154's text.
 VERDICTS = ("none", "drain-p2p", "drain-and-reset", "gpu-reset", "node-reboot")
 
-#: A failing edge accuses neither end, and common causes do not count it: docs/limits.md.
+#: A failing edge is evidence against neither end, and common causes do not count it:
+#: docs/limits.md.
 _EDGES = "peers"
 
 
@@ -38,10 +40,12 @@ def parse_checks(text: str) -> Checks:
     return {name: None if of == "any" else of for name, of in yaml.safe_load(text).items()}
 
 
-def warnings(policy: Policy, site: str, site_name: str, checks: Checks) -> list[Problem]:
-    """What is odd about the rules of the site's file, each with its line. ``policy`` has them."""
+def warnings(policy: Policy, site: str, site_name: str, checks: Checks) -> list[ConfigProblem]:
+    """The oddities of the rules in the site's file, each with its line. ``policy`` has the
+    rules.
+    """
     document = parse(site, site_name)
-    found: list[Problem] = []
+    found: list[ConfigProblem] = []
     places: dict[str, Key] = {}
     for index, entry in enumerate(document.data.get("rules", ())):
         places[entry["name"]] = ("rules", index)
@@ -55,7 +59,7 @@ def warnings(policy: Policy, site: str, site_name: str, checks: Checks) -> list[
 
 def _about(
     rule: Rule, key: Key, document: Document, policy: Policy, checks: Checks
-) -> Iterator[Problem]:
+) -> Iterator[ConfigProblem]:
     for name, words in (("check", rule.check), ("confirmedBy", rule.confirmed_by)):
         if words and words not in checks:
             yield document.problem((*key, name), _unknown_check(words, checks))
@@ -85,8 +89,8 @@ def _about(
             yield document.problem((*key, "faults"), text)
 
 
-def _hasty(rule: Rule, key: Key, document: Document) -> Iterator[Problem]:
-    """A release at the first good word, where the site asks for it: a lemon's may have none."""
+def _hasty(rule: Rule, key: Key, document: Document) -> Iterator[ConfigProblem]:
+    """A release at the first healthy report, where the site asks for it: a lemon may have none."""
     asked = "healthyFor" in document.data["rules"][key[-1]]
     if asked and not rule.healthy_for and rule.action != "observe" and rule.release == "recovered":
         text = (
@@ -96,8 +100,8 @@ def _hasty(rule: Rule, key: Key, document: Document) -> Iterator[Problem]:
         yield document.problem((*key, "healthyFor"), text)
 
 
-def _slips(rule: Rule, key: Key, document: Document) -> Iterator[Problem]:
-    """Words that nothing says, and lists that leave nothing out."""
+def _slips(rule: Rule, key: Key, document: Document) -> Iterator[ConfigProblem]:
+    """Texts that no agent sends, and lists that exclude no case."""
     for name, values in rule.details.items():
         near = difflib.get_close_matches(name.lower().replace("-", "_"), GRAVE, 1, 0.75)
         if name not in GRAVE and near:
@@ -116,9 +120,9 @@ def _slips(rule: Rule, key: Key, document: Document) -> Iterator[Problem]:
 
 
 def unfamiliar(policy: Policy, check: str, reason: str, checks: Checks) -> str:
-    """What is odd about asking for this check and reason; empty where nothing is.
+    """The oddity of a question for this check and reason; empty where there is none.
 
-    A check that a rule names is known, whosever it is.
+    A check that a rule names is known, from any source.
     """
     if check not in checks:
         named = {rule.check for rule in policy.rules if rule.check}
@@ -149,7 +153,7 @@ def _hint(word: str, known: Iterable[str]) -> str:
 
 def _shadowed(
     one: Rule, other: Rule, places: Mapping[str, Key], document: Document
-) -> Iterator[Problem]:
+) -> Iterator[ConfigProblem]:
     more = "asks for more" if _strength(other) > _strength(one) else "stands before it"
     if one.name in places:
         alone = other.hold - one.hold
@@ -166,8 +170,8 @@ def _shadowed(
 def _shadows(policy: Policy, site: Collection[str]) -> Iterator[tuple[Rule, Rule]]:
     """(rule, the one that always decides in its place), one for each rule that is shadowed.
 
-    One of the site's that observes is meant to keep another from acting. It can't, and until the
-    other is due it only looks as if it did.
+    A site's rule that observes is meant to keep another from acting. It can't, and it only looks as
+    if it did until the other rule is due.
     """
     met = [_codes(rule, policy) for rule in policy.rules]
     wider = _Wider(policy.rules, met)
@@ -187,10 +191,11 @@ def _shadows(policy: Policy, site: Collection[str]) -> Iterator[tuple[Rule, Rule
 
 
 class _Wider:
-    """Which rules may meet all that one meets. Each with each would be minutes for 20,000 rules.
+    """The rules that may match all that another one matches. Comparing all pairs would be minutes
+    for 20,000 rules.
 
-    They meet the rarest thing that it is about, of its first component or of any, for its first
-    reason or for any; or they are patterns, which may meet anything.
+    They match the rarest of its subjects, of its first component or of any, for its first reason or
+    for any; or they are patterns, which may match anything.
     """
 
     def __init__(self, rules: Sequence[Rule], met: Sequence[frozenset[str]]) -> None:
@@ -216,9 +221,9 @@ class _Wider:
 
 
 def _codes(rule: Rule, policy: Policy) -> frozenset[str]:
-    """What the rule is about: its check, or classes, known codes, and patterns as they stand.
+    """The subjects of the rule: its check, or classes, known codes, and patterns as written.
 
-    A pattern stands for what no catalogue has, too.
+    A pattern also stands for codes that no catalogue has.
     """
     if rule.check:
         return frozenset((f"check {rule.check}{' flaps' * bool(rule.flaps)}",))
@@ -239,13 +244,13 @@ def _is_pattern(code: str) -> bool:
 
 
 def _meets_all(wide: frozenset[str], rule: Rule, narrow: frozenset[str]) -> bool:
-    """Whether ``rule``, which is about ``wide``, meets all of ``narrow``."""
+    """Whether ``rule``, which is about ``wide``, matches all of ``narrow``."""
     patterns = [code for code in rule.faults if _is_pattern(code)]
     return all(any(fnmatchcase(code, one) for one in patterns) for code in narrow - wide)
 
 
 def _covers(wide: Rule, narrow: Rule) -> bool:
-    """Whether all but the time that ``wide`` asks for is given where ``narrow`` matches."""
+    """Whether every condition of ``wide``, except its time, holds wherever ``narrow`` matches."""
     return (
         wide.min_count <= max(narrow.min_count, narrow.min_jobs)
         and wide.confirmed_by in ("", narrow.confirmed_by)

@@ -11,11 +11,11 @@ from typing import Any
 import yaml
 from pydantic_core import PydanticCustomError
 
+from aggregator.configfile.values import duration
+from aggregator.configfile.yaml_source import ConfigError, ConfigProblem, Document, Key, parse
 from aggregator.policy.catalogue import UNKNOWN, Catalogue, parse_catalogue
-from aggregator.policy.past import LEAST_APART, LEAST_FLAPS, LONGEST, MOST_FLAPS, MOST_JOBS
 from aggregator.policy.rules import ACTIONS, KINDS, LONGEST_REPEAT, RELEASES, Policy, Rule
-from aggregator.reading.values import duration
-from aggregator.reading.yaml_lines import ConfigError, Document, Key, Problem, parse
+from aggregator.policy.windows import LEAST_APART, LEAST_FLAPS, LONGEST, MOST_FLAPS, MOST_JOBS
 
 #: A rule's keys as a file has them, and its fields.
 KEYS = {
@@ -46,7 +46,7 @@ _COUNTS = {
     "minJobs": (2, MOST_JOBS),
     "flaps": (LEAST_FLAPS, MOST_FLAPS),
 }
-#: Classes of which one fault says nothing, however often one job logs it.
+#: Classes of which one fault is no evidence, however often one job logs it.
 _ALONE = frozenset({"application", "ignore", "follow-on", "no-action"})
 _CHOICES = {"kind": KINDS, "action": ACTIONS, "release": RELEASES}
 
@@ -56,9 +56,9 @@ def load_policy(
 ) -> Policy:
     """The shipped rules, with the site's replacing those of the same name and adding the rest.
 
-    None: there is no site's file. One that is empty is refused: what a full disk or a template made
-    of it must not drain by the shipped rules what the site's had spared.
-    Raises `ConfigError` with every problem of the site's file.
+    With None there is no site's file. An empty one is refused: a full disk or a failed template
+    must not cause drains by the shipped rules that the site's rules had prevented. Raises
+    `ConfigError` with every problem of the site's file.
     """
     facts = parse_catalogue(yaml.safe_load(catalogue))
     rules = {rule.name: rule for rule in _parse(shipped, "rules.yaml", facts, {})}
@@ -111,7 +111,9 @@ def _hint(word: str, known: Iterable[str]) -> str:
 
 
 def impossible(code: str, catalogue: Catalogue) -> str:
-    """Why no fault can have a code that meets this pattern; empty: one can, as far as is known."""
+    """Why no fault can have a code that matches this pattern; empty: one can, as far as is
+    known.
+    """
     kind, colon, rest = code.partition(":")
     if any(sign in kind for sign in "*?["):
         return ""
@@ -143,7 +145,7 @@ class _Reader:
         entry: Any,
         catalogue: Catalogue,
         known: Mapping[str, Rule],
-        problems: list[Problem],
+        problems: list[ConfigProblem],
     ) -> None:
         self._document = document
         self._path = path
@@ -252,7 +254,7 @@ class _Reader:
         return str(value)
 
     def _judge(self, rule: Rule) -> None:
-        """What no policy may ask for, and what could never match."""
+        """Conditions that no policy may ask for, and those that could never match."""
         acts = rule.action != "observe"
         by_fault = bool(rule.faults or rule.classes)
         if by_fault == bool(rule.check):
@@ -292,7 +294,7 @@ class _Reader:
             )
 
     def _judge_past(self, rule: Rule) -> None:
-        """What looks back must look at something that is there."""
+        """Conditions about the past must be about evidence that has one."""
         by_fault = bool(rule.faults or rule.classes)
         if rule.flaps and by_fault:
             self._problem(("flaps",), "is about a check; expected minJobs for faults")

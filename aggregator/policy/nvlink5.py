@@ -1,4 +1,4 @@
-"""NVLink 5 (Xids 144-150): what the registers in the line say should be done. Pure.
+"""NVLink 5 (Xids 144-150): the action that the registers in the line ask for. Pure.
 
 Source: NVIDIA, "Analyzing Xid errors with the Xid catalog"; the table stands in catalogue.yaml. The
 second register is compared as a whole: a value that the table does not have is not guessed at from
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-#: From this major version of the driver on, the first register is laid out anew.
+#: From this major version of the driver on, the first register has a new layout.
 NEW_LAYOUT = 575
 #: The class of each action of the table; a line without a row keeps the code's own class.
 CLASSES = {"reset": "nvlink5-reset", "ignore": "nvlink5-ignore", "follow-154": "nvlink5-follow"}
@@ -21,7 +21,7 @@ _MASK = re.compile(r"[01.]{32}")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of the table. ``action`` is of `CLASSES`; ``then`` is what to look into later."""
+    """One row of the table. ``action`` is of `CLASSES`; ``then`` is the later investigation."""
 
     unit: str
     action: str
@@ -33,7 +33,7 @@ class Row:
 class _Entry:
     before: re.Pattern[str]
     after: re.Pattern[str]
-    statuses: frozenset[int] | None  # None: any
+    statuses: frozenset[int] | None  # any, if None
     row: Row
 
 
@@ -44,13 +44,14 @@ class Nvlink5:
     entries: Mapping[str, tuple[_Entry, ...]]
 
     def row(self, code: str, details: Mapping[str, str], driver: str) -> Row | None:
-        """What the line's registers say; None where the table has no row, or rows that disagree.
+        """The row for the line's registers, or None where the table has no row, or rows that
+        disagree.
 
         ``details`` are the fault's (``intr_info``, ``error_status``), ``driver`` is the version
-        ("580.82.07"). Where it is not known, both layouts must say the same.
+        ("580.82.07"). Where it is not known, both layouts must give the same.
         """
         entries = self.entries.get(code)
-        if entries is None:  # nearly every fault; asked for each rule, so it costs nothing here
+        if entries is None:  # nearly every fault, for each rule: must be cheap
             return None
         first, second = (_register(details.get(name)) for name in ("intr_info", "error_status"))
         if first is None:
@@ -96,5 +97,5 @@ def _register(text: str | None) -> int | None:
 
 
 def _only(rows: list[Row]) -> Row | None:
-    """The rows' common word: the first, where all of them ask for the same."""
+    """The rows' common result: the first, where all of them ask for the same."""
     return rows[0] if rows and len({row.action for row in rows}) == 1 else None

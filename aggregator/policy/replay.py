@@ -1,6 +1,6 @@
-"""A recorded history through another policy: what incidents would have been different. Pure.
+"""A recorded history through another policy: the difference in incidents. Pure.
 
-What is replayed is the judgement. Limits, people's words and what the cluster was like are not: a
+Only the evaluation is replayed. Limits, overrides by people and the state of the cluster are not: a
 quarantine here is an incident that asks for one.
 """
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from aggregator.health.model import Component, Delta, Hello, Snapshot, Status
 from aggregator.health.node import NodeHealth
+from aggregator.policy.evaluate import evaluate
 from aggregator.policy.incident import Incident
-from aggregator.policy.judge import judge
 from aggregator.policy.rules import ACTIONS, Policy
 
 #: Seconds. Times that differ by less are the same.
@@ -20,10 +20,10 @@ Word = Hello | Snapshot | Delta | None
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    """What an agent said ``at`` this second of any one clock; None: its stream ended.
+class ReplayEvent:
+    """An agent's message ``at`` this second of any one clock, or None for the end of its stream.
 
-    A `Snapshot` is a base: components that it does not name were well.
+    A `Snapshot` is a base: components that it does not name were healthy.
     """
 
     at: float
@@ -34,7 +34,7 @@ class Event:
 class Episode:
     """One incident's life. ``ended`` is None where it had not at the end of the record.
 
-    ``action`` is the most that it asked for, ``rules`` and ``codes`` are of its evidence.
+    ``action`` is the strongest that it asked for, ``rules`` and ``codes`` are of its evidence.
     """
 
     node: str
@@ -53,7 +53,7 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """``what`` is "appears", "vanishes" or "changes"; ``how`` says what has changed."""
+    """``what`` is "appears", "vanishes" or "changes"; ``how`` describes the change."""
 
     what: str
     before: Episode | None
@@ -76,12 +76,12 @@ class Totals:
     node_hours: float
 
 
-def live(policy: Policy, node: str, events: Iterable[Event], until: float) -> list[Episode]:
+def live(policy: Policy, node: str, events: Iterable[ReplayEvent], until: float) -> list[Episode]:
     """The incidents of one node under a policy. ``events`` are in the order of time."""
     life = _Life(policy, node)
     for event in events:
         life.pass_time(event.at)
-        life.hear(event)
+        life.apply_event(event)
     life.pass_time(until)
     return life.episodes
 
@@ -91,18 +91,18 @@ class _Life:
         self._policy = policy
         self._node = node
         self._health: NodeHealth | None = None
-        self._speaking = False
+        self._speaking: bool = False
         self._incidents: Mapping[str, Incident] = {}
         self._again: float | None = None
         self._open: dict[str, Episode] = {}
         self.episodes: list[Episode] = []
 
     def pass_time(self, until: float) -> None:
-        """Judge whenever time alone may have changed the judgement."""
+        """Evaluate whenever time alone may have changed the result."""
         while self._again is not None and self._again <= until:
             self._judge(self._again)
 
-    def hear(self, event: Event) -> None:
+    def apply_event(self, event: ReplayEvent) -> None:
         match event.word:
             case Hello() as hello:
                 if self._health is None:
@@ -123,14 +123,14 @@ class _Life:
     def _judge(self, now: float) -> None:
         if self._health is None:
             return
-        judged = judge(self._policy, self._health, self._incidents, now, speaking=self._speaking)
+        judged = evaluate(self._policy, self._health, self._incidents, now, speaking=self._speaking)
         self._incidents, self._again = judged.incidents, judged.look_again
         for incident in judged.closed:
             closed = self._open.pop(incident.id, None)
             if closed is not None:
                 closed.ended = now
         for ident in self._open.keys() - judged.incidents.keys():
-            self._open.pop(ident).ended = now  # what was watched acts now, as another incident
+            self._open.pop(ident).ended = now  # an observed incident acts now, as another incident
         for incident in judged.incidents.values():
             self._follow(incident)
 
@@ -159,7 +159,7 @@ def _filled_up(base: Snapshot, health: NodeHealth, at: float) -> Snapshot:
 
 
 def compare(before: Sequence[Episode], after: Sequence[Episode]) -> list[Difference]:
-    """What is different between the episodes of one node under two policies, by time."""
+    """The differences between the episodes of one node under two policies, by time."""
     found: list[Difference] = []
     left, right = list(before), list(after)
     for one, other in (*_pairs(left, right, alike=True), *_pairs(left, right, alike=False)):
@@ -174,7 +174,9 @@ def compare(before: Sequence[Episode], after: Sequence[Episode]) -> list[Differe
 def _pairs(
     left: list[Episode], right: list[Episode], *, alike: bool
 ) -> Iterator[tuple[Episode, Episode]]:
-    """Take out what belongs together: of one kind, at the same time, over the same evidence."""
+    """Take out the pairs that belong together: of one kind, at the same time, over the same
+    evidence.
+    """
     for one in list(left):
         for other in right:
             if one.kind != other.kind or not _overlap(one, other) or not one.codes & other.codes:

@@ -1,25 +1,25 @@
-"""Rules: what a node's evidence calls for. Pure.
+"""Rules: the action that a node's evidence calls for. Pure.
 
-Structure that no rule can change: only FAILED level evidence and latched faults of the present
-boot can ask for an action; unknown statuses, unknown codes, silence and historical faults never do.
+Structure that no rule can change: only FAILED level evidence and latched faults of the present boot
+can ask for an action; unknown statuses, unknown codes, silence and historical faults never do.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from aggregator.health.model import ClearedBy, Component, Fault, Status
+from aggregator.health.model import ClearedBy, Component, Fault
 from aggregator.health.node import NodeHealth
 from aggregator.policy.catalogue import UNKNOWN, Catalogue
-from aggregator.policy.past import failing, flapping, jobs
+from aggregator.policy.windows import Timeline, failing, flapping, jobs, timeline
 
 ACTIONS = ("observe", "cordon", "drain")
 KINDS = ("gpu", "disk", "network", "node")
 #: The reason of evidence that is a flapping component's: "nic-link:flaps". No check has it.
 FLAPS = "flaps"
-#: How a node is released: by itself once it has recovered, or by a person alone.
+#: How a node is released: automatically once it has recovered, or only by a person.
 RELEASES = ("recovered", "manual")
-#: The same fault again so soon after a release wants a person (seconds).
+#: The same fault again so soon after a release needs a person (seconds).
 REPEAT_WITHIN = 7 * 86400.0
 #: No rule may look back further: a node remembers its releases for so long (seconds).
 LONGEST_REPEAT = 28 * 86400.0
@@ -32,11 +32,11 @@ class Rule:
     A rule is for faults (``faults`` are patterns of codes, ``classes`` of the catalogue) or for
     level evidence (``check``, and ``reasons`` where not every one counts). ``release`` is one of
     `RELEASES`; ``repeat_within`` (seconds): the same fault of the same component so soon after a
-    release wants a person; 0: it does not.
+    release needs a person; 0: it does not.
 
     ``min_jobs`` asks that the fault came so often ``within`` seconds, ``apart`` seconds or more
     from the time before, and on no other component then. ``flaps`` asks that the component changed
-    so often from well to failed ``within`` seconds, whatever it is now.
+    so often from healthy to failed ``within`` seconds, with any present status.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The rules in order, the catalogue they stand on, and the hash that names them both."""
+    """The rules in order, the catalogue they rest on, and the hash that names them both."""
 
     rules: tuple[Rule, ...]
     catalogue: Catalogue
@@ -76,7 +76,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """One rule meets one piece of evidence. ``due`` is when its ``for`` is over (monotonic)."""
+    """One rule matches one piece of evidence. ``due`` is when its ``for`` is over (monotonic)."""
 
     rule: Rule
     code: str
@@ -89,28 +89,68 @@ class Match:
     lost: bool = False
 
 
+class _Found:
+    """The evidence of one node that rules may match, in the order of their search.
+
+    A node may hold thousands of entries, and there are dozens of rules: each rule looks only at
+    those entries that it could match.
+    """
+
+    def __init__(self, policy: Policy, health: NodeHealth) -> None:
+        self._health = health
+        self._timelines: dict[str, Timeline] = {}
+        self._codes: dict[str, list[Fault]] | None = None
+        self.failed: dict[str, list[Component]] = {}
+        for component in health.failed():
+            self.failed.setdefault(component.check, []).append(component)
+        #: The fault's class is the same for every rule, and costs a decoding of the line's
+        #: registers.
+        self.faults: list[tuple[Fault, str]] = []
+        self.of_class: dict[str, list[tuple[Fault, str]]] = {}
+        for fault in health.faults.values():
+            if not fault.historical:
+                its_class = policy.catalogue.class_of(fault, health.traits)
+                self.faults.append((fault, its_class))
+                self.of_class.setdefault(its_class, []).append((fault, its_class))
+
+    def timeline(self, code: str) -> Timeline:
+        """The occurrences of one code on all components."""
+        if self._codes is None:
+            self._codes = {}
+            for fault in self._health.faults.values():
+                self._codes.setdefault(fault.code, []).append(fault)
+        found = self._timelines.get(code)
+        if found is None:
+            found = self._timelines[code] = timeline(self._codes[code])
+        return found
+
+
 def matches(policy: Policy, health: NodeHealth, now: float) -> Iterator[Match]:
-    """Every rule that meets some evidence of the node, in the order of the rules."""
-    failed = health.failed()
-    # Its class is the same for every rule, and takes a look at the line's registers.
-    faults = [
-        (fault, policy.catalogue.class_of(fault, health.traits)) for fault in health.faults.values()
-    ]
+    """Every rule that matches some evidence of the node, in the order of the rules."""
+    found = _Found(policy, health)
     for rule in policy.rules:
         if rule.flaps:
             yield from _flapping(rule, health, now)
         elif rule.check:
-            yield from _failing(rule, failed, health.boot_id)
+            yield from _failing(rule, found.failed.get(rule.check, ()), health.boot_id)
         else:
-            for fault, its_class in faults:
-                match = _latched(rule, fault, its_class, health, policy.catalogue)
+            for fault, its_class in _candidates(rule, found):
+                match = _latched(rule, fault, its_class, health, policy.catalogue, found)
                 if match is not None:
                     yield match
 
 
-def _failing(rule: Rule, failed: list[Component], boot_id: str) -> Iterator[Match]:
+def _candidates(rule: Rule, found: _Found) -> Iterable[tuple[Fault, str]]:
+    if rule.faults:
+        return found.faults
+    if len(rule.classes) == 1:
+        return found.of_class.get(next(iter(rule.classes)), ())
+    return found.faults
+
+
+def _failing(rule: Rule, failed: Iterable[Component], boot_id: str) -> Iterator[Match]:
     for component in failed:
-        if component.check != rule.check or not _meets_name(rule, component.component):
+        if not _meets_name(rule, component.component):
             continue
         if rule.reasons and component.reason not in rule.reasons:
             continue
@@ -147,18 +187,21 @@ def _flapping(rule: Rule, health: NodeHealth, now: float) -> Iterator[Match]:
 
 
 def _latched(
-    rule: Rule, fault: Fault, its_class: str, health: NodeHealth, catalogue: Catalogue
+    rule: Rule,
+    fault: Fault,
+    its_class: str,
+    health: NodeHealth,
+    catalogue: Catalogue,
+    found: _Found,
 ) -> Match | None:
-    if not _meets_fault(rule, fault, its_class, health, catalogue):
+    if not _meets_fault(rule, fault, its_class, catalogue, found):
         return None
     due = fault.first_at + rule.hold
     if rule.min_jobs:
-        others = [
-            other
-            for other in health.faults.values()
-            if other.code == fault.code and other.component != fault.component
-        ]
-        confirmed = jobs(fault, others, least=rule.min_jobs, apart=rule.apart, within=rule.within)
+        everywhere = found.timeline(fault.code)
+        confirmed = jobs(
+            fault, everywhere, least=rule.min_jobs, apart=rule.apart, within=rule.within
+        )
         if confirmed is None:
             return None
         due = max(due, confirmed)
@@ -176,7 +219,7 @@ def _latched(
 
 
 def _meets_fault(
-    rule: Rule, fault: Fault, its_class: str, health: NodeHealth, catalogue: Catalogue
+    rule: Rule, fault: Fault, its_class: str, catalogue: Catalogue, found: _Found
 ) -> bool:
     if fault.historical or fault.count < rule.min_count:
         return False
@@ -191,9 +234,7 @@ def _meets_fault(
         return False
     if any(fault.details.get(name, "") not in values for name, values in rule.details.items()):
         return False
-    return not rule.confirmed_by or any(
-        component.status is Status.FAILED for component in health.components.of(rule.confirmed_by)
-    )
+    return not rule.confirmed_by or rule.confirmed_by in found.failed
 
 
 def _meets_name(rule: Rule, component: str) -> bool:

@@ -1,1 +1,1 @@
-"""What is done about incidents: decided in `decide`, carried out here behind `Cluster`."""
+"""Actions on incidents: decided in `decide`, carried out here behind `Cluster`."""

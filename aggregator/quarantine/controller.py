@@ -1,8 +1,8 @@
-"""The aggregator's middle: hears agents and the cluster's news, judges, sees to each node.
+"""The aggregator's core: takes agents' reports and cluster events, evaluates, reconciles each node.
 
-Its parts: `hearing` (the agents), `following` (the cluster's news), `judging`, `attending` (each
-node's steps), `moving` (which nodes are ours). All of it can be lost: snapshots, Quarantine objects
-and the record bring it back.
+Its parts, in `reconcile`: `agent_events`, `cluster_events`, `evaluate`, `worker` (each node's
+steps), `ownership` (which nodes are ours). All of it can be lost: snapshots, Quarantine objects and
+the record bring it back.
 """
 
 import asyncio
@@ -10,46 +10,57 @@ import logging
 import random
 from collections.abc import AsyncIterator, Awaitable
 
+from aggregator.clock import Clocks
+from aggregator.cluster.port import Action, Cluster, Phase
+from aggregator.events import EventSink, EvidenceRecording, NoEvidenceRecording
 from aggregator.health.model import Component, Delta, Hello, Snapshot
 from aggregator.policy.rules import Policy
-from aggregator.quarantine.acts import Acts, Clocks
-from aggregator.quarantine.attending import Attending
-from aggregator.quarantine.case import Case
-from aggregator.quarantine.census import Census
-from aggregator.quarantine.cluster import Action, Cluster, ClusterError, Phase
-from aggregator.quarantine.conferring import Conferring
+from aggregator.quarantine.actions.adoption import MarkAdopter
+from aggregator.quarantine.actions.cordon import NodeActions
+from aggregator.quarantine.actions.mark_restorer import MarkRestorer
+from aggregator.quarantine.actions.release import ReleaseActions
+from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
+from aggregator.quarantine.admission.stop_switch import StopSwitch
+from aggregator.quarantine.coordination.coordinator import Coordinator
+from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
+from aggregator.quarantine.correlation.network import NetworkTracker
 from aggregator.quarantine.decide.admission import quorum
-from aggregator.quarantine.decide.wishes import NONE, describe
-from aggregator.quarantine.drain import Drain
-from aggregator.quarantine.elsewhere import Elsewhere, Unsaid
-from aggregator.quarantine.fleet import Fleet
-from aggregator.quarantine.following import Following
-from aggregator.quarantine.hearing import Hearing, Line
-from aggregator.quarantine.hooking import Hooking
-from aggregator.quarantine.judging import Judging
-from aggregator.quarantine.lane import Lane, share
-from aggregator.quarantine.ledger import Ledger, NoWitness, Witness
-from aggregator.quarantine.looking import Looking
-from aggregator.quarantine.moving import Moving
-from aggregator.quarantine.registrar import Registrar
-from aggregator.quarantine.releasing import Releasing
+from aggregator.quarantine.decide.operator_requests import NONE, describe
+from aggregator.quarantine.decide.uncordon import Uncordoned
+from aggregator.quarantine.drain.drainer import Drainer
+from aggregator.quarantine.drain.evictor import EvictionLanes
+from aggregator.quarantine.drain.hooks import HookRunner
+from aggregator.quarantine.drain.semaphore import ResizableSemaphore, fair_retry_share, fair_share
+from aggregator.quarantine.reconcile.agent_events import AgentEventHandler, AgentLine
+from aggregator.quarantine.reconcile.cluster_events import ClusterEventHandler
+from aggregator.quarantine.reconcile.current_nodes import CurrentNodes
+from aggregator.quarantine.reconcile.evaluate import NodeEvaluator
+from aggregator.quarantine.reconcile.missing_nodes import MissingNodes
+from aggregator.quarantine.reconcile.ownership import OwnershipHandler
+from aggregator.quarantine.reconcile.poller import NodePoller, waits_for_its_node
+from aggregator.quarantine.reconcile.worker import Reconciler
 from aggregator.quarantine.settings import Settings, limits_for_people
-from aggregator.quarantine.suspecting import Suspecting
-from aggregator.quarantine.triangulating import Triangulating
-from aggregator.shards.council import Alone, Shards
-from aggregator.together import together
+from aggregator.quarantine.state.fleet import FleetState
+from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.quarantine_index import QuarantineIndex
+from aggregator.quarantine.state.registry import NodeRegistry
+from aggregator.quarantine.state.remote import DirtyNodes, RemoteNodes
+from aggregator.replicas.membership.view import Ownership, SingleReplica
+from aggregator.runtime.tasks import run_until_first_exit
 
-#: Held proposals, silence and the fleet's size are looked at again so often (seconds).
+#: Held proposals, silence and the fleet's size are checked again so often (seconds).
 ROUNDS = 5.0
 _QUORUM_LOOKS = 0.5
-#: Why the cluster can't be seen before it has told anything.
+#: Why the cluster's state is unknown before its first event.
 NO_NEWS_YET = "not connected yet"
 #: So many of those that a common cause holds in one round, in turn, and as many of the others.
 HELD_A_ROUND = 500
 #: The list of nodes is read anew so often (seconds).
 REFRESH = 180.0
+#: While the cluster can't be seen its list of nodes is asked for again after so long (seconds).
+REFRESH_AGAIN = 60.0
 
-#: Nodes seen to in a round between two looks at whatever else is to be done.
+#: Nodes handled in a round before the event loop runs other tasks.
 _SLICE = 500
 
 log = logging.getLogger("sickbay.quarantine")
@@ -58,7 +69,7 @@ _IN_SUSPENSE = (Phase.ADMITTED, Phase.CORDONED, Phase.DRAINING, Phase.RELEASING)
 
 
 class Controller:
-    """Its `attached`, `heard`, ... are ingest's `Intake`."""
+    """Implements ingest's `EvidenceSink` by its `on_connect`, `on_evidence` and so on."""
 
     def __init__(
         self,
@@ -66,171 +77,221 @@ class Controller:
         cluster: Cluster,
         policy: Policy,
         settings: Settings,
-        fleet: Fleet,
-        ledger: Ledger,
+        fleet: FleetState,
+        event_sink: EventSink,
         clocks: Clocks,
         rng: random.Random,
-        witness: Witness | None = None,
-        shards: Shards | None = None,
+        evidence_recording: EvidenceRecording | None = None,
+        shards: Ownership | None = None,
     ) -> None:
-        """``shards`` tells whose node is whose; None: all are ours."""
-        shards = shards or Alone()
+        """``shards`` tells the owner of each node; with None all nodes are ours."""
+        shards = shards or SingleReplica()
         self._cluster = cluster
         self._settings = settings
         self._fleet = fleet
         self._clocks = clocks
         self._turns = {True: 0, False: 0}
-        elsewhere, unsaid = Elsewhere(), Unsaid()
-        self._census = census = Census(
-            fleet, settings.limits.pool_label, elsewhere, lists_all=cluster.lists_all
+        remote_nodes, dirty_nodes = RemoteNodes(), DirtyNodes()
+        self._registry = node_registry = NodeRegistry(
+            fleet,
+            settings.limits.pool_label,
+            remote_nodes,
+            lists_all=cluster.lists_all,
+            now=clocks.now,
         )
-        self._suspecting = suspecting = Suspecting(
+        self._cause_tracker = suspecting = CommonCauseTracker(
             limits=settings.common,
             admission=settings.limits,
             policy=policy,
-            census=census,
+            node_registry=node_registry,
             fleet=fleet,
-            ledger=ledger,
+            event_sink=event_sink,
             clocks=clocks,
             owns=shards.owns,
-            elsewhere=elsewhere,
-            unsaid=unsaid,
+            remote_nodes=remote_nodes,
+            dirty_nodes=dirty_nodes,
         )
-        self._registrar = registrar = Registrar(
+        standing = QuarantineIndex(node_registry.pool_of)
+        self._switch = switch = StopSwitch(
+            cluster,
+            now=clocks.now,
+            changed=lambda: self._cluster_events.stop_changed(),  # noqa: PLW0108 - it is made below
+        )
+        self._record_writer = record_writer = AdmissionRecordWriter(
             cluster,
             limits=settings.limits,
             policy_hash=policy.hash,
-            size=census.size,
+            size=node_registry.size,
             causes=suspecting.causes,
-            wall=clocks.even,
-            doubt=lambda: conferring.doubt(),  # noqa: PLW0108 - it is made below
+            wall=clocks.trusted_wall,
+            doubt=lambda: coordinator.doubt(),  # noqa: PLW0108 - it is made below
+            switch=switch,
+            standing=standing,
         )
-        self._triangulating = triangulating = Triangulating(
-            census=census,
+        self._network_tracker = network_tracker = NetworkTracker(
+            node_registry=node_registry,
             fleet=fleet,
-            ledger=ledger,
+            event_sink=event_sink,
             clocks=clocks,
             labels=settings.common.domain_labels,
-            judge=lambda case: judging.judge(case),  # noqa: PLW0108 - it is made below
+            judge=lambda case: evaluator.evaluate_node(case),  # noqa: PLW0108 - it is made below
             owns=shards.owns,
-            elsewhere=elsewhere,
-            unsaid=unsaid,
+            remote_nodes=remote_nodes,
+            dirty_nodes=dirty_nodes,
+            quorum=lambda: quorum(settings.limits, node_registry.size()) is None,
         )
-        self.conferring = conferring = Conferring(
+        self.coordinator = coordinator = Coordinator(
             shards=shards,
-            census=census,
-            elsewhere=elsewhere,
-            unsaid=unsaid,
+            node_registry=node_registry,
+            remote_nodes=remote_nodes,
+            dirty_nodes=dirty_nodes,
             suspecting=suspecting,
-            triangulating=triangulating,
-            registrar=registrar,
+            network_tracker=network_tracker,
+            record_writer=record_writer,
             fleet=fleet,
-            ledger=ledger,
+            event_sink=event_sink,
             clocks=clocks,
-            again=lambda case: attending.kick(case),  # noqa: PLW0108 - it is made below
+            again=lambda case: reconciler.enqueue(case),  # noqa: PLW0108 - it is made below
         )
-        acts = Acts(
+        acts = NodeActions(
             cluster=cluster,
-            registrar=registrar,
-            admission=conferring,
-            ledger=ledger,
+            record_writer=record_writer,
+            admission=coordinator,
+            event_sink=event_sink,
             clocks=clocks,
             policy=policy,
-            pool_of=census.pool_of,
+            pool_of=node_registry.pool_of,
             suspects=suspecting.suspects,
             drain_suspects=suspecting.drain_suspects,
             unsettled=suspecting.unsettled,
             basis=suspecting.basis,
             off_balancers=settings.off_balancers and settings.mode is Action.DRAIN,
             may_act=shards.may_act,
+            switch=switch,
+            uncordon=settings.uncordon,
         )
-        hooking = Hooking(acts=acts, clocks=clocks, rules=settings.hooks, rng=rng)
-        drain = Drain(
+        hook_runner = HookRunner(acts=acts, clocks=clocks, rules=settings.hooks, rng=rng)
+        drain = Drainer(
             cluster=cluster,
             acts=acts,
             clocks=clocks,
             rules=settings.drain,
-            hooking=hooking,
+            hook_runner=hook_runner,
             off_balancers=settings.off_balancers,
-            at_once=Lane(lambda: share(settings.evictions_at_once, shards.council)),
+            lanes=EvictionLanes(
+                at_once=ResizableSemaphore(
+                    lambda: fair_share(settings.evictions_at_once, shards.membership_view)
+                ),
+                retries=ResizableSemaphore(
+                    lambda: fair_retry_share(settings.evictions_at_once, shards.membership_view)
+                ),
+            ),
             deadline=settings.drain_deadline,
             rng=rng,
         )
-        releasing = Releasing(
+        release_actions = ReleaseActions(
             cluster=cluster,
-            registrar=registrar,
+            record_writer=record_writer,
             acts=acts,
             clocks=clocks,
             policy=policy,
-            after_release=hooking.after_release,
-            differing=lambda: shards.council.differing,
+            after_release=hook_runner.after_release,
+            differing=lambda: shards.membership_view.differing,
+            uncordon=settings.uncordon,
         )
-        self._attending = attending = Attending(
+        adopter = MarkAdopter(
+            cluster=cluster,
+            record_writer=record_writer,
+            acts=acts,
+            release_actions=release_actions,
+            clocks=clocks,
+            policy=policy,
+            mode=settings.mode,
+            pool_of=node_registry.pool_of,
+            may_act=shards.may_act,
+        )
+        self._reconciler = reconciler = Reconciler(
             cluster=cluster,
             acts=acts,
-            releasing=releasing,
+            release_actions=release_actions,
+            adopter=adopter,
             drain=drain,
-            registrar=registrar,
+            restorer=MarkRestorer(cluster=cluster, acts=acts, clocks=clocks, rules=settings.marks),
+            record_writer=record_writer,
             settings=settings,
             fleet=fleet,
             clocks=clocks,
             rng=rng,
             shards=shards,
-            judge=lambda case: judging.judge(case),  # noqa: PLW0108 - it is made below
-            shut_out=lambda case: hearing.shut_out(case),  # noqa: PLW0108 - it is made below
+            judge=lambda case: evaluator.evaluate_node(case),  # noqa: PLW0108 - it is made below
+            shut_out=lambda case: agent_events.reject(case),  # noqa: PLW0108 - it is made below
+            follow_missing=lambda case: missing.follow(case),  # noqa: PLW0108 - it is made below
         )
-        judging = Judging(
+        self._missing = missing = MissingNodes(
+            cluster=cluster, returned=reconciler.look_anew, may_act=shards.may_act, rng=rng
+        )
+        evaluator = NodeEvaluator(
             policy=policy,
             mode=settings.mode,
             acts=acts,
-            ledger=ledger,
+            event_sink=event_sink,
             clocks=clocks,
             suspecting=suspecting,
-            see_to=attending.kick_if_busy,
+            see_to=reconciler.enqueue_if_pending,
             silent_action=settings.silent_action,
         )
-        self._judging = judging
-        self._looking = Looking(
+        self._evaluator = evaluator
+        self._poller = NodePoller(
             cluster=cluster,
-            census=census,
-            judging=judging,
+            node_registry=node_registry,
+            evaluator=evaluator,
             acts=acts,
             clocks=clocks,
             shards=shards,
+            see_to=reconciler.enqueue,
+            rng=rng,
         )
-        self._hearing = hearing = Hearing(
-            census=census,
-            judging=judging,
-            attending=attending,
+        self._agent_events = agent_events = AgentEventHandler(
+            node_registry=node_registry,
+            evaluator=evaluator,
+            reconciler=reconciler,
             acts=acts,
             policy=policy,
             clocks=clocks,
             silent_after=settings.silent_after,
-            triangulating=triangulating,
-            witness=witness or NoWitness(),
+            network_tracker=network_tracker,
+            evidence_recording=evidence_recording or NoEvidenceRecording(),
             shards=shards,
         )
-        self._following = Following(
+        self._current_nodes = CurrentNodes(
+            cluster=cluster,
+            node_registry=node_registry,
+            now=clocks.now,
+            view=lambda: reconciler.view,
+        )
+        self._cluster_events = ClusterEventHandler(
             cluster=cluster,
             policy=policy,
-            census=census,
-            registrar=registrar,
-            attending=attending,
-            judging=judging,
+            node_registry=node_registry,
+            record_writer=record_writer,
+            reconciler=reconciler,
+            evaluator=evaluator,
             suspecting=suspecting,
-            triangulating=triangulating,
+            network_tracker=network_tracker,
             fleet=fleet,
-            ledger=ledger,
+            event_sink=event_sink,
             clocks=clocks,
             shards=shards,
+            switch=switch,
+            standing=standing,
             look_at_held=self._look_at_held,
         )
-        self._moving = Moving(
+        self._ownership_handler = OwnershipHandler(
             shards=shards,
-            census=census,
-            hearing=hearing,
-            attending=attending,
-            list_nodes=self._following.refresh_nodes,
+            node_registry=node_registry,
+            agent_events=agent_events,
+            reconciler=reconciler,
+            list_nodes=self._cluster_events.refresh_nodes,
             clocks=clocks,
         )
         fleet.mode = settings.mode.value
@@ -240,40 +301,29 @@ class Controller:
     @property
     def record_problem(self) -> str:
         """Why the admission record can't be used; empty when it can."""
-        return self._registrar.problem
+        return self._record_writer.problem
 
     async def is_current(self, node: str, node_uid: str) -> bool | None:
-        """Whether the cluster's Node of this name has this UID; None: that can't be told now.
-
-        Costs a request only where the list of nodes, which may be a little old, says otherwise.
-        """
-        if not self._attending.view:
-            return None
-        case = self._census.known(node)
-        meta = case.patient.meta if case is not None else None
-        if meta is not None and meta.uid == node_uid:
-            return True
-        try:
-            found = await self._cluster.read_node(node)
-        except ClusterError as error:
-            log.warning("the node can't be read", extra={"node": node, "error": str(error)})
-            return None
-        return found is not None and found.uid == node_uid
+        """Whether the cluster's Node of this name has this UID; it is None while unknown."""
+        return await self._current_nodes.is_current(node, node_uid)
 
     async def run(self) -> None:
-        """Until cancelled: the cluster's news, and the rounds."""
+        """Until cancelled: the cluster's events, and the rounds."""
         try:
-            await together(
-                news=self._following.follow(),
+            await run_until_first_exit(
+                news=self._cluster_events.follow(),
                 rounds=self._go_round(),
-                looking=self._looking.run(),
-                moving=self._moving.run(),
-                conferring=self.conferring.run(),
+                poller=self._poller.run(),
+                missing_nodes=self._missing.run(),
+                moving=self._ownership_handler.run(),
+                coordinator=self.coordinator.run(),
             )
         finally:
-            self._triangulating.close()
-            self.conferring.close()
-            for case in self._census.cases():
+            self._switch.close()
+            self._network_tracker.close()
+            self._cluster_events.close()
+            self.coordinator.close()
+            for case in self._registry.cases():
                 for task in (case.task, case.trail):
                     if task is not None:
                         task.cancel()
@@ -281,32 +331,38 @@ class Controller:
                     case.timer.cancel()
 
     async def _go_round(self) -> None:
-        refreshed = float("-inf")
+        refreshed = unseen = float("-inf")
         while True:
-            now = self._clocks.now()
-            if (
-                self._attending.view
-                and now - refreshed >= REFRESH
-                and await self._following.refresh_nodes()
-            ):
+            now, view = self._clocks.now(), self._reconciler.view
+            # Listed even while the view is lost, so that nodes with our marks are shown. They are
+            # listed again when the view is back.
+            due = now - refreshed >= REFRESH if view else now - unseen >= REFRESH_AGAIN
+            if due and await self._cluster_events.refresh_nodes() and view:
                 refreshed = now
+            if due and not view:
+                unseen = now
             wall = self._clocks.earliest()
             async for case in self._by_slices():
-                self._hearing.note_silence(case, now)
+                self._agent_events.note_silence(case, now)
             self._tell_fleet()
-            self._following.tell_stop()
+            self._cluster_events.tell_stop()
+            self._cluster_events.tell_record()
             async for case in self._by_slices():
-                if case.wishes != NONE and case.patient.wishes != describe(case.wishes, wall):
-                    self._judging.judge(case)  # an exemption has ended
-                if _in_suspense(case) or case.release_held:
+                if case.wishes != NONE and case.node_summary.wishes != describe(case.wishes, wall):
+                    self._evaluator.evaluate_node(case)  # an exemption has ended
+                waits = case.release_held or case.node_summary.missing or _is_absent(case)
+                if _in_suspense(case) or waits or _is_schedulable(case):
                     self._attend_again(case)
-                self._attending.resume(case)
+                self._reconciler.resume(case)
+                if case.age_trail():
+                    self._reconciler.look_anew(case)
             self._look_at_held()
             await self._rest()
 
     async def _rest(self) -> None:
-        """Until the next round, which comes sooner once enough agents have reported: what waited
-        for that is due, and of what is new since then people would read beside a wait that is over.
+        """Until the next round, which comes sooner once enough agents have reported: proposals that
+        waited for that are due, and people would else read of new faults beside a wait that is
+        over.
         """
         if not self._fleet.waiting_for_quorum:
             await asyncio.sleep(ROUNDS)
@@ -317,32 +373,33 @@ class Controller:
             if not self._fleet.waiting_for_quorum:
                 return
 
-    async def _by_slices(self) -> AsyncIterator[Case]:
-        """All cases, and a look at whatever else is to be done every millisecond or so."""
-        for count, case in enumerate(self._census.cases(), 1):
+    async def _by_slices(self) -> AsyncIterator[NodeState]:
+        """All cases, yielding to the event loop every millisecond or so."""
+        for count, case in enumerate(self._registry.cases(), 1):
             if count % _SLICE == 0:
                 await asyncio.sleep(0)
-            if self._census.known(case.node) is case:  # else it was forgotten in between
+            if self._registry.known(case.node) is case:  # else it was forgotten in between
                 yield case
 
     def _look_at_held(self) -> None:
-        """Those that share a cause, and those that don't, in lines of their own.
+        """Enqueue some held nodes, in separate lines for those with and without a shared cause.
 
-        What holds one node for a moment (its version has just changed) must not stand in line
-        behind all that a driver's roll-out holds.
+        A node that is held for a moment (its version has just changed) must not queue behind all
+        those that a driver's roll-out holds.
         """
-        lines: dict[bool, list[Case]] = {True: [], False: []}
-        for case in self._census.cases():
-            if case.patient.hold is not None:
-                lines[bool(case.patient.hold.cause)].append(case)
+        lines: dict[bool, list[NodeState]] = {True: [], False: []}
+        for case in self._registry.cases():
+            if case.node_summary.hold is not None:
+                lines[bool(case.node_summary.hold.cause)].append(case)
         for shared, held in lines.items():
             for case in self._in_turn(held, shared=shared):
                 self._attend_again(case)
 
-    def _in_turn(self, held: list[Case], *, shared: bool) -> list[Case]:
+    def _in_turn(self, held: list[NodeState], *, shared: bool) -> list[NodeState]:
         """Some of those that are held: the next of their line in each round.
 
-        Each costs half a millisecond. In a storm of thousands agents must be heard all the same.
+        Each costs half a millisecond. In a storm of thousands the agents' reports must still be
+        processed.
         """
         if len(held) <= HELD_A_ROUND:
             return held
@@ -350,59 +407,81 @@ class Controller:
         self._turns[shared] = start + HELD_A_ROUND
         return (held + held)[start : start + HELD_A_ROUND]
 
-    def _attend_again(self, case: Case) -> None:
-        if case.patient.maintained:
-            case.suspect = True  # whether they have ended: a read tells
-        self._attending.kick(case)
+    def _attend_again(self, case: NodeState) -> None:
+        """Enqueue it, unless only a read of its node can help: `NodePoller` paces those."""
+        if not waits_for_its_node(case):
+            self._reconciler.enqueue(case)
 
     def _tell_fleet(self) -> None:
-        self._fleet.record_entries = len(self._registrar.record.entries)
+        entries = self._record_writer.record.entries
+        self._fleet.record_entries = len(entries)
+        self._fleet.absent_entries = len(self._registry.absent & entries.keys())
+        self._record_writer.go_round()
         self._tell_quorum()
-        self.conferring.go_round()
+        self.coordinator.go_round()
 
     def _tell_quorum(self) -> None:
-        waiting = quorum(self._settings.limits, self._census.size())
+        waiting = quorum(self._settings.limits, self._registry.size())
         self._fleet.waiting_for_quorum = waiting.reason if waiting is not None else ""
 
-    def say(self, node: str, component: Component) -> bool:
-        """Evidence about a node in our own name; False: its agent was not heard yet."""
-        case = self._census.known(node)
-        if case is None or case.patient.health is None:
+    def record_own_evidence(self, node: str, component: Component) -> bool:
+        """Evidence about a node in our own name; False: its agent has not reported yet."""
+        case = self._registry.known(node)
+        if case is None or case.node_summary.health is None:
             return False
-        if case.patient.health.say(component):
-            self._judging.judge(case)
+        if case.node_summary.health.record_own_evidence(component):
+            self._evaluator.evaluate_node(case)
         return True
 
-    # -- ingest's Intake -----------------------------------------------------------
+    # -- ingest's EvidenceSink -----------------------------------------------------------
 
-    def home(self, node: str) -> str:
-        return self._hearing.home(node)
+    def owner_address(self, node: str) -> str:
+        return self._agent_events.owner_address(node)
 
     def placed(self, node: str, address: str) -> None:
-        self._triangulating.placed(node, address)
+        self._network_tracker.placed(node, address)
 
-    def attached(self, hello: Hello, line: Line) -> None:
-        self._hearing.attached(hello, line)
+    def assigned(self, node: str, addresses: tuple[str, ...]) -> None:
+        self._network_tracker.assigned(node, addresses)
 
-    def heard(self, node: str, evidence: Snapshot | Delta, at: float) -> Awaitable[None] | None:
-        return self._hearing.heard(node, evidence, at)
+    def on_refusal(self, node: str, reason: str) -> None:
+        self._agent_events.on_refusal(node, reason)
+
+    def on_connect(self, hello: Hello, line: AgentLine) -> None:
+        self._agent_events.on_connect(hello, line)
+
+    def on_evidence(
+        self, node: str, evidence: Snapshot | Delta, at: float
+    ) -> Awaitable[None] | None:
+        return self._agent_events.on_evidence(node, evidence, at)
 
     def digest(self, node: str) -> int | None:
-        return self._hearing.digest(node)
+        return self._agent_events.digest(node)
 
-    def beat(self, node: str, at: float) -> None:
-        self._hearing.beat(node, at)
+    def on_heartbeat(self, node: str, at: float) -> None:
+        self._agent_events.on_heartbeat(node, at)
 
-    def answered(self, node: str, command_id: str, *, ok: bool, message: str) -> None:
-        self._hearing.answered(node, command_id, ok=ok, message=message)
+    def on_command_result(self, node: str, command_id: str, *, ok: bool, message: str) -> None:
+        self._agent_events.on_command_result(node, command_id, ok=ok, message=message)
 
-    def detached(self, node: str, line: Line, reason: str) -> None:
-        self._hearing.detached(node, line, reason)
+    def on_disconnect(self, node: str, line: AgentLine, reason: str) -> None:
+        self._agent_events.on_disconnect(node, line, reason)
 
-    def conflict(self, node: str, detail: str) -> None:
-        self._hearing.conflict(node, detail)
+    def on_conflict(self, node: str, detail: str) -> None:
+        self._agent_events.on_conflict(node, detail)
 
 
-def _in_suspense(case: Case) -> bool:
-    quarantine = case.patient.quarantine
+def _is_schedulable(case: NodeState) -> bool:
+    """Whether its node, which should be cordoned, was not when it was last read."""
+    return case.uncordoned is not Uncordoned.NO
+
+
+def _is_absent(case: NodeState) -> bool:
+    """Whether its quarantine waits for the Node to come back, or for its own end."""
+    quarantine = case.node_summary.quarantine
+    return quarantine is not None and quarantine.status.node_absent_since > 0
+
+
+def _in_suspense(case: NodeState) -> bool:
+    quarantine = case.node_summary.quarantine
     return quarantine is not None and quarantine.status.phase in _IN_SUSPENSE

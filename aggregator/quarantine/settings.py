@@ -1,18 +1,20 @@
-"""What the controller is told, and how its limits read to people."""
+"""The controller's settings, and its limits as shown to people."""
 
 from dataclasses import dataclass, field
 
-from aggregator.quarantine.cluster import Action
+from aggregator.cluster.port import Action
 from aggregator.quarantine.decide.admission import Limits
-from aggregator.quarantine.decide.blame import CommonLimits
-from aggregator.quarantine.decide.drainplan import DrainRules
-from aggregator.quarantine.hooking import HookRules
-from aggregator.quarantine.times import span
+from aggregator.quarantine.decide.cause_search import CommonLimits
+from aggregator.quarantine.decide.drain_plan import DrainRules
+from aggregator.quarantine.decide.lost_marks import RestoreRules
+from aggregator.quarantine.decide.uncordon import UncordonRules
+from aggregator.quarantine.drain.hooks import HookRules
+from aggregator.rfc3339 import span
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the controller is told. Times in seconds."""
+    """The controller's settings. Times in seconds."""
 
     mode: Action
     limits: Limits
@@ -23,8 +25,11 @@ class Settings:
     silent_after: float
     silent_drain_after: float
     off_balancers: bool = True
+    absent_node_after: float = 86400.0
     hooks: HookRules = field(default_factory=HookRules)
-    #: What a silent agent calls for whose kubelet is ready and whose last evidence was failing.
+    uncordon: UncordonRules = field(default_factory=UncordonRules)
+    marks: RestoreRules = field(default_factory=RestoreRules)
+    #: The action on a silent agent whose kubelet is ready and whose last evidence was failing.
     silent_action: str = "observe"
 
 
@@ -39,6 +44,7 @@ def limits_for_people(settings: Settings) -> dict[str, str]:
         "window": span(limits.window),
         "cooldown": span(limits.cooldown),
         "after_upgrade": span(limits.after_upgrade),
+        "absent_node_after": span(settings.absent_node_after),
         "common_cause_percent": f"{common.percent:g}%",
         "common_cause_nodes": str(common.nodes),
         "domain_percent": f"{common.domain_percent:g}%",

@@ -1,1 +1,3 @@
-"""What people and their tools see: the status page, the JSON API, events, metrics. Read only."""
+"""The interfaces for people and tools: the status page, the JSON API, events, metrics. Read
+only.
+"""

@@ -1,13 +1,13 @@
-"""What to do, in a sentence, for somebody who was woken up. Pure.
+"""The next step, in a sentence, for a person on call. Pure.
 
-Each sentence names a command or a place; none of it is needed by the machine. ``how``: the options
-without which a command would act on another cluster than this one (`Fleet.how`).
+Each sentence names a command or a place; no code depends on it. ``how``: the options without which
+a command would act on another cluster than this one (`Fleet.how`).
 """
 
 from collections.abc import Collection, Iterable
 
-from aggregator.quarantine.cluster import HookState, Phase, Quarantine
-from aggregator.quarantine.fleet import Hold, Patient
+from aggregator.cluster.port import HookState, Phase, Quarantine
+from aggregator.quarantine.state.fleet import NodeHold, NodeSummary
 
 _CLEARS = {
     "reboot": "reboot the node",
@@ -28,7 +28,7 @@ _CAUSES = {
     "network": "Mend what the nodes share: the rack's switch or gateway, the target, the link "
     "between two halves. docs/network.md says how it was told.",
 }
-#: In what follows {how} stands for these options.
+#: In these texts {how} stands for the options.
 _BY_HAND = 'sickbay quarantine NODE --action drain --reason "..."{how}'
 _SHARED = (
     f"Look at the common cause at the top of the page. A node that is ill for itself: {_BY_HAND}"
@@ -63,7 +63,7 @@ HOLDS = {
 
 
 def for_evidence(clears: Iterable[str]) -> str:
-    """What ends evidence of these kinds, strongest remedy alone."""
+    """The sign that ends evidence of these kinds; only the strongest remedy."""
     found = set(clears)
     for kind in ("operator", "reboot", "gpu_reset", "", "expiry"):
         if kind in found:
@@ -71,8 +71,8 @@ def for_evidence(clears: Iterable[str]) -> str:
     return ""
 
 
-def for_incident(patient: Patient, clears: Collection[str], action: str, how: str) -> str:
-    """What a person can do about an open incident."""
+def for_incident(node_summary: NodeSummary, clears: Collection[str], action: str, how: str) -> str:
+    """A person's options for an open incident."""
     remedy = for_evidence(clears)
     if not remedy:
         return "Nothing: what it rests on is over, and it closes once the node has stayed well."
@@ -81,26 +81,25 @@ def for_incident(patient: Patient, clears: Collection[str], action: str, how: st
         if set(clears) == {"expiry"}:
             return "Nothing: by policy it is only watched, and it expires by itself."
         return f"{sentence} when it suits; by policy it is only watched."
-    if patient.quarantine is None and (patient.hold is not None or patient.would):
+    if node_summary.quarantine is None and (node_summary.hold is not None or node_summary.would):
         return f"{sentence}. Nothing keeps work off this node yet; to do it by hand: " + by_hand(
-            patient.node, how
+            node_summary.node, how
         )
-    if patient.quarantine is None:
+    if node_summary.quarantine is None:
         return f"{sentence}."
-    if patient.quarantine.spec.requester != "sickbay":
-        return (
-            f"{sentence}, then: sickbay release {patient.node}{how} (a person made the quarantine)"
-        )
+    if node_summary.quarantine.spec.requester != "sickbay":
+        command = f"sickbay release {node_summary.node}{how}"
+        return f"{sentence}, then: {command} (a person made the quarantine)"
     return f"{sentence}. The node is released by itself once it has stayed well."
 
 
 def by_hand(node: str, how: str) -> str:
-    """The command that quarantines a node whatever the limits say."""
+    """The command that quarantines a node regardless of the limits."""
     return _BY_HAND.format(how=how).replace("NODE", node, 1)
 
 
-def for_hold(hold: Hold, how: str) -> str:
-    """What lifts a hold."""
+def for_hold(hold: NodeHold, how: str) -> str:
+    """The step that lifts a hold."""
     said = HOLDS.get(hold.limit)
     if said is None:
         return f"Look at {hold.limit} in the aggregator's configuration."
@@ -108,12 +107,12 @@ def for_hold(hold: Hold, how: str) -> str:
 
 
 def for_cause(scope: str) -> str:
-    """What to do about what many nodes share."""
+    """The next step for a cause that many nodes share."""
     return _CAUSES[scope]
 
 
 def for_mode(node: str, mode: str, how: str) -> str:
-    """What a person can do where the mode keeps us from acting."""
+    """A person's options where the mode keeps us from acting."""
     return (
         f"Mode {mode} allows no more. To act on this node alone: {by_hand(node, how)}. "
         'For all: set "mode" in the aggregator\'s configuration.'
@@ -121,7 +120,7 @@ def for_mode(node: str, mode: str, how: str) -> str:
 
 
 def for_exempt(node: str, how: str) -> str:
-    """What a person can do where people have exempted the node."""
+    """A person's options where people have exempted the node."""
     return (
         "A person wants this node left alone. To let sickbay act again: "
         f"sickbay unexempt {node}{how}. "
@@ -130,18 +129,18 @@ def for_exempt(node: str, how: str) -> str:
 
 
 def for_quarantine(
-    patient: Patient, quarantine: Quarantine, clears: Iterable[str], how: str
+    node_summary: NodeSummary, quarantine: Quarantine, clears: Iterable[str], how: str
 ) -> str:
-    """What a person can do about a node in quarantine, or what it waits for."""
+    """A person's options for a node in quarantine, or the step that it waits for."""
     status, node = quarantine.status, quarantine.node
     if quarantine.problem or status.phase is Phase.INVALID:
         end = f"sickbay release {node}{how}" if how else f"kubectl delete quarantine {node}"
         return f"The object makes no sense. Mend it, or: {end}"
     if status.phase is Phase.RELEASING or quarantine.deleting:
         return "Nothing: it is being undone."
-    if patient.last_error:
+    if node_summary.last_error:
         return "The last step failed and is tried again. If it stays, look at the error."
-    held = patient.release_held or status.release_held
+    held = node_summary.release_held or status.release_held
     if held:
         unpin = f"sickbay unpin {node}{how} to let it go by itself, or " * held.startswith("pinned")
         return (

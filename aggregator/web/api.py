@@ -8,19 +8,19 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from aggregator.web import shapes, survey, view
-from aggregator.web.desk import TIMELINE, Desk
-from aggregator.web.lookout import Look
-from aggregator.web.query import BadQuery, Form, Param, read_query
+from aggregator.web import fleet_view, models, node_view
+from aggregator.web.queries import TIMELINE, FleetQueries
+from aggregator.web.query_params import BadQuery, Form, Param, read_query
+from aggregator.web.snapshot_cache import FleetSnapshot
 
 #: Rows of one answer unless asked otherwise, and at most.
 PAGE, MOST = 100, 1000
-#: From this size on (bytes) an answer is compressed for those who take it so.
+#: From this size on (bytes) an answer is compressed for clients that accept it.
 _WORTH_COMPRESSING = 2048
 
 
 class NotThere(Exception):
-    """What was asked for by name is not known: what, and what to do."""
+    """The requested name is not known: the text names it, and the next step."""
 
     def __init__(self, error: str, hint: str) -> None:
         super().__init__(error)
@@ -28,33 +28,33 @@ class NotThere(Exception):
         self.hint = hint
 
 
-Answer = Callable[[Desk, Mapping[str, str], Mapping[str, Any]], Awaitable[shapes.Shape]]
+Answer = Callable[[FleetQueries, Mapping[str, str], Mapping[str, Any]], Awaitable[models.Shape]]
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """One GET. ``answer`` is given the path's parts and the query's values.
 
-    ``parts`` describes the parts of the path that stand in braces.
+    ``parts`` describes the path's parts in braces.
     """
 
     path: str
     summary: str
-    shape: type[shapes.Shape]
+    shape: type[models.Shape]
     answer: Answer
     params: tuple[Param, ...] = ()
     parts: Mapping[str, str] = field(default_factory=dict)
 
-    async def handle(self, desk: Desk, request: web.Request) -> web.Response:
+    async def handle(self, queries: FleetQueries, request: web.Request) -> web.Response:
         """Read the query, answer. Raises BadQuery and NotThere."""
         values = read_query(self.params, request.query)
-        return respond(await self.answer(desk, request.match_info, values), request)
+        return respond(await self.answer(queries, request.match_info, values), request)
 
 
 def respond(
-    shape: shapes.Shape, request: web.Request | None = None, status: int = 200
+    shape: models.Shape, request: web.Request | None = None, status: int = 200
 ) -> web.Response:
-    """A shape as JSON."""
+    """A model as JSON."""
     body = msgspec.json.encode(shape)
     response = web.Response(body=body, status=status, content_type="application/json")
     if request is not None and len(body) >= _WORTH_COMPRESSING:
@@ -62,9 +62,9 @@ def respond(
     return response
 
 
-async def story_or_none_such(desk: Desk, name: str) -> shapes.Node:
-    """The node's story, or NotThere."""
-    found = await desk.story(name)
+async def story_or_none_such(queries: FleetQueries, name: str) -> models.Node:
+    """The node's details, or NotThere."""
+    found = await queries.story(name)
     if found is None:
         raise NotThere(
             f'there is no node "{name[:253]}"',
@@ -74,7 +74,9 @@ async def story_or_none_such(desk: Desk, name: str) -> shapes.Node:
     return found
 
 
-def page_of_nodes(desk: Desk, look: Look, values: Mapping[str, Any]) -> shapes.NodePage:
+def page_of_nodes(
+    queries: FleetQueries, look: FleetSnapshot, values: Mapping[str, Any]
+) -> models.NodePage:
     """Nodes by name, filtered, one page of them."""
     standing, part, after = values["standing"], values["q"].lower(), values["after"]
     standings = look.found.standings
@@ -85,50 +87,61 @@ def page_of_nodes(desk: Desk, look: Look, values: Mapping[str, Any]) -> shapes.N
     ]
     begin = 0
     if after:
-        key = survey.natural(after)
-        begin = next((i for i, name in enumerate(names) if survey.natural(name) > key), len(names))
+        key = fleet_view.natural(after)
+        begin = next(
+            (i for i, name in enumerate(names) if fleet_view.natural(name) > key), len(names)
+        )
     chosen = names[begin : begin + values["limit"]]
-    return shapes.NodePage(
-        items=desk.rows(chosen, look),
+    return models.NodePage(
+        items=queries.rows(chosen, look),
         total=len(names),
         next=chosen[-1] if begin + len(chosen) < len(names) else "",
     )
 
 
-async def _fleet(desk: Desk, _: Mapping[str, str], __: Mapping[str, Any]) -> shapes.Fleet:
-    return desk.glance(await desk.look())
+async def _fleet(
+    queries: FleetQueries, _: Mapping[str, str], __: Mapping[str, Any]
+) -> models.Fleet:
+    return queries.glance(await queries.current_snapshot())
 
 
-async def _nodes(desk: Desk, _: Mapping[str, str], values: Mapping[str, Any]) -> shapes.NodePage:
-    return page_of_nodes(desk, await desk.look(), values)
+async def _nodes(
+    queries: FleetQueries, _: Mapping[str, str], values: Mapping[str, Any]
+) -> models.NodePage:
+    return page_of_nodes(queries, await queries.current_snapshot(), values)
 
 
-async def _node(desk: Desk, parts: Mapping[str, str], _: Mapping[str, Any]) -> shapes.Node:
-    return await story_or_none_such(desk, parts["name"])
+async def _node(
+    queries: FleetQueries, parts: Mapping[str, str], _: Mapping[str, Any]
+) -> models.Node:
+    return await story_or_none_such(queries, parts["name"])
 
 
 async def _quarantines(
-    desk: Desk, _: Mapping[str, str], __: Mapping[str, Any]
-) -> shapes.QuarantineList:
-    found = (await desk.look()).found
-    return shapes.QuarantineList(
+    queries: FleetQueries, _: Mapping[str, str], __: Mapping[str, Any]
+) -> models.QuarantineList:
+    found = (await queries.current_snapshot()).found
+    return models.QuarantineList(
         items=list(found.quarantines),
         total=len(found.quarantines),
         view_lost=found.view_lost,
         in_company=found.in_company,
+        marked_only=found.marked_only(),
     )
 
 
 async def _incidents(
-    desk: Desk, _: Mapping[str, str], values: Mapping[str, Any]
-) -> shapes.IncidentPage:
-    found = (await desk.look()).found.incidents
-    return shapes.IncidentPage(items=list(found[: values["limit"]]), total=len(found))
+    queries: FleetQueries, _: Mapping[str, str], values: Mapping[str, Any]
+) -> models.IncidentPage:
+    found = (await queries.current_snapshot()).found.incidents
+    return models.IncidentPage(items=list(found[: values["limit"]]), total=len(found))
 
 
-async def _replicas(desk: Desk, _: Mapping[str, str], __: Mapping[str, Any]) -> shapes.ReplicaList:
-    found = (await desk.look()).found
-    return shapes.ReplicaList(
+async def _replicas(
+    queries: FleetQueries, _: Mapping[str, str], __: Mapping[str, Any]
+) -> models.ReplicaList:
+    found = (await queries.current_snapshot()).found
+    return models.ReplicaList(
         items=list(found.replicas),
         total=len(found.replicas),
         frozen=found.frozen,
@@ -136,31 +149,33 @@ async def _replicas(desk: Desk, _: Mapping[str, str], __: Mapping[str, Any]) -> 
     )
 
 
-async def _lemons(desk: Desk, _: Mapping[str, str], __: Mapping[str, Any]) -> shapes.LemonList:
-    await desk.peers.fresh()
-    found = desk.lemons()
-    return shapes.LemonList(
+async def _lemons(
+    queries: FleetQueries, _: Mapping[str, str], __: Mapping[str, Any]
+) -> models.LemonList:
+    await queries.peers.answering_replicas()
+    found = queries.lemons()
+    return models.LemonList(
         items=found,
         total=len(found),
-        trouble=desk.fleet.lemons_trouble,
+        trouble=queries.fleet.lemons_trouble,
     )
 
 
 async def _transitions(
-    desk: Desk, _: Mapping[str, str], values: Mapping[str, Any]
-) -> shapes.EventPage:
-    until = values["until"] + 0.001  # an `at` is told to the millisecond, up or down
+    queries: FleetQueries, _: Mapping[str, str], values: Mapping[str, Any]
+) -> models.EventPage:
+    until = values["until"] + 0.001  # an `at` is rounded to the millisecond, up or down
     if until < values["since"]:
         raise BadQuery("until is before since: nothing can be in between", "expected it later")
-    past = await desk.past(values["node"], values["since"], values["limit"], until)
-    return shapes.EventPage(
-        items=[view.event(one) for one in past.transitions], trouble=past.trouble
+    past = await queries.past(values["node"], values["since"], values["limit"], until)
+    return models.EventPage(
+        items=[node_view.event(one) for one in past.transitions], trouble=past.trouble
     )
 
 
-async def _map(desk: Desk, _: Mapping[str, str], __: Mapping[str, Any]) -> shapes.Map:
-    look = await desk.look()
-    return shapes.Map(
+async def _map(queries: FleetQueries, _: Mapping[str, str], __: Mapping[str, Any]) -> models.Map:
+    look = await queries.current_snapshot()
+    return models.Map(
         revision=look.revision, names=list(look.found.names), standings=look.found.letters
     )
 
@@ -179,33 +194,33 @@ NODES = (
 
 ENDPOINTS = (
     Endpoint(
-        "/api/v1/fleet", "The fleet in numbers: standings, limits, switches.", shapes.Fleet, _fleet
+        "/api/v1/fleet", "The fleet in numbers: standings, limits, switches.", models.Fleet, _fleet
     ),
-    Endpoint("/api/v1/nodes", "Nodes by name, page by page.", shapes.NodePage, _nodes, NODES),
+    Endpoint("/api/v1/nodes", "Nodes by name, page by page.", models.NodePage, _nodes, NODES),
     Endpoint(
         "/api/v1/nodes/{name}",
         "One node's story: evidence, incidents, quarantine, timeline.",
-        shapes.Node,
+        models.Node,
         _node,
         parts={"name": "The node's name."},
     ),
     Endpoint(
         "/api/v1/quarantines",
         "Every quarantine, those that need a person first.",
-        shapes.QuarantineList,
+        models.QuarantineList,
         _quarantines,
     ),
     Endpoint(
         "/api/v1/incidents",
         "Open incidents, the strongest first.",
-        shapes.IncidentPage,
+        models.IncidentPage,
         _incidents,
         (_limit(PAGE, 10_000),),
     ),
     Endpoint(
         "/api/v1/transitions",
         "What happened, newest first.",
-        shapes.EventPage,
+        models.EventPage,
         _transitions,
         (
             Param("node", Form.TEXT, "Only what is about this node.", ""),
@@ -227,14 +242,14 @@ ENDPOINTS = (
     Endpoint(
         "/api/v1/lemons",
         "Nodes that come back again and again, the worst first.",
-        shapes.LemonList,
+        models.LemonList,
         _lemons,
     ),
     Endpoint(
         "/api/v1/replicas",
         "The aggregator's replicas, and which of them don't answer; none where one is alone.",
-        shapes.ReplicaList,
+        models.ReplicaList,
         _replicas,
     ),
-    Endpoint("/api/v1/map", "Every node in one letter, for drawing.", shapes.Map, _map),
+    Endpoint("/api/v1/map", "Every node in one letter, for drawing.", models.Map, _map),
 )

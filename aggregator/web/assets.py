@@ -14,7 +14,7 @@ _FOR_EVER = "public, max-age=31536000, immutable"
 
 
 class Assets:
-    """Knows its files by name; nothing else can be asked for."""
+    """The files by name; no other file can be requested."""
 
     def __init__(self) -> None:
         folder = files("aggregator.web") / "static"
@@ -24,11 +24,11 @@ class Assets:
         }
 
     def url(self, name: str) -> str:
-        """Where a page finds it; another address when it has changed."""
+        """The file's address, which changes with its content."""
         return f"/static/{name}?v={self._hashes[name]}"
 
     async def serve(self, request: web.Request) -> web.Response:
-        """The file. HTTPNotFound for anything that is not one of ours."""
+        """The file. HTTPNotFound for any other name."""
         name = request.match_info["name"]
         if name not in self._bodies:
             raise web.HTTPNotFound

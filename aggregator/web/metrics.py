@@ -1,7 +1,7 @@
-"""/metrics: made at the moment they are asked for, in a registry of their own.
+"""/metrics: built at the moment of the request, in a registry of its own.
 
-Cardinality is bounded: a node's name stands on metrics of nodes in quarantine alone, and those
-are bounded by admission. docs/metrics.md describes each.
+Cardinality is bounded: a node's name stands only on metrics of nodes in quarantine, and those are
+bounded by admission. docs/metrics.md describes each.
 """
 
 from collections import Counter
@@ -13,20 +13,20 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from aggregator.quarantine.cluster import Action, Phase
-from aggregator.quarantine.decide.blame import SCOPES
-from aggregator.quarantine.fleet import Standing
-from aggregator.quarantine.ledger import Kind
-from aggregator.web.feed import Feed
-from aggregator.web.stats import ApiStats, HistoryStats, IngestStats, Stats
-from aggregator.web.survey import Findings
+from aggregator.cluster.port import Action, Phase
+from aggregator.events import EventKind
+from aggregator.quarantine.decide.cause_search import SCOPES
+from aggregator.quarantine.state.fleet import QuarantineSummary
+from aggregator.web.event_broker import EventBroker
+from aggregator.web.fleet_view import FleetViewFindings
+from aggregator.web.stats_interface import ApiStats, HistoryStats, IngestStatsReader, Stats
 
 _KINDS = ("gpu", "disk", "network", "node")
 
 
 @dataclass(frozen=True, slots=True)
 class ShardScene:
-    """Where this replica stands among the others: these by name, and whether each answers."""
+    """The other replicas as seen by this one: their names, and whether each answers."""
 
     nodes: int
     members: int
@@ -38,22 +38,24 @@ class ShardScene:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """All that one scrape tells of: this replica's own nodes, so that sums over replicas are right.
+    """The content of one scrape: this replica's own nodes, so that sums over replicas are right.
 
-    What is the fleet's own (mode, stop, limits, causes) is told by each.
+    Fleet-wide values (mode, stop, limits, causes) are reported by each.
     """
 
-    found: Findings
+    found: FleetViewFindings
     shards: ShardScene
-    feed: Feed
+    feed: EventBroker
     requests: Counter[tuple[str, int]]
     stats: Stats
+    connections: int
+    connections_ended: Mapping[str, int]
     version: str
     ready: bool
 
 
 def registry_of(scene: Scene) -> CollectorRegistry:
-    """A registry that tells this scene, and of the process."""
+    """A registry with the metrics of this scene, and of the process."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_SceneCollector(scene))
     ProcessCollector(registry=registry)
@@ -86,9 +88,9 @@ class _SceneCollector(Collector):
             yield from _history(scene.stats.history)
 
 
-def _fleet(found: Findings) -> Iterator[Metric]:
+def _fleet(found: FleetViewFindings) -> Iterator[Metric]:
     nodes = _gauge("sickbay_nodes", "Nodes by how they stand.", ["standing"])
-    for standing in Standing:
+    for standing in QuarantineSummary:
         nodes.add_metric([standing.value], found.counts[standing])
     yield nodes
     yield _one("sickbay_agents_attached", "Agents that are attached now.", found.attached)
@@ -129,7 +131,7 @@ def _fleet(found: Findings) -> Iterator[Metric]:
     yield shared
 
 
-def _work(found: Findings) -> Iterator[Metric]:
+def _work(found: FleetViewFindings) -> Iterator[Metric]:
     incidents = _gauge("sickbay_incidents", "Open incidents.", ["kind", "action"])
     counted = Counter((one.kind, one.action) for one in found.incidents)
     for kind in _KINDS:
@@ -141,6 +143,9 @@ def _work(found: Findings) -> Iterator[Metric]:
     for phase in Phase:
         quarantines.add_metric([phase.value], phases[phase.value])
     yield quarantines
+    unmarked = sum(1 for one in found.quarantines if one.unmarked)
+    text = "Quarantines whose node lacks some of our marks."
+    yield _one("sickbay_quarantines_unmarked", text, unmarked)
     holds = _gauge("sickbay_holds", "Nodes that a limit or the mode holds back.", ["limit"])
     for limit, count in sorted(Counter(one.limit for one in found.holds).items()):
         holds.add_metric([limit], count)
@@ -151,6 +156,7 @@ def _work(found: Findings) -> Iterator[Metric]:
         "1 for each node in quarantine.",
         ["node", "phase", "action", "kind"],
     )
+    absent = _gauge("sickbay_quarantine_node_absent", "1 while its Node is gone.", node)
     pods = _gauge("sickbay_quarantine_pods_remaining", "Pods still to leave the node.", node)
     blocked = _gauge("sickbay_quarantine_pods_blocked", "Pods that may not be evicted now.", node)
     since = _gauge("sickbay_quarantine_created_timestamp_seconds", "When it was made.", node)
@@ -158,6 +164,7 @@ def _work(found: Findings) -> Iterator[Metric]:
     waits = _gauge("sickbay_quarantine_release_held", "1 while its release waits.", node)
     for one in found.quarantines:
         waits.add_metric([one.node], bool(one.release_held))
+        absent.add_metric([one.node], one.node_absent_since is not None)
         info.add_metric([one.node, one.phase, one.action, one.kind], 1)
         blocked.add_metric([one.node], len(one.blockers))
         failing.add_metric([one.node], bool(one.last_error))
@@ -165,7 +172,7 @@ def _work(found: Findings) -> Iterator[Metric]:
             pods.add_metric([one.node], one.pods_remaining)
         if one.created_at is not None:
             since.add_metric([one.node], one.created_at.timestamp())
-    yield from (info, pods, blocked, since, failing, waits)
+    yield from (info, pods, blocked, since, failing, waits, absent)
 
 
 def _shards(shards: ShardScene) -> Iterator[Metric]:
@@ -186,13 +193,22 @@ def _own(scene: Scene) -> Iterator[Metric]:
     yield build
     yield _one("sickbay_ready", "1 while /readyz has nothing to complain of.", scene.ready)
     yield _one("sickbay_web_streams", "Event streams that are open.", scene.feed.streams)
+    yield _one("sickbay_web_connections", "Connections that are open.", scene.connections)
+    ended = _counter(
+        "sickbay_web_connections_ended",
+        "Connections that a limit ended or refused, by limit.",
+        ["reason"],
+    )
+    for reason in ("evicted", "overdue", "refused"):
+        ended.add_metric([reason], scene.connections_ended.get(reason, 0))
+    yield ended
     transitions = _counter("sickbay_transitions", "What happened, by kind.", ["kind"])
-    for kind in Kind:
+    for kind in EventKind:
         transitions.add_metric([kind.value], scene.feed.counts[kind])
     yield transitions
     evictions = _counter("sickbay_evictions", "Evictions by what came of them.", ["outcome"])
-    evictions.add_metric(["accepted"], scene.feed.counts[Kind.EVICTED])
-    evictions.add_metric(["blocked"], scene.feed.counts[Kind.BLOCKED])
+    evictions.add_metric(["accepted"], scene.feed.counts[EventKind.EVICTED])
+    evictions.add_metric(["blocked"], scene.feed.counts[EventKind.BLOCKED])
     yield evictions
     requests = _counter("sickbay_web_requests", "Requests to this listener.", ["route", "code"])
     for (route, code), count in sorted(scene.requests.items()):
@@ -212,7 +228,7 @@ def _history(stats: HistoryStats) -> Iterator[Metric]:
     yield lost
 
 
-def _ingest(stats: IngestStats) -> Iterator[Metric]:
+def _ingest(stats: IngestStatsReader) -> Iterator[Metric]:
     yield _one("sickbay_ingest_streams", "Streams of agents that are up.", stats.attached)
     yield _one(
         "sickbay_ingest_streams_overdue",
@@ -234,6 +250,11 @@ def _ingest(stats: IngestStats) -> Iterator[Metric]:
     yield messages
     yield _count("sickbay_ingest_acks", "Acknowledgements to agents.", stats.acks)
     yield _count("sickbay_ingest_resyncs", "Snapshots that were asked for.", stats.resyncs)
+    yield _count(
+        "sickbay_ingest_entries_dropped",
+        "Entries of messages that were outside the contract's bounds.",
+        stats.dropped,
+    )
     yield _count("sickbay_ingest_throttled", "Times a stream had to wait.", stats.throttled)
     yield _count("sickbay_ingest_superseded", "Streams that a newer one closed.", stats.superseded)
     yield _count("sickbay_ingest_conflicts", "Times two agents claimed a node.", stats.conflicts)

@@ -1,30 +1,30 @@
-"""The OpenAPI 3.1 document, made from the endpoints and shapes that serve the answers."""
+"""The OpenAPI 3.1 document, made from the endpoints and models that serve the answers."""
 
 import re
 from typing import Any
 
 import msgspec
 
-from aggregator.web import shapes
+from aggregator.web import models
 from aggregator.web.api import ENDPOINTS, Endpoint
-from aggregator.web.query import Form, Param
+from aggregator.web.query_params import Form, Param
 
 _REF = "#/components/schemas/{name}"
 STREAM_PARAMS = (Param("node", Form.TEXT, "Only what is about this node.", ""),)
 #: Events of the stream by name.
-STREAM_EVENTS: dict[str, type[shapes.Shape]] = {
-    "hello": shapes.Hello,
-    "fleet": shapes.Tick,
-    "transition": shapes.Event,
-    "missed": shapes.Missed,
-    "beat": shapes.Beat,
+STREAM_EVENTS: dict[str, type[models.Shape]] = {
+    "hello": models.Hello,
+    "fleet": models.Tick,
+    "transition": models.Event,
+    "missed": models.Missed,
+    "beat": models.Beat,
 }
 
 
 def document(version: str) -> dict[str, Any]:
     """The document, as plain values."""
     named = [endpoint.shape for endpoint in ENDPOINTS]
-    kinds = [*named, *STREAM_EVENTS.values(), shapes.Problem]
+    kinds = [*named, *STREAM_EVENTS.values(), models.Problem]
     _, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     paths = {endpoint.path: {"get": _operation(endpoint)} for endpoint in ENDPOINTS}
     paths["/api/v1/stream"] = {"get": _stream()}
@@ -112,7 +112,7 @@ def _param(param: Param) -> dict[str, Any]:
     }
 
 
-def _ref(shape: type[shapes.Shape]) -> dict[str, str]:
+def _ref(shape: type[models.Shape]) -> dict[str, str]:
     return {"$ref": _REF.format(name=shape.__name__)}
 
 
@@ -121,7 +121,7 @@ def _json(text: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _problem(what: str) -> dict[str, Any]:
-    return _json(f"The {what} can't be answered; says why.", _ref(shapes.Problem))
+    return _json(f"The {what} can't be answered; says why.", _ref(models.Problem))
 
 
 def _ident(path: str) -> str:
@@ -130,7 +130,9 @@ def _ident(path: str) -> str:
 
 
 def _tidy(schema: Any) -> Any:
-    """Docstrings as one line each, and shapes closed: nothing comes that is not described."""
+    """Docstrings as one line each, and models closed, because an answer has no undocumented
+    field.
+    """
     if isinstance(schema, dict):
         found = {key: _tidy(value) for key, value in schema.items()}
         if isinstance(found.get("description"), str):

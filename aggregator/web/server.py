@@ -1,7 +1,7 @@
 """The web server: routes, headers, errors; started and stopped by the app.
 
-Read only: every route is a GET, and nothing here acts. Whoever may see the page is decided by who
-can reach its address: docs/status-page.md.
+Read only: every route is a GET, and none has an effect. The page is open to each client that can
+reach its address: docs/status-page.md.
 """
 
 import asyncio
@@ -9,35 +9,39 @@ import contextlib
 import logging
 import ssl as tls
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import TypedDict
 
 import msgspec
 from aiohttp import web
 from prometheus_client.exposition import choose_encoder
 
-from aggregator.ingest.listening import why_not
-from aggregator.quarantine.acts import Clocks
-from aggregator.quarantine.fleet import Fleet
-from aggregator.shards.council import Alone, Shards
-from aggregator.web import openapi, shapes, stream
+from aggregator.clock import Clocks
+from aggregator.configfile.values import is_loopback
+from aggregator.ingest.os_limits import WEB_CONNECTIONS, why_not
+from aggregator.quarantine.state.fleet import FleetState
+from aggregator.replicas.membership.view import Ownership, SingleReplica
+from aggregator.web import models, openapi, sse
 from aggregator.web.api import ENDPOINTS, Endpoint, NotThere, respond
 from aggregator.web.assets import Assets
-from aggregator.web.courier import Courier, Trust
-from aggregator.web.desk import Desk
-from aggregator.web.feed import Feed, TooManyStreams
-from aggregator.web.history import HistoryReader
-from aggregator.web.lookout import Lookout
+from aggregator.web.change_notifier import ChangeNotifier
+from aggregator.web.connections import KEEP_ALIVE, ConnectionTable, LimitedSite
+from aggregator.web.event_broker import EventBroker, TooManyStreams
+from aggregator.web.fleet_view import FleetViewFindings
+from aggregator.web.history_interface import HistoryReader
+from aggregator.web.hosts import AllowedHosts, name_of
+from aggregator.web.merge import MergedScope, Own, Owners
 from aggregator.web.metrics import Scene, ShardScene, registry_of
+from aggregator.web.node_detail import NodeDetails
 from aggregator.web.pages import Pages
-from aggregator.web.peers import DEADLINE, Peers
-from aggregator.web.pulse import Pulse
-from aggregator.web.query import BadQuery
-from aggregator.web.share import NODE, PART, PAST, Share
-from aggregator.web.stats import Stats
-from aggregator.web.stories import Stories
-from aggregator.web.survey import Findings
-from aggregator.web.whole import Own, Owners, Whole
+from aggregator.web.queries import FleetQueries
+from aggregator.web.query_params import BadQuery
+from aggregator.web.replica_client import ReplicaClient, Trust
+from aggregator.web.replica_endpoints import NODE, PART, PAST, ReplicaEndpoints
+from aggregator.web.replica_poller import DEADLINE, ReplicaPoller
+from aggregator.web.snapshot_cache import SnapshotCache
+from aggregator.web.stats_interface import Stats
 
 log = logging.getLogger("sickbay.web")
 
@@ -53,14 +57,23 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
-#: Requests still under way when the server closes have so long (seconds).
+#: Requests in progress when the server closes have so long (seconds).
 _GRACE = 2.0
+
+
+class _Where(TypedDict, total=False):
+    """The address of a site."""
+
+    host: str
+    port: int
+    path: str
+
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class WebListenError(Exception):
-    """The page's address can't be listened on; says why and what to do."""
+    """The page's address can't be listened on; the text gives the reason and the next step."""
 
     def __init__(self, address: str) -> None:
         super().__init__(f'can\'t listen on "{address}" (listen.web): {why_not(address)}')
@@ -69,43 +82,51 @@ class WebListenError(Exception):
 class Web:
     """Page, JSON API, event stream, metrics, probes.
 
-    ``ready`` returns what is not ready, in words; empty: all is. Make it within a running loop.
+    ``ready`` returns the problems, in words; empty: there are none. Create it within a running
+    loop.
 
-    With ``shards`` that knows other replicas, all of it shows the whole fleet. ``ca_file`` is who
-    signed their pages' certificates (None: the system's authorities); ``history_shared`` says that
-    all write one history.
+    With ``shards`` that knows other replicas, all of it shows the whole fleet. ``ca_file`` is the
+    CA of their pages' certificates (by default the system's); ``history_shared`` says that all
+    write one history.
     """
 
     def __init__(
         self,
         *,
-        fleet: Fleet,
+        fleet: FleetState,
         history: HistoryReader,
-        feed: Feed,
+        feed: EventBroker,
         stats: Stats,
         clocks: Clocks,
         version: str,
         ready: Callable[[], list[str]],
-        shards: Shards | None = None,
+        shards: Ownership | None = None,
         ca_file: Path | None = None,
         history_shared: bool = False,
+        connections: int = WEB_CONNECTIONS,
+        hosts: Sequence[str] = (),
     ) -> None:
-        """Raises TrustError when ``ca_file`` can't be read."""
-        shards = shards or Alone()
-        me, owners = shards.council.me, Owners(shards)
-        self._own = Lookout(fleet, clocks, Own(fleet, owners))
-        self._courier = Courier(Trust(ca_file), deadline=DEADLINE)
-        self._peers = Peers(shards, self._courier, clocks, feed, self._own.moment)
+        """``connections`` may be open at once. Raises TrustError when ``ca_file`` can't be read.
+
+        ``hosts`` are names by which the page may be asked for where it is plain on loopback.
+        """
+        shards = shards or SingleReplica()
+        me, owners = shards.membership_view.me, Owners(shards)
+        self._own = SnapshotCache(fleet, clocks, Own(fleet, owners))
+        self._courier = ReplicaClient(Trust(ca_file), deadline=DEADLINE)
+        self._peers = ReplicaPoller(shards, self._courier, clocks, feed, self._own.moment)
 
         def not_ready() -> list[str]:
             return [*ready(), *unsettled(shards)]
 
-        whole = Whole(fleet, shards, owners, self._peers, not_ready)
-        lookout = Lookout(fleet, clocks, whole)
-        stories = Stories(me=me, fleet=fleet, lookout=lookout, owners=owners, peers=self._peers)
-        self._desk = Desk(
+        whole = MergedScope(fleet, shards, owners, self._peers, not_ready)
+        snapshots = SnapshotCache(fleet, clocks, whole)
+        stories = NodeDetails(
+            me=me, fleet=fleet, snapshots=snapshots, owners=owners, peers=self._peers
+        )
+        self._queries = FleetQueries(
             fleet,
-            lookout,
+            snapshots,
             feed,
             history,
             version,
@@ -115,31 +136,45 @@ class Web:
             stats.alert_trouble,
             history_shared,
         )
-        self._share = Share(me=me, fleet=fleet, owners=owners, lookout=lookout, desk=self._desk)
+        self._share = ReplicaEndpoints(
+            me=me, fleet=fleet, owners=owners, snapshots=snapshots, queries=self._queries
+        )
         assets = Assets()
-        self._pages = Pages(self._desk, assets)
-        self._pulse = Pulse(self._desk.look, stories, feed)
+        self._pages = Pages(self._queries, assets)
+        self._pulse = ChangeNotifier(self._queries.current_snapshot, stories, feed)
         self._feed = feed
         self._shards = shards
         self._stats = stats
         self._requests: Counter[tuple[str, int]] = Counter()
         self._document = msgspec.json.encode(openapi.document(version))
-        self._runner = web.AppRunner(self._app(assets), access_log=None, shutdown_timeout=_GRACE)
+        self._connections = ConnectionTable(clocks.now, most=connections)
+        self._names = AllowedHosts(hosts)
+        #: Without it any name is allowed, because a certificate or the network identifies the
+        #: server.
+        self._allowed: AllowedHosts | None = None
+        self._runner = web.AppRunner(
+            self._app(assets),
+            access_log=None,
+            shutdown_timeout=_GRACE,
+            keepalive_timeout=KEEP_ALIVE,
+        )
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, address: str, ssl: tls.SSLContext | None = None) -> str:
-        """Listen on ``host:port``, ``[v6]:port`` or ``unix:/path``; where it does, port and all.
+        """Listen on ``host:port``, ``[v6]:port`` or ``unix:/path``; returns the address with its
+        port.
 
         Raises WebListenError.
         """
         await self._runner.setup()
-        site: web.BaseSite
         path = address.removeprefix("unix:")
+        if ssl is None and path == address and is_loopback(address):
+            self._allowed = self._names
         host, _, port = address.rpartition(":")
-        if path != address:
-            site = web.UnixSite(self._runner, path, ssl_context=ssl)
-        else:
-            site = web.TCPSite(self._runner, host.strip("[]"), int(port), ssl_context=ssl)
+        where: _Where = {"path": path}
+        if path == address:
+            where = {"host": host.strip("[]"), "port": int(port)}
+        site = LimitedSite(self._runner, self._connections, ssl_context=ssl, **where)
         try:
             await site.start()
         except OSError as error:
@@ -147,7 +182,7 @@ class Web:
             raise WebListenError(address) from error
         # Beside the rest: a history that hangs must not keep the aggregator from starting.
         for work, name in (
-            (self._desk.prime(), "web past"),
+            (self._queries.prime(), "web past"),
             (self._pulse.run(), "web pulse"),
             (self._peers.run(), "web peers"),
         ):
@@ -191,12 +226,16 @@ class Web:
 
     def _answer(self, endpoint: Endpoint) -> _Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            return await endpoint.handle(self._desk, request)
+            return await endpoint.handle(self._queries, request)
 
         return handle
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        return await stream.serve(self._desk, request)
+        feed = self._feed
+        taken = not self._connections.begin_stream(request.protocol, feed.most)
+        if taken and feed.streams < feed.most:  # otherwise the broker refuses it
+            raise TooManyStreams("as many event streams as one address may have are open")
+        return await sse.serve(self._queries, request)
 
     async def _openapi(self, _: web.Request) -> web.Response:
         response = web.Response(body=self._document, content_type="application/json")
@@ -205,29 +244,31 @@ class Web:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         alone = not self._peers.others
-        look = await (self._desk.lookout if alone else self._own).look()
+        look = await (self._queries.snapshots if alone else self._own).current_snapshot()
         scene = Scene(
             found=look.found,
             shards=self._standing(look.found),
             feed=self._feed,
             requests=self._requests,
             stats=self._stats,
-            version=self._desk.version,
-            ready=not self._desk.ready(),
+            connections=self._connections.count,
+            connections_ended=self._connections.ended,
+            version=self._queries.version,
+            ready=not self._queries.ready(),
         )
         encode, kind = choose_encoder(request.headers.get("Accept", ""))
         response = web.Response(body=encode(registry_of(scene)), headers={"Content-Type": kind})
         response.enable_compression()
         return response
 
-    def _standing(self, found: Findings) -> ShardScene:
-        council = self._shards.council
+    def _standing(self, found: FleetViewFindings) -> ShardScene:
+        membership_view = self._shards.membership_view
         return ShardScene(
             nodes=len(found.standings),
-            members=len(council.members),
+            members=len(membership_view.members),
             leads=self._shards.leads(),
-            frozen=bool(council.frozen),
-            settled=council.settled,
+            frozen=bool(membership_view.frozen),
+            settled=membership_view.settled,
             peers=self._peers.up(),
         )
 
@@ -235,7 +276,7 @@ class Web:
         return web.Response(text="ok\n")
 
     async def _readyz(self, _: web.Request) -> web.Response:
-        reasons = self._desk.ready()
+        reasons = self._queries.ready()
         if not reasons:
             return web.Response(text="ready\n")
         lines = "".join(f"- {reason}\n" for reason in reasons)
@@ -245,9 +286,14 @@ class Web:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        """Errors become answers that say what to do; every answer carries the headers."""
+        """Errors become answers with the next step; every answer carries the headers."""
+        self._connections.begin(request.protocol)
         try:
-            response = await handler(request)
+            host = request.headers.get("Host")
+            if self._allowed is None or self._allowed.allows(host):
+                response = await handler(request)
+            else:
+                response = self._misdirected(request, name_of(host or ""))
         except web.HTTPException as error:
             response = self._http_error(request, error)
         except (BadQuery, NotThere) as error:
@@ -257,12 +303,14 @@ class Web:
             response = self._problem(request, 503, str(error), "Close some, or try again later.")
             response.headers["Retry-After"] = "10"
         except (ConnectionError, asyncio.CancelledError):
-            raise  # the one who asked is gone
-        except Exception:  # the outermost edge: a mistake of ours must not end the server
+            raise  # the client is gone
+        except Exception:  # the outermost edge: a defect of ours must not end the server
             log.exception("a request failed", extra={"path": request.path})
             response = self._problem(
                 request, 500, "a mistake of ours", "The aggregator's log has it. Please report it."
             )
+        finally:
+            self._connections.end(request.protocol)
         self._count(request, response.status)
         return response
 
@@ -278,9 +326,17 @@ class Web:
         hint = "See / for the page, /api/v1/openapi.json for the API."
         return self._problem(request, error.status, f"{error.reason}: {request.path[:200]}", hint)
 
+    def _misdirected(self, request: web.Request, name: str) -> web.Response:
+        told = f'"{name[:100]}" is no name of this page, which is for this machine alone'
+        hint = (
+            "Ask for it by an address or as localhost. If people come by another name, through a "
+            "proxy say, put that name into listen.hosts of the aggregator's configuration."
+        )
+        return self._problem(request, 421, told, hint)
+
     def _problem(self, request: web.Request, status: int, error: str, hint: str) -> web.Response:
         if request.path.startswith("/api/"):
-            return respond(shapes.Problem(error=error, hint=hint), status=status)
+            return respond(models.Problem(error=error, hint=hint), status=status)
         return self._pages.trouble(status, error, hint)
 
     def _count(self, request: web.Request, status: int) -> None:
@@ -289,15 +345,15 @@ class Web:
         self._requests[route, status] += 1
 
 
-def unsettled(shards: Shards) -> list[str]:
-    """Why a replica can't act on its nodes, for /readyz. Alone it always can.
+def unsettled(shards: Ownership) -> list[str]:
+    """Why a replica can't act on its nodes, for /readyz. A single replica always can.
 
-    A rollout waits for it, so that the next replica goes only when this one's wait is over.
+    A rollout waits for it, so that the next replica is stopped only when this one's wait is over.
     """
-    council = shards.council
-    if council.frozen:
-        return [f"it does not know which other replicas there are: {council.frozen}"]
-    if not council.settled:
+    membership_view = shards.membership_view
+    if membership_view.frozen:
+        return [f"it does not know which other replicas there are: {membership_view.frozen}"]
+    if not membership_view.settled:
         return ["it has joined a moment ago, and waits until others have let go of its nodes"]
     return []
 

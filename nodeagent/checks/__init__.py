@@ -1,1 +1,1 @@
-"""One file for each check: what it sees, a pure parse, a verdict. `registry` names them."""
+"""One file for each check: its specification, a pure parse, a verdict. `registry` names them."""

@@ -1,7 +1,7 @@
-"""What a check is. One file per check: a spec, a pure parse, a verdict.
+"""The interface of a check. One file per check: a spec, a pure parse, a verdict.
 
-A check reads through sources, says what it saw and never judges: whether a full disk matters is
-the aggregator's policy. The scheduler runs it under its deadline and says for it when it is late
+A check reads through sources, reports what it saw and never judges: whether a full disk matters is
+the aggregator's policy. The scheduler runs it under its deadline and reports for it when it is late
 (``unknown``, reason ``hung``), so a check needs no time-outs of its own beyond its source's.
 """
 
@@ -17,20 +17,20 @@ from nodeagent.sources.kmsg import Record
 
 @dataclass(frozen=True, slots=True)
 class Off:
-    """The check has nothing to look at on this machine ("no GPU"). Not a failure, and shown."""
+    """The check has nothing to look at on this machine ("no GPU"): shown, and no failure."""
 
     reason: str
 
 
-#: What one look gives. An empty sequence: nothing to say.
+#: The result of one look. An empty sequence means that there is no evidence.
 Report = Sequence[Observation | FaultSighting | Clearing | Gone | Loss] | Off
 
 
 class Check(Protocol):
     """A probe that is run at intervals."""
 
-    async def look(self) -> Report:
-        """Look once. Raises nothing for a sick machine: that is a verdict, or ``unknown``."""
+    async def run_check(self) -> Report:
+        """Look once. A sick machine raises no exception: it is a verdict, or ``unknown``."""
         ...
 
 
@@ -41,7 +41,7 @@ class LogCheck(Protocol):
 
 
 class Kind(enum.Enum):
-    """What an option's value is in the configuration file, and what it becomes here."""
+    """The kind of an option's value in the configuration file, and its type here."""
 
     DURATION = 'a duration such as "30s" or "10m"'  # float, seconds
     PERCENT = 'a percentage such as "95%"'  # float, 0 to 100

@@ -1,4 +1,4 @@
-"""Whether the kernel's clock is disciplined by anybody, and how wrong it may be.
+"""Whether a time daemon disciplines the kernel's clock, and how wrong the clock may be.
 
 Reasons: ``unsynchronised`` (no time daemon has spoken for hours, or ever: degraded),
 ``uncertain`` (synchronised, but its error may be above ``max_error``: degraded), ``offset`` (the
@@ -45,7 +45,7 @@ class ClockCheck:
         self._max_offset: float = options["max_offset"]
         self._was_synchronised = False
 
-    async def look(self) -> Report:
+    async def run_check(self) -> Report:
         try:
             timex = parse(self._read())
         except OSError as error:

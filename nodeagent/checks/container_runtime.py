@@ -3,8 +3,8 @@
 The component is the socket's path. Reasons, failed: ``missing`` and ``refused`` (it was there
 before, or the configuration names it: the runtime is down), ``timeout`` (it takes connections and
 says nothing: it hangs), ``garbled``, ``error``. A socket's file that was there before the agent's
-start with nobody behind it is ``refused`` too: a runtime that stops leaves its file. Where none of
-the usual sockets exists, the check is off.
+start, without a process that listens, is ``refused`` too: a runtime that stops leaves its file.
+Where none of the usual sockets exists, the check is off.
 """
 
 import asyncio
@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
-from nodeagent.checks.disks import SpokenOf, absolute_paths
+from nodeagent.checks.disk_common import ReportedComponents, absolute_paths
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
 from nodeagent.sources.grpc_socket import greet
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.host import HostRoots
 
 NAME = "container-runtime"
 _DEADLINE = 5.0
@@ -30,13 +30,13 @@ USUAL = (
 
 
 class ContainerRuntime:
-    def __init__(self, machine: Machine, sockets: Sequence[str]) -> None:
+    def __init__(self, machine: HostRoots, sockets: Sequence[str]) -> None:
         self._machine = machine
         self._named = sockets
         self._seen: set[str] = set(sockets)
-        self._spoken_of = SpokenOf()
+        self._spoken_of = ReportedComponents()
 
-    async def look(self) -> Report:
+    async def run_check(self) -> Report:
         paths = self._named or USUAL
         self._seen |= {path for path in paths if self._machine.host(path).exists()}
         report = await asyncio.gather(*(self._greet(path) for path in paths if path in self._seen))

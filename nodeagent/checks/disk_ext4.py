@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Off, Report
-from nodeagent.checks.disks import MOUNT_OPTIONS, Watch, no_mount_table
+from nodeagent.checks.disk_common import MOUNT_OPTIONS, Watch, no_mount_table
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.host import HostRoots
 from nodeagent.sources.mountinfo import Mount
 
 NAME = "disk-ext4"
@@ -27,7 +27,7 @@ _SLACK = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """What ext4 noted: ``last`` is wall time in seconds, ``where`` the kernel's function."""
+    """The errors that ext4 noted: ``last`` is wall time (s), ``where`` the kernel's function."""
 
     count: int
     last: int
@@ -53,8 +53,8 @@ def _when(at: int) -> str:
         return f"at {at}"
 
 
-def read_errors(machine: Machine, mount: Mount) -> Errors | None:
-    """None where this kernel's ext4 does not count (before Linux 3.7), or the mount is going."""
+def read_errors(machine: HostRoots, mount: Mount) -> Errors | None:
+    """The errors, or None where ext4 counts none (before Linux 3.7) or the mount is going."""
     try:
         device = (machine.sys / "dev/block" / mount.device).resolve().name
         folder = machine.sys / "fs/ext4" / device
@@ -80,15 +80,15 @@ def _word(path: Path) -> str:
 
 
 class DiskExt4:
-    """Reads what the kernel has in memory: that touches no device."""
+    """Reads counts that the kernel has in memory, so it touches no device."""
 
-    def __init__(self, machine: Machine, watch: Watch, now: Callable[[], float]) -> None:
+    def __init__(self, machine: HostRoots, watch: Watch, now: Callable[[], float]) -> None:
         self._machine = machine
         self._watch = watch
         self._now = now
         self._first: dict[tuple[str, str], int] = {}
 
-    async def look(self) -> Report:
+    async def run_check(self) -> Report:
         try:
             mounts = self._watch.mounts()
         except OSError as error:
@@ -104,8 +104,8 @@ class DiskExt4:
             if errors is None:
                 continue
             key = (mount.device, mount.point)
-            # What it was at first, not at the last look: once risen it stays so, because the
-            # error's own time may be a clock's that was wrong.
+            # Compare with the first count, not with that of the last look: a rise must stay one,
+            # because the error's own time may come from a clock that was wrong.
             first = counts[key] = min(self._first.get(key, errors.count), errors.count)
             report.append(judge(mount, errors, booted=booted, rose=errors.count > first))
         self._first = counts

@@ -1,4 +1,4 @@
-"""What the kernel logs about a disk: failed I/O, a controller that is lost, a broken filesystem.
+"""Kernel log lines about a disk: failed I/O, a controller that is lost, a broken filesystem.
 
 Only about devices that a watched mount stands on, through partitions, dm and md: a USB stick or a
 pod's volume is not the node. The component is the mount point, once per mount that the device
@@ -15,20 +15,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from nodeagent.checks.base import CheckSpec
-from nodeagent.checks.disks import MOUNT_OPTIONS, Watch
+from nodeagent.checks.disk_common import MOUNT_OPTIONS, Watch
 from nodeagent.checks.loglines import sighting, text
 from nodeagent.model import FaultSighting
 from nodeagent.sources import Sources
-from nodeagent.sources.blockdevs import Stacks
+from nodeagent.sources.block_devices import Stacks
+from nodeagent.sources.host import HostRoots
 from nodeagent.sources.kmsg import Record, is_packet_log
-from nodeagent.sources.machine import Machine
 
 NAME = "disk-io"
 
 _DEV = rb"([a-z][\w!-]{1,31})"
 
-# The block layer, in the words of Linux 3 to 6. What says nothing about the disk (operation not
-# supported, reservation conflict, no resources) is left out.
+# The block layer, in the words of Linux 3 to 6. Messages that say nothing about the disk (operation
+# not supported, reservation conflict, no resources) are left out.
 _BLOCK = re.compile(
     rb"(?:(?:blk_update_request|blk_print_req_error|print_req_error|end_request): )?"
     rb"(I/O|critical medium|critical target|timeout|recoverable transport|protection"
@@ -59,7 +59,7 @@ _FILESYSTEM = re.compile(
 )
 _ARRAY = re.compile(rb"md/raid\w{0,8}:(md[\w-]{1,24}): Disk failure on " + _DEV + rb", disabling")
 
-#: What begins every line above, for the comparison that each record costs.
+#: The beginning of every line above, for the comparison that each record costs.
 _STARTS = (
     *(b"I/O error, dev ", b"critical ", b"timeout error", b"recoverable ", b"protection error"),
     *(b"device offline", b"blk_", b"print_req", b"end_request", b"Buffer I/O ", b"nvme nvme"),
@@ -80,7 +80,7 @@ class Mounts(Protocol):
 class WatchedMounts:
     """The mounts of the configuration, through sysfs."""
 
-    def __init__(self, machine: Machine, watch: Watch) -> None:
+    def __init__(self, machine: HostRoots, watch: Watch) -> None:
         self._watch = watch
         self._stacks = Stacks(machine)
 
@@ -98,19 +98,19 @@ class WatchedMounts:
         try:
             mounts = self._watch.mounts()
         except OSError:
-            return  # what was known stays; disk-readonly says that the table can't be read
-        self._stacks.look(mounts)
+            return  # keep the last; disk-readonly reports this
+        self._stacks.read_stacks(mounts)
 
 
 class DiskIo:
     """Reads records as they come. ``elsewhere`` counts lines about devices of no watched mount."""
 
     def __init__(self, mounts: Mounts) -> None:
-        self.elsewhere = 0
+        self.remote_nodes = 0
         self._mounts = mounts
 
     def read(self, record: Record) -> Sequence[FaultSighting]:
-        """The disk's trouble in this record, or nothing. Raises nothing, whatever the record."""
+        """The disk's trouble in this record, if any. Raises no exception, whatever the record."""
         line = record.text
         if not line.startswith(_STARTS) or is_packet_log(line):
             return ()
@@ -123,7 +123,7 @@ class DiskIo:
         else:
             points = self._mounts.on(device, sector)
         if not points:
-            self.elsewhere += 1
+            self.remote_nodes += 1
         return tuple(
             sighting(
                 record,

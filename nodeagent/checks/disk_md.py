@@ -2,19 +2,19 @@
 
 Reasons: ``broken`` (more members are lost than the level does without: failed), ``inactive`` (it
 was not started, for want of members as a rule: failed), ``degraded`` (a member is lost; it works,
-and the next loss is one too many: degraded, also while it recovers), ``read-only`` (somebody
+and the next loss is one too many: degraded, also while it recovers), ``read-only`` (a person
 stopped writes to it: degraded), ``no-sysfs`` (unknown). A resync of a whole array and a scrub are
-ok. The component is the array ("md0"). An array that nobody assembled has no name to report.
+ok. The component is the array ("md0"). An array that was never assembled has no name to report.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Off, Report
-from nodeagent.checks.disks import SpokenOf
+from nodeagent.checks.disk_common import ReportedComponents
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.host import HostRoots
 from nodeagent.sources.mdraid import Array, arrays
 
 NAME = "disk-md"
@@ -44,11 +44,11 @@ def _verdict(array: Array) -> tuple[Status, str, str]:
 
 
 class DiskMd:
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: HostRoots) -> None:
         self._machine = machine
-        self._spoken_of = SpokenOf()
+        self._spoken_of = ReportedComponents()
 
-    async def look(self) -> Report:
+    async def run_check(self) -> Report:
         try:
             report = [judge(array) for array in arrays(self._machine)]
         except OSError as error:

@@ -5,7 +5,7 @@ filesystems ``hung`` (no answer to statvfs; failed after a minute), ``stale`` (t
 mount: failed), ``io-error`` and ``shut-down`` (the client gave up, or its process died: failed);
 ``probe-failed`` and ``no-mount-table``: unknown. The component is the mount point.
 
-A remote filesystem that hangs says nothing of this node while it hangs on others too: the
+A remote filesystem that hangs is no evidence about this node while it hangs on others too: the
 aggregator counts the observers. An expected mount that an automounter mounts on demand is ok.
 """
 
@@ -14,11 +14,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
-from nodeagent.checks.disks import SpokenOf, absolute_paths, hung, no_mount_table, not_probed
+from nodeagent.checks.disk_common import (
+    ReportedComponents,
+    absolute_paths,
+    hung,
+    no_mount_table,
+    not_probed,
+)
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
-from nodeagent.sources.diskprobe import DiskProbe, Hung, NotProbed, Refused, Result, Space
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.disk_probe import DiskProbe, Hung, NotProbed, ProbeRefused, Result, Space
+from nodeagent.sources.host import HostRoots
 from nodeagent.sources.mountinfo import Mount, MountTable, parse, under, watched
 
 NAME = "disk-mounts"
@@ -34,13 +40,13 @@ _REFUSALS = {
 
 
 def judge(mount: Mount, result: Result) -> Observation:
-    """What a remote filesystem's answer means. Pure."""
+    """The verdict on a remote filesystem's answer. Pure."""
     match result:
         case Space():
             return Observation(NAME, mount.name, Status.OK, "", f"{mount.source} answers")
         case Hung():
             return hung(NAME, mount.name, result)
-        case Refused():
+        case ProbeRefused():
             unknown = (Status.UNKNOWN, "probe-failed")
             status, reason = _REFUSALS.get(result.errno, unknown)
             return Observation(NAME, mount.name, status, reason, f"{mount.source}: {result}")
@@ -55,19 +61,19 @@ class DiskMounts:
 
     def __init__(
         self,
-        machine: Machine,
+        machine: HostRoots,
         probe: DiskProbe,
         expected: Sequence[str],
         exclude: Sequence[str],
     ) -> None:
         self._machine = machine
-        self._table = MountTable(machine)
+        self._table = MountTable(machine, expected)
         self._probe = probe
         self._expected = expected
         self._exclude = exclude
-        self._spoken_of = SpokenOf()
+        self._spoken_of = ReportedComponents()
 
-    async def look(self) -> Report:
+    async def run_check(self) -> Report:
         try:
             table = self._table.read()
             report = self._missing(table)
@@ -102,7 +108,7 @@ class DiskMounts:
         return report
 
     def _on_demand(self) -> frozenset[str]:
-        """Where an automounter waits: the table of disks leaves those out."""
+        """The points where an automounter waits, which the table of disks leaves out."""
         raw = (self._machine.proc / "self/mountinfo").read_bytes()
         mounts = under(parse(raw), str(self._machine.root))
         return frozenset(mount.point for mount in mounts if mount.fstype == "autofs")

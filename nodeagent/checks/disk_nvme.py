@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
-from nodeagent.checks.disks import SpokenOf, hung
-from nodeagent.checks.rates import Rises
+from nodeagent.checks.counter_window import CounterIncreases
+from nodeagent.checks.disk_common import ReportedComponents, hung
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
-from nodeagent.sources.diskprobe import DiskProbe, Hung, NotProbed, Page, Refused, Result
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.disk_probe import DiskProbe, Hung, NotProbed, Page, ProbeRefused, Result
+from nodeagent.sources.host import HostRoots
 from nodeagent.sources.nvme import Controller, Health, controllers, parse_health
 
 NAME = "disk-nvme"
@@ -28,7 +28,7 @@ _DAY = 86400.0
 
 
 def judge_state(drive: Controller, seconds: float, *, stuck_for: float) -> Observation | None:
-    """What the kernel's word for the controller means; None when it is live. Pure.
+    """The verdict on the kernel's word for the controller, or None when it is live. Pure.
 
     ``seconds``: for how long it has not been live.
     """
@@ -44,7 +44,7 @@ def judge_state(drive: Controller, seconds: float, *, stuck_for: float) -> Obser
 
 
 def judge_health(drive: Controller, health: Health, new_media_errors: int) -> Observation:
-    """What the drive says of itself. Pure. ``new_media_errors``: within the last day."""
+    """The verdict on the drive's own log. Pure. ``new_media_errors``: within the last day."""
     status, reason, words = _worst(health, new_media_errors)
     return Observation(NAME, drive.name, status, reason, _named(drive, words))
 
@@ -79,7 +79,7 @@ class DiskNvme:
     """Remembers the drives by serial number, and since when one is not live."""
 
     def __init__(
-        self, machine: Machine, probe: DiskProbe, *, expected: int, stuck_for: float
+        self, machine: HostRoots, probe: DiskProbe, *, expected: int, stuck_for: float
     ) -> None:
         self._machine = machine
         self._probe = probe
@@ -87,10 +87,10 @@ class DiskNvme:
         self._stuck_for = stuck_for
         self._known: dict[str, Controller] = {}
         self._not_live_since: dict[str, float] = {}
-        self._media_errors = Rises(_DAY)
-        self._spoken_of = SpokenOf()
+        self._media_errors = CounterIncreases(_DAY)
+        self._spoken_of = ReportedComponents()
 
-    async def look(self) -> Report:
+    async def run_check(self) -> Report:
         try:
             drives = controllers(self._machine)
         except OSError as error:
@@ -133,7 +133,7 @@ class DiskNvme:
         self._known.update({drive.identity: drive for drive in drives})
         here = {drive.identity for drive in drives}
         names = {drive.name for drive in drives}
-        # Another drive under its name: it was replaced.
+        # A drive whose name another drive has was replaced, so it is not lost.
         lost = [d for i, d in self._known.items() if i not in here and d.name not in names]
         self._known = {d.identity: d for d in (*drives, *lost)}
         message = "it was there, and is not on the bus any more"
@@ -159,7 +159,7 @@ def _health(result: Result) -> Health | Hung | str:
                 return str(error)
         case Hung():
             return result
-        case Refused():
+        case ProbeRefused():
             return str(result)
         case NotProbed():
             return result.message

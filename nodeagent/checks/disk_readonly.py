@@ -1,8 +1,8 @@
 """A filesystem that stopped writing: the kernel makes it read-only after an error.
 
-Told by the superblock, never by the mount's own flag (a read-only bind mount over a healthy disk
-is somebody's wish). Signs, strongest first, because what was seen before is lost when the agent
-restarts:
+The superblock tells it, never the mount's own flag (a read-only bind mount over a healthy disk is
+intended). Several signs count, strongest first, because the agent forgets at its restart what it
+saw before:
 
 1. ``emergency_ro`` or ``shutdown`` among the superblock's options: ext4 (since Linux 6.15) says
    so itself, and its flag stays "rw" (tried on 6.18).
@@ -12,8 +12,8 @@ restarts:
 4. ``/etc/fstab`` (as it was at the first look) has it without "ro".
 5. ext4 counts errors and is mounted with ``errors=remount-ro``.
 
-Without any of them it was mounted read-only, and that is ok. A filesystem that somebody remounts
-read-only on purpose counts as failed until he excludes it. Reasons: ``read-only``, ``shut-down``,
+Without any of them it was mounted read-only, and that is ok. A filesystem that a person remounts
+read-only on purpose counts as failed until it is excluded. Reasons: ``read-only``, ``shut-down``,
 ``not-mounted``, ``no-mount-table``. The component is the mount point.
 """
 
@@ -21,10 +21,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
-from nodeagent.checks.disks import MOUNT_OPTIONS, Watch, absolute_paths, no_mount_table
+from nodeagent.checks.disk_common import MOUNT_OPTIONS, Watch, absolute_paths, no_mount_table
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.host import HostRoots
 from nodeagent.sources.mountinfo import Mount
 
 NAME = "disk-readonly"
@@ -70,16 +70,16 @@ def writable_in_fstab(text: str) -> frozenset[str]:
 
 
 class DiskReadonly:
-    """Reads the mount table in this process: that touches no device."""
+    """Reads the mount table in this process, because that touches no device."""
 
-    def __init__(self, machine: Machine, watch: Watch, writable: Sequence[str]) -> None:
+    def __init__(self, machine: HostRoots, watch: Watch, writable: Sequence[str]) -> None:
         self._machine = machine
         self._watch = watch
         self._writable = frozenset(writable)
         self._seen_writable: set[tuple[str, str]] = set()
         self._fstab: frozenset[str] | None = None
 
-    async def look(self) -> Report:
+    async def run_check(self) -> Report:
         try:
             mounts = self._watch.mounts()
         except OSError as error:
@@ -102,7 +102,7 @@ class DiskReadonly:
         )
 
     def _fstab_writable(self) -> frozenset[str]:
-        # Once: the file is on a disk, and later that disk may be what hangs.
+        # Read once: the file is on a disk, and later that disk may hang.
         if self._fstab is None:
             try:
                 text = self._machine.host("/etc/fstab").read_text(errors="replace")

@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
-from nodeagent.checks.disks import MOUNT_OPTIONS, Watch, hung, no_mount_table, not_probed
+from nodeagent.checks.disk_common import MOUNT_OPTIONS, Watch, hung, no_mount_table, not_probed
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
-from nodeagent.sources.diskprobe import DiskProbe, Hung, NotProbed, Refused, Result, Space
+from nodeagent.sources.disk_probe import DiskProbe, Hung, NotProbed, ProbeRefused, Result, Space
 from nodeagent.sources.mountinfo import Mount
 
 NAME = "disk-space"
@@ -37,7 +37,7 @@ _REFUSALS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SpaceLimits:
     """Per cent used, and bytes free: ``plenty`` is never full, below ``min_free`` always."""
 
     degrade_above: float
@@ -48,7 +48,7 @@ class Limits:
     plenty: int
 
 
-def judge(mount: Mount, space: Space, limits: Limits) -> Observation:
+def judge(mount: Mount, space: Space, limits: SpaceLimits) -> Observation:
     """Worst first: space, then inodes. Pure."""
     used = _percent(space.used, space.used + space.free)
     message = f"{used:.0f} % used, {_size(space.free)} free"
@@ -68,13 +68,13 @@ def judge(mount: Mount, space: Space, limits: Limits) -> Observation:
 
 
 def of_mount(mount: Mount, observation: Observation) -> Observation:
-    """What fails of a remote filesystem is degraded here: it is not this node's disk."""
+    """The verdict with failed as degraded for a remote filesystem: it is not this node's disk."""
     if mount.remote and observation.status is Status.FAILED:
         return replace(observation, status=Status.DEGRADED)
     return observation
 
 
-def _space_status(space: Space, used: float, limits: Limits) -> Status:
+def _space_status(space: Space, used: float, limits: SpaceLimits) -> Status:
     if space.free < limits.min_free:
         return Status.FAILED
     if space.free >= limits.plenty or space.size == 0:
@@ -101,22 +101,22 @@ def _size(count: int) -> str:
     return f"{size:.1f} TiB"
 
 
-def refused(mount: Mount, result: Refused) -> Observation:
-    """What a failing statvfs says. Unknown for what is no sign of a sick disk (no permission)."""
+def refused(mount: Mount, result: ProbeRefused) -> Observation:
+    """The verdict on a failing statvfs; unknown for an error that is no sign of a sick disk."""
     status, reason = _REFUSALS.get(result.errno, (Status.UNKNOWN, "probe-failed"))
     return Observation(NAME, mount.name, status, reason, str(result))
 
 
 class DiskSpace:
-    """Remote filesystems have a child of their own: they hang together, and with nothing else."""
+    """Remote filesystems have a child of their own: they hang together, apart from local disks."""
 
-    def __init__(self, probe: DiskProbe, watch: Watch, root: str, limits: Limits) -> None:
+    def __init__(self, probe: DiskProbe, watch: Watch, root: str, limits: SpaceLimits) -> None:
         self._probe = probe
         self._watch = watch
         self._root = root.rstrip("/")
         self._limits = limits
 
-    async def look(self) -> Report:
+    async def run_check(self) -> Report:
         try:
             mounts = self._watch.mounts()
         except OSError as error:
@@ -138,7 +138,7 @@ class DiskSpace:
                 return judge(mount, result, self._limits)
             case Hung():
                 return hung(NAME, mount.name, result)
-            case Refused():
+            case ProbeRefused():
                 return refused(mount, result)
             case NotProbed():
                 return not_probed(NAME, mount.name, result)
@@ -147,7 +147,7 @@ class DiskSpace:
 
 
 def build(sources: Sources, options: Mapping[str, Any]) -> DiskSpace:
-    limits = Limits(**{name: options[name] for name in Limits.__slots__})
+    limits = SpaceLimits(**{name: options[name] for name in SpaceLimits.__slots__})
     watch = Watch(sources.machine, options)
     return DiskSpace(sources.disk, watch, str(sources.machine.root), limits)
 

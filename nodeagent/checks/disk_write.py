@@ -11,19 +11,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
-from nodeagent.checks.disks import absolute_paths, hung, not_probed
+from nodeagent.checks.disk_common import absolute_paths, hung, not_probed
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
-from nodeagent.sources.diskprobe import (
+from nodeagent.sources.disk_probe import (
     Differs,
     DiskProbe,
     Hung,
     NotProbed,
-    Refused,
+    ProbeRefused,
     Result,
     Written,
 )
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.host import HostRoots
 from nodeagent.sources.mountinfo import find, parse
 
 NAME = "disk-write"
@@ -44,7 +44,7 @@ _REFUSALS = {
 
 
 def judge(path: str, result: Result, *, only_this_mount: bool = False) -> Observation:
-    """What the probe's answer says of ``path``. Pure.
+    """The verdict on the probe's answer about ``path``. Pure.
 
     ``only_this_mount``: the refusal "read-only" comes from how this process sees a filesystem
     that itself takes writes (a pod's read-only volume), which says nothing about the disk.
@@ -59,13 +59,13 @@ def judge(path: str, result: Result, *, only_this_mount: bool = False) -> Observ
             return hung(NAME, path, result)
         case NotProbed():
             return not_probed(NAME, path, result)
-        case Refused(errno=errno.EROFS) if only_this_mount:
+        case ProbeRefused(errno=errno.EROFS) if only_this_mount:
             message = "mounted read-only for this process; mount it writable or drop it from paths"
             return Observation(NAME, path, Status.UNKNOWN, "read-only-mount", message)
-        case Refused(errno=errno.ENOENT | errno.ENOTDIR):
+        case ProbeRefused(errno=errno.ENOENT | errno.ENOTDIR):
             message = "there is no such directory: make it, or set checks.disk-write.paths"
             return Observation(NAME, path, Status.UNKNOWN, "no-directory", message)
-        case Refused():
+        case ProbeRefused():
             status, reason = _REFUSALS.get(result.errno, (Status.UNKNOWN, "probe-failed"))
             return Observation(NAME, path, status, reason, str(result))
         case _:
@@ -75,19 +75,19 @@ def judge(path: str, result: Result, *, only_this_mount: bool = False) -> Observ
 class DiskWrite:
     """Probes its directories in one child. Paths are those that this process sees."""
 
-    def __init__(self, probe: DiskProbe, machine: Machine, paths: Sequence[str]) -> None:
+    def __init__(self, probe: DiskProbe, machine: HostRoots, paths: Sequence[str]) -> None:
         self._probe = probe
         self._table = machine.proc / "self/mountinfo"
         self._paths = paths
 
-    async def look(self) -> Report:
+    async def run_check(self) -> Report:
         if not self._paths:
             return Off("no paths are configured")
         results = await self._probe.write(self._paths)
         return [self._verdict(path, result) for path, result in results.items()]
 
     def _verdict(self, path: str, result: Result) -> Observation:
-        read_only = isinstance(result, Refused) and result.errno == errno.EROFS
+        read_only = isinstance(result, ProbeRefused) and result.errno == errno.EROFS
         return judge(path, result, only_this_mount=read_only and self._only_this_mount(path))
 
     def _only_this_mount(self, path: str) -> bool:

@@ -2,12 +2,13 @@
 
 Components: each name of ``names``, asked as every program asks (getaddrinfo, in a child), and
 ``dns://ADDRESS`` for each server of /etc/resolv.conf, asked for the first of the names; without
-names for the root's servers, where any answer is one (a server may refuse that question).
-Reasons: ``unresolved`` (no address for the name), ``timeout``, ``unreachable``, ``closed`` (nobody
+names for the root's servers, where any answer is one (a server may refuse that question). Reasons:
+``unresolved`` (no address for the name), ``timeout``, ``unreachable``, ``closed`` (no process
 listens), ``error``, ``servfail`` and ``refused`` (the server does not answer for the name): failed;
 ``slow``: degraded; ``no-resolv-conf``: unknown.
 
-One server that fails says nothing of this node: the aggregator sees how many nodes it fails for.
+One server that fails is no evidence about this node: the aggregator sees how many nodes it fails
+for.
 """
 
 import asyncio
@@ -15,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
-from nodeagent.checks.disks import SpokenOf
+from nodeagent.checks.disk_common import ReportedComponents
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
 from nodeagent.sources.dns import Reply, ask, nameservers, question
-from nodeagent.sources.machine import Machine
-from nodeagent.sources.targets import ResolveError, resolve
+from nodeagent.sources.host import HostRoots
+from nodeagent.sources.tcp_probe import ResolveError, resolve
 
 NAME = "dns"
 _FAILING = ("servfail", "refused")
@@ -41,7 +42,7 @@ def parse_names(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def judge_server(server: str, name: str, reply: Reply, *, slow: float) -> Observation:
-    """Pure. ``name`` is what was asked for; empty: the root. ``slow`` is in seconds."""
+    """Pure. ``name`` is the name asked for; empty: the root. ``slow`` is in seconds."""
     component = f"dns://{server}"
     if reply.trouble:
         return Observation(NAME, component, Status.FAILED, reply.trouble, reply.message)
@@ -58,10 +59,10 @@ def _by_time(component: str, message: str, seconds: float, slow: float) -> Obser
 
 
 class Dns:
-    """Everything is asked at once. ``port`` is the servers'."""
+    """All questions are asked at once. ``port`` is the servers'."""
 
     def __init__(
-        self, machine: Machine, names: Sequence[str], *, slow: float, port: int = 53
+        self, machine: HostRoots, names: Sequence[str], *, slow: float, port: int = 53
     ) -> None:
         self._machine = machine
         self._names = names
@@ -69,9 +70,9 @@ class Dns:
         self._port = port
         self._servers: tuple[str, ...] = ()
         self._read_in = 0  # looks until resolv.conf is read again
-        self._spoken_of = SpokenOf()
+        self._spoken_of = ReportedComponents()
 
-    async def look(self) -> Report:
+    async def run_check(self) -> Report:
         unreadable = self._read_servers()
         report = [
             *unreadable,
@@ -90,7 +91,7 @@ class Dns:
         try:
             self._servers = nameservers(self._machine)
         except FileNotFoundError:
-            self._servers = ()  # a node that resolves nothing: its choice
+            self._servers = ()  # a node without DNS servers: its choice
         except OSError as error:
             return [Observation(NAME, "", Status.UNKNOWN, "no-resolv-conf", str(error))]
         self._read_in = _READ_EVERY

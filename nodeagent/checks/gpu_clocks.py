@@ -13,10 +13,10 @@ from nodeagent.checks.base import CheckSpec
 from nodeagent.checks.gpu_common import EachGpu, Verdict
 from nodeagent.model import Status
 from nodeagent.sources import Sources
-from nodeagent.sources.gpusample import Gpu
+from nodeagent.sources.gpu_sample import Gpu
 
-#: Bits of nvmlClocksEventReasons that are somebody's fault. The first two come with the third,
-#: which says less.
+#: Bits of nvmlClocksEventReasons that tell of a fault. The first two come with the third, which
+#: says less.
 _REASONS = (
     (0x40, "hw-thermal", "the hardware has lowered the clocks because it is too hot"),
     (0x80, "power-brake", "the power supply has lowered the clocks (power brake)"),

@@ -1,15 +1,15 @@
-"""What the GPU checks share: when there is no GPU to look at, and who is unknown and why."""
+"""Code that the GPU checks share: when there is no GPU to look at, which are unknown and why."""
 
 from collections.abc import Callable
 
 from nodeagent.checks.base import Off, Report
 from nodeagent.model import Gone, Observation, Status
 from nodeagent.sources import Sources
-from nodeagent.sources.gpusample import CALLS, Code, Gpu, GpuSample, TroubleKind
+from nodeagent.sources.gpu_sample import CALLS, Code, Gpu, GpuSample, TroubleKind
 
 INTERVAL = 60.0
 
-#: Above the sample's own deadline, which says more about a hang than the scheduler can.
+#: Above the sample's own deadline, because its message says more about a hang than the scheduler's.
 DEADLINE = 15.0
 
 COST = "one round trip to the NVML worker, shared by the GPU checks"
@@ -19,7 +19,7 @@ COST_SELDOM = "nothing beside gpu-inventory; a few calls for each GPU every 5 mi
 
 _NO_GPU = Off("no GPU")
 
-#: Where every GPU of the node is too old, too new or not built for what a check looks at.
+#: The report if every GPU of the node is too old, too new or not built for the check.
 NOT_SUPPORTED = Off("not supported by these GPUs")
 
 _REASONS: dict[int, str] = {
@@ -51,7 +51,7 @@ async def take_sample(sources: Sources) -> GpuSample | Off:
 
 
 def component_of(gpu: Gpu, sources: Sources) -> str:
-    """The GPU's UUID, or what is known of it otherwise; empty when it never said who it is."""
+    """The GPU's UUID, or another known name; empty when it never identified itself."""
     if gpu.uuid:
         return gpu.uuid
     return sources.gpus.component(gpu.pci) if gpu.pci else ""
@@ -72,7 +72,7 @@ def reason_of(code: int) -> str:
 
 
 def nobody_has(sample: GpuSample, call: str) -> bool:
-    """Whether no GPU of the node has what ``call`` asks for: nothing to look at, and no news."""
+    """Whether no GPU of the node supports ``call``, so that the check has no work."""
     absent = (Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND)
     codes = [gpu.errors.get(call) for gpu in sample.gpus]
     return sample.trouble is None and bool(codes) and all(code in absent for code in codes)
@@ -82,8 +82,8 @@ class PerGpu:
     """Turns a sample into one observation per GPU of the node, those not heard of included.
 
     With ``brief`` the GPUs that are well share one observation of the node (component ""), so that
-    a machine of which nothing is wrong costs the fleet a row and not eight. A GPU has a row of its
-    own at its first look, whatever an earlier agent has said of it, and ever after it was not well.
+    a machine that is well costs the fleet a row and not eight. A GPU has a row of its own at its
+    first look, even if an earlier agent has reported it, and always after it was not well.
     """
 
     def __init__(self, check: str, sources: Sources, *, brief: bool = False) -> None:
@@ -112,7 +112,7 @@ class PerGpu:
         return self.report(known)
 
     def report(self, verdicts: dict[str, Verdict]) -> list[Observation | Gone]:
-        """``verdicts`` by component, and Gone for what was reported before and has none now."""
+        """``verdicts`` by component, and Gone for components that had one before and lost it."""
         if self._brief:
             verdicts = self._shorten(verdicts)
         evidence: list[Observation | Gone] = [
@@ -162,7 +162,7 @@ class EachGpu:
         self._judge = judge
         self._per_gpu = PerGpu(check, sources, brief=brief)
 
-    async def look(self) -> Report:
+    async def run_check(self) -> Report:
         sample = await take_sample(self._sources)
         if isinstance(sample, Off):
             return sample

@@ -8,7 +8,7 @@ from nodeagent.checks.base import CheckSpec, Off, Report
 from nodeagent.checks.gpu_common import PerGpu, Verdict
 from nodeagent.model import ClearedBy, Clearing, FaultSighting, Status
 from nodeagent.sources import Sources
-from nodeagent.sources.gpusample import Gpu, GpuSample
+from nodeagent.sources.gpu_sample import Gpu, GpuSample
 
 FAULT = "ecc-uncorrectable"
 
@@ -16,9 +16,9 @@ FAULT = "ecc-uncorrectable"
 class GpuEcc:
     """ECC counters of each GPU.
 
-    While the volatile count of uncorrectable errors is not zero the GPU is degraded. A rise is a
-    fault besides, dated to this look. A fall of a volatile count can only come from a reset of the
-    GPU or a reload of the driver, and clears what a reset clears.
+    While the volatile count of uncorrectable errors is not zero the GPU is degraded. A rise is also
+    a fault, dated to this look. A fall of a volatile count can only come from a reset of the GPU or
+    a reload of the driver, and clears the faults that a reset clears.
     """
 
     def __init__(self, sources: Sources) -> None:
@@ -27,7 +27,7 @@ class GpuEcc:
         #: Volatile counts, corrected and uncorrected, by UUID.
         self._before: dict[str, tuple[int | None, int | None]] = {}
 
-    async def look(self) -> Report:
+    async def run_check(self) -> Report:
         sample = await gpu_common.take_sample(self._sources)
         if isinstance(sample, Off):
             return sample

@@ -1,7 +1,7 @@
-"""Xids that NVML tells of and the kernel log does not: its line was lost, or nobody may read it.
+"""Xids that NVML tells of and the kernel log does not: its line was lost, or is not readable.
 
-A supplement to the check xid and never its echo: an Xid is told here a look later, when the log has
-still said nothing of it. NVML gives its code alone, without the driver's words.
+A supplement to the check xid and never its echo: this check reports an Xid one look later, when the
+log still does not have it. NVML gives its code alone, without the driver's words.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from nodeagent.checks import gpu_common, xid_codes
 from nodeagent.checks.base import CheckSpec, Off, Report
 from nodeagent.model import FaultSighting, Observation, Status
 from nodeagent.sources import Sources
-from nodeagent.sources.gpusample import GpuSample, XidEvent
+from nodeagent.sources.gpu_sample import GpuSample, XidEvent
 
 #: Seconds by which the log's stamp of an Xid may be before the sample that preceded its event.
 _SLACK = 10.0
@@ -25,7 +25,7 @@ class GpuEvents:
         self._waiting: Sequence[XidEvent] = ()
         self._taken = 0
 
-    async def look(self) -> Report:
+    async def run_check(self) -> Report:
         sample = await gpu_common.take_sample(self._sources)
         if isinstance(sample, Off):
             return sample

@@ -16,7 +16,7 @@ from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.gpu_common import PerGpu, Verdict
 from nodeagent.model import Status
 from nodeagent.sources import Sources
-from nodeagent.sources.gpusample import Fabric, Gpu, GpuSample
+from nodeagent.sources.gpu_sample import Fabric, Gpu, GpuSample
 
 _NOT_SUPPORTED, _NOT_STARTED, _IN_PROGRESS, _COMPLETED = range(4)
 _TRUE = 1
@@ -43,7 +43,7 @@ _UNHEALTHY, _LIMITED = 2, 3
 
 
 class GpuFabric:
-    """The fabric's word on each GPU. After a boot or a quiesce it takes its time to come."""
+    """The fabric's state of each GPU. After a boot or a quiesce it takes some time to come."""
 
     def __init__(self, sources: Sources, boot_grace: float) -> None:
         self._sources = sources
@@ -54,7 +54,7 @@ class GpuFabric:
         #: When NVML last gave no answer (the driver may have been loaded anew), or it was loaded.
         self._trouble_at = -math.inf
 
-    async def look(self) -> Report:
+    async def run_check(self) -> Report:
         sample = await gpu_common.take_sample(self._sources)
         if isinstance(sample, Off):
             return sample

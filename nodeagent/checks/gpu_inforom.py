@@ -1,7 +1,7 @@
 """Whether the checksum of a GPU's InfoROM (its configuration and its memory of errors) holds.
 
-Reason ``corrupted`` (degraded): what the GPU remembers, retired pages and its limits among it, is
-not to be trusted.
+Reason ``corrupted`` (degraded): the GPU's records, retired pages and its limits among them, are not
+to be trusted.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from nodeagent.checks.base import CheckSpec
 from nodeagent.checks.gpu_common import EachGpu, Verdict
 from nodeagent.model import Status
 from nodeagent.sources import Sources
-from nodeagent.sources.gpusample import Code, Gpu
+from nodeagent.sources.gpu_sample import Code, Gpu
 
 
 def judge(gpu: Gpu) -> Verdict:

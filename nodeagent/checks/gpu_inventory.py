@@ -1,7 +1,7 @@
 """Whether every GPU of the node is there: by NVML, by the PCI bus, by memory, by expectation.
 
-A GPU that is gone without a word in any log is seen here and nowhere else. What the bus shows is
-evidence by itself; an NVML that does not answer is none, and leaves its GPUs unknown.
+Only this check sees a GPU that is gone without a line in any log. The bus is evidence by itself; an
+NVML that does not answer is no evidence, and leaves its GPUs unknown.
 """
 
 from collections.abc import Mapping
@@ -12,9 +12,9 @@ from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.gpu_common import PerGpu, Verdict
 from nodeagent.model import Clearing, Gone, Status
 from nodeagent.sources import Sources, nvidia_driver
-from nodeagent.sources.gpusample import CALLS, Code, Gpu, GpuSample, NvmlTrouble, TroubleKind
+from nodeagent.sources.gpu_sample import CALLS, Code, Gpu, GpuSample, NvmlTrouble, TroubleKind
 
-#: What a driver that is still being built or loaded after a boot looks like.
+#: The signs of a driver that is still being built or loaded after a boot.
 _LIKE_STARTING = frozenset(
     {
         TroubleKind.NO_LIBRARY,
@@ -37,7 +37,7 @@ class GpuInventory:
         #: The latest load of the driver that we know of.
         self._load = sources.driver_log.loaded_at
 
-    async def look(self) -> Report:
+    async def run_check(self) -> Report:
         sample = await gpu_common.take_sample(self._sources)
         if isinstance(sample, Off):
             return sample
@@ -46,7 +46,7 @@ class GpuInventory:
             self._has_been_ok = False
         self._has_been_ok |= sample.trouble is None
         if sample.trouble is not None and sample.trouble.kind is TroubleKind.QUIESCED:
-            self._has_been_ok = False  # whoever asked for it may reload the driver
+            self._has_been_ok = False  # a quiesce may precede a reload of the driver
         replaced = self._learn(sample)
         verdicts = {"": self._node(sample)} | self._gpus(sample)
         verdicts = {name: self._marked(verdict) for name, verdict in verdicts.items()}
@@ -56,7 +56,7 @@ class GpuInventory:
         return [*(Clearing(uuid, how="replaced") for uuid in replaced), *missed, *observed]
 
     def _marked(self, verdict: Verdict) -> Verdict:
-        """A fault that is seen while somebody works on the GPUs, or has just done so, is none yet.
+        """A fault that is seen while a person works on the GPUs, or has just done so, is unknown.
 
         A reset takes a GPU off the bus for seconds, and a driver comes back GPU by GPU.
         """
@@ -96,7 +96,7 @@ class GpuInventory:
         return unheard | verdicts
 
     def _unheard(self, address: str, sample: GpuSample) -> Verdict | None:
-        """The verdict on a GPU of the node that NVML did not name; None when it is none of ours."""
+        """The verdict on a GPU of the node that NVML did not name, or None when it is not ours."""
         machine, gpus = self._sources.machine, self._sources.gpus
         is_remembered = address in gpus.remembered()
         is_on_bus = address in gpus.present()
@@ -115,7 +115,7 @@ class GpuInventory:
         ):
             return self._unknown(trouble)
         if trouble is None and self._is_complete(sample):
-            return None  # taken out on purpose: the number is what was asked for
+            return None  # taken out on purpose: the number is as expected
         return Status.FAILED, "missing", f"the GPU at {address} is no longer on the PCI bus"
 
     # ---- the node -------------------------------------------------------------------------------
@@ -152,8 +152,8 @@ class GpuInventory:
     def _unknown(self, trouble: NvmlTrouble) -> Verdict:
         """A driver container compiles for minutes: after a boot its absence is a start.
 
-        So it is after a quiesce, which is asked for by whoever replaces the driver, and after a
-        driver was loaded.
+        Its absence is a start as well after a quiesce, which is ordered to replace the driver, and
+        after a driver was loaded.
         """
         now = self._sources.machine.clock.boottime()
         is_young = min(now, now - self._load, self._sources.nvml.back_for) < self._boot_grace
@@ -167,7 +167,7 @@ class GpuInventory:
 
 
 def judge(gpu: Gpu) -> Verdict:
-    """The verdict on one GPU that NVML lists: what any of its calls says about the whole GPU."""
+    """The verdict on one GPU that NVML lists, from any call that tells about the whole GPU."""
     codes = set(gpu.errors.values())
     where = f"GPU {gpu.index}" + (f" at {gpu.pci}" if gpu.pci else "")
     if Code.GPU_IS_LOST in codes:

@@ -11,11 +11,11 @@ from typing import Any
 
 from nodeagent.checks import gpu_common
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
+from nodeagent.checks.counter_window import CounterIncreases
 from nodeagent.checks.gpu_common import PerGpu, Verdict
-from nodeagent.checks.rates import Rises
 from nodeagent.model import Status
 from nodeagent.sources import Sources
-from nodeagent.sources.gpusample import Gpu, GpuSample, NvLinks
+from nodeagent.sources.gpu_sample import Gpu, GpuSample, NvLinks
 
 _WINDOW = 3600.0
 
@@ -32,18 +32,18 @@ class GpuNvlink:
         self._sources = sources
         self._errors_per_hour = errors_per_hour
         self._per_gpu = PerGpu(SPEC.name, sources, brief=True)
-        #: By UUID: the links that have been up, and the rises of what they count.
+        #: By UUID: the links that have been up, and the rises of their counters.
         self._been_up: dict[str, set[int]] = {}
-        self._rises: dict[str, Rises] = {}
+        self._rises: dict[str, CounterIncreases] = {}
 
-    async def look(self) -> Report:
+    async def run_check(self) -> Report:
         sample = await gpu_common.take_sample(self._sources)
         if isinstance(sample, Off):
             return sample
         if gpu_common.nobody_has(sample, "links"):
             return gpu_common.NOT_SUPPORTED
         if self._sources.nvml.quiesced_for:
-            self._been_up.clear()  # whoever asked for it may change the links on purpose
+            self._been_up.clear()  # a quiesce may precede a change of the links
         usual = _usual(sample)
         return self._per_gpu.observe(sample, lambda gpu: self._verdict(gpu, usual, sample.at))
 
@@ -53,7 +53,7 @@ class GpuNvlink:
         up = {link for link, is_up in enumerate(gpu.links.states) if is_up}
         been_up = self._been_up.setdefault(gpu.uuid, set())
         been_up |= up
-        rises = self._rises.setdefault(gpu.uuid, Rises(_WINDOW))
+        rises = self._rises.setdefault(gpu.uuid, CounterIncreases(_WINDOW))
         counted = {} if gpu.links.errors is None else rises.add(at, _flat(gpu.links))
         return judge(gpu, up, been_up, usual, counted, self._errors_per_hour)
 
@@ -68,7 +68,7 @@ def judge(
 ) -> Verdict:
     """The verdict on one GPU with links. Pure.
 
-    ``usual`` is how many most GPUs of the node have up; ``rises`` what was counted within the
+    ``usual`` is how many most GPUs of the node have up; ``rises`` the errors counted within the
     hour, by "KIND LINK".
     """
     text = f"{len(up)} NVLinks are up"
@@ -89,7 +89,7 @@ def judge(
 
 
 def _usual(sample: GpuSample) -> int:
-    """How many links more than half of the GPUs have up at least; 0 when there is no such word."""
+    """How many links more than half of the GPUs have up at least; 0 if there is no such number."""
     counts = sorted(sum(gpu.links.states) for gpu in sample.gpus if gpu.links is not None)
     return counts[(len(counts) - 1) // 2] if len(counts) > 2 else 0
 
@@ -103,7 +103,7 @@ def _flat(links: NvLinks) -> dict[str, int]:
 
 
 def _counts(rises: Mapping[str, int]) -> str:
-    """In the way of "12 crc on link 3", the most first."""
+    """A text such as "12 crc on link 3", the most first."""
     worst = sorted(rises, key=lambda name: -rises[name])[:_MOST_NAMED]
     return ", ".join(f"{rises[name]} {' on link '.join(name.split())}" for name in worst)
 

@@ -12,7 +12,7 @@ from nodeagent.checks.base import CheckSpec
 from nodeagent.checks.gpu_common import EachGpu, Verdict
 from nodeagent.model import Status
 from nodeagent.sources import Sources
-from nodeagent.sources.gpusample import Gpu
+from nodeagent.sources.gpu_sample import Gpu
 
 #: NVIDIA's terms for a replacement ("Dynamic page retirement"): so many pages in the GPU's life, or
 #: more than 15 for double-bit errors that still come at more than one a week.

@@ -3,8 +3,8 @@
 Reasons: ``narrow`` (below ``width``, if that is set: failed; below what it was, or below the other
 GPUs: degraded), ``errors`` (degraded: AER counted fatal or non-fatal ones within the hour),
 ``replays`` (degraded: more than ``replays_per_minute`` over ten minutes), ``no-sysfs`` (unknown).
-Off where nobody tells of any link, as in some virtual machines. The speed is shown and not judged:
-it falls when the GPU is idle.
+Off where no source tells of any link, as in some virtual machines. The speed is shown and not
+judged: it falls when the GPU is idle.
 """
 
 from collections.abc import Mapping
@@ -12,12 +12,12 @@ from typing import Any
 
 from nodeagent.checks import gpu_common
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
+from nodeagent.checks.counter_window import CounterIncrease, CounterIncreases
 from nodeagent.checks.gpu_common import PerGpu, Verdict
-from nodeagent.checks.rates import Rise, Rises
 from nodeagent.model import Status
 from nodeagent.sources import Sources
-from nodeagent.sources.gpusample import GpuSample
-from nodeagent.sources.pcielink import PcieLink, read_link
+from nodeagent.sources.gpu_sample import GpuSample
+from nodeagent.sources.pcie_link import PcieLink, read_link
 
 _ERROR_WINDOW = 3600.0
 _REPLAY_WINDOW = 600.0
@@ -31,12 +31,12 @@ class GpuPcie:
         self._wanted = width
         self._replays_per_minute = replays_per_minute
         self._per_gpu = PerGpu(SPEC.name, sources, brief=True)
-        #: By address: the widest link seen, and the rises of what is counted.
+        #: By address: the widest link seen, and the rises of its counters.
         self._widest: dict[str, int] = {}
-        self._errors: dict[str, Rises] = {}
-        self._replays: dict[str, Rise] = {}
+        self._errors: dict[str, CounterIncreases] = {}
+        self._replays: dict[str, CounterIncrease] = {}
 
-    async def look(self) -> Report:
+    async def run_check(self) -> Report:
         sample = await gpu_common.take_sample(self._sources)
         if isinstance(sample, Off):
             return sample
@@ -59,13 +59,13 @@ class GpuPcie:
         now = self._sources.machine.clock.boottime()
         seen = self._widest[address] = max(self._widest.get(address, 0), link.width or 0)
         counts = {"fatal": link.fatal, "non-fatal": link.nonfatal}
-        errors = self._errors.setdefault(address, Rises(_ERROR_WINDOW))
+        errors = self._errors.setdefault(address, CounterIncreases(_ERROR_WINDOW))
         rises = errors.add(now, {name: n for name, n in counts.items() if n is not None})
         replayed = link.replays if replays is None else replays
         if replayed is not None:
             # Two counters that begin apart: the higher of them must not look like a rise.
             key = f"{address} {'sysfs' if replays is None else 'nvml'}"
-            rise = self._replays.setdefault(key, Rise(_REPLAY_WINDOW))
+            rise = self._replays.setdefault(key, CounterIncrease(_REPLAY_WINDOW))
             rises["replays"] = rise.add(now, replayed)
         return judge(
             link,
@@ -104,7 +104,7 @@ def judge(
 
 
 def _usual(links: list[PcieLink]) -> int:
-    """The width that more than half of the GPUs have at least; 0 when there is no such word."""
+    """The width that more than half of the GPUs have at least; 0 when there is no such number."""
     widths = sorted(link.width or 0 for link in links)
     return widths[(len(widths) - 1) // 2] if len(widths) > 2 else 0
 

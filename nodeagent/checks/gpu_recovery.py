@@ -1,4 +1,4 @@
-"""What the driver itself says must be done to a GPU before it is used again."""
+"""The action that the driver itself asks for before a GPU is used again."""
 
 import math
 from collections.abc import Mapping
@@ -9,10 +9,10 @@ from nodeagent.checks.base import CheckSpec, Off, Report
 from nodeagent.checks.gpu_common import PerGpu, Verdict
 from nodeagent.model import Clearing, Status
 from nodeagent.sources import Sources
-from nodeagent.sources.gpusample import Code, Gpu
+from nodeagent.sources.gpu_sample import Code, Gpu
 
-#: nvmlDeviceGpuRecoveryAction_t. Two are degraded: peer traffic or the IMEX domain is what must
-#: be mended there, and the GPU need not be reset for it.
+#: nvmlDeviceGpuRecoveryAction_t. Two are degraded: there the peer traffic or the IMEX domain must
+#: be fixed, and the GPU need not be reset.
 _ACTIONS: dict[int, Verdict] = {
     0: (Status.OK, "", "the driver asks for nothing"),
     1: (Status.FAILED, "reset", "the driver asks for a GPU reset"),
@@ -36,10 +36,10 @@ class GpuRecovery:
         self._per_gpu = PerGpu(SPEC.name, sources)
         #: UUIDs for which a reset was asked and that have not been at "none" since.
         self._wanted: set[str] = set()
-        #: By UUID the load of the driver that has been told as a reset.
+        #: By UUID: the load of the driver that has been reported as a reset.
         self._loads_told: dict[str, float] = {}
 
-    async def look(self) -> Report:
+    async def run_check(self) -> Report:
         sample = await gpu_common.take_sample(self._sources)
         if isinstance(sample, Off):
             return sample
@@ -70,7 +70,7 @@ class GpuRecovery:
 
 
 def _is_ill(gpu: Gpu) -> bool:
-    """Whether it does not answer, or asks for another reset."""
+    """Whether the GPU does not answer, or asks for another reset."""
     sick = (Code.GPU_IS_LOST, Code.RESET_REQUIRED)
     return (
         "handle" in gpu.errors

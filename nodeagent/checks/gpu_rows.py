@@ -12,7 +12,7 @@ from nodeagent.checks.base import CheckSpec
 from nodeagent.checks.gpu_common import EachGpu, Verdict
 from nodeagent.model import Status
 from nodeagent.sources import Sources
-from nodeagent.sources.gpusample import Gpu
+from nodeagent.sources.gpu_sample import Gpu
 
 
 def judge(gpu: Gpu) -> Verdict:

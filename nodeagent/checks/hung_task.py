@@ -1,4 +1,4 @@
-"""What the kernel says of tasks and CPUs that hang. Context: nothing is done about it alone.
+"""Kernel log lines about tasks and CPUs that hang. Context: no action follows from them alone.
 
 ``INFO: task jbd2/sda1-8:310 blocked for more than 120 seconds.`` (a task in state D; the kernel
 tells of the first ten after a boot and then no more, hung_task_warnings), ``watchdog: BUG: soft
@@ -20,7 +20,7 @@ NAME = "hung-task"
 _STARTS = (b"INFO: ", b"watchdog: ", b"NMI watchdog: ", b"BUG: soft", b"rcu: ")
 
 # The task's name is its user's choice, colons and all: the number and the kernel's words after it
-# end it. "in I/O wait" and what it is blocked on came with Linux 6.16.
+# end it. Linux 6.16 added "in I/O wait" and the object that the task is blocked on.
 _HUNG = re.compile(
     rb"INFO: task (.{1,64}):(\d{1,10}) (?:blocked|is blocked)(?: in I/O wait)? "
     rb"for more than (\d{1,6}) seconds\."
@@ -43,7 +43,7 @@ class HungTask:
     """Reads records as they come."""
 
     def read(self, record: Record) -> Sequence[FaultSighting]:
-        """What hangs by this record, or nothing. Raises nothing, whatever the record."""
+        """The hang that this record tells of, if any. Raises no exception, whatever the record."""
         line = record.text
         if not line.startswith(_STARTS) or is_packet_log(line):
             return ()

@@ -1,4 +1,4 @@
-"""InfiniBand and RoCE ports: their link, its rate, and what they count as errors.
+"""InfiniBand and RoCE ports: their link, its rate, and their error counters.
 
 Reasons, strongest first: ``missing`` (the adapter has left the PCI bus, or a device that the
 configuration names does not exist: failed), ``link-down`` (was up and has no link: failed),
@@ -19,24 +19,27 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
-from nodeagent.checks.disks import SpokenOf, hung
-from nodeagent.checks.rates import Rises
+from nodeagent.checks.counter_window import CounterIncreases
+from nodeagent.checks.disk_common import ReportedComponents, hung
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
-from nodeagent.sources.diskprobe import DiskProbe, Hung
+from nodeagent.sources.disk_probe import DiskProbe, Hung
+from nodeagent.sources.host import HostRoots
 from nodeagent.sources.infiniband import Place, Port, PortReader, list_ports
-from nodeagent.sources.machine import Machine
 
 NAME = "infiniband"
 _HOUR = 3600.0
 
 
 def judge_link(name: str, port: Port, *, used: bool, named: bool) -> Observation | None:
-    """None when the port is active. Pure. ``used``: it was active before."""
+    """The verdict on the link, or None when the port is active. Pure.
+
+    ``used``: it was active before.
+    """
     if port.active:
         return None
     words = f"state {port.state}, physical state {port.physical or 'not told'}"
-    if port.physical == "Disabled" and not named:  # somebody's decision, or a reset's
+    if port.physical == "Disabled" and not named:  # a person's decision, or a reset's
         status = Status.UNKNOWN if used else Status.OK
         return Observation(NAME, name, status, "disabled" if used else "", words)
     if not (used or named):
@@ -51,7 +54,9 @@ def judge_link(name: str, port: Port, *, used: bool, named: bool) -> Observation
 def judge_quality(
     name: str, port: Port, rose: Mapping[str, int], *, wanted: float, seen: float, symbols: int
 ) -> Observation:
-    """Of an active port. Pure. ``rose``: within the hour. Rates are Gbit/s, 0 where unknown.
+    """The verdict on an active port. Pure. ``rose``: within the hour.
+
+    Rates are Gbit/s, 0 where unknown.
 
     ``symbols``: so many symbol errors in an hour are still well.
     """
@@ -86,7 +91,7 @@ def judge_quality(
 
 
 class Infiniband:
-    def __init__(self, machine: Machine, probe: DiskProbe, options: Mapping[str, Any]) -> None:
+    def __init__(self, machine: HostRoots, probe: DiskProbe, options: Mapping[str, Any]) -> None:
         self._machine = machine
         self._reader = PortReader(machine, probe)
         self._devices: Sequence[str] = options["devices"]
@@ -96,10 +101,10 @@ class Infiniband:
         self._known: dict[str, Place] = {}
         self._active: set[str] = set()
         self._rates: dict[str, float] = {}
-        self._counters: dict[str, Rises] = {}
-        self._spoken_of = SpokenOf()
+        self._counters: dict[str, CounterIncreases] = {}
+        self._spoken_of = ReportedComponents()
 
-    async def look(self) -> Report:
+    async def run_check(self) -> Report:
         try:
             places = [place for place in list_ports(self._machine) if self._watches(place)]
         except OSError as error:
@@ -131,7 +136,7 @@ class Infiniband:
             return hung(NAME, name, port)
         if isinstance(port, str):
             return Observation(NAME, name, Status.UNKNOWN, "not-told", port)
-        rises = self._counters.setdefault(name, Rises(_HOUR))
+        rises = self._counters.setdefault(name, CounterIncreases(_HOUR))
         rose = rises.add(self._machine.clock.boottime(), dict(port.counters))
         if port.active:
             self._active.add(name)
@@ -147,8 +152,8 @@ class Infiniband:
     def _missing(self, places: Sequence[Place]) -> list[Observation]:
         """Named devices that don't exist, and adapters that fell off the bus.
 
-        One that is still on the bus was moved into a pod's network, or its driver was unloaded:
-        somebody's doing.
+        An adapter that is still on the bus was moved into a pod's network, or its driver was
+        unloaded: that is a person's doing.
         """
         here = {str(place) for place in places}
         lost = []

@@ -1,8 +1,8 @@
-"""Whether this node's kubelet says that it is well, on its own loopback; not what the API thinks.
+"""Whether this node's kubelet reports itself healthy, on its own loopback; not the API's view.
 
 Reasons: ``unhealthy`` (it answers, and not with 200: failed), ``refused``, ``timeout``, ``garbled``
 and the like (it answered before, or ``expected`` is set, and now does not: failed),
-``never-answered`` (there are files of a kubelet, and nobody answers; its health port may be off:
+``never-answered`` (there are files of a kubelet, and no answer; its health port may be off:
 unknown). Without a kubelet's files the check is off. The node is the component.
 """
 
@@ -12,8 +12,8 @@ from typing import Any
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
+from nodeagent.sources.host import HostRoots
 from nodeagent.sources.http import HttpError, Response, Url, parse_url, request
-from nodeagent.sources.machine import Machine
 
 NAME = "kubelet"
 _DEADLINE = 5.0
@@ -21,7 +21,7 @@ _WORDS = 200  # of an unhealthy answer
 
 
 def judge(answer: Response | HttpError, *, used: bool) -> Observation:
-    """Pure. ``used``: it answered before, or somebody says that it must."""
+    """Pure. ``used``: it answered before, or the configuration expects it."""
     if isinstance(answer, HttpError):
         if used:
             return Observation(NAME, "", Status.FAILED, answer.reason, str(answer))
@@ -35,12 +35,12 @@ def judge(answer: Response | HttpError, *, used: bool) -> Observation:
 
 
 class KubeletCheck:
-    def __init__(self, machine: Machine, url: Url, *, expected: bool) -> None:
+    def __init__(self, machine: HostRoots, url: Url, *, expected: bool) -> None:
         self._machine = machine
         self._url = url
         self._used = expected
 
-    async def look(self) -> Report:
+    async def run_check(self) -> Report:
         answer: Response | HttpError
         try:
             answer = await request(self._url, deadline=_DEADLINE)

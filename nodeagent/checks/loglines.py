@@ -1,4 +1,4 @@
-"""What the kernel log checks share: a sighting from a record, and its bytes as text for people."""
+"""Code that the kernel log checks share: a sighting from a record, its bytes as text for people."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ LONGEST_DETAIL = 128
 
 
 def text(raw: bytes) -> str:
-    """For people, escapes and all: what the kernel gave is what is shown."""
+    """The text for people, exactly as the kernel gave it, escapes included."""
     return raw.decode("ascii", "backslashreplace").strip()
 
 
@@ -25,7 +25,7 @@ def sighting(
     cleared_by: ClearedBy = ClearedBy.EXPIRY,
     details: Mapping[str, str] | None = None,
 ) -> FaultSighting:
-    """One occurrence of ``code``. Without a ``message`` the kernel's own words are it."""
+    """One occurrence of ``code``. Without a ``message`` the kernel's own words are the message."""
     return FaultSighting(
         code=code,
         check=check,

@@ -1,15 +1,15 @@
-"""Hardware errors of CPUs and memory: machine checks, EDAC, and what firmware tells (APEI).
+"""Hardware errors of CPUs and memory: machine checks, EDAC, and firmware's reports (APEI).
 
 One event is several lines; the one that states its severity counts, and is not joined with others:
 
 - ``mce: [Hardware Error]: CPU 2: Machine Check: 0 Bank 9: 8c000045000800c0``: bits of the bank's
   status say it (Intel SDM vol. 3, IA32_MCi_STATUS: 61 uncorrected, 57 processor context corrupt).
-  "Machine Check Exception" is the last word before a panic.
+  "Machine Check Exception" is the last line before a panic.
 - ``EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0 (...)``: CE or UE, and where.
 - ``{1}[Hardware Error]: event severity: recoverable``: the firmware's word.
 - ``[Hardware Error]: Corrected error, no action required.``: AMD's decoder.
 - ``Memory failure: 0x12ab3: recovery action for dirty LRU page: Recovered``: a page taken away.
-- ``mce: [Hardware Error]: Machine check events logged``: nothing more is said where nobody decodes.
+- ``mce: [Hardware Error]: Machine check events logged``: no further line unless a program decodes.
 
 The component is the memory module as its driver calls it where a line names one, else the node.
 """
@@ -36,8 +36,8 @@ _BANK = re.compile(
 )
 _LOGGED = re.compile(rb"mce: \[Hardware Error\]: Machine check events logged")
 _USER_ACCESS = re.compile(rb"mce: Uncorrected hardware memory error in user-access at ([0-9a-f]+)")
-# What follows CE and UE is words: a process called "EDAC MC0: 1 UE " would else have its crash
-# ("[4711]: segfault ... on CPU 1 (core 1") read as one.
+# CE and UE must be followed by words: the crash of a process called "EDAC MC0: 1 UE " ("[4711]:
+# segfault ... on CPU 1 (core 1") would else be read as an error.
 _EDAC = re.compile(
     rb"EDAC MC(\d{1,3}): (\d{1,10}) (CE|UE) (?:([A-Za-z][\w ,/-]{0,100}?) )?on (\S.{0,80}?) \("
 )
@@ -67,7 +67,7 @@ class MachineCheck:
     """Reads records as they come."""
 
     def read(self, record: Record) -> Sequence[FaultSighting]:
-        """The hardware error of this record, or nothing. Raises nothing, whatever the record."""
+        """The hardware error of this record, if any. Raises no exception, whatever the record."""
         line = record.text
         if not line.startswith(_STARTS) or is_packet_log(line):
             return ()

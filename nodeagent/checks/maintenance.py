@@ -1,9 +1,9 @@
-"""What the cloud has planned for this machine. Off until ``provider`` is set.
+"""The events that the cloud has planned for this machine. Off until ``provider`` is set.
 
 The component is the kind of event, or empty where there is none: ``terminate``, ``preempt``,
 ``stop``, ``redeploy``, ``reboot``, ``maintenance``, ``freeze``, ``rebalance``, or the cloud's own
 word. Its reason is the same word, its status degraded: the machine works, and its time is up. When
-the service does not answer, what it had said stays as it is and the node is unknown:
+the service does not answer, the events that it had named stay and the node is unknown:
 ``unreachable``, ``timeout``, ``refused``, ``bad-status``, ``garbled``, ``error``.
 """
 
@@ -11,17 +11,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
-from nodeagent.checks.disks import SpokenOf
+from nodeagent.checks.disk_common import ReportedComponents
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
-from nodeagent.sources.cloudevents import ENDPOINT, PROVIDERS, Event, Service, ServiceError
+from nodeagent.sources.cloud_events import (
+    ENDPOINT,
+    PROVIDERS,
+    MaintenanceEvent,
+    Service,
+    ServiceError,
+)
 from nodeagent.sources.http import parse_url
 
 NAME = "maintenance"
 _MOST = 16  # kinds; the cloud's own words are not bounded
 
 
-def judge(events: Sequence[Event]) -> list[Observation]:
+def judge(events: Sequence[MaintenanceEvent]) -> list[Observation]:
     """Pure. The node's own entry first: it is ok when the service has answered."""
     by_kind: dict[str, list[str]] = {}
     for event in events:
@@ -37,9 +43,9 @@ class Maintenance:
     def __init__(self, service: Service | None) -> None:
         self._service = service
         self._last: list[Observation] = []
-        self._spoken_of = SpokenOf()
+        self._spoken_of = ReportedComponents()
 
-    async def look(self) -> Report:
+    async def run_check(self) -> Report:
         if self._service is None:
             return Off("no provider (checks.maintenance.provider)")
         try:

@@ -11,7 +11,7 @@ from typing import Any
 from nodeagent.checks.base import CheckSpec, Kind, Option, Report
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.host import HostRoots
 from nodeagent.sources.pressure import Memory, NoPressure, Stall, read_memory, stall
 
 NAME = "memory"
@@ -20,7 +20,7 @@ NAME = "memory"
 def judge(memory: Memory, pressure: Stall | None, *, low: float, stalled: float) -> Observation:
     """Pure. ``low`` and ``stalled`` are per cent; ``pressure`` None: the kernel does not measure.
 
-    Stalled outranks low: it says that somebody suffers.
+    Stalled outranks low, because it says that work suffers.
     """
     if pressure is not None and pressure.full > stalled:
         message = f"all work waited for memory for {pressure.full:.0f}% of the last minute"
@@ -33,12 +33,12 @@ def judge(memory: Memory, pressure: Stall | None, *, low: float, stalled: float)
 
 
 class MemoryCheck:
-    def __init__(self, machine: Machine, options: Mapping[str, Any]) -> None:
+    def __init__(self, machine: HostRoots, options: Mapping[str, Any]) -> None:
         self._machine = machine
         self._low: float = options["low"]
         self._stalled: float = options["stalled"]
 
-    async def look(self) -> Report:
+    async def run_check(self) -> Report:
         try:
             memory = read_memory(self._machine)
             pressure = self._pressure()

@@ -1,9 +1,9 @@
 """The kernel's tables of neighbours and of tracked connections, which large clusters overflow.
 
-Reasons: ``full`` (``fail_above`` or more of its limit, or something found no place in it within
-ten minutes: failed), ``filling`` (``degrade_above``: degraded). Components: ``neighbours-ipv4``,
+Reasons: ``full`` (``fail_above`` or more of its limit, or an entry found no place in it within ten
+minutes: failed), ``filling`` (``degrade_above``: degraded). Components: ``neighbours-ipv4``,
 ``neighbours-ipv6``, ``conntrack``. A node whose table is full loses connections here and there,
-which looks like a sick network; what helps is a larger limit (net.ipv4.neigh.default.gc_thresh3,
+which looks like a sick network; the remedy is a larger limit (net.ipv4.neigh.default.gc_thresh3,
 net.netfilter.nf_conntrack_max).
 """
 
@@ -12,27 +12,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
-from nodeagent.checks.disks import SpokenOf
-from nodeagent.checks.rates import Rises
+from nodeagent.checks.counter_window import CounterIncreases
+from nodeagent.checks.disk_common import ReportedComponents
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
-from nodeagent.sources.machine import Machine
-from nodeagent.sources.nettables import Table, conntrack, neighbours
+from nodeagent.sources.host import HostRoots
+from nodeagent.sources.net_tables import NetTable, conntrack, neighbours
 
 NAME = "net-tables"
 _WINDOW = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TableLimits:
     """Per cent of a table's limit."""
 
     degrade_above: float
     fail_above: float
 
 
-def judge(component: str, table: Table, refused: int, limits: Limits) -> Observation:
-    """Pure. ``refused``: what found no place within the window."""
+def judge(component: str, table: NetTable, refused: int, limits: TableLimits) -> Observation:
+    """Pure. ``refused``: entries that found no place within the window."""
     share = 100.0 * table.entries / table.limit if table.limit else 100.0
     message = f"{table.entries} of {table.limit} entries, {share:.0f} %"
     if refused:
@@ -45,13 +45,13 @@ def judge(component: str, table: Table, refused: int, limits: Limits) -> Observa
 
 
 class NetTables:
-    def __init__(self, machine: Machine, limits: Limits) -> None:
+    def __init__(self, machine: HostRoots, limits: TableLimits) -> None:
         self._machine = machine
         self._limits = limits
-        self._refused = Rises(_WINDOW)
-        self._spoken_of = SpokenOf()
+        self._refused = CounterIncreases(_WINDOW)
+        self._spoken_of = ReportedComponents()
 
-    async def look(self) -> Report:
+    async def run_check(self) -> Report:
         tables = self._tables()
         now = self._machine.clock.boottime()
         refused = self._refused.add(now, {name: t.refused for name, t in tables.items()})
@@ -59,7 +59,7 @@ class NetTables:
         gone = self._spoken_of.gone(NAME, report)
         return [*report, *gone] if report or gone else Off("no table of the host's network")
 
-    def _tables(self) -> dict[str, Table]:
+    def _tables(self) -> dict[str, NetTable]:
         found = {
             "neighbours-ipv4": neighbours(self._machine, "ipv4"),
             "neighbours-ipv6": neighbours(self._machine, "ipv6"),
@@ -69,7 +69,7 @@ class NetTables:
 
 
 def build(sources: Sources, options: Mapping[str, Any]) -> NetTables:
-    limits = Limits(**{name: options[name] for name in Limits.__slots__})
+    limits = TableLimits(**{name: options[name] for name in TableLimits.__slots__})
     return NetTables(sources.machine, limits)
 
 

@@ -6,8 +6,8 @@ failed; ``errors_degrade_above``: degraded), ``drops`` (no room for more than
 ``drops_degrade_above``: degraded), ``hung`` (the driver does not answer; failed after a minute),
 ``no-sysfs``: unknown. The component is the interface.
 
-Drops are mostly load and not damage, so they never fail. A few errors among few frames say
-nothing: below ``least_errors`` they don't count.
+Drops are mostly load and not damage, so they never fail. A few errors among few frames are no
+evidence: below ``least_errors`` they don't count.
 """
 
 import fnmatch
@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
-from nodeagent.checks.disks import SpokenOf, hung
-from nodeagent.checks.rates import Rises
+from nodeagent.checks.counter_window import CounterIncreases
+from nodeagent.checks.disk_common import ReportedComponents, hung
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
-from nodeagent.sources.diskprobe import DiskProbe, Files, Hung
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.disk_probe import DiskProbe, Files, Hung
+from nodeagent.sources.host import HostRoots
 from nodeagent.sources.network import Link, Traffic, ports, read_traffic
 
 NAME = "nic-health"
@@ -31,7 +31,7 @@ _SCALE = {"M": 1, "G": 1000, "T": 1_000_000}
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class NicLimits:
     """Per cent of all frames; ``least_errors`` frames are too few to tell."""
 
     errors_degrade_above: float
@@ -41,7 +41,7 @@ class Limits:
 
 
 def parse_speeds(texts: Sequence[str]) -> tuple[tuple[str, int], ...]:
-    """Of "eth*=200G": shell patterns, each with Mbit/s. Raises ValueError."""
+    """Parses texts such as "eth*=200G": shell patterns, each with Mbit/s. Raises ValueError."""
     found = []
     for text in texts:
         pattern, _, speed = text.rpartition("=")
@@ -54,7 +54,7 @@ def parse_speeds(texts: Sequence[str]) -> tuple[tuple[str, int], ...]:
 
 
 def judge_speed(name: str, speed: int, *, wanted: int, seen: int) -> Observation | None:
-    """None when it is as it should be. Pure. All in Mbit/s; 0 is unknown, or nothing wanted."""
+    """The verdict, or None for the right speed. Pure. All in Mbit/s; 0 is unknown, or no demand."""
     if 0 < speed < wanted:
         message = f"{_speed(speed)}, and the configuration says {_speed(wanted)}"
         return Observation(NAME, name, Status.FAILED, "slow", message)
@@ -64,8 +64,8 @@ def judge_speed(name: str, speed: int, *, wanted: int, seen: int) -> Observation
     return None
 
 
-def judge_traffic(name: str, rose: Traffic, limits: Limits) -> Observation | None:
-    """``rose``: what was counted within the window. None when all is well. Pure."""
+def judge_traffic(name: str, rose: Traffic, limits: NicLimits) -> Observation | None:
+    """The verdict, or None when all is well. Pure. ``rose``: the counts within the window."""
     errors, drops = _share(rose.errors, rose), _share(rose.drops, rose)
     window = f"in {_WINDOW / 60:.0f} minutes"
     if rose.errors >= limits.least_errors and errors > limits.errors_degrade_above:
@@ -91,7 +91,7 @@ def _speed(megabits: int) -> str:
 
 @dataclass(slots=True)
 class _Port:
-    """What is remembered of a port's speed. ``link`` is the kernel's count of carriers then."""
+    """A port's last known speed. ``link`` is the kernel's count of carriers then."""
 
     link: int | None
     asked: float
@@ -105,7 +105,7 @@ class NicHealth:
 
     def __init__(
         self,
-        machine: Machine,
+        machine: HostRoots,
         probe: DiskProbe,
         options: Mapping[str, Any],
     ) -> None:
@@ -114,12 +114,12 @@ class NicHealth:
         self._interfaces: Sequence[str] = options["interfaces"]
         self._exclude: Sequence[str] = options["exclude"]
         self._speeds: Sequence[tuple[str, int]] = options["speeds"]
-        self._limits = Limits(**{name: options[name] for name in Limits.__slots__})
+        self._limits = NicLimits(**{name: options[name] for name in NicLimits.__slots__})
         self._ports: dict[str, _Port] = {}
-        self._counters: dict[str, Rises] = {}
-        self._spoken_of = SpokenOf()
+        self._counters: dict[str, CounterIncreases] = {}
+        self._spoken_of = ReportedComponents()
 
-    async def look(self) -> Report:
+    async def run_check(self) -> Report:
         try:
             links = ports(self._machine, self._interfaces, self._exclude)
         except OSError as error:
@@ -133,7 +133,7 @@ class NicHealth:
         return [*report, *gone] if report or gone else Off("no physical network interface")
 
     async def _ask_speeds(self, links: Sequence[Link]) -> None:
-        """Of those that have a new link, once in a while, and while one hangs."""
+        """Ask the speeds of those that have a new link, once in a while, and while one hangs."""
         now = self._machine.clock.boottime()
         due = [link for link in links if self._is_due(link, now)]
         folder = self._machine.sys / "class/net"
@@ -172,7 +172,7 @@ class NicHealth:
         if traffic is None:
             return None
         counters = {field: getattr(traffic, field) for field in Traffic.__slots__}
-        rises = self._counters.setdefault(name, Rises(_WINDOW))
+        rises = self._counters.setdefault(name, CounterIncreases(_WINDOW))
         return Traffic(**rises.add(self._machine.clock.boottime(), counters))
 
     def _wanted(self, name: str) -> int:
@@ -180,7 +180,7 @@ class NicHealth:
 
 
 def _megabits(content: str | int) -> int:
-    """Of sysfs's "speed": -1 where the driver does not know, an errno where it has none."""
+    """The Mbit/s of sysfs's "speed": -1 if the driver does not know, an errno if it has none."""
     known = isinstance(content, str) and content.isascii() and content.isdigit()
     # SPEED_UNKNOWN as an unsigned number: drivers of old print that.
     return int(content) if known and int(content) < 2**31 else 0

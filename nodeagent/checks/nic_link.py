@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
-from nodeagent.checks.disks import SpokenOf
-from nodeagent.checks.rates import Rise
+from nodeagent.checks.counter_window import CounterIncrease
+from nodeagent.checks.disk_common import ReportedComponents
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.host import HostRoots
 from nodeagent.sources.network import Link, physical_links, read_link
 
 NAME = "nic-link"
@@ -27,7 +27,7 @@ _WINDOW = 600.0
 
 
 def judge(link: Link, *, seen_up: bool, named: bool, lost: int = 0, flaps: int = 3) -> Observation:
-    """Pure. ``named`` interfaces are in use because somebody says so, even if never up.
+    """Pure. ``named`` interfaces are in use because the configuration says so, even if never up.
 
     ``lost``: how often the link went within the window.
     """
@@ -35,7 +35,7 @@ def judge(link: Link, *, seen_up: bool, named: bool, lost: int = 0, flaps: int =
     if not link.enabled:
         if not used:
             return Observation(NAME, link.name, Status.OK, "", "switched off, never up")
-        status = Status.FAILED if named else Status.UNKNOWN  # somebody's decision, or a reset's
+        status = Status.FAILED if named else Status.UNKNOWN  # a person's decision, or a reset's
         return Observation(NAME, link.name, status, "disabled", "switched off")
     if link.carrier and lost >= flaps:
         message = f"up, and lost its link {lost} times in {_WINDOW / 60:.0f} minutes"
@@ -51,7 +51,7 @@ def judge(link: Link, *, seen_up: bool, named: bool, lost: int = 0, flaps: int =
 class NicLink:
     def __init__(
         self,
-        machine: Machine,
+        machine: HostRoots,
         interfaces: Sequence[str],
         exclude: Sequence[str],
         flaps: int,
@@ -60,11 +60,11 @@ class NicLink:
         self._interfaces = interfaces
         self._exclude = frozenset(exclude)
         self._flaps = flaps
-        self._losses: dict[str, Rise] = {}
+        self._losses: dict[str, CounterIncrease] = {}
         self._seen_up: set[str] = set()
-        self._spoken_of = SpokenOf()
+        self._spoken_of = ReportedComponents()
 
-    async def look(self) -> Report:
+    async def run_check(self) -> Report:
         try:
             report = self._named() if self._interfaces else self._physical()
         except OSError as error:
@@ -102,10 +102,10 @@ class NicLink:
         )
 
     def _lost(self, link: Link) -> int:
-        """By the kernel's count, so that what goes and comes between two looks is seen."""
+        """Losses by the kernel's count, so that a loss and return between two looks is seen."""
         if link.times_down is None:
             return 0
-        rise = self._losses.setdefault(link.name, Rise(_WINDOW))
+        rise = self._losses.setdefault(link.name, CounterIncrease(_WINDOW))
         return rise.add(self._machine.clock.boottime(), link.times_down)
 
 

@@ -1,4 +1,4 @@
-"""Processes that the kernel killed for want of memory. Context: nothing is done about it.
+"""Processes that the kernel killed for want of memory. Context: no action follows from it.
 
 ``Out of memory: Killed process 4711 (python3) total-vm:..., anon-rss:...`` is the whole node's
 memory; ``Memory cgroup out of memory: ...`` one container's limit, which is its tenant's business.
@@ -29,7 +29,7 @@ class Oom:
     """Reads records as they come."""
 
     def read(self, record: Record) -> Sequence[FaultSighting]:
-        """The kill of this record, or nothing. Raises nothing, whatever the record."""
+        """The kill of this record, if any. Raises no exception, whatever the record."""
         line = record.text
         if not line.startswith((b"Out of memory", b"Memory cgroup out of memory")):
             return ()

@@ -1,11 +1,11 @@
 """PCIe errors (Advanced Error Reporting), by device: corrected, non-fatal, fatal, contained.
 
 ``pcieport 0000:00:1c.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)``;
-Linux 6.13 and later say Correctable and Uncorrectable; 5.3 to 5.6 put "AER: " before it. The lines
-about what a root port received ("AER: Corrected error received") repeat it and are passed over.
+Linux 6.13 and later say Correctable and Uncorrectable; 5.3 to 5.6 put "AER: " before it. A root
+port's lines about received errors ("AER: Corrected error received") repeat it and are passed over.
 
-The component is the device that reported: a GPU by its UUID, anything else as "pci:0000:01:00.0".
-A port has no name that anybody knows, so ``behind`` tells which GPUs and NICs it leads to.
+The component is the device that reported: a GPU by its UUID, any other as "pci:0000:01:00.0". A
+port has no name that people know, so ``behind`` tells which GPUs and NICs it leads to.
 """
 
 import re
@@ -18,7 +18,7 @@ from nodeagent.model import FaultSighting
 from nodeagent.sources import Sources
 from nodeagent.sources.gpus import GpuMap, normalise
 from nodeagent.sources.kmsg import Record, is_packet_log
-from nodeagent.sources.pcibus import PciBus
+from nodeagent.sources.pci_bus import PciBus
 
 NAME = "pcie-aer"
 
@@ -34,7 +34,7 @@ _NOT_RECOVERED = re.compile(
 
 
 class Bus(Protocol):
-    """What is asked of the PCI bus."""
+    """The questions to the PCI bus."""
 
     def has(self, address: str) -> bool: ...
 
@@ -52,7 +52,7 @@ class PcieAer:
         self._gpus = gpus
 
     def read(self, record: Record) -> Sequence[FaultSighting]:
-        """The PCIe error of this record, or nothing. Raises nothing, whatever the record."""
+        """The PCIe error of this record, if any. Raises no exception, whatever the record."""
         line = record.text
         if b": PCIe Bus Error: " not in line and b": DPC: " not in line and b": AER: " not in line:
             return ()

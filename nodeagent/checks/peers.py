@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Off, Report
-from nodeagent.checks.disks import SpokenOf
+from nodeagent.checks.disk_common import ReportedComponents
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
 from nodeagent.sources.gateway import echo
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.host import HostRoots
 from nodeagent.sources.peers import Peers
 
 NAME = "peers"
@@ -34,15 +34,15 @@ def judge(address: str, seconds: float | None, trouble: str, *, answered: bool) 
 
 
 class PeerCheck:
-    """All are asked at once."""
+    """All peers are asked at once."""
 
-    def __init__(self, machine: Machine, peers: Peers) -> None:
+    def __init__(self, machine: HostRoots, peers: Peers) -> None:
         self._machine = machine
         self._peers = peers
         self._answered: set[str] = set()
-        self._spoken_of = SpokenOf()
+        self._spoken_of = ReportedComponents()
 
-    async def look(self) -> Report:
+    async def run_check(self) -> Report:
         addresses = self._peers.addresses
         self._answered &= set(addresses)
         report = await asyncio.gather(*(self._ask(address) for address in addresses))
@@ -54,7 +54,7 @@ class PeerCheck:
         for _ in range(_TRIES):
             try:
                 seconds = await echo(address, "", self._machine.clock)
-            except OSError as error:  # no route, or nobody answers on the link
+            except OSError as error:  # no route, or no answer on the link
                 trouble = error.strerror or str(error)
             if seconds is not None:
                 self._answered.add(address)

@@ -1,10 +1,11 @@
-"""Whether pods of this node reach what they need: what the host's own network can't show.
+"""Whether pods of this node reach what they need, which the host's own network can't show.
 
 A second, small DaemonSet on the pod network does the probing (deploy/profiles/pod-network, off
 unless installed); this check asks it over a unix socket. Components: ``dns://name`` and
 ``tcp://host:port``. Reasons, failed: ``unresolved``, ``refused``, ``timeout``, ``unreachable``,
 ``error``. For the node as a whole, unknown: ``no-prober`` (one was there and is not), ``hung``,
-``error`` and ``garbled`` (the prober itself is in trouble). Where there never was one: off.
+``error`` and ``garbled`` (the prober itself is in trouble). Where there never was a prober the
+check is off.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
-from nodeagent.checks.disks import SpokenOf
+from nodeagent.checks.disk_common import ReportedComponents
+from nodeagent.configfile.units import host_port, socket_path
 from nodeagent.model import Observation, Status
-from nodeagent.reading.units import host_port, socket_path
 from nodeagent.sources import Sources
-from nodeagent.sources.pod_network import Answers, NoProber, ProberError, ask
+from nodeagent.sources.pod_network import NoProber, ProberError, ProberReply, ask
 
 NAME = "pod-network"
 #: On the host; the prober's pod mounts the folder.
@@ -24,7 +25,7 @@ SOCKET = "/run/sickbay-pod-network/prober.sock"
 _DEADLINE = 15.0
 
 
-def judge(answers: Answers) -> list[Observation]:
+def judge(answers: ProberReply) -> list[Observation]:
     """Pure. The node's own entry first: the prober has answered."""
     found = [(f"dns://{name}", *answer) for name, answer in answers.names.items()]
     found += [(f"tcp://{target}", *answer) for target, answer in answers.targets.items()]
@@ -44,9 +45,9 @@ class PodNetwork:
         self._targets = targets
         self._seen = False
         self._last: list[Observation] = []
-        self._spoken_of = SpokenOf()
+        self._spoken_of = ReportedComponents()
 
-    async def look(self) -> Report:
+    async def run_check(self) -> Report:
         try:
             answers = await ask(self._path, self._names, self._targets, deadline=_DEADLINE)
         except NoProber as error:
@@ -61,7 +62,7 @@ class PodNetwork:
         return [*self._last, *self._spoken_of.gone(NAME, self._last)]
 
     def _unknown(self, reason: str, message: str) -> list[Observation]:
-        """A prober in trouble says nothing of the network: what it had said stays."""
+        """A prober in trouble says nothing of the network, so its earlier results stay."""
         return [Observation(NAME, "", Status.UNKNOWN, reason, message), *self._last[1:]]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.host import HostRoots
 from nodeagent.sources.pressure import NoPressure, Stall, stall
 
 NAME = "pressure"
@@ -26,11 +26,11 @@ def judge(resource: str, pressure: Stall, *, limit: float) -> Observation:
 
 
 class PressureCheck:
-    def __init__(self, machine: Machine, options: Mapping[str, Any]) -> None:
+    def __init__(self, machine: HostRoots, options: Mapping[str, Any]) -> None:
         self._machine = machine
         self._limits: Mapping[str, float] = {"cpu": options["cpu"], "io": options["io"]}
 
-    async def look(self) -> Report:
+    async def run_check(self) -> Report:
         try:
             return [self._of(resource, limit) for resource, limit in self._limits.items()]
         except NoPressure as none:

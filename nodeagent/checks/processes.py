@@ -13,11 +13,11 @@ from typing import Any
 from nodeagent.checks.base import CheckSpec, Kind, Option, Report
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.host import HostRoots
 from nodeagent.sources.processes import Found, Processes
 
 NAME = "processes"
-_NAMED = 5  # of those who hang, and of parents: a message is for people
+_NAMED = 5  # hung processes, and parents, in a message for people
 
 
 def judge_zombies(found: Found, *, limit: int) -> Observation:
@@ -32,7 +32,7 @@ def judge_zombies(found: Found, *, limit: int) -> Observation:
 
 
 def judge_stuck(found: Found, *, stuck_for: float, many: int) -> Observation:
-    """Pure. Where they wait is the best clue to what they wait for."""
+    """Pure. The place where processes wait is the best clue to what they wait for."""
     stuck = [each for each in found.stuck if each.seconds >= stuck_for]
     if not stuck:
         return Observation(NAME, "stuck", Status.OK)
@@ -45,15 +45,15 @@ def judge_stuck(found: Found, *, stuck_for: float, many: int) -> Observation:
 
 
 class ProcessesCheck:
-    def __init__(self, machine: Machine, options: Mapping[str, Any]) -> None:
+    def __init__(self, machine: HostRoots, options: Mapping[str, Any]) -> None:
         self._processes = Processes(machine)
         self._zombies: int = options["zombies"]
         self._stuck_for: float = options["stuck_for"]
         self._many: int = options["many_stuck"]
 
-    async def look(self) -> Report:
+    async def run_check(self) -> Report:
         try:
-            found = self._processes.look()
+            found = self._processes.sample()
         except OSError as error:
             return [Observation(NAME, "", Status.UNKNOWN, "no-procfs", str(error))]
         return [

@@ -1,14 +1,13 @@
 """Whether this node reaches its gateway and the configured targets. Evidence, not blame.
 
-One target that fails says nothing of this node: the aggregator sees how many nodes it fails for.
-Components: ``gateway``, ``gateway-ipv6``, and each target as ``tcp://host:port`` or
-``http://host:port/path``.
-Reasons: ``unreachable`` (no answer; failed), ``no-route`` (the default route of a gateway that
-answered is gone; failed), ``never-answered`` (a gateway of which nothing was ever heard: unknown,
-some answer nobody), ``refused`` (the host answers and the service does not), ``timeout``,
-``unresolved`` (no address for its name), ``http-error`` (a status of 400 or more, but for 401 and
-403: who asks for a password is there), ``garbled`` (no HTTP) and ``error``: failed; ``no-procfs``:
-unknown.
+One target that fails is no evidence about this node: the aggregator sees how many nodes it fails
+for. Components: ``gateway``, ``gateway-ipv6``, and each target as ``tcp://host:port`` or
+``http://host:port/path``. Reasons: ``unreachable`` (no answer; failed), ``no-route`` (the default
+route of a gateway that answered is gone; failed), ``never-answered`` (a gateway that was never
+heard: unknown, since some answer no host), ``refused`` (the host answers and the service does not),
+``timeout``, ``unresolved`` (no address for its name), ``http-error`` (a status of 400 or more,
+except 401 and 403: a server that asks for a password is there), ``garbled`` (no HTTP) and
+``error``: failed; ``no-procfs``: unknown.
 """
 
 import asyncio
@@ -17,15 +16,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
-from nodeagent.checks.disks import SpokenOf
+from nodeagent.checks.disk_common import ReportedComponents
+from nodeagent.configfile.units import host_port
 from nodeagent.model import Observation, Status
-from nodeagent.reading.units import host_port
 from nodeagent.sources import Sources
-from nodeagent.sources.gateway import PATIENCE, Answer, GatewayProbe
+from nodeagent.sources.gateway import PATIENCE, GatewayProbe, GatewayReply
+from nodeagent.sources.host import HostRoots
 from nodeagent.sources.http import HttpError, Url, request
-from nodeagent.sources.machine import Machine
-from nodeagent.sources.network import Route, default_routes
-from nodeagent.sources.targets import ResolveError, Resolver, connect
+from nodeagent.sources.network import DefaultRoute, default_routes
+from nodeagent.sources.tcp_probe import ResolveError, Resolver, connect
 
 NAME = "reach"
 #: Looks for which a gateway that drops echoes is taken to be there once the kernel has found it on
@@ -53,7 +52,7 @@ class Target:
 
 
 def parse_targets(texts: Sequence[str]) -> tuple[Target, ...]:
-    """Of "tcp://host:port", "host:port" or "http://host/path". Raises ValueError."""
+    """Parses "tcp://host:port", "host:port" or "http://host/path". Raises ValueError."""
     return tuple(dict.fromkeys(_parse_target(text) for text in texts))
 
 
@@ -79,14 +78,16 @@ def _parse_target(text: str) -> Target:
 
 
 def judge_http(target: Target, status: int, seconds: float) -> Observation:
-    """What an HTTP status says. Pure."""
+    """The verdict on an HTTP status. Pure."""
     message = f"answers {status} in {seconds * 1000:.1f} ms"
     if status < 400 or status in (401, 403):
         return Observation(NAME, str(target), Status.OK, "", message)
     return Observation(NAME, str(target), Status.FAILED, "http-error", message)
 
 
-def judge_gateway(component: str, route: Route, answer: Answer, *, answered: bool) -> Observation:
+def judge_gateway(
+    component: str, route: DefaultRoute, answer: GatewayReply, *, answered: bool
+) -> Observation:
     """Pure. ``answered``: this gateway was heard of before."""
     message = f"{route.gateway} on {route.interface}: {answer.how}"
     if answer.reachable:
@@ -97,9 +98,9 @@ def judge_gateway(component: str, route: Route, answer: Answer, *, answered: boo
 
 
 class Reach:
-    """Everything is asked at once; each question has its own deadline."""
+    """All questions are asked at once; each has its own deadline."""
 
-    def __init__(self, machine: Machine, resolver: Resolver, targets: Sequence[Target]) -> None:
+    def __init__(self, machine: HostRoots, resolver: Resolver, targets: Sequence[Target]) -> None:
         self._machine = machine
         self._resolver = resolver
         self._targets = targets
@@ -107,9 +108,9 @@ class Reach:
         self._answered: dict[str, str] = {}  # component -> the gateway that answered
         self._unanswered: dict[str, int] = {}  # component -> looks, while it never has
         self._trusted: dict[str, int] = {}  # component -> looks for which it need not be asked of
-        self._spoken_of = SpokenOf()
+        self._spoken_of = ReportedComponents()
 
-    async def look(self) -> Report:
+    async def run_check(self) -> Report:
         gateways, targets = await asyncio.gather(
             self._gateways(), asyncio.gather(*(self._target(t) for t in self._targets))
         )
@@ -131,7 +132,7 @@ class Reach:
         asked = await asyncio.gather(*(self._gateway(c, route) for c, route in found.items()))
         return [*asked, *lost]
 
-    async def _gateway(self, component: str, route: Route) -> Observation:
+    async def _gateway(self, component: str, route: DefaultRoute) -> Observation:
         gateway = str(route.gateway)
         patience = PATIENCE if self._worth_patience(component, gateway) else 0.0
         answer = await self._probe.ask(route, patience=patience)
@@ -139,7 +140,7 @@ class Reach:
             self._trusted[component] = _TRUSTED_LOOKS
         elif patience == 0 and component in self._trusted and not answer.reachable:
             self._trusted[component] -= 1
-            answer = Answer(True, "drops echoes, and answered on the link lately")
+            answer = GatewayReply(True, "drops echoes, and answered on the link lately")
         else:
             self._trusted.pop(component, None)
         if answer.reachable:
@@ -148,7 +149,7 @@ class Reach:
         return judge_gateway(component, route, answer, answered=answered)
 
     def _worth_patience(self, component: str, gateway: str) -> bool:
-        """Not at every look for one that drops echoes or never answers: some do, by design."""
+        """Whether to wait: rarely for a gateway that by design drops echoes or never answers."""
         if self._answered.get(component) == gateway:
             return not self._trusted.get(component)
         self._trusted.pop(component, None)  # it was said of another one
@@ -169,7 +170,7 @@ class Reach:
         return Observation(NAME, str(target), status, connection.reason, connection.message)
 
     async def _http(self, target: Target, addresses: Sequence[str]) -> Observation:
-        """Of the first of its addresses that takes it. Only the answer's head counts."""
+        """The verdict on the first address that takes the request, by the answer's head alone."""
         begun = self._machine.clock.boottime()
         tried = addresses[:_MOST_ADDRESSES]
         last = HttpError("error", "no address")
@@ -186,7 +187,7 @@ class Reach:
         return Observation(NAME, str(target), Status.FAILED, last.reason, str(last))
 
 
-def _component(route: Route) -> str:
+def _component(route: DefaultRoute) -> str:
     return "gateway-ipv6" if ":" in (route.gateway or "") else "gateway"
 
 

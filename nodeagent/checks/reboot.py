@@ -1,10 +1,10 @@
-"""That the machine came up lately, and whether the kernel left word of a crash before.
+"""Whether the machine came up lately, and whether the kernel left a record of a crash before.
 
 Reasons: ``rebooted`` (within ``recent``: ok, with a transition that history shows), ``crashed``
 (within ``recent``, and there are a panic's records or a crash dump of that reboot: degraded).
 After ``recent`` it is ok without a reason. The node is the component.
 
-What tells of a crash: records of the hour before the boot in the platform's store (pstore), what
+Signs of a crash: records of the hour before the boot in the platform's store (pstore), files that
 systemd-pstore has moved from there since, and kdump's folders in /var/crash of that hour (its own
 kernel writes them before the boot that we see).
 """
@@ -16,7 +16,7 @@ from typing import Any
 from nodeagent.checks.base import CheckSpec, Kind, Option, Report
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.host import HostRoots
 
 NAME = "reboot"
 #: A dump of a large machine's memory takes this long at most; and clocks are set at a boot.
@@ -34,13 +34,13 @@ def judge(up: float, crash: str, *, recent: float) -> Observation:
     return Observation(NAME, "", Status.OK, "rebooted", "came up lately")
 
 
-def crash_evidence(machine: Machine, booted: float) -> str:
-    """The path of what a crash before this boot left; empty when nothing did.
+def crash_evidence(machine: HostRoots, booted: float) -> str:
+    """The path of a file that a crash before this boot left; empty when there is none.
 
     ``booted`` is the wall time of the boot in seconds, as /proc/stat tells it (``btime``).
     """
     for entry in _entries(machine.sys / "fs/pstore"):
-        # Its time is the panic's. Where nothing moves them away they stay for years.
+        # The file's time is the panic's. Where no service moves the files away they stay for years.
         if entry.name.startswith("dmesg-") and _changed(entry) >= booted - _BEFORE_BOOT:
             return f"/sys/fs/pstore/{entry.name}"
     for entry in _entries(machine.host("/var/lib/systemd/pstore")):
@@ -52,7 +52,7 @@ def crash_evidence(machine: Machine, booted: float) -> str:
     return ""
 
 
-def boot_time(machine: Machine) -> float:
+def boot_time(machine: HostRoots) -> float:
     """Raises OSError, and ValueError when /proc/stat does not say it."""
     text = (machine.proc / "stat").read_text(errors="replace")
     digits = f"\n{text}".partition("\nbtime ")[2].partition("\n")[0]
@@ -61,14 +61,14 @@ def boot_time(machine: Machine) -> float:
     return float(digits)
 
 
-class Reboot:
+class RebootCheck:
     """The evidence is looked for until ``recent`` is over: kdump's service may come up late."""
 
-    def __init__(self, machine: Machine, *, recent: float) -> None:
+    def __init__(self, machine: HostRoots, *, recent: float) -> None:
         self._machine = machine
         self._recent = recent
 
-    async def look(self) -> Report:
+    async def run_check(self) -> Report:
         up = self._machine.clock.boottime()
         if up >= self._recent:
             return [judge(up, "", recent=self._recent)]
@@ -80,7 +80,7 @@ class Reboot:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """In order of their names; none where it can't be read: there is no crash to tell of then."""
+    """The entries in order of their names. An unreadable folder shows no crash, so it is empty."""
     try:
         return sorted(folder.iterdir())
     except OSError:
@@ -94,8 +94,8 @@ def _changed(entry: Path) -> float:
         return 0.0
 
 
-def build(sources: Sources, options: Mapping[str, Any]) -> Reboot:
-    return Reboot(sources.machine, recent=options["recent"])
+def build(sources: Sources, options: Mapping[str, Any]) -> RebootCheck:
+    return RebootCheck(sources.machine, recent=options["recent"])
 
 
 SPEC = CheckSpec(

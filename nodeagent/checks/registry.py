@@ -1,4 +1,4 @@
-"""Every check that exists, in the order in which people read about them.
+"""All checks, in the order in which people read about them.
 
 A new check is one file, one line here, one test; ``python -m nodeagent.checks.registry`` prints
 the table for docs/checks.md.

@@ -1,4 +1,4 @@
-"""SXids: what the NVIDIA driver says in the kernel log about an NVSwitch.
+"""SXids: the NVIDIA driver's lines in the kernel log about an NVSwitch.
 
 ``nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 12028, Non-fatal, Link 32 egress ... error (First)``
 
@@ -28,7 +28,7 @@ _WORD = re.compile(rb"(Fatal|Non-fatal)(?:, |$)", re.IGNORECASE)
 _REPEAT = re.compile(rb"(?:Severity|Data|Engine instance)\b", re.IGNORECASE)
 _LINK = re.compile(rb"Link (\d{1,3})\b")
 
-#: Fatal by NVIDIA's Fabric Manager guide, whatever else happens.
+#: Fatal by NVIDIA's Fabric Manager guide, in any case.
 _ALWAYS_FATAL = frozenset({10003, 12020, 22003, 22011, *range(23001, 23018)})
 
 _LONGEST_MESSAGE = 512
@@ -43,7 +43,7 @@ class SxidCheck:
         self._gpus = gpus
 
     def read(self, record: Record) -> Sequence[FaultSighting]:
-        """The SXid of this record, or nothing. Raises nothing, whatever the record."""
+        """The SXid of this record, if any. Raises no exception, whatever the record."""
         text = record.text
         if not text.startswith(_PREFIX):
             return ()

@@ -1,9 +1,9 @@
-r"""Xids: what the NVIDIA driver says in the kernel log about a GPU.
+r"""Xids: the NVIDIA driver's lines in the kernel log about a GPU.
 
 ``NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.``
 
 A line counts when it matches from the first byte of the raw record and names a GPU that the node
-has. Nothing is unescaped and no two records are joined: a user who mounts a tmpfs with a made-up
+has. No text is unescaped and no two records are joined: a user who mounts a tmpfs with a made-up
 option gets a facility 0 record with his text in it, but only behind the kernel's own words.
 """
 
@@ -44,12 +44,12 @@ _GPU_AT = re.compile(
 
 _LOADED = b"NVRM: loading NVIDIA UNIX "
 
-# A process name is at most 15 bytes of the user's choosing, commas included: the first ", " may
-# cut it short, which costs nothing but a detail.
+# A process name is at most 15 bytes of the user's choosing, commas included: the first ", " may cut
+# it short, which costs only a detail.
 _PID = re.compile(rb"pid[= ](?:'([^']{0,32})'|([^,\s]{1,32}))(?:, |$)")
 _PROCESS_NAME = re.compile(rb"name=(?:'([^']{0,64})'|([^,]{0,64}))(?:, |$)")
 
-# From the end: whatever a process is called, the driver's words come last.
+# Matched from the end: the driver's words come last, after any process name.
 _VERDICT = re.compile(
     rb"GPU recovery action changed from 0x[0-9a-fA-F]{1,8} \([^()]{0,64}\) "
     rb"to 0x([0-9a-fA-F]{1,8}) \(([^()]{0,64})\)\.?\s*$"
@@ -75,8 +75,8 @@ _LONGEST_MESSAGE = 512
 class XidCheck:
     """Reads records as they come. ``foreign`` counts lines about GPUs that the node does not have.
 
-    ``packets`` counts driver lines that were a logged packet's prefix: somebody tried. ``log``
-    is told when the driver was loaded, and what it said of which GPU.
+    ``packets`` counts driver lines that were a logged packet's prefix, which is an attempted
+    forgery. ``log`` is told when the driver was loaded, and its messages about each GPU.
     """
 
     def __init__(self, gpus: GpuMap, log: DriverLog | None = None) -> None:
@@ -86,7 +86,7 @@ class XidCheck:
         self._log = log or DriverLog()
 
     def read(self, record: Record) -> Sequence[FaultSighting]:
-        """The Xid of this record, or nothing. Raises nothing, whatever the record."""
+        """The Xid of this record, if any. Raises no exception, whatever the record."""
         text = record.text
         if not text.startswith(_PREFIX):
             return ()
@@ -160,14 +160,14 @@ class XidCheck:
         return address
 
     def _learn(self, raw_address: bytes, uuid: bytes) -> None:
-        """Keep the UUID where NVML has not told us one: it may be too late to ask it."""
+        """Keep the UUID where NVML has not told us one: NVML may no longer answer."""
         address = normalise(raw_address.decode("ascii"))
         if address and self._gpus.has_gpu(address) and self._gpus.uuid(address) is None:
             self._gpus.learn(address, uuid.decode("ascii"))
 
 
 def _details(code: int, rest: bytes) -> tuple[dict[str, str], ClearedBy]:
-    """What the rest of the line says, and what ends the fault."""
+    """The details in the rest of the line, and the event that ends the fault."""
     details = _process(rest)
     if code == xid_codes.RECOVERY_ACTION:
         changed = _VERDICT.search(rest)
@@ -226,7 +226,7 @@ def _registers(raw: bytes) -> str:
 
 
 def _text(raw: bytes) -> str:
-    """For people, escapes and all: what the kernel gave is what is shown."""
+    """The text for people, exactly as the kernel gave it, escapes included."""
     return raw.decode("ascii", "backslashreplace").strip()
 
 

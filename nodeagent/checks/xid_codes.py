@@ -1,8 +1,8 @@
-"""What ends an Xid, as far as the node can know.
+"""The event that ends an Xid, as far as the node can know.
 
-From NVIDIA's Xid catalogue ("Analyzing Xid errors with the Xid catalog", immediate actions). What a
-code *means* for the node is the aggregator's policy, and its catalogue outranks this table. A code
-that is not here is one that we can't name, or one that asks for nothing: it expires.
+From NVIDIA's Xid catalogue ("Analyzing Xid errors with the Xid catalog", immediate actions). The
+*meaning* of a code for the node is the aggregator's policy, and its catalogue outranks this table.
+A code that is not here has no name, or asks for no action: it expires.
 """
 
 from nodeagent.model import ClearedBy
@@ -57,7 +57,7 @@ _AFTER_VERDICT = {
 
 
 def cleared_by(code: int) -> ClearedBy:
-    """What ends the Xid ``code`` when nothing in its line says more."""
+    """The event that ends the Xid ``code``, unless its line says more."""
     if code in _REBOOT:
         return ClearedBy.REBOOT
     if code in _GPU_RESET:
@@ -68,15 +68,15 @@ def cleared_by(code: int) -> ClearedBy:
 
 
 def verdict(number: int, words: str) -> str:
-    """Xid 154's new recovery action as one word; ``unknown`` for what no driver had said yet."""
+    """Xid 154's new recovery action as one word; ``unknown`` for words of a newer driver."""
     return _VERDICTS.get(words.strip().lower()) or _VERDICT_NUMBERS.get(number, "unknown")
 
 
 def cleared_by_verdict(word: str) -> ClearedBy:
-    """What ends an Xid 154 with this verdict."""
+    """The event that ends an Xid 154 with this verdict."""
     return _AFTER_VERDICT.get(word, ClearedBy.GPU_RESET)
 
 
 def cleared_by_nvlink5(severity: str) -> ClearedBy:
-    """What ends a 144-150 by the driver's own Fatal or Nonfatal."""
+    """The event that ends a 144-150, by the driver's own Fatal or Nonfatal."""
     return ClearedBy.GPU_RESET if severity == "fatal" else ClearedBy.EXPIRY

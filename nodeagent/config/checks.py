@@ -6,10 +6,10 @@ from typing import Any
 from nodeagent.checks import registry
 from nodeagent.checks.base import CheckSpec, Kind, Option
 from nodeagent.config.settings import CheckSettings, Config
-from nodeagent.reading import values
-from nodeagent.reading.toml_table import Table
+from nodeagent.configfile import values
+from nodeagent.configfile.toml_table import Table
 
-#: Why neither the kernel log nor what is read from it is reported on.
+#: Why the agent reports neither on the kernel log nor on its records.
 NO_KERNEL_LOG = "off by configuration (kernel_log.enabled)"
 
 #: Below this, a mistyped unit ("10ms") would make the agent a load on its node.
@@ -27,7 +27,7 @@ _PARSERS: Mapping[Kind, Callable[[Any], Any]] = {
 
 
 def read_checks(table: Table) -> dict[str, CheckSettings]:
-    """Settings of every registered check, by name; what the file doesn't say is the spec's."""
+    """Settings of every registered check, by name; the spec's default where the file has none."""
     return {spec.name: settings_of(table.table(spec.name), spec) for spec in registry.SPECS}
 
 
@@ -51,7 +51,7 @@ def off_by_config(spec: CheckSpec, config: Config) -> str:
 
 
 def settings_of(table: Table, spec: CheckSpec) -> CheckSettings:
-    """The settings in ``table``; what it doesn't say is the spec's."""
+    """The settings in ``table``; the spec's default where it has none."""
     on = table.read("on", spec.on, values.flag, "true or false")
     interval, deadline = spec.interval, spec.deadline
     if spec.interval:

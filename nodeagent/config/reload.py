@@ -1,8 +1,8 @@
 """Reads the configuration again when its file has changed.
 
-By looking at the file's identity now and then: a ConfigMap's file is a link that is swapped, which
-a watch on the file would not see. In a thread of its own, for the file may lie on a disk that
-hangs; the agent then goes on with what it has, and no second thread is started.
+It compares the file's identity now and then: a ConfigMap's file is a link that is swapped, which a
+watch on the file would not see. It reads in a thread of its own, because the file may lie on a disk
+that hangs; the agent then keeps its configuration, and no second thread is started.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.config.settings import Config, ConfigError
-from nodeagent.reading.toml_table import Problem
+from nodeagent.configfile.toml_table import Problem
 
 log = logging.getLogger(__name__)
 
 #: Seconds between two looks at the file: 0.3 ms of CPU each.
 EVERY = 15.0
 
-#: What can change under a running agent. All else is what it was built from.
+#: The fields that can change under a running agent. It was built from all others.
 _LIVE = frozenset({"checks", "own", "expected_gpus", "log_level"})
 #: Where a field of Config has another name in the file.
 _KEYS = {"uplink": "aggregator"}
@@ -33,7 +33,7 @@ _Identity = tuple[int, int, int, int]
 
 @dataclass(slots=True)
 class ConfigState:
-    """What people see of it. ``restart_for`` are keys that wait for the agent's next start."""
+    """The reload's state for people. ``restart_for`` are keys that wait for the agent's restart."""
 
     problem: str = ""
     restart_for: tuple[str, ...] = ()
@@ -44,8 +44,8 @@ class ConfigState:
 class Reloader:
     """Follows the file at ``path``. ``load`` reads it and raises ConfigError.
 
-    ``apply`` gets a configuration that differs from the one in use, with what cannot change left as
-    it was.
+    ``apply`` gets a configuration that differs from the one in use, with the fields that cannot
+    change left as they were.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Reloader:
         self._apply = apply
         self._every = every
         self._now = asyncio.Event()
-        # Not the file's of now: it may have changed since it was read for the start.
+        # Not the file's present identity: it may have changed since it was read for the start.
         self._identity: _Identity | None = None
 
     async def run(self) -> None:
@@ -77,11 +77,11 @@ class Reloader:
             self._take(await _in_a_thread(self._read))
 
     def look_now(self) -> None:
-        """Not only when it is time: somebody says that the file has changed."""
+        """Read now, before the next interval: the caller knows that the file has changed."""
         self._now.set()
 
     def _read(self) -> Config | ConfigError | None:
-        """The file's configuration or what is wrong with it; None when it is the same file."""
+        """The file's configuration or its errors, or None when it is the same file."""
         identity = self._identify()
         if identity == self._identity:
             return None
@@ -91,7 +91,7 @@ class Reloader:
         except ConfigError as error:
             return error
         if self._identify() != identity:
-            self._identity = None  # it is being written: what was read may be a part of it
+            self._identity = None  # it is being written: we may have read a part
             return None
         if identity[2] == 0 and found != self._current:
             what = "is empty, as a full disk leaves it, or who is writing it"
@@ -102,7 +102,7 @@ class Reloader:
         try:
             found = os.stat(self._path)  # noqa: PTH116  # follows the links, as open does
         except OSError:
-            return (0, 0, 0, 0)  # gone: to read it says why
+            return (0, 0, 0, 0)  # gone: the read gives the reason
         return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
     def _take(self, found: Config | ConfigError | None) -> None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nodeagent.reading import units, values
-from nodeagent.reading.toml_table import ConfigError, Document, Problem, Table, read_document
+from nodeagent.configfile import units, values
+from nodeagent.configfile.toml_table import ConfigError, Document, Problem, Table, read_document
 
 if TYPE_CHECKING:
     from nodeagent.checks.base import CheckSpec
@@ -32,8 +32,8 @@ __all__ = [
 class UplinkConfig:
     """``[aggregator]``: where evidence goes. An empty address keeps it on the node.
 
-    ``insecure_plaintext`` is needed for plaintext to anything but loopback or a unix socket;
-    plaintext is what is spoken without ``ca_file``.
+    ``insecure_plaintext`` is needed for plaintext, except to loopback or a unix socket; without
+    ``ca_file`` the agent speaks plaintext.
     """
 
     address: str = ""
@@ -76,10 +76,10 @@ class CheckSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Everything that the agent was told. ``checks`` has an entry for every check, own ones too.
+    """All of the agent's settings. ``checks`` has an entry for every check, own ones too.
 
-    ``own`` are the checks of the site's own, which the registry does not have.
-    ``proc`` and ``sys`` None are this process's own; ``expected_gpus`` None expects nothing.
+    ``own`` are the checks of the site's own, which the registry does not have. ``proc`` and ``sys``
+    None are this process's own; ``expected_gpus`` None expects no number.
     """
 
     node: str
@@ -104,10 +104,10 @@ ADDRESS = '"host:port" or "unix:/path"'
 
 
 def load(path: Path, environ: Mapping[str, str], *, with_checks: bool = True) -> Config:
-    """The configuration in ``path``. Raises ConfigError with everything that is wrong with it.
+    """The configuration in ``path``. Raises ConfigError with all of its errors.
 
     ``environ`` gives NODE_NAME. Without ``with_checks``, ``[checks]`` and ``[own]`` are left
-    unread: that spares whoever only asks the running agent the import of every check.
+    unread: that spares a command which only asks the running agent the import of every check.
     """
     return _read(read_document(path), environ, with_checks=with_checks)
 
@@ -118,7 +118,7 @@ def default(environ: Mapping[str, str], *, with_checks: bool = True) -> Config:
 
 
 def keys() -> list[str]:
-    """Every key that a file may have, dotted, tables included: what the docs must tell of."""
+    """Every key that a file may have, dotted, tables included: the docs must tell of each."""
     document = _nothing()
     _read(document, {"NODE_NAME": "n"}, with_checks=True)
     return document.known()
@@ -158,7 +158,7 @@ def _read(document: Document, environ: Mapping[str, str], *, with_checks: bool) 
 
 
 def _node(document: Document, environ: Mapping[str, str]) -> str:
-    """The file's word, else NODE_NAME (the pod's downward API), else the hostname."""
+    """The file's name, else NODE_NAME (the pod's downward API), else the hostname."""
     name = document.top.read("node", "", values.node_name, values.NODE_NAME)
     if "node" in document.top:
         return name
@@ -239,8 +239,8 @@ def _is_local(address: str) -> bool:
 def _kernel_log(table: Table) -> KernelLogConfig:
     standard = KernelLogConfig()
     return KernelLogConfig(
-        # The default may be missing (a pod without privileges): the agent then says so and lives.
-        # A path that somebody wrote down is meant to be there.
+        # The default may be missing (a pod without privileges): the agent then says so and lives. A
+        # path that a person wrote down is meant to be there.
         path=table.read(
             "path", standard.path, values.existing_path, "the absolute path of the kernel log"
         ),
@@ -260,7 +260,8 @@ def _kernel_log(table: Table) -> KernelLogConfig:
 def _nvml(table: Table) -> NvmlConfig:
     standard = NvmlConfig()
     return NvmlConfig(
-        # Not looked for here: a driver container brings the library many minutes after a boot.
+        # The library is not looked for here: a driver container brings it many minutes after a
+        # boot.
         library=table.read("library", standard.library, values.text, "a library's name or path"),
         enabled=table.read("enabled", standard.enabled, values.flag, "true or false"),
         deadline=table.read("deadline", standard.deadline, values.duration(0.1), values.DURATION),
@@ -282,6 +283,6 @@ def _own(
     if not read or not table.names():
         table.skip()
         return (), {}
-    from nodeagent.config.own import read_own  # others' code comes with it
+    from nodeagent.config.custom_checks import read_own  # it imports third-party code
 
     return read_own(table)

@@ -1,27 +1,27 @@
-"""What the latch holds per component and per fault: current, and a bounded past."""
+"""The latch's entries per component and per fault: the current state, and a bounded past."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
-from nodeagent.model import ClearedBy, Evidence, FaultSighting, Gone, Observation, Status
+from nodeagent.model import ClearedBy, FaultSighting, Observation, Status
+from sickbay.v1 import limits
 
-#: The longest policy window: what is older is of no use to anybody.
+#: The longest policy window: no rule uses older transitions.
 WINDOW = 86_400.0
 #: Transitions kept per component, occurrences per fault. More than these within a day is flapping
 #: or a burst, and a larger number would say no more.
-TRANSITIONS = 64
-OCCURRENCES = 32
-#: Seconds. Of occurrences that come closer together the first and the last are kept: a job that
-#: logs a hundred lines must not push out the job before it.
+TRANSITIONS = limits.MAX_TRANSITIONS
+OCCURRENCES = limits.MAX_OCCURRENCES
+#: Seconds. Only the first and the last of occurrences that come closer together are kept:
+#: a job that logs a hundred lines must not push out the job before it.
 BURST = 30.0
-#: A message longer than this is a log and not a message; it would swell every snapshot.
-MESSAGE = 1000
+#: Bytes of an entry on the wire beside its names, its texts and its history.
+_REST = 128
 
 ComponentKey = tuple[str, str]  # check, component
 FaultKey = tuple[str, str]  # code, component
 
-#: What each positive sign ends. Any other sign is passed on and ends nothing here.
+#: The faults that each positive sign ends. Any other sign is passed on and ends no fault here.
 ENDS: Mapping[str, frozenset[ClearedBy]] = {
     "gpu-reset": frozenset({ClearedBy.GPU_RESET, ClearedBy.EXPIRY}),
     "reboot": frozenset({ClearedBy.GPU_RESET, ClearedBy.EXPIRY, ClearedBy.REBOOT}),
@@ -30,22 +30,8 @@ ENDS: Mapping[str, frozenset[ClearedBy]] = {
     "operator": frozenset(ClearedBy),
 }
 
-#: From what ends the most easily to what ends hardest.
+#: From the faults that end most easily to those that end hardest.
 _HARDNESS = (ClearedBy.EXPIRY, ClearedBy.GPU_RESET, ClearedBy.REBOOT, ClearedBy.OPERATOR)
-
-
-def in_utf8(item: Evidence | Gone) -> Evidence | Gone:
-    """The item in text that the wire can carry: a mount point may be any bytes."""
-    changes: dict[str, Any] = {}
-    for name in item.__slots__:
-        value = getattr(item, name)
-        if isinstance(value, str) and _utf8(value) != value:
-            changes[name] = _utf8(value)
-    return replace(item, **changes) if changes else item
-
-
-def _utf8(text: str) -> str:
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 @dataclass(slots=True)
@@ -68,9 +54,20 @@ class ComponentEntry:
 
     @classmethod
     def first(cls, seen: Observation, now: float) -> "ComponentEntry":
-        message = seen.message[:MESSAGE]
         recent = [(seen.status, now)]
-        return cls(seen.check, seen.component, seen.status, seen.reason, message, now, recent)
+        check, component = seen.check, seen.component
+        return cls(check, component, seen.status, seen.reason, seen.message, now, recent)
+
+    @property
+    def last_known(self) -> Status:
+        """Its status, or the one before it where it is unknown now."""
+        known = (status for status, _ in reversed(self.recent) if status is not Status.UNKNOWN)
+        return next(known, self.status) if self.status is Status.UNKNOWN else self.status
+
+    @property
+    def weight(self) -> int:
+        """Bytes that it takes at most in a message, without its text and its history."""
+        return _size(self.check) + _size(self.component) + limits.MAX_NAME + _REST
 
     def line(self) -> bytes:
         """The component's line of the digest; docs/contract.md fixes the bytes."""
@@ -78,7 +75,7 @@ class ComponentEntry:
         return "\x1f".join(parts).encode() + b"\n"
 
     def trim(self, now: float) -> None:
-        """Forget transitions that no policy window reaches, but for how it was at its start."""
+        """Forget transitions before any policy window, except the status at its start."""
         del self.recent[:-TRANSITIONS]
         while len(self.recent) > 1 and self.recent[1][1] < now - WINDOW:
             del self.recent[0]
@@ -88,7 +85,7 @@ class ComponentEntry:
 class FaultEntry:
     """One latched fault: the identity of its first occurrence, the details of its latest.
 
-    Times are boottime seconds. They are negative for what an earlier boot saw: then they say "at
+    Times are boottime seconds. They are negative for events of an earlier boot: then they mean "at
     least that long ago".
     """
 
@@ -118,7 +115,7 @@ class FaultEntry:
             code=seen.code,
             check=seen.check,
             component=seen.component,
-            message=seen.message[:MESSAGE],
+            message=seen.message,
             boot_id=boot_id,
             source=seen.source,
             source_seq=seen.source_seq,
@@ -127,7 +124,7 @@ class FaultEntry:
             last_seq=seen.source_seq,
             cleared_by=seen.cleared_by,
             historical=seen.historical,
-            details=_details(seen),
+            details=dict(seen.details),
             occurrences=[seen.at],
         )
 
@@ -137,8 +134,8 @@ class FaultEntry:
         self.last = seen.at
         self.last_seq = seen.source_seq
         if not self._is_milder(seen):
-            self.message = seen.message[:MESSAGE]
-            self.details = _details(seen)
+            self.message = seen.message
+            self.details = dict(seen.details)
         if len(self.occurrences) > 1 and seen.at - self.occurrences[-2] < BURST:
             self.occurrences[-1] = seen.at
         else:
@@ -150,9 +147,15 @@ class FaultEntry:
         return harder
 
     def _is_milder(self, seen: FaultSighting) -> bool:
-        """Whether it says less than what is latched: one NVLink 5 code has many meanings."""
+        """Whether it is less severe than the latched fault: one NVLink 5 code has many meanings."""
         words = self.details.get("severity"), seen.details.get("severity")
         return words == ("fatal", "non-fatal")
+
+    @property
+    def weight(self) -> int:
+        """Bytes that it takes at most in a message, without its text and its history."""
+        names = (self.code, self.check, self.component, self.boot_id, self.source)
+        return sum(map(_size, names)) + details_size(self.details) + _REST
 
     def line(self) -> bytes:
         """The fault's line of the digest; docs/contract.md fixes the bytes."""
@@ -162,11 +165,17 @@ class FaultEntry:
     def trim(self) -> None:
         """Forget occurrences of more than a policy window before the latest.
 
-        Not before now: what made the fault count must not be forgotten while it is latched.
+        The window ends at the latest occurrence and not now: the occurrences that made the fault
+        count must not be forgotten while it is latched.
         """
         while len(self.occurrences) > 1 and self.occurrences[0] < self.last - WINDOW:
             del self.occurrences[0]
 
 
-def _details(seen: FaultSighting) -> dict[str, str]:
-    return {_utf8(key): _utf8(value)[:MESSAGE] for key, value in seen.details.items()}
+def details_size(details: Mapping[str, str]) -> int:
+    """Bytes that a fault's details take at most in a message."""
+    return _size("".join((*details, *details.values()))) + 8 * len(details)
+
+
+def _size(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())

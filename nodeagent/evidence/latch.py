@@ -1,21 +1,23 @@
-"""The latch: all that the agent knows, and what of it has changed since it was last sent.
+"""The latch: all that the agent knows, and which entries have changed since they were last sent.
 
 It is the spool too: no message waits anywhere. A message is built from the changed keys when the
 stream can take it, so a burst of 40,000 lines about four GPUs is four entries with large counts,
-and a new stream needs nothing but a snapshot.
+and a new stream needs only a snapshot.
 
 Pure: no clock, no disk, no wire. Invariants:
 
-- Absence clears nothing. A fault leaves by a clearing, by expiry (which is one), or with its boot.
-- A sighting that was applied before changes nothing, also after its fault was cleared.
-- Bounded, whatever comes; what had to go is said (``Loss`` of source "latch").
-- ``digest`` covers what was sent, so it equals the digest of whoever received all of it in order.
+- Absence clears no fault. A fault leaves by a clearing, by expiry (which is one), or with its boot.
+- A sighting that was applied before has no effect, also after its fault was cleared.
+- Its size is bounded for any input; a dropped entry is reported (``Loss`` of source "latch").
+- ``digest`` covers the evidence sent, so it equals the digest of an aggregator that received all of
+  it in order.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from nodeagent.evidence.bounds import bounded, bounded_details, component_name, cut, identifier
 from nodeagent.evidence.entries import (
     ENDS,
     WINDOW,
@@ -23,33 +25,41 @@ from nodeagent.evidence.entries import (
     ComponentKey,
     FaultEntry,
     FaultKey,
-    in_utf8,
+    details_size,
 )
-from nodeagent.evidence.owed import Owed
+from nodeagent.evidence.unacked import UnackedEvents
 from nodeagent.model import (
     Batch,
     ClearedBy,
     Clearing,
+    Evidence,
     FaultSighting,
     Gone,
     Loss,
     Observation,
     Status,
 )
+from sickbay.v1 import limits as contract
 
 #: Whole looks in a row without a component after which it is dropped. One look may have missed it.
 ABSENT_LOOKS = 2
 #: Seconds for which the new words of a component that is not failing may wait for a message that is
-#: sent anyway. "Answers in 0.9 ms" is another text at every look, and moves nobody.
+#: sent anyway. "Answers in 0.9 ms" is another text at every look, and no rule depends on it.
 WORDS_WAIT = 900.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """How much the latch holds: far above any healthy machine, and some MiB at most."""
+class LatchLimits:
+    """How much the latch holds: all that one message takes, far above any healthy machine."""
 
-    components: int = 2048
-    faults: int = 1024
+    components: int = contract.MAX_COMPONENTS
+    faults: int = contract.MAX_FAULTS
+    components_bytes: int = contract.MAX_COMPONENTS_BYTES
+    faults_bytes: int = contract.MAX_FAULTS_BYTES
+
+
+#: An entry that was cut or left out is reported once, for so many causes; further causes are not.
+_MOST_REPORTED = 64
 
 
 @dataclass(slots=True)
@@ -61,46 +71,70 @@ class Outgoing:
     faults: list[FaultEntry]
     clearings: list[Clearing]
     losses: list[Loss]
-    gone: list[ComponentEntry] = field(default_factory=list)
+    gone: list[Gone] = field(default_factory=list)
 
 
 class Latch:
     """One boot's evidence. Times are boottime seconds and come in with each call."""
 
-    def __init__(self, *, boot_id: str, epoch: str, limits: Limits | None = None) -> None:
+    def __init__(self, *, boot_id: str, epoch: str, limits: LatchLimits | None = None) -> None:
         self.boot_id = boot_id
         #: Names this line of sequence numbers; another one was lost with its state file.
         self.epoch = epoch
         self.last_seq = 0
         self.last_acked = 0
-        #: Whether something waits that should be sent at once: a new fault, a status, a clearing.
+        #: Whether a change waits that should be sent at once: a new fault, a status, a clearing.
         self.urgent = False
         self.components: dict[ComponentKey, ComponentEntry] = {}
         self.faults: dict[FaultKey, FaultEntry] = {}
-        self.owed = Owed()
+        self.unacked = UnackedEvents()
         #: Per source the last sequence applied in this boot.
         self.applied: dict[str, int] = {}
-        self._limits = limits or Limits()
+        self._limits = limits or LatchLimits()
         self._changed_components: set[ComponentKey] = set()
         #: Components of which the words alone have changed, and since when that was not sent.
         self._reworded: dict[ComponentKey, float] = {}
         self._changed_faults: set[FaultKey] = set()
-        self._gone: dict[ComponentKey, ComponentEntry] = {}
         self._sent: dict[tuple[str, ...], bytes] = {}
-        #: Of what was sent, as long as that stays: each heartbeat tells it.
+        #: The digest of the evidence sent, until that changes: each heartbeat tells it.
         self._digest: int | None = None
-        self._said_full = False
+        self._components_bytes = 0
+        self._faults_bytes = 0
+        #: The causes that were reported as left out or cut. They are reported again after there was
+        #: room.
+        self._reported: set[str] = set()
+
+    def restore(self, components: Iterable[ComponentEntry], faults: Iterable[FaultEntry]) -> None:
+        """Hold an earlier agent's entries, as far as they fit: its bounds may have been wider."""
+        limits = self._limits
+        latched = [_bounded_fault(fault) for fault in faults]
+        if not _all_fit(latched, limits.faults, limits.faults_bytes):
+            latched.sort(key=_worth, reverse=True)
+        for fault in latched:
+            if self._fault_fits(fault.weight) and fault.key not in self.faults:
+                self._put_fault(fault)
+            else:
+                self._lost_to_limits(f"more faults than fit; {fault.code} was dropped")
+        entries = [_bounded_component(entry) for entry in components]
+        if not _all_fit(entries, limits.components, limits.components_bytes):
+            entries.sort(key=lambda entry: entry.status is Status.OK)
+        for entry in entries:
+            if self._component_fits(entry.weight) and entry.key not in self.components:
+                self._put_component(entry)
+            else:
+                self._report_full()
 
     # -- taking evidence in ------------------------------------------------------------------
 
     def apply(self, batch: Batch, now: float, *, look_of: str = "") -> bool:
-        """Take in a batch; whether anything changed.
+        """Take in a batch; whether any entry changed.
 
-        Sightings of one record may share a sequence number, but must come in one batch: what is at
+        Sightings of one record may share a sequence number, but must come in one batch: a number at
         or below the last applied one of its source is a replay. ``look_of`` names the check of
-        which this batch is one whole look, so that what it left out is counted as absent.
+        which this batch is one whole look, so that the components that it left out are counted as
+        absent.
         """
-        batch = [in_utf8(item) for item in batch]
+        batch = self._within_bounds(batch)
         marks = dict(self.applied)
         changed = False
         for item in batch:
@@ -112,7 +146,7 @@ class Latch:
                 case Clearing():
                     changed |= self._clear(item)
                 case Loss():
-                    self.owed.lose(item)
+                    self.unacked.add_loss(item)
                     self.urgent = changed = True
                 case Gone():
                     changed |= self._go(self.components.get((item.check, item.component)))
@@ -121,7 +155,7 @@ class Latch:
         return changed
 
     def clear_by_operator(self, *, component: str, code: str) -> int:
-        """A person says that it is over; how many entries left.
+        """A person says that the fault is over; how many entries left.
 
         An empty ``component`` is every one of the code, an empty ``code`` every one of the
         component. Failed components that their check no longer names leave too.
@@ -143,7 +177,7 @@ class Latch:
         return len(faults) + len(absent)
 
     def expire(self, now: float) -> bool:
-        """End what ends by time: EXPIRY faults a day after their last occurrence."""
+        """End the entries that end by time: EXPIRY faults a day after their last occurrence."""
         over = [
             fault
             for fault in self.faults.values()
@@ -154,7 +188,7 @@ class Latch:
         return bool(over)
 
     def keep_checks(self, names: Collection[str]) -> bool:
-        """Let go of components of checks that no longer run, but for failed ones."""
+        """Drop the components of checks that no longer run, except failed ones."""
         changed = False
         for entry in list(self.components.values()):
             changed |= entry.check not in names and self._go(entry)
@@ -168,48 +202,47 @@ class Latch:
 
     @property
     def pending(self) -> bool:
-        """Whether anything, urgent or not, has changed since it was last sent."""
-        changed = self._changed_components or self._changed_faults or self._gone
-        return bool(changed) or self.owed.untold
+        """Whether any entry, urgent or not, has changed since it was last sent."""
+        changed = self._changed_components or self._changed_faults
+        return bool(changed) or self.unacked.untold
 
     def snapshot(self, now: float) -> Outgoing:
-        """All of it, as the next message; nothing is pending afterwards."""
+        """All of it, as the next message; afterwards no change is pending."""
         seq = self._next_seq()
-        clearings, losses = self.owed.carry(seq, everything=True)
+        clearings, losses, gone = self.unacked.carry(seq, everything=True)
         components, faults = list(self.components.values()), list(self.faults.values())
         self._forget_changes()
         self._sent.clear()
         self._mark_sent(components, faults, now)
-        return Outgoing(seq, components, faults, clearings, losses)
+        return Outgoing(seq, components, faults, clearings, losses, gone)
 
     def delta(self, now: float) -> Outgoing | None:
-        """What has changed, as the next message; None when nothing has."""
+        """The changes as the next message, or None when there are none."""
         if not self.pending:
             return None
         seq = self._next_seq()
-        clearings, losses = self.owed.carry(seq, everything=False)
+        clearings, losses, gone = self.unacked.carry(seq, everything=False)
         components = [
             self.components[key] for key in sorted(self._changed_components | self._reworded.keys())
         ]
         faults = [self.faults[key] for key in sorted(self._changed_faults)]
-        gone = list(self._gone.values())
         self._forget_changes()
-        for entry in gone:
-            self._sent.pop(("c", *entry.key), None)
+        for one in gone:
+            self._sent.pop(("c", *one.key), None)
         for clearing in clearings:
             self._sent.pop(("f", clearing.code, clearing.component), None)
         self._mark_sent(components, faults, now)
         return Outgoing(seq, components, faults, clearings, losses, gone)
 
     def acknowledge(self, seq: int) -> bool:
-        """Messages up to ``seq`` are safe; whether that freed anything. Never frees a fault."""
+        """Messages up to ``seq`` are safe; whether that freed any entry. Never frees a fault."""
         if not self.last_acked < seq <= self.last_seq:
             return False
         self.last_acked = seq
-        return self.owed.acknowledged(seq)
+        return self.unacked.acknowledged(seq)
 
     def digest(self) -> int:
-        """64 bits over what was sent, as docs/contract.md lays down."""
+        """64 bits over the evidence sent, as docs/contract.md lays down."""
         if self._digest is None:
             digest = blake2b(digest_size=8)
             for line in sorted(self._sent.values()):
@@ -249,27 +282,55 @@ class Latch:
         self._changed_components.add(entry.key)
         return True
 
+    def _within_bounds(self, batch: Batch) -> list[Evidence | Gone]:
+        """The batch as the contract's bounds allow; a cut is reported once."""
+        kept: list[Evidence | Gone] = []
+        for item in batch:
+            fits, trouble = bounded(item)
+            if trouble:
+                self._report_once(trouble)
+            if fits is not None:
+                kept.append(fits)
+        return kept
+
+    def _report_once(self, trouble: str) -> None:
+        if trouble not in self._reported and len(self._reported) < _MOST_REPORTED:
+            self._reported.add(trouble)
+            self._lost_to_limits(trouble)
+
     def _admit(self, entry: ComponentEntry) -> bool:
-        if len(self.components) >= self._limits.components:
-            self._say_full()
+        while not self._component_fits(entry.weight):
+            self._report_full()
             well = (e for e in self.components.values() if e.status is Status.OK)
             oldest = min(well, key=lambda e: e.since, default=None)
             if oldest is None or entry.status is Status.OK:
                 return True
             self._drop_component(oldest)
-        else:
-            self._said_full = False
-        self.components[entry.key] = entry
-        self._gone.pop(entry.key, None)
+        self._put_component(entry)
+        self.unacked.drop_gone(entry.key)
         self._changed_components.add(entry.key)
         self.urgent = True
         return True
 
-    def _say_full(self) -> None:
+    def _component_fits(self, weight: int) -> bool:
+        return (
+            len(self.components) < self._limits.components
+            and self._components_bytes + weight <= self._limits.components_bytes
+        )
+
+    def _put_component(self, entry: ComponentEntry) -> None:
+        self.components[entry.key] = entry
+        self._components_bytes += entry.weight
+        if len(self.components) * 10 < self._limits.components * 9:
+            self._reported.discard(self._full)
+
+    @property
+    def _full(self) -> str:
+        return f"more than {self._limits.components} components, or too long names; new ones go"
+
+    def _report_full(self) -> None:
         # Once, and not at every look of the check that has so many.
-        if not self._said_full:
-            self._lost_to_limits(f"more than {self._limits.components} components; new ones go")
-        self._said_full = True
+        self._report_once(self._full)
 
     def _sight(self, seen: FaultSighting, mark: int) -> bool:
         if seen.source_seq <= mark:
@@ -278,30 +339,50 @@ class Latch:
         key = (seen.code, seen.component)
         entry = self.faults.get(key)
         if entry is None or (entry.historical and not seen.historical):
-            if entry is None and len(self.faults) >= self._limits.faults:
+            if entry is not None:
+                self._drop_fault(entry)
+            fresh = FaultEntry.first_of(seen, self.boot_id)
+            while self.faults and not self._fault_fits(fresh.weight):
                 self._make_room()
-            self.faults[key] = FaultEntry.first_of(seen, self.boot_id)
+            self._put_fault(fresh)
             self.urgent = True
         elif seen.historical and not entry.historical:
-            return True  # the mark has moved; news about the past says nothing of a live fault
-        elif entry.again(seen):
-            self.urgent = True
+            return True  # the mark has moved; history does not change a live fault
+        else:
+            before = entry.details
+            self.urgent |= entry.again(seen)
+            if entry.details is not before:
+                self._faults_bytes += details_size(entry.details) - details_size(before)
+            if self._faults_bytes > self._limits.faults_bytes:
+                self._faults_bytes -= details_size(entry.details)
+                entry.details = {}
+                self._report_once(f"check {entry.check}: details of its faults do not fit")
         self._changed_faults.add(key)
         return True
 
+    def _fault_fits(self, weight: int) -> bool:
+        return (
+            len(self.faults) < self._limits.faults
+            and self._faults_bytes + weight <= self._limits.faults_bytes
+        )
+
+    def _put_fault(self, fault: FaultEntry) -> None:
+        self.faults[fault.key] = fault
+        self._faults_bytes += fault.weight
+
+    def _drop_fault(self, fault: FaultEntry) -> None:
+        del self.faults[fault.key]
+        self._faults_bytes -= fault.weight
+        self._changed_faults.discard(fault.key)
+
     def _make_room(self) -> None:
-        """Drop the fault that matters least. It was not cleared, so nothing says that it was."""
-
-        def worth(fault: FaultEntry) -> tuple[bool, bool, float]:
-            return not fault.historical, fault.cleared_by is not ClearedBy.EXPIRY, fault.last
-
-        least = min(self.faults.values(), key=worth)
-        del self.faults[least.key]
-        self._changed_faults.discard(least.key)
+        """Drop the fault that matters least. It was not cleared, so no message says that it was."""
+        least = min(self.faults.values(), key=_worth)
+        self._drop_fault(least)
         self._lost_to_limits(f"more than {self._limits.faults} faults; {least.code} was dropped")
 
     def _lost_to_limits(self, why: str) -> None:
-        self.owed.lose(Loss("latch", 1, why))
+        self.unacked.add_loss(Loss("latch", 1, why))
         self.urgent = True
 
     def _clear(self, sign: Clearing) -> bool:
@@ -316,22 +397,22 @@ class Latch:
                 self._end(fault, sign.how)
         if sign.code and about:
             return about[0].cleared_by in ended
-        # Nothing here to end may mean that this latch was lost: the aggregator may know better.
-        self.owed.clear(sign)
+        # Sent even if no entry here ends, because this latch may have been lost: the aggregator may
+        # still hold the fault.
+        self.unacked.clear(sign)
         self.urgent = True
         return True
 
     def _end(self, fault: FaultEntry, how: str) -> None:
-        del self.faults[fault.key]
-        self._changed_faults.discard(fault.key)
-        self.owed.clear(Clearing(fault.component, how, fault.code))
+        self._drop_fault(fault)
+        self.unacked.clear(Clearing(fault.component, how, fault.code))
         self.urgent = True
 
     def _go(self, entry: ComponentEntry | None) -> bool:
         if entry is None:
             return False
-        if entry.status is Status.FAILED:
-            # What failed and was then taken away has not been shown to be well.
+        if entry.last_known is Status.FAILED:
+            # A component that failed and was then taken away has not been shown to be well.
             entry.absent = max(entry.absent, 1)
             return False
         self._drop_component(entry)
@@ -342,7 +423,7 @@ class Latch:
         dropped = False
         for entry in self._absentees(check, batch):
             entry.absent += 1
-            # Unknown says nothing, so nothing is lost with it: it may be "hung" of yesterday.
+            # Unknown is no evidence, so no evidence is lost with it: it may be "hung" of yesterday.
             if entry.absent >= ABSENT_LOOKS or entry.status is Status.UNKNOWN:
                 dropped |= self._go(entry)
         return dropped
@@ -354,9 +435,11 @@ class Latch:
 
     def _drop_component(self, entry: ComponentEntry) -> None:
         del self.components[entry.key]
+        self._components_bytes -= entry.weight
         self._changed_components.discard(entry.key)
         self._reworded.pop(entry.key, None)
-        self._gone[entry.key] = entry
+        matters = any(status is not Status.OK for status, _ in entry.recent)
+        self.unacked.take_gone(Gone(*entry.key), matters=matters)
         self.urgent = True
 
     def _next_seq(self) -> int:
@@ -367,7 +450,6 @@ class Latch:
         self._changed_components.clear()
         self._reworded.clear()
         self._changed_faults.clear()
-        self._gone.clear()
         self.urgent = False
 
     def _mark_sent(
@@ -380,3 +462,27 @@ class Latch:
         for fault in faults:
             fault.trim()
             self._sent[("f", *fault.key)] = fault.line()
+
+
+def _worth(fault: FaultEntry) -> tuple[bool, bool, float]:
+    """The sort key by which the fault that matters least is found."""
+    return not fault.historical, fault.cleared_by is not ClearedBy.EXPIRY, fault.last
+
+
+def _all_fit(entries: Sequence[ComponentEntry | FaultEntry], most: int, most_bytes: int) -> bool:
+    return len(entries) <= most and sum(entry.weight for entry in entries) <= most_bytes
+
+
+def _bounded_fault(fault: FaultEntry) -> FaultEntry:
+    fault.code, fault.check = identifier(fault.code), identifier(fault.check)
+    fault.component, fault.source = component_name(fault.component), identifier(fault.source)
+    fault.message = cut(fault.message, contract.MAX_TEXT)
+    fault.details = dict(bounded_details(fault.details))
+    return fault
+
+
+def _bounded_component(entry: ComponentEntry) -> ComponentEntry:
+    entry.check, entry.component = identifier(entry.check), component_name(entry.component)
+    entry.reason = cut(entry.reason, contract.MAX_NAME)
+    entry.message = cut(entry.message, contract.MAX_TEXT)
+    return entry

@@ -1,7 +1,7 @@
 """The latch as a JSON document and back.
 
-The document holds everything that must survive the agent: the evidence, the marks that make a
-replay harmless, the kernel log cursor (they move together or not at all), and the GPU map.
+The document holds all state that must survive the agent: the evidence, the marks that make a replay
+harmless, the kernel log cursor (they move together or not at all), and the GPU map.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,7 +10,8 @@ from typing import Any
 
 from nodeagent.evidence.entries import ComponentEntry, FaultEntry
 from nodeagent.evidence.latch import Latch
-from nodeagent.model import ClearedBy, Clearing, Loss, Status
+from nodeagent.evidence.machine_identity import MachineIdentity, read_identity
+from nodeagent.model import ClearedBy, Clearing, Gone, Loss, Status
 
 VERSION = 1
 
@@ -19,9 +20,13 @@ class StateError(ValueError):
     """A state document that cannot be used; the text says what is wrong with it."""
 
 
+class AnotherMachine(StateError):
+    """The document is whole, and of another machine; the text says which."""
+
+
 @dataclass(slots=True)
 class State:
-    """What the state file holds.
+    """The content of the state file.
 
     ``kernel_seq`` is the last kernel log record consumed, ``quiesced_until`` (boottime seconds)
     when NVML may be used again.
@@ -33,11 +38,15 @@ class State:
     quiesced_until: float = 0.0
 
 
-def dump(state: State, now: float) -> dict[str, Any]:
-    """The document; ``now`` is in boottime seconds, like every time in it."""
+def dump(state: State, now: float, *, identity: MachineIdentity | None = None) -> dict[str, Any]:
+    """The document; ``now`` is in boottime seconds, like every time in it.
+
+    ``identity`` is this machine's.
+    """
     latch = state.latch
     return {
         "version": VERSION,
+        "machine": None if identity is None else identity.dump(),
         "boot_id": latch.boot_id,
         "epoch": latch.epoch,
         "saved_at": now,
@@ -47,24 +56,49 @@ def dump(state: State, now: float) -> dict[str, Any]:
         "kernel_seq": state.kernel_seq,
         "components": [_component(entry) for entry in latch.components.values()],
         "faults": [_fault(entry) for entry in latch.faults.values()],
-        "clearings": [[c.component, c.how, c.code] for c in latch.owed.clearings],
-        "losses": [[loss.source, loss.records, loss.message] for loss in latch.owed.losses],
+        "clearings": [[c.component, c.how, c.code] for c in latch.unacked.clearings],
+        "losses": [[loss.source, loss.records, loss.message] for loss in latch.unacked.losses],
+        "gone": [[one.check, one.component, matters] for one, matters in latch.unacked.gone],
         "gpus": dict(state.gpus or {}),
         "quiesced_until": state.quiesced_until,
     }
 
 
-def restore(document: object, *, boot_id: str, new_epoch: Callable[[], str] | None) -> State:
-    """The state that a document holds, as far as it counts in this boot.
+def restore(
+    document: object,
+    *,
+    boot_id: str,
+    new_epoch: Callable[[], str] | None,
+    identity: MachineIdentity | None = None,
+) -> State:
+    """The state that a document holds, as far as it counts in this boot of this machine.
 
-    ``new_epoch`` given means that the document may be behind what was sent, so that its sequence
-    numbers are not used again. Of another boot stay the GPU map, what is still owed, and faults
-    that only a person ends; their times become "at least that long ago". Raises StateError.
+    ``identity`` is this machine's; with None any document is taken for its own. A document of this
+    very boot is always this machine's, since no two boots have the same id; one that names no
+    machine is of an older agent, and taken for this machine's.
+
+    ``new_epoch`` given means that the document may be older than the messages sent, so that its
+    sequence numbers are not used again. From another boot only the GPU map, events not yet
+    acknowledged, and faults that only a person ends are kept; their times become "at least that
+    long ago". Raises StateError, of another machine's document AnotherMachine.
     """
     try:
+        if identity is not None:
+            _check_identity(document, boot_id, identity)
         return _restore(document, boot_id, new_epoch)
+    except StateError:
+        raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateError(f"{type(error).__name__}: {error}") from error
+
+
+def _check_identity(document: Any, boot_id: str, ours: MachineIdentity) -> None:
+    theirs = read_identity(document)
+    if theirs is None or document["boot_id"] == boot_id:
+        return
+    difference = ours.difference(theirs)
+    if difference:
+        raise AnotherMachine(f"it is of another machine ({difference})")
 
 
 def _restore(document: Any, boot_id: str, new_epoch: Callable[[], str] | None) -> State:
@@ -75,20 +109,20 @@ def _restore(document: Any, boot_id: str, new_epoch: Callable[[], str] | None) -
     latch.last_seq = int(document["last_seq"])
     latch.last_acked = int(document["last_acked"])
     for component, how, code in document["clearings"]:
-        latch.owed.clear(Clearing(str(component), str(how), str(code)))
+        latch.unacked.clear(Clearing(str(component), str(how), str(code)))
     for source, records, message in document["losses"]:
-        latch.owed.lose(Loss(str(source), int(records), str(message)))
+        latch.unacked.add_loss(Loss(str(source), int(records), str(message)))
+    for check, component, matters in document.get("gone", ()):  # older agents owed none
+        latch.unacked.take_gone(Gone(str(check), str(component)), matters=bool(matters))
     gpus = {str(address): str(uuid) for address, uuid in document["gpus"].items()}
     faults = [_restore_fault(fault) for fault in document["faults"]]
     if not same_boot:
-        for fault in faults:
-            if fault.cleared_by is ClearedBy.OPERATOR:
-                _shift(fault, -float(document["saved_at"]))
-                latch.faults[fault.key] = fault
+        lasting = [fault for fault in faults if fault.cleared_by is ClearedBy.OPERATOR]
+        for fault in lasting:
+            _shift(fault, -float(document["saved_at"]))
+        latch.restore((), lasting)
         return State(latch, None, gpus)
-    latch.faults = {fault.key: fault for fault in faults}
-    components = [_restore_component(entry) for entry in document["components"]]
-    latch.components = {entry.key: entry for entry in components}
+    latch.restore([_restore_component(entry) for entry in document["components"]], faults)
     latch.applied = {str(source): int(seq) for source, seq in document["applied"].items()}
     kernel_seq = document["kernel_seq"]
     quiesced_until = float(document.get("quiesced_until", 0.0))  # 0.1.0 had none

@@ -1,36 +1,52 @@
 """The state file: in memory (``/run``) at once, on the disk (``/var/lib``) when the disk likes.
 
-The disk may be what is sick. So the file that counts lies in ``run_dir``, which is a tmpfs: it
-survives a kill and a new pod, and goes with a reboot, as most faults do. ``diskcopy`` copies it to
-``state_dir`` afterwards, and nobody waits for that.
+The disk itself may be faulty. So the file that counts lies in ``run_dir``, which is a tmpfs: it
+survives a kill and a new pod, and goes with a reboot, as most faults do. ``disk_backup`` copies it
+to ``state_dir`` afterwards, and no caller waits for that.
 """
 
 import json
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from nodeagent.clock import Clock
-from nodeagent.evidence.diskcopy import CopyUnreadable, read_copy
+from nodeagent.evidence.disk_backup import BackupUnreadable, read_copy
 from nodeagent.evidence.latch import Latch
-from nodeagent.evidence.state import State, StateError, dump, restore
+from nodeagent.evidence.machine_identity import MachineIdentity
+from nodeagent.evidence.state import AnotherMachine, State, StateError, dump, restore
 from nodeagent.model import Loss
+
+log = logging.getLogger(__name__)
 
 NAME = "state.json"
 
 
 class Store:
-    """Loads and saves the state. ``problem`` is why the latest save failed; empty when it went."""
+    """Loads and saves the state. ``problem`` is why the latest save failed; empty when it went.
 
-    def __init__(self, *, run_dir: Path, state_dir: Path, clock: Clock) -> None:
+    ``identity`` is this machine's: another machine's state is left alone. With None any state is
+    taken.
+    """
+
+    def __init__(
+        self,
+        *,
+        run_dir: Path,
+        state_dir: Path,
+        clock: Clock,
+        identity: MachineIdentity | None = None,
+    ) -> None:
         self.problem = ""
+        self._identity = identity
         self._path = run_dir / NAME
         self._copy_path = state_dir / NAME
         self._clock = clock
 
     def load(self, *, boot_id: str, new_epoch: Callable[[], str]) -> State:
-        """What an earlier agent left, or an empty state. Never fails: what was wrong is a Loss.
+        """An earlier agent's state, or an empty one. Never fails: an error becomes a Loss.
 
         The file in ``run_dir`` counts if it is there. Else the copy, which may be older: the kernel
         log is then read again from where that copy ends. Waits some seconds at most.
@@ -42,12 +58,12 @@ class Store:
         if state is None:
             state = State(Latch(boot_id=boot_id, epoch=new_epoch()))
         for loss in losses:
-            state.latch.owed.lose(loss)
+            state.latch.unacked.add_loss(loss)
         return state
 
     def save(self, state: State) -> bool:
         """Replace the file in ``run_dir``; false (and ``problem``) when that could not be."""
-        content = json.dumps(dump(state, self._clock.boottime()), separators=(",", ":")).encode()
+        content = json.dumps(self._document(state), separators=(",", ":")).encode()
         temporary = self._path.with_suffix(".tmp")
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -63,6 +79,9 @@ class Store:
         self.problem = ""
         return True
 
+    def _document(self, state: State) -> dict[str, Any]:
+        return dump(state, self._clock.boottime(), identity=self._identity)
+
     def _load_file(
         self, losses: list[Loss], boot_id: str, new_epoch: Callable[[], str]
     ) -> State | None:
@@ -76,7 +95,15 @@ class Store:
         try:
             document = _parse(content)
             same_boot = document.get("boot_id") == boot_id
-            return restore(document, boot_id=boot_id, new_epoch=None if same_boot else new_epoch)
+            return restore(
+                document,
+                boot_id=boot_id,
+                new_epoch=None if same_boot else new_epoch,
+                identity=self._identity,
+            )
+        except AnotherMachine as error:
+            _leave_out(self._path, error, losses)
+            return None
         except StateError as error:
             aside = _set_aside(self._path)
             losses.append(Loss("latch", 0, f"{self._path} is damaged ({error}); {aside}"))
@@ -90,14 +117,26 @@ class Store:
             if content is None:
                 return None
             document = _parse(content)
-            state = restore(document, boot_id=boot_id, new_epoch=new_epoch)
-        except (CopyUnreadable, StateError) as error:
+            state = restore(document, boot_id=boot_id, new_epoch=new_epoch, identity=self._identity)
+        except AnotherMachine as error:
+            _leave_out(self._copy_path, error, losses)
+            return None
+        except (BackupUnreadable, StateError) as error:
             losses.append(Loss("latch", 0, f"{self._copy_path} cannot be used: {error}"))
             return None
         if document.get("boot_id") == boot_id:
             what = f"{self._path} was gone: what checks said after its copy on disk is lost"
             losses.append(Loss("latch", 0, what))
         return state
+
+
+def _leave_out(path: Path, error: AnotherMachine, losses: list[Loss]) -> None:
+    """Say once that another machine's state lies there, though the file and its copy are its."""
+    if any(str(error) in loss.message for loss in losses):
+        return
+    text = f"{path} is left out: {error}"
+    log.warning("%s", text)
+    losses.append(Loss("latch", 0, text))
 
 
 def _parse(content: bytes) -> dict[str, Any]:

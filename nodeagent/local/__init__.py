@@ -1,1 +1,1 @@
-"""What the agent tells and takes on its own node, over a unix socket."""
+"""The agent's interface on its own node, over a unix socket: answers and commands."""

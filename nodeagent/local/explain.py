@@ -1,7 +1,7 @@
-"""Why the agent says what it says: each check's last look, its results, and what it read.
+"""The reasons for the agent's results: each check's last look, its results, and its input.
 
-``GET /v1/explain`` and ``sickbay-agent explain``. What hangs in the kernel comes before all else:
-nothing that waits behind it can be trusted to be fresh.
+``GET /v1/explain`` and ``sickbay-agent explain``. Tasks that hang in the kernel come first: no
+result that waits behind them can be trusted to be fresh.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,11 +13,11 @@ from nodeagent.evidence.latch import Latch
 from nodeagent.model import CheckInfo
 from nodeagent.scheduler import Scheduled
 from nodeagent.sources.kmsg import Record
-from nodeagent.sources.procstate import Stuck
+from nodeagent.sources.process_state import StuckTask
 
 
-def waiting(found: Iterable[Stuck]) -> list[dict[str, Any]]:
-    """What hangs in the kernel, as JSON."""
+def waiting(found: Iterable[StuckTask]) -> list[dict[str, Any]]:
+    """The tasks that hang in the kernel, as JSON."""
     return [
         {
             "pid": each.pid,
@@ -81,7 +81,7 @@ def table(answer: Mapping[str, Any], only: str = "") -> str:
 
 
 def _uplink(uplink: Mapping[str, Any]) -> str:
-    """Who takes the evidence, or why nobody does."""
+    """Which aggregator takes the evidence, or why none does."""
     if uplink["state"] == "off":
         return "aggregator: none is configured; the evidence stays on this node"
     where = uplink["address"]
@@ -116,7 +116,7 @@ def _look(check: Scheduled | None, now: float) -> dict[str, Any]:
 
 
 def _said(report: Report | None) -> list[dict[str, Any]]:
-    """The latest report word for word, before the latch made anything of it."""
+    """The latest report word for word, as it was before the latch took it."""
     if report is None:
         return []
     if isinstance(report, Off):

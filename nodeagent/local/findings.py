@@ -1,4 +1,4 @@
-"""What is known about this node now, for the command line: the running agent's word or one look.
+"""The findings about this node now, for the command line: the running agent's, or of one look.
 
 The JSON of ``sickbay-agent check -o json`` is ``Findings.as_json``; docs/agent.md describes it.
 Keys are only added. Ages are seconds.
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from nodeagent.model import CheckInfo, ClearedBy, Status
 
-if TYPE_CHECKING:  # whoever asks the agent needs no latch
+if TYPE_CHECKING:  # a command that asks the agent needs no latch
     from nodeagent.evidence.latch import Latch
 
-#: From nothing to worst. An unknown is no sickness, so it ranks below a component that is degraded.
+#: From best to worst. Unknown is no sickness, so it ranks below a component that is degraded.
 SEVERITY: Mapping[Status, int] = {
     Status.OK: 0,
     Status.UNKNOWN: 1,
@@ -36,7 +36,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Latched:
-    """A fault that happened and that nothing has ended yet."""
+    """A fault that happened and has not ended yet."""
 
     code: str
     check: str
@@ -51,10 +51,10 @@ class Latched:
 
     @property
     def status(self) -> Status:
-        """What it means for ``check``'s exit code alone; policy is the aggregator's.
+        """The fault's status for ``check``'s exit code alone; policy is the aggregator's.
 
-        What only time has to pass over (an application's fault, a contained error) is degraded,
-        and what an earlier agent may have dealt with is nobody's fault of today.
+        A fault that ends by time alone (an application's fault, a contained error) is degraded, and
+        one that an earlier agent may have dealt with is no fault of today.
         """
         if self.historical:
             return Status.OK
@@ -74,7 +74,7 @@ class Findings:
 
     @property
     def worst(self) -> Status:
-        """The worst of results and faults; ok when there is nothing."""
+        """The worst of results and faults; ok when there are none."""
         return max((item.status for item in self.ranked()), key=rank, default=Status.OK)
 
     def ranked(self) -> list[Result | Latched]:
@@ -103,12 +103,12 @@ def from_latch(
     checks: Sequence[CheckInfo],
     notes: Sequence[str] = (),
 ) -> Findings:
-    """What the latch holds at ``now`` (boottime seconds), and the evidence that was lost."""
+    """The latch's entries at ``now`` (boottime seconds), and the evidence that was lost."""
     return Findings(
         node=node,
         source=source,
         results=[
-            # After one look alone nobody knows since when it is so.
+            # After one look alone it is unknown since when it is so.
             Result(
                 check=entry.check,
                 component=entry.component,
@@ -135,7 +135,7 @@ def from_latch(
             for entry in latch.faults.values()
         ],
         checks=checks,
-        notes=[*notes, *(f"evidence lost: {loss.message}" for loss in latch.owed.losses)],
+        notes=[*notes, *(f"evidence lost: {loss.message}" for loss in latch.unacked.losses)],
     )
 
 

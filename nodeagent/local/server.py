@@ -1,9 +1,9 @@
 """HTTP for this node alone: a unix socket, and a port for scrapers if one is configured.
 
 Small on purpose: an HTTP library would cost the agent as much memory as gRPC does. One request a
-connection, answered at once; whoever is slow is cut off.
+connection, answered at once; a slow client is cut off.
 
-The socket is 0600: who may ask is who may become root on the node.
+The socket is 0600: only a person who may become root on the node may ask.
 """
 
 import asyncio
@@ -44,24 +44,24 @@ class AlreadyRunning(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a route gives back."""
+class LocalResponse:
+    """A route's answer."""
 
     body: str
     status: int = 200
     content_type: str = "application/json"
 
 
-def json_answer(content: object, status: int = 200) -> Answer:
-    return Answer(json.dumps(content) + "\n", status)
+def json_answer(content: object, status: int = 200) -> LocalResponse:
+    return LocalResponse(json.dumps(content) + "\n", status)
 
 
 #: By method and path; the argument is the request's body.
-Routes = dict[tuple[str, str], Callable[[bytes], Awaitable[Answer]]]
+Routes = dict[tuple[str, str], Callable[[bytes], Awaitable[LocalResponse]]]
 
 
 class LocalServer:
-    """Serves on the node. ``claim`` first: it is what keeps a second agent off this node."""
+    """Serves on the node. Call ``claim`` first: it keeps a second agent off this node."""
 
     def __init__(self) -> None:
         self._servers: list[asyncio.Server] = []
@@ -103,7 +103,7 @@ class LocalServer:
         )
 
     async def serve_port(self, address: str, routes: Routes) -> None:
-        """Answer ``routes`` on ``host:port``, to whoever asks. Raises OSError."""
+        """Answer ``routes`` on ``host:port``, to any client. Raises OSError."""
         host, _, port = address.rpartition(":")
         serve = partial(self._serve, routes)
         self._servers.append(
@@ -139,12 +139,12 @@ class LocalServer:
                 writer.write(head.encode() + body)
                 await writer.drain()
         except (OSError, TimeoutError):
-            return  # who asked has gone
+            return  # the client has gone
         finally:
             self._connections -= 1
             writer.close()
 
-    async def _answer(self, routes: Routes, reader: asyncio.StreamReader) -> Answer:
+    async def _answer(self, routes: Routes, reader: asyncio.StreamReader) -> LocalResponse:
         if self._connections > CONNECTIONS:
             return json_answer({"error": "too many connections"}, 503)
         try:
@@ -163,13 +163,13 @@ class LocalServer:
             return json_answer({"error": f"no {method} {path}", "routes": known}, status)
         try:
             return await route(body)
-        except Exception as error:  # outermost edge: the asker hears of it, the agent lives on
+        except Exception as error:  # outermost edge: the client hears of it, the agent lives on
             log.exception("%s %s failed", method, path)
             return json_answer({"error": f"{type(error).__name__}: {error}"}, 500)
 
 
 def remove_socket(path: Path) -> None:
-    """Take away what a predecessor left. Raises OSError for what no predecessor left: a file."""
+    """Remove a predecessor's socket. Raises OSError for a file, which no predecessor left."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -208,12 +208,12 @@ async def _request(reader: asyncio.StreamReader) -> tuple[str, str, bytes]:
 
 
 def _answers(path: Path) -> bool:
-    """Whether somebody accepts connections on the socket."""
+    """Whether a process accepts connections on the socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
             probe.connect(str(path))
         except OSError as error:
-            # A full backlog belongs to somebody who lives.
+            # A full backlog belongs to a process that lives.
             return isinstance(error, TimeoutError) or error.errno == errno.EAGAIN
     return True

@@ -16,13 +16,13 @@ from pathlib import Path
 from nodeagent import logs
 from nodeagent.clock import SystemClock
 from nodeagent.config.settings import UplinkConfig
-from nodeagent.reading import regular, values
-from nodeagent.reading.toml_table import ConfigError, Problem
+from nodeagent.configfile import regular_file, values
+from nodeagent.configfile.toml_table import ConfigError, Problem
 from nodeagent.simulate import machine
-from nodeagent.simulate.events import Event, Known, Refused, read_line, read_scenario
+from nodeagent.simulate.events import Known, ScenarioError, ScenarioEvent, read_line, read_scenario
 from nodeagent.simulate.fleet import Fleet
 from nodeagent.simulate.node import SimulatedNode
-from nodeagent.uplink.dial import Dialer, DialError
+from nodeagent.uplink.dialer import Dialer, DialError
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     events = read_scenario(options.scenario, known) if options.scenario else []
     _check(options, names)
     logs.start(options.log_level)
-    # What each of a thousand uplinks says is said once for all, by "attached".
+    # A line from each of a thousand uplinks is too much: "attached" reports for all of them.
     for noisy in ("nodeagent.uplink.uplink", "nodeagent.uplink.stream"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
     _allow_files(len(names) + _OTHER_FILES)
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _run(
-    options: argparse.Namespace, names: list[str], known: Known, events: list[Event]
+    options: argparse.Namespace, names: list[str], known: Known, events: list[ScenarioEvent]
 ) -> None:
     seed = options.seed if options.seed is not None else int.from_bytes(os.urandom(4), "big")
     rng, jitter = random.Random(seed), random.Random()  # noqa: S311 - nothing secret
@@ -91,7 +91,7 @@ def _listen(fleet: Fleet, known: Known, stop: asyncio.Event) -> None:
     def take(line: str) -> None:
         try:
             event = read_line(line, known)
-        except Refused as refused:
+        except ScenarioError as refused:
             log.error("refused: %s", refused, extra={"line": line.strip()[:200]})  # noqa: TRY400
         else:
             fleet.let_happen(event)
@@ -118,7 +118,7 @@ def _names(options: argparse.Namespace) -> list[str]:
     file = str(options.names)
     try:
         # An editor's byte order mark would be part of the first name.
-        lines = regular.read(options.names).decode("utf-8-sig").splitlines()
+        lines = regular_file.read(options.names).decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError([Problem(file, 0, "", f"can't be read: {why}", "a text file")]) from None
@@ -145,7 +145,7 @@ def _names(options: argparse.Namespace) -> list[str]:
 
 
 def _check(options: argparse.Namespace, names: list[str]) -> None:
-    """Refuse now what would otherwise fail at each attempt to connect."""
+    """Refuse now any option that would otherwise fail at each attempt to connect."""
     problems = []
     for option, folder, what, ends in (
         ("--token-dir", options.token_dir, "token", ("",)),
@@ -174,7 +174,7 @@ def _check(options: argparse.Namespace, names: list[str]) -> None:
 
 
 def _wrong_with(ca_file: Path) -> str:
-    """Why nobody can be verified by it; empty when somebody can."""
+    """Why the file verifies no server; empty when it can."""
     if not ca_file.is_file():
         return "is no file"
     try:

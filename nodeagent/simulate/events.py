@@ -1,4 +1,4 @@
-"""What can happen to a simulated node, read from a scenario (TOML) or a line of JSON.
+"""The events of a simulated node, read from a scenario (TOML) or a line of JSON.
 
 Both have the same keys and the same errors. docs/simulate.md is the reference for people.
 """
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nodeagent.configfile import values
+from nodeagent.configfile.toml_table import ConfigError, Document, Problem, Table, read_document
 from nodeagent.evidence.entries import ENDS
 from nodeagent.model import Status
-from nodeagent.reading import values
-from nodeagent.reading.toml_table import ConfigError, Document, Problem, Table, read_document
 
-#: As the agent writes what it reads: without zeros in front.
+#: A code as the agent writes it after parsing: without zeros in front.
 _CODE = re.compile(
     r"xid:(?:0|[1-9][0-9]{0,4})|sxid:(?:0|[1-9][0-9]{0,6}):(?:fatal|non-fatal)|gpu-off-bus"
 )
@@ -34,8 +34,8 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """What a check says of a component from now on."""
+class ScenarioState:
+    """A check's status of a component from now on."""
 
     check: str
     component: str
@@ -54,8 +54,8 @@ class Clear:
 
 
 @dataclass(frozen=True, slots=True)
-class Reboot:
-    """The node restarts: another boot id, and what a boot ends is over."""
+class ScenarioReboot:
+    """The node restarts: another boot id, and the faults that a boot ends are over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,14 @@ class Away:
     """The agent's stream is cut, and it does not come back by itself."""
 
 
-Act = Fault | State | Clear | Reboot | Away
+Act = Fault | ScenarioState | Clear | ScenarioReboot | Away
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ScenarioEvent:
     """``act`` happens ``at`` seconds after the start, and is undone after ``lasting`` (0: never).
 
-    ``nodes``: so many, drawn by the seed; these; or None for all.
+    ``nodes``: so many, drawn by the seed, or the named ones, or all (None).
     """
 
     at: float
@@ -81,19 +81,19 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What events may name: nodes, checks, and GPUs by number from 0."""
+    """The names that events may use: nodes, checks, and GPUs by number from 0."""
 
     nodes: Collection[str]
     checks: Collection[str]
     gpus: int
 
 
-class Refused(Exception):
+class ScenarioError(Exception):
     """A line that cannot be carried out; the text says why and what was expected."""
 
 
-def read_scenario(path: Path, known: Known) -> list[Event]:
-    """The scenario's events by time. Raises ConfigError with everything that is wrong."""
+def read_scenario(path: Path, known: Known) -> list[ScenarioEvent]:
+    """The scenario's events by time. Raises ConfigError with all of its errors."""
     document = read_document(path)
     tables = document.top.tables("event")
     events = [event for table in tables if (event := _event(table, known)) is not None]
@@ -101,20 +101,24 @@ def read_scenario(path: Path, known: Known) -> list[Event]:
     return sorted(events, key=lambda event: event.at)
 
 
-def read_line(line: str, known: Known) -> Event:
-    """One event as a JSON object; its ``at`` counts from now. Raises Refused."""
+def read_line(line: str, known: Known) -> ScenarioEvent:
+    """One event as a JSON object; its ``at`` counts from now. Raises ScenarioError."""
     try:
         content = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise Refused(f"not JSON: {error}") from None
+        raise ScenarioError(f"not JSON: {error}") from None
     if not isinstance(content, dict):
-        raise Refused('not a JSON object; expected {"node": "sim-0001", "fault": "xid:79"}, say')
+        raise ScenarioError(
+            'not a JSON object; expected {"node": "sim-0001", "fault": "xid:79"}, say'
+        )
     document = Document("", content, "")
     event = _event(document.top, known)
     try:
         document.finish()
     except ConfigError as error:
-        raise Refused("; ".join(_without_place(problem) for problem in error.problems)) from None
+        raise ScenarioError(
+            "; ".join(_without_place(problem) for problem in error.problems)
+        ) from None
     assert event is not None, "a problem was said where there is no event"
     return event
 
@@ -125,7 +129,7 @@ def _without_place(problem: Problem) -> str:
     return f"{key}{problem.what}{expected}"
 
 
-def _event(table: Table, known: Known) -> Event | None:
+def _event(table: Table, known: Known) -> ScenarioEvent | None:
     at = table.read("at", 0.0, values.duration(), values.DURATION)
     lasting = table.read("for", 0.0, values.duration(), values.DURATION)
     nodes = _nodes(table, known)
@@ -144,7 +148,7 @@ def _event(table: Table, known: Known) -> Event | None:
     act = kinds[named[0]](table, known)
     if isinstance(act, Clear) and lasting:
         table.problem("for", "a sign does not last", "no for beside clear")
-    return None if act is None else Event(at, nodes, act, lasting)
+    return None if act is None else ScenarioEvent(at, nodes, act, lasting)
 
 
 def _refuse_number(table: Table, named: Sequence[str], kinds: Sequence[str]) -> None:
@@ -211,7 +215,7 @@ def _state(table: Table, known: Known) -> Act | None:
     )
     if "status" not in table:
         table.problem("check", "comes without a status", f"status = one of {', '.join(_STATUSES)}")
-    state = State(
+    state = ScenarioState(
         check=check,
         component=table.read("component", "", values.text, "a mount, an interface, a GPU's UUID"),
         status=_STATUSES.get(word, Status.UNKNOWN),
@@ -240,7 +244,7 @@ def _clear(table: Table, known: Known) -> Act:
 
 def _reboot(table: Table, _: Known) -> Act:
     table.read("reboot", True, _true, "true")
-    return Reboot()
+    return ScenarioReboot()
 
 
 def _away(table: Table, _: Known) -> Act:

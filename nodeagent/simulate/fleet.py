@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from nodeagent.simulate.events import Event, Reboot, Refused, State
+from nodeagent.simulate.events import ScenarioError, ScenarioEvent, ScenarioReboot, ScenarioState
 from nodeagent.simulate.node import SimulatedNode, Undo
 
 log = logging.getLogger(__name__)
@@ -15,12 +15,12 @@ log = logging.getLogger(__name__)
 STARTS_PER_SECOND = 500.0
 #: Seconds between two looks at how many have a stream, where that has changed.
 LOOK = 0.5
-#: Seconds for last words.
+#: Seconds for last messages.
 FAREWELL = 3.0
 
 
 class Fleet:
-    """``rng`` is what a seed makes repeatable: which nodes and GPUs are drawn.
+    """``rng`` draws the nodes and GPUs, so that a seed makes them repeatable.
 
     ``changed`` is set by each node whose stream has come or gone.
     """
@@ -35,32 +35,32 @@ class Fleet:
         self._said: tuple[object, ...] = ()
         self._gap_since: float | None = None
 
-    async def run(self, events: Sequence[Event], stop: asyncio.Event) -> None:
+    async def run(self, events: Sequence[ScenarioEvent], stop: asyncio.Event) -> None:
         """Until ``stop``. The events' times count from now."""
-        looking = asyncio.create_task(self._look_after(), name="look")
+        poller = asyncio.create_task(self._look_after(), name="look")
         starting = asyncio.create_task(self._start(), name="start")
         for event in events:
             self.let_happen(event)
         try:
             await stop.wait()
         finally:
-            for task in (looking, starting):
+            for task in (poller, starting):
                 task.cancel()
             for timer in self._timers:
                 timer.cancel()
             await self._end()
 
-    def let_happen(self, event: Event) -> None:
+    def let_happen(self, event: ScenarioEvent) -> None:
         """After ``event.at`` seconds, and undo it after its ``lasting``."""
         self._after(event.at, lambda: self._happen(event))
 
-    def _happen(self, event: Event) -> None:
+    def _happen(self, event: ScenarioEvent) -> None:
         chosen = self._chosen(event.nodes)
         undo: list[Undo] = []
         for node in chosen:
             try:
                 undone = node.do(event.act)
-            except Refused as refused:
+            except ScenarioError as refused:
                 log.error("refused: %s", refused)  # noqa: TRY400 - the text says it all
                 return
             if undone is not None:
@@ -68,7 +68,7 @@ class Fleet:
         what = f"{type(event.act).__name__.lower()} {_about(event)}".strip()
         names = [node.name for node in chosen]
         log.info("happened", extra={"what": what, "count": len(names), "nodes": names[:20]})
-        if event.lasting or isinstance(event.act, Reboot):
+        if event.lasting or isinstance(event.act, ScenarioReboot):
             self._after(event.lasting, lambda: self._undo(what, undo))
 
     def _undo(self, what: str, undo: Sequence[Undo]) -> None:
@@ -98,7 +98,8 @@ class Fleet:
 
     async def _look_after(self) -> None:
         while True:
-            # Not at rest: to look through 10,000 nodes takes as long as to send 60 heartbeats.
+            # Wait for a change: to look through 10,000 nodes takes as long as to send 60
+            # heartbeats.
             await self._changed.wait()
             self._changed.clear()
             here: list[SimulatedNode] = []
@@ -141,8 +142,8 @@ class Fleet:
             await asyncio.wait(tasks)
 
 
-def _about(event: Event) -> str:
+def _about(event: ScenarioEvent) -> str:
     act = event.act
-    if isinstance(act, State):
+    if isinstance(act, ScenarioState):
         return f"{act.check} {act.component} {act.status.name.lower()} {act.reason}".rstrip()
     return getattr(act, "code", "")

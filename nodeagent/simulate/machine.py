@@ -8,10 +8,10 @@ from nodeagent.checks.sxid import SxidCheck
 from nodeagent.checks.xid import XidCheck
 from nodeagent.clock import Clock
 from nodeagent.model import CheckInfo, FaultSighting, Observation, Status
-from nodeagent.simulate.events import Fault, Refused
+from nodeagent.simulate.events import Fault, ScenarioError
 from nodeagent.sources.gpus import GpuMap
+from nodeagent.sources.host import HostRoots
 from nodeagent.sources.kmsg import Record
-from nodeagent.sources.machine import Machine
 
 _PLAYED = (
     "gpu-inventory",
@@ -72,7 +72,7 @@ def boot_id(node: str, boot: int, seed: int) -> str:
 
 
 def all_well(uuids: list[str]) -> list[Observation]:
-    """What every check says of a machine of which nothing is wrong."""
+    """Every check's observations of a machine that is well."""
 
     def well(check: str, component: str, message: str) -> Observation:
         return Observation(check, component, Status.OK, "", message)
@@ -90,17 +90,17 @@ def all_well(uuids: list[str]) -> list[Observation]:
 def sightings(
     fault: Fault, uuids: list[str], gpu: int, *, seq: int, at: float, clock: Clock
 ) -> list[FaultSighting]:
-    """The fault as the agent's own parser reads it from the driver's line. Raises Refused.
+    """The fault as the agent's own parser reads it from the driver's line. Raises ScenarioError.
 
     ``gpu`` is the one that it is about; ``at`` is in boottime seconds.
     """
-    gpus = _Gpus(Machine(clock=clock), {address(n): each for n, each in enumerate(uuids)})
+    gpus = _Gpus(HostRoots(clock=clock), {address(n): each for n, each in enumerate(uuids)})
     text = _line(fault, gpu)
     record = Record(facility=0, level=3, seq=seq, at=at, text=text.encode("ascii", "replace"))
     found = [*XidCheck(gpus).read(record), *SxidCheck(gpus).read(record)]
     if [each.code for each in found] != [fault.code]:
         read = ", ".join(each.code for each in found) or "nothing"
-        raise Refused(f'the agent reads {read} and not {fault.code} in the line "{text}"')
+        raise ScenarioError(f'the agent reads {read} and not {fault.code} in the line "{text}"')
     return found
 
 

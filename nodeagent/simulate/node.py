@@ -11,14 +11,15 @@ from nodeagent.evidence.latch import Latch
 from nodeagent.evidence.state import State, dump, restore
 from nodeagent.model import ClearedBy, Clearing, Observation, Status
 from nodeagent.simulate import machine
-from nodeagent.simulate.events import Act, Away, Clear, Fault, Reboot
-from nodeagent.simulate.events import State as PlayedState
-from nodeagent.uplink import wire
-from nodeagent.uplink.dial import Dialer
+from nodeagent.simulate.events import Act, Away, Clear, Fault, ScenarioReboot
+from nodeagent.simulate.events import ScenarioState as PlayedState
+from nodeagent.uplink import codec
+from nodeagent.uplink.dialer import Dialer
 from nodeagent.uplink.uplink import Uplink
 from nodeagent.version import VERSION
 
-#: The sign by which a fault with a ``for`` ends, by what ends it. A boot is no sign but an act.
+#: The sign by which a fault with a ``for`` ends, by the event that ends it. A boot is no sign but
+#: an act.
 _SIGNS = {
     ClearedBy.GPU_RESET: "gpu-reset",
     ClearedBy.EXPIRY: "expiry",
@@ -31,8 +32,8 @@ Undo = Callable[[], None]
 class SimulatedNode:
     """It is the ``Host`` of its stream. The latch lives as long as the process: there is no disk.
 
-    ``draw`` gives a number from [0, 1); ``jitter`` the same, for what may differ from run to run.
-    ``on_change`` is told when its stream has come or gone, or could not be had.
+    ``draw`` gives a number from [0, 1); ``jitter`` the same, for delays that may differ from run to
+    run. ``on_change`` is told when its stream has come or gone, or could not be had.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class SimulatedNode:
         self._boots = 0
         self._seq = 0
         self._latch = Latch(boot_id=machine.boot_id(name, 0, seed), epoch=_unique())
-        self._look()
+        self.observe_faults()
         self._uplink = self._make_uplink()
         self._task: asyncio.Task[None] | None = None
         self._cut_at = clock.boottime()
@@ -76,7 +77,7 @@ class SimulatedNode:
             self._task = asyncio.create_task(self._uplink.run(), name=f"uplink of {self.name}")
 
     def cut(self) -> "asyncio.Task[None] | None":
-        """End the stream without a word, as when the machine dies; its task, which is ending."""
+        """End the stream without a message, as when the machine dies; its task, which is ending."""
         task, self._task = self._task, None
         if task is not None:
             self._cut_at = self._clock.boottime()
@@ -85,7 +86,7 @@ class SimulatedNode:
         return task
 
     def stop(self) -> None:
-        """Say what is pending, then end the stream in order."""
+        """Send the pending changes, then end the stream in order."""
         self._uplink.stop()
 
     @property
@@ -99,7 +100,7 @@ class SimulatedNode:
 
     @property
     def address(self) -> str:
-        """Where its stream is, or was tried last."""
+        """The address of its stream, or of the last attempt."""
         return self._uplink.state.address
 
     @property
@@ -112,21 +113,21 @@ class SimulatedNode:
         """Why there is no stream; empty when there is one, or none is wanted."""
         return "" if self._task is None or self.streaming else self._uplink.state.error
 
-    # -- what happens to it ----------------------------------------------------------------------
+    # -- its events -----------------------------------------------------------------------------
 
     def do(self, act: Act) -> Undo | None:
-        """Let it happen now. Gives what undoes it. Raises Refused when it cannot happen."""
+        """Let ``act`` happen now. Gives its undo. Raises ScenarioError when it cannot happen."""
         match act:
             case Fault():
                 return self._fault(act)
             case PlayedState():
-                return self._say(act)
+                return self.send_message(act)
             case Clear():
                 self._clear(act)
             case Away():
                 self.cut()
                 return self.start
-            case Reboot():
+            case ScenarioReboot():
                 self.cut()
                 self._boot()
                 return self.start
@@ -153,7 +154,7 @@ class SimulatedNode:
 
         return undo
 
-    def _say(self, state: PlayedState) -> Undo:
+    def send_message(self, state: PlayedState) -> Undo:
         key = (state.check, state.component)
         known = self._latch.components.get(key)
         before = Observation(*key, Status.OK, "", "well again")
@@ -181,16 +182,16 @@ class SimulatedNode:
         self._uplink.wake()
 
     def _boot(self) -> None:
-        """Another boot id; what is kept across it is what a real agent's state file keeps."""
+        """Take another boot id, and keep the state that a real agent's state file keeps."""
         self._boots += 1
         saved = dump(State(self._latch), self._clock.boottime())
         boot = machine.boot_id(self.name, self._boots, self._seed)
         self._latch = restore(saved, boot_id=boot, new_epoch=_unique).latch
         self._instance = _unique()
         self._seq = 0
-        self._look()
+        self.observe_faults()
 
-    def _look(self) -> None:
+    def observe_faults(self) -> None:
         self._latch.apply(machine.all_well(self._uuids), self._clock.boottime())
 
     def _make_uplink(self) -> Uplink:
@@ -205,7 +206,7 @@ class SimulatedNode:
         )
 
     def _hello(self) -> Any:
-        return wire.hello(
+        return codec.hello(
             node=self.name,
             boot_id=self._latch.boot_id,
             epoch=self._latch.epoch,
@@ -223,7 +224,7 @@ class SimulatedNode:
         return self._latch
 
     def persist(self) -> None:
-        """There is nothing to save to."""
+        """A simulated node has no file to save to."""
 
     def quiesced_for(self) -> float:
         return 0.0

@@ -1,11 +1,11 @@
-"""What reads the machine: files, devices, drivers. Sources give facts, not verdicts."""
+"""Readers of the machine: files, devices, drivers. Sources give facts, not verdicts."""
 
 from dataclasses import dataclass, field
 
-from nodeagent.sources.diskprobe import DiskProbe
+from nodeagent.sources.disk_probe import DiskProbe
 from nodeagent.sources.driver_log import DriverLog
 from nodeagent.sources.gpus import GpuMap
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.host import HostRoots
 from nodeagent.sources.nvml import Nvml
 from nodeagent.sources.peers import Peers
 
@@ -14,9 +14,9 @@ __all__ = ["Sources"]
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Everything that a check may read. ``expected_gpus`` is None when nothing is expected."""
+    """All sources that a check may read. ``expected_gpus`` is None when nothing is expected."""
 
-    machine: Machine
+    machine: HostRoots
     nvml: Nvml
     disk: DiskProbe
     gpus: GpuMap

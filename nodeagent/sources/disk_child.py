@@ -1,17 +1,17 @@
 """The program that touches the devices: ``python -I -S -E disk_child.py WHAT:PATH...``
 
-WHAT is ``space``, ``write``, ``nvme`` (PATH is a controller's device file) or ``files`` (PATH is
-several, with a tab between).
+The kind WHAT is ``space``, ``write``, ``nvme`` (PATH is a controller's device file) or ``files``
+(PATH is several, with a tab between).
 
 Started anew for each look and read line by line, so it imports nothing beyond the interpreter's
 own built-in modules: 8 ms of CPU in all. Each job has a thread, so that one that hangs holds up
 no other; a process with a hung thread cannot end, and that is its parent's to report.
 
-Output, a line each, N the job's place in the arguments:
-``N at TID`` when begun; then ``N space SIZE USED FREE INODES INODES_FREE`` (bytes; FREE without
-what is reserved for root), ``N written MICROSECONDS``, ``N differs`` (read back other bytes),
-``N busy`` (another probe holds the file), ``N page HEX`` (the drive's health log), ``N files``
-and for each file its text as ``=HEX`` or the error as ``!ERRNO``; or ``N refused ERRNO STEP``.
+Output, a line each, N the job's place in the arguments: ``N at TID`` when begun; then ``N space
+SIZE USED FREE INODES INODES_FREE`` (bytes; FREE without root's reserve), ``N written
+MICROSECONDS``, ``N differs`` (read back other bytes), ``N busy`` (another probe holds the file),
+``N page HEX`` (the drive's health log), ``N files`` and for each file its text as ``=HEX`` or the
+error as ``!ERRNO``; or ``N refused ERRNO STEP``.
 """
 
 import _thread
@@ -21,7 +21,7 @@ import time
 
 NAME = b".sickbay-write-probe"
 _SIZE = 4096
-_BUSY = (11, 13)  # EAGAIN, EACCES: somebody holds the lock
+_BUSY = (11, 13)  # EAGAIN, EACCES: another process holds the lock
 _ENOSPC = 28
 _EEXIST = 17
 _EIO = 5
@@ -83,8 +83,8 @@ def write(directory: bytes) -> str:
 
 
 def _open(path: bytes) -> int:
-    # Without O_CREAT first: on a frozen filesystem creating hangs, and what an earlier hung probe
-    # left can still be opened and found locked. So a new agent adds no second hung process.
+    # Without O_CREAT first: on a frozen filesystem creating hangs, and a file that an earlier hung
+    # probe left can still be opened and found locked. So a new agent adds no second hung process.
     flags = posix.O_RDWR | posix.O_NOFOLLOW | posix.O_CLOEXEC | posix.O_NONBLOCK
     try:
         return posix.open(path, flags)
@@ -106,7 +106,7 @@ def _write_and_read(file: int, path: bytes) -> str:
             _write_all(file, sent)
         with _Step("fsync"):
             posix.fsync(file)
-        # Out of the page cache, or the read would prove nothing about the device.
+        # Drop the page cache, or the read would not prove that the device works.
         with _Step("read"):
             posix.posix_fadvise(file, 0, 0, posix.POSIX_FADV_DONTNEED)
             back = posix.pread(file, _SIZE, 0)
@@ -178,7 +178,7 @@ def nvme(device: bytes) -> str:
             posix.close(file)
     except _RefusedError as error:
         return "refused {} {}".format(*error.args)
-    if status:  # what the drive itself answers, when it refuses
+    if status:  # the drive itself refused
         return f"refused {_EIO} nvme-status-{status:#x}"
     return f"page {page.tobytes()[:_SENT].hex()}"
 
@@ -207,7 +207,7 @@ def _job(number: int, what: str, path: bytes, done: _thread.LockType) -> None:
         _say(f"{number} at {_thread.get_native_id()}")
         _say(f"{number} {_PROBES[what](path)}")
     except BrokenPipeError:
-        pass  # nobody waits for the answer any more
+        pass  # no process waits for the answer any more
     finally:
         done.release()
 

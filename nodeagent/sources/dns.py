@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.host import HostRoots
 
 __all__ = ["Reply", "ask", "nameservers", "parse_nameservers", "question", "read_reply"]
 
@@ -22,9 +22,9 @@ _UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHO
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """``trouble`` is empty when there was an answer, else ``timeout``, ``unreachable``,
-    ``closed`` (nobody listens) or ``error``. ``code`` is the answer's word: "" is success.
-    ``seconds`` is what it took.
+    """``trouble`` is empty when there was an answer, else ``timeout``, ``unreachable``, ``closed``
+    (no process listens) or ``error``. ``code`` is the answer's word: "" is success. ``seconds`` is
+    the time that it took.
     """
 
     trouble: str
@@ -33,7 +33,7 @@ class Reply:
     message: str
 
 
-def nameservers(machine: Machine) -> tuple[str, ...]:
+def nameservers(machine: HostRoots) -> tuple[str, ...]:
     """The addresses that the host's resolver asks. Raises OSError."""
     path = machine.host("/etc/resolv.conf")
     if path.is_symlink() and (target := path.readlink()).is_absolute():
@@ -42,7 +42,7 @@ def nameservers(machine: Machine) -> tuple[str, ...]:
 
 
 def parse_nameservers(text: str) -> tuple[str, ...]:
-    """Of resolv.conf(5), each once, in its order. What is no address is left out, as there."""
+    """The addresses in resolv.conf(5), each once, in order. Invalid ones are left out, as there."""
     found: dict[str, None] = {}
     for line in text.splitlines():
         word, *rest = line.split() or [""]
@@ -62,7 +62,7 @@ def _is_address(text: str) -> bool:
 def question(name: str, ident: int) -> bytes:
     """A packet that asks for the addresses of ``name``; empty: for the root's name servers.
 
-    Raises ValueError for what cannot be a name.
+    Raises ValueError for a text that cannot be a name.
     """
     labels = [label.encode("idna") for label in name.rstrip(".").split(".")] if name else []
     if any(not 0 < len(label) < 64 for label in labels):
@@ -75,7 +75,7 @@ def question(name: str, ident: int) -> bytes:
 
 
 def read_reply(packet: bytes, ident: int) -> str | None:
-    """The answer's word, "" for success; None when it answers something else."""
+    """The answer's word, "" for success, or None when it answers another question."""
     if len(packet) < 12 or packet[:2] != ident.to_bytes(2, "big") or not packet[2] & 0x80:
         return None
     code = packet[3] & 0xF
@@ -113,7 +113,7 @@ async def _exchange(server: str, name: str, port: int, deadline: float, again: f
     loop = asyncio.get_running_loop()
     address, _, zone = server.partition("%")
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    # A port of the kernel's choice and a random number: so that nobody answers in its place.
+    # A port of the kernel's choice and a random number, so that no other host can forge the answer.
     ident = int.from_bytes(os.urandom(2), "big")
     packet = question(name, ident)
     with socket.socket(family, socket.SOCK_DGRAM) as sock:

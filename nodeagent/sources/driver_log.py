@@ -1,8 +1,8 @@
-"""What the NVIDIA driver has said in the kernel log that checks which look at the GPUs must know.
+"""The NVIDIA driver's kernel log messages that the checks of the GPUs must know.
 
-A load of the driver is a sign that what a reset of a GPU ends is over: nothing of the GPU's running
-state survives it. And an Xid that the log has told need not be told by NVML once more. The log's
-check writes it down here.
+A load of the driver is a sign that faults which a reset of a GPU ends are over: no part of the
+GPU's running state survives it. An Xid that the log has told need not be told by NVML once more.
+The log's check writes both down here.
 """
 
 import math
@@ -26,7 +26,7 @@ class DriverLog:
             self._erred.clear()
 
     def erred(self, address: str) -> None:
-        """The driver says something bad of the GPU at ``address`` ("0000:3b:00")."""
+        """The driver reports an error of the GPU at ``address`` ("0000:3b:00")."""
         self._erred.add(address)
 
     def xid(self, address: str, code: int, at: float) -> None:
@@ -41,5 +41,5 @@ class DriverLog:
         return self._said.get((address, code), -math.inf) >= since
 
     def has_reset(self, address: str, since: float) -> bool:
-        """Whether a load after ``since`` ended what there was about the GPU at ``address``."""
+        """Whether a load after ``since`` ended the faults of the GPU at ``address``."""
         return self.loaded_at > since and address not in self._erred

@@ -1,4 +1,4 @@
-"""Whether a gateway answers: one ICMP echo; if that brings nothing, what the kernel knows of it.
+"""Whether a gateway answers: one ICMP echo; without an answer, the kernel's neighbour table.
 
 Clouds' gateways drop echoes and still answer ARP. An unanswered echo has made the kernel resolve
 the neighbour anew, so its neighbour table tells which it is; that question may block behind a
@@ -14,10 +14,10 @@ import struct
 from dataclasses import dataclass
 
 from nodeagent.clock import Clock
-from nodeagent.sources.child import Child, python, where
-from nodeagent.sources.network import Route
+from nodeagent.sources.child_process import ChildProcess, python, where
+from nodeagent.sources.network import DefaultRoute
 
-__all__ = ["PATIENCE", "Answer", "GatewayProbe", "echo"]
+__all__ = ["PATIENCE", "GatewayProbe", "GatewayReply", "echo"]
 
 _ECHO_REQUEST = {socket.AF_INET: 8, socket.AF_INET6: 128}
 _ECHO_REPLY = {socket.AF_INET: 0, socket.AF_INET6: 129}
@@ -29,7 +29,7 @@ PATIENCE = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GatewayReply:
     """``reachable`` and how that was found, for people.
 
     ``silent``: it answers on the link, as the kernel found, and no echo.
@@ -45,9 +45,9 @@ class GatewayProbe:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._stuck: Child | None = None
+        self._stuck: ChildProcess | None = None
 
-    async def ask(self, route: Route, *, patience: float = PATIENCE) -> Answer:
+    async def ask(self, route: DefaultRoute, *, patience: float = PATIENCE) -> GatewayReply:
         """Whether the route's gateway answers now.
 
         Takes a second and ``patience`` more when it does not (0: only the echo counts).
@@ -56,23 +56,23 @@ class GatewayProbe:
         assert route.gateway is not None
         taken, trouble = await self._try_echo(route.gateway, route.interface)
         if taken is not None:
-            return Answer(True, f"answers an echo in {taken * 1000:.1f} ms")
+            return GatewayReply(True, f"answers an echo in {taken * 1000:.1f} ms")
         if patience <= 0:
-            return Answer(False, f"no echo in {_ECHO_SECONDS:.0f} s{trouble}")
+            return GatewayReply(False, f"no echo in {_ECHO_SECONDS:.0f} s{trouble}")
         return await self._resolve(route.gateway, route.interface, patience)
 
-    async def _resolve(self, gateway: str, interface: str, patience: float) -> Answer:
+    async def _resolve(self, gateway: str, interface: str, patience: float) -> GatewayReply:
         """Ask the kernel for the neighbour's state, and go on sending so that it finds out."""
         if self._stuck is not None and not self._stuck.ended.done():
             spot = where(self._stuck.pid)
-            return Answer(False, f"no echo; the kernel's neighbour table is stuck: {spot}")
+            return GatewayReply(False, f"no echo; the kernel's neighbour table is stuck: {spot}")
         heard: list[str] = []
         try:
             index = socket.if_nametoindex(interface)
             command = python("neighbour_child.py", gateway, str(index), str(patience))
-            child = Child(command, heard.append)
+            child = ChildProcess(command, heard.append)
         except OSError as error:
-            return Answer(False, f"no echo; cannot ask the kernel: {error.strerror}")
+            return GatewayReply(False, f"no echo; cannot ask the kernel: {error.strerror}")
         begun = self._clock.boottime()
         taken, trouble = None, ""
         while taken is None and not child.ended.done():
@@ -84,20 +84,20 @@ class GatewayProbe:
             if not await child.close():
                 self._stuck = child
             if taken is None:
-                return Answer(False, f"no echo; asking the kernel hangs: {spot}")
+                return GatewayReply(False, f"no echo; asking the kernel hangs: {spot}")
         if taken is not None:
-            return Answer(True, f"answers an echo in {taken * 1000:.1f} ms")
+            return GatewayReply(True, f"answers an echo in {taken * 1000:.1f} ms")
         last = heard[-1] if heard else "gave no answer"
         if last == "state reachable":
-            return Answer(True, "answers on the link, and no echo", silent=True)
-        return Answer(False, f"no echo; neighbour {last}{trouble}")
+            return GatewayReply(True, "answers on the link, and no echo", silent=True)
+        return GatewayReply(False, f"no echo; neighbour {last}{trouble}")
 
     async def _try_echo(self, address: str, interface: str) -> tuple[float | None, str]:
         """Seconds that it took, or None and why it could not even be sent."""
         begun = self._clock.boottime()
         try:
             return await echo(address, interface, self._clock), ""
-        except OSError as error:  # the kernel says "no route to host" where nobody answers ARP
+        except OSError as error:  # the kernel says "no route to host" when ARP gets no answer
             await asyncio.sleep(max(0.0, begun + _ECHO_SECONDS - self._clock.boottime()))
             return None, f"; {error.strerror}"
 
@@ -112,7 +112,7 @@ async def echo(address: str, interface: str, clock: Clock) -> float | None:
     sock = _echo_socket(family)
     with sock:
         sock.setblocking(False)
-        # A link-local gateway means nothing without its interface.
+        # A link-local gateway has no meaning without its interface.
         scope = socket.if_nametoindex(interface) if ip.is_link_local else 0
         datagram = sock.type == socket.SOCK_DGRAM and sock.proto == socket.IPPROTO_UDP
         port = _DISCARD if datagram else 0
@@ -126,7 +126,7 @@ async def echo(address: str, interface: str, clock: Clock) -> float | None:
                     pass
         except TimeoutError:
             return None
-        except ConnectionRefusedError:  # to the UDP packet: whoever refuses is there
+        except ConnectionRefusedError:  # to the UDP packet: a host that refuses is there
             pass
         return clock.boottime() - begun
 

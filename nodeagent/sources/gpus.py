@@ -1,4 +1,4 @@
-"""Which GPUs and NVSwitches the node has, by PCI address, and what UUID sits where.
+"""Which GPUs and NVSwitches the node has, by PCI address, and the UUID at each.
 
 From sysfs, not from NVML: a GPU that has fallen off the bus is one that NVML cannot map any more,
 which is when its name is needed most. So the map from address to UUID is remembered.
@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.host import HostRoots
 
 _NVIDIA = "0x10de"
 _DISPLAY = "0x03"  # PCI base class: VGA and 3D controllers
@@ -18,7 +18,7 @@ _BRIDGE_OTHER = "0x0680"  # PCI class of an NVSwitch
 #: GPUs that are not there must stay cheap.
 _RESCAN_AFTER = 5.0
 
-#: Seconds for which a look at sysfs serves whoever lists the addresses.
+#: Seconds for which a look at sysfs serves all callers that list the addresses.
 _FRESH_FOR = 60.0
 
 _ADDRESS = re.compile(
@@ -27,7 +27,7 @@ _ADDRESS = re.compile(
 
 
 def normalise(address: str) -> str | None:
-    """``0000:3b:00`` for every way in which an address is written; None when it is none.
+    """``0000:3b:00`` for every way to write an address, or None for a text that is none.
 
     NVML writes the domain with eight digits, the kernel log with four, sysfs with the function.
     """
@@ -40,11 +40,11 @@ def normalise(address: str) -> str | None:
 class GpuMap:
     """The node's GPUs and NVSwitches.
 
-    ``remembered`` (address to UUID) is what an earlier agent knew; entries that are no addresses
-    are dropped. An address once seen stays: a GPU that left the bus is still the node's.
+    ``remembered`` (address to UUID) is an earlier agent's map; entries that are no addresses are
+    dropped. An address once seen stays: a GPU that left the bus is still the node's.
     """
 
-    def __init__(self, machine: Machine, remembered: Mapping[str, str] | None = None) -> None:
+    def __init__(self, machine: HostRoots, remembered: Mapping[str, str] | None = None) -> None:
         self._machine = machine
         self._uuids: dict[str, str] = {}
         for address, uuid in (remembered or {}).items():
@@ -95,7 +95,7 @@ class GpuMap:
     def learn(self, address: str, uuid: str) -> str | None:
         """The GPU at ``address`` is ``uuid``. Gives the UUID that it replaces there, if another.
 
-        An address that is none, or an empty UUID, teaches nothing.
+        An invalid address or an empty UUID is ignored.
         """
         slot = normalise(address)
         if slot is None or not uuid:

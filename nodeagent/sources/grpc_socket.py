@@ -2,7 +2,7 @@
 
 A connection alone proves little: the kernel makes it for a server that has been stopped. A live
 HTTP/2 server answers the client's preface with its SETTINGS frame before any request (RFC 9113,
-section 3.4), so no request is made, nothing is called and no API version matters.
+section 3.4), so no request is made, no method is called and no API version matters.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ _TYPE_SETTINGS = 4
 async def greet(path: Path, deadline: float) -> tuple[str, str]:
     """Reason and message: ("", ...) when it answers.
 
-    Reasons: ``missing`` (no such file), ``refused`` (nobody listens), ``timeout`` (somebody does,
-    and says nothing), ``garbled`` (what answers is no HTTP/2) and ``error``.
+    Reasons: ``missing`` (no such file), ``refused`` (no process listens), ``timeout`` (one does,
+    and does not answer), ``garbled`` (the answer is no HTTP/2) and ``error``.
     """
     try:
         async with asyncio.timeout(deadline):

@@ -1,7 +1,7 @@
 """One HTTP/1.1 request, for servers of the node and of its cloud: no redirects, no proxy, no TLS.
 
-Addresses only, no names: a resolver blocks, and what is asked here (a kubelet, a metadata service)
-has a fixed address. The answer is bounded, whatever the server sends.
+Addresses only, no names: a resolver blocks, and the servers asked here (a kubelet, a metadata
+service) have a fixed address. The answer is bounded, whatever the server sends.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nodeagent.reading.units import host_port
+from nodeagent.configfile.units import host_port
 
 __all__ = ["HttpError", "Response", "Url", "parse_url", "request"]
 
@@ -52,7 +52,7 @@ class HttpError(Exception):
     """No answer, or none that is HTTP. ``reason`` is one word, the text is for people.
 
     Reasons: ``refused``, ``timeout``, ``unreachable``, ``error`` (of the connection) and
-    ``garbled`` (what came is no HTTP, ends too early or is too long).
+    ``garbled`` (the answer is no HTTP, ends too early or is too long).
     """
 
     def __init__(self, reason: str, message: str) -> None:
@@ -61,7 +61,7 @@ class HttpError(Exception):
 
 
 def parse_url(text: str) -> Url:
-    """Of "http://127.0.0.1:10248/healthz". Raises ValueError."""
+    """Parses "http://127.0.0.1:10248/healthz". Raises ValueError."""
     scheme, separator, rest = text.partition("://")
     if not separator or scheme != "http":
         raise ValueError(f'"{text}" is no http:// URL')
@@ -89,9 +89,9 @@ async def request(
 ) -> Response:
     """One request without a body, on a connection of its own. Raises HttpError.
 
-    ``host`` is the name that the server is asked by, where that is not its address.
-    ``deadline`` (seconds) is for all of it, ``limit`` (bytes) for the answer's body;
-    None leaves the body unread, however long it is.
+    ``host`` is the name that the server is asked by, where that is not its address. ``deadline``
+    (seconds) is for all of it, ``limit`` (bytes) for the answer's body; with None a body of any
+    length is left unread.
     """
     try:
         async with asyncio.timeout(deadline):
@@ -128,7 +128,7 @@ async def _exchange(
     except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError) as error:
         raise HttpError("garbled", f"{url.authority} sent what is no HTTP: {error}") from None
     finally:
-        # Not close and wait: nothing is owed to the server, and it may never read.
+        # Abort instead of close and wait: the request is complete, and the server may never read.
         writer.transport.abort()
 
 

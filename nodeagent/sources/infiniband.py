@@ -2,8 +2,8 @@
 Documentation/ABI/stable/sysfs-class-infiniband).
 
 Listing them touches no device. Their files do: many drivers ask their firmware, which may hang, so
-a child reads those (``DiskProbe.files``). What a driver refuses it refuses for ever, some with a
-line in the kernel log each time, so such a file is asked for once.
+a child reads those (``DiskProbe.files``). A driver that refuses a file refuses it for ever, some
+with a line in the kernel log each time, so such a file is read once.
 """
 
 import re
@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodeagent.sources.diskprobe import DiskProbe, Files, Hung, Result
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.disk_probe import DiskProbe, Files, Hung, Result
+from nodeagent.sources.host import HostRoots
 
 __all__ = ["COUNTERS", "Place", "Port", "PortReader", "list_ports", "parse_port"]
 
-#: Of the port (PortCounters of the InfiniBand architecture) and of its hardware.
+#: Counters of the port (PortCounters of the InfiniBand architecture) and of its hardware.
 COUNTERS: Mapping[str, str] = {
     "symbol_error": "counters",
     "link_error_recovery": "counters",
@@ -32,7 +32,7 @@ _RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a port is. ``pci`` is its device's address on the bus; empty for SoftRoCE."""
+    """The place of a port. ``pci`` is its device's address on the bus; empty for SoftRoCE."""
 
     device: str
     port: str
@@ -44,7 +44,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """What a port says: its states' words ("ACTIVE", "LinkUp"), its rate in Gbit/s (0: unknown)."""
+    """A port: its states' words ("ACTIVE", "LinkUp"), its rate in Gbit/s (0: unknown)."""
 
     state: str
     physical: str
@@ -57,8 +57,8 @@ class Port:
         return self.state.startswith("ACTIVE") and self.physical in ("LinkUp", "")
 
 
-def list_ports(machine: Machine) -> list[Place]:
-    """By name, without virtual functions: those move into pods. Raises OSError."""
+def list_ports(machine: HostRoots) -> list[Place]:
+    """The ports by name, without virtual functions, which move into pods. Raises OSError."""
     try:
         devices = sorted((machine.sys / "class/infiniband").iterdir())
     except FileNotFoundError:
@@ -84,7 +84,7 @@ def _pci(device: Path) -> str:
 
 
 def parse_port(values: Mapping[str, str]) -> Port | None:
-    """Of its files' texts by name. None when it does not even say its state. Pure."""
+    """The port, of its files' texts by name, or None when it does not even tell its state. Pure."""
     state = _after_number(values.get("state", ""))
     if not state:
         return None
@@ -103,7 +103,7 @@ def parse_port(values: Mapping[str, str]) -> Port | None:
 
 
 def _after_number(text: str) -> str:
-    """Of "4: ACTIVE"."""
+    """The word of "4: ACTIVE"."""
     number, colon, word = text.partition(":")
     return word.strip() if colon and number.strip().isdigit() else ""
 
@@ -111,7 +111,7 @@ def _after_number(text: str) -> str:
 class PortReader:
     """Reads ports, and remembers which files their drivers refuse."""
 
-    def __init__(self, machine: Machine, probe: DiskProbe) -> None:
+    def __init__(self, machine: HostRoots, probe: DiskProbe) -> None:
         self._folder = machine.sys / "class/infiniband"
         self._probe = probe
         self._refused: dict[Place, frozenset[str]] = {}

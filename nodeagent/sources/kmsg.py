@@ -1,12 +1,12 @@
 r"""The kernel log, as the kernel gives it: one reader for all checks.
 
-A record of ``/dev/kmsg`` is ``prio,seq,usec,flags[,more];text\n`` with dictionary lines
-(`` KEY=value``) after it (Documentation/ABI/testing/dev-kmsg). Bytes below 32, above 126 and the
-backslash stand in the text as ``\xNN``. That is kept: whoever undoes it, or joins two records,
-lets a user who can make the kernel quote him forge a line of a driver's.
+A record of ``/dev/kmsg`` is ``prio,seq,usec,flags[,more];text\n`` with dictionary lines (``
+KEY=value``) after it (Documentation/ABI/testing/dev-kmsg). Bytes below 32, above 126 and the
+backslash stand in the text as ``\xNN``. That is kept: a reader that undoes it, or joins two
+records, lets a user who can make the kernel quote him forge a line of a driver's.
 
-What userspace writes to ``/dev/kmsg`` never has facility 0, so records of another facility are
-passed over.
+Records that userspace writes to ``/dev/kmsg`` never have facility 0, so records of another facility
+are passed over.
 """
 
 import errno
@@ -38,7 +38,7 @@ _WITHOUT = "To go without the kernel log, set kernel_log.enabled = false."
 _HEADER = re.compile(rb"(\d{1,9}),(\d{1,20}),(\d{1,20}),[^;\n]*;")
 _SEQUENCES = 1 << 64
 
-#: What the kernel itself writes after the prefix of a netfilter LOG rule.
+#: The words that the kernel itself writes after the prefix of a netfilter LOG rule.
 _PACKET = re.compile(rb"IN=\S{0,64} OUT=\S{0,64} ")
 
 
@@ -108,10 +108,10 @@ def is_packet_log(text: bytes) -> bool:
 class KmsgReader:
     """Reads the kernel log from a saved cursor, or from the start of the ring.
 
-    ``cursor`` counts when it is of this boot: what it covers is not given again. Without one every
-    record is given, and those from before ``started_at`` (boottime seconds) are ``historical``,
-    unless the boot was then younger than ``boot_grace`` seconds: a ring may hold weeks of faults
-    long repaired, but the faults of a boot that the agent came up with are news.
+    ``cursor`` counts when it is of this boot: records that it covers are not given again. Without
+    one every record is given, and those from before ``started_at`` (boottime seconds) are
+    ``historical``, unless the boot was then younger than ``boot_grace`` seconds: a ring may hold
+    weeks of faults long repaired, but the faults of a boot that the agent came up with are news.
 
     Stamps: the kernel stamps records with its local clock, which starts with CLOCK_BOOTTIME, stands
     still in suspend, and is not disciplined by NTP, so that it drifts by seconds a month. A record
@@ -174,7 +174,7 @@ class KmsgReader:
         self._lines = None if stat.S_ISCHR(mode) else _Lines(self._fd)
 
     def close(self) -> None:
-        """Close the log; closing it twice is nothing."""
+        """Close the log; closing it twice is allowed."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -187,19 +187,20 @@ class KmsgReader:
 
     @property
     def cursor(self) -> Cursor | None:
-        """The last record that ``read_batch`` gave or passed over; None before the first."""
+        """The last record that ``read_batch`` gave or passed over, or None before the first."""
         return None if self._last is None else Cursor(self._boot_id, self._last)
 
     @property
     def caught_up(self) -> bool:
-        """Whether the latest batch ended because there was nothing more to read."""
+        """Whether the latest batch ended because there was no more to read."""
         return self._caught_up
 
     def read_batch(self, limit: int = 512) -> list[Record | Loss]:
-        """What has come since, at most ``limit``, without waiting.
+        """The records that have come since, at most ``limit``, without waiting.
 
         Lost records come as a Loss in their place. An empty list while ``caught_up`` is false means
-        only that what was read was not for us. Raises KernelLogUnavailable when the log is gone.
+        only that the records read were not for us. Raises KernelLogUnavailable when the log is
+        gone.
         """
         batch: list[Record | Loss] = []
         self._caught_up = False
@@ -217,7 +218,7 @@ class KmsgReader:
         return batch
 
     def _read(self) -> bytes | None:
-        """One record's bytes; empty for one that was lost; None when there is no more."""
+        """One record's bytes, empty for one that was lost, or None when there is no more."""
         try:
             if self._lines is not None:
                 return self._lines.read()
@@ -261,7 +262,7 @@ class KmsgReader:
             )
 
     def _count_lost(self, seq: int, batch: list[Record | Loss]) -> None:
-        """Say what is missing between the last record and ``seq``."""
+        """Report the records that are missing between the last record and ``seq``."""
         expected = None if self._last is None else self._last + 1
         if expected is None and self._young_boot and self._lines is None:
             expected = 0  # a boot's own records, and the ring has lost its start
@@ -310,7 +311,7 @@ class KmsgReader:
         return max(0.0, stamp + self._skew)
 
     def _is_historical(self, at: float) -> bool:
-        """From before the agent's start: known by the stamp, and only while the ring is read."""
+        """Whether it predates the agent's start: by the stamp, only while the ring is read."""
         return (
             self._first_look
             and self._last_empty is None
@@ -329,7 +330,7 @@ class _Lines:
         self._skipping = False
 
     def read(self) -> bytes | None:
-        """The next whole line; empty for a continuation; None at the end. Raises OSError."""
+        """The next whole line, empty for a continuation, or None at the end. Raises OSError."""
         while not self._ready:
             chunk = os.read(self._fd, _LONGEST_LINE)
             if not chunk:

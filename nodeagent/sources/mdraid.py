@@ -5,11 +5,11 @@ md.rst). Reading it touches no disk.
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.host import HostRoots
 
 __all__ = ["Array", "arrays"]
 
-#: How many members each level does without; mirrors do without all but one.
+#: How many members each level does without; mirrors do without all except one.
 _SPARES = {"raid4": 1, "raid5": 1, "raid6": 2}
 
 
@@ -37,15 +37,15 @@ class Array:
             return True
         if self.level == "raid1":
             return 0 < self.members <= self.missing
-        if self.level == "raid10":  # which of its members, nobody says: all but one at most
+        if self.level == "raid10":  # it is unknown which members: all except one at most
             return 0 < self.members <= self.missing
         if self.level in _SPARES:
             return self.missing > _SPARES[self.level]
         return bool(self.faulty)
 
 
-def arrays(machine: Machine) -> list[Array]:
-    """By name. Raises OSError when ``/sys/block`` can't be read."""
+def arrays(machine: HostRoots) -> list[Array]:
+    """The arrays by name. Raises OSError when ``/sys/block`` can't be read."""
     folders = sorted((machine.sys / "block").iterdir())
     found = (_array(folder) for folder in folders if folder.name.startswith("md"))
     return [array for array in found if array is not None]
@@ -54,8 +54,8 @@ def arrays(machine: Machine) -> list[Array]:
 def _array(folder: Path) -> Array | None:
     md = folder / "md"
     state = _word(md / "array_state")
-    # What is cleared is no array, only its name. External metadata without a level is a container,
-    # which is never active: its arrays are listed beside it.
+    # A cleared array is only a name. External metadata without a level is a container, which is
+    # never active: its arrays are listed beside it.
     if state in ("", "clear"):
         return None
     level = _word(md / "level")
@@ -89,12 +89,12 @@ def _word(path: Path) -> str:
 
 
 def _number(word: str) -> int:
-    """Of "4", and of "4 (2)" while an array is being reshaped."""
+    """The number of "4", and of "4 (2)" while an array is being reshaped."""
     first = word.split(" ", 1)[0]
     return int(first) if first.isascii() and first.isdigit() else 0
 
 
 def _share(word: str) -> float | None:
-    """Per cent, of "5000 / 10000" sectors; None for "none"."""
+    """Per cent, of "5000 / 10000" sectors, or None for "none"."""
     done, slash, whole = word.partition(" / ")
     return 100 * _number(done) / _number(whole) if slash and _number(whole) else None

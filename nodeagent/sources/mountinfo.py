@@ -1,4 +1,4 @@
-"""The mount table: what is mounted where, and which of it is a disk worth watching.
+"""The mount table: all mounts, and those that are disks worth watching.
 
 Format: proc_pid_mountinfo(5). Two sets of flags matter and differ: a mount's own ("rw" before the
 hyphen) and its superblock's (after it). A bind mount may be read-only over a healthy disk; only
@@ -8,10 +8,10 @@ the superblock's flag tells that the filesystem itself stopped writing.
 import fnmatch
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.host import HostRoots
 
 __all__ = ["Mount", "MountTable", "find", "parse", "under", "watched", "worth_parsing"]
 
@@ -28,12 +28,13 @@ REMOTE = frozenset(
 _LOCAL_WITHOUT_DEVICE = frozenset({"bcachefs", "btrfs", "virtiofs", "zfs"})
 #: Images: always full and always read-only, by design.
 _IMAGES = frozenset({"cramfs", "erofs", "iso9660", "romfs", "squashfs", "udf"})
-#: Looking at it is what mounts it.
+#: A look at such a mount would mount it.
 _NEVER = frozenset({"autofs"})
 _LOOP_MAJOR = "7:"
 #: Volumes of pods come and go with them and are their tenants' business.
 _POD_VOLUME = re.compile(rb"/kubelet/(pods|plugins)/|/volumes/kubernetes\.io~|/volume-subpaths/")
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
+_ESCAPED = re.compile(rb"[ \t\n\\]")
 #: Filesystems that hold no files of their own. Told before a line is parsed in full, because a
 #: node with hundreds of pods has thousands of such lines.
 _DULL = frozenset(
@@ -115,10 +116,18 @@ def _text(raw: bytes) -> str:
     return os.fsdecode(raw)
 
 
-def worth_parsing(table: bytes) -> tuple[Mount, ...]:
+def _escaped(text: str) -> bytes:
+    """A path as the table writes it."""
+    return _ESCAPED.sub(lambda match: b"\\%03o" % match[0][0], os.fsencode(text))
+
+
+def worth_parsing(table: bytes, named: Collection[bytes] = ()) -> tuple[Mount, ...]:
     """The mounts that may hold files and that a path still leads to, in the table's order.
 
-    What lies under a later mount cannot be looked at: a look-up crosses from a mount to the one
+    At the points ``named`` (as the table writes them) any filesystem counts, for the configuration
+    asks for it; an automounter that waits there is none.
+
+    A mount under a later one cannot be looked at: a look-up crosses from a mount to the one
     attached to it at that path, so that is replayed. Cheap on thousands of lines: only those that
     may hold files are parsed in full.
     """
@@ -133,7 +142,8 @@ def worth_parsing(table: bytes) -> tuple[Mount, ...]:
         attached[parent, point] = ident
         heads.append((ident, parent, point))
         fstype = line.partition(b" - ")[2].partition(b" ")[0]
-        if fstype not in _DULL and not _POD_VOLUME.search(point):
+        is_dull = fstype in _DULL or _POD_VOLUME.search(point)
+        if not is_dull or (point in named and fstype != b"autofs"):
             kept.append(line)
     idents = {ident for ident, _, _ in heads}
     roots = [(i, point) for i, parent, point in heads if parent not in idents or parent == i]
@@ -173,8 +183,8 @@ def _look_up(
 def under(mounts: Sequence[Mount], root: str) -> tuple[Mount, ...]:
     """The host's mounts, as a process sees them that has the host's root mounted at ``root``.
 
-    Its own table is right where the host's is not: it holds exactly what this process can reach,
-    and needs no host PID namespace.
+    Its own table is right where the host's is not: it holds exactly the mounts that this process
+    can reach, and needs no host PID namespace.
     """
     if root == "/":
         return tuple(mounts)
@@ -189,7 +199,7 @@ def under(mounts: Sequence[Mount], root: str) -> tuple[Mount, ...]:
 def watched(
     mounts: Sequence[Mount], *, named: Sequence[str] = (), exclude: Sequence[str] = ()
 ) -> tuple[Mount, ...]:
-    """The mounts to look at: each disk once, remote filesystems, and whatever is named.
+    """The mounts to look at: each disk once, remote filesystems, and the named ones.
 
     ``named`` adds mount points that would be skipped (a tmpfs, a loop device). ``exclude`` drops
     mount points by shell pattern and does not drop named ones.
@@ -229,18 +239,22 @@ def find(mounts: Iterable[Mount], path: str) -> Mount | None:
 class MountTable:
     """The table of this process, seen as the host's. Parsed again only when its text differs.
 
+    ``named`` are mount points of the host at which any filesystem counts.
+
     Reading it touches no device. Raises OSError when ``/proc`` is not there.
     """
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: HostRoots, named: Iterable[str] = ()) -> None:
         self._path = machine.proc / "self/mountinfo"
         self._root = str(machine.root)
+        below = "" if self._root == "/" else self._root
+        self._named = frozenset(_escaped(below + point.rstrip("/") or "/") for point in named)
         self._raw = b""
         self._mounts: tuple[Mount, ...] = ()
 
     def read(self) -> tuple[Mount, ...]:
         raw = self._path.read_bytes()
         if raw != self._raw:
-            self._mounts = under(worth_parsing(raw), self._root)
+            self._mounts = under(worth_parsing(raw, self._named), self._root)
             self._raw = raw
         return self._mounts

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.host import HostRoots
 
 __all__ = [
+    "DefaultRoute",
     "Link",
-    "Route",
     "Traffic",
     "default_routes",
     "parse_ipv4",
@@ -42,7 +42,7 @@ _IPV6_DEFAULT = re.compile(
 _ETHERNET, _INFINIBAND = 1, 32  # ARPHRD_*
 
 
-#: What "operstate" says of a port without a carrier (Documentation/networking/operstates.rst).
+#: The "operstate" of a port without a carrier (Documentation/networking/operstates.rst).
 _NO_CARRIER = ("down", "lowerlayerdown", "notpresent")
 
 
@@ -50,8 +50,8 @@ _NO_CARRIER = ("down", "lowerlayerdown", "notpresent")
 class Link:
     """A network interface. ``state`` is the kernel's word for it ("up", "down", "dormant").
 
-    ``times_up`` counts how often the carrier came since the interface exists, so it says of a
-    dead port whether it was ever in use since the boot; ``times_down`` how often it went. None
+    ``times_up`` counts how often the carrier came since the interface exists, so it says of a dead
+    port whether it was ever in use since the boot; ``times_down`` how often it went. Both are None
     where the kernel does not tell (before 4.16).
     """
 
@@ -67,11 +67,11 @@ class Link:
         return self.enabled and self.state not in _NO_CARRIER
 
 
-def physical_links(machine: Machine) -> list[Link]:
+def physical_links(machine: HostRoots) -> list[Link]:
     """The interfaces on a device of their own, by name. Raises OSError without ``/sys``.
 
-    Not virtual functions: those move into pods and back. A node has hundreds of virtual
-    interfaces, so each costs one look for its device and nothing more.
+    Virtual functions are left out, because they move into pods and back. A node has hundreds of
+    virtual interfaces, so each costs only one look for its device.
     """
     folder = str(machine.sys / "class/net")
     with os.scandir(folder) as entries:
@@ -86,7 +86,7 @@ def _is_port(folder: str) -> bool:
     return _number(Path(folder, "type")) in (_ETHERNET, _INFINIBAND)
 
 
-def read_link(machine: Machine, name: str) -> Link | None:
+def read_link(machine: HostRoots, name: str) -> Link | None:
     """One interface, or None when there is none of that name."""
     folder = machine.sys / "class/net" / name
     flags = _number(folder / "flags", base=16)
@@ -101,8 +101,8 @@ def read_link(machine: Machine, name: str) -> Link | None:
     )
 
 
-def ports(machine: Machine, interfaces: Sequence[str], exclude: Iterable[str]) -> list[Link]:
-    """The named interfaces that exist; with no names, the physical ones but for ``exclude``.
+def ports(machine: HostRoots, interfaces: Sequence[str], exclude: Iterable[str]) -> list[Link]:
+    """The named interfaces that exist; with no names, the physical ones except ``exclude``.
 
     Raises OSError without ``/sys``.
     """
@@ -115,10 +115,10 @@ def ports(machine: Machine, interfaces: Sequence[str], exclude: Iterable[str]) -
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What an interface counted since it exists, both directions together.
+    """An interface's counts since it exists, both directions together.
 
-    ``errors`` are frames that the hardware lost or got damaged; ``drops`` those for which there
-    was no room. (The kernel's "rx_dropped" counts protocols that nobody listens to, too.)
+    ``errors`` are frames that the hardware lost or got damaged; ``drops`` those for which there was
+    no room. (The kernel's "rx_dropped" counts protocols without a listener, too.)
     """
 
     packets: int
@@ -131,8 +131,8 @@ _ERRORS = ("rx_errors", "tx_errors")
 _DROPS = ("rx_missed_errors", "tx_dropped")
 
 
-def read_traffic(machine: Machine, name: str) -> Traffic | None:
-    """None when the interface does not tell (any more)."""
+def read_traffic(machine: HostRoots, name: str) -> Traffic | None:
+    """The counts, or None when the interface does not tell them (any more)."""
     folder = machine.sys / "class/net" / name / "statistics"
     sums = []
     for files in (_PACKETS, _ERRORS, _DROPS):
@@ -159,7 +159,7 @@ def _number(path: Path, base: int = 10) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class DefaultRoute:
     """A default route. ``gateway`` is None for one that needs none (a point-to-point link)."""
 
     interface: str
@@ -167,7 +167,7 @@ class Route:
     metric: int
 
 
-def default_routes(machine: Machine) -> list[Route]:
+def default_routes(machine: HostRoots) -> list[DefaultRoute]:
     """The best default route of each family, IPv4 first. A family without one is left out.
 
     Raises OSError when ``/proc/net`` is not there; a kernel without IPv6 just has no such route.
@@ -181,29 +181,29 @@ def default_routes(machine: Machine) -> list[Route]:
     return [route for route in found if route is not None]
 
 
-def _best(routes: Sequence[Route]) -> Route | None:
+def _best(routes: Sequence[DefaultRoute]) -> DefaultRoute | None:
     return min(routes, key=lambda route: route.metric, default=None)
 
 
-def parse_ipv4(table: str) -> list[Route]:
+def parse_ipv4(table: str) -> list[DefaultRoute]:
     """The default routes of ``/proc/net/route``: addresses are hexadecimal in host byte order."""
     routes = []
     for match in _IPV4_DEFAULT.finditer(table):
         interface, gateway, flags, metric = match.groups()
         if _usable(flags):
             address = str(ipaddress.IPv4Address(struct.pack("=I", int(gateway, 16))))
-            routes.append(Route(interface, _if_gateway(flags, address), int(metric)))
+            routes.append(DefaultRoute(interface, _if_gateway(flags, address), int(metric)))
     return routes
 
 
-def parse_ipv6(table: str) -> list[Route]:
+def parse_ipv6(table: str) -> list[DefaultRoute]:
     """The default routes of ``/proc/net/ipv6_route``; the kernel's "unreachable" is none."""
     routes = []
     for match in _IPV6_DEFAULT.finditer(table):
         gateway, metric, flags, interface = match.groups()
         if _usable(flags) and interface != "lo":
             address = str(ipaddress.IPv6Address(bytes.fromhex(gateway)))
-            routes.append(Route(interface, _if_gateway(flags, address), int(metric, 16)))
+            routes.append(DefaultRoute(interface, _if_gateway(flags, address), int(metric, 16)))
     return routes
 
 

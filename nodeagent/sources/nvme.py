@@ -1,4 +1,4 @@
-"""NVMe controllers: what sysfs says of them, and the health log that the drive itself keeps.
+"""NVMe controllers: their state in sysfs, and the health log that the drive itself keeps.
 
 The log is page 2 of the NVMe base specification ("SMART / Health Information"), got by one admin
 command in a child process (disk_child): a controller that does not answer keeps it waiting.
@@ -7,12 +7,12 @@ command in a child process (disk_child): a controller that does not answer keeps
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.host import HostRoots
 
 __all__ = ["Controller", "Health", "controllers", "parse_health"]
 
 _SPARE, _TEMPERATURE, _RELIABILITY, _READ_ONLY, _BACKUP = 1, 2, 4, 8, 16
-_SIZE = 192  # what is read of the page's 512 bytes
+_SIZE = 192  # bytes read of the page's 512
 _KELVIN = 273
 
 
@@ -27,7 +27,7 @@ class Controller:
 
     @property
     def identity(self) -> str:
-        """What stays when it gets another name. Few drives have no serial number."""
+        """The part that stays when it gets another name. Few drives have no serial number."""
         return self.serial or self.name
 
 
@@ -66,7 +66,7 @@ class Health:
         return bool(self.warning & _BACKUP)
 
 
-def controllers(machine: Machine) -> list[Controller]:
+def controllers(machine: HostRoots) -> list[Controller]:
     """Those on PCI, in the order of their names: others are a network's, and come and go with it.
 
     Raises OSError when ``/sys/class/nvme`` is there and can't be read.
@@ -81,7 +81,8 @@ def controllers(machine: Machine) -> list[Controller]:
 
 def _controller(folder: Path) -> Controller | None:
     state = _word(folder / "state")
-    # Kernels before 4.8 have no "state", and what vanishes while we look has none either.
+    # Kernels before 4.8 have no "state", and a controller that vanishes while we look has none
+    # either.
     if not state or _word(folder / "transport") not in ("", "pcie"):
         return None
     return Controller(folder.name, state, _word(folder / "model"), _word(folder / "serial"))
@@ -95,7 +96,7 @@ def _word(path: Path) -> str:
 
 
 def parse_health(page: bytes) -> Health:
-    """Of the log page's beginning. Raises ValueError when it is too short, or all zero."""
+    """Parses the log page's beginning. Raises ValueError when it is too short, or all zero."""
     if len(page) < _SIZE or not any(page):
         raise ValueError(f"{len(page)} bytes that are no health log")
     return Health(

@@ -1,9 +1,9 @@
 """NVML through a worker process: the agent never calls the driver itself.
 
-A call that hangs is waited for by nobody, and is heard should it return. Only when it has hung for
-long is the worker killed and replaced, and one that does not even die (it waits in the kernel)
-gets one replacement and no more. The worker keeps NVML initialised from sample to sample, and
-holds the driver open for it: ``quiesce`` lets go.
+No caller waits for a call that hangs, and its answer is taken should it return. Only when it has
+hung for long is the worker killed and replaced, and one that does not even die (it waits in the
+kernel) gets one replacement and no more. The worker keeps NVML initialised from sample to sample,
+and holds the driver open for it: ``quiesce`` releases it.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import os
 from collections import deque
 from collections.abc import Mapping
 
-from nodeagent.sources.gpusample import (
+from nodeagent.sources.gpu_sample import (
     CALLS,
     Code,
     Gpu,
@@ -21,19 +21,19 @@ from nodeagent.sources.gpusample import (
     TroubleKind,
     XidEvent,
 )
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.host import HostRoots
 from nodeagent.sources.nvml_library import SONAME, candidates
 from nodeagent.sources.nvml_process import (
-    Answer,
     NvmlProcess,
     NvmlStartError,
     WorkerEndedError,
+    WorkerReply,
     worker_command,
 )
 
 __all__ = ["Gpu", "GpuSample", "Nvml", "NvmlTrouble", "TroubleKind"]
 
-#: Seconds for which one sample serves whoever asks: four checks at one cadence ask once.
+#: Seconds for which one sample serves all callers: four checks at one cadence ask once.
 _SHARED_FOR = 3.0
 
 #: Seconds before the next worker, doubled with each that fails in a row: a crash may be an
@@ -45,7 +45,7 @@ _LONGEST_WAIT = 300.0
 #: A worker that cannot be killed, and its replacement that cannot be killed either.
 _MAX_STUCK = 2
 
-#: Xid events kept for whoever comes to take them.
+#: Xid events kept until a check takes them.
 _MOST_XIDS = 256
 
 _KIND_BY_CODE: dict[int, TroubleKind] = {
@@ -66,7 +66,7 @@ _ADVICE = {
 
 
 class Nvml:
-    """What NVML says, shared by all GPU checks.
+    """NVML's answers, shared by all GPU checks.
 
     ``library`` is the path of ``libnvidia-ml.so.1``; without it the loader's own search decides,
     then the usual folders under the machine's root. ``deadline`` is for a whole sample, in
@@ -78,7 +78,7 @@ class Nvml:
     def __init__(
         self,
         *,
-        machine: Machine,
+        machine: HostRoots,
         library: str | None = None,
         deadline: float = 10.0,
         init_deadline: float = 60.0,
@@ -98,8 +98,8 @@ class Nvml:
         self._last: GpuSample | None = None
         self._failures = 0
         self._not_before = 0.0
-        #: The latest Xid events, and how many there were in all: samples are shared, and whoever
-        #: takes the events may not be who asked for the sample that had them.
+        #: The latest Xid events, and how many there were in all: samples are shared, and the check
+        #: that takes the events may not have asked for the sample that had them.
         self.xids: deque[XidEvent] = deque(maxlen=_MOST_XIDS)
         self.xids_heard = 0
         self._answered_at = 0.0
@@ -132,7 +132,7 @@ class Nvml:
         return await asyncio.shield(self._refreshing)
 
     async def quiesce(self, seconds: float) -> bool:
-        """Let go of the driver for ``seconds``, by ending the worker. Whether nothing holds it now.
+        """Release the driver for ``seconds``, by ending the worker. Whether no worker holds it now.
 
         A GPU reset, a MIG change and a driver upgrade fail while a process has NVML open.
         """
@@ -195,7 +195,7 @@ class Nvml:
             return await self._late(worker)
         return self._answered(worker, asking)
 
-    def _answered(self, worker: NvmlProcess, asking: asyncio.Task[Answer]) -> GpuSample:
+    def _answered(self, worker: NvmlProcess, asking: asyncio.Task[WorkerReply]) -> GpuSample:
         heard = tuple(worker.heard)
         try:
             answer = asking.result()

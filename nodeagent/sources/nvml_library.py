@@ -13,9 +13,9 @@ _MAX_LINKS = 16
 def candidates(root: Path, environ: Mapping[str, str]) -> list[str]:
     """Paths of NVML libraries that exist, the likeliest first.
 
-    First what the loader would find by ``LD_LIBRARY_PATH``, then the host's usual folders under
-    ``root``, a driver container's (``/run/nvidia/driver``) before the host's own: where both are,
-    the container's is the one whose kernel module is loaded.
+    First the libraries that the loader would find by ``LD_LIBRARY_PATH``, then the host's usual
+    folders under ``root``, a driver container's (``/run/nvidia/driver``) before the host's own:
+    where both are, the container's is the one whose kernel module is loaded.
     """
     named = [Path(each) / SONAME for each in environ.get("LD_LIBRARY_PATH", "").split(":") if each]
     found = [path for path in named if path.is_file()]
@@ -46,7 +46,7 @@ def _within(root: Path, path: Path) -> Path | None:
         full = root / path
         try:
             target = full.readlink()
-        except OSError:  # no link, or nothing there
+        except OSError:  # no link, or no file there
             return full if full.is_file() else None
         path = Path(*target.parts[1:]) if target.is_absolute() else path.parent / target
     return None

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from nodeagent.clock import Clock
-from nodeagent.sources.gpusample import Gpu, gpu_from_wire
-from nodeagent.sources.procstate import ProcessState, read_state
+from nodeagent.sources.gpu_sample import Gpu, gpu_from_wire
+from nodeagent.sources.process_state import ProcessState, read_state
 
 _WORKER = Path(__file__).with_name("nvml_worker.py")
 
@@ -32,11 +32,11 @@ class NvmlStartError(Exception):
 
 
 class WorkerEndedError(Exception):
-    """The worker ended, or said what no worker says, before it had answered."""
+    """The worker ended, or sent an invalid line, before it had answered."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WorkerReply:
     """A whole sample as the worker gave it. ``error`` is the code of the count itself.
 
     ``xids``: UUID, PCI address and code of each Xid event since the sample before.
@@ -49,7 +49,7 @@ class Answer:
 
 
 def worker_command(libraries: Sequence[str]) -> list[str] | None:
-    """How a worker is started; None when nvidia-ml-py is not installed.
+    """The command that starts a worker, or None when nvidia-ml-py is not installed.
 
     ``-I -S`` leaves site-packages out: the worker is told where pynvml is, and needs no more.
     """
@@ -64,7 +64,7 @@ class NvmlProcess:
     """A worker from its start to its end.
 
     There is one question at a time. ``asking`` is the task that waits for the answer, and it lives
-    on when nobody waits for it any more: a call that stalls for a minute and then returns is
+    on when no caller waits for it any more: a call that stalls for a minute and then returns is
     heard. ``asked_at`` is when it was asked, in boottime seconds; ``heard`` are the GPUs that have
     answered since.
     """
@@ -76,7 +76,7 @@ class NvmlProcess:
         self._driver = ""
         self.asked_at = 0.0
         self.heard: list[Gpu] = []
-        self.asking: asyncio.Task[Answer] | None = None
+        self.asking: asyncio.Task[WorkerReply] | None = None
 
     @classmethod
     async def start(
@@ -106,7 +106,7 @@ class NvmlProcess:
     def has_ended(self) -> bool:
         return self._process.returncode is not None
 
-    def ask(self) -> asyncio.Task[Answer]:
+    def ask(self) -> asyncio.Task[WorkerReply]:
         """The task of the question under way, or of a new one.
 
         It raises NvmlStartError or WorkerEndedError.
@@ -143,7 +143,7 @@ class NvmlProcess:
             return False
         return True
 
-    async def _converse(self) -> Answer:
+    async def _converse(self) -> WorkerReply:
         if not self._ready:
             await self._begin()
         assert self._process.stdin is not None
@@ -157,7 +157,7 @@ class NvmlProcess:
         while not (message := await self._line()).get("end"):
             self.heard.append(gpu_from_wire(message))
         xids = tuple((uuid, pci, code) for uuid, pci, code in message.get("xids", ()))
-        return Answer(self._driver, tuple(self.heard), error, xids)
+        return WorkerReply(self._driver, tuple(self.heard), error, xids)
 
     async def _begin(self) -> None:
         first = await self._line()
@@ -179,8 +179,8 @@ class NvmlProcess:
         raise WorkerEndedError(self.end_description())
 
 
-def _retrieve(task: asyncio.Task[Answer]) -> None:
-    # Whoever still waits sees the exception; asyncio shall not log it when nobody does.
+def _retrieve(task: asyncio.Task[WorkerReply]) -> None:
+    # A caller that still waits sees the exception; without one asyncio shall not log it.
     if not task.cancelled():
         task.exception()
 

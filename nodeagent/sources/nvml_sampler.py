@@ -1,16 +1,16 @@
-"""What the NVML worker reads of each GPU, and how often.
+"""The values that the NVML worker reads of each GPU, and how often.
 
-Identity, counters and what may change at any moment are read for every sample. What changes
-seldom or costs many calls (spare rows, retired pages, NVLinks, the fabric) is read again when it
-is ``SLOW_EVERY`` old, and the InfoROM is validated once a day, as NVIDIA asks. ``nvml_worker``
-runs this under ``-I -S``: what is imported here is memory on every node.
+Identity, counters and values that may change at any moment are read for every sample. Values that
+change seldom or cost many calls (spare rows, retired pages, NVLinks, the fabric) are read again
+when they are ``SLOW_EVERY`` old, and the InfoROM is validated once a day, as NVIDIA asks.
+``nvml_worker`` runs this under ``-I -S``: each import here is memory on every node.
 """
 
 import ctypes
 from collections.abc import Callable
 from typing import Any
 
-#: Seconds for which what changes seldom is given again, and for which a validation is.
+#: Seconds for which values that change seldom are given again, and for which a validation is.
 SLOW_EVERY = 290.0
 INFOROM_EVERY = 86_400.0
 
@@ -52,8 +52,8 @@ _LINK_FIELDS = {
 #: The same before there were fields for it: counters of nvmlDeviceGetNvLinkErrorCounter.
 _LINK_COUNTERS = {"replay": 0, "recovery": 1, "crc": 2, "crc-data": 3}
 
-#: By NVML's value type: the member of the union that holds a field's value, and what stands there
-#: for "not available" (nvml.h, NVML_VALUE_NOT_AVAILABLE: all bits set).
+#: By NVML's value type: the member of the union that holds a field's value, and the value there for
+#: "not available" (nvml.h, NVML_VALUE_NOT_AVAILABLE: all bits set).
 _VALUES = (
     ("dVal", -1.0),
     ("uiVal", 2**32 - 1),
@@ -79,11 +79,12 @@ class Sampler:
         self._nvml = pynvml
         self._say = say
         self._wall = wall
-        #: (uuid, pci, name) by index: a GPU that is lost no longer says who it was.
+        #: (uuid, pci, name) by index: a lost GPU no longer gives its identity.
         self._identities: dict[int, tuple[str, str, str]] = {}
-        #: What changes seldom, by UUID: when it was read, the values, the errors.
+        #: Values that change seldom, by UUID: when they were read, the values, the errors.
         self._slow: dict[str, tuple[float, dict[str, Any], dict[str, int]]] = {}
-        #: NVML's event set; by a device's handle who it is and the code of what refused us.
+        #: NVML's event set; by a device's handle its identity and the code of the call that was
+        #: refused.
         self._events: Any = None
         self._listening: dict[int, tuple[str, str, int]] = {}
         #: The code of each InfoROM's validation by UUID, and when that was.
@@ -97,7 +98,7 @@ class Sampler:
         try:
             return str(self._nvml.nvmlSystemGetDriverVersion())
         except self._nvml.NVMLError:
-            return ""  # nothing but a text for people hangs on it
+            return ""  # only a text for people depends on it
 
     def sample(self, send: Callable[[dict[str, Any]], None], at: float) -> None:
         """Send the count, then each GPU as soon as it has answered, then the end."""
@@ -227,7 +228,7 @@ class Sampler:
     def _seldom(
         self, uuid: str, handle: Any, call: _Call, errors: dict[str, int], at: float
     ) -> dict[str, Any]:
-        """What changes seldom, read now or before, with ``errors`` as they were then."""
+        """The values that change seldom, read now or before, with ``errors`` as they were then."""
         known = self._slow.get(uuid)
         if known is not None and at - known[0] < SLOW_EVERY:
             for name, code in known[2].items():
@@ -243,7 +244,7 @@ class Sampler:
             "inforom": self._inforom(uuid, handle, call, at),
         }
         if not {_GPU_IS_LOST, _RESET_REQUIRED}.intersection(errors.values()):
-            # What such a GPU says is no news to keep: it is asked again at the next sample.
+            # Such a GPU's answers are not kept: it is asked again at the next sample.
             self._slow[uuid] = (at, values, {k: errors[k] for k in errors.keys() - before})
         return values
 
@@ -323,7 +324,7 @@ class Sampler:
         }
 
     def _inforom(self, uuid: str, handle: Any, call: _Call, at: float) -> int | None:
-        """The code of the validation, 0 for a good one; None where it could not be made."""
+        """The code of the validation, 0 for a good one, or None where it could not be made."""
         known = self._inforoms.get(uuid)
         if known is None or at - known[0] >= INFOROM_EVERY:
             code = call("inforom", self._validate_inforom, handle)
@@ -347,14 +348,14 @@ class Sampler:
         function: Callable[..., Any],
         *arguments: Any,
     ) -> Any:
-        """What ``function`` gives, or None and its NVML code in ``errors``."""
+        """The result of ``function``, or None and its NVML code in ``errors``."""
         self._say(prefix + name)
         try:
             return function(*arguments)
         except self._nvml.NVMLError as error:
             errors.setdefault(name, error.value)
         except self._nvml.NVMLLibraryMismatchError:
-            # Not an NVMLError: pynvml's word for a function that this library does not have.
+            # This is no NVMLError: pynvml reports so a function that this library does not have.
             errors.setdefault(name, _FUNCTION_NOT_FOUND)
         except (ValueError, OverflowError, MemoryError):
             errors.setdefault(name, _UNKNOWN)  # a text that is none, a number that can't be

@@ -14,8 +14,8 @@ Standard output, one JSON object a line:
 - per request ``{"count": N, "error": CODE}``, a ``{"index": ...}`` per GPU, and
   ``{"end": true, "xids": [[UUID, PCI, CODE], ...]}``.
 
-What it is doing stands in its process name (``nvml 3 rows``), for the agent and for ``ps`` alike.
-What is read is the business of ``nvml_sampler``.
+Its process name tells the call under way (``nvml 3 rows``), to the agent and to ``ps`` alike.
+``nvml_sampler`` chooses the values to read.
 """
 
 import ctypes
@@ -54,10 +54,10 @@ def _import_pynvml(folder: str) -> Any:
 
 
 def _load(libraries: list[str]) -> tuple[str, list[str]]:
-    """The first of ``libraries`` that loads (empty: none), and why the others did not.
+    """The first of ``libraries`` that loads (empty if all fail), and why the others did not.
 
-    pynvml asks for ``libnvidia-ml.so.1`` by name. The loader answers with what is loaded already
-    under that SONAME, which is how a library outside its search path is brought in.
+    pynvml asks for ``libnvidia-ml.so.1`` by name. The loader answers with the library already
+    loaded under that SONAME, so a library outside its search path can be used.
     """
     refusals = []
     for library in libraries:
@@ -77,7 +77,7 @@ def _sampler_class() -> Any:
 
 
 class _Wire:
-    """Standard output, kept for us: what the driver's library prints must not reach it."""
+    """Standard output, kept for us: the driver's library must not print to it."""
 
     def __init__(self) -> None:
         self._out = os.dup(1)
@@ -95,7 +95,7 @@ class _Progress:
     def __init__(self) -> None:
         self._comm = os.open("/proc/self/comm", os.O_WRONLY)
 
-    def say(self, text: str) -> None:
+    def report_step(self, text: str) -> None:
         os.write(self._comm, f"nvml {text}"[:15].encode())
 
 
@@ -104,7 +104,7 @@ def _serve(wire: _Wire, pynvml: Any, libraries: list[str]) -> None:
     if not library:
         wire.send({"failed": _LIBRARY_NOT_FOUND, "message": "; ".join(refusals)})
         return
-    sampler = _sampler_class()(pynvml, _Progress().say, time.time)
+    sampler = _sampler_class()(pynvml, _Progress().report_step, time.time)
     try:
         driver = sampler.start()
     except pynvml.NVMLError as error:
@@ -121,8 +121,8 @@ def _serve(wire: _Wire, pynvml: Any, libraries: list[str]) -> None:
 
 
 def main() -> None:
-    # If the agent is killed while we hang in a call, nobody is left to end us, and an open NVML
-    # client stands in the way of a GPU reset.
+    # If the agent is killed while we hang in a call, no process is left to end us, and an open NVML
+    # client prevents a GPU reset.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
     pynvml = _import_pynvml(sys.argv[1])
     _serve(_Wire(), pynvml, sys.argv[2:])

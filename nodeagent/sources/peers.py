@@ -1,11 +1,11 @@
-"""The nodes that the aggregator asks this one to probe. Nobody is probed unasked."""
+"""The nodes that the aggregator asks this one to probe. No node is probed unasked."""
 
 import ipaddress
 from collections.abc import Iterable
 
 __all__ = ["MOST", "Peers"]
 
-#: Whatever the aggregator names: so many see every node, and all of them together are a trickle.
+#: A bound on any list of the aggregator: so many see every node, and all together are a trickle.
 MOST = 8
 
 
@@ -31,5 +31,5 @@ def _is_machine(text: str) -> bool:
     except ValueError:
         return False
     special = address.is_loopback or address.is_multicast or address.is_unspecified
-    # A link-local address means nothing without an interface, and the broadcast address is all.
+    # A link-local address has no meaning without an interface, and the broadcast address is all.
     return not (special or address.is_link_local or str(address) == "255.255.255.255")

@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Answers", "NoProber", "ProberError", "ask"]
+__all__ = ["NoProber", "ProberError", "ProberReply", "ask"]
 
 _LARGEST = 256 * 1024
 
 
 class NoProber(Exception):
-    """Nobody listens: none is installed, or its pod is away. The text says which was seen."""
+    """No prober listens: it is not installed, or its pod is away. The text says which was seen."""
 
 
 class ProberError(Exception):
-    """Somebody listens and gives no usable answer. ``reason`` is one word."""
+    """A prober listens and gives no usable answer. ``reason`` is one word."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -24,7 +24,7 @@ class ProberError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class ProberReply:
     """For each name and target: reason (empty: it works) and message."""
 
     names: Mapping[str, tuple[str, str]]
@@ -33,8 +33,10 @@ class Answers:
 
 async def ask(
     path: Path, names: Sequence[str], targets: Sequence[str], *, deadline: float
-) -> Answers:
-    """What works from the pod network. ``targets`` are "host:port", ``deadline`` is in seconds.
+) -> ProberReply:
+    """The names and targets that work from the pod network.
+
+    ``targets`` are "host:port", ``deadline`` is in seconds.
 
     Raises NoProber or ProberError (``hung``, ``error``, ``garbled``).
     """
@@ -63,18 +65,18 @@ async def _exchange(path: Path, question: bytes) -> bytes:
         writer.transport.abort()
 
 
-def _parse(line: bytes, names: Sequence[str], targets: Sequence[str]) -> Answers:
+def _parse(line: bytes, names: Sequence[str], targets: Sequence[str]) -> ProberReply:
     try:
         told = json.loads(line)
         if "error" in told:
             raise ProberError("error", f"the prober: {told['error']}")
-        return Answers(_chosen(told["names"], names), _chosen(told["targets"], targets))
+        return ProberReply(_chosen(told["names"], names), _chosen(told["targets"], targets))
     except (ValueError, TypeError, KeyError):
         raise ProberError("garbled", f"the prober answered {line[:40]!r}") from None
 
 
 def _chosen(told: Mapping[str, Sequence[str]], asked: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """The answers to what was asked, and no others."""
+    """The answers to the questions asked, and no others."""
     found = {}
     for key in asked:
         reason, message = told[key]

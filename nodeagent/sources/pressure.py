@@ -8,7 +8,7 @@ import errno
 import re
 from dataclasses import dataclass
 
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.host import HostRoots
 
 __all__ = ["Memory", "NoPressure", "Stall", "parse_meminfo", "parse_stall", "read_memory", "stall"]
 
@@ -22,7 +22,7 @@ class NoPressure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes. ``available`` is what new work can have without swapping, by the kernel's estimate."""
+    """Bytes. ``available`` is for new work without swapping, by the kernel's estimate."""
 
     total: int
     available: int
@@ -36,7 +36,7 @@ class Stall:
     full: float
 
 
-def read_memory(machine: Machine) -> Memory:
+def read_memory(machine: HostRoots) -> Memory:
     """Raises OSError, and ValueError when it is no meminfo."""
     return parse_meminfo((machine.proc / "meminfo").read_text(errors="replace"))
 
@@ -50,8 +50,11 @@ def parse_meminfo(text: str) -> Memory:
         raise ValueError(f"meminfo has no {error.args[0]}") from None
 
 
-def stall(machine: Machine, resource: str) -> Stall:
-    """Of "cpu", "memory" or "io". Raises NoPressure, OSError, and ValueError for nonsense."""
+def stall(machine: HostRoots, resource: str) -> Stall:
+    """The stall of "cpu", "memory" or "io".
+
+    Raises NoPressure, OSError, and ValueError if garbled.
+    """
     try:
         text = (machine.proc / "pressure" / resource).read_text(errors="replace")
     except FileNotFoundError:

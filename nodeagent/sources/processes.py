@@ -12,9 +12,9 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.host import HostRoots
 
-__all__ = ["Found", "Processes", "Stat", "Stuck", "parse_stat"]
+__all__ = ["Found", "Processes", "Stat", "StuckProcess", "parse_stat"]
 
 #: Processes looked at for the first time in one look.
 MOST = 500
@@ -32,7 +32,7 @@ class Stat:
 
 
 @dataclass(frozen=True, slots=True)
-class Stuck:
+class StuckProcess:
     """A process in state D since ``seconds`` at least; ``where`` is the kernel's function."""
 
     pid: int
@@ -47,7 +47,7 @@ class Found:
 
     processes: int
     zombies: dict[tuple[int, str], int]
-    stuck: list[Stuck]
+    stuck: list[StuckProcess]
 
 
 @dataclass(slots=True)
@@ -65,13 +65,13 @@ class _Remark:
 class Processes:
     """Looks at ``machine.proc``. ``most`` bounds what a look reads: so many, and so many known."""
 
-    machine: Machine
+    machine: HostRoots
     most: int = MOST
     _after: int = 0
     _known_after: int = 0
     _known: dict[int, _Remark] = field(default_factory=dict)
 
-    def look(self) -> Found:
+    def sample(self) -> Found:
         """Raises OSError when there is no procfs."""
         names = os.listdir(self.machine.proc)  # noqa: PTH208  # a Path for each costs ten times it
         pids = sorted(int(name) for name in names if name.isdigit())
@@ -100,17 +100,17 @@ class Processes:
                 remark.since = before.since
         self._known[pid] = remark
 
-    def _stuck(self) -> list[Stuck]:
+    def _stuck(self) -> list[StuckProcess]:
         """Longest first."""
         stuck = [
-            Stuck(pid, remark.stat.name, remark.where, remark.seen - remark.since)
+            StuckProcess(pid, remark.stat.name, remark.where, remark.seen - remark.since)
             for pid, remark in self._known.items()
             if remark.stat.state == "D" and remark.since < remark.seen
         ]
         return sorted(stuck, key=lambda each: -each.seconds)
 
     def _stat(self, pid: int) -> Stat | None:
-        """None when it is gone."""
+        """The process's stat, or None when it is gone."""
         try:
             descriptor = os.open(f"{self.machine.proc}/{pid}/stat", os.O_RDONLY)
         except OSError:
@@ -150,7 +150,7 @@ class Processes:
 
 
 def parse_stat(raw: bytes) -> Stat | None:
-    """Of /proc/PID/stat. The name may hold anything, so the fields count from its last bracket."""
+    """Parses /proc/PID/stat. The name may hold any bytes: fields count from its last bracket."""
     head, bracket, rest = raw.rpartition(b") ")
     fields = rest.split()
     if not bracket or len(fields) < 20 or not fields[1].isdigit() or not fields[19].isdigit():

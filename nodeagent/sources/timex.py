@@ -1,8 +1,9 @@
-"""What the kernel knows of its own clock: adjtimex(2), read and never set.
+"""The kernel's knowledge of its own clock: adjtimex(2), read and never set.
 
-Whatever disciplines the clock (chronyd, ntpd, systemd-timesyncd) tells the kernel how sure it is,
-and the kernel adds 500 parts per million for as long as it hears nothing (RFC 5905's dispersion,
-``ntp_update`` of the kernel); at 16 s it calls the clock unsynchronised. So no request is needed.
+The daemon that disciplines the clock (chronyd, ntpd, systemd-timesyncd) tells the kernel how sure
+it is, and the kernel adds 500 parts per million for as long as it hears no more (RFC 5905's
+dispersion, ``ntp_update`` of the kernel); at 16 s it calls the clock unsynchronised. So no request
+is needed.
 """
 
 import os
@@ -22,7 +23,10 @@ SIZE = 256
 
 @dataclass(frozen=True, slots=True)
 class Timex:
-    """Seconds. ``offset`` is what a daemon still has the kernel correct (chronyd uses it not)."""
+    """Seconds.
+
+    ``offset`` is the correction that a daemon has left to the kernel (chronyd does not use it).
+    """
 
     synchronised: bool
     offset: float
@@ -30,7 +34,7 @@ class Timex:
 
 
 def parse(raw: bytes) -> Timex:
-    """Of a struct timex. Raises ValueError when it is too short."""
+    """Parses a struct timex. Raises ValueError when it is too short."""
     if len(raw) < _HEAD.size:
         raise ValueError(f"{len(raw)} bytes are no struct timex")
     _, offset, _, max_error, _, status = _HEAD.unpack_from(raw)
@@ -43,7 +47,7 @@ def read_kernel() -> bytes:
     import ctypes  # 0.3 MiB that only this check needs
 
     libc = ctypes.CDLL(None, use_errno=True)
-    buffer = ctypes.create_string_buffer(SIZE)  # modes 0: nothing is set
+    buffer = ctypes.create_string_buffer(SIZE)  # modes 0 sets no field
     if libc.adjtimex(buffer) < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

@@ -1,1 +1,1 @@
-"""What ``sickbay-agent`` shows people: one look, findings, tables."""
+"""The output of ``sickbay-agent`` for people: one look, findings, tables."""

@@ -1,6 +1,6 @@
-"""The command line of ``sickbay-agent``: its commands, their options, what is said of a wrong one.
+"""The command line of ``sickbay-agent``: its commands, their options, the errors of a wrong one.
 
-Built at every start, so it imports next to nothing.
+Built at every start, so it imports very little.
 """
 
 import argparse
@@ -9,17 +9,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from nodeagent.reading import units
+from nodeagent.configfile import units
 
 DEFAULT_CONFIG = Path("/etc/sickbay/agent.toml")
 POD_PROBER_SOCKET = Path("/run/sickbay-pod-network/prober.sock")
 
-#: What it promises (0 on anything but failed) holds for a mistyped command line too.
+#: The option's promise (0 unless failed) holds for a mistyped command line too.
 SLURM = "--slurm"
 
 
 class BadUsage(Exception):
-    """A command line that means nothing. ``usage`` is how it is written, for people."""
+    """An invalid command line. ``usage`` is how it is written, for people."""
 
     def __init__(self, message: str, usage: str) -> None:
         super().__init__(message)
@@ -42,7 +42,7 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
 
 
 def _narrow(options: argparse.Namespace) -> None:
-    """What is left out is all of them; so what is empty, a variable that is not set, is none."""
+    """Take a left-out option as all; so refuse an empty one, which a variable not set gives."""
     for name in ("gpu", "code"):
         if getattr(options, name) == "":
             raise BadUsage(f"argument --{name}: it is empty", "")
@@ -241,7 +241,7 @@ def _number(low: int, high: int) -> Callable[[str], int]:
 
 
 class _Version(argparse.Action):
-    """As argparse's own, which wants its text made at every start."""
+    """As argparse's own, which needs its text at every start."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> NoReturn:
         from nodeagent.version import VERSION

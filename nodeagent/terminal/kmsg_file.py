@@ -1,8 +1,8 @@
-"""``sickbay-agent parse-kmsg``: the faults in a kernel log that somebody sent.
+"""``sickbay-agent parse-kmsg``: the faults in a kernel log that a person sent.
 
 It takes raw ``/dev/kmsg`` records, the output of ``dmesg`` (with or without stamps, ``-T`` and
 ``-x`` too) and of ``journalctl -k`` or a syslog file. Which devices and mounts the machine had is
-not known here, so every one counts, and a text file can be forged: this decodes, it proves nothing.
+not known here, so every one counts, and a text file can be forged: this decodes and does not prove.
 """
 
 import errno
@@ -21,11 +21,11 @@ from nodeagent.checks.pcie_aer import PcieAer
 from nodeagent.checks.sxid import SxidCheck
 from nodeagent.checks.xid import XidCheck
 from nodeagent.clock import SystemClock
+from nodeagent.configfile import regular_file
 from nodeagent.model import FaultSighting
-from nodeagent.reading import regular
 from nodeagent.sources.gpus import GpuMap
+from nodeagent.sources.host import HostRoots
 from nodeagent.sources.kmsg import Record, parse
-from nodeagent.sources.machine import Machine
 from nodeagent.terminal.report import aligned, one_line
 
 _RAW = re.compile(rb"\d{1,9},\d{1,20},\d{1,20},[^;]*;")
@@ -40,7 +40,7 @@ _LONGEST_LINE = 64 * 1024
 
 
 class _AnyGpu(GpuMap):
-    """Of a machine that is not here: every address may have been one of its GPUs."""
+    """The map of a machine that is not here: every address may have been one of its GPUs."""
 
     def has_gpu(self, address: str) -> bool:
         del address
@@ -66,7 +66,7 @@ class _AnyBus:
 
 
 class _AnyMounts:
-    """Where no mount is known, the device stands for it."""
+    """No mount is known, so the device stands for it."""
 
     def on(self, device: str, sector: int | None) -> tuple[str, ...]:
         del sector
@@ -85,7 +85,7 @@ class _NoGpu(GpuMap):
 
 
 def _checks() -> tuple[LogCheck, ...]:
-    machine = Machine(SystemClock())
+    machine = HostRoots(SystemClock())
     gpus = _AnyGpu(machine)
     return (
         XidCheck(gpus),
@@ -103,7 +103,7 @@ def decode_file(path: Path) -> list[dict[str, Any]]:
 
     A pipe will do, as of ``<(dmesg)``. A device is read without an end: /dev/kmsg waits for more.
     """
-    if regular.kind(path) == "a device":
+    if regular_file.kind(path) == "a device":
         raise OSError(
             errno.EINVAL, "it is a device; expected a file, as of: dmesg > FILE", str(path)
         )
@@ -116,7 +116,7 @@ def decode_file(path: Path) -> list[dict[str, Any]]:
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:
-    """The file's lines. Of one of megabytes, which is no line of a log, the beginning alone."""
+    """The file's lines. A line of megabytes, which is no line of a log, is cut."""
     while line := file.readline(_LONGEST_LINE):
         yield line
         while not line.endswith(b"\n") and line:
@@ -127,7 +127,7 @@ def _in_one_piece(lines: Iterable[bytes]) -> Iterator[tuple[int, Record]]:
     """Each record with the number of its first line.
 
     dmesg and journald print the driver's record of three lines, which tells of a GPU that has left
-    the bus, as three. Here a text file decides nothing, so they may be joined again.
+    the bus, as three. Here the text file leads to no action, so they may be joined again.
     """
     whole: Record | None = None
     begun = 0

@@ -60,7 +60,7 @@ def slurm_line(findings: Findings) -> str:
         return "sickbay: ok"
     bad = [item for item in findings.ranked() if item.status is worst]
     more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
-    # Only what drains the node has no word before it: the line becomes the node's reason.
+    # Only a failed result has no status before it: the line becomes the node's reason.
     status = "" if worst is Status.FAILED else f"{worst.name.lower()}: "
     _, _, component, _, what = _row(bad[0])
     name = bad[0].code if isinstance(bad[0], Latched) else bad[0].check

@@ -1,1 +1,1 @@
-"""The stream to the aggregator: how it is reached, what is said in it, where to go when it ends."""
+"""The stream to the aggregator: how to connect, its messages, where to reconnect when it ends."""

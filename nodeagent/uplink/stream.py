@@ -1,7 +1,7 @@
 """One stream, from Hello to its end: the writer builds messages from the latch, the reader obeys.
 
-Nothing is queued but replies to commands. When the stream can take a message, what has changed is
-put into one; while it cannot, the latch holds it.
+Only replies to commands are queued. When the stream can take a message, the changes are put into
+one; while it cannot, the latch holds them.
 """
 
 import asyncio
@@ -15,9 +15,9 @@ import grpc.aio
 
 from nodeagent.clock import Clock
 from nodeagent.commands import CommandRefused, Host
-from nodeagent.uplink import wire
-from nodeagent.uplink.dial import DialError, TokenFile
-from nodeagent.uplink.lifesign import LifeSign
+from nodeagent.uplink import codec
+from nodeagent.uplink.dialer import DialError, TokenFile
+from nodeagent.uplink.liveness import PeerLiveness
 from sickbay.v1 import sickbay_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ FAREWELL = 1.0
 #: Commands under way at a time; more than these are refused.
 COMMANDS = 8
 
-#: What an aggregator answers whom it will not have, however often he comes.
+#: Answers of an aggregator that refuses an agent for good, however often it comes.
 _REFUSALS = frozenset(
     {
         grpc.StatusCode.UNAUTHENTICATED,
@@ -51,9 +51,8 @@ Call = grpc.aio.StreamStreamCall[pb.AgentMessage, pb.AggregatorMessage]
 class Ended:
     """How a stream ended. ``redirect`` is where to go instead, if that was the reason.
 
-    ``refused``: the other side knows its mind, and coming back soon won't change it.
-    ``silent``: it lived, and then did not answer any more. ``late``: we gave it up, for it had not
-    greeted us.
+    ``refused``: the other side refuses for good, and coming back soon won't change it. ``silent``:
+    it lived, and then did not answer any more. ``late``: we gave up, because it had not greeted us.
     """
 
     reason: str
@@ -65,10 +64,10 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class ConnectTimeouts:
     """Seconds from the beginning of an attempt.
 
-    Within ``life`` the other side must have greeted us, or show that somebody lives there: our
+    Within ``life`` the other side must have greeted us, or show that its process lives: our
     connection's handshake is done, which a kernel can't do in place of a process. Then it has
     ``greeting``, for others may be before us.
     """
@@ -78,10 +77,10 @@ class Patience:
 
 
 class Stream:
-    """One attended call. ``on_welcome`` hears that the other side has accepted us.
+    """One call of the stream. ``on_welcome`` hears that the other side has accepted us.
 
     ``patience``: how long that may take. ``connected`` tells whether our connection's handshake is
-    done, ``lives`` tries whether anybody takes another one at an address.
+    done, ``lives`` tries whether a process takes another one at an address.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class Stream:
         on_welcome: Callable[[str], None],
         lives: Callable[[str], Awaitable[bool]],
         connected: Callable[[], bool],
-        patience: Patience,
+        patience: ConnectTimeouts,
         lazy: float = LAZY,
     ) -> None:
         self.sent = 0
@@ -117,7 +116,7 @@ class Stream:
         self._refused = False
         self._silent = False
         self._late = False
-        self._sign = LifeSign(lives)
+        self._sign = PeerLiveness(lives)
         self._replies: deque[pb.AgentMessage] = deque()
         self._commands: set[asyncio.Task[None]] = set()
         self._interval = HEARTBEAT
@@ -129,11 +128,11 @@ class Stream:
         self._wake.set()
 
     def stop(self) -> None:
-        """Send what is pending, then half-close."""
+        """Send the pending changes, then half-close."""
         self._stopping = True
         self._wake.set()
 
-    async def attend(self, hello: pb.AgentMessage) -> Ended:
+    async def run_stream(self, hello: pb.AgentMessage) -> Ended:
         """Live until either side ends it. Raises nothing for a stream that fails."""
         parts = [
             asyncio.create_task(self._until_over(part))
@@ -144,7 +143,7 @@ class Stream:
             reasons = [task.result() for task in done]
         finally:
             self._call.cancel()
-            self._sign.heard()
+            self._sign.on_peer_message()
             for task in parts:
                 task.cancel()
             await asyncio.gather(*parts, return_exceptions=True)
@@ -159,7 +158,7 @@ class Stream:
         except grpc.aio.AioRpcError as error:
             return self._status(error.code(), error.details())
         except asyncio.InvalidStateError:
-            # What a write on an ended call raises; the call itself knows why it ended.
+            # A write on an ended call raises these; the call itself knows why it ended.
             return self._status(await self._call.code(), await self._call.details())
 
     def _status(self, code: grpc.StatusCode, details: str | None) -> str:
@@ -170,8 +169,9 @@ class Stream:
 
     async def _write(self, hello: pb.AgentMessage) -> str:
         await self._send(hello)
-        # Whoever refuses us or sends us elsewhere is told no more. And a write under way when the
-        # other side ends the call would hide why it did: grpc.aio puts INTERNAL in its place.
+        # An aggregator that refuses us or redirects us gets no more messages. A write under way
+        # when the other side ends the call would hide its reason: grpc.aio puts INTERNAL in its
+        # place.
         while not (self._welcome.is_set() or self._stopping):
             await self._wake.wait()
             self._wake.clear()
@@ -207,7 +207,7 @@ class Stream:
         now = self._clock.boottime()
         out = self._host.latch.snapshot(now)
         self._host.persist()
-        await self._send(wire.snapshot(out, now, self._host.quiesced_for()))
+        await self._send(codec.snapshot(out, now, self._host.quiesced_for()))
         self._lazy_at = self._now() + self._lazy
 
     async def _send_delta(self) -> None:
@@ -215,7 +215,7 @@ class Stream:
         urgent = self._host.latch.urgent
         out = self._host.latch.delta(now)
         if out is not None:
-            message = wire.delta(out, now)
+            message = codec.delta(out, now)
             self._host.persist()
             self._wait_longer(urgent=urgent)
             await self._send(message)
@@ -233,16 +233,16 @@ class Stream:
             log.warning("the token was not renewed: %s", error)
         else:
             if renewed:
-                await self._send(wire.credentials(renewed))
+                await self._send(codec.credentials(renewed))
         latch = self._host.latch
         self._sign.asked()
-        await self._send(wire.heartbeat(latch.digest(), latch.last_seq))
+        await self._send(codec.heartbeat(latch.digest(), latch.last_seq))
 
     async def _send(self, message: pb.AgentMessage) -> None:
         must_be_taken = self._sign.sends()
         await self._call.write(message)
         if must_be_taken:
-            self._sign.heard()
+            self._sign.on_peer_message()
         self.sent += 1
 
     async def _sleep(self) -> None:
@@ -289,7 +289,7 @@ class Stream:
             message = await self._call.read()
             if not isinstance(message, pb.AggregatorMessage):  # EOF
                 return self._status(await self._call.code(), await self._call.details())
-            self._sign.heard()
+            self._sign.on_peer_message()
             self._obey(message)
             if self._redirect:
                 return f"redirected to {self._redirect}"
@@ -307,6 +307,12 @@ class Stream:
                 log.info("a snapshot was asked for: %s", message.resync.reason)
                 self._resync = True
                 self._wake.set()
+            case "entries_dropped":
+                dropped = message.entries_dropped
+                log.warning(
+                    "the aggregator dropped entries that are outside the contract's bounds",
+                    extra={"entries": dropped.entries, "reason": dropped.reason},
+                )
             case "clear_faults" | "quiesce" | "run_checks":
                 self._begin(message)
             case unknown:
@@ -354,5 +360,5 @@ class Stream:
             self._reply(command_id, ok=True, message=said)
 
     def _reply(self, command_id: str, *, ok: bool, message: str) -> None:
-        self._replies.append(wire.result(command_id, ok=ok, message=message))
+        self._replies.append(codec.result(command_id, ok=ok, message=message))
         self._wake.set()

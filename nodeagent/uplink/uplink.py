@@ -10,8 +10,8 @@ import grpc
 
 from nodeagent.clock import Clock
 from nodeagent.commands import Host
-from nodeagent.uplink.dial import Dialer, DialError, explained
-from nodeagent.uplink.route import SILENT_WITHIN, Route
+from nodeagent.uplink.dialer import Dialer, DialError, explained
+from nodeagent.uplink.reconnect import SILENT_WITHIN, ReconnectPolicy
 from nodeagent.uplink.stream import Ended, Stream
 from sickbay.v1 import sickbay_pb2 as pb
 from sickbay.v1 import sickbay_pb2_grpc as rpc
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class UplinkState:
-    """What people see of the uplink. ``since`` is boottime seconds, ``sent_by`` an address."""
+    """The uplink's state for people. ``since`` is boottime seconds, ``sent_by`` an address."""
 
     address: str
     sent_by: str = ""
@@ -50,7 +50,7 @@ class Uplink:
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.state = UplinkState(address, since=clock.boottime())
-        self._route = Route(address, random)
+        self._route = ReconnectPolicy(address, random)
         self._dialer = dialer
         self._host = host
         self._hello = hello
@@ -63,7 +63,7 @@ class Uplink:
 
     @property
     def streaming(self) -> bool:
-        """Whether somebody has accepted us and takes what changes."""
+        """Whether an aggregator has accepted us and takes changes."""
         return self.state.connected
 
     def as_json(self) -> dict[str, Any]:
@@ -84,13 +84,13 @@ class Uplink:
             self._stream.wake()
 
     def stop(self) -> None:
-        """End ``run`` in order: what is pending is sent, the stream half-closed."""
+        """End ``run`` in order: send the pending changes, then half-close the stream."""
         self._stopping.set()
         if self._stream is not None:
             self._stream.stop()
 
     def renew(self) -> None:
-        """Greet anew: what Hello says of us has changed. What is pending is sent before."""
+        """Greet anew, because our Hello has changed. Pending changes are sent before."""
         if self._stream is not None:
             self._renewing = True
             self._stream.stop()
@@ -101,13 +101,13 @@ class Uplink:
         while not self._stopping.is_set():
             self.state.attempts += 1
             started = self._now()
-            ended = await self._attend()
+            ended = await self.run_session()
             wait = route.after(ended, self._now() - started)
             if route.circle:
                 self._failed(f"sent in a circle: {route.circle}")
             await self._rest(wait)
 
-    async def _attend(self) -> Ended:
+    async def run_session(self) -> Ended:
         address, sent_by = self._route.address, self._route.sent_by
         self.state.address, self.state.sent_by = address, sent_by
         try:
@@ -131,7 +131,7 @@ class Uplink:
             if self._stopping.is_set():
                 self._stream.stop()
             try:
-                ended = await self._stream.attend(self._hello())
+                ended = await self._stream.run_stream(self._hello())
             finally:
                 self._stream = None
         renewing, self._renewing = self._renewing, False
@@ -145,7 +145,7 @@ class Uplink:
         return ended
 
     async def _lives(self, address: str) -> bool:
-        """Whether a process is there: the handshake of a connection is nothing a kernel can do."""
+        """Whether a process is there, which a handshake shows: a kernel alone can't do it."""
         try:
             channel = self._dialer.open(address, sent=True)
         except DialError:

@@ -1,1 +1,1 @@
-"""Who reaches whom, and whom that is blamed on. Pure."""
+"""Which nodes reach which, and which of them a failure is blamed on. Pure."""

@@ -1,13 +1,13 @@
-"""Network triangulation: whom a failing network is blamed on. Pure; one edge's update is cheap.
+"""Network triangulation: the node or domain to blame for failures. Pure; an edge's update is cheap.
 
-In this order, an accused node (see `graph`) is not blamed
-- when enough nodes of its rack or switch, as a label names it, were accused within `WINDOW`: then
+In this order, a suspected node (see `graph`) is not blamed
+- when enough nodes of its rack or switch, as a label names it, were suspected within `WINDOW`: then
   the domain is blamed;
-- when more than `MOST_AT_ONCE` others that no domain explains were accused within `WINDOW`, or many
-  nodes that nobody accuses miss many of theirs: something is shared that no label names (a network
-  in pieces, say), and nobody is blamed for it.
-So a rule that waits (``for``) longer than failures need to be seen blames no node for what it
-shares with others.
+- when more than `MOST_AT_ONCE` others that no domain explains were suspected within `WINDOW`, or
+  many nodes that are not suspected miss many of theirs: they share a cause that no label names (a
+  network in pieces, say), and no node is blamed for it.
+So a rule that waits (``for``) longer than failures take to be detected blames no node for a cause
+that it shares with others.
 """
 
 from collections.abc import Iterable
@@ -17,12 +17,19 @@ from math import ceil
 
 from aggregator.health.model import Status
 from aggregator.policy.network.graph import Graph
-from aggregator.policy.network.targets import Target, Targets
-from aggregator.policy.network.verdict import DOMAIN, NAMED, SHARED, Finding, Verdict
+from aggregator.policy.network.shared_targets import Target, Targets
+from aggregator.policy.network.verdict import (
+    DISPUTED,
+    DOMAIN,
+    NAMED,
+    SHARED,
+    Finding,
+    NetworkVerdict,
+)
 
-#: What begins within so many seconds of one another is taken to have one cause.
+#: Failures that begin within so many seconds of one another are taken to have one cause.
 WINDOW = 300.0
-#: So many nodes may fail of themselves within the window.
+#: So many nodes may fail independently within the window.
 MOST_AT_ONCE = 3
 #: So many of a domain's nodes, and this share of them, are the domain's failure.
 FEWEST_OF_DOMAIN = 2
@@ -35,7 +42,9 @@ _GATEWAYS = ("gateway", "gateway-ipv6")
 
 @dataclass(slots=True)
 class _Domain:
-    """``accused``: since when each of its nodes has been. ``since``: since when it is blamed."""
+    """``accused``: since when each of its nodes has been suspected. ``since``: since when it is
+    blamed.
+    """
 
     members: set[str] = field(default_factory=set)
     accused: dict[str, float] = field(default_factory=dict)
@@ -45,8 +54,8 @@ class _Domain:
     def needed(self) -> int:
         return max(FEWEST_OF_DOMAIN, ceil(SHARE_OF_DOMAIN * len(self.members)))
 
-    def judge(self, now: float) -> bool:
-        """Whether that it is blamed has changed."""
+    def evaluate(self, now: float) -> bool:
+        """Evaluate it. Returns whether its blame has changed."""
         blamed = self.since is not None
         if blamed and len(self.accused) < FEWEST_OF_DOMAIN:
             self.since = None
@@ -58,7 +67,9 @@ class _Domain:
 
 
 class Triangulation:
-    """Takes in what agents say of the network, and tells who is to blame. Times are monotonic."""
+    """Takes the agents' reports on the network, and finds the node or domain to blame. Times are
+    monotonic.
+    """
 
     def __init__(self) -> None:
         self._graph = Graph()
@@ -67,16 +78,16 @@ class Triangulation:
         self._domains: dict[str, _Domain] = {}
         self._domains_of: dict[str, tuple[str, ...]] = {}
         self._accused: dict[str, float] = {}
-        self._sudden: dict[str, float] = {}  # the latest accused that no domain explains
+        self._sudden: dict[str, float] = {}  # the latest suspects that no domain explains
         self._shared: dict[str, None] = {}
         self._shared_since = 0.0
         self._unrest = False
         self._relabelled: set[str] = set()
 
-    # -- what is known -----------------------------------------------------------------
+    # -- inputs ------------------------------------------------------------------------
 
     def place(self, node: str, address: str) -> None:
-        """The node is looked for at ``address``; empty: nobody looks for it."""
+        """The node is probed at ``address``; empty: no node probes it."""
         self._graph.place(node, address)
 
     def label(self, node: str, domains: Iterable[str]) -> None:
@@ -100,32 +111,44 @@ class Triangulation:
         self._domains_of[node] = wanted
         self._graph.touch(node)
 
-    def speak(self, node: str, *, speaking: bool) -> None:
-        """Whether the node's agent is attached and has given its snapshot."""
-        self._graph.speak(node, speaking=speaking)
-        self._targets.count(node, counts=speaking and node not in self._accused)
+    def set_report(self, node: str, *, speaking: bool) -> None:
+        """Set whether the node's agent is attached and has given its snapshot."""
+        self._graph.set_report(node, speaking=speaking)
+        self._count(node)
 
-    def see(self, observer: str, check: str, component: str, status: Status | None) -> None:
-        """What a network check of the observer says; None: the component is gone."""
+    def enlist(self, node: str, *, listed: bool) -> None:
+        """Set whether the cluster lists the node; an unlisted node's reports are no evidence."""
+        self._graph.enlist(node, listed=listed)
+        self._count(node)
+
+    def assign(self, observer: str, addresses: tuple[str, ...]) -> frozenset[str]:
+        """The observer is asked to probe these addresses, and no others (any more).
+
+        Returns the new ones: known results for them must be given to `set_edge`, again if need be.
+        """
+        return self._graph.assign(observer, addresses)
+
+    def set_edge(self, observer: str, check: str, component: str, status: Status | None) -> None:
+        """The result of a network check of the observer, or None if the component is gone."""
         reached = None if status in (None, Status.UNKNOWN) else status is not Status.FAILED
         if check == PEERS:
             self._graph.peer(observer, component, reached=reached)
         elif check == REACH and component in _GATEWAYS:
             self._graph.gateway(observer, component, reached=reached)
         else:
-            self._targets.told(observer, (check, component), reached=reached)
+            self._targets.set_report(observer, (check, component), reached=reached)
 
-    def forget(self, node: str) -> None:
-        """The node is no more."""
+    def forget_node(self, node: str) -> None:
+        """The node no longer exists."""
         self.label(node, ())
         self._domains_of.pop(node, None)
-        self._graph.forget(node)
-        self._targets.forget(node)
+        self._graph.forget_node(node)
+        self._targets.forget_node(node)
 
-    # -- what follows ------------------------------------------------------------------
+    # -- conclusions -------------------------------------------------------------------
 
     def settle(self, now: float) -> tuple[dict[str, Finding], bool]:
-        """Judge what has changed since the last call.
+        """Evaluate the changes since the last call.
 
         Returns the findings that differ from before, by node, and whether `verdicts` may.
         """
@@ -133,7 +156,7 @@ class Triangulation:
         dirty = self._graph.take_dirty()
         others = False
         for name in self._relabelled & self._domains.keys():
-            others |= self._domains[name].judge(now)
+            others |= self._domains[name].evaluate(now)
         self._relabelled.clear()
         for node in dirty:
             others |= self._weigh(node, now)
@@ -141,7 +164,7 @@ class Triangulation:
         if unrest != self._unrest:
             self._unrest, others = unrest, True
             self._shared_since = self._shared_since if self._shared else now
-        # A second look: what one of them did to a domain or to the burst counts for all of them.
+        # A second evaluation: one node's effect on a domain or the burst counts for all of them.
         affected = dict.fromkeys(dirty)
         if others:
             affected.update(dict.fromkeys(self._accused))
@@ -152,17 +175,17 @@ class Triangulation:
         return changed, self._targets.settle(now) or others
 
     def finding(self, node: str) -> Finding | None:
-        """As last settled."""
+        """The node's finding as of the last `settle`."""
         return self._findings.get(node)
 
-    def verdicts(self) -> list[Verdict]:
-        """The targets and domains that are blamed now, and what is shared by nodes unnamed."""
+    def verdicts(self) -> list[NetworkVerdict]:
+        """The targets and domains that are blamed now, and the unnamed causes that nodes share."""
         found = list(self._targets.verdicts())
         for name, domain in self._domains.items():
             if domain.since is not None:
                 count, total = len(domain.accused), len(domain.members)
                 found.append(
-                    Verdict(
+                    NetworkVerdict(
                         "domain",
                         name,
                         f"{count} of the {total} nodes of {name} were lost to the network together",
@@ -176,7 +199,7 @@ class Triangulation:
             found.append(self._unnamed())
         return found
 
-    def _unnamed(self) -> Verdict:
+    def _unnamed(self) -> NetworkVerdict:
         nodes = self._accused if self._unrest else self._shared
         text = (
             "many nodes miss many of their peers: the network is in pieces, and nobody is blamed"
@@ -186,18 +209,24 @@ class Triangulation:
         )
         named = tuple(nsmallest(NAMED, nodes))
         count, total = len(nodes), len(self._findings)
-        return Verdict("unnamed", "", text, self._shared_since, count, total, named)
+        return NetworkVerdict("unnamed", "", text, self._shared_since, count, total, named)
+
+    def _count(self, node: str) -> None:
+        """Set whether the node's reports on targets count: it speaks, and is not lost itself."""
+        self._targets.count(node, counts=self._graph.has_report(node) and node not in self._accused)
 
     def _weigh(self, node: str, now: float) -> bool:
-        """Put the node among the accused or take it out. Whether that changes others' standing."""
-        accused = self._graph.knows(node) and bool(self._graph.look(node).accusation)
+        """Add the node to the suspects or remove it. Returns whether that changes others'
+        results.
+        """
+        accused = self._graph.knows(node) and bool(self._graph.count_view(node).accusation)
         if accused == (node in self._accused):
             return False
-        self._targets.count(node, counts=not accused and self._graph.speaks(node))
         if accused:
             self._accused[node] = now
         else:
             del self._accused[node]
+        self._count(node)
         changed = False
         for name in self._domains_of.get(node, ()):
             domain = self._domains[name]
@@ -205,7 +234,7 @@ class Triangulation:
                 domain.accused[node] = now
             else:
                 domain.accused.pop(node, None)
-            if domain.judge(now):
+            if domain.evaluate(now):
                 changed = True
                 for explained in domain.accused if domain.since is not None else ():
                     self._unsuspect(explained)
@@ -214,7 +243,7 @@ class Triangulation:
         return self._unsuspect(node) or changed
 
     def _suspect(self, node: str, now: float) -> bool:
-        """Count it among those that no domain explains. Whether some are shared for it.
+        """Count it among those that no domain explains. Returns whether they have a shared cause.
 
         The latest few are enough to know whether there were too many within the window.
         """
@@ -233,12 +262,12 @@ class Triangulation:
         return True
 
     def _unsuspect(self, node: str) -> bool:
-        """It is well, or explained. Whether others' standing may differ for it."""
+        """It is healthy, or explained. Returns whether others' results may change by it."""
         self._sudden.pop(node, None)
         return self._shared.pop(node, "") is None
 
     def _blamed_domain(self, node: str) -> str:
-        """The domain that is blamed for the node's failure; empty: none."""
+        """The domain that is blamed for the node's failure, or empty."""
         for name in self._domains_of.get(node, ()):
             if self._domains[name].since is not None:
                 return name
@@ -249,7 +278,7 @@ class Triangulation:
         if not self._graph.knows(node):
             self._findings.pop(node, None)
             return None
-        look = self._graph.look(node)
+        look = self._graph.count_view(node)
         status, reason, message = Status.UNKNOWN, "", look.message
         if look.accusation:
             domain = self._blamed_domain(node)
@@ -262,6 +291,8 @@ class Triangulation:
                 status, reason = Status.FAILED, look.accusation
         elif look.well:
             status = Status.OK
+        elif look.disputed:
+            reason = DISPUTED
         before = self._findings.get(node)
         if before is not None and (before.status, before.reason) == (status, reason):
             return None

@@ -1,21 +1,25 @@
-"""What triangulation says: whom a failing network is blamed on, and on which edges that rests."""
+"""Triangulation's verdict: the node or domain that a failure is blamed on, and the edges
+behind it.
+"""
 
 from dataclasses import dataclass
 
 from aggregator.health.model import Status
 
-#: The check's name under which a verdict about a node stands among the node's evidence.
+#: The name of the check with a verdict about a node, among the node's evidence.
 CHECK = "triangulation"
 
-#: Why a node is blamed. The first two are of a node whose agent speaks and that nobody contradicts.
+#: Why a node is blamed. The first two are of a node whose agent speaks and that no observer
+#: contradicts.
 UNREACHABLE = "unreachable"  # no observer reaches it, though they reach others
-CUT_OFF = "cut-off"  # by its own word: neither its gateway nor two thirds of its peers
+CUT_OFF = "cut-off"  # by its own report: neither its gateway nor two thirds of its peers
 UNREACHABLE_SILENT = "unreachable-silent"  # the first, and its agent is silent
 ONE_WAY = "one-way"  # the second, but its observers reach it
 
-#: Why a node that looks bad is not blamed.
+#: Why a suspected node is not blamed.
 SHARED = "shared"  # too many at once, and no label names what they share
 DOMAIN = "domain"  # the rack or switch that it is in is blamed
+DISPUTED = "disputed"  # enough observers miss it for a suspicion, and others reach it
 
 #: Edges that a verdict names.
 NAMED = 8
@@ -23,7 +27,7 @@ NAMED = 8
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """Who did not reach what."""
+    """An observer, and the address that it did not reach."""
 
     observer: str
     target: str
@@ -33,8 +37,8 @@ class Edge:
 class Finding:
     """How one node stands in the graph. ``since`` is when status and reason became so.
 
-    FAILED: blamed. OK: at least half of those who look at it reach it, and it does not say itself
-    that it is cut off. UNKNOWN: too little is known, or what is wrong may be shared.
+    FAILED: blamed. OK: at least half of its observers reach it, and it does not report that it is
+    cut off. UNKNOWN: there is too little evidence, or its failure may be shared.
     """
 
     status: Status
@@ -45,12 +49,12 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class NetworkVerdict:
     """A target or a domain that is blamed. ``kind`` is "target", "domain" or "unnamed".
 
-    "unnamed" is what several nodes share that fail at once and that no label names: nobody is
-    blamed for it. ``count`` of ``total`` nodes miss the target or are lost; ``nodes`` are the first
-    few of them.
+    "unnamed" is a cause that several nodes share that fail at once and that no label names: no node
+    is blamed for it. ``count`` of ``total`` nodes miss the target or are lost; ``nodes`` are the
+    first few of them.
     """
 
     kind: str

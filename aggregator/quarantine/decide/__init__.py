@@ -1,1 +1,1 @@
-"""What is decided about a node and about many, each decision a module. Pure."""
+"""The decisions about one node and about many, each decision a module. Pure."""

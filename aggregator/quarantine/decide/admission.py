@@ -1,26 +1,37 @@
 """Admission: whether a quarantine may be made now, or what holds it. Pure.
 
 Invariants:
-- `admit` never returns a record with more entries than a limit allows, but for those that stood
-  before (a limit that was lowered evicts nobody) and those made by hand (entered and counted,
+- `admit` never returns a record with more entries than a limit allows, except those that stood
+  before (a limit that was lowered releases no node) and those made by hand (entered and counted,
   never refused).
-- It never admits more within a window than the rate allows, and nothing that a common cause
-  explains. When either of them holds something back, a cooldown begins: in the record, so that it
-  outlives whoever began it.
-- Where a replica that leads others does not know what they know (`Doubt`), nothing passes but
-  explicit faults, and of these no more than `UNSURE` within a window; where they differ, nothing.
+- It never admits more within a window than the rate allows, and no node that a common cause
+  explains. When either of them holds a node back, a cooldown begins: in the record, so that it
+  outlives the process that began it.
+- A Quarantine that stands without an entry (made by hand, or of a record that was lost) is counted
+  as well, and after a record was rebuilt no node is admitted until requests that were under way are
+  seen.
+- Where a leader lacks its followers' knowledge (`Uncertainty`), only explicit faults pass, and of
+  these no more than `UNSURE` within a window; where replicas differ, no node is admitted.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from aggregator.quarantine.decide.doubt import CERTAIN, UNSURE, Basis, Doubt
-from aggregator.quarantine.decide.record import Entry, Record
-from aggregator.quarantine.times import span, time_of_day
-from aggregator.shortened import shortened
+from aggregator.quarantine.decide.admission_record import Entry, Record
+from aggregator.quarantine.decide.uncertainty import (
+    NO_UNCERTAINTY,
+    UNSURE,
+    EvidenceBasis,
+    Uncertainty,
+)
+from aggregator.rfc3339 import span, time_of_day
+from aggregator.runtime.text import truncate
 
-#: The id of the cooldown that is everybody's.
+#: The id of the cooldown of the whole fleet.
 FLEET = ""
+#: After the record was rebuilt no node is admitted for so long (seconds): longer than a request
+#: that was under way can take, so that a Quarantine that it created is seen, and counted.
+SETTLES = 15.0
 #: Characters of a stop's reason.
 _LONGEST_REASON = 1_000
 
@@ -29,11 +40,11 @@ _LONGEST_REASON = 1_000
 class Limits:
     """How many nodes may be in quarantine, and how fast. Percentages are of all nodes, or a pool.
 
-    ``pool_label`` names the node label whose value is the pool; empty: no pools.
-    ``quorum_percent`` is the share of nodes that must have reported before anything is admitted.
-    ``new_per_window`` and its percentage bound the admissions of ``window`` seconds, those by hand
-    counted; after too many, or after a common cause, nothing is admitted for ``cooldown`` seconds.
-    ``after_upgrade``: how long evidence must have stood on a node whose version has just changed.
+    ``pool_label`` names the node label whose value is the pool; empty: no pools. ``quorum_percent``
+    is the share of nodes that must have reported before a node is admitted. ``new_per_window`` and
+    its percentage bound the admissions of ``window`` seconds, those by hand counted; after too
+    many, or after a common cause, no node is admitted for ``cooldown`` seconds. ``after_upgrade``:
+    how long evidence must have stood on a node whose version has just changed.
     """
 
     concurrent: int = 20
@@ -49,16 +60,22 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class FleetSize:
     """How large the fleet is, and how much of it has reported since this process started.
 
     ``listed``: the cluster's nodes could be counted; else ``nodes`` is a guess that is too low.
+    ``absent``: nodes that are gone while their Quarantine stands; these count for no limit.
     """
 
     nodes: int
     reported: int
     pools: Mapping[str, int] = field(default_factory=dict)
     listed: bool = True
+    absent: frozenset[str] = frozenset()
+
+
+#: For a decision that goes by no share of the fleet.
+_NO_SIZE = FleetSize(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +83,9 @@ class Proposal:
     """A node that policy wants in quarantine. Idempotent by incident.
 
     ``suspects``: for each piece of evidence that asks for it, the ids of the common causes that
-    would explain it. Without any piece that none explains, an open one holds the node.
-    ``unsettled``: why it is too soon to tell the node's own fault from its new version's.
-    ``basis``: what asks for it.
+    would explain it. Where each piece has a cause that would explain it, an open one holds the
+    node. ``unsettled``: why it is too soon to tell the node's own fault from its new version's.
+    ``basis``: the kind of evidence that asks for it.
     """
 
     node: str
@@ -77,7 +94,7 @@ class Proposal:
     action: str
     suspects: tuple[frozenset[str], ...] = ()
     unsettled: str = ""
-    basis: Basis = Basis.OTHER
+    basis: EvidenceBasis = EvidenceBasis.OTHER
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +112,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class OpenCause:
-    """A common cause that is open: what to say of it, and whether it concerns the whole fleet."""
+    """A common cause that is open: its text for people, and whether it concerns the whole fleet."""
 
     limit: str
     value: str
@@ -105,7 +122,7 @@ class OpenCause:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The record to write (the same one when nothing has changed), and what came of each node."""
+    """The record to write (the same one if unchanged), and the hold of each held node."""
 
     record: Record
     admitted: frozenset[str]
@@ -119,26 +136,37 @@ def allowance(total: int, percent: float) -> int:
     """
     if total <= 0 or percent <= 0:
         return 0
-    return max(1, int(total * percent / 100 + 1e-9))  # what is whole but for a float's last bit
+    return max(1, int(total * percent / 100 + 1e-9))  # tolerates the float's last bit
 
 
 def admit(
     record: Record,
     proposals: Sequence[Proposal],
     limits: Limits,
-    size: Size,
+    size: FleetSize,
     *,
     now: float,
     policy_hash: str,
     stop: str = "",
     causes: Mapping[str, OpenCause] | None = None,
-    doubt: Doubt = CERTAIN,
+    doubt: Uncertainty = NO_UNCERTAINTY,
+    unrecorded: Mapping[str, str] | None = None,
 ) -> Outcome:
-    """Decide on all that waits, in the order given, against one record.
+    """Decide on all waiting requests, in the order given, against one record.
 
-    ``causes`` are the common causes that are open, by id.
+    ``causes`` are the common causes that are open, by id. ``unrecorded`` are the pools, by node, of
+    Quarantines that stand and that the record has no entry of.
     """
-    sitting = Sitting(record, limits, size, now=now, stop=stop, causes=causes, doubt=doubt)
+    sitting = AdmissionBatch(
+        record,
+        limits,
+        size,
+        now=now,
+        stop=stop,
+        causes=causes,
+        doubt=doubt,
+        unrecorded=unrecorded,
+    )
     held: dict[str, Held] = {}
     admitted: set[str] = set()
     for proposal in proposals:
@@ -151,32 +179,33 @@ def admit(
     return Outcome(sitting.conclude(policy_hash), frozenset(admitted), held)
 
 
-class Sitting:
-    """Proposals that come one after the other, against one record: each is looked at once.
+class AdmissionBatch:
+    """Proposals that come one after the other, against one record: each is decided once.
 
-    The arguments are those of `admit`, and of the moment at which the sitting begins.
+    The arguments are those of `admit`, and of the moment at which the batch begins.
     """
 
     def __init__(
         self,
         record: Record,
         limits: Limits,
-        size: Size,
+        size: FleetSize,
         *,
         now: float,
         stop: str = "",
         causes: Mapping[str, OpenCause] | None = None,
-        doubt: Doubt = CERTAIN,
+        doubt: Uncertainty = NO_UNCERTAINTY,
+        unrecorded: Mapping[str, str] | None = None,
     ) -> None:
         self._entries = record.entries
         self._stop = stop
-        self._waiting = quorum(limits, size)
-        self._board = _Board(record, limits, size, now, causes or {}, doubt)
+        self._waiting = settling(record, now) or quorum(limits, size)
+        self._board = _Budget(record, limits, size, now, causes or {}, doubt, unrecorded or {})
         self._admitted: set[str] = set()
 
     def hold(self, proposal: Proposal) -> Held | None:
-        """What would hold it after those that were decided; None: it would be admitted."""
-        if self._stop:  # also what was admitted before: it would be begun now
+        """The hold that it would get after those decided so far; without one it is admitted."""
+        if self._stop:  # also for nodes admitted before: they would be begun now
             return stopped(self._stop)
         if self._stands(proposal.node):
             return None
@@ -198,34 +227,35 @@ class Sitting:
         return node in self._entries or node in self._admitted
 
 
-def restrained(
+def escalation_hold(
     record: Record,
     proposal: Proposal,
     limits: Limits,
     *,
     now: float,
     causes: Mapping[str, OpenCause],
-    doubt: Doubt = CERTAIN,
+    doubt: Uncertainty = NO_UNCERTAINTY,
 ) -> Held | None:
-    """What keeps a cordon that stands from becoming a drain; None: nothing does.
+    """The hold that keeps a standing cordon from becoming a drain, or None.
 
-    The node is counted already. But what many nodes share evicts nobody, here as elsewhere.
+    The node is counted already, so no limit applies. A cause that many nodes share evicts no pods.
     ``proposal.suspects`` are those of the evidence that asks for more than the cordon.
     """
-    return _Board(record, limits, Size(0, 0), now, causes, doubt).suspicion(proposal)
+    return _Budget(record, limits, _NO_SIZE, now, causes, doubt, {}).suspicion(proposal)
 
 
-class _Board:
-    """The state of one decision: what is counted so far, and what has tripped."""
+class _Budget:
+    """The state of one decision: the counts so far, and whether a limit has tripped."""
 
     def __init__(
         self,
         record: Record,
         limits: Limits,
-        size: Size,
+        size: FleetSize,
         now: float,
         causes: Mapping[str, OpenCause],
-        doubt: Doubt,
+        doubt: Uncertainty,
+        unrecorded: Mapping[str, str],
     ) -> None:
         self._before = record
         self._record = record.pruned(now, window=limits.window, cooldown=limits.cooldown)
@@ -235,13 +265,15 @@ class _Board:
         self._causes = causes
         self._doubt = doubt
         self._entered: list[Entry] = []
-        self._standing = len(record.entries)
+        self._unrecorded = {n: p for n, p in unrecorded.items() if n not in size.absent}
+        self._absent = size.absent & record.entries.keys()
+        self._standing = len(record.entries) - len(self._absent) + len(self._unrecorded)
         self._lately = len(self._record.admissions)
         self._pools: dict[str, int] = {}
         self._tripped = False
 
     def hold(self, proposal: Proposal) -> Held | None:
-        """What holds it; None: it may be taken."""
+        """The hold of a proposal, or None if it may be taken."""
         return (
             self.suspicion(proposal)
             or self._full(proposal.pool)
@@ -250,7 +282,7 @@ class _Board:
         )
 
     def suspicion(self, proposal: Proposal) -> Held | None:
-        """What makes us suspect ourselves and not the node."""
+        """The reason to suspect a shared cause and not the node."""
         return (
             self._doubtful(proposal)
             or self._explained(proposal)
@@ -261,7 +293,7 @@ class _Board:
     def take(self, proposal: Proposal) -> None:
         self._standing += 1
         self._lately += 1
-        if self._limits.pool_label:  # else nobody asks, and it takes a look at all entries
+        if self._limits.pool_label:  # else it is not needed, and it goes through all entries
             self._pools[proposal.pool] = self._in_pool(proposal.pool) + 1
         self._entered.append(
             Entry(proposal.node, proposal.incident, proposal.pool, proposal.action, self._now)
@@ -274,7 +306,9 @@ class _Board:
 
     def _in_pool(self, pool: str) -> int:
         if pool not in self._pools:
-            self._pools[pool] = self._record.in_pool(pool)
+            more = sum(1 for other in self._unrecorded.values() if other == pool)
+            gone = sum(1 for node in self._absent if self._before.entries[node].pool == pool)
+            self._pools[pool] = self._record.in_pool(pool) + more - gone
         return self._pools[pool]
 
     # -- suspecting ourselves --------------------------------------------------------------
@@ -333,12 +367,12 @@ class _Board:
         return Held("limits.after_upgrade", span(self._limits.after_upgrade), proposal.unsettled)
 
     def _doubtful(self, proposal: Proposal) -> Held | None:
-        """Held while we lack what is needed to tell."""
+        """Held while we lack the knowledge to decide."""
         reason = self._doubt.against(proposal.basis)
         return Held("shards", self._doubt.value, reason) if reason else None
 
     def _unsure(self) -> Held | None:
-        """Held while others may know of more than we do. No cooldown: their words are coming."""
+        """Held while others may know more than we do. No cooldown: their reports are coming."""
         if not self._doubt.missing or self._lately < UNSURE:
             return None
         return Held(
@@ -401,15 +435,38 @@ class _Board:
 
 
 def stopped(reason: str) -> Held:
-    """What the stop switch says. Each node that is held is told of with it, also to other replicas,
-    which take no text without an end.
+    """The hold by the stop switch. Each held node is reported with it, also to other replicas,
+    which take only a bounded text.
     """
-    reason = shortened(reason, _LONGEST_REASON)
+    reason = truncate(reason, _LONGEST_REASON)
     return Held("stop", reason, f"the fleet-wide stop switch is set: {reason}")
 
 
-def quorum(limits: Limits, size: Size) -> Held | None:
-    """What holds everything until enough of the fleet has reported; None when it has."""
+def lost(why: str) -> Held:
+    """The hold on all nodes until a record that was lost is rebuilt."""
+    return Held(
+        "record",
+        "lost",
+        f"the admission record {why}: it is rebuilt from the Quarantines that stand, and nothing "
+        "is admitted until then",
+    )
+
+
+def settling(record: Record, now: float) -> Held | None:
+    """The hold on all nodes for a while after the record was rebuilt, or None when that is over."""
+    rebuilt = record.rebuilt
+    if rebuilt is None or not abs(now - rebuilt.at) < SETTLES:
+        return None
+    return Held(
+        "record",
+        "rebuilt",
+        f"the admission record {rebuilt.because}: it was rebuilt from the Quarantines that stand, "
+        f"and nothing is admitted for {span(SETTLES)} after that, so that none is missed",
+    )
+
+
+def quorum(limits: Limits, size: FleetSize) -> Held | None:
+    """The hold on all nodes until enough of the fleet has reported, or None when it has."""
     if not size.listed:
         return Held(
             "limits.quorum_percent",

@@ -1,13 +1,13 @@
-"""Which pods belong together: those that some scheduler or controller runs all or none of. Pure.
+"""Which pods belong together: those that a scheduler or controller runs all or none of. Pure.
 
 The keys are their makers' own: scheduler-plugins (coscheduling), Volcano, Kueue (plain pod groups),
-LeaderWorkerSet, JobSet, the Kubeflow trainer; and what the pod's spec names (KEP-4671).
+LeaderWorkerSet, JobSet, the Kubeflow trainer; and the group that the pod's spec names (KEP-4671).
 """
 
 import enum
 from dataclasses import dataclass
 
-from aggregator.quarantine.cluster import Pod
+from aggregator.cluster.port import Pod
 
 #: The narrowest first: a LeaderWorkerSet's pods may carry Kueue's label of the same group too.
 LABELS = (
@@ -47,7 +47,7 @@ class Gang:
 
 
 def gang_of(pod: Pod) -> Gang | None:
-    """The gang that the pod belongs to; None for a pod of its own."""
+    """The gang that the pod belongs to, or None for a pod without one."""
     if pod.group:
         return Gang(pod.namespace, _SPEC, pod.group)
     for label in LABELS:

@@ -1,31 +1,33 @@
-"""What the open incidents of a node ask for, and back: what a quarantine was made for. Pure.
+"""From a node's open incidents to the intent of its quarantine, and back. Pure.
 
-Intent is what stands in a Quarantine's spec. It is written when it has changed in what matters, and
-read again by whoever comes next: an aggregator that lost its memory starts from it.
+Intent is what stands in a Quarantine's spec. It is written when it has changed in a way that
+matters, and read again by the next replica: an aggregator that lost its memory starts from it.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from aggregator.cluster.port import Action, EvidenceItem, Quarantine, QuarantineSpec
 from aggregator.health.node import GONE, boot_ends
 from aggregator.policy.incident import Evidence, Incident
 from aggregator.policy.rules import ACTIONS, Policy
-from aggregator.quarantine.cluster import Action, EvidenceItem, Quarantine, QuarantineSpec
-from aggregator.quarantine.decide.words import clears
+from aggregator.quarantine.decide.operator_requests import FORCED
+from aggregator.quarantine.decide.overrides import clears
 
-#: The requester of what we make ourselves.
+#: The requester of Quarantines that sickbay makes itself.
 OURS = "sickbay"
 #: Characters of evidence that a Quarantine holds; etcd takes no object of more than 1.5 MiB. An
-#: agent may tell of more than any machine has. What is left out is known as long as it speaks.
+#: agent may report more than any machine has. Evidence that is left out is known as long as the
+#: agent reports.
 MOST_EVIDENCE = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What the open incidents of a node ask for, after the mode's cap and people's word.
+class DesiredState:
+    """The action that the open incidents of a node ask for, after the mode's cap and overrides.
 
-    ``in_force`` is the most that evidence asks for which nothing has ended: an incident that is
-    recovering keeps a quarantine, but begins none and evicts nobody.
+    ``in_force`` is the strongest action that evidence asks for which has not ended: an incident
+    that is recovering keeps a quarantine, but begins none and evicts no pods.
     """
 
     spec: QuarantineSpec
@@ -33,8 +35,8 @@ class Wanted:
     in_force: Action
 
 
-def unsaved(quarantine: Quarantine, wanted: Wanted | None) -> bool:
-    """Whether the intent has changed, or a sign has come, that is not durable yet."""
+def unsaved(quarantine: Quarantine, wanted: DesiredState | None) -> bool:
+    """Whether the intent has changed, or a positive sign has come, and this is not durable yet."""
     return (
         quarantine.spec.requester == OURS
         and wanted is not None
@@ -42,19 +44,25 @@ def unsaved(quarantine: Quarantine, wanted: Wanted | None) -> bool:
     )
 
 
-def changed_intent(spec: QuarantineSpec, wanted: Wanted) -> QuarantineSpec | None:
-    """The spec to write, or None when what is durable says it already.
+def changed_intent(spec: QuarantineSpec, wanted: DesiredState) -> QuarantineSpec | None:
+    """The spec to write, or None when the durable one says the same.
 
-    Written are a changed action, evidence that has come to it, and a fault's positive sign.
-    Level evidence that comes and goes is not: that can be seen again, but for a component's end.
+    Written are a changed action, evidence that has come to it, and a fault's positive sign. Level
+    evidence that comes and goes is not, as it can be seen again; the exception is the end of a
+    component.
 
-    The mode caps what is done, so it keeps an action from being raised. It lowers none: what was
-    decided before stands, and is shown as it is; only evidence that asks for less lowers it.
+    The mode caps what is done, so it keeps an action from being raised. It lowers no action: an
+    earlier decision stands, and is shown as it is; only evidence that asks for less lowers it. An
+    action that a person has set is not changed either: see `is_overridden`.
     """
-    raised = max(spec.action, wanted.spec.action, key=lambda action: action.strength)
-    action = min(raised, wanted.uncapped, key=lambda action: action.strength)
-    if action is spec.action and wanted.spec.evidence == spec.evidence:
-        return None  # by far the most: asked before each step
+    if is_overridden(spec):
+        action, intent = spec.action, spec.intent_action
+    else:
+        raised = max(spec.action, wanted.spec.action, key=lambda action: action.strength)
+        action = intent = min(raised, wanted.uncapped, key=lambda action: action.strength)
+    same = action is spec.action and intent is spec.intent_action
+    if same and wanted.spec.evidence == spec.evidence:
+        return None  # by far the most common case: this runs before each step
     known = {(item.code, item.component): item for item in spec.evidence}
     merged = dict(known)
     for item in wanted.spec.evidence:
@@ -66,9 +74,30 @@ def changed_intent(spec: QuarantineSpec, wanted: Wanted) -> QuarantineSpec | Non
             merged[key] = replace(before, cleared=item.cleared)
     old = tuple(item for key, item in merged.items() if key in known)
     evidence = old + _fitting((item for key, item in merged.items() if key not in known), old)
-    if evidence == spec.evidence and action is spec.action:
+    if evidence == spec.evidence and same:
         return None
-    return replace(spec, evidence=evidence, action=action)
+    return replace(spec, evidence=evidence, action=action, intent_action=intent)
+
+
+def is_overridden(spec: QuarantineSpec) -> bool:
+    """Whether a person has set another action than the aggregator decided on.
+
+    Both stand in the spec and are written in one request, so no crash can make the aggregator's own
+    write look like a person's. An override holds until the quarantine ends, or until the action is
+    set to the decided one; new evidence does not end it, since evictions can't be taken back.
+    """
+    decided = spec.intent_action if spec.requester in (OURS, FORCED) else None
+    return decided is not None and decided is not spec.action
+
+
+def describe_override(spec: QuarantineSpec) -> str:
+    """The action that a person has set in place of the decided one; empty without an override."""
+    if not is_overridden(spec):
+        return ""
+    return (
+        f"a person set {spec.action} where {spec.intent_action} was decided; it holds until the "
+        f"quarantine ends, or spec.action is set to {spec.intent_action} again"
+    )
 
 
 def wanted_of(
@@ -76,11 +105,11 @@ def wanted_of(
     overruled: frozenset[tuple[str, str]],
     mode: Action,
     policy_hash: str,
-) -> Wanted | None:
-    """What the open incidents ask for together; None when none of them asks for anything.
+) -> DesiredState | None:
+    """The desired state by all open incidents, or None when no incident asks for an action.
 
-    An incident that is recovering still asks: it ends by closing. One whose evidence in force a
-    person has overruled asks for nothing.
+    An incident that is recovering still asks: it ends by closing. An incident whose evidence in
+    force a person has overruled asks for no action.
     """
     asking = [
         incident
@@ -96,7 +125,7 @@ def wanted_of(
     lead = max(asking, key=lambda incident: (ACTIONS.index(_asks_for(incident)), -incident.since))
     uncapped = Action(_asks_for(lead))
     action = min(uncapped, mode, key=lambda a: a.strength)
-    return Wanted(
+    return DesiredState(
         spec=QuarantineSpec(
             action=action,
             kind=lead.kind,
@@ -142,23 +171,23 @@ def _fitting(
 
 def _size(item: EvidenceItem) -> int:
     texts = (item.code, item.component, item.boot_id, item.rule, item.incident, item.message)
-    return 128 + sum(map(len, texts))  # the fields' names, and what is short
+    return 128 + sum(map(len, texts))  # the fields' names, and the short fields
 
 
 def _asks_for(incident: Incident) -> str:
-    """The most that its evidence asks for. What a check saw counts until the incident closes.
+    """The strongest action that it asks for. A check's result counts until the incident closes.
 
     Else a check that flaps beside weaker evidence would change the intent, which is written, each
-    time. What may be done now is `Wanted.in_force`'s to say.
+    time. The action that is allowed now is `DesiredState.in_force`.
     """
     seen = [item.action for item in incident.evidence if item.over and item.cleared_by is None]
     return max((incident.action, *seen), key=ACTIONS.index)
 
 
 def ended_by_birth(spec: QuarantineSpec, boot_id: str) -> bool:
-    """Whether a new Node, in this boot, has nothing of what the quarantine stands on.
+    """Whether a new Node, in this boot, ends all evidence that the quarantine stands on.
 
-    Level evidence is of the machine as it was; its successor's agent tells how it is now.
+    Level evidence is of the machine as it was; its successor's agent reports the present state.
     """
     return bool(boot_id) and all(
         item.cleared
@@ -183,7 +212,7 @@ def _item(incident: Incident, evidence: Evidence) -> EvidenceItem:
 def incidents_of(quarantine: Quarantine, policy: Policy, now: float) -> dict[str, Incident]:
     """The incidents that a quarantine of ours was made for, as far as it remembers them.
 
-    What the aggregator starts from after it lost its memory: evidence in force until a positive
+    The aggregator starts from these after it lost its memory: evidence in force until a positive
     sign, with ``healthy_for`` beginning again.
     """
     if quarantine.spec.requester != OURS:
@@ -203,7 +232,7 @@ def incidents_of(quarantine: Quarantine, policy: Policy, now: float) -> dict[str
                 rule=item.rule,
                 action=rules[item.rule].action
                 if item.rule in rules
-                else quarantine.spec.action.value,
+                else (quarantine.spec.intent_action or quarantine.spec.action).value,
                 message=item.message,
                 cleared_by=clears(item.cleared_by) if item.cleared_by else None,
                 since=now,

@@ -1,10 +1,10 @@
-"""Who else is at work on a node, told by the marks that they set themselves. Pure.
+"""Detects other parties at work on a node, by the marks that they set themselves. Pure.
 
-Such a node is theirs until the mark is gone: we begin nothing and evict nobody beside them. Their
+Such a node is theirs until the mark is gone: we begin no action and evict no pod meanwhile. Their
 marks are never touched, nor is `cluster-autoscaler.kubernetes.io/scale-down-disabled`.
 """
 
-from aggregator.quarantine.cluster import Node
+from aggregator.cluster.port import Node
 
 _TAINTS = {
     "ToBeDeletedByClusterAutoscaler": "the autoscaler is removing it",
@@ -16,12 +16,12 @@ _TAINTS = {
 _DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
 _EXCLUDED = "remediation.medik8s.io/exclude-from-remediation"
 _UPGRADE = "nvidia.com/gpu-driver-upgrade-state"
-#: States of that upgrade in which nothing is being done to the node (yet, or any more).
+#: States of that upgrade in which it does not work on the node (yet, or any more).
 _NO_UPGRADE = ("", "unknown", "upgrade-required", "upgrade-done")
 
 
 def maintained_by(node: Node) -> str:
-    """Who is at work on the node, for people; empty when nobody is."""
+    """The party at work on the node, for people; empty without one."""
     for taint in node.taints:
         if taint.key in _TAINTS:
             return f"{_TAINTS[taint.key]} (taint {taint.key})"

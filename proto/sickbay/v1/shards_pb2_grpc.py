@@ -45,11 +45,11 @@ class CouncilServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Confer(self, request_iterator, context):
-        """Confer is opened by a replica, to the one that leads. Its first message is Introduction. It then
-        says all that it knows of its nodes (Words, the last of them complete), then what changes, and
-        asks (Question). The leader answers with what follows for the whole fleet. Either side says
-        something each second. The call carries "authorization: Bearer TOKEN" as metadata: a token of
-        the aggregators' own service account, audience "sickbay-shards".
+        """A follower opens Confer to the leader. Its first message is Introduction. It then reports all
+        that it knows of its nodes (Words, the last of them complete), then the changes, and asks for
+        admission (Question). The leader answers with its findings for the whole fleet. Either side
+        sends a message each second. The call carries "authorization: Bearer TOKEN" as metadata: a
+        token of the aggregators' own service account, audience "sickbay-shards".
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

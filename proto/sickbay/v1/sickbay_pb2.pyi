@@ -165,7 +165,7 @@ class Hello(_message.Message):
     def checks(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckInfo]: ...
     @_builtins.property
     def traits(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """What a common cause is sought by: "kernel", "driver", "fabric_clique" and the like."""
+        """Properties by which a common cause is sought: "kernel", "driver", "fabric_clique" and the like."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ Global___CheckInfo: _TypeAlias = CheckInfo  # noqa: Y015
 
 @_typing.final
 class ComponentState(_message.Message):
-    """Level evidence: how one component is by one check."""
+    """Level evidence: the status of one component by one check."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -235,7 +235,7 @@ class ComponentState(_message.Message):
     """The condition in one word that policy may match ("hung", "full", "read-only", "missing")."""
     message: _builtins.str
     age_ms: _builtins.int
-    """Since when the status is what it is."""
+    """How long the status has been the same."""
     @_builtins.property
     def recent(self) -> _containers.RepeatedCompositeFieldContainer[Global___Transition]:
         """The latest transitions, oldest first, for as long as the longest policy window (24 h), bounded."""
@@ -283,7 +283,7 @@ Global___Transition: _TypeAlias = Transition  # noqa: Y015
 
 @_typing.final
 class Fault(_message.Message):
-    """Latched evidence: something that happened, in force until a positive sign clears it."""
+    """Latched evidence: an event that happened, in force until a positive sign clears it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -334,7 +334,9 @@ class Fault(_message.Message):
     last_age_ms: _builtins.int
     count: _builtins.int
     cleared_by: Global___ClearedBy.ValueType
-    """The agent's knowledge of what ends it; the aggregator's catalogue outranks it."""
+    """The event that ends the fault, as far as the agent knows; the aggregator's catalogue outranks
+    it.
+    """
     historical: _builtins.bool
     """Found in the ring from before the agent was first here: shown, never acted on."""
     @_builtins.property
@@ -427,7 +429,7 @@ Global___EvidenceLost: _TypeAlias = EvidenceLost  # noqa: Y015
 
 @_typing.final
 class Snapshot(_message.Message):
-    """All that the agent knows. An aggregator that lost its memory needs nothing else."""
+    """All that the agent knows. An aggregator that lost its memory needs no more."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -437,9 +439,10 @@ class Snapshot(_message.Message):
     LOST_FIELD_NUMBER: _builtins.int
     QUIESCED_FOR_MS_FIELD_NUMBER: _builtins.int
     CLEARED_FIELD_NUMBER: _builtins.int
+    GONE_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     quiesced_for_ms: _builtins.int
-    """Non-zero while the agent has let go of NVML (Quiesce)."""
+    """Non-zero while the agent has released NVML (Quiesce)."""
     @_builtins.property
     def components(self) -> _containers.RepeatedCompositeFieldContainer[Global___ComponentState]: ...
     @_builtins.property
@@ -450,6 +453,10 @@ class Snapshot(_message.Message):
     def cleared(self) -> _containers.RepeatedCompositeFieldContainer[Global___Cleared]:
         """Positive signs that no aggregator has acknowledged yet."""
 
+    @_builtins.property
+    def gone(self) -> _containers.RepeatedCompositeFieldContainer[Global___ComponentState]:
+        """Components that were dropped, which no aggregator has acknowledged yet: check and component."""
+
     def __init__(
         self,
         *,
@@ -459,10 +466,11 @@ class Snapshot(_message.Message):
         lost: _abc.Iterable[Global___EvidenceLost] | None = ...,
         quiesced_for_ms: _builtins.int = ...,
         cleared: _abc.Iterable[Global___Cleared] | None = ...,
+        gone: _abc.Iterable[Global___ComponentState] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "components", b"components", "faults", b"faults", "lost", b"lost", "quiesced_for_ms", b"quiesced_for_ms", "seq", b"seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "components", b"components", "faults", b"faults", "gone", b"gone", "lost", b"lost", "quiesced_for_ms", b"quiesced_for_ms", "seq", b"seq"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -516,8 +524,8 @@ class Heartbeat(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     LAST_SEQ_FIELD_NUMBER: _builtins.int
     digest: _builtins.int
-    """Over the agent's whole state; see docs/contract.md for what is hashed. An aggregator whose own
-    digest differs asks for a snapshot.
+    """Over the agent's whole state; docs/contract.md defines the hashed bytes. An aggregator whose
+    own digest differs asks for a snapshot.
     """
     last_seq: _builtins.int
     def __init__(
@@ -593,6 +601,7 @@ class AggregatorMessage(_message.Message):
     CLEAR_FAULTS_FIELD_NUMBER: _builtins.int
     QUIESCE_FIELD_NUMBER: _builtins.int
     RUN_CHECKS_FIELD_NUMBER: _builtins.int
+    ENTRIES_DROPPED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -607,6 +616,8 @@ class AggregatorMessage(_message.Message):
     def quiesce(self) -> Global___Quiesce: ...
     @_builtins.property
     def run_checks(self) -> Global___RunChecks: ...
+    @_builtins.property
+    def entries_dropped(self) -> Global___EntriesDropped: ...
     def __init__(
         self,
         *,
@@ -617,12 +628,13 @@ class AggregatorMessage(_message.Message):
         clear_faults: Global___ClearFaults | None = ...,
         quiesce: Global___Quiesce | None = ...,
         run_checks: Global___RunChecks | None = ...,
+        entries_dropped: Global___EntriesDropped | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "body", b"body", "clear_faults", b"clear_faults", "quiesce", b"quiesce", "redirect", b"redirect", "resync", b"resync", "run_checks", b"run_checks", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "body", b"body", "clear_faults", b"clear_faults", "entries_dropped", b"entries_dropped", "quiesce", b"quiesce", "redirect", b"redirect", "resync", b"resync", "run_checks", b"run_checks", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "body", b"body", "clear_faults", b"clear_faults", "quiesce", b"quiesce", "redirect", b"redirect", "resync", b"resync", "run_checks", b"run_checks", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "body", b"body", "clear_faults", b"clear_faults", "entries_dropped", b"entries_dropped", "quiesce", b"quiesce", "redirect", b"redirect", "resync", b"resync", "run_checks", b"run_checks", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "ack", "redirect", "resync", "clear_faults", "quiesce", "run_checks"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "ack", "redirect", "resync", "clear_faults", "quiesce", "run_checks", "entries_dropped"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -642,8 +654,8 @@ class Welcome(_message.Message):
     aggregator_version: _builtins.str
     heartbeat_interval_ms: _builtins.int
     answer_within_ms: _builtins.int
-    """Each Heartbeat from now on is answered in this time, if by nothing else then by an Ack of 0.
-    When nothing has come by then, and nobody takes a connection at ``address`` either, the
+    """The aggregator answers each Heartbeat from now on within this time, at least by an Ack of 0.
+    When no answer has come by then, and no process takes a connection at ``address`` either, the
     aggregator is stopped or cut off, and there are others. 0: no answer is promised.
     """
     address: _builtins.str
@@ -672,8 +684,9 @@ Global___Welcome: _TypeAlias = Welcome  # noqa: Y015
 
 @_typing.final
 class Ack(_message.Message):
-    """Everything up to seq is folded, and what it calls for is durable or derivable from the next
-    snapshot. Frees the delivery copy, never the latch. 0 is nothing: a sign of life.
+    """All evidence up to seq is folded, and the actions that it requires are durable or derivable from
+    the next snapshot. Frees the delivery copy, never the latch. 0 acknowledges no evidence: it is a
+    sign of life.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -692,6 +705,36 @@ class Ack(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Ack: _TypeAlias = Ack  # noqa: Y015
+
+@_typing.final
+class EntriesDropped(_message.Message):
+    """Entries of the message ``seq`` (0: of Hello) that are outside the contract's bounds. All others
+    were taken. Sent once in a while for as long as such entries come.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQ_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    seq: _builtins.int
+    entries: _builtins.int
+    reason: _builtins.str
+    """The first of them and its error ("components[7].reason: 300 characters; ...")."""
+    def __init__(
+        self,
+        *,
+        seq: _builtins.int = ...,
+        entries: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "reason", b"reason", "seq", b"seq"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EntriesDropped: _TypeAlias = EntriesDropped  # noqa: Y015
 
 @_typing.final
 class Redirect(_message.Message):

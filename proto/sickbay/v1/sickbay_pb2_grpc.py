@@ -45,9 +45,9 @@ class WardServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Attend(self, request_iterator, context):
-        """Attend is opened by the agent. Its first message is Hello, its second a Snapshot; deltas count
-        only within the stream that carried their snapshot. A newer authenticated stream of the same
-        node closes the older.
+        """The agent opens Attend. Its first message is Hello, its second a Snapshot; deltas count only
+        within the stream that carried their snapshot. A newer authenticated stream of the same node
+        closes the older.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -42,18 +42,18 @@ class WardStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> WardAsyncStub: ...
     Attend: _grpc.StreamStreamMultiCallable[_sickbay_pb2.AgentMessage, _sickbay_pb2.AggregatorMessage]
-    """Attend is opened by the agent. Its first message is Hello, its second a Snapshot; deltas count
-    only within the stream that carried their snapshot. A newer authenticated stream of the same
-    node closes the older.
+    """The agent opens Attend. Its first message is Hello, its second a Snapshot; deltas count only
+    within the stream that carried their snapshot. A newer authenticated stream of the same node
+    closes the older.
     """
 
 @_typing.type_check_only
 class WardAsyncStub(WardStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Attend: _aio.StreamStreamMultiCallable[_sickbay_pb2.AgentMessage, _sickbay_pb2.AggregatorMessage]  # type: ignore[assignment]
-    """Attend is opened by the agent. Its first message is Hello, its second a Snapshot; deltas count
-    only within the stream that carried their snapshot. A newer authenticated stream of the same
-    node closes the older.
+    """The agent opens Attend. Its first message is Hello, its second a Snapshot; deltas count only
+    within the stream that carried their snapshot. A newer authenticated stream of the same node
+    closes the older.
     """
 
 class WardServicer(metaclass=_abc_1.ABCMeta):
@@ -63,9 +63,9 @@ class WardServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_sickbay_pb2.AgentMessage],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_sickbay_pb2.AggregatorMessage], _abc.AsyncIterator[_sickbay_pb2.AggregatorMessage]]:
-        """Attend is opened by the agent. Its first message is Hello, its second a Snapshot; deltas count
-        only within the stream that carried their snapshot. A newer authenticated stream of the same
-        node closes the older.
+        """The agent opens Attend. Its first message is Hello, its second a Snapshot; deltas count only
+        within the stream that carried their snapshot. A newer authenticated stream of the same node
+        closes the older.
         """
 
 def add_WardServicer_to_server(servicer: WardServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

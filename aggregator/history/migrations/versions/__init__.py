@@ -1,1 +1,1 @@
-"""One file, one step."""
+"""One file for each migration step."""

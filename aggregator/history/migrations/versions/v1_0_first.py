@@ -1,4 +1,4 @@
-"""The tables as they were before Alembic. Those that stand already are taken as they are."""
+"""The tables as they were before Alembic. Existing tables are taken as they are."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Several replicas share one database: who wrote a row, and what an incident said last."""
+"""Several replicas share one database: a row's writer, and an incident's last state."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,12 +10,12 @@ depends_on = None
 
 
 def upgrade() -> None:
-    # With a default: a program of before this step writes on, should somebody go back to it.
+    # With a default: after a rollback an older program goes on writing.
     for table in ("transitions", "evidence"):
         op.add_column(
             table,
             sa.Column("replica", sa.String(253), nullable=False, server_default=sa.text("''")),
         )
     op.create_index("transitions_incident_at", "transitions", ["incident", "at"])
-    # The version of before Alembic: what it said stands in Alembic's own table.
+    # The version from before Alembic: Alembic's own table has its content.
     op.drop_table("sickbay_history_schema", if_exists=True)

@@ -1,0 +1,103 @@
+"""One POST: its body, its signature, and what an answer to it means. Pure.
+
+A receiver recomputes HMAC-SHA256 over "TIMESTAMP.BODY" with the shared secret; docs/alerts.md.
+"""
+
+import enum
+import hashlib
+import hmac
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+
+from aggregator.alerts.outbox import PendingDelivery
+
+SIGNATURE = "X-Sickbay-Signature"
+TIMESTAMP = "X-Sickbay-Timestamp"
+DELIVERY = "X-Sickbay-Delivery"
+BODY_VERSION = 1
+
+#: Seconds. A receiver may ask for a delay, but not for an endless one.
+MOST_RETRY_AFTER = 3600.0
+#: Of the 4xx, those that say "not now" and not "never".
+_NOT_NOW = frozenset({408, 425, 429})
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Seconds. ``first`` to ``most`` between attempts, doubling, with full jitter."""
+
+    first: float = 1.0
+    most: float = 900.0
+    give_up: float = 7 * 86400.0
+
+    def pause(self, attempts: int, rng: random.Random) -> float:
+        """How long to wait after ``attempts`` that failed (1 or more)."""
+        return rng.uniform(0.0, min(self.most, self.first * 2 ** min(attempts - 1, 40)))
+
+
+class Delivery(enum.Enum):
+    """The meaning of an answer: delivered, try again, or never try this one again."""
+
+    TAKEN = "taken"
+    AGAIN = "again"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookResponse:
+    """The outcome of a POST. ``retry_after`` is in seconds, where the receiver named it."""
+
+    verdict: Delivery
+    because: str
+    retry_after: float | None = None
+
+
+def body(delivery: PendingDelivery) -> bytes:
+    """The JSON document of docs/alerts.md."""
+    head = f'{{"version":{BODY_VERSION},"source":"sickbay",'
+    about = f'"delivery":{{"id":"{delivery.id}","attempt":{delivery.attempts + 1}}},'
+    return f'{head}{about}"alerts":{delivery.alerts}}}'.encode()
+
+
+def headers(ident: str, content: bytes, secret: bytes, now: float) -> dict[str, str]:
+    """The headers by which a receiver trusts the body, refuses an old one, and accepts it only
+    once.
+    """
+    timestamp = str(int(now))
+    digest = hmac.new(secret, timestamp.encode() + b"." + content, hashlib.sha256).hexdigest()
+    return {
+        "Content-Type": "application/json",
+        "User-Agent": "sickbay-aggregator",
+        SIGNATURE: f"sha256={digest}",
+        TIMESTAMP: timestamp,
+        DELIVERY: ident,
+    }
+
+
+def classify_response(status: int, given: Mapping[str, str], now: float) -> WebhookResponse:
+    """A 2xx accepts it, most 4xx refuse it for good, and any other status is tried again."""
+    if 200 <= status < 300:
+        return WebhookResponse(Delivery.TAKEN, f"HTTP {status}")
+    if 400 <= status < 500 and status not in _NOT_NOW:
+        return WebhookResponse(Delivery.NEVER, f"HTTP {status}")
+    because = f"HTTP {status}"
+    if status // 100 == 3:
+        because += ": it redirects, which is not followed; configure where it points to"
+    return WebhookResponse(Delivery.AGAIN, because, retry_after(given.get("Retry-After", ""), now))
+
+
+def retry_after(text: str, now: float) -> float | None:
+    """Seconds of "120" or of an HTTP date, or None for any other text."""
+    text = text.strip()
+    if text.isascii() and text.isdigit():
+        return min(float(text), MOST_RETRY_AFTER)
+    try:
+        when = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=UTC)
+    return min(max(0.0, when.timestamp() - now), MOST_RETRY_AFTER)

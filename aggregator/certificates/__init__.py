@@ -1,1 +1,0 @@
-"""Certificates: whose are believed, and when each is good."""

@@ -1,0 +1,9 @@
+"""The command `sickbay`: the page's content in a terminal, and a person's actions.
+
+Reading asks the aggregator's API. Acting goes to the cluster itself, with the person's own rights,
+so that it works while every aggregator is down.
+"""
+
+from aggregator.cli.main import main
+
+__all__ = ["main"]

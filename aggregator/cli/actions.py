@@ -1,0 +1,203 @@
+"""A person's actions, applied to the cluster itself with the person's own rights.
+
+Stop, resume, release, quarantine; exempt and pin a node, and take that back. No action needs a
+running aggregator: each only writes a request, which the aggregator carries out (it also reads the
+stop switch before it acts).
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from aggregator.cli.errors import UsageError
+from aggregator.cli.text_table import brief
+from aggregator.cluster.port import Action, QuarantineSpec
+from aggregator.quarantine.decide.operator_requests import EXEMPT, PIN, exemption
+from aggregator.rfc3339 import write_time
+
+
+class ClusterActions(Protocol):
+    """The cluster to which requests are written. Each method returns the text for the person, and
+    raises `CommandFailed`.
+    """
+
+    def stop(self, reason: str) -> str: ...
+    def resume(self) -> str: ...
+    def release(self, node: str) -> str: ...
+    def quarantine(self, node: str, spec: QuarantineSpec) -> str: ...
+    def annotate(self, node: str, wish: "AnnotationChange") -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotationChange:
+    """Annotations to write on a node (None removes one), and the text for the person afterwards.
+
+    ``idle`` replaces the text where the node has none of the annotations to be removed.
+    """
+
+    annotations: Mapping[str, str | None]
+    said: str
+    idle: str = ""
+
+    def changes(self, annotations: Mapping[str, str]) -> bool:
+        """Whether the write would change the node."""
+        return any(annotations.get(key) != value for key, value in self.annotations.items())
+
+
+_UNITS = {"m": 60, "h": 3600, "d": 86400}
+_LONGEST = 365 * 86400
+_SOON = "sickbay sees it within three minutes, and before it acts on the node."
+
+
+def seconds_of(text: str) -> float:
+    """A duration from the command line. Raises UsageError."""
+    found = re.fullmatch(r"(\d{1,6})([mhd])", text)
+    if found is None:
+        raise UsageError(f'--for: "{text}" is no duration; expected one such as 30m, 8h or 7d')
+    seconds = int(found[1]) * _UNITS[found[2]]
+    if not 0 < seconds <= _LONGEST:
+        raise UsageError(f'--for: "{text}"; expected more than nothing, and 365d at most')
+    return seconds
+
+
+def exempted(node: str, until: float, reason: str, *, how: str) -> AnnotationChange:
+    """Leave the node alone until then (wall clock seconds). ``how``: as for `stopped`."""
+    return AnnotationChange(
+        {EXEMPT: exemption(until, reason)},
+        f"{node}: exempt until {write_time(until)}: {brief(reason)}\n"
+        f"{_SOON} A quarantine that stands stays, and evicts nobody any more: sickbay release "
+        f"{node}{how} ends it.\nSooner: sickbay unexempt {node}{how}",
+    )
+
+
+def unexempted(node: str) -> AnnotationChange:
+    """Evaluate the node like any other."""
+    said = f"{node}: no longer exempt. {_SOON}"
+    return AnnotationChange({EXEMPT: None}, said, f"{node} was not exempt.")
+
+
+def pinned(node: str, reason: str, *, how: str) -> AnnotationChange:
+    """Keep the node in quarantine."""
+    return AnnotationChange(
+        {PIN: reason},
+        f"{node}: pinned: {brief(reason)}\n"
+        "A quarantine of it is not released by itself until the pin is gone. It puts no node in: "
+        f"sickbay quarantine does.\nTo let go: sickbay unpin {node}{how}",
+    )
+
+
+def unpinned(node: str) -> AnnotationChange:
+    """Release the node when it is healthy."""
+    said = f"{node}: no longer pinned; it is released once nothing else speaks against it."
+    return AnnotationChange({PIN: None}, said, f"{node} was not pinned.")
+
+
+def wish(action: Action, reason: str, requester: str) -> QuarantineSpec:
+    """A quarantine made by hand. The name "sickbay" is the aggregator's own: it would end it."""
+    who = requester if requester not in {"", "sickbay"} else "a person"
+    return QuarantineSpec(action=action, kind="manual", reason=reason, requester=who)
+
+
+def stopped(before: str, reason: str, *, how: str) -> str:
+    """After a stop. ``how``, here and below: the options that a person needs to act again."""
+    was = f' (it was stopped already: "{brief(before)}")' if before else ""
+    return (
+        f"Stopped{was}: {brief(reason)}\n"
+        "No new quarantine and no eviction from now on, but for a few that are in flight. "
+        f"Releases go on.\nTo go on: sickbay resume{how}"
+    )
+
+
+def stopped_where_nothing_was(namespace: str, reason: str, *, how: str) -> str:
+    """After a stop that made the record: the namespace may be the wrong one."""
+    return (
+        f"{stopped('', reason, how=how)}\n"
+        f"BUT: there was no record in namespace {namespace}. If sickbay runs in another one, "
+        "nothing is stopped: say which with --namespace. See: sickbay status"
+    )
+
+
+def resumed(before: str) -> str:
+    """After a resume."""
+    return f'Resumed; it was stopped: "{brief(before)}"' if before else "It was not stopped."
+
+
+def resumed_in_cluster(before: str) -> str:
+    """After a resume where aggregators stay stopped although the object that held the stop was
+    deleted.
+    """
+    return (
+        resumed(before)
+        if before
+        else (
+            "No stop is written in the cluster. If one was deleted, an aggregator that was still "
+            "stopped goes on now. See: sickbay status"
+        )
+    )
+
+
+def released(node: str, spec: QuarantineSpec) -> str:
+    """After a release."""
+    overruled = ", and this evidence quarantines the node no more until it is over"
+    return (
+        f"{node}: release asked for (it was quarantined: {brief(spec.reason)}).\n"
+        f"The aggregator undoes what it did{overruled if spec.evidence else ''}. "
+        f"See: sickbay node {node}"
+    )
+
+
+def quarantined(node: str, spec: QuarantineSpec, *, stop: str | None, how: str) -> str:
+    """After a quarantine by hand. ``stop`` is the stop switch's reason, or None if it can't be
+    read.
+    """
+    waits = ""
+    if stop is None:
+        waits = (
+            "Whether sickbay is stopped you may not see; if it is, nothing begins until resumed.\n"
+        )
+    elif stop:
+        waits = (
+            f"BUT: sickbay is stopped: {brief(stop)}\n"
+            f"Nothing begins until the stop is lifted. To lift it, for all nodes: "
+            f"sickbay resume{how}\n"
+        )
+    return (
+        f"{node}: {spec.action} asked for: {brief(spec.reason)}\n{waits}"
+        f"What a person makes, a person ends: sickbay release {node}{how}"
+    )
+
+
+def none_such(node: str) -> str:
+    """The node has no quarantine to release."""
+    return f"{node} is not in quarantine: there is nothing to release\n  See: sickbay quarantines"
+
+
+def unknown(node: str) -> str:
+    """A local cluster's file has no entry of it: a node is in it after an action or a request."""
+    return (
+        f"this file has no node {node}: nothing was done to it, and nobody has asked anything of "
+        "it yet. Is the name right?\n  See: sickbay nodes"
+    )
+
+
+def forgotten(node: str) -> str:
+    """A local cluster's file has no entry of it any more."""
+    return (
+        f"{node}: forgotten. It is no longer shown within three minutes, unless its agent speaks: "
+        "then it is a node that is new."
+    )
+
+
+def not_forgotten(node: str, why: str, *, then: str) -> str:
+    """The node's entry is still in use. ``then``: the command that ends that."""
+    return f"{node} is {why}: it is not forgotten\n  First: {then}"
+
+
+def already(node: str, spec: QuarantineSpec, *, change: str) -> str:
+    """The node has a quarantine already. ``change``: the command that changes it."""
+    return (
+        f"{node} is in quarantine already ({spec.action}, by {brief(spec.requester) or 'hand'}: "
+        f"{brief(spec.reason)})\n"
+        f"  To change it: {change}"
+    )

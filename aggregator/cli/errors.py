@@ -1,0 +1,9 @@
+"""Errors that keep a command from being done, each with the next step."""
+
+
+class CommandFailed(Exception):
+    """The command could not be done: exit code 1."""
+
+
+class UsageError(Exception):
+    """The command line makes no sense: exit code 2."""

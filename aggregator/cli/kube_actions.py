@@ -1,0 +1,274 @@
+"""Acting through the Kubernetes API, with the person's own kubeconfig and rights."""
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+
+import msgspec
+
+from aggregator.cli import actions
+from aggregator.cli.errors import CommandFailed, UsageError
+from aggregator.cluster.kubernetes import paths
+from aggregator.cluster.kubernetes.credentials import CredentialSources
+from aggregator.cluster.kubernetes.limiter import Limiter, Priority
+from aggregator.cluster.kubernetes.objects import (
+    STOP_NAME,
+    OldStopObject,
+    PartialObjectMetadata,
+    StopObject,
+    decode,
+    to_stop,
+    to_stop_in_record,
+)
+from aggregator.cluster.kubernetes.quarantine_codec import (
+    GROUP,
+    VERSION,
+    decode_quarantine,
+    encode_spec,
+)
+from aggregator.cluster.kubernetes.transport import MERGE_PATCH, METADATA, Transport, encode
+from aggregator.cluster.port import ClusterError, Conflict, NotFound, QuarantineSpec, Refused
+from aggregator.rfc3339 import write_time
+
+_DEADLINE = 20.0
+
+
+class KubeActions:
+    """`ClusterActions` on the cluster that ``sources`` lead to; the record is in ``namespace``.
+
+    ``how`` are the options that select that cluster again, for people; it begins with a space.
+    Raises UsageError where they select no cluster.
+    """
+
+    def __init__(self, sources: CredentialSources, namespace: str, *, how: str) -> None:
+        if not sources.in_cluster and not sources.has_file:
+            raise UsageError(
+                f"there is no kubeconfig at {sources.path}, and this is no pod with a service "
+                "account; expected --kubeconfig FILE, or --local DATABASE without Kubernetes"
+            )
+        self._sources = sources
+        self._namespace = namespace
+        self._how = how
+
+    def stop(self, reason: str) -> str:
+        async def work(api: Transport) -> str:
+            before = await self._stop(api)
+            await self._set_stop(api, reason)
+            if before is None:
+                return actions.stopped_where_nothing_was(self._namespace, reason, how=self._how)
+            return actions.stopped(before, reason, how=self._how)
+
+        return self._do(work)
+
+    def resume(self) -> str:
+        async def work(api: Transport) -> str:
+            before = await self._stop(api)
+            try:
+                await self._set_stop(api, "")
+            except Refused as error:
+                if before or error.status != 403:
+                    raise
+            return actions.resumed_in_cluster(before or "")
+
+        return self._do(work)
+
+    def release(self, node: str) -> str:
+        async def work(api: Transport) -> str:
+            where = paths.quarantine(node)
+            try:
+                body = await api.request("GET", where, kind="quarantines", lane=Priority.RELEASE)
+                found = decode_quarantine(body)
+                fence = {"preconditions": {"uid": found.uid}}
+                await api.request(
+                    "DELETE", where, kind="quarantines", lane=Priority.RELEASE, body=encode(fence)
+                )
+            except NotFound as error:
+                raise CommandFailed(actions.none_such(node)) from error
+            return actions.released(node, found.spec)
+
+        return self._do(work)
+
+    def quarantine(self, node: str, spec: QuarantineSpec) -> str:
+        async def work(api: Transport) -> str:
+            await _must_be_a_node(api, node)
+            stop = await self._stop_if_seen(api)
+            told = msgspec.to_builtins(encode_spec(spec))
+            body = {
+                "apiVersion": f"{GROUP}/{VERSION}",
+                "kind": "Quarantine",
+                "metadata": {"name": node},
+                "spec": {name: value for name, value in told.items() if value is not None},
+            }
+            try:
+                await api.request(
+                    "POST",
+                    paths.QUARANTINES,
+                    kind="quarantines",
+                    lane=Priority.TAINT,
+                    body=encode(body),
+                )
+            except Conflict as error:
+                known = await api.request(
+                    "GET", paths.quarantine(node), kind="quarantines", lane=Priority.TAINT
+                )
+                change = f"kubectl edit quarantine {node}, or release it first"
+                text = actions.already(node, decode_quarantine(known).spec, change=change)
+                raise CommandFailed(text) from error
+            except NotFound as error:
+                raise CommandFailed(
+                    f"this cluster knows no quarantines: {error}\n"
+                    "  Is sickbay installed? kubectl apply --server-side -f crd.yaml"
+                ) from error
+            return actions.quarantined(node, spec, stop=stop, how=self._how)
+
+        return self._do(work)
+
+    def annotate(self, node: str, wish: actions.AnnotationChange) -> str:
+        async def work(api: Transport) -> str:
+            where = paths.node(node)
+            try:
+                body = await api.request(
+                    "GET", where, kind="nodes", lane=Priority.RECORD, accept=METADATA
+                )
+                meta = decode(body, PartialObjectMetadata).metadata
+                if wish.idle and not wish.changes(meta.annotations or {}):
+                    return wish.idle
+                await api.request(
+                    "PATCH",
+                    where,
+                    kind="nodes",
+                    lane=Priority.RECORD,
+                    body=encode({"metadata": {"uid": meta.uid, "annotations": wish.annotations}}),
+                    content_type=MERGE_PATCH,
+                )
+            except NotFound as error:
+                raise CommandFailed(
+                    f'there is no node "{node}"\n  See: kubectl get nodes'
+                ) from error
+            return wish.said
+
+        return self._do(work)
+
+    # -- the stop switch -----------------------------------------------------------------
+
+    async def _stop(self, api: Transport) -> str | None:
+        """Why it is stopped, "" when it is not, None where there is no record and no switch yet."""
+        found = [await self._read_stop(api), await self._read_old_stop(api)]
+        return None if found == [None, None] else found[0] or found[1] or ""
+
+    async def _read_stop(self, api: Transport) -> str | None:
+        try:
+            where = paths.stop(self._namespace)
+            body = await api.request("GET", where, kind="configmaps", lane=Priority.RECORD)
+        except NotFound:
+            return None
+        return to_stop(decode(body, StopObject)).reason or ""
+
+    async def _read_old_stop(self, api: Transport) -> str | None:
+        try:
+            where = paths.record(self._namespace)
+            body = await api.request("GET", where, kind="configmaps", lane=Priority.RECORD)
+        except NotFound:
+            return None
+        return to_stop_in_record(decode(body, OldStopObject)).stop
+
+    async def _stop_if_seen(self, api: Transport) -> str | None:
+        """The same, except that a person without the right to read the switch gets None as well."""
+        try:
+            return await self._stop(api) or ""
+        except Refused as error:
+            if error.status != 403:
+                raise
+            return None
+
+    async def _set_stop(self, api: Transport, reason: str) -> None:
+        """Write the switch, and its older place for an aggregator that knows no other.
+
+        The time makes each writing a change, also of an unchanged reason: a resume ends what an
+        aggregator keeps of a switch that was deleted while it was set.
+        """
+        data = {"reason": reason, "at": write_time(time.time())}
+        try:
+            await self._patch(api, paths.stop(self._namespace), data)
+        except NotFound:
+            await self._make_stop(api, data)
+        with contextlib.suppress(NotFound):
+            try:
+                await self._patch(api, paths.record(self._namespace), {"stop": reason or None})
+            except Refused as error:
+                if error.status != 403 or await self._read_old_stop(api):
+                    raise
+
+    async def _patch(self, api: Transport, where: str, data: Mapping[str, str | None]) -> None:
+        await api.request(
+            "PATCH",
+            where,
+            kind="configmaps",
+            lane=Priority.RECORD,
+            body=encode({"data": data}),
+            content_type=MERGE_PATCH,
+        )
+
+    async def _make_stop(self, api: Transport, data: Mapping[str, str]) -> None:
+        where = paths.config_maps(self._namespace)
+        body = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": STOP_NAME},
+            "data": data,
+        }
+        try:
+            await api.request(
+                "POST", where, kind="configmaps", lane=Priority.RECORD, body=encode(body)
+            )
+        except Conflict:
+            await self._patch(api, paths.stop(self._namespace), data)  # another wrote it
+        except NotFound as error:
+            raise CommandFailed(
+                f"there is no namespace {self._namespace}\n  Where is sickbay? Set --namespace"
+            ) from error
+
+    def _do(self, work: Callable[[Transport], Awaitable[str]]) -> str:
+        async def run() -> str:
+            limiter = Limiter(qps=10, burst=20, clock=time.monotonic)
+            rng = random.Random()  # noqa: S311 - jitter, no secret
+            api = Transport(
+                self._sources, limiter, clock=time.monotonic, rng=rng, deadline=_DEADLINE
+            )
+            try:
+                await self._open(api)
+                return await work(api)
+            finally:
+                await api.close()
+
+        try:
+            return asyncio.run(run())
+        except ClusterError as error:
+            raise CommandFailed(str(error)) from error
+
+    @staticmethod
+    async def _open(api: Transport) -> None:
+        try:
+            await api.open()
+        except Refused as error:  # named by the command line or the environment
+            raise UsageError(
+                f"{error}\n  Another one: --kubeconfig FILE, --context NAME"
+            ) from error
+
+
+async def _must_be_a_node(api: Transport, node: str) -> None:
+    """A typo must not become a quarantine of no node. A person without the right to read nodes is
+    not checked.
+    """
+    try:
+        body = await api.request(
+            "GET", paths.node(node), kind="nodes", lane=Priority.RECORD, accept=METADATA
+        )
+        decode(body, PartialObjectMetadata)
+    except NotFound as error:
+        raise CommandFailed(f'there is no node "{node}"\n  See: kubectl get nodes') from error
+    except Refused as error:
+        if error.status != 403:
+            raise

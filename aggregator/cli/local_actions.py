@@ -1,0 +1,139 @@
+"""Acting without Kubernetes: on the local cluster's own file, which the aggregator reads too."""
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from aggregator.cli import actions
+from aggregator.cli.errors import CommandFailed, UsageError
+from aggregator.cluster.local.store import LocalStore
+from aggregator.cluster.port import ClusterError, Conflict, QuarantineSpec
+from aggregator.quarantine.decide.operator_requests import EXEMPT, PIN
+
+#: Requests that a person may have made for a node, and the command that takes each back.
+_ASKED = ((EXEMPT, "exempt", "unexempt"), (PIN, "pinned", "unpin"))
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether the aggregator would read a request in this file. Opening it as a `LocalStore` would
+    make it one.
+    """
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            query = "SELECT count(*) FROM sqlite_master WHERE name IN ('record', 'quarantines')"
+            return bool(database.execute(query).fetchone() == (2,))
+    except sqlite3.OperationalError:
+        return True  # can't be read now; the code that opens the file reports why
+    except sqlite3.DatabaseError:
+        return False
+
+
+def _if_unknown(store: LocalStore, node: str) -> str:
+    """The addition to the answer: a name that is new may be misspelt."""
+    return f"\nBUT: {actions.unknown(node)}" if store.node_now(node) is None else ""
+
+
+class LocalActions:
+    """`ClusterActions` on the database at ``path``. Raises UsageError where there is none.
+
+    ``how``: the options that select it again, for people; it begins with a space.
+    """
+
+    def __init__(self, path: Path, *, how: str) -> None:
+        if not path.is_file():
+            raise UsageError(
+                f"--local: there is no database at {path}; expected the aggregator's "
+                "cluster.local.database"
+            )
+        if not _is_ours(path):
+            raise UsageError(
+                f"--local: {path} is no local cluster's database; expected the aggregator's "
+                "cluster.local.database"
+            )
+        self._path = path
+        self._how = how
+
+    def stop(self, reason: str) -> str:
+        with self._store() as store:
+            before = store.stopped()
+            store.set_stop(reason)
+            return actions.stopped(before, reason, how=self._how)
+
+    def resume(self) -> str:
+        with self._store() as store:
+            before = store.stopped()
+            store.set_stop("")
+            return actions.resumed(before)
+
+    def release(self, node: str) -> str:
+        with self._store() as store:
+            found = store.quarantine(node)
+            if found is None:
+                raise CommandFailed(actions.none_such(node))
+            store.delete_quarantine(node)
+            return actions.released(node, found.spec)
+
+    def quarantine(self, node: str, spec: QuarantineSpec) -> str:
+        with self._store() as store:
+            new, stop = _if_unknown(store, node), store.stopped()
+            try:
+                store.create_quarantine(node, spec, finalizer=False)
+            except Conflict as error:
+                found = store.quarantine(node)
+                if found is None:
+                    raise
+                change = f"release it first: sickbay release {node}{self._how}"
+                raise CommandFailed(actions.already(node, found.spec, change=change)) from error
+            return actions.quarantined(node, spec, stop=stop, how=self._how) + new
+
+    def annotate(self, node: str, wish: actions.AnnotationChange) -> str:
+        with self._store() as store:
+            new = _if_unknown(store, node)
+            if new and wish.idle:
+                raise CommandFailed(actions.unknown(node))
+            while True:
+                found = store.node(node)
+                if wish.idle and not wish.changes(found.annotations):
+                    return wish.idle
+                merged = {**found.annotations, **wish.annotations}
+                kept = {key: value for key, value in merged.items() if value is not None}
+                try:
+                    store.write_node(replace(found, annotations=kept))
+                except Conflict:
+                    continue  # the aggregator wrote in between
+                return wish.said + new
+
+    def forget_node(self, node: str) -> str:
+        """Take a name out of the file that belongs to no node: misspelt, or of a machine that is
+        gone.
+        """
+        with self._store() as store:
+            found = store.node_now(node)
+            if store.quarantine(node) is not None:
+                then = f"sickbay release {node}{self._how}"
+                raise CommandFailed(actions.not_forgotten(node, "in quarantine", then=then))
+            if found is None:
+                raise CommandFailed(actions.unknown(node))
+            for key, why, command in _ASKED:
+                if key in found.annotations:
+                    then = f"sickbay {command} {node}{self._how}"
+                    raise CommandFailed(actions.not_forgotten(node, why, then=then))
+            if found.taints or found.unschedulable:
+                then = "the aggregator undoes that; try again when it has"
+                raise CommandFailed(actions.not_forgotten(node, "marked as quarantined", then=then))
+            store.delete_node(found)
+            return actions.forgotten(node)
+
+    @contextmanager
+    def _store(self) -> Iterator[LocalStore]:
+        try:
+            store = LocalStore(self._path, wall=time.time)
+            try:
+                yield store
+            finally:
+                store.close()
+        except ClusterError as error:
+            raise CommandFailed(f"{error}") from error

@@ -1,0 +1,111 @@
+"""Whether the wall clock can be believed: it is held against the monotonic one.
+
+A wall clock may jump: by a time server's wrong answer, in a machine that stood still and goes on.
+This process can't tell which of the two clocks is right then. So a wall clock that has moved
+against the monotonic one is doubted until it is back, or has run evenly for `EVEN_FOR`; until then
+irreversible acts go by the earlier of the two. A clock that was wrong at the start can't be
+detected.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from aggregator.rfc3339 import span
+
+#: Seconds that the wall clock may move against the monotonic one within `EVEN_FOR`. A time daemon
+#: that corrects it slowly (chrony: a twelfth of the time at most) stays below.
+BOUND = 60.0
+#: A clock that has moved is believed again when it has run evenly for so long (seconds).
+EVEN_FOR = 600.0
+_LOOK_EVERY = 1.0
+
+log = logging.getLogger("sickbay.clock")
+
+
+class ClockGuard:
+    """Takes both clocks at each check; the first check is believed. Pure."""
+
+    def __init__(self) -> None:
+        #: The wall clock's lead on the monotonic one: as believed, and as seen since it last moved.
+        self._believed: float | None = None
+        self._seen = self._since = 0.0
+
+    def trusted_wall(self, now: float, wall: float) -> float:
+        """The wall clock's time; while it is doubted, the time it would show had it not jumped."""
+        believed = self.check_clocks(now, wall)
+        return wall if abs(wall - now - believed) <= BOUND else now + believed
+
+    def doubt(self, now: float, wall: float) -> str:
+        """Why the wall clock is not believed, in words; empty: it is."""
+        believed = self.check_clocks(now, wall)
+        if abs(wall - now - believed) <= BOUND:
+            return ""
+        by = self._seen - believed  # the same words for as long as it runs evenly
+        return f"it has moved {'ahead' if by > 0 else 'back'} by {_length(abs(by))}"
+
+    def check_clocks(self, now: float, wall: float) -> float:
+        """The lead that is believed after this check."""
+        lead = wall - now
+        if self._believed is None:
+            self._believed, self._seen, self._since = lead, lead, now
+        elif abs(lead - self._seen) > BOUND:
+            self._seen, self._since = lead, now
+        elif now - self._since >= EVEN_FOR:
+            self._believed, self._seen, self._since = lead, lead, now
+        return self._believed
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Monotonic seconds for decisions, wall clock seconds for people and for durable state.
+
+    While the wall clock is doubted (`ClockGuard`), an irreversible act is not due before it is by
+    `earliest`, and counts from `latest`. Where it is believed both are the wall clock's time.
+    """
+
+    now: Callable[[], float]
+    wall: Callable[[], float]
+    _recorder: ClockGuard = field(default_factory=ClockGuard, init=False, repr=False, compare=False)
+
+    def trusted_wall(self) -> float:
+        """The wall clock's time, without a jump that is not believed yet."""
+        return self._recorder.trusted_wall(self.now(), self.wall())
+
+    def earliest(self) -> float:
+        """The earliest time that it may be."""
+        return min(self.wall(), self.trusted_wall())
+
+    def latest(self) -> float:
+        """The latest time that it may be."""
+        return max(self.wall(), self.trusted_wall())
+
+    def doubt(self) -> str:
+        """Why the wall clock is not believed now; empty: it is."""
+        return self._recorder.doubt(self.now(), self.wall())
+
+
+async def watch(
+    doubt: Callable[[], str],
+    tell: Callable[[str], None],
+    *,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> None:
+    """For ever: people are told of each doubt and of its end, the log once."""
+    said = ""
+    while True:
+        found = doubt()
+        if found and found != said:
+            log.warning("the wall clock is doubted", extra={"reason": found})
+        elif said and not found:
+            log.info("the wall clock is believed again")
+        said = found
+        tell(found)
+        await sleep(_LOOK_EVERY)
+
+
+def _length(seconds: float) -> str:
+    """Two digits or so, for people."""
+    unit = next((one for one in (86400.0, 3600.0, 60.0) if seconds >= 2 * one), 1.0)
+    return span(round(seconds / unit) * unit)

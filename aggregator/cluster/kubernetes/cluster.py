@@ -1,0 +1,358 @@
+"""The Kubernetes cluster behind the protocol of aggregator/cluster/port.py."""
+
+import asyncio
+import contextlib
+import os
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+
+from aggregator.cluster.kubernetes import node_condition, paths, rbac
+from aggregator.cluster.kubernetes.crd import read_definition
+from aggregator.cluster.kubernetes.credentials import CredentialSources
+from aggregator.cluster.kubernetes.errors import Failure
+from aggregator.cluster.kubernetes.evictions import (
+    deletion_of,
+    eviction_of,
+    read_deletion,
+    read_refusal,
+)
+from aggregator.cluster.kubernetes.informer import ClusterInformer
+from aggregator.cluster.kubernetes.leases import KubeLeases
+from aggregator.cluster.kubernetes.limiter import Limiter, Priority
+from aggregator.cluster.kubernetes.objects import (
+    NodeObject,
+    PartialObjectMetadata,
+    PodList,
+    RawList,
+    decode,
+    from_taint,
+    patched,
+    to_meta,
+    to_node,
+    to_pod,
+)
+from aggregator.cluster.kubernetes.oidc import signing_keys
+from aggregator.cluster.kubernetes.quarantine_client import QuarantineStore
+from aggregator.cluster.kubernetes.record_client import RecordStore, record_place
+from aggregator.cluster.kubernetes.reflector import Resource, Watch
+from aggregator.cluster.kubernetes.stop_client import StopStore
+from aggregator.cluster.kubernetes.transport import (
+    MERGE_PATCH,
+    METADATA,
+    METADATA_LIST,
+    RequestCounters,
+    Transport,
+    encode,
+)
+from aggregator.cluster.port import (
+    Evicted,
+    EvictionResult,
+    Guard,
+    News,
+    Node,
+    NodeChange,
+    NodeMeta,
+    NotFound,
+    Pod,
+    Quarantine,
+    QuarantineSpec,
+    QuarantineStatus,
+    RecordText,
+    StopText,
+)
+
+#: Nodes decoded before the event loop runs other tasks; about a millisecond.
+_SLICE = 100
+#: Requests under way: enough to keep an API server 10 ms away busy with 3,000 a second, few enough
+#: that an urgent request is sent within milliseconds.
+_AT_ONCE = 32
+
+
+class KubeCluster:
+    """Implements `Cluster`. Arguments in seconds.
+
+    An empty ``kubeconfig`` means the pod's own service account, else the usual places. ``qps`` and
+    ``burst`` bound our requests. ``deadline`` bounds one request; ``silence`` is how long a watch
+    may stay silent. ``clock`` is monotonic, ``wall`` is the time for people. ``shards``: there may
+    be other replicas, and the rights to know of them are looked for.
+    """
+
+    kind = "kubernetes"
+    lists_all = True
+
+    def __init__(
+        self,
+        *,
+        kubeconfig: str = "",
+        context: str = "",
+        namespace: str = "sickbay",
+        qps: float = 100.0,
+        burst: int = 200,
+        deadline: float = 10.0,
+        silence: float = 100.0,
+        shards: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        rng: random.Random | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self._namespace = self.installation = namespace
+        self._clock = clock
+        self._wall = wall
+        self._silence = silence
+        self._shards = shards
+        self._rng = rng or random.Random()  # noqa: S311 - jitter, no secret
+        sources = CredentialSources(kubeconfig, context, os.environ if environ is None else environ)
+        limiter = Limiter(qps=qps, burst=burst, at_once=_AT_ONCE, clock=clock)
+        self._transport = Transport(sources, limiter, clock=clock, rng=self._rng, deadline=deadline)
+        self._record = RecordStore(self._transport, namespace)
+        self._stop = StopStore(self._transport, namespace)
+        self.record_place = record_place(namespace)
+        self._quarantines = QuarantineStore(self._transport, namespace)
+
+    @property
+    def counters(self) -> RequestCounters:
+        """Requests and how they ended, for metrics."""
+        return self._transport.counters
+
+    async def start(self) -> None:
+        """Connect, look for our rights and the definition. Raises Refused that lists the missing
+        ones.
+        """
+        await self._transport.open()
+        await rbac.check(self._transport, self._namespace, shards=self._shards)
+
+    async def close(self) -> None:
+        await self._transport.close()
+
+    async def signing_keys(self) -> tuple[str, str]:
+        """The issuer of service account tokens, and its keys as JWKS text."""
+        return await signing_keys(self._transport)
+
+    def leases(self, *, deadline: float) -> KubeLeases:
+        """The store of the replicas' Leases, beside the record. ``deadline``: seconds a request."""
+        return KubeLeases(self._transport, self._namespace, deadline=deadline, wall=self._wall)
+
+    async def news(self) -> AsyncIterator[News]:
+        """See the protocol. Each caller has a view of its own; closing the iterator ends it."""
+        told: asyncio.Queue[News | None] = asyncio.Queue()
+        room = ClusterInformer(
+            self._transport,
+            namespace=self._namespace,
+            clock=self._clock,
+            rng=self._rng,
+            silence=self._silence,
+        )
+        cluster_events = asyncio.create_task(room.follow(told.put_nowait), name="kube-news")
+        cluster_events.add_done_callback(lambda _: told.put_nowait(None))
+        try:
+            while (news := await told.get()) is not None:
+                yield news
+            cluster_events.result()  # it never ends by itself: this raises its error
+        finally:
+            cluster_events.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await cluster_events
+
+    async def list_nodes(self) -> list[NodeMeta]:
+        """From the server's cache. Decoded in slices: 10,000 at once would block the event loop."""
+        body = await self._transport.request(
+            "GET",
+            paths.NODES,
+            kind="nodes",
+            lane=Priority.STATUS,
+            query={"resourceVersion": "0"},
+            accept=METADATA_LIST,
+        )
+        found: list[NodeMeta] = []
+        for raw in decode(body, RawList).items or ():
+            found.append(to_meta(decode(raw, PartialObjectMetadata)))
+            if len(found) % _SLICE == 0:
+                await asyncio.sleep(0)
+        return found
+
+    async def read_record(self) -> RecordText:
+        return await self._record.read()
+
+    async def write_record(
+        self, text: str, version: str, *, guard: Guard | None = None
+    ) -> RecordText:
+        return await self._record.write(text, version, guard=guard)
+
+    async def read_stop(self) -> StopText:
+        return await self._stop.read()
+
+    async def read_stop_in_record(self) -> RecordText:
+        return await self._stop.read_in_record()
+
+    async def create_quarantine(
+        self, node: str, spec: QuarantineSpec, *, guard: Guard | None = None
+    ) -> Quarantine:
+        return await self._quarantines.create(node, spec, guard=guard)
+
+    async def read_quarantine(self, node: str) -> Quarantine | None:
+        return await self._quarantines.read(node)
+
+    async def write_quarantine_spec(
+        self, quarantine: Quarantine, spec: QuarantineSpec
+    ) -> Quarantine:
+        return await self._quarantines.write_spec(quarantine, spec)
+
+    async def write_quarantine_status(
+        self, quarantine: Quarantine, status: QuarantineStatus
+    ) -> Quarantine:
+        return await self._quarantines.write_status(quarantine, status)
+
+    async def add_finalizer(self, quarantine: Quarantine) -> Quarantine:
+        return await self._quarantines.add_finalizer(quarantine)
+
+    async def drop_quarantine(self, quarantine: Quarantine) -> None:
+        await self._quarantines.drop(quarantine)
+
+    async def definition_is_going(self) -> bool:
+        return (await read_definition(self._transport)).going
+
+    async def read_node(
+        self, name: str, *, cached: bool = False, background: bool = False
+    ) -> Node | None:
+        """``cached``: from the server's watch cache, without etcd; unless it has none."""
+        lane = Priority.EVICTION if background else Priority.READ
+        if cached:
+            found = await self._get_node(name, {"resourceVersion": "0"}, lane)
+            if found is not None:
+                return found
+        return await self._get_node(name, None, lane)
+
+    async def _get_node(
+        self, name: str, query: Mapping[str, str] | None, lane: Priority
+    ) -> Node | None:
+        try:
+            body = await self._transport.request(
+                "GET", paths.node(name), kind="nodes", lane=lane, query=query
+            )
+        except NotFound:
+            return None
+        return to_node(decode(body, NodeObject))
+
+    async def wait_for_node(self, name: str) -> None:
+        """A watch of this one name: it begins with the Node, if it is there."""
+        one = {"fieldSelector": f"metadata.name={name}"}
+        watch = Watch(
+            self._transport,
+            Resource("nodes", paths.NODES, one, watch_accept=METADATA),
+            clock=self._clock,
+            rng=self._rng,
+            silence=self._silence,
+        )
+        async with contextlib.aclosing(watch.changes()) as batches:
+            async for batch in batches:
+                if any(change.type != "DELETED" for change in batch):
+                    return
+
+    async def patch_node(
+        self, node: Node, change: NodeChange, *, guard: Guard | None = None
+    ) -> Node:
+        """The answer is metadata only: by its version the rest is as read, except this change."""
+        metadata: dict[str, object] = {"resourceVersion": node.version, "uid": node.uid}
+        if change.labels:
+            metadata["labels"] = change.labels
+        if change.annotations:
+            metadata["annotations"] = change.annotations
+        spec: dict[str, object] = {}
+        if change.unschedulable is not None:
+            spec["unschedulable"] = change.unschedulable
+        if change.taints is not None:
+            spec["taints"] = [from_taint(taint) for taint in change.taints]
+        body = await self._transport.request(
+            "PATCH",
+            paths.node(node.name),
+            kind="nodes",
+            lane=Priority.RELEASE if _releases(node, change) else Priority.TAINT,
+            body=encode({"metadata": metadata, "spec": spec} if spec else {"metadata": metadata}),
+            content_type=MERGE_PATCH,
+            accept=METADATA,
+            guard=guard,
+        )
+        return patched(node, change, decode(body, PartialObjectMetadata).metadata)
+
+    async def pods_on(self, node: str, *, background: bool = False) -> list[Pod]:
+        body = await self._transport.request(
+            "GET",
+            paths.PODS,
+            kind="pods",
+            lane=_of_drains(background=background),
+            query={"fieldSelector": f"spec.nodeName={node}"},
+        )
+        return [to_pod(pod) for pod in decode(body, PodList).items or ()]
+
+    async def pods_labelled(
+        self, namespace: str, label: str, value: str, *, background: bool = False
+    ) -> list[Pod]:
+        body = await self._transport.request(
+            "GET",
+            paths.pods(namespace),
+            kind="pods",
+            lane=_of_drains(background=background),
+            query={"labelSelector": f"{label}={value}"},
+        )
+        return [to_pod(pod) for pod in decode(body, PodList).items or ()]
+
+    async def delete_pod(
+        self, pod: Pod, *, grace: int, background: bool = False, guard: Guard | None = None
+    ) -> EvictionResult:
+        answer = await self._transport.ask(
+            "DELETE",
+            paths.pod(pod.namespace, pod.name),
+            kind="pods",
+            lane=_of_drains(background=background),
+            body=encode(deletion_of(pod, grace)),
+            guard=guard,
+        )
+        if isinstance(answer, Failure):
+            return read_deletion(answer, pod)
+        return EvictionResult(Evicted.ACCEPTED)
+
+    async def evict(
+        self,
+        pod: Pod,
+        *,
+        dry_run: bool = False,
+        background: bool = False,
+        guard: Guard | None = None,
+    ) -> EvictionResult:
+        answer = await self._transport.ask(
+            "POST",
+            paths.eviction(pod.namespace, pod.name),
+            kind="pods/eviction",
+            lane=_of_drains(background=background),
+            body=encode(eviction_of(pod, dry_run=dry_run)),
+            guard=guard,
+        )
+        if isinstance(answer, Failure):
+            return read_refusal(answer)
+        return EvictionResult(Evicted.ACCEPTED)
+
+    async def announce(
+        self, node: str, *, node_uid: str, quarantined: bool, reason: str, message: str
+    ) -> None:
+        await node_condition.publish(
+            self._transport,
+            node,
+            node_uid=node_uid,
+            quarantined=quarantined,
+            reason=reason,
+            message=message,
+            wall=self._wall,
+        )
+
+
+def _of_drains(*, background: bool) -> Priority:
+    return Priority.BACKGROUND if background else Priority.EVICTION
+
+
+def _releases(node: Node, change: NodeChange) -> bool:
+    """Whether the patch releases the node: such patches go before all others."""
+    if change.unschedulable is not None:
+        return node.unschedulable and not change.unschedulable
+    return change.taints is not None and len(change.taints) < len(node.taints)

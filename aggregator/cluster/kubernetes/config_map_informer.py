@@ -1,0 +1,80 @@
+"""The changes of one ConfigMap; an error of this ConfigMap alone never loses the cluster view.
+
+Releases need neither the record nor the stop switch. So a missing right to read them, or a server
+that fails on them alone, must not end the watches of quarantines and nodes. Each act reads both
+again before it is sent, and fails or is held while they can't be read.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Callable
+
+import msgspec
+
+from aggregator.cluster.kubernetes.reflector import Watch
+from aggregator.cluster.port import ClusterError, News
+
+log = logging.getLogger("sickbay.kube")
+
+#: Between two tries (seconds), spread.
+_AGAIN_S = (2.0, 5.0)
+
+
+class ConfigMapInformer:
+    """``read`` makes the event of the object, or of its absence (None). ``what`` names it."""
+
+    def __init__(
+        self,
+        what: str,
+        watch: Watch,
+        read: Callable[[msgspec.Raw | None], News],
+        rng: random.Random,
+    ) -> None:
+        self._what = what
+        self._watch = watch
+        self._read = read
+        self._rng = rng
+        self._listed = False
+        self._trouble = ""
+
+    async def list(self, tell: Callable[[News], None]) -> None:
+        """Report its present state. Raises ClusterError, except for its own errors alone."""
+        self._listed = False
+        try:
+            found = await self._watch.read_all()
+        except ClusterError as error:
+            self._bear(error)
+            return
+        self._listed = True
+        if self._trouble:
+            log.info("%s can be read again", self._what)
+            self._trouble = ""
+        tell(self._read(found[0] if found else None))
+
+    async def follow(self, tell: Callable[[News], None]) -> None:
+        """Report its changes, for ever. Raises as `list` does."""
+        while True:
+            if not self._listed:
+                await asyncio.sleep(self._rng.uniform(*_AGAIN_S))
+                await self.list(tell)
+                continue
+            try:
+                async with contextlib.aclosing(self._watch.changes()) as batches:
+                    async for batch in batches:
+                        for change in batch:
+                            gone = change.type == "DELETED"
+                            tell(self._read(None if gone else change.object))
+            except ClusterError as error:
+                self._bear(error)
+                self._listed = False
+
+    def _bear(self, error: ClusterError) -> None:
+        """Raises it again unless the server refused, or failed on, this object alone, maybe."""
+        if error.status != 403 and error.status < 500:
+            raise error
+        if self._trouble != str(error):
+            self._trouble = str(error)
+            text = f"{self._what} can't be read: nothing new begins, and releases go on"
+            log.warning(text, extra={"error": self._trouble})

@@ -1,0 +1,37 @@
+"""Whether the definition of quarantines (the CRD) stands: an uninstall must release no node."""
+
+from dataclasses import dataclass
+
+from aggregator.cluster.kubernetes import paths
+from aggregator.cluster.kubernetes.limiter import Priority
+from aggregator.cluster.kubernetes.objects import PartialObjectMetadata, decode
+from aggregator.cluster.kubernetes.transport import METADATA, Transport
+from aggregator.cluster.port import NotFound
+
+
+@dataclass(frozen=True, slots=True)
+class DefinitionState:
+    """The definition as it is now. ``uid`` is "" where there is none."""
+
+    uid: str
+    going: bool  # being deleted, or gone
+
+    def replaces(self, earlier: "DefinitionState") -> bool:
+        """Whether another one stands where ``earlier`` stood: its objects went with it."""
+        return bool(earlier.uid) and self.uid != earlier.uid
+
+
+async def read_definition(transport: Transport) -> DefinitionState:
+    """Ask for it, never from a cache. Raises ClusterError, except for its absence."""
+    try:
+        body = await transport.request(
+            "GET",
+            paths.THE_DEFINITION,
+            kind="customresourcedefinitions",
+            lane=Priority.RELEASE,
+            accept=METADATA,
+        )
+    except NotFound:
+        return DefinitionState(uid="", going=True)
+    meta = decode(body, PartialObjectMetadata).metadata
+    return DefinitionState(uid=meta.uid, going=meta.deletion_timestamp is not None)

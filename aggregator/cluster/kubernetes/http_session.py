@@ -1,0 +1,117 @@
+"""Connections to one API server under one reading of the credentials.
+
+They stay open between requests: a TLS handshake costs more than most requests do.
+"""
+
+import asyncio
+import socket
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import yarl
+from aiohttp import hdrs
+
+from aggregator.cluster.kubernetes.credentials import ApiCredentials
+
+#: The API server closes idle connections after 90 s; we do so before, as a write that meets a
+#: closing connection can't be told from one that was carried out.
+_IDLE_S = 75.0
+CONNECT_S = 5.0
+
+# A peer that vanished without closing (power loss, a firewall's table) is noticed in about 30 s.
+_KEEPALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
+)
+
+
+class HttpSession:
+    """A session of its own. Made within a running event loop."""
+
+    def __init__(self, credentials: ApiCredentials) -> None:
+        self.url = credentials.url
+        # Taken apart once: to parse each request's URL anew costs twice as much as to build it.
+        self._parts = urlsplit(credentials.url)
+        self._credentials = credentials
+        self._fresh = (
+            asyncio.create_task(credentials.keep_fresh(), name="kube-credentials")
+            if credentials.expires
+            else None
+        )
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=100,
+                ssl=credentials.tls or True,
+                keepalive_timeout=_IDLE_S,
+                socket_factory=_socket,
+            ),
+            # identity: compressing costs the server more than the few bytes on the way to it.
+            headers={hdrs.USER_AGENT: "sickbay-aggregator", hdrs.ACCEPT_ENCODING: "identity"},
+            cookie_jar=aiohttp.DummyCookieJar(),
+            read_bufsize=2**20,
+        )
+
+    async def send(
+        self,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's own
+    ) -> aiohttp.ClientResponse:
+        """The answer's head; its body is not read yet. Raises as aiohttp does.
+
+        ``target`` is path and query, quoted.
+        """
+        credentials = self._credentials
+        authorization = await credentials.authorization()
+        if authorization is not None:
+            headers = {**headers, hdrs.AUTHORIZATION: authorization}
+        path, _, query = target.partition("?")
+        url = yarl.URL.build(
+            scheme=self._parts.scheme,
+            authority=self._parts.netloc,
+            path=self._parts.path + path,
+            query_string=query,
+            encoded=True,
+        )
+        try:
+            return await self._session.request(
+                method,
+                url,
+                headers=headers,
+                data=body,
+                timeout=timeout,
+                allow_redirects=False,
+                proxy=credentials.proxy,
+                server_hostname=credentials.server_hostname,
+            )
+        except aiohttp.ClientHttpProxyError as error:
+            # Its own words have the proxy's whole URL, and so its password.
+            proxy = urlsplit(credentials.proxy or "").netloc.rpartition("@")[2]
+            text = f"the proxy {proxy} answered {error.status} {error.message}"
+            raise aiohttp.ClientConnectionError(text) from None
+
+    async def close(self, *, after_s: float = 0.0) -> None:
+        """Close every connection, those in use too, after so long."""
+        try:
+            if after_s:
+                await asyncio.sleep(after_s)
+        finally:
+            if self._fresh is not None:
+                self._fresh.cancel()
+            await self._session.close()
+
+
+def _socket(info: tuple[Any, ...]) -> socket.socket:
+    family, kind, protocol = info[:3]
+    made = socket.socket(family, kind, protocol)
+    for level, option, value in _KEEPALIVE:
+        made.setsockopt(level, option, value)
+    return made

@@ -1,0 +1,274 @@
+"""Events of quarantines, uncordons and the record: a complete view, or one reported lost.
+
+Four watches make one view. When one of them can't be followed without a gap the view is lost, all
+of them are listed again, and objects deleted meanwhile are reported as gone. So the listener never
+has to ask whether it missed something. An error of the record or the stop switch alone loses no
+view: releases need neither (`config_maps`).
+
+Nodes that are unschedulable are listed and watched in full, for their taints: no other way shows
+who removed our taint, and a read for each of their changes would cost more.
+
+The order of the lists matters: quarantines before nodes. A node that was cordoned for a quarantine
+of the first list is in the second, unless it was uncordoned.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from aggregator.cluster.kubernetes import paths
+from aggregator.cluster.kubernetes.config_map_informer import ConfigMapInformer
+from aggregator.cluster.kubernetes.crd import DefinitionState, read_definition
+from aggregator.cluster.kubernetes.objects import (
+    RECORD_NAME,
+    STOP_NAME,
+    NodeObject,
+    PartialObjectMetadata,
+    RecordObject,
+    StopObject,
+    decode,
+    to_node,
+    to_record,
+    to_stop,
+)
+from aggregator.cluster.kubernetes.quarantine_codec import decode_quarantine
+from aggregator.cluster.kubernetes.reflector import Resource, Watch, WatchEvent
+from aggregator.cluster.kubernetes.transport import Transport
+from aggregator.cluster.port import (
+    ClusterError,
+    News,
+    NodeSeen,
+    NodeUncordoned,
+    Phase,
+    Quarantine,
+    QuarantineGone,
+    QuarantineSeen,
+    RecordSeen,
+    RecordText,
+    StopSeen,
+    StopText,
+    Unreachable,
+    WatchLost,
+    WatchSynced,
+)
+from aggregator.runtime.tasks import run_until_first_exit
+
+#: Short, as few replicas list, with one request each, and new faults wait for the view.
+_BACKOFF_FIRST_S, _BACKOFF_MOST_S = 0.5, 5.0
+#: A view that held for so long was no failed try: backoff begins anew.
+_HELD_S = 10.0
+#: Phases in which the node is unschedulable by our hand.
+_CORDONED = frozenset({Phase.CORDONED, Phase.DRAINING, Phase.DRAINED})
+
+#: Nodes decoded before the event loop runs other tasks; about a millisecond.
+_SLICE = 100
+
+_NO_RECORD = RecordText(text="", version="", stop="")
+
+Tell = Callable[[News], None]
+
+
+class ClusterInformer:
+    """One listener's view of the cluster. `follow` runs for ever and gives everything to ``tell``.
+
+    ``clock`` is monotonic seconds; ``rng`` spreads watches and backoff; ``silence`` see Watch.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        namespace: str,
+        clock: Callable[[], float],
+        rng: random.Random,
+        silence: float,
+    ) -> None:
+        self._transport = transport
+        self._namespace = namespace
+        self._clock = clock
+        self._rng = rng
+        self._silence = silence
+        record = self._watch(_config_map(namespace, RECORD_NAME))
+        stop = self._watch(_config_map(namespace, STOP_NAME))
+        self._record = ConfigMapInformer("the admission record", record, _record_seen, rng)
+        self._stop = ConfigMapInformer("the stop switch", stop, _stop_seen, rng)
+        self._quarantines = self._watch(
+            Resource("quarantines", paths.QUARANTINES), before_open=self._check_definition
+        )
+        self._nodes = self._watch(
+            Resource(
+                "nodes",
+                paths.NODES,
+                {"fieldSelector": "spec.unschedulable=true"},
+            )
+        )
+        #: uid by node of every quarantine that was reported and not reported gone; survives a lost
+        #: view.
+        self._known: dict[str, str] = {}
+        self._unschedulable: set[str] = set()
+        self._definition = DefinitionState(uid="", going=False)
+
+    async def follow(self, tell: Tell) -> None:
+        """Report the present state, then all changes, for ever. Raises only its cancellation."""
+        tries = 0
+        lost = ""
+        while True:
+            began = self._clock()
+            try:
+                await self._list_all(tell)
+                lost = ""
+                await self._follow_all(tell)
+            except ClusterError as error:
+                tries = 1 if self._clock() - began > _HELD_S else tries + 1
+                if str(error) != lost:
+                    lost = str(error)
+                    tell(WatchLost(lost))
+                await asyncio.sleep(self._backoff(tries, error))
+
+    async def _list_all(self, tell: Tell) -> None:
+        await self._stop.list(tell)
+        await self._record.list(tell)
+        before = await read_definition(self._transport)
+        if not before.uid:
+            self._tell_all_gone(tell)
+            raise _no_definition()
+        quarantines = [
+            decode_quarantine(raw, self._namespace) for raw in await self._quarantines.read_all()
+        ]
+        await self._tell_missing({one.node: one.uid for one in quarantines}, before, tell)
+        for one in quarantines:
+            self._tell_quarantine(one, tell)
+        nodes = await self._list_nodes(tell)
+        cordoned = {one.node for one in quarantines if one.status.phase in _CORDONED}
+        for node in sorted((self._unschedulable | cordoned) - nodes):
+            tell(NodeUncordoned(node))
+        self._unschedulable = nodes
+        tell(WatchSynced(frozenset(self._known)))
+
+    async def _list_nodes(self, tell: Tell) -> set[str]:
+        """The names of all unschedulable nodes. Those with a quarantine are reported in full."""
+        names: set[str] = set()
+        for raw in await self._nodes.read_all():
+            names.add(self._tell_node(raw, tell))
+            if len(names) % _SLICE == 0:
+                await asyncio.sleep(0)
+        return names
+
+    def _tell_node(self, raw: msgspec.Raw, tell: Tell) -> str:
+        """Report an unschedulable node if it has a quarantine; returns its name."""
+        name = decode(raw, PartialObjectMetadata).metadata.name
+        if name in self._known:
+            tell(NodeSeen(to_node(decode(raw, NodeObject))))
+        return name
+
+    async def _tell_missing(self, now: dict[str, str], before: DefinitionState, tell: Tell) -> None:
+        missing = {node: uid for node, uid in self._known.items() if now.get(node) != uid}
+        # Asked after the list: a definition that was deleted between took its objects along.
+        after = await read_definition(self._transport) if missing else before
+        with_definition = after.going or after.replaces(self._definition)
+        # The earlier reading: if they differ, what we listed may have been the other's, and to
+        # take an uninstall for a release is the worse mistake.
+        self._definition = before
+        for node, uid in missing.items():
+            del self._known[node]
+            tell(QuarantineGone(node, uid, with_definition=with_definition))
+
+    def _tell_all_gone(self, tell: Tell) -> None:
+        for node, uid in self._known.items():
+            tell(QuarantineGone(node, uid, with_definition=True))
+        self._known.clear()
+
+    async def _follow_all(self, tell: Tell) -> None:
+        """Follow the watches until one can't be followed; raises its error."""
+        await run_until_first_exit(
+            kube_news_stop=self._stop.follow(tell),
+            kube_news_record=self._record.follow(tell),
+            kube_news_quarantines=self._follow_quarantines(tell),
+            kube_news_nodes=self._follow_nodes(tell),
+        )
+
+    async def _follow_quarantines(self, tell: Tell) -> None:
+        async with contextlib.aclosing(self._quarantines.changes()) as batches:
+            async for batch in batches:
+                # Asked once for all that was deleted before we asked.
+                deleted = any(change.type == "DELETED" for change in batch)
+                now = await read_definition(self._transport) if deleted else self._definition
+                for change in batch:
+                    self._tell_change(change, now, tell)
+                self._expect(now)
+
+    async def _check_definition(self) -> None:
+        """A watch that ended may have ended with its definition: then a new one starts afresh."""
+        self._expect(await read_definition(self._transport))
+
+    def _expect(self, now: DefinitionState) -> None:
+        """Raises where the definition is no longer the one that we listed under."""
+        if not now.uid:
+            raise _no_definition()
+        if now.replaces(self._definition):
+            raise Unreachable("the definition of quarantines was replaced: listing anew")
+
+    def _tell_change(self, change: WatchEvent, definition: DefinitionState, tell: Tell) -> None:
+        quarantine = decode_quarantine(change.object, self._namespace)
+        if change.type != "DELETED":
+            self._tell_quarantine(quarantine, tell)
+            return
+        self._known.pop(quarantine.node, None)
+        with_definition = definition.going or definition.replaces(self._definition)
+        tell(QuarantineGone(quarantine.node, quarantine.uid, with_definition=with_definition))
+
+    def _tell_quarantine(self, quarantine: Quarantine, tell: Tell) -> None:
+        self._known[quarantine.node] = quarantine.uid
+        tell(QuarantineSeen(quarantine))
+
+    async def _follow_nodes(self, tell: Tell) -> None:
+        async with contextlib.aclosing(self._nodes.changes()) as batches:
+            async for batch in batches:
+                for change in batch:
+                    if change.type != "DELETED":
+                        self._unschedulable.add(self._tell_node(change.object, tell))
+                        continue
+                    node = decode(change.object, PartialObjectMetadata).metadata.name
+                    if node in self._unschedulable:
+                        self._unschedulable.discard(node)
+                        tell(NodeUncordoned(node))
+
+    def _backoff(self, tries: int, error: ClusterError) -> float:
+        """Full jitter, and never earlier than the server asked for."""
+        most = min(_BACKOFF_MOST_S, _BACKOFF_FIRST_S * 2.0 ** min(tries, 10))
+        return (error.retry_after or 0.0) + self._rng.uniform(0.0, most)
+
+    def _watch(
+        self, kind: Resource, before_open: Callable[[], Awaitable[None]] | None = None
+    ) -> Watch:
+        return Watch(
+            self._transport,
+            kind,
+            clock=self._clock,
+            rng=self._rng,
+            silence=self._silence,
+            before_open=before_open,
+        )
+
+
+def _record_seen(raw: msgspec.Raw | None) -> News:
+    return RecordSeen(_NO_RECORD if raw is None else to_record(decode(raw, RecordObject)))
+
+
+def _stop_seen(raw: msgspec.Raw | None) -> News:
+    return StopSeen(StopText() if raw is None else to_stop(decode(raw, StopObject)))
+
+
+def _config_map(namespace: str, name: str) -> Resource:
+    return Resource(
+        "configmaps", paths.config_maps(namespace), {"fieldSelector": f"metadata.name={name}"}
+    )
+
+
+def _no_definition() -> Unreachable:
+    return Unreachable(
+        "the definition of quarantines is gone: apply deploy/kubernetes/crd.yaml", status=404
+    )

@@ -1,0 +1,287 @@
+"""Checks a kubeconfig before the library reads it: the library blocks on a pipe and quotes keys.
+
+The check reads the same as the library: files with ':' between them, of each name the first, the
+last file's current context.
+"""
+
+import base64
+import os
+import ssl
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+
+from aggregator.configfile.regular_file import MOST, require_regular_file
+from aggregator.configfile.yaml_source import where_and_what
+
+#: Each list of a kubeconfig, and the key that holds the content of its items.
+_LISTS = {"clusters": "cluster", "contexts": "context", "users": "user"}
+_WHOLE = "expected clusters, contexts and users, as kubectl config view shows them"
+_PEM = "PEM, with -----BEGIN and -----END"
+
+
+class KubeconfigError(Exception):
+    """A kubeconfig can't be used: the file, its error, and the expected content."""
+
+    def __init__(self, file: str, text: str) -> None:
+        super().__init__(f"the kubeconfig {file} can't be used: {text}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A cluster, context or user, and the file that it stands in."""
+
+    file: str
+    name: str
+    data: Any  # a mapping, once it was picked
+
+
+def files_in(paths: str) -> list[str]:
+    """The files that are there, of several with ':' between them."""
+    parts = (os.path.expanduser(part) for part in paths.split(":") if part)  # noqa: PTH111 - no user
+    return [part for part in parts if os.path.exists(part)]  # noqa: PTH110 - nor one that may look
+
+
+def check(paths: str, context: str) -> None:
+    """Refuse what can't be used. An empty ``context`` is the current one. Runs no plugin.
+
+    Raises KubeconfigError.
+    """
+    found: dict[str, dict[str, _Item]] = {kind: {} for kind in _LISTS}
+    current: object = None
+    for file in files_in(paths):
+        data = _read(file)
+        current = data.get("current-context", current)
+        for kind in _LISTS:
+            for item in _items(file, data, kind):
+                found[kind].setdefault(item.name, item)
+    wanted = context or current
+    if not wanted:
+        raise KubeconfigError(
+            paths, "it has no current context; expected current-context, with a context's name"
+        )
+    chosen = _pick(paths, found["contexts"], "contexts", wanted)
+    if not chosen.data.get("cluster"):
+        text = f'its context "{chosen.name}" has no cluster; expected the name of one'
+        raise KubeconfigError(chosen.file, text)
+    of = f', which its context "{chosen.name}" names'
+    cluster = _pick(paths, found["clusters"], "clusters", chosen.data["cluster"], of)
+    with_tls = _check_server(cluster)  # else the library checks no certificate
+    _check_proxy(cluster)
+    _must_hold(cluster, "proxy-url", "tls-server-name", "insecure-skip-tls-verify")
+    instead = "certificate-authority-data"
+    authority = _ordinary(cluster, "certificate-authority", instead, cluster.file, read=with_tls)
+    if with_tls and authority is not None:
+        _check_authority(authority)
+    user = chosen.data.get("user")
+    if user:
+        user = _pick(paths, found["users"], "users", user, of)
+        _check_user(user, cluster.file, with_tls=with_tls)
+    elif with_tls:  # a plaintext server, as kubectl proxy, needs no user
+        text = f'its context "{chosen.name}" has no user; expected the name of one'
+        raise KubeconfigError(chosen.file, text)
+
+
+def _check_server(cluster: _Item) -> bool:
+    """Whether it speaks TLS. An address that is refused is not shown: it may hold a password."""
+    server = cluster.data.get("server")
+    if not isinstance(server, str) or not server.startswith(("https://", "http://")):
+        text = f'its cluster "{cluster.name}" has no server; expected https://HOST:PORT'
+        raise KubeconfigError(cluster.file, text)
+    if not is_address(server):
+        text = f'its cluster "{cluster.name}" has a server that is no address'
+        raise KubeconfigError(cluster.file, f"{text}; expected https://HOST:PORT")
+    if "@" in urlsplit(server).netloc:
+        text = f'its cluster "{cluster.name}" has a user in its server; expected https://HOST:PORT'
+        raise KubeconfigError(cluster.file, f"{text}, and who asks below users")
+    return server.startswith("https://")
+
+
+def _check_proxy(cluster: _Item) -> None:
+    proxy = cluster.data.get("proxy-url")
+    if proxy and not (isinstance(proxy, str) and is_address(proxy)):
+        text = f'its cluster "{cluster.name}" has a proxy-url that can\'t be used'
+        raise KubeconfigError(cluster.file, f"{text}; expected http://HOST:PORT (or https)")
+
+
+def is_address(url: str) -> bool:
+    """Whether it is an http or https URL with a host, and a port that can be one if any."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """The value under one of an item's keys: the content itself, or the name of its file."""
+
+    item: _Item
+    key: str
+    file: Path | None
+
+    def wrong(self, text: str) -> KubeconfigError:
+        where = f'{self.key} of "{self.item.name}"' + (f": {self.file}" if self.file else "")
+        return KubeconfigError(self.item.file, f"{where} {text}")
+
+    def holds_no(self, what: str) -> KubeconfigError:
+        in_base64 = "" if self.file else ", all of it in base64"
+        return self.wrong(f"holds no {what}; expected {_PEM}{in_base64}")
+
+    def at(self, ends: ExitStack) -> str:
+        """A file with its content, until the end of ``ends``: OpenSSL reads nothing else."""
+        if self.file is not None:
+            return str(self.file)
+        try:
+            content = base64.standard_b64decode(self.item.data[self.key])
+        except (TypeError, ValueError) as error:
+            raise self.wrong("is no base64; expected PEM, in base64") from error
+        try:
+            file = Path(ends.enter_context(tempfile.TemporaryDirectory()), "content")
+            file.write_bytes(content)
+        except OSError as error:  # the library needs as much
+            text = f"is to be put into a file for OpenSSL, and can't: {error}; expected room"
+            raise self.wrong(f"{text} in the temporary folder") from error
+        return str(file)
+
+
+def _check_user(user: _Item, beside: str, *, with_tls: bool) -> None:
+    """``beside``: the file next to which the library looks for certificates, the cluster's."""
+    _must_hold(user, "exec", "auth-provider")
+    by_another = not user.data.keys().isdisjoint({"exec", "auth-provider"})
+    if not by_another:
+        _must_hold(user, "token")
+    _ordinary(user, "tokenFile", "token", user.file, read=not by_another)
+    of_certificate = ("client-certificate", "client-certificate-data", beside)
+    certificate = _ordinary(user, *of_certificate, read=with_tls)
+    key = _ordinary(user, "client-key", "client-key-data", beside, read=with_tls)
+    if with_tls and certificate is not None:
+        _check_pair(certificate, key)
+
+
+def _check_authority(authority: _Named) -> None:
+    with ExitStack() as ends:
+        try:
+            _tls().load_verify_locations(authority.at(ends))
+        except ssl.SSLError as error:
+            raise authority.holds_no("certificate") from error
+
+
+def _check_pair(certificate: _Named, key: _Named | None) -> None:
+    """OpenSSL says that a pair can't be used, and not which of the two is wrong."""
+    asked: list[bool] = []
+
+    def passphrase() -> str:
+        asked.append(True)
+        return ""  # else OpenSSL would prompt at the terminal
+
+    with ExitStack() as ends:
+        first = certificate.at(ends)
+        second = key.at(ends) if key is not None else None
+        try:
+            _tls().load_cert_chain(first, second, passphrase)
+        except OSError as error:  # as ssl.SSLError is, too
+            if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
+                text = "is not the key of its certificate; expected the two that belong together"
+                raise (key or certificate).wrong(text) from error
+            if asked:
+                text = "is encrypted; expected a private key without a passphrase"
+                raise (key or certificate).wrong(text) from error
+            try:
+                _tls().load_verify_locations(first)
+            except ssl.SSLError:
+                raise certificate.holds_no("certificate") from error
+            if key is None:
+                text = "holds no private key beside the certificate; expected client-key with one"
+                raise certificate.wrong(text) from error
+            raise key.holds_no("private key") from error
+
+
+def _tls() -> ssl.SSLContext:
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def _must_hold(item: _Item, *keys: str) -> None:
+    """The library's own error for a key without a value quotes everything beside it."""
+    for key in keys:
+        if key in item.data and item.data[key] is None:
+            text = f'{key} of "{item.name}" is empty; expected a value, or no such key'
+            raise KubeconfigError(item.file, text)
+
+
+def _ordinary(item: _Item, key: str, instead: str, beside: str, *, read: bool) -> _Named | None:
+    """Check that the library will read a file. ``instead`` has its content, and goes first.
+
+    Returns None where there is neither. ``read``: whether the library looks at it, be it empty or
+    not.
+    """
+    if instead in item.data:
+        return None if item.data[instead] == "" else _Named(item, instead, None)
+    named = item.data.get(key)
+    if not named and not (read and key in item.data):
+        return None
+    if named in ("", None):
+        text = f'{key} of "{item.name}" is empty; expected a file, or no such key'
+        raise KubeconfigError(item.file, text)
+    if not isinstance(named, str):
+        raise KubeconfigError(item.file, f'{key} of "{item.name}" is no text; expected a file')
+    file = Path(beside).absolute().parent / named
+    try:
+        with require_regular_file(file, most=MOST).open("rb"):
+            pass
+    except OSError as error:
+        text = f'{key} of "{item.name}": {file} can\'t be read: {error.strerror}'
+        raise KubeconfigError(item.file, f"{text}; expected a readable file") from error
+    return _Named(item, key, file)
+
+
+def _read(file: str) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(require_regular_file(Path(file), most=MOST).read_text("utf-8"))
+    except OSError as error:
+        text = f"it can't be read: {error.strerror}; expected a readable file"
+        raise KubeconfigError(file, text) from error
+    except yaml.YAMLError as error:
+        line, what = where_and_what(error)
+        where = f"line {line}: " if line else ""
+        raise KubeconfigError(file, f"{where}{what}; expected YAML") from error
+    except (ValueError, RecursionError) as error:  # bytes that are no text; a depth that is no file
+        raise KubeconfigError(file, f"it is no YAML; {_WHOLE}") from error
+    if data is None:
+        raise KubeconfigError(file, f"it is empty; {_WHOLE}")
+    if not isinstance(data, dict):
+        raise KubeconfigError(file, f"it has no keys; {_WHOLE}")
+    return data
+
+
+def _items(file: str, data: dict[str, Any], kind: str) -> Iterator[_Item]:
+    items = data.get(kind) or []
+    if not isinstance(items, list):
+        raise KubeconfigError(file, f"its {kind} are no list; expected a list, such as - name: x")
+    for number, item in enumerate(items, 1):
+        name = item.get("name") if isinstance(item, dict) else None
+        if not isinstance(name, str):
+            text = f"number {number} of its {kind} has no name; expected name, with text"
+            raise KubeconfigError(file, text)
+        yield _Item(file, name, item.get(_LISTS[kind]))
+
+
+def _pick(paths: str, items: dict[str, _Item], kind: str, name: object, of: str = "") -> _Item:
+    one = _LISTS[kind]
+    if not items:
+        raise KubeconfigError(paths, f"it has no {kind}; {_WHOLE}")
+    if not isinstance(name, str) or name not in items:
+        text = f'it has no {one} "{name}"{of}; expected one of: {", ".join(items)}'
+        raise KubeconfigError(paths, text)
+    item = items[name]
+    if not isinstance(item.data, dict):
+        text = f'its {one} "{name}" holds nothing; expected {one}, with keys below it'
+        raise KubeconfigError(item.file, text)
+    return item

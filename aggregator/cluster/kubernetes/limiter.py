@@ -1,0 +1,308 @@
+"""Decides which request to the API server is sent next: priorities over one token bucket.
+
+The API server stays alive because we ask it little. Requests that must not wait go first: evictions
+never hold up a release, and a lease does not queue at all. An order exists only because a limited
+number of requests is under way at a time: when a hundred nodes fail at once, their taints go before
+the first Event about one of them.
+
+An order of the queue is not enough for that. The tasks that send taints are busy: for moments no
+taint is queued, and the trailing requests of the nodes already tainted would take the places, and
+then the time, of the taints still to come. So trailing requests get only a few places while taints
+are under way. To prevent starvation in a storm without an end, now and then the request that has
+waited longest goes.
+"""
+
+import asyncio
+import enum
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from aggregator.cluster.port import Unreachable
+
+
+class Priority(enum.IntEnum):
+    """The purpose of a request, most urgent first."""
+
+    STOP = -1  # no limiter at all: the request that waits for it has had its turn
+    LEASE = 0  # no limiter at all: a lease that waits is a lease that is lost
+    RELEASE = 1
+    RECORD = 2  # the admission record: all proposals of a moment wait for it together
+    TAINT = 3
+    READ = 4  # after the taints: work that is begun is finished before new work is begun
+    EVICTION = 5  # for a drain that is begun, without its retries: before the next is begun
+    PHASE = 6  # the next step of a quarantine waits for it
+    BACKGROUND = 7  # retries, and reads that no new fault waits for
+    STATUS = 8
+    EVENT = 9
+
+    @property
+    def unlimited(self) -> bool:
+        """Whether it never queues, and is never counted."""
+        return self <= Priority.LEASE
+
+    @property
+    def trails(self) -> bool:
+        """Whether it is for a node that is marked already: no job is placed there any more."""
+        return self > Priority.READ
+
+
+#: For so long after a taint (seconds) another is expected: the next ones are on their way to us.
+HURRY = 0.05
+#: While taints are under way, one place in so many is for trailing requests.
+SHARE = 16
+#: Urgent requests pause for so long at most (seconds), whatever the server asked for.
+URGENT_PAUSE = 5.0
+#: One in so many that go is the request that has waited longest, of any priority.
+FAIR = 64
+
+
+class TokenBucket:
+    """``rate`` tokens a second, ``burst`` at most. Pure: the time comes in.
+
+    Invariant: from any moment on, within t seconds no more than burst + rate * t are taken.
+    """
+
+    def __init__(self, rate: float, burst: int, now: float) -> None:
+        if rate <= 0 or burst < 1:
+            raise ValueError(f"rate must be above 0 and burst 1 or more, not {rate} and {burst}")
+        self._rate = rate
+        self._burst = float(burst)
+        self._tokens = float(burst)
+        self._at = now
+
+    def wait(self, now: float) -> float:
+        """Seconds until a token is there; 0 when one is."""
+        self._refill(now)
+        if self._tokens >= 1.0:
+            return 0.0
+        # A microsecond more, as the clock's rounding must not leave a sleeper just short of it.
+        return (1.0 - self._tokens) / self._rate + 1e-6
+
+    def take(self, now: float) -> bool:
+        """Take a token if one is there."""
+        self._refill(now)
+        if self._tokens < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True
+
+    def _refill(self, now: float) -> None:
+        if now > self._at:  # a clock that steps back gives nothing and takes nothing
+            self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
+            self._at = now
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    lane: Priority
+    turn: int
+    go: asyncio.Future[None]
+
+
+class Slot:
+    """One request's. A class, and no generator: there are three for each node that fails."""
+
+    __slots__ = ("_lane", "_limiter")
+
+    def __init__(self, limiter: "Limiter", lane: Priority) -> None:
+        self._limiter = limiter
+        self._lane = lane
+
+    async def __aenter__(self) -> None:
+        await self._limiter.acquire(self._lane)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._limiter.release(self._lane)
+
+
+class Limiter:
+    """Lets requests go in order of priority, then of arrival, as the bucket allows.
+
+    ``at_once``: how many may be under way, if that is bounded. Releases are above it: requests that
+    hang must not hold them up. ``clock`` and ``sleep`` belong together; a test gives both.
+    """
+
+    def __init__(
+        self,
+        *,
+        qps: float,
+        burst: int,
+        at_once: int | None = None,
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._at_once = at_once
+        self._few = None if at_once is None else max(1, at_once // SHARE)
+        self._under_way = self._tainting = self._trailing = 0
+        self._hurried_until = float("-inf")
+        self._stirred = asyncio.Event()
+        self._clock = clock
+        self._sleep = sleep
+        self._bucket = TokenBucket(qps, burst, clock())
+        self._lines: dict[Priority, deque[_Waiter]] = {lane: deque() for lane in Priority}
+        self._turn = 0
+        self._unfair = 0
+        self._paused_until = self._trailing_paused_until = clock()
+        self._alarm_at = float("inf")
+        self._pump: asyncio.Task[None] | None = None
+        self._alarm: asyncio.Task[None] | None = None
+
+    @property
+    def waiting(self) -> int:
+        """How many requests stand in line."""
+        return sum(not one.go.done() for line in self._lines.values() for one in line)
+
+    def turn(self, lane: Priority) -> "Slot":
+        """Around a request: enters when it may be sent. Raises Unreachable when closed."""
+        return Slot(self, lane)
+
+    async def acquire(self, lane: Priority) -> None:
+        """Return when the request may be sent. Raises Unreachable when the limiter is closed.
+
+        It counts as under way until it is released.
+        """
+        if lane.unlimited:
+            return
+        now = self._clock()
+        free = now >= self._paused_until and self._has_place(lane, now) and self._is_first(lane)
+        if free and self._bucket.take(now):
+            self._begin(lane)
+            return
+        self._turn += 1
+        waiter = _Waiter(lane, self._turn, asyncio.get_running_loop().create_future())
+        self._lines[lane].append(waiter)
+        self._stirred.set()  # it may go where the first in line could not
+        if self._pump is None or self._pump.done():
+            self._pump = asyncio.create_task(self._let_go(), name="kube-limiter")
+        try:
+            await waiter.go
+        except asyncio.CancelledError:
+            if waiter.go.done() and not waiter.go.cancelled() and waiter.go.exception() is None:
+                self.release(lane)  # it was let go just as it was cancelled
+            raise
+
+    def release(self, lane: Priority) -> None:
+        """The request that was let go has ended, however it did."""
+        if lane.unlimited:
+            return
+        self._under_way -= 1
+        self._trailing -= lane.trails
+        if lane is Priority.TAINT:
+            self._tainting -= 1
+            self._hurried_until = self._clock() + HURRY
+        self._stirred.set()
+
+    def pause(self, seconds: float) -> None:
+        """The server asked for so long a pause (Retry-After). Only unlimited requests go on.
+
+        Requests that do not trail (releases, taints, and their prerequisites) pause for
+        `URGENT_PAUSE` at most: they are few, and a release must not wait because of the answer to
+        an eviction.
+        """
+        now = self._clock()
+        self._trailing_paused_until = max(self._trailing_paused_until, now + seconds)
+        self._paused_until = max(self._paused_until, now + min(seconds, URGENT_PAUSE))
+
+    def close(self) -> None:
+        """End all waits: `acquire` raises Unreachable."""
+        for task in (self._pump, self._alarm):
+            if task is not None:
+                task.cancel()
+        for line in self._lines.values():
+            for waiter in line:
+                if not waiter.go.done():
+                    waiter.go.set_exception(Unreachable("the connection to the cluster was closed"))
+            line.clear()
+
+    # -- requests under way -----------------------------------------------------------------
+
+    def _begin(self, lane: Priority) -> None:
+        self._under_way += 1
+        self._tainting += lane is Priority.TAINT
+        self._trailing += lane.trails
+
+    def _hurries(self, now: float) -> bool:
+        """Whether nodes are on their way to their taint."""
+        return bool(self._tainting or self._lines[Priority.TAINT]) or now < self._hurried_until
+
+    def _has_place(self, lane: Priority, now: float) -> bool:
+        if lane.trails and now < self._trailing_paused_until:
+            return False
+        if self._at_once is None or self._few is None or lane is Priority.RELEASE:
+            return True
+        if self._under_way >= self._at_once:
+            return False
+        return not lane.trails or self._trailing < self._few or not self._hurries(now)
+
+    # -- the next request -----------------------------------------------------------------------
+
+    def _is_first(self, lane: Priority) -> bool:
+        """Whether one that has just come need not stand in line; it is counted if it overtakes."""
+        others = [other for other, line in self._lines.items() if line]
+        if not others:
+            return True
+        if others[0] <= lane or self._unfair + 1 >= FAIR:
+            return False
+        self._unfair += 1
+        return True
+
+    async def _let_go(self) -> None:
+        while self._drop_gone():
+            now = self._clock()
+            delay = max(self._paused_until - now, self._bucket.wait(now))
+            if delay > 0:
+                await self._sleep(delay)
+                continue  # a pause may have come, or a more urgent request
+            waiter = self._next(now)
+            if waiter is None:
+                ends = (self._hurried_until - now, self._trailing_paused_until - now)
+                await self._until_stirred(min((end for end in ends if end > 0), default=0.0))
+                continue
+            self._lines[waiter.lane].popleft()
+            self._bucket.take(now)
+            self._begin(waiter.lane)
+            waiter.go.set_result(None)
+
+    def _next(self, now: float) -> _Waiter | None:
+        """The first waiter of the most urgent priority that has a place, or None while all are
+        taken.
+        """
+        firsts = [line[0] for lane, line in self._lines.items() if line]
+        firsts = [one for one in firsts if self._has_place(one.lane, now)]
+        if not firsts:
+            return None
+        chosen = firsts[0]
+        if chosen.lane is Priority.RELEASE:
+            return chosen
+        oldest = min(firsts, key=lambda one: one.turn)
+        if chosen is oldest:
+            self._unfair = 0
+        elif self._unfair + 1 >= FAIR:
+            self._unfair, chosen = 0, oldest
+        else:
+            self._unfair += 1
+        return chosen
+
+    async def _until_stirred(self, most: float) -> None:
+        """Until a place is free or a request has come; at most so many seconds, if that is any."""
+        self._stirred.clear()
+        at = self._clock() + most
+        if most > 0 and (self._alarm is None or self._alarm.done() or at < self._alarm_at):
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm_at = at
+            self._alarm = asyncio.create_task(self._ring(most), name="kube-limiter-alarm")
+        await self._stirred.wait()
+
+    async def _ring(self, seconds: float) -> None:
+        """One is enough: it may ring too soon, and an earlier one replaces it."""
+        await self._sleep(seconds)
+        self._stirred.set()
+
+    def _drop_gone(self) -> bool:
+        """Drop waiters that gave up at the head of their line; whether any waiter is left."""
+        for line in self._lines.values():
+            while line and line[0].go.done():
+                line.popleft()
+        return any(self._lines.values())

@@ -1,0 +1,157 @@
+"""Our part of `kubectl describe node`: a condition, and an Event. Both may trail."""
+
+from collections.abc import Callable
+from typing import TypedDict
+
+from aggregator.cluster.kubernetes import paths
+from aggregator.cluster.kubernetes.limiter import Priority
+from aggregator.cluster.kubernetes.objects import NodeObject, decode, to_node
+from aggregator.cluster.kubernetes.quarantine_codec import timestamp
+from aggregator.cluster.kubernetes.transport import METADATA, STRATEGIC_PATCH, Transport, encode
+from aggregator.cluster.node_names import CONDITION, is_marked
+from aggregator.cluster.port import Conflict, NotFound
+
+_REPORTER = "sickbay.dev/aggregator"
+# The API's own limits: a longer note or reason is refused.
+_NOTE_BYTES = 1024
+_REASON = 128
+#: The kubelet writes a node's status too, so a conflict is retried this many times.
+_TRIES = 5
+
+
+class _Said(TypedDict):
+    quarantined: bool
+    reason: str
+    message: str
+    now: str | None
+
+
+async def publish(
+    transport: Transport,
+    node: str,
+    *,
+    node_uid: str,
+    quarantined: bool,
+    reason: str,
+    message: str,
+    wall: Callable[[], float],
+) -> None:
+    """Set the condition and send an Event about it, unless the node shows just that already.
+
+    Only a state that the node confirms is published: where our marks do not agree, a later actor
+    has changed them and publishes itself. The condition is written against the version of that
+    read, so that a process that was paused since can't publish a state that is over. The Event
+    comes first: after a failure between the two it is published twice rather than never. Raises
+    Conflict where another node has the name, or where the node changes too often.
+    """
+    told = False
+    for attempt in range(1, _TRIES + 1):
+        said: _Said = {
+            "quarantined": quarantined,
+            "reason": reason,
+            "message": message,
+            "now": timestamp(wall()),
+        }
+        # The cache may only lead to a write against its version: that there is nothing to write, or
+        # that another wrote in between, needs a read from etcd.
+        due = await _due(transport, node, node_uid, said, cached=True) if attempt == 1 else None
+        due = due or await _due(transport, node, node_uid, said, cached=False)
+        if due is None:
+            return
+        if not told:
+            event = _event(node, node_uid, **said)
+            await transport.request(
+                "POST",
+                paths.EVENTS,
+                kind="events",
+                lane=Priority.EVENT,
+                body=encode(event),
+                accept=METADATA,
+            )
+            told = True
+        try:
+            await _write(transport, *due)
+        except Conflict:
+            if attempt == _TRIES:
+                raise
+        else:
+            return
+
+
+async def _due(
+    transport: Transport, node: str, node_uid: str, said: _Said, *, cached: bool
+) -> tuple[NodeObject, dict[str, object]] | None:
+    """The node and the condition to write to it, or None where no write is due."""
+    query = {"resourceVersion": "0"} if cached else None
+    try:
+        body = await transport.request(
+            "GET", paths.node(node), kind="nodes", lane=Priority.STATUS, query=query
+        )
+    except NotFound:
+        if cached:
+            return None
+        raise
+    found = decode(body, NodeObject)
+    if found.metadata.uid != node_uid:
+        if cached:
+            return None
+        raise Conflict(f"node {node} is another one now: its uid is {found.metadata.uid}")
+    if is_marked(to_node(found)) is not said["quarantined"]:
+        return None
+    condition = _condition(found, **said)
+    return None if condition is None else (found, condition)
+
+
+def _condition(
+    found: NodeObject, *, quarantined: bool, reason: str, message: str, now: str | None
+) -> dict[str, object] | None:
+    """The condition to write, or None where the node shows it already."""
+    status = "True" if quarantined else "False"
+    before = found.condition(CONDITION)
+    if before and (before.status, before.reason, before.message) == (status, reason, message):
+        return None
+    condition: dict[str, object] = {
+        "type": CONDITION,
+        "status": status,
+        "reason": reason,
+        "message": message,
+        "lastHeartbeatTime": now,
+    }
+    if before is None or before.status != status:
+        condition["lastTransitionTime"] = now  # kept as it is where the status is the same
+    return condition
+
+
+async def _write(transport: Transport, found: NodeObject, condition: dict[str, object]) -> None:
+    meta = found.metadata
+    patch = {
+        "metadata": {"uid": meta.uid, "resourceVersion": meta.resource_version},
+        "status": {"conditions": [condition]},
+    }
+    await transport.request(
+        "PATCH",
+        f"{paths.node(meta.name)}/status",
+        kind="nodes/status",
+        lane=Priority.STATUS,
+        body=encode(patch),
+        content_type=STRATEGIC_PATCH,
+        accept=METADATA,
+    )
+
+
+def _event(
+    node: str, node_uid: str, *, quarantined: bool, reason: str, message: str, now: str | None
+) -> dict[str, object]:
+    return {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"generateName": f"{node[:200]}-", "namespace": paths.EVENTS_NAMESPACE},
+        "eventTime": now,
+        "reason": reason[:_REASON],
+        "note": message.encode()[:_NOTE_BYTES].decode(errors="ignore"),
+        "regarding": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid},
+        "type": "Warning" if quarantined else "Normal",
+        "action": "Quarantine" if quarantined else "Release",
+        "reportingController": _REPORTER,
+        "reportingInstance": _REPORTER,
+    }

@@ -1,0 +1,372 @@
+"""Nodes, pods, the record and lists, as much of them as is used: decoded from raw JSON.
+
+Unknown fields are skipped while they are parsed, so that a node of 15 KB costs microseconds.
+Shapes: https://kubernetes.io/docs/reference/kubernetes-api/
+"""
+
+import dataclasses
+import datetime as dt
+import sys
+from typing import TypeVar
+
+import msgspec
+
+from aggregator.cluster.node_names import CONDITION
+from aggregator.cluster.port import (
+    Node,
+    NodeChange,
+    NodeMeta,
+    Pod,
+    RecordText,
+    Refused,
+    StopText,
+    Taint,
+    Toleration,
+)
+from aggregator.runtime.interning import EMPTY, intern_text
+
+T = TypeVar("T")
+
+RECORD_NAME = "sickbay-record"
+STOP_NAME = "sickbay-stop"
+#: The kubelet's own note on a pod that comes from a file on the node and can't be evicted.
+_MIRROR = "kubernetes.io/config.mirror"
+#: The prefix of all annotations that people or sickbay set on nodes for sickbay.
+_OURS = "sickbay.dev/"
+
+
+class Owner(msgspec.Struct, frozen=True):
+    kind: str = ""
+    name: str = ""
+    controller: bool | None = None
+
+
+class Meta(msgspec.Struct, frozen=True, rename="camel"):
+    """metadata of any object."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    finalizers: list[str] | None = None
+    owner_references: list[Owner] | None = None
+
+
+class PartialObjectMetadata(msgspec.Struct, frozen=True):
+    """Any object, its metadata alone."""
+
+    metadata: Meta
+
+
+class ListMeta(msgspec.Struct, frozen=True, rename="camel"):
+    resource_version: str = ""
+    next: str = msgspec.field(default="", name="continue")
+
+
+class RawList(msgspec.Struct, frozen=True):
+    """A page of a list whose objects are decoded one by one."""
+
+    metadata: ListMeta
+    items: list[msgspec.Raw] | None = None
+
+
+class RawWatchEvent(msgspec.Struct, frozen=True):
+    type: str
+    object: msgspec.Raw
+
+
+class TaintObject(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    key: str
+    effect: str
+    value: str = ""
+    time_added: str | None = None
+
+
+class NodeSpec(msgspec.Struct, frozen=True):
+    unschedulable: bool | None = None
+    taints: list[TaintObject] | None = None
+
+
+class Condition(msgspec.Struct, frozen=True):
+    type: str
+    status: str = "Unknown"
+    reason: str = ""
+    message: str = ""
+
+
+class NodeInfo(msgspec.Struct, frozen=True):
+    boot_id: str = msgspec.field(default="", name="bootID")
+
+
+class NodeStatus(msgspec.Struct, frozen=True, rename="camel"):
+    capacity: dict[str, str] | None = None
+    allocatable: dict[str, str] | None = None
+    conditions: list[Condition] | None = None
+    node_info: NodeInfo | None = None
+
+
+#: Prefixes of extended resources that are accelerators: a device plugin can keep one of them out.
+_ACCELERATORS = (
+    "nvidia.com/",
+    "amd.com/",
+    "gpu.intel.com/",
+    "habana.ai/",
+    "google.com/",
+    "aws.amazon.com/",
+)
+
+
+class NodeObject(msgspec.Struct, frozen=True):
+    metadata: Meta
+    spec: NodeSpec | None = None
+    status: NodeStatus | None = None
+
+    def condition(self, kind: str) -> Condition | None:
+        """The condition of this type, if the node has it."""
+        conditions = self.status.conditions if self.status else None
+        return next((one for one in conditions or () if one.type == kind), None)
+
+
+class Volume(msgspec.Struct, frozen=True, rename="camel"):
+    empty_dir: msgspec.Raw = msgspec.Raw()
+
+
+class WorkloadRef(msgspec.Struct, frozen=True, rename="camel"):
+    """KEP-4671 as in Kubernetes 1.35."""
+
+    name: str = ""
+    pod_group: str = ""
+    pod_group_replica_key: str = ""
+
+
+class SchedulingGroup(msgspec.Struct, frozen=True, rename="camel"):
+    """KEP-4671 since Kubernetes 1.36."""
+
+    pod_group_name: str = ""
+
+
+class TolerationObject(msgspec.Struct, frozen=True):
+    key: str = ""
+    operator: str = ""
+    value: str = ""
+    effect: str = ""
+
+
+class PodSpec(msgspec.Struct, frozen=True, rename="camel"):
+    volumes: list[Volume] | None = None
+    node_name: str = ""
+    termination_grace_period_seconds: float | None = None
+    workload_ref: WorkloadRef | None = None
+    scheduling_group: SchedulingGroup | None = None
+    tolerations: list[TolerationObject] | None = None
+
+    @property
+    def group(self) -> str:
+        """The name of the group that is scheduled together; empty for none."""
+        if self.scheduling_group is not None:
+            return self.scheduling_group.pod_group_name
+        ref = self.workload_ref
+        return f"{ref.name}/{ref.pod_group}/{ref.pod_group_replica_key}" if ref else ""
+
+
+class PodStatus(msgspec.Struct, frozen=True):
+    phase: str = "Unknown"
+
+
+class PodObject(msgspec.Struct, frozen=True):
+    metadata: Meta
+    spec: PodSpec | None = None
+    status: PodStatus | None = None
+
+
+class PodList(msgspec.Struct, frozen=True):
+    metadata: ListMeta
+    items: list[PodObject] | None = None
+
+
+class RecordData(msgspec.Struct, frozen=True):
+    record: str = ""
+    stop: str = ""
+
+
+class RecordObject(msgspec.Struct, frozen=True):
+    """The ConfigMap of the admission record."""
+
+    metadata: Meta
+    data: RecordData | None = None
+
+
+class StopData(msgspec.Struct, frozen=True):
+    reason: str | None = None
+
+
+class StopObject(msgspec.Struct, frozen=True):
+    """The ConfigMap of the stop switch."""
+
+    metadata: Meta
+    data: StopData | None = None
+
+
+class OldStopData(msgspec.Struct, frozen=True):
+    stop: str = ""
+
+
+class OldStopObject(msgspec.Struct, frozen=True):
+    """The ConfigMap of the admission record, for the stop switch in it; its text is skipped."""
+
+    metadata: Meta
+    data: OldStopData | None = None
+
+
+class Served(msgspec.Struct, frozen=True):
+    name: str = ""
+    served: bool = False
+
+
+class DefinitionSpec(msgspec.Struct, frozen=True):
+    versions: list[Served] | None = None
+
+
+class Definition(msgspec.Struct, frozen=True):
+    """A CustomResourceDefinition."""
+
+    metadata: Meta
+    spec: DefinitionSpec | None = None
+
+    def serves(self, version: str) -> bool:
+        """Whether this version of its objects can be asked for."""
+        versions = self.spec.versions if self.spec else None
+        return any(one.name == version and one.served for one in versions or ())
+
+
+class ReviewStatus(msgspec.Struct, frozen=True):
+    allowed: bool = False
+
+
+class Review(msgspec.Struct, frozen=True):
+    """A SelfSubjectAccessReview's answer."""
+
+    status: ReviewStatus
+
+
+def decode(body: bytes | msgspec.Raw, kind: type[T]) -> T:
+    """Decode; a body of another shape raises Refused, as no API server sends it."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.DecodeError as error:
+        raise Refused(f"what came is no {kind.__name__}: is this an API server? {error}") from error
+
+
+def seconds(text: str | None) -> float:
+    """Seconds since the epoch of an RFC 3339 time; 0 for none. Raises ValueError."""
+    return dt.datetime.fromisoformat(text).timestamp() if text else 0.0
+
+
+def to_meta(bare: PartialObjectMetadata) -> NodeMeta:
+    """The metadata kept of each of 10,000 nodes: only our annotations, and each label text once."""
+    meta = bare.metadata
+    labels = {intern_text(key): intern_text(value) for key, value in (meta.labels or {}).items()}
+    ours = {key: text for key, text in (meta.annotations or {}).items() if key.startswith(_OURS)}
+    return NodeMeta(sys.intern(meta.name), meta.uid, labels, ours or EMPTY)
+
+
+def to_node(node: NodeObject) -> Node:
+    meta, spec = node.metadata, node.spec or NodeSpec()
+    info = node.status.node_info if node.status else None
+    ready, ours = node.condition("Ready"), node.condition(CONDITION)
+    return Node(
+        name=meta.name,
+        uid=meta.uid,
+        version=meta.resource_version,
+        unschedulable=bool(spec.unschedulable),
+        taints=tuple(
+            Taint(taint.key, taint.value, taint.effect, taint.time_added or "")
+            for taint in spec.taints or ()
+        ),
+        labels=meta.labels or {},
+        annotations=meta.annotations or {},
+        boot_id=info.boot_id if info else "",
+        ready=None if ready is None or ready.status == "Unknown" else ready.status == "True",
+        condition=ours.status if ours is not None else "",
+        devices=_devices(node.status) if node.status else {},
+    )
+
+
+def patched(before: Node, change: NodeChange, meta: Meta) -> Node:
+    """The node after a patch against its version, by the metadata that came back."""
+    return dataclasses.replace(
+        before,
+        version=meta.resource_version,
+        labels=meta.labels or {},
+        annotations=meta.annotations or {},
+        taints=before.taints if change.taints is None else change.taints,
+        unschedulable=(
+            before.unschedulable if change.unschedulable is None else change.unschedulable
+        ),
+    )
+
+
+def _devices(status: NodeStatus) -> dict[str, tuple[str, str]]:
+    """Quantities as they are written: the API server writes equal ones alike."""
+    allocatable = status.allocatable or {}
+    return {
+        name: (most, allocatable.get(name, "0"))
+        for name, most in (status.capacity or {}).items()
+        if name.startswith(_ACCELERATORS)
+    }
+
+
+def to_pod(pod: PodObject) -> Pod:
+    meta = pod.metadata
+    owner = next((one for one in meta.owner_references or () if one.controller), Owner())
+    spec = pod.spec or PodSpec()
+    grace = spec.termination_grace_period_seconds
+    return Pod(
+        namespace=meta.namespace,
+        name=meta.name,
+        uid=meta.uid,
+        version=meta.resource_version,
+        phase=pod.status.phase if pod.status else "Unknown",
+        deleting=meta.deletion_timestamp is not None,
+        mirror=_MIRROR in (meta.annotations or {}),
+        owner_kind=owner.kind,
+        owner_name=owner.name,
+        empty_dir=any(
+            bytes(volume.empty_dir) not in {b"", b"null"} for volume in spec.volumes or ()
+        ),
+        labels=meta.labels or {},
+        annotations=meta.annotations or {},
+        node=spec.node_name,
+        created_at=seconds(meta.creation_timestamp),
+        deletion_at=seconds(meta.deletion_timestamp),
+        grace=30.0 if grace is None else grace,
+        group=spec.group,
+        tolerations=tuple(
+            Toleration(one.key, one.operator, one.value, one.effect)
+            for one in spec.tolerations or ()
+        ),
+    )
+
+
+def to_record(record: RecordObject) -> RecordText:
+    data = record.data or RecordData()
+    meta = record.metadata
+    return RecordText(data.record, meta.resource_version, data.stop, meta.uid)
+
+
+def to_stop(found: StopObject) -> StopText:
+    data = found.data or StopData()
+    return StopText(data.reason, found.metadata.resource_version)
+
+
+def to_stop_in_record(found: OldStopObject) -> RecordText:
+    data = found.data or OldStopData()
+    return RecordText("", found.metadata.resource_version, data.stop, found.metadata.uid)
+
+
+def from_taint(taint: Taint) -> TaintObject:
+    return TaintObject(taint.key, taint.effect, taint.value, taint.time_added or None)

@@ -1,0 +1,66 @@
+"""Where things are in the API."""
+
+from urllib.parse import quote
+
+from aggregator.cluster.kubernetes.objects import RECORD_NAME, STOP_NAME
+from aggregator.cluster.kubernetes.quarantine_codec import DEFINITION, GROUP, PLURAL, VERSION
+from aggregator.cluster.port import Refused
+
+NODES = "/api/v1/nodes"
+PODS = "/api/v1/pods"
+QUARANTINES = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
+THE_DEFINITION = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{DEFINITION}"
+ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+#: Nodes live in no namespace; Events about such objects live in this one.
+EVENTS_NAMESPACE = "default"
+EVENTS = f"/apis/events.k8s.io/v1/namespaces/{EVENTS_NAMESPACE}/events"
+
+
+def quoted(name: str) -> str:
+    """A name as one part of a path: one from outside must not reach another path.
+
+    Raises Refused for a name that the API server ignores: its path is that of all such objects.
+    """
+    if not name.strip("/"):
+        raise Refused(f"{name!r} is no object's name")
+    return quote(name, safe="")
+
+
+def node(name: str) -> str:
+    return f"{NODES}/{quoted(name)}"
+
+
+def quarantine(name: str) -> str:
+    return f"{QUARANTINES}/{quoted(name)}"
+
+
+def pods(namespace: str) -> str:
+    return f"/api/v1/namespaces/{quoted(namespace)}/pods"
+
+
+def pod(namespace: str, name: str) -> str:
+    return f"{pods(namespace)}/{quoted(name)}"
+
+
+def eviction(namespace: str, name: str) -> str:
+    return f"{pod(namespace, name)}/eviction"
+
+
+def config_maps(namespace: str) -> str:
+    return f"/api/v1/namespaces/{quoted(namespace)}/configmaps"
+
+
+def record(namespace: str) -> str:
+    return f"{config_maps(namespace)}/{RECORD_NAME}"
+
+
+def stop(namespace: str) -> str:
+    return f"{config_maps(namespace)}/{STOP_NAME}"
+
+
+def leases(namespace: str) -> str:
+    return f"/apis/coordination.k8s.io/v1/namespaces/{quoted(namespace)}/leases"
+
+
+def lease(namespace: str, name: str) -> str:
+    return f"{leases(namespace)}/{quoted(name)}"

@@ -1,0 +1,182 @@
+"""Quarantines in the API: made, read, changed and dropped, each write with its fence."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from aggregator.cluster.kubernetes import paths
+from aggregator.cluster.kubernetes.errors import Failure
+from aggregator.cluster.kubernetes.limiter import Priority
+from aggregator.cluster.kubernetes.objects import Meta, PartialObjectMetadata, decode
+from aggregator.cluster.kubernetes.quarantine_codec import (
+    FINALIZER,
+    GROUP,
+    VERSION,
+    SpecObject,
+    decode_quarantine,
+    encode_spec,
+    encode_status,
+)
+from aggregator.cluster.kubernetes.transport import MERGE_PATCH, Transport, encode
+from aggregator.cluster.port import (
+    Conflict,
+    Guard,
+    NotFound,
+    Phase,
+    Quarantine,
+    QuarantineSpec,
+    QuarantineStatus,
+)
+
+#: Another client's finalizer or status may come in between, but not five times in a row.
+_TRIES = 5
+
+
+class QuarantineStore:
+    """All quarantines of one cluster, as the ``installation`` sees them."""
+
+    def __init__(self, transport: Transport, installation: str) -> None:
+        self._transport = transport
+        self._installation = installation
+
+    async def create(
+        self, node: str, spec: QuarantineSpec, *, guard: Guard | None = None
+    ) -> Quarantine:
+        """Make it, with our finalizer. Raises Conflict when the node has one."""
+        body = {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": "Quarantine",
+            "metadata": {"name": node, "finalizers": [FINALIZER]},
+            "spec": _without_nulls(encode_spec(spec)),
+        }
+        made = await self._transport.request(
+            "POST",
+            paths.QUARANTINES,
+            kind="quarantines",
+            lane=Priority.TAINT,
+            body=encode(body),
+            guard=guard,
+        )
+        return decode_quarantine(made, self._installation)
+
+    async def read(self, node: str) -> Quarantine | None:
+        """From etcd, or None where the node has none."""
+        try:
+            return decode_quarantine(await self._get(node), self._installation)
+        except NotFound:
+            return None
+
+    async def write_spec(self, quarantine: Quarantine, spec: QuarantineSpec) -> Quarantine:
+        return await self._patch(
+            paths.quarantine(quarantine.node),
+            {"metadata": _fence(quarantine), "spec": encode_spec(spec)},
+            Priority.TAINT,
+        )
+
+    async def write_status(self, quarantine: Quarantine, status: QuarantineStatus) -> Quarantine:
+        return await self._patch(
+            f"{paths.quarantine(quarantine.node)}/status",
+            {"metadata": _fence(quarantine), "status": encode_status(status)},
+            _lane(quarantine.status, status),
+        )
+
+    async def add_finalizer(self, quarantine: Quarantine) -> Quarantine:
+        """Raises Conflict where it has changed, or is being deleted already."""
+        meta = decode(await self._get(quarantine.node), PartialObjectMetadata).metadata
+        if (meta.uid, meta.resource_version) != (quarantine.uid, quarantine.version):
+            raise Conflict(f"quarantine {quarantine.node} has changed since it was read")
+        if meta.deletion_timestamp is not None:
+            raise Conflict(f"quarantine {quarantine.node} is being deleted: too late to hold it")
+        finalizers = [*(meta.finalizers or ()), FINALIZER]
+        return await self._patch(
+            paths.quarantine(quarantine.node),
+            {"metadata": {**_fence(quarantine), "finalizers": finalizers}},
+            Priority.TAINT,
+        )
+
+    async def drop(self, quarantine: Quarantine) -> None:
+        """Delete it, then take our finalizer off; by uid, whatever its version.
+
+        A crash in between leaves a deletion to finish. The other order would leave a quarantine
+        without a finalizer. Raises Conflict if it changes faster than it can be dropped.
+        """
+        for _ in range(_TRIES):
+            left = await self._delete(quarantine)
+            if left is None or FINALIZER not in (left.finalizers or ()):
+                return
+            kept = [one for one in left.finalizers or () if one != FINALIZER]
+            fence = {"uid": left.uid, "resourceVersion": left.resource_version}
+            try:
+                await self._patch(
+                    paths.quarantine(quarantine.node),
+                    {"metadata": {**fence, "finalizers": kept}},
+                    Priority.RELEASE,
+                )
+            except NotFound:
+                return
+            except Conflict:
+                continue
+            return
+        raise Conflict(f"quarantine {quarantine.node} changes faster than it can be dropped")
+
+    async def _delete(self, quarantine: Quarantine) -> Meta | None:
+        """Ask for its deletion; returns the rest, or None when it is gone (or another now)."""
+        options = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": quarantine.uid},
+        }
+        answer = await self._transport.ask(
+            "DELETE",
+            paths.quarantine(quarantine.node),
+            kind="quarantines",
+            lane=Priority.RELEASE,
+            body=encode(options),
+        )
+        if isinstance(answer, Failure):
+            if answer.code in {404, 409}:
+                return None
+            raise answer.error()
+        # A finalizer holds it: the object comes back. Else a Status, whose metadata is empty.
+        meta = decode(answer, PartialObjectMetadata).metadata
+        return meta if meta.uid == quarantine.uid else None
+
+    async def _get(self, node: str) -> bytes:
+        return await self._transport.request(
+            "GET", paths.quarantine(node), kind="quarantines", lane=Priority.READ
+        )
+
+    async def _patch(self, path: str, patch: Mapping[str, object], lane: Priority) -> Quarantine:
+        body = await self._transport.request(
+            "PATCH",
+            path,
+            kind="quarantines",
+            lane=lane,
+            body=encode(patch),
+            content_type=MERGE_PATCH,
+        )
+        return decode_quarantine(body, self._installation)
+
+
+def _fence(quarantine: Quarantine) -> dict[str, object]:
+    """Preconditions that make a late write fail: another version answers 409, another object 409 or
+    422.
+    """
+    return {"resourceVersion": quarantine.version, "uid": quarantine.uid}
+
+
+def _lane(before: QuarantineStatus, after: QuarantineStatus) -> Priority:
+    """The next step waits for a phase change; other progress may trail."""
+    if after.phase is Phase.RELEASING:
+        return Priority.RELEASE
+    if after.phase is Phase.DRAINING and before.phase is not Phase.DRAINING:
+        return Priority.EVICTION  # of many drains the first evicts while others have yet to begin
+    if after.phase is not before.phase or not before.admitted_at:
+        return Priority.PHASE
+    return Priority.STATUS
+
+
+def _without_nulls(spec: SpecObject) -> dict[str, object]:
+    """For a new object: the schema takes no null, which in a patch means "remove"."""
+    values = msgspec.to_builtins(spec)
+    return {key: value for key, value in values.items() if value is not None}

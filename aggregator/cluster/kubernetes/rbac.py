@@ -1,0 +1,130 @@
+"""The permissions that sickbay needs to start, and the fix for a person where one is missing."""
+
+import asyncio
+from dataclasses import dataclass
+
+from aggregator.cluster.kubernetes import paths
+from aggregator.cluster.kubernetes.errors import Failure
+from aggregator.cluster.kubernetes.limiter import Priority
+from aggregator.cluster.kubernetes.objects import RECORD_NAME, STOP_NAME, Definition, Review, decode
+from aggregator.cluster.kubernetes.quarantine_codec import DEFINITION, GROUP, PLURAL, VERSION
+from aggregator.cluster.kubernetes.transport import Transport, encode
+from aggregator.cluster.port import Refused
+
+_DEFINITION_FILE = "deploy/kubernetes/crd.yaml"
+_RIGHTS_FILE = "deploy/kubernetes/aggregator-rbac.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class Permission:
+    """One thing that we must be allowed. An empty ``namespace`` is all of the cluster."""
+
+    verb: str
+    group: str
+    resource: str  # with its subresource: pods/eviction
+    namespace: str = ""
+    name: str = ""
+
+    def __str__(self) -> str:
+        where = f" in namespace {self.namespace}" if self.namespace else ""
+        group = f".{self.group}" if self.group else ""
+        return f"{self.verb} {self.resource}{group}{f' {self.name}' if self.name else ''}{where}"
+
+    def attributes(self) -> dict[str, str]:
+        """As a SelfSubjectAccessReview asks for it."""
+        resource, _, subresource = self.resource.partition("/")
+        return {
+            "verb": self.verb,
+            "group": self.group,
+            "resource": resource,
+            "subresource": subresource,
+            "namespace": self.namespace,
+            "name": self.name,
+        }
+
+
+def needed(namespace: str, *, shards: bool) -> list[Permission]:
+    """Every right that KubeCluster uses; aggregator-rbac.yaml grants these and no other.
+
+    ``shards``: with those that several replicas need to coordinate.
+    """
+    leases = [
+        Permission(verb, "coordination.k8s.io", "leases", namespace)
+        for verb in ("list", "create", "update")
+    ]
+    return [
+        *(leases if shards else ()),
+        *(
+            Permission(verb, GROUP, PLURAL)
+            for verb in ("get", "list", "watch", "create", "patch", "delete")
+        ),
+        Permission("patch", GROUP, f"{PLURAL}/status"),
+        Permission("get", "apiextensions.k8s.io", "customresourcedefinitions", name=DEFINITION),
+        *(Permission(verb, "", "nodes") for verb in ("get", "list", "watch", "patch")),
+        Permission("patch", "", "nodes/status"),
+        Permission("list", "", "pods"),
+        Permission("create", "", "pods/eviction"),
+        *(
+            Permission(verb, "", "configmaps", namespace, RECORD_NAME)
+            for verb in ("get", "list", "watch", "update")
+        ),
+        *(
+            Permission(verb, "", "configmaps", namespace, STOP_NAME)
+            for verb in ("get", "list", "watch")
+        ),
+        Permission("create", "", "configmaps", namespace),
+        Permission("create", "events.k8s.io", "events", paths.EVENTS_NAMESPACE),
+    ]
+
+
+async def check(transport: Transport, namespace: str, *, shards: bool) -> None:
+    """Raises Refused that lists all that is missing, and which file to apply."""
+    problems = [
+        await _missing_rights(transport, needed(namespace, shards=shards)),
+        await _missing_definition(transport),
+    ]
+    found = [problem for problem in problems if problem]
+    if found:
+        raise Refused("; ".join(found))
+
+
+async def _missing_rights(transport: Transport, rights: list[Permission]) -> str:
+    allowed = await asyncio.gather(*(_allowed(transport, right) for right in rights))
+    missing = [str(right) for right, yes in zip(rights, allowed, strict=True) if not yes]
+    if not missing:
+        return ""
+    return (
+        f"this identity lacks rights in the cluster: {', '.join(missing)}"
+        f" (apply {_RIGHTS_FILE}, or grant them to the identity that the aggregator runs as)"
+    )
+
+
+async def _missing_definition(transport: Transport) -> str:
+    answer = await transport.ask(
+        "GET", paths.THE_DEFINITION, kind="customresourcedefinitions", lane=Priority.RECORD
+    )
+    if not isinstance(answer, Failure):
+        if decode(answer, Definition).serves(VERSION):
+            return ""
+        return f"the cluster's {DEFINITION} does not serve {VERSION} (apply {_DEFINITION_FILE})"
+    if answer.code == 404:
+        return f"the cluster has no definition of quarantines (apply {_DEFINITION_FILE})"
+    if answer.code == 403:
+        return ""  # among the missing rights already
+    raise answer.error()
+
+
+async def _allowed(transport: Transport, right: Permission) -> bool:
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": right.attributes()},
+    }
+    body = await transport.request(
+        "POST",
+        paths.ACCESS_REVIEWS,
+        kind="selfsubjectaccessreviews",
+        lane=Priority.RECORD,
+        body=encode(review),
+    )
+    return decode(body, Review).status.allowed

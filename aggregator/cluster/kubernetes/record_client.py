@@ -1,0 +1,120 @@
+"""The admission record: a ConfigMap, changed only by compare-and-set.
+
+Its `stop` is a person's switch, for when the aggregator itself is at fault:
+
+    kubectl -n sickbay patch configmap sickbay-record --type merge -p '{"data":{"stop":"why"}}'
+"""
+
+import msgspec
+
+from aggregator.cluster.kubernetes import paths
+from aggregator.cluster.kubernetes.limiter import Priority
+from aggregator.cluster.kubernetes.objects import RECORD_NAME, RecordObject, decode, to_record
+from aggregator.cluster.kubernetes.transport import Transport, encode
+from aggregator.cluster.port import Conflict, Guard, NotFound, RecordPlace, RecordText, Refused
+
+#: Objects kept to write against, by version. One is the rule; a failed write leaves another.
+_KEPT = 4
+_DELETED = "the record was deleted since it was read"
+
+
+def record_place(namespace: str) -> RecordPlace:
+    """The ConfigMap's. The stop stands in the same object: to delete it would lift that too."""
+    empty = """'{"data":{"record":""}}'"""
+    return RecordPlace(
+        f"ConfigMap {namespace}/{RECORD_NAME}, data.record",
+        f"kubectl -n {namespace} patch configmap {RECORD_NAME} --type merge -p {empty}",
+    )
+
+
+class RecordStore:
+    """The record in one namespace."""
+
+    def __init__(self, transport: Transport, namespace: str) -> None:
+        self._transport = transport
+        self._namespace = namespace
+        self._read: dict[str, bytes] = {}
+
+    async def read(self) -> RecordText:
+        """From etcd, made empty if it is not there. Raises Refused without the namespace."""
+        try:
+            return await self._get()
+        except NotFound:
+            pass
+        try:
+            return await self._create("")
+        except Conflict:
+            return await self._get()  # another made it in between
+
+    async def write(self, text: str, version: str, *, guard: Guard | None = None) -> RecordText:
+        """Compare-and-set: a PUT of the whole object as it was read, with another `record`.
+
+        A merge patch would leave `stop` alone too, and takes twice as long on the server. An empty
+        ``version`` is that of a record that is not there: it is made.
+        """
+        if not version:
+            return await self._create(text, guard)
+        body = self._read.get(version)
+        if body is None:  # read by another, or long ago
+            now = await self._get_or_conflict()
+            if now.version != version:
+                raise Conflict(f"the record is at version {now.version}, not {version}", status=409)
+            body = self._read[version]
+        changed = msgspec.json.decode(body)
+        changed["data"] = {**(changed.get("data") or {}), "record": text}
+        try:
+            answer = await self._transport.request(
+                "PUT",
+                paths.record(self._namespace),
+                kind="configmaps",
+                lane=Priority.RECORD,
+                body=encode(changed),
+                guard=guard,
+            )
+        except NotFound as error:
+            raise Conflict(_DELETED, status=404) from error
+        return self._keep(answer)
+
+    def _keep(self, body: bytes) -> RecordText:
+        """Remember the object by its version, to write against; the last few are enough."""
+        record = to_record(decode(body, RecordObject))
+        self._read[record.version] = body
+        while len(self._read) > _KEPT:
+            del self._read[next(iter(self._read))]
+        return record
+
+    async def _get(self) -> RecordText:
+        return self._keep(
+            await self._transport.request(
+                "GET", paths.record(self._namespace), kind="configmaps", lane=Priority.RECORD
+            )
+        )
+
+    async def _get_or_conflict(self) -> RecordText:
+        try:
+            return await self._get()
+        except NotFound as error:
+            raise Conflict(_DELETED, status=404) from error
+
+    async def _create(self, text: str, guard: Guard | None = None) -> RecordText:
+        record = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": RECORD_NAME, "namespace": self._namespace},
+            "data": {"record": text},
+        }
+        try:
+            body = await self._transport.request(
+                "POST",
+                paths.config_maps(self._namespace),
+                kind="configmaps",
+                lane=Priority.RECORD,
+                body=encode(record),
+                guard=guard,
+            )
+        except NotFound as error:
+            raise Refused(
+                f"there is no namespace {self._namespace}: create it, or set cluster.namespace",
+                status=404,
+            ) from error
+        return self._keep(body)

@@ -1,0 +1,186 @@
+"""A list, and a watch from the list's version: the API server's state of one kind of object.
+
+A watch that ends in order, or falls silent, reconnects from the last version that was seen, and no
+change is missed. Where that can't be done the view is lost: the error says why, and the caller
+lists again.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+import aiohttp
+import msgspec
+
+from aggregator.cluster.kubernetes.errors import StatusBody
+from aggregator.cluster.kubernetes.limiter import Priority
+from aggregator.cluster.kubernetes.objects import (
+    PartialObjectMetadata,
+    RawList,
+    RawWatchEvent,
+    decode,
+)
+from aggregator.cluster.kubernetes.transport import JSON, Transport
+from aggregator.cluster.port import Refused, Unreachable, is_older
+
+_PAGE = 500
+#: The server ends a watch after this long; spread, so that those of all replicas don't meet.
+_WATCH_S = (240.0, 480.0)
+_EVENT = msgspec.json.Decoder(RawWatchEvent)
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """The objects that are listed and watched. ``selector`` is query parameters of both."""
+
+    name: str
+    path: str
+    selector: Mapping[str, str] = field(default_factory=dict)
+    list_accept: str = JSON
+    watch_accept: str = JSON
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEvent:
+    """ADDED, MODIFIED or DELETED, and the object as JSON."""
+
+    type: str
+    object: msgspec.Raw
+
+
+class Watch:
+    """One kind of object. ``rng`` spreads; ``sleep`` and ``clock`` belong together.
+
+    ``silence`` is how long, in seconds, a watch may stay silent before it reconnects: bookmarks
+    come about every minute, and a dead peer sends none. ``before_open`` runs before each watch is
+    opened; an error that it raises ends the changes.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        kind: Resource,
+        *,
+        clock: Callable[[], float],
+        rng: random.Random,
+        silence: float,
+        before_open: Callable[[], Awaitable[None]] | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._transport = transport
+        self._kind = kind
+        self._clock = clock
+        self._rng = rng
+        self._silence = silence
+        self._before_open = before_open
+        self._sleep = sleep
+        self._version = ""
+
+    async def read_all(self) -> list[msgspec.Raw]:
+        """All of them, from etcd and not from a cache. Raises ClusterError."""
+        found: list[msgspec.Raw] = []
+        token = ""
+        while True:
+            query = {**self._kind.selector, "limit": str(_PAGE)}
+            if token:
+                query["continue"] = token
+            body = await self._transport.request(
+                "GET",
+                self._kind.path,
+                kind=self._kind.name,
+                lane=Priority.RECORD,
+                query=query,
+                accept=self._kind.list_accept,
+            )
+            page = decode(body, RawList)
+            found += page.items or []
+            self._version = page.metadata.resource_version
+            token = page.metadata.next
+            if not token:
+                return found
+
+    async def changes(self) -> AsyncGenerator[list[WatchEvent]]:
+        """Changes after `read_all`, in batches as they arrive; for ever.
+
+        Raises ClusterError when the changes can't be followed without a gap.
+        """
+        again = False
+        while True:
+            began = self._clock()
+            if self._before_open is not None:
+                await self._before_open()
+            if again:
+                await self._check_version()
+            again = True
+            async with contextlib.aclosing(self._follow()) as batches:
+                async for batch in batches:
+                    yield batch
+            if self._clock() - began < 1.0:
+                # A server (or a proxy before it) that closes at once must not be hammered.
+                await self._sleep(self._rng.uniform(0.5, 1.0))
+
+    async def _check_version(self) -> None:
+        """Raises Unreachable where the server has not reached our version: etcd was restored.
+
+        A watch from a version of the future is accepted, and sends no change until that is reached.
+        """
+        body = await self._transport.request(
+            "GET",
+            self._kind.path,
+            kind=self._kind.name,
+            lane=Priority.RECORD,
+            query={**self._kind.selector, "limit": "1"},
+            accept=self._kind.list_accept,
+        )
+        version = decode(body, RawList).metadata.resource_version
+        if is_older(version, self._version):
+            raise Unreachable(
+                f"versions of {self._kind.name} went back from {self._version} to {version}, as "
+                "when etcd is restored: listing anew"
+            )
+
+    async def _follow(self) -> AsyncGenerator[list[WatchEvent]]:
+        query = {
+            **self._kind.selector,
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": self._version,
+            "timeoutSeconds": str(int(self._rng.uniform(*_WATCH_S))),
+        }
+        async with self._transport.stream(
+            self._kind.path, kind=self._kind.name, query=query, accept=self._kind.watch_accept
+        ) as stream:
+            rest = b""
+            while chunk := await self._more(stream):
+                *lines, rest = (rest + chunk).split(b"\n")
+                changes = [change for line in lines if line and (change := self._read(line))]
+                if changes:
+                    yield changes
+
+    def _read(self, line: bytes) -> WatchEvent | None:
+        try:
+            event = _EVENT.decode(line)
+        except msgspec.DecodeError as error:
+            raise Refused(f"a watch of {self._kind.name} sent what is no event: {error}") from error
+        if event.type == "ERROR":
+            status = decode(event.object, StatusBody)
+            raise Unreachable(
+                f"the watch of {self._kind.name} ended: {status.code} {status.message}",
+                status=status.code,
+            )
+        self._version = (
+            decode(event.object, PartialObjectMetadata).metadata.resource_version or self._version
+        )
+        if event.type == "BOOKMARK":
+            return None
+        return WatchEvent(event.type, event.object)
+
+    async def _more(self, stream: aiohttp.StreamReader) -> bytes:
+        """The bytes that came; empty when the watch has ended, broke off, or is silent too long."""
+        try:
+            async with asyncio.timeout(self._silence):
+                return await stream.readany()
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            return b""

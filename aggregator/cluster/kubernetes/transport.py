@@ -1,0 +1,284 @@
+"""Requests to the API server: raw bodies in and out, a deadline, counted, errors typed.
+
+A request is retried here only where its credentials had been rotated: whether to try again is a
+decision of the caller, and a late write must fail.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import NamedTuple
+from urllib.parse import urlencode, urlsplit
+
+import aiohttp
+import msgspec
+from aiohttp import hdrs
+
+from aggregator.cluster.kubernetes import credentials
+from aggregator.cluster.kubernetes.errors import Failure, parse_failure
+from aggregator.cluster.kubernetes.http_session import CONNECT_S, HttpSession
+from aggregator.cluster.kubernetes.limiter import Limiter, Priority
+from aggregator.cluster.kubernetes.retry import retry_idempotent
+from aggregator.cluster.port import ClusterError, Guard, Refused, Unreachable
+
+_LOG = logging.getLogger(__name__)
+
+JSON = "application/json"
+MERGE_PATCH = "application/merge-patch+json"
+STRATEGIC_PATCH = "application/strategic-merge-patch+json"
+#: Metadata without spec and status.
+METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+
+#: A server that asks for more than this gets this; the error still says what it asked for.
+_LONGEST_PAUSE_S = 60.0
+#: Credentials that the server refused are read again at most so often.
+_RELOAD_EVERY_S = 10.0
+#: Requests on the old credentials may end within this time; watches reconnect after it.
+_RETIRED_AFTER_S = 30.0
+#: A read that failed sooner than this (seconds) is asked again.
+_QUICK_S = 2.0
+
+
+class RequestCounters:
+    """Requests and how they ended, for metrics. Read by others, written by `Transport`."""
+
+    def __init__(self) -> None:
+        #: By (method or "WATCH", kind of object, HTTP status); status 0: no answer came.
+        self.answers: Counter[tuple[str, str, int]] = Counter()
+        #: 429 because the server is busy; and 429 of a pod's disruption budget, which is not that.
+        self.throttled = 0
+        self.blocked = 0
+
+
+class _Ask(NamedTuple):
+    """One request as it is sent; ``target`` is path and query."""
+
+    method: str
+    target: str
+    kind: str
+    headers: Mapping[str, str]
+    body: bytes | None = None
+    deadline: float = 0.0  # seconds, for the answer as a whole
+
+    @property
+    def name(self) -> str:
+        return f"{self.method} {self.target.partition('?')[0]}"
+
+
+class Transport:
+    """Speaks to one API server. ``deadline`` is in seconds, for a request's answer as a whole."""
+
+    def __init__(
+        self,
+        sources: credentials.CredentialSources,
+        limiter: Limiter,
+        *,
+        clock: Callable[[], float],
+        rng: random.Random,
+        deadline: float,
+    ) -> None:
+        self.counters = RequestCounters()
+        self._sources = sources
+        self._limiter = limiter
+        self._clock = clock
+        self._rng = rng
+        self._deadline = deadline
+        self._wire: HttpSession | None = None
+        self._reload = asyncio.Lock()
+        self._reloaded_at = float("-inf")
+        self._retired: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        """Read the credentials. Raises Refused where they can't be read."""
+        if self._wire is None:
+            self._wire = HttpSession(await credentials.load(self._sources))
+
+    async def close(self) -> None:
+        """End every request. The transport can't be opened again."""
+        self._limiter.close()
+        for task in self._retired:
+            task.cancel()
+        await asyncio.gather(*self._retired, return_exceptions=True)
+        if self._wire is not None:
+            await self._wire.close()
+            self._wire = None
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        kind: str,
+        lane: Priority,
+        query: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        content_type: str = JSON,
+        accept: str = JSON,
+        deadline: float | None = None,
+        guard: Guard | None = None,
+    ) -> bytes:
+        """The body of a 2xx answer; any other raises its typed error.
+
+        ``path`` begins with "/"; see paths.py. ``kind`` is the key of the counters. A GET is
+        read-only, and is retried where one answer is lost. ``guard`` is awaited between the
+        limiter's turn and the sending.
+        """
+
+        async def once() -> bytes:
+            answer = await self.ask(
+                method,
+                path,
+                kind=kind,
+                lane=lane,
+                query=query,
+                body=body,
+                content_type=content_type,
+                accept=accept,
+                deadline=deadline,
+                guard=guard,
+            )
+            if isinstance(answer, Failure):
+                raise answer.error()
+            return answer
+
+        if method != "GET":
+            return await once()
+        quick = min(_QUICK_S, (deadline or self._deadline) / 2)
+        return await retry_idempotent(once, rng=self._rng, quick=quick)
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        kind: str,
+        lane: Priority,
+        query: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        content_type: str = JSON,
+        accept: str = JSON,
+        deadline: float | None = None,
+        guard: Guard | None = None,
+    ) -> bytes | Failure:
+        """As `request`, but a refusal is returned. Raises Unreachable where no answer came.
+
+        ``deadline``: seconds, where it is not the transport's own. No request is retried.
+        """
+        headers: dict[str, str] = {hdrs.ACCEPT: accept}
+        if body is not None:
+            headers[hdrs.CONTENT_TYPE] = content_type
+        target = f"{path}?{urlencode(query)}" if query else path
+        ask = _Ask(method, target, kind, headers, body, deadline or self._deadline)
+        async with self._limiter.turn(lane):
+            if guard is not None:
+                await guard()
+            wire = self._current()
+            answer = await self._once(wire, ask)
+            if isinstance(answer, Failure) and answer.code == 401 and await self._renewed(wire):
+                if guard is not None:
+                    await guard()
+                answer = await self._once(self._current(), ask)
+            return answer
+
+    @contextlib.asynccontextmanager
+    async def stream(
+        self, path: str, *, kind: str, query: Mapping[str, str], accept: str
+    ) -> AsyncIterator[aiohttp.StreamReader]:
+        """A watch's bytes as they come. Raises as `request` while it is opened."""
+        async with self._limiter.turn(Priority.RECORD):
+            pass  # it is under way for hours: only its beginning is rationed
+        target = f"{path}?{urlencode(query)}"
+        ask = _Ask("WATCH", target, kind, {hdrs.ACCEPT: accept}, deadline=self._deadline)
+        response = await self._open_stream(self._current(), ask)
+        try:
+            yield response.content
+        finally:
+            response.close()  # a watch never ends in order; its connection is of no more use
+
+    async def _open_stream(self, wire: HttpSession, ask: _Ask) -> aiohttp.ClientResponse:
+        endless = aiohttp.ClientTimeout(total=None, connect=CONNECT_S)
+        try:
+            # The server sends a watch's head at once, even if no change follows.
+            async with asyncio.timeout(ask.deadline):
+                response = await wire.send("GET", ask.target, ask.headers, None, endless)
+                if response.status != 200:
+                    async with response:
+                        refusal = await response.read()
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise await self._no_answer(wire, ask, error) from error
+        self.counters.answers[ask.method, ask.kind, response.status] += 1
+        if response.status == 200:
+            return response
+        failure = self._failure(ask, response, refusal)
+        if failure.code == 401 and await self._renewed(wire):
+            raise Unreachable("the credentials had been rotated, and were read again", status=401)
+        raise failure.error()
+
+    async def _once(self, wire: HttpSession, ask: _Ask) -> bytes | Failure:
+        method, target, _, headers, body, deadline = ask
+        timeout = aiohttp.ClientTimeout(total=deadline, connect=min(CONNECT_S, deadline))
+        try:
+            async with await wire.send(method, target, headers, body, timeout) as response:
+                answer = await response.read()
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise await self._no_answer(wire, ask, error) from error
+        self.counters.answers[method, ask.kind, response.status] += 1
+        if 200 <= response.status < 300:
+            return answer
+        return self._failure(ask, response, answer)
+
+    def _failure(self, ask: _Ask, response: aiohttp.ClientResponse, body: bytes) -> Failure:
+        failure = parse_failure(ask.name, response.status, response.headers, body)
+        if failure.of_a_budget:
+            self.counters.blocked += 1
+            return failure  # that pod's own state: it slows no other request
+        if failure.of_admission:
+            return failure  # a webhook's own answer: it is not about the API server
+        if failure.code == 429:
+            self.counters.throttled += 1
+        if failure.retry_after is not None and failure.code in {429, 503}:
+            # Jitter, as every client that was refused got the same pause.
+            pause = min(failure.retry_after, _LONGEST_PAUSE_S) * self._rng.uniform(1.0, 1.25)
+            self._limiter.pause(pause)
+            _LOG.warning("the API server is busy, pausing %.1f s: %s", pause, failure.message)
+        return failure
+
+    async def _no_answer(self, wire: HttpSession, ask: _Ask, error: Exception) -> Unreachable:
+        self.counters.answers[ask.method, ask.kind, 0] += 1
+        if isinstance(error, aiohttp.ClientConnectorCertificateError):
+            await self._renewed(wire)  # the cluster's CA may be a new one
+        why = f"no answer in {ask.deadline:g} s" if isinstance(error, TimeoutError) else error
+        host = urlsplit(wire.url).netloc
+        return Unreachable(f"{ask.name}: the API server at {host} is out of reach: {why}")
+
+    async def _renewed(self, refused: HttpSession) -> bool:
+        """Read the credentials again, as they may have been rotated; whether they were read."""
+        async with self._reload:
+            if self._wire is not refused:
+                return True  # done for another request while we waited
+            if self._clock() - self._reloaded_at < _RELOAD_EVERY_S:
+                return False
+            self._reloaded_at = self._clock()
+            try:
+                self._wire = HttpSession(await credentials.load(self._sources))
+            except Refused as error:
+                _LOG.warning("the credentials were refused and can't be read again: %s", error)
+                return False
+            task = asyncio.create_task(refused.close(after_s=_RETIRED_AFTER_S))
+            self._retired.add(task)
+            task.add_done_callback(self._retired.discard)
+            return True
+
+    def _current(self) -> HttpSession:
+        if self._wire is None:
+            raise ClusterError("the connection is not open: start() comes first")
+        return self._wire
+
+
+def encode(value: object) -> bytes:
+    """JSON of plain values."""
+    return msgspec.json.encode(value)

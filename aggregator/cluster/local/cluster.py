@@ -1,0 +1,344 @@
+"""A cluster without Kubernetes: state in SQLite, an optional command for each step.
+
+It has the same protocol and the same fences: the actor does not know the difference. A quarantine's
+taint and "unschedulable" are rows here, and the site's command gives them their effect (`scontrol
+update ...`).
+"""
+
+import asyncio
+import contextlib
+import shlex
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from aggregator.cluster.local.commands import SiteCommandFailed, run_command
+from aggregator.cluster.local.store import LocalStore
+from aggregator.cluster.port import (
+    ClusterError,
+    Evicted,
+    EvictionResult,
+    Guard,
+    News,
+    Node,
+    NodeChange,
+    NodeMeta,
+    NodeUncordoned,
+    Pod,
+    Quarantine,
+    QuarantineGone,
+    QuarantineSeen,
+    QuarantineSpec,
+    QuarantineStatus,
+    RecordPlace,
+    RecordSeen,
+    RecordText,
+    StopSeen,
+    StopText,
+    WatchLost,
+    WatchSynced,
+)
+from aggregator.runtime.worker_thread import WorkerThread
+
+#: How soon another process's write (a person's `sickbay --local stop`) is noticed, in seconds.
+POLL = 0.25
+#: How soon a file that could not be read is tried again, in seconds.
+AGAIN = 1.0
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """Argument lists; an empty one is no command. ``limit`` is in seconds, for each run."""
+
+    cordon: Sequence[str] = ()
+    drain: Sequence[str] = ()
+    release: Sequence[str] = ()
+    limit: float = 30.0
+
+
+@dataclass(slots=True)
+class _Told:
+    """The state reported so far, so that only differences are reported."""
+
+    quarantines: dict[str, Quarantine]
+    unschedulable: frozenset[str]
+    record: RecordText
+    stop: StopText
+
+
+class LocalCluster:
+    """The `Cluster` protocol on a SQLite file."""
+
+    kind = "local"
+    installation = ""
+    lists_all = False
+
+    def __init__(self, path: Path, *, commands: Commands, wall: Callable[[], float]) -> None:
+        self._path = path
+        self._commands = commands
+        self._wall = wall
+        self._store: LocalStore | None = None
+        # One thread: SQLite has one writer, and a stuck disk must not stop the event loop.
+        self._thread = WorkerThread("local-cluster")
+        self._changed = asyncio.Event()
+
+    @property
+    def record_place(self) -> RecordPlace:
+        empty = "UPDATE record SET text = '', version = version + 1"
+        return RecordPlace(
+            f"table record of {self._path}", f'sqlite3 {shlex.quote(str(self._path))} "{empty}"'
+        )
+
+    async def start(self) -> None:
+        self._store = await self._in_thread(LocalStore, self._path, wall=self._wall)
+
+    async def close(self) -> None:
+        if self._store is not None:
+            await self._in_thread(self._store.close)
+        self._thread.stop()
+
+    @property
+    def _open(self) -> LocalStore:
+        assert self._store is not None, "start() comes first"
+        return self._store
+
+    async def _in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._thread.run(function, *args, **kwargs)
+
+    async def _write(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await self._in_thread(function, *args, **kwargs)
+        finally:
+            self._changed.set()
+
+    # -- events -------------------------------------------------------------------------
+
+    async def news(self) -> AsyncIterator[News]:
+        lost = ""
+        while True:
+            try:
+                async for item in self.poll_nodes():
+                    lost = ""
+                    yield item
+            except ClusterError as error:
+                if str(error) != lost:
+                    lost = str(error)
+                    yield WatchLost(lost)
+                await asyncio.sleep(AGAIN)
+
+    async def poll_nodes(self) -> AsyncIterator[News]:
+        """The present state, then all changes, until the file can't be read."""
+        told = _Told({}, frozenset(), RecordText("", "", ""), StopText())
+        seen = -1
+        whole = False
+        while True:
+            remote_nodes = await self._in_thread(self._open.changed_elsewhere)
+            if remote_nodes != seen or self._changed.is_set():
+                seen = remote_nodes
+                self._changed.clear()
+                for item in await self._in_thread(self._differences, told):
+                    yield item
+            if not whole:
+                whole = True
+                yield WatchSynced(told.unschedulable)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(POLL):
+                    await self._changed.wait()
+
+    def _differences(self, told: _Told) -> list[News]:
+        news: list[News] = []
+        stop = self._open.stop()
+        if stop != told.stop:
+            news.append(StopSeen(stop))
+            told.stop = stop
+        record = self._open.record()
+        if record != told.record:
+            news.append(RecordSeen(record))
+        now = {quarantine.node: quarantine for quarantine in self._open.quarantines()}
+        for node, before in told.quarantines.items():
+            if node not in now or now[node].uid != before.uid:
+                news.append(QuarantineGone(node, before.uid))
+        news += [QuarantineSeen(q) for node, q in now.items() if told.quarantines.get(node) != q]
+        nodes = frozenset(node.name for node in self._open.nodes() if node.unschedulable)
+        news += [NodeUncordoned(name) for name in told.unschedulable - nodes]
+        told.record, told.quarantines, told.unschedulable = record, now, nodes
+        return news
+
+    # -- the record and the quarantines ---------------------------------------------------
+
+    async def read_record(self) -> RecordText:
+        return await self._in_thread(self._open.record)
+
+    async def write_record(
+        self, text: str, version: str, *, guard: Guard | None = None
+    ) -> RecordText:
+        await _pass(guard)
+        return await self._write(self._open.write_record, text, version)
+
+    async def read_stop(self) -> StopText:
+        return await self._in_thread(self._open.stop)
+
+    async def read_stop_in_record(self) -> RecordText:
+        return await self._in_thread(self._open.record)
+
+    async def create_quarantine(
+        self, node: str, spec: QuarantineSpec, *, guard: Guard | None = None
+    ) -> Quarantine:
+        await _pass(guard)
+        return await self._write(self._open.create_quarantine, node, spec, finalizer=True)
+
+    async def read_quarantine(self, node: str) -> Quarantine | None:
+        return await self._in_thread(self._open.quarantine, node)
+
+    async def write_quarantine_spec(
+        self, quarantine: Quarantine, spec: QuarantineSpec
+    ) -> Quarantine:
+        return await self._write(self._open.write_quarantine, replace(quarantine, spec=spec))
+
+    async def write_quarantine_status(
+        self, quarantine: Quarantine, status: QuarantineStatus
+    ) -> Quarantine:
+        return await self._write(self._open.write_quarantine, replace(quarantine, status=status))
+
+    async def add_finalizer(self, quarantine: Quarantine) -> Quarantine:
+        return await self._write(
+            self._open.write_quarantine, replace(quarantine, has_finalizer=True)
+        )
+
+    async def drop_quarantine(self, quarantine: Quarantine) -> None:
+        await self._write(self._open.drop_quarantine, quarantine)
+
+    async def definition_is_going(self) -> bool:
+        return False
+
+    # -- nodes ------------------------------------------------------------------------------
+
+    async def list_nodes(self) -> list[NodeMeta]:
+        nodes = await self._in_thread(self._open.nodes)
+        return [NodeMeta(node.name, node.uid, node.labels, node.annotations) for node in nodes]
+
+    async def read_node(
+        self,
+        name: str,
+        *,
+        cached: bool = False,  # noqa: ARG002
+        background: bool = False,  # noqa: ARG002
+    ) -> Node | None:
+        return await self._in_thread(self._open.node, name)
+
+    async def wait_for_node(self, name: str) -> None:
+        """Every node is there: this cluster learns of one when it is asked about it."""
+
+    async def patch_node(
+        self, node: Node, change: NodeChange, *, guard: Guard | None = None
+    ) -> Node:
+        """The site's command first, then the row: a crash between them runs the command again.
+
+        A caller that decided on an older read runs no command either.
+        """
+        await self._in_thread(self._open.expect_node, node)
+        await _pass(guard)
+        after = replace(
+            node,
+            taints=node.taints if change.taints is None else change.taints,
+            unschedulable=(
+                node.unschedulable if change.unschedulable is None else change.unschedulable
+            ),
+            labels=_merged(node.labels, change.labels),
+            annotations=_merged(node.annotations, change.annotations),
+        )
+        if len(after.taints) > len(node.taints):
+            await self._run(self._commands.cordon, node.name, "cordon")
+        elif len(after.taints) < len(node.taints):
+            await self._run(self._commands.release, node.name, "release")
+        return await self._write(self._open.write_node, after)
+
+    async def pods_on(self, node: str, *, background: bool = False) -> list[Pod]:  # noqa: ARG002
+        """The drain command stands in for the pods: one, until it has succeeded."""
+        quarantine = await self.read_quarantine(node)
+        if quarantine is None or not self._commands.drain:
+            return []
+        if await self._in_thread(self._open.drained_for, node) == quarantine.uid:
+            return []
+        return [
+            Pod(
+                namespace="local",
+                name=f"drain-{node}",
+                uid=quarantine.uid,
+                version=quarantine.version,
+                phase="Running",
+                deleting=False,
+                mirror=False,
+                owner_kind="Command",
+                owner_name=node,
+                empty_dir=False,
+            )
+        ]
+
+    async def pods_labelled(
+        self,
+        namespace: str,  # noqa: ARG002
+        label: str,  # noqa: ARG002
+        value: str,  # noqa: ARG002
+        *,
+        background: bool = False,  # noqa: ARG002
+    ) -> list[Pod]:
+        return []  # the command in place of the pods has no labels
+
+    async def delete_pod(
+        self,
+        pod: Pod,
+        *,
+        grace: int,  # noqa: ARG002
+        background: bool = False,
+        guard: Guard | None = None,
+    ) -> EvictionResult:
+        """A command can't be forced: it is run once more."""
+        return await self.evict(pod, background=background, guard=guard)
+
+    async def evict(
+        self,
+        pod: Pod,
+        *,
+        dry_run: bool = False,
+        background: bool = False,  # noqa: ARG002
+        guard: Guard | None = None,
+    ) -> EvictionResult:
+        if dry_run:
+            return EvictionResult(Evicted.ACCEPTED)
+        await _pass(guard)
+        try:
+            await self._run(self._commands.drain, pod.owner_name, "drain")
+        except SiteCommandFailed as error:
+            return EvictionResult(Evicted.BLOCKED, str(error))
+        await self._write(self._open.set_drained_for, pod.owner_name, pod.uid)
+        return EvictionResult(Evicted.ACCEPTED)
+
+    async def announce(
+        self, node: str, *, node_uid: str, quarantined: bool, reason: str, message: str
+    ) -> None:
+        """Without Kubernetes only the history, the page and the webhooks are told."""
+
+    async def _run(self, argv: Sequence[str], node: str, action: str) -> None:
+        if not argv:
+            return
+        quarantine = await self.read_quarantine(node)
+        reason = quarantine.spec.reason if quarantine is not None else ""
+        values = {"node": node, "action": action, "reason": reason}
+        key = f"cluster.local.commands.{action}"
+        await run_command(argv, key=key, values=values, limit=self._commands.limit)
+
+
+async def _pass(guard: Guard | None) -> None:
+    """There is no queue here: the guard is asked at once. The command that follows may be slow."""
+    if guard is not None:
+        await guard()
+
+
+def _merged(before: Mapping[str, str], change: Mapping[str, str | None]) -> dict[str, str]:
+    merged = {**before, **change}
+    return {key: value for key, value in merged.items() if value is not None}

@@ -1,0 +1,124 @@
+"""A site's own command for each step, as an argument list, bounded in time and recorded in the log.
+
+The log has the program and the key of the configuration that names it, never its arguments: a site
+may have put a password there. Commands run again after a crash or a failure, so they must be
+idempotent; docs/local.md says so.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+from aggregator.cluster.port import Unreachable
+from aggregator.runtime.text import truncate
+
+log = logging.getLogger("sickbay.local")
+
+_MOST_OUTPUT = 2000
+#: Characters of a value: of one that is too long for Linux no command could ever be begun, and a
+#: node whose reason is a pasted log could not be released.
+_LONGEST = 4000
+#: Bytes. The output is kept in memory until the command ends, and no command needs so much.
+_TOO_MUCH = 16 * 1024 * 1024
+#: Seconds between two checks of that size.
+_LOOK = 0.25
+
+
+class SiteCommandFailed(Unreachable):
+    """The command did not exit with 0 in its time; it is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a command ended; ``output`` is the end of its stdout and stderr."""
+
+    code: int
+    output: str
+
+
+async def run_command(
+    argv: Sequence[str], *, key: str, values: Mapping[str, str], limit: float
+) -> None:
+    """Run it to its success. Raises `SiteCommandFailed`, also where it exits with other than 0."""
+    finished = await finish_command(argv, key=key, values=values, limit=limit)
+    if finished.code != 0:
+        said = f": {finished.output}" if finished.output else ""
+        raise SiteCommandFailed(f"{argv[0]} exited with {finished.code}{said}")
+
+
+async def finish_command(
+    argv: Sequence[str], *, key: str, values: Mapping[str, str], limit: float
+) -> Finished:
+    """Run it, without a shell. ``{node}``, ``{reason}``, ``{action}`` in arguments are filled in,
+    and stand in the environment as SICKBAY_NODE and so on. ``key`` is where the configuration has
+    it. Raises `SiteCommandFailed` where it can't be run, or does not end within ``limit`` seconds.
+    """
+    told: dict[str, object] = {"command": key, "program": argv[0], "node": values["node"]}
+    values = {name: truncate(text.replace("\0", ""), _LONGEST) for name, text in values.items()}
+    filled = [_fill(word, values) for word in argv]
+    environment = os.environ | {f"SICKBAY_{name.upper()}": text for name, text in values.items()}
+    # A file and not a pipe: a process that the command leaves running must not keep us waiting. In
+    # memory: a full disk must keep no node from being cordoned or released.
+    with os.fdopen(os.memfd_create("command"), "w+b") as output:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *filled,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
+            log.warning("command", extra=told | {"error": str(error)})
+            raise SiteCommandFailed(f"{argv[0]} can't be run: {error}") from error
+        try:
+            async with asyncio.timeout(limit):
+                await _ended(process, told, output)
+        except TimeoutError:
+            extra = {"error": "out of time", "output": _end_of(output)}
+            log.warning("command", extra=told | extra)
+            raise SiteCommandFailed(f"{argv[0]} did not end within {limit:g} s") from None
+        finally:
+            # Its time is over, or we stop: the command runs again, and must not run twice at once.
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        text = _end_of(output)
+    log.info("command", extra=told | {"rc": process.returncode, "output": text})
+    return Finished(process.returncode or 0, text)
+
+
+async def _ended(
+    process: asyncio.subprocess.Process, told: Mapping[str, object], output: IO[bytes]
+) -> None:
+    """Until it has ended. Raises `SiteCommandFailed` where its output is too long."""
+    ending = asyncio.ensure_future(process.wait())
+    try:
+        while not ending.done():
+            await asyncio.wait({ending}, timeout=_LOOK)
+            if not ending.done() and os.fstat(output.fileno()).st_size > _TOO_MUCH:
+                most = f"{_TOO_MUCH // 2**20} MiB"
+                text = f"{told['program']} was ended: it wrote more than {most}"
+                log.warning("command", extra={**told, "error": text})
+                raise SiteCommandFailed(text)
+    finally:
+        ending.cancel()
+
+
+def _end_of(output: IO[bytes]) -> str:
+    size = output.seek(0, os.SEEK_END)
+    output.seek(max(0, size - _MOST_OUTPUT))
+    return output.read(_MOST_OUTPUT).decode(errors="replace").strip()
+
+
+def _fill(word: str, values: Mapping[str, str]) -> str:
+    for name, text in values.items():
+        word = word.replace("{" + name + "}", text)
+    return word

@@ -1,0 +1,613 @@
+"""The cluster as the actor needs it: Kubernetes, or the local one, behind one protocol.
+
+Every write that acts carries the version that it was decided on, so that a late writer fails with
+`Conflict`. This module decides nothing; its types are the cluster's facts.
+"""
+
+import enum
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class ClusterError(Exception):
+    """A request that failed. ``retry_after`` is in seconds when the cluster named it."""
+
+    def __init__(self, message: str, *, status: int = 0, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after = retry_after
+
+
+class Unreachable(ClusterError):
+    """The cluster did not answer, or answered that it can't now (5xx, 429). Try again later."""
+
+
+class Conflict(ClusterError):
+    """Another write came before (409), or another object has the name (422): read, decide again."""
+
+
+class NotFound(ClusterError):
+    """The object is gone (404)."""
+
+
+class Refused(ClusterError):
+    """The cluster will not do this however often it is asked (401, 403, 400, 405, other 422)."""
+
+
+class GuardRefused(ClusterError):
+    """A guard found that the act is no longer wanted. The request was not sent: decide again."""
+
+
+#: Awaited once the request has its turn, immediately before it is sent (and before it is sent again
+#: with renewed credentials). It raises a `ClusterError`, mostly `GuardRefused`, to send nothing.
+Guard = Callable[[], Awaitable[None]]
+
+
+class Action(enum.StrEnum):
+    """The actions on an incident, weakest first."""
+
+    OBSERVE = "observe"
+    CORDON = "cordon"
+    DRAIN = "drain"
+
+    @property
+    def strength(self) -> int:
+        return _STRENGTH[self]
+
+
+_STRENGTH = {Action.OBSERVE: 0, Action.CORDON: 1, Action.DRAIN: 2}
+
+
+class Phase(enum.StrEnum):
+    """How far a quarantine has come. Each change is a compare-and-set on the object."""
+
+    ADMITTED = "Admitted"  # intent is durable; the node is not touched yet
+    CORDONED = "Cordoned"  # taint and unschedulable are on the node
+    DRAINING = "Draining"  # evictions under way
+    DRAINED = "Drained"  # no pod is left to evict
+    RELEASING = "Releasing"  # being undone
+    INVALID = "Invalid"  # a hand-made object that is not valid; the message says why
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceItem:
+    """One reason of a quarantine, as durable as the quarantine.
+
+    ``code`` is a fault code ("xid:79") or "CHECK:REASON" for level evidence. ``cleared`` is set
+    when the positive sign came; it survives the aggregator's memory.
+    """
+
+    code: str
+    component: str
+    boot_id: str
+    cleared_by: str
+    rule: str
+    incident: str
+    message: str = ""
+    cleared: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineSpec:
+    """Intent. ``requester`` is "sickbay", or any text of its maker for one made by hand.
+
+    ``kind`` is the taint's value: gpu, disk, network, node or manual. ``intent_action`` is the
+    action that the aggregator decided on, written together with ``action``: where the two differ, a
+    person has changed ``action``. It is None where made by hand, or by a version that did not write
+    it.
+    """
+
+    action: Action
+    kind: str
+    reason: str
+    requester: str = ""
+    incident: str = ""
+    boot_id: str = ""
+    policy_hash: str = ""
+    evidence: tuple[EvidenceItem, ...] = ()
+    intent_action: Action | None = None
+    #: The generation of the admission record by which it was admitted; 0: by none.
+    record_generation: int = 0
+    #: The owner, where several aggregators with records of their own act in one cluster; empty:
+    #: every aggregator's.
+    installation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocker:
+    """A pod that can't be evicted now, why, and since when (wall clock seconds)."""
+
+    pod: str
+    reason: str
+    since: float
+
+
+class HookState(enum.StrEnum):
+    """How far a site's own step before the first eviction has come."""
+
+    ASKING = "Asking"  # begun; it may have run already, and is asked again
+    DONE = "Done"
+    GIVEN_UP = "GivenUp"  # not done in its time, and the configuration says to go on
+
+
+@dataclass(frozen=True, slots=True)
+class HookStatus:
+    """The hook's result. ``asked_at`` is when it was first asked; ``message`` its last output.
+
+    ``ended_at`` in state Asking is when its timeout was reported.
+    """
+
+    state: HookState
+    asked_at: float
+    ended_at: float = 0.0
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Did:
+    """The changes of our marks on the node: an undo reverses exactly this.
+
+    ``cordoned``: the node was schedulable before. ``value`` is that of our taint and label.
+    ``off_balancers``: that label is ours. ``taint`` is the value of a NoSchedule taint of our key
+    that another had set before, ``label`` and ``codes`` those of our label and annotation. Each is
+    None where there was none.
+    """
+
+    cordoned: bool
+    value: str = ""
+    off_balancers: bool = False
+    taint: str | None = None
+    label: str | None = None
+    codes: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MarksStatus:
+    """Which of our marks the node lacks although the quarantine stands: names of `lost_marks`.
+
+    ``since`` is when they were found missing, ``restored`` how often they were set again, and
+    ``restored_at`` when last. Times are wall clock seconds (0: not).
+    """
+
+    missing: tuple[str, ...] = ()
+    since: float = 0.0
+    restored: int = 0
+    restored_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineStatus:
+    """Progress. Times are wall clock seconds since the epoch (0: not yet).
+
+    ``deadline_at`` is when a drain should have ended, and ``overdue_at`` when it was said that it
+    has not.
+    """
+
+    phase: Phase = Phase.ADMITTED
+    message: str = ""
+    node_uid: str = ""
+    admitted_at: float = 0.0
+    cordoned_at: float = 0.0
+    drain_started_at: float = 0.0
+    drained_at: float = 0.0
+    deadline_at: float = 0.0
+    overdue_at: float = 0.0
+    pre_evict: HookStatus | None = None
+    released_because: str = ""
+    overruled: bool = False
+    #: Why the node is not released although its cause is over; empty while nothing holds that.
+    release_held: str = ""
+    #: Says, for people, that a person has set another action than was decided; else empty.
+    override: str = ""
+    #: Since when the Node has been absent from consistent reads (seconds); 0: it is there.
+    node_absent_since: float = 0.0
+    #: The last uncordon that was no release, for people: its author, and the response to it.
+    uncordoned: str = ""
+    #: When that was, and how many there were with less than a day between them.
+    uncordoned_at: float = 0.0
+    recordons: int = 0
+    #: Evictions wait until then, as a person may have meant that uncordon.
+    evictions_held_until: float = 0.0
+    pods_remaining: int | None = None
+    #: When the pods were read that this number counts.
+    pods_read_at: float = 0.0
+    blockers: tuple[Blocker, ...] = ()
+    #: The changes of our marks on the node with ``node_uid``, or None if not marked, or not known.
+    did: Did | None = None
+    #: Our marks that are missing, or were set again, or None if no mark ever was missing.
+    marks: MarksStatus | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """A Quarantine as read. ``version`` and ``uid`` fence every write."""
+
+    node: str
+    uid: str
+    version: str
+    spec: QuarantineSpec
+    status: QuarantineStatus
+    created_at: float = 0.0
+    deleting: bool = False
+    has_finalizer: bool = True
+    #: The error in an object that could not be understood (made by hand); for its status.
+    problem: str = ""
+    #: The installation that it belongs to, where that is another one: it is left alone.
+    foreign: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Taint:
+    key: str
+    value: str
+    effect: str
+    time_added: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMeta:
+    """A node as the metadata list shows it. ``annotations``: those under ``sickbay.dev/``."""
+
+    name: str
+    uid: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node read in full: the base of a fenced patch."""
+
+    name: str
+    uid: str
+    version: str
+    unschedulable: bool
+    taints: tuple[Taint, ...]
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    boot_id: str = ""
+    ready: bool | None = None
+    #: The status of our own condition, empty where it is not there, None where the cluster has no
+    #: conditions.
+    condition: str | None = None
+    #: Accelerators by resource name: capacity and allocatable, as the node says them.
+    devices: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChange:
+    """One patch of a node. A field that is None is left alone; a value of None removes its key."""
+
+    taints: tuple[Taint, ...] | None = None
+    unschedulable: bool | None = None
+    labels: Mapping[str, str | None] = field(default_factory=dict)
+    annotations: Mapping[str, str | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Toleration:
+    """One of a pod's tolerations, as its spec has it. An empty ``key`` or ``effect`` fits all."""
+
+    key: str = ""
+    operator: str = ""
+    value: str = ""
+    effect: str = ""
+
+    def fits(self, taint: Taint) -> bool:
+        """Whether it tolerates the taint; the scheduler's own rule."""
+        if self.effect not in ("", taint.effect) or self.key not in ("", taint.key):
+            return False
+        return self.operator == "Exists" or (bool(self.key) and self.value == taint.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod on a node, with all that decides whether and how it may be evicted.
+
+    ``created_at`` and ``deletion_at`` are the cluster's own wall clock seconds (0: not);
+    ``deletion_at`` is when its grace is over. ``grace`` is what it asks for, in seconds. ``group``
+    is the gang that its spec names.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    version: str
+    phase: str
+    deleting: bool
+    mirror: bool
+    owner_kind: str  # kind of the controlling owner, "" for a bare pod
+    owner_name: str
+    empty_dir: bool
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    node: str = ""
+    created_at: float = 0.0
+    deletion_at: float = 0.0
+    grace: float = 30.0
+    group: str = ""
+    tolerations: tuple[Toleration, ...] = ()
+
+    def tolerates(self, taint: Taint) -> bool:
+        return any(one.fits(taint) for one in self.tolerations)
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class Evicted(enum.StrEnum):
+    """The outcome of an eviction."""
+
+    ACCEPTED = "accepted"
+    GONE = "gone"  # 404, or 409: that pod is no longer this pod
+    BLOCKED = "blocked"  # 429 with cause DisruptionBudget: this pod's own state
+    MISCONFIGURED = "misconfigured"  # 500: two budgets cover it; a person must fix that
+    FORBIDDEN = "forbidden"  # 403: we have no right to delete pods of its namespace
+    REJECTED = "rejected"  # another 4xx: admission, or the pod itself, does not allow it
+    FAILING = "failing"  # an admission webhook could not be asked: it may pass
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionResult:
+    """``retry_after``: seconds, where the cluster named them."""
+
+    outcome: Evicted
+    message: str = ""
+    retry_after: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordText:
+    """The admission record as stored, with the version to write against; ``uid`` is its object's.
+
+    ``stop`` is the older place of the fleet-wide stop switch, in the same object: not empty means
+    that no new action may start, and says why. It is a person's; the aggregator never writes it.
+    """
+
+    text: str
+    version: str
+    stop: str
+    uid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StopText:
+    """The stop switch's own object as stored; its ``version`` is empty where it is not there.
+
+    ``reason``: not empty says that no new action may start, and why; empty, that a person has
+    turned the switch off; with None the object has no reason.
+    """
+
+    reason: str | None = None
+    version: str = ""
+
+
+def is_older(version: str, than: str) -> bool:
+    """Whether one is an earlier version of the same object: they compare as numbers.
+
+    Only watch events are compared. A read or a fresh list counts whatever its version is: versions
+    move backwards when etcd is restored.
+
+    A version that is no number (an absent object has none) is not known to be older.
+    """
+    try:
+        return int(version) < int(than)
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineSeen:
+    """A quarantine was made or changed."""
+
+    quarantine: Quarantine
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineGone:
+    """A quarantine is no longer there.
+
+    ``with_definition``: its definition (the CRD) is gone or going too, which releases no node.
+    """
+
+    node: str
+    uid: str
+    with_definition: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUncordoned:
+    """The node is no longer unschedulable: our own release, a person, or its end."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSeen:
+    """A Node with a quarantine is unschedulable, and is so now; reported at each of its changes.
+
+    It may be older than what we last wrote: a read decides.
+    """
+
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSeen:
+    record: RecordText
+
+
+@dataclass(frozen=True, slots=True)
+class StopSeen:
+    stop: StopText
+
+
+@dataclass(frozen=True, slots=True)
+class WatchLost:
+    """The watches stopped: later changes are not known until `WatchSynced`."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WatchSynced:
+    """The view is complete again: every existing object was reported again before this."""
+
+    quarantined_nodes: frozenset[str]
+
+
+News = (
+    QuarantineSeen
+    | QuarantineGone
+    | NodeUncordoned
+    | NodeSeen
+    | RecordSeen
+    | StopSeen
+    | WatchLost
+    | WatchSynced
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordPlace:
+    """Where the record lies, and the command that empties it and leaves the stop; for people."""
+
+    where: str
+    empties: str
+
+
+class Cluster(Protocol):
+    """A cluster. Every method may raise `ClusterError`, whose subclass tells what to do.
+
+    A request may wait in a queue for seconds. Methods that act take a ``guard``, which checks for
+    changes since; see `Guard`. Methods that undo, report or read take none.
+    """
+
+    #: "kubernetes" or "local", for people.
+    kind: str
+    #: The installation's name: the namespace of its record. Empty: there is only one.
+    installation: str
+    #: Whether it has nodes of its own accord. Else it learns of one when it is asked about it.
+    lists_all: bool
+
+    @property
+    def record_place(self) -> RecordPlace: ...
+
+    async def start(self) -> None:
+        """Connect and check rights; raises `Refused` with those that a person has to grant."""
+        ...
+
+    async def close(self) -> None: ...
+
+    def news(self) -> AsyncIterator[News]:
+        """Every existing object, then `WatchSynced`, then changes as they come; for ever.
+
+        Reconnects by itself, with backoff, and reports `WatchLost` and every object again.
+        """
+        ...
+
+    async def list_nodes(self) -> list[NodeMeta]:
+        """Every node's metadata; may be a little stale (from the cache)."""
+        ...
+
+    async def read_record(self) -> RecordText:
+        """The record, made empty if it is not there. Never from a cache."""
+        ...
+
+    async def write_record(
+        self, text: str, version: str, *, guard: Guard | None = None
+    ) -> RecordText: ...
+
+    async def read_stop(self) -> StopText:
+        """The stop switch. Never from a cache, and ahead of all queued requests."""
+        ...
+
+    async def read_stop_in_record(self) -> RecordText:
+        """The record for its ``stop`` alone, likewise; ``text`` may be empty. It is not made."""
+        ...
+
+    async def create_quarantine(
+        self, node: str, spec: QuarantineSpec, *, guard: Guard | None = None
+    ) -> Quarantine:
+        """Make it, with our finalizer. `Conflict` when the node has one."""
+        ...
+
+    async def read_quarantine(self, node: str) -> Quarantine | None:
+        """Never from a cache."""
+        ...
+
+    async def write_quarantine_spec(
+        self, quarantine: Quarantine, spec: QuarantineSpec
+    ) -> Quarantine: ...
+
+    async def write_quarantine_status(
+        self, quarantine: Quarantine, status: QuarantineStatus
+    ) -> Quarantine: ...
+
+    async def add_finalizer(self, quarantine: Quarantine) -> Quarantine: ...
+
+    async def drop_quarantine(self, quarantine: Quarantine) -> None:
+        """Remove our finalizer and the object, by uid. Gone already is success."""
+        ...
+
+    async def definition_is_going(self) -> bool:
+        """Whether the definition of quarantines is being deleted or is gone (an uninstall)."""
+        ...
+
+    async def read_node(
+        self, name: str, *, cached: bool = False, background: bool = False
+    ) -> Node | None:
+        """In full, from the store, or None if it is not there.
+
+        ``cached``: as it is now or was before. Only where a patch against its version follows.
+        ``background``: the node is marked already, or is only looked at: it goes after the taints.
+        """
+        ...
+
+    async def wait_for_node(self, name: str) -> None:
+        """Return once there is a Node of this name: now, or when it is created."""
+        ...
+
+    async def patch_node(
+        self, node: Node, change: NodeChange, *, guard: Guard | None = None
+    ) -> Node:
+        """One patch against the node's version and uid. Returns the node as it is then."""
+        ...
+
+    async def pods_on(self, node: str, *, background: bool = False) -> list[Pod]:
+        """All pods of the node. ``background``: they were read before, and little has changed."""
+        ...
+
+    async def pods_labelled(
+        self, namespace: str, label: str, value: str, *, background: bool = False
+    ) -> list[Pod]:
+        """The pods of a namespace with this label, on any node."""
+        ...
+
+    async def evict(
+        self,
+        pod: Pod,
+        *,
+        dry_run: bool = False,
+        background: bool = False,
+        guard: Guard | None = None,
+    ) -> EvictionResult:
+        """With the pod's uid and version as preconditions. ``dry_run``: only ask whether.
+
+        ``background``: a retry, which goes after every first request.
+        """
+        ...
+
+    async def delete_pod(
+        self, pod: Pod, *, grace: int, background: bool = False, guard: Guard | None = None
+    ) -> EvictionResult:
+        """Past its budgets, with the same preconditions. ``grace`` is in seconds, 1 or more."""
+        ...
+
+    async def announce(
+        self, node: str, *, node_uid: str, quarantined: bool, reason: str, message: str
+    ) -> None:
+        """The node's condition (SickbayQuarantined) and an Event about it. May trail."""
+        ...

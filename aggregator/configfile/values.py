@@ -1,0 +1,309 @@
+"""The kinds of value that a configuration file holds, each with the expected form.
+
+A refusal is a `PydanticCustomError` whose message is "problem; expected ...": `yaml_source` puts
+the file, the line and the key before it. A file's content is echoed only where it can't be a
+secret.
+"""
+
+import difflib
+import ipaddress
+import re
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, ValidationInfo
+from pydantic_core import PydanticCustomError
+
+UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+#: Seconds. Ten years: a longer duration is a slip, and a count of milliseconds stays in its range.
+LONGEST = 3650 * 86400.0
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_PAGE = re.compile(r"https?://[^/?#@\s]+/?")
+_LONGEST_SHOWN = 100
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
+
+
+def _refuse(what: str, expected: str) -> PydanticCustomError:
+    return PydanticCustomError(
+        "value", "{what}; expected {expected}", {"what": what, "expected": expected}
+    )
+
+
+def show(value: object) -> str:
+    """A value as it stands in the file, or its kind where it is long or may be secret."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if value is None:
+        return "nothing"
+    if isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, str) and len(value) <= 60 and "://" not in value:
+        return f'"{value}"'
+    return kind_of(value)
+
+
+def kind_of(value: object) -> str:
+    """The kind of a value, without its content."""
+    names: dict[type, str] = {str: "this text", list: "a list", dict: "a section"}
+    return names.get(type(value), type(value).__name__)
+
+
+def duration(value: object) -> float:
+    """Seconds of "30s", "1.5h" or "7d"."""
+    expected = 'a number with its unit (ms, s, m, h, d), such as "30s" or "7d"'
+    if not isinstance(value, str):
+        raise _refuse(f"{show(value)} is no duration", expected)
+    match = _DURATION.fullmatch(value.strip())
+    if match is None:
+        raise _refuse(f"{show(value)} is no duration", expected)
+    seconds = float(match[1]) * UNITS[match[2]]
+    if seconds > LONGEST:
+        raise _refuse(f"{show(value)} is too long", 'at most ten years, "3650d"')
+    return seconds
+
+
+def percent(value: object) -> float:
+    """0 to 100, of "5%"."""
+    expected = 'a percentage from 0% to 100%, such as "5%"'
+    match = _PERCENT.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None or float(match[1]) > 100:
+        raise _refuse(f"{show(value)} is no percentage", expected)
+    return float(match[1])
+
+
+def address(value: object) -> str:
+    """``host:port``, ``[v6]:port`` or ``unix:/path``."""
+    expected = '"HOST:PORT", "[IPV6]:PORT" or "unix:/PATH"'
+    if not isinstance(value, str):
+        raise _refuse(f"{show(value)} is no address", expected)
+    if value.startswith("unix:"):
+        if not value.startswith("unix:/"):
+            raise _refuse(f"{show(value)} has no absolute path", expected)
+        return value
+    host, colon, port = value.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not colon or not host or (":" in host and not bracketed):
+        raise _refuse(f"{show(value)} is no address", expected)
+    if not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise _refuse(f'"{port}" is no port', "a number from 0 to 65535 (0: the system chooses)")
+    if bracketed:
+        try:
+            ipaddress.IPv6Address(host[1:-1])
+        except ValueError:
+            raise _refuse(f"{host} is no IPv6 address", expected) from None
+    return value
+
+
+def is_loopback(value: str) -> bool:
+    """Whether no other machine can reach the address."""
+    if value.startswith("unix:"):
+        return True
+    host = value.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+_HOST = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
+
+
+def host_name(value: object) -> str:
+    """A host's name, without scheme or port."""
+    if not isinstance(value, str) or _HOST.fullmatch(value) is None:
+        raise _refuse(f"{show(value)} is no host's name", '"HOST", without scheme and port')
+    return value
+
+
+def tcp_address(value: object) -> str:
+    """``host:port`` that others can connect to, or no text."""
+    if value == "":
+        return ""
+    expected = '"HOST:PORT" as others reach it'
+    try:
+        found = address(value)
+    except PydanticCustomError as error:  # it would name a socket's path, refused here
+        raise _refuse((error.context or {})["what"], expected) from None
+    if port_of(found) is None:
+        raise _refuse(f"{show(value)} can't be connected to", expected)
+    if found.rpartition(":")[0].strip("[]") in {"0.0.0.0", "::"}:
+        raise _refuse(f"{show(value)} is every address of a machine and none", expected)
+    return found
+
+
+def port_of(value: str) -> int | None:
+    """The port of an address, or None for a socket's path or where the system chooses the port."""
+    return None if value.startswith("unix:") else int(value.rpartition(":")[2]) or None
+
+
+def http_url(value: object) -> str:
+    """An http or https URL with a host. Never echoed: a webhook's URL is often its secret."""
+    expected = '"https://HOST/..." (or http)'
+    if not isinstance(value, str):
+        raise _refuse(f"{show(value)} is no URL", expected)
+    try:
+        parts = urlsplit(value)
+        port_is_sound = parts.port is None or parts.port > 0
+    except ValueError:
+        raise _refuse("this is no URL", expected) from None
+    if parts.scheme not in {"http", "https"} or not parts.hostname or not port_is_sound:
+        raise _refuse("this is no URL that can be posted to", expected)
+    return value
+
+
+def page_url(value: object) -> str:
+    """``https://host:port`` (or http) without a path, or empty text. Not a secret."""
+    if value == "":
+        return ""
+    expected = '"https://HOST:PORT", and nothing behind it'
+    if not isinstance(value, str) or _PAGE.fullmatch(value) is None:
+        told = f'"{value}"' if isinstance(value, str) and len(value) <= _LONGEST_SHOWN else "this"
+        raise _refuse(f"{told} is no URL of a page", expected)
+    return http_url(value)
+
+
+_SQLITE = re.compile(r"sqlite:////[^?]+")
+POSTGRESQL = "postgresql+asyncpg"
+
+
+def database_url(value: object) -> str:
+    """The database of history. No URL is echoed, because people write passwords into them."""
+    sqlite = '"sqlite:///" and the absolute path of a file'
+    expected = f'{sqlite}, or "{POSTGRESQL}://USER@HOST/DATABASE"'
+    if not isinstance(value, str):
+        raise _refuse(show(value), expected)
+    if not value.startswith("postgres"):
+        if _SQLITE.fullmatch(value) is None:  # "USER:PASSWORD@HOST", say
+            told = kind_of(value) if set(value) & set("@=") else show(value)
+            raise _refuse(told, expected)
+        return value
+    try:
+        parts = urlsplit(value)
+        host, _, port = parts.hostname, parts.username, parts.port
+    except ValueError:
+        raise _refuse("this is no URL", expected) from None
+    if parts.scheme != POSTGRESQL:
+        raise _refuse(f'"{parts.scheme}" is not spoken here', f'"{POSTGRESQL}"')
+    if parts.password is not None:
+        what = "a password in the configuration is shown to whoever reads it"
+        raise _refuse(what, "history.password_file, and no password here")
+    folder = parts.query.removeprefix("host=")
+    near = folder.startswith("/") and parts.query != folder and "&" not in folder
+    if parts.fragment or (parts.query and not near):
+        raise _refuse("options in the URL", 'none but "?host=/FOLDER/OF/THE/SOCKET"')
+    if (
+        not parts.username
+        or not re.fullmatch(r"/[^/]+", parts.path)
+        or bool(host) == near
+        or port == 0
+    ):
+        raise _refuse(
+            "no user, no database, or not one host",
+            f'{expected}, or "{POSTGRESQL}://USER@/DATABASE?host=/FOLDER/OF/THE/SOCKET"',
+        )
+    return value
+
+
+def ordinary_path(value: object, info: ValidationInfo) -> Path:
+    """An absolute path; a relative one is relative to the configuration file's folder."""
+    if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
+        raise _refuse(f"{show(value)} is no path", "the path of a file")
+    return Path((info.context or {}).get("folder", "/")) / value
+
+
+def maybe_path(value: object, info: ValidationInfo) -> Path | None:
+    """A path, or None for empty text."""
+    return None if value == "" or value is None else ordinary_path(value, info)
+
+
+def rules_path(value: object, info: ValidationInfo) -> Path:
+    """The path of a site's rules. Empty text is refused: a template that filled in no value would
+    otherwise silently select the shipped rules.
+    """
+    if value == "":
+        expected = "the path of a file, or no such key for the shipped rules alone"
+        raise _refuse(f"{show(value)} is no path", expected)
+    return ordinary_path(value, info)
+
+
+_KEY = re.compile(
+    r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+)
+
+
+def label_key(value: str) -> str:
+    """Text that can be the key of a Kubernetes label, or empty text. No node has another key, so a
+    limit by it would never hold any node.
+    """
+    if value and _KEY.fullmatch(value) is None:
+        raise _refuse(show(value), 'the key of a label, such as "topology.kubernetes.io/rack"')
+    return value
+
+
+#: Text that looks like a placeholder, and is no "${SHELL}", "%{curl}" or "{{template}}".
+_PLACE = re.compile(r"(?<![$%{])\{([A-Za-z_]+)\}(?!\})")
+
+
+def filled_with(*names: str) -> AfterValidator:
+    """Of a command's arguments: ``{name}`` of each of the names is filled in, and no other
+    placeholder.
+    """
+    known = [f"{{{name}}}" for name in names]
+
+    def check(command: tuple[str, ...]) -> tuple[str, ...]:
+        for word in command:
+            for place in _PLACE.finditer(word):
+                if place[1] not in names:
+                    near = difflib.get_close_matches(place[1].lower(), names, 1)
+                    guess = f' (did you mean "{{{near[0]}}}"?)' if near else ""
+                    what = f'nothing is filled in for "{place[0]}"{guess}'
+                    raise _refuse(what, f"{', '.join(known[:-1])} or {known[-1]}")
+        return command
+
+    return AfterValidator(check)
+
+
+def shaped(pattern: str, expected: str) -> BeforeValidator:
+    """Text that matches ``pattern`` as a whole; ``expected`` describes it for people."""
+    compiled = re.compile(pattern)
+
+    def check(value: object) -> str:
+        if not isinstance(value, str) or compiled.fullmatch(value) is None:
+            raise _refuse(show(value), expected)
+        return value
+
+    return BeforeValidator(check)
+
+
+Duration = Annotated[float, BeforeValidator(duration)]
+Percent = Annotated[float, BeforeValidator(percent)]
+Address = Annotated[str, BeforeValidator(address)]
+TcpAddress = Annotated[str, BeforeValidator(tcp_address)]
+HostName = Annotated[str, BeforeValidator(host_name)]
+HttpUrl = Annotated[str, BeforeValidator(http_url)]
+PageUrl = Annotated[str, BeforeValidator(page_url)]
+OrdinaryPath = Annotated[Path, BeforeValidator(ordinary_path)]
+MaybePath = Annotated[Path | None, BeforeValidator(maybe_path)]
+RulesPath = Annotated[Path, BeforeValidator(rules_path)]
+ServiceAccount = Annotated[
+    str, shaped(r"[a-z0-9.-]+:[a-z0-9.-]+", '"NAMESPACE:NAME", such as "sickbay:sickbay-agent"')
+]
+Namespace = Annotated[
+    str,
+    shaped(
+        r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?",
+        "a namespace's name: small letters, digits and '-', at most 63",
+    ),
+]
+DatabaseUrl = Annotated[str, BeforeValidator(database_url)]
+NamespacePattern = Annotated[
+    str, shaped(r"[a-z0-9*?-]+", 'a namespace, or a pattern with "*" and "?" such as "slurm-*"')
+]
+LabelKey = Annotated[str, AfterValidator(label_key)]
+_LABEL = r"[A-Za-z0-9./_-]+=[A-Za-z0-9._-]*"
+Labels = Annotated[
+    str, shaped(rf"({_LABEL}(,{_LABEL})*)?", '"KEY=VALUE", more with commas, or "" for none')
+]

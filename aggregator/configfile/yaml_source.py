@@ -1,0 +1,282 @@
+"""YAML that remembers its lines, so that a refusal can point at one.
+
+`read` gives plain data and, for each key path, the line that it stands on; `validate` checks it
+against a pydantic model and reports every problem as "FILE:LINE: key: problem; expected ...".
+"""
+
+import difflib
+import re
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, Union
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from aggregator.configfile.regular_file import MOST, require_regular_file
+from aggregator.configfile.values import kind_of, show
+
+Key = tuple[str | int, ...]
+M = TypeVar("M", bound=BaseModel)
+
+#: Deep enough for any settings, and far from the interpreter's own limit.
+MAX_DEPTH = 20
+#: The most values that aliases may unfold a small file to; for a larger file, its number of
+#: characters.
+_MOST_UNFOLDED = 100_000
+#: The parts of a file that YAML's messages quote: an alias, a tag. A password may begin as they do.
+_QUOTED = re.compile(r" '(?!<)[^']{2,}'")
+_TOO_DEEP = f"nested deeper than {MAX_DEPTH}; expected a flatter file"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ConfigProblem:
+    """One thing to fix. ``line`` 0: the file as a whole; ``text`` is "problem; expected ..."."""
+
+    line: int
+    key: str
+    text: str
+
+    @property
+    def section(self) -> str:
+        """The first part of the key."""
+        return self.key.partition(".")[0].partition("[")[0]
+
+
+class ConfigError(Exception):
+    """The file can't be used: every problem in it, by line."""
+
+    def __init__(self, file: str, problems: list[ConfigProblem]) -> None:
+        self.file = file
+        self.problems = sorted(problems)
+        super().__init__("\n".join(self.lines()))
+
+    def lines(self) -> list[str]:
+        """One line for each problem: "FILE:LINE: key: problem; expected ..."."""
+        return [
+            f"{self.file}{f':{p.line}' if p.line else ''}: {f'{p.key}: ' if p.key else ''}{p.text}"
+            for p in self.problems
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A file's data, and where each key stands (1 is the first line).
+
+    ``problems`` are what YAML lets pass and we don't, such as a key given twice.
+    """
+
+    name: str
+    data: dict[str, Any]
+    lines: Mapping[Key, int] = field(default_factory=dict)
+    problems: tuple[ConfigProblem, ...] = ()
+
+    def line(self, key: Key) -> int:
+        """The line of the key, or of the nearest section around it that is there."""
+        for length in range(len(key), 0, -1):
+            if key[:length] in self.lines:
+                return self.lines[key[:length]]
+        return 1
+
+    def problem(self, key: Key, text: str) -> ConfigProblem:
+        return ConfigProblem(self.line(key), dotted(key), text)
+
+
+def dotted(key: Key) -> str:
+    """``alerts.webhooks[0].url``"""
+    text = ""
+    for part in key:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def read(path: Path) -> Document:
+    """The file at ``path``, or `ConfigError` with what is wrong with it as YAML."""
+    return parse(read_text(path), str(path))
+
+
+def read_text(path: Path) -> str:
+    """The text of the file at ``path``, or `ConfigError` where it can't be read."""
+    try:
+        return require_regular_file(path, most=MOST).read_text("utf-8")
+    except OSError as error:
+        what = f"can't be read: {error.strerror}; expected a readable YAML file"
+        raise ConfigError(str(path), [ConfigProblem(0, "", what)]) from None
+    except UnicodeDecodeError as error:
+        what = f"byte {error.start} is not UTF-8; expected a text file"
+        raise ConfigError(str(path), [ConfigProblem(0, "", what)]) from None
+
+
+def parse(text: str, name: str) -> Document:
+    """``text`` as YAML with lines. A key given twice is refused: YAML would take the last."""
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        line, what = where_and_what(error)
+        raise ConfigError(name, [ConfigProblem(line, "", f"{what}; expected YAML")]) from None
+    except RecursionError:  # PyYAML goes as deep as the text does
+        raise ConfigError(name, [ConfigProblem(0, "", _TOO_DEEP)]) from None
+    if root is None:
+        return Document(name, {})
+    reader = _Reader(max(len(text), _MOST_UNFOLDED))
+    data = reader.value(root, ())
+    if reader.left < 0:
+        what = "its aliases unfold to more than can be read; expected values written out"
+        raise ConfigError(name, [ConfigProblem(0, "", what)])
+    if not isinstance(data, dict):
+        line = root.start_mark.line + 1
+        told = kind_of(data) if isinstance(data, str) else show(data)
+        what = f"{told}; expected keys with values, such as mode: observe"
+        raise ConfigError(name, [ConfigProblem(line, "", what)])
+    return Document(name, data, reader.lines, tuple(reader.problems))
+
+
+def where_and_what(error: yaml.YAMLError) -> tuple[int, str]:
+    """The line (0 if none is known) and YAML's message, without the parts that it quotes of the
+    file.
+    """
+    mark = getattr(error, "problem_mark", None)
+    what = getattr(error, "problem", None) or getattr(error, "reason", None) or "not YAML"
+    return 0 if mark is None else mark.line + 1, _QUOTED.sub("", what)
+
+
+class _Reader:
+    """Turns YAML's nodes into data, noting lines and problems that YAML itself would let pass."""
+
+    def __init__(self, most: int) -> None:
+        self.left = most
+        self.lines: dict[Key, int] = {}
+        self.problems: list[ConfigProblem] = []
+        self._scalars = yaml.constructor.SafeConstructor()
+
+    def refuse(self, node: yaml.Node, key: Key, text: str) -> None:
+        self.problems.append(ConfigProblem(node.start_mark.line + 1, dotted(key), text))
+
+    def value(self, node: yaml.Node, key: Key) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            return None  # nine lines of aliases can be a billion values
+        self.lines.setdefault(key, node.start_mark.line + 1)
+        if len(key) > MAX_DEPTH:  # also ends an alias that holds itself
+            self.refuse(node, (), _TOO_DEEP)
+            return None
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, key)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.value(child, (*key, i)) for i, child in enumerate(node.value)]
+        try:
+            return self._scalars.construct_object(node)
+        except (yaml.YAMLError, ValueError):
+            tag = node.tag if node.tag.startswith(_OWN_TAGS) else "a tag that YAML does not have"
+            self.refuse(node, key, f"{tag} can't be read; expected plain text or a number")
+            return None
+
+    def _mapping(self, node: yaml.MappingNode, key: Key) -> dict[str, Any]:
+        data: dict[str, Any] = {}
+        for name_node, child in node.value:
+            name = name_node.value
+            if not isinstance(name_node, yaml.ScalarNode) or name_node.tag == _MERGE:
+                self.refuse(name_node, key, "not a plain key; expected a word before the colon")
+                continue
+            if name in data:
+                first = self.lines[(*key, name)]
+                self.refuse(name_node, (*key, name), f"given twice (line {first}); expected once")
+                continue
+            self.lines[(*key, name)] = name_node.start_mark.line + 1
+            data[name] = self.value(child, (*key, name))
+        return data
+
+
+_OWN_TAGS = "tag:yaml.org,2002:"
+_MERGE = f"{_OWN_TAGS}merge"
+
+
+def validate(document: Document, model: type[M]) -> tuple[M | None, list[ConfigProblem]]:
+    """The data as ``model``, or None and every problem. Paths are relative to the file's folder."""
+    folder = Path(document.name).absolute().parent
+    problems = list(document.problems)
+    try:
+        return model.model_validate(document.data, context={"folder": folder}), problems
+    except ValidationError as error:
+        return None, problems + [
+            document.problem(tuple(details["loc"]), _words(model, details))
+            for details in error.errors(include_url=False)
+        ]
+
+
+def _words(model: type[BaseModel], error: ErrorDetails) -> str:
+    """One of pydantic's refusals as "what; expected ..."."""
+    kind, context, value = error["type"], error.get("ctx", {}), error["input"]
+    key = tuple(error["loc"])
+    if kind == "extra_forbidden":
+        return f"unknown key; expected {_guess(str(key[-1]), keys_at(model, key[:-1]))}"
+    if kind in {"literal_error", "enum"}:
+        wanted = str(context["expected"]).replace("'", "")
+        guess = difflib.get_close_matches(str(value), wanted.replace(" or ", ", ").split(", "), 1)
+        hint = f' (did you mean "{guess[0]}"?)' if guess else ""
+        return f"{show(value)}; expected {wanted}{hint}"
+    if kind == "missing":
+        return "missing; expected this key with a value"
+    if kind == "value":
+        return error["msg"]
+    if kind == "greater_than_equal" and isinstance(value, str):  # a duration, in seconds by now
+        return f'{show(value)}; expected at least "{context["ge"]:g}s"'
+    expected = _EXPECTED.get(kind, "{msg}").format(msg=error["msg"], **context)
+    if kind in _OTHER_SHAPE and isinstance(value, str):  # a command with its password, a URL
+        return f"{kind_of(value)}; expected {expected}"
+    return f"{show(value)}; expected {expected}"
+
+
+#: The meaning of pydantic's refusals for the author of the file.
+_EXPECTED = {
+    "string_type": "text in quotes",
+    "string_too_short": "text that is not empty",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "tuple_type": "a list, such as [a, b]",
+    "list_type": "a list, such as [a, b]",
+    "model_type": "a section: keys, indented, below it",
+    "model_attributes_type": "a section: keys, indented, below it",
+    "greater_than_equal": "at least {ge:g}",
+    "greater_than": "more than {gt:g}",
+    "less_than_equal": "at most {le:g}",
+}
+
+
+_OTHER_SHAPE = {"tuple_type", "list_type", "model_type", "model_attributes_type"}
+
+
+def _guess(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    every = "one of " + ", ".join(known) if known else "no key here"
+    return f'"{close[0]}"? (known here: {", ".join(known)})' if close else every
+
+
+def keys_at(model: type[BaseModel], key: Key) -> list[str]:
+    """The keys that the section at ``key`` may hold."""
+    current: type[BaseModel] | None = model
+    for part in key:
+        if isinstance(part, int):
+            continue  # an item of a list: the list's field led to its items' model
+        if current is None or part not in current.model_fields:
+            return []
+        current = section_in(current.model_fields[part].annotation)
+    return list(current.model_fields) if current is not None else []
+
+
+def section_in(annotation: Any) -> type[BaseModel] | None:
+    """The section's model in an annotation such as ``Tls | None`` or ``tuple[Webhook, ...]``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if typing.get_origin(annotation) in {Union, types.UnionType, tuple, list, typing.Annotated}:
+        for argument in typing.get_args(annotation):
+            found = section_in(argument)
+            if found is not None:
+                return found
+    return None

@@ -1,0 +1,227 @@
+"""``sickbay-aggregator``: run the aggregator, check its configuration, ask its policy.
+
+Exit codes: 0; 1 for an error that keeps it from starting or makes it fail; 2 for a command line or
+a configuration that is wrong, with the problems on stderr. `policy replay` has diff's.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from aggregator.config.settings import Config, ConfigError, load
+from aggregator.configfile.yaml_source import Key, read
+from aggregator.daemon_cli import policy, replay
+from aggregator.ingest import grpc_env
+
+OK, FAILED, USAGE = 0, 1, 2
+INTERRUPTED = 130
+
+DEFAULT_CONFIG = Path("/etc/sickbay/aggregator.yaml")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Do what the command line asks for, and exit."""
+    options = _parser().parse_args(arguments)
+    try:
+        code = options.command(options)
+        sys.stdout.flush()
+    except ConfigError as error:
+        for line in error.lines():
+            print(line, file=sys.stderr)
+        code = USAGE
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except BrokenPipeError:
+        # The reader (head, say) has closed the pipe. Python would report that again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = OK
+    except OSError as error:
+        if options.command is _run:  # a defect; its traceback explains it best
+            raise
+        print(f"sickbay-aggregator: the answer can't be written: {error}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = options.trouble if "trouble" in options else FAILED
+    sys.exit(code)
+
+
+def _run(options: argparse.Namespace) -> int:
+    config = load(options.file)
+    _refuse(options.file, _wrong_kubeconfig(config))
+    # Imports take a second, so an invalid file is refused sooner.
+    with grpc_env.grpc_environment(os.environ):
+        import grpc  # noqa: F401 - before anything else imports it
+
+    import asyncio
+
+    from aggregator import app
+    from aggregator.cluster.kubernetes.credentials import CredentialSources
+    from aggregator.cluster.port import Refused
+    from aggregator.config.data_dirs import DataDirError, exclusive_lock
+    from aggregator.ingest.os_limits import ListenError
+    from aggregator.ingest.tls import TlsError
+    from aggregator.replicas.identity import ReplicaIdentityError
+    from aggregator.runtime import gc_tuning, logs
+    from aggregator.web.replica_client import TrustError
+    from aggregator.web.server import WebListenError
+
+    if config.cluster.kind == "kubernetes" and config.cluster.kubeconfig is None:
+        try:
+            CredentialSources("", "", os.environ).check()
+        except Refused as error:
+            print(f"sickbay-aggregator: {error}", file=sys.stderr)
+            return USAGE
+    logs.start(config.log_level)
+    gc_tuning.raise_thresholds()
+    try:
+        with exclusive_lock(config):
+            asyncio.run(app.run(config))
+    except (
+        ListenError,
+        ReplicaIdentityError,
+        DataDirError,
+        TlsError,
+        TrustError,
+        WebListenError,
+    ) as error:
+        print(f"sickbay-aggregator: {error}", file=sys.stderr)
+        return FAILED
+    return OK
+
+
+def _check(options: argparse.Namespace) -> int:
+    from aggregator.policy.defaults import read_policy
+
+    config = load(options.file)
+    rules = read_policy(config.policy.file)
+    _refuse(options.file, [*_wrong_kubeconfig(config), *_unusable(config)])
+    print(f"{options.file}: sound (mode {config.mode}, {config.cluster.kind} cluster)")
+    for key, text in _absent(config):
+        problem = read(options.file).problem(key, text)
+        where = f"{options.file}:{problem.line}"
+        print(f"{where}: warning: {problem.key}: {problem.text}", file=sys.stderr)
+    if config.policy.file is not None:
+        policy.warn(config.policy.file, rules)
+    return OK
+
+
+def _refuse(file: Path, unusable: Iterable[tuple[Key, str]]) -> None:
+    found = list(unusable)
+    if found:
+        document = read(file)
+        raise ConfigError(str(file), [document.problem(*one) for one in found])
+
+
+def _wrong_kubeconfig(config: Config) -> Iterator[tuple[Key, str]]:
+    """Only a kubeconfig that the configuration names: the machine's own is not part of the file."""
+    if config.cluster.kind == "kubernetes" and config.cluster.kubeconfig is not None:
+        from aggregator.cluster.kubernetes.kubeconfig_check import KubeconfigError, check
+
+        try:
+            check(str(config.cluster.kubeconfig), "")
+        except KubeconfigError as error:
+            yield ("cluster", "kubeconfig"), str(error)
+
+
+def _absent(config: Config) -> Iterator[tuple[Key, str]]:
+    """The site's own programs that can't be run from here, which would otherwise show when a node
+    is unhealthy.
+    """
+    local = config.cluster.local.commands
+    named: dict[Key, Sequence[str]] = {
+        ("cluster", "local", "commands", "cordon"): local.cordon,
+        ("cluster", "local", "commands", "drain"): local.drain,
+        ("cluster", "local", "commands", "release"): local.release,
+        ("drain", "pre_evict", "command"): config.drain.pre_evict.command,
+        ("drain", "post_release", "command"): config.drain.post_release.command,
+    }
+    for key, command in named.items():
+        if command and "{" not in command[0] and shutil.which(command[0]) is None:
+            remote_nodes = "right if the aggregator runs elsewhere, or in an image that has it"
+            yield key, f"no program can be run here as {command[0]!r}; {remote_nodes}"
+
+
+def _unusable(config: Config) -> Iterator[tuple[Key, str]]:
+    """The keys of certificates that exist but are invalid, and the reason."""
+    # Imports take a while, so they happen only where there is a file to read.
+    tls = config.listen.tls
+    if tls is not None:
+        from aggregator.ingest.stats import IngestStats
+        from aggregator.ingest.tls import CertificateFiles, TlsError
+
+        files = CertificateFiles(
+            tls.cert_file,
+            tls.key_file,
+            tls.client_ca_file,
+            verified_by=config.shards.ca_file,
+            stats=IngestStats(),
+            now=time.monotonic,
+            wall=time.time,
+        )
+        try:
+            files.credentials(require_client_certificate=tls.client_ca_file is not None)
+        except TlsError as error:
+            yield ("listen", "tls"), f"{error}; expected a certificate with its key, in PEM"
+        else:
+            if trouble := files.trouble():
+                text = f"{trouble}; expected one that others take"
+                yield ("listen", "tls", "cert_file"), text
+            yield from _unreachable(config)
+    for section, file in (("shards", config.shards.ca_file), ("history", config.history.ca_file)):
+        if file is not None:
+            from aggregator.tls.client_context import CaFileError, client_context
+
+            try:
+                client_context(file)
+            except CaFileError as error:
+                yield (section, "ca_file"), str(error)
+
+
+def _unreachable(config: Config) -> Iterator[tuple[Key, str]]:
+    """Only where the file gives the replica's address itself: in a domain it is the host's name."""
+    if config.shards.address:
+        from aggregator.replicas.identity import ReplicaIdentityError, local_member
+
+        try:
+            local_member(config, hostname="any", epoch="", policy_hash="", version="")
+        except ReplicaIdentityError as error:
+            yield ("shards", "address"), str(error)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sickbay-aggregator",
+        description="Judges what the agents report; taints and drains the nodes that are bad.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"sickbay-aggregator {version('sickbay')}"
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="run until told to stop", allow_abbrev=False)
+    run.add_argument(
+        "--config",
+        dest="file",
+        type=Path,
+        default=DEFAULT_CONFIG,
+        metavar="FILE",
+        help=f"its configuration (default: {DEFAULT_CONFIG})",
+    )
+    run.set_defaults(command=_run)
+
+    config = commands.add_parser("config", help="about the configuration", allow_abbrev=False)
+    about = config.add_subparsers(required=True, metavar="COMMAND")
+    check = about.add_parser(
+        "check", help="say everything that is wrong with a file", allow_abbrev=False
+    )
+    check.add_argument("file", type=Path, metavar="FILE")
+    check.set_defaults(command=_check)
+
+    policy.add_to(commands)
+    replay.add_history(commands)
+    return parser

@@ -1,0 +1,277 @@
+"""``sickbay-aggregator policy``: check a site's rules, ask which actions would follow and why."""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aggregator.daemon_cli import replay
+
+if TYPE_CHECKING:  # half a second that other commands need not spend
+    from aggregator.policy.explain import Explanation
+    from aggregator.policy.rules import Policy, Rule
+
+_OK = 0
+_ODD = 1
+_CODE = re.compile(r"[a-z][a-z0-9-]*(:[A-Za-z0-9._-]+)*")
+_REGISTERS = ("intr_info", "error_status")
+_WORD = re.compile(r"[a-z][a-z0-9-]*")
+
+
+def add_to(commands: Any) -> None:
+    """Add ``policy`` and its subcommands."""
+    policy = commands.add_parser("policy", help="about the rules", allow_abbrev=False)
+    about = policy.add_subparsers(required=True, metavar="COMMAND")
+    check = about.add_parser(
+        "check", help="say everything that is wrong with a file of rules", allow_abbrev=False
+    )
+    check.add_argument("file", type=Path, metavar="FILE")
+    check.add_argument(
+        "--strict", action="store_true", help="exit with 1 where something is odd, too"
+    )
+    check.set_defaults(command=_check)
+
+    explain = about.add_parser(
+        "explain",
+        help="say what would be done about a fault, and by which rule",
+        allow_abbrev=False,
+    )
+    what = explain.add_mutually_exclusive_group(required=True)
+    what.add_argument("--fault", type=_code, metavar="CODE", help="such as xid:79")
+    what.add_argument("--check", type=_word, metavar="NAME", help="a check that has failed")
+    explain.add_argument(
+        "--reason", type=_word, default="", metavar="WORD", help="the check's reason, such as lost"
+    )
+    explain.add_argument("--component", default="", help="such as /data or a GPU's UUID")
+    explain.add_argument(
+        "--count",
+        type=_count(1_000_000),
+        default=1,
+        metavar="N",
+        help="how often the fault was seen",
+    )
+    explain.add_argument(
+        "--jobs",
+        type=_count(32),
+        default=1,
+        metavar="N",
+        help="in how many jobs the fault was seen",
+    )
+    explain.add_argument(
+        "--flaps", type=_count(32), default=0, metavar="N", help="how often the check began to fail"
+    )
+    explain.add_argument(
+        "--driver",
+        type=_driver,
+        default="",
+        metavar="VERSION",
+        help="the node's driver, such as 580.82.07",
+    )
+    explain.add_argument(
+        "--detail",
+        type=_detail,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="what the fault's line says besides, such as verdict=gpu-reset",
+    )
+    explain.add_argument(
+        "--policy", type=Path, metavar="FILE", help="a site's rules on top of the shipped ones"
+    )
+    explain.add_argument("-o", "--output", choices=("text", "json"), default="text")
+    explain.set_defaults(command=_explain)
+    replay.add_replay(about)
+
+
+def _check(options: argparse.Namespace) -> int:
+    from aggregator.policy.defaults import read_policy
+
+    shipped = {rule.name: rule for rule in read_policy().rules}
+    policy = read_policy(options.file)
+    added = [rule for rule in policy.rules if rule.name not in shipped]
+    changed = [rule for rule in policy.rules if shipped.get(rule.name, rule) != rule]
+    print(f"{options.file}: sound ({len(added)} rules added, {len(changed)} shipped ones changed)")
+    for rule in changed:
+        print(f"  changed  {rule.name}: {_change(shipped[rule.name], rule)}")
+    for rule in added:
+        print(f"  added    {rule.name}: {rule.action}")
+    found = warn(options.file, policy)
+    return _ODD if found and options.strict else _OK
+
+
+def warn(file: Path, policy: "Policy") -> int:
+    """Report on stderr the parts of a site's rules that can have no effect, and return their
+    number.
+
+    ``policy`` is the rules as read.
+    """
+    from aggregator.policy.defaults import lint_file
+
+    found = lint_file(file, policy)
+    for problem in found:
+        key = f"{problem.key}: " if problem.key else ""
+        print(f"{file}:{problem.line}: warning: {key}{problem.text}", file=sys.stderr)
+    return len(found)
+
+
+def _change(before: "Rule", after: "Rule") -> str:
+    from aggregator.policy.load import KEYS
+
+    old, new = asdict(before), asdict(after)
+    other = [key for key in KEYS if key != "action" and old[KEYS[key]] != new[KEYS[key]]]
+    words = [f"{before.action} becomes {after.action}"] * (before.action != after.action)
+    words += [
+        f"{key}: {_value(old[KEYS[key]])} becomes {_value(new[KEYS[key]])}"
+        if key != "why"
+        else "why"
+        for key in other
+    ]
+    return "; ".join(words)
+
+
+def _value(value: object) -> str:
+    """The value as a rule's file would have it."""
+    from aggregator.policy.explain import in_words
+
+    if isinstance(value, float):
+        return in_words(value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} is {_value(of)}" for name, of in value.items()) or "any"
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(str, value))}]" if value else "any"
+    return str(value) or "none"
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from aggregator.policy.defaults import lint_question, read_policy
+    from aggregator.policy.explain import Question, explain
+
+    asked = Question(
+        code=options.fault or "",
+        check=options.check or "",
+        reason=options.reason,
+        component=options.component,
+        count=options.count,
+        jobs=options.jobs,
+        flaps=options.flaps,
+        driver=options.driver,
+        details=dict(options.detail),
+    )
+    policy = read_policy(options.policy)
+    answer = explain(policy, asked)
+    slip = lint_question(policy, asked.check, asked.reason) if asked.check else ""
+    if slip:
+        print(f"warning: {slip}", file=sys.stderr)
+    print(json.dumps(_as_json(answer), indent=2) if options.output == "json" else _text(answer))
+    return _OK
+
+
+def _text(answer: "Explanation") -> str:
+    from aggregator.policy.explain import in_words
+
+    rule = answer.rule
+    lines = [answer.evidence, f"  means      {answer.meaning}"]
+    if answer.published:
+        lines.append(f"  NVIDIA     {answer.published}")
+    if answer.row:
+        lines.append(f"  registers  {answer.row}")
+    lines += [
+        f"  ended by   {answer.ended_by}",
+    ]
+    if rule is None:
+        lines.append("  action     none: no rule is about it, so it is shown and never acted on")
+    else:
+        after = f" once it has been so for {in_words(rule.hold)}" if rule.hold else ""
+        lines.append(f"  action     {rule.action}{after}, by rule {rule.name}")
+        lines.append(f"  why        {rule.why}")
+        if rule.action != "observe":
+            lines += [f"  released   {line}" for line in _releases(rule)]
+            lines.append("  capped by  mode, limits and the stop switch")
+    for other, wants in answer.others:
+        lines.append(
+            f"  also       {other.action} by rule {other.name}{f', if {wants}' * bool(wants)}"
+        )
+    return "\n".join(lines)
+
+
+def _releases(rule: "Rule") -> Iterator[str]:
+    from aggregator.policy.explain import in_words
+
+    if rule.release == "manual":
+        yield "by a person alone, however well it is"
+        return
+    yield f"when all has been well for {in_words(rule.healthy_for)}, by a person at any time"
+    if rule.repeat_within and not rule.check:
+        within = in_words(rule.repeat_within)
+        yield f"by a person alone where the same came again within {within} of a release"
+
+
+def _as_json(answer: "Explanation") -> Mapping[str, Any]:
+    rule = answer.rule
+    return {
+        "evidence": answer.evidence,
+        "meaning": answer.meaning,
+        "published": answer.published,
+        "registers": answer.row,
+        "ended_by": answer.ended_by,
+        "action": rule.action if rule is not None else "none",
+        "rule": rule.name if rule is not None else "",
+        "why": rule.why if rule is not None else "",
+        "for_seconds": rule.hold if rule is not None else 0.0,
+        "healthy_for_seconds": rule.healthy_for if rule is not None else 0.0,
+        "release": rule.release if rule is not None else "",
+        "repeat_within_seconds": rule.repeat_within if rule is not None else 0.0,
+        "also": [
+            {"rule": other.name, "action": other.action, "if": wants}
+            for other, wants in answer.others
+        ],
+    }
+
+
+def _code(text: str) -> str:
+    if text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no code; expected one such as xid:{text}")
+    if not _CODE.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no code; expected one such as xid:79")
+    return text
+
+
+def _word(text: str) -> str:
+    if text and not _WORD.fullmatch(text):
+        what = f"{text!r} is no name; expected one such as disk-space"
+        raise argparse.ArgumentTypeError(what)
+    return text
+
+
+def _count(most: int) -> Callable[[str], int]:
+    """A whole number, at most the number that an agent reports, or that a rule may ask for."""
+
+    def count(text: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,9}", text) or not 1 <= int(text) <= most:
+            what = f"{text!r}; expected a whole number of 1 or more, {most} at most"
+            raise argparse.ArgumentTypeError(what)
+        return int(text)
+
+    return count
+
+
+def _detail(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not name or not sign:
+        what = f"{text!r}; expected NAME=VALUE, such as verdict=gpu-reset"
+        raise argparse.ArgumentTypeError(what)
+    if name in _REGISTERS and re.fullmatch(r"0x[0-9a-fA-F]{1,8}", value) is None:
+        what = f"{text!r} is no register; expected one such as {name}=0x00000004"
+        raise argparse.ArgumentTypeError(what)
+    return name, value
+
+
+def _driver(text: str) -> str:
+    if text and re.fullmatch(r"\d+(\.\d+)*", text) is None:  # argparse checks the default too
+        what = f"{text!r} is no driver's version; expected one such as 580.82.07"
+        raise argparse.ArgumentTypeError(what)
+    return text

@@ -1,0 +1,259 @@
+"""``sickbay-aggregator policy replay`` and ``history export``: the recorded past, evaluated again.
+
+Exit codes of a replay are those of diff: 0 for no difference, 1 for a difference, 2 for a record
+that can't be replayed.
+"""
+
+import argparse
+import datetime as dt
+import json
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # half a second that other commands need not spend
+    from aggregator.config.settings import HistoryConfig
+    from aggregator.policy.replay import Difference, Episode, Totals
+
+SAME, DIFFERENT, TROUBLE = 0, 1, 2
+
+_CONFIG = Path("/etc/sickbay/aggregator.yaml")
+_SINCE = 28 * 86400.0
+
+
+def add_replay(about: Any) -> None:
+    """Add ``replay`` to ``policy``."""
+    replay = about.add_parser(
+        "replay",
+        help="say what a changed file of rules would have done with the recorded past",
+        description="Exit codes: 0 nothing would have been different, 1 something, 2 trouble.",
+        allow_abbrev=False,
+    )
+    replay.add_argument("file", type=Path, metavar="FILE", help="the changed rules")
+    _add_source(replay)
+    replay.add_argument(
+        "--record", type=Path, metavar="FILE", help="read a file of 'history export' instead"
+    )
+    replay.add_argument(
+        "--against",
+        type=Path,
+        metavar="FILE",
+        help="compare with these rules (default: the configuration's, or the shipped ones)",
+    )
+    replay.add_argument("-o", "--output", choices=("text", "json"), default="text")
+    replay.set_defaults(command=_replay, trouble=TROUBLE)
+
+
+def add_history(commands: Any) -> None:
+    """Add ``history`` and its subcommands."""
+    history = commands.add_parser("history", help="about what was recorded", allow_abbrev=False)
+    about = history.add_subparsers(required=True, metavar="COMMAND")
+    export = about.add_parser(
+        "export",
+        help="write what agents told, as lines of JSON, for policy replay --record",
+        allow_abbrev=False,
+    )
+    _add_source(export)
+    export.set_defaults(command=_export, trouble=TROUBLE)
+
+
+def _add_source(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config",
+        type=Path,
+        default=_CONFIG,
+        metavar="FILE",
+        help=f"the aggregator's configuration, for its history (default: {_CONFIG})",
+    )
+    parser.add_argument("--node", default="", metavar="NAME", help="of this node alone")
+    parser.add_argument(
+        "--since",
+        type=_duration,
+        default=_SINCE,
+        metavar="DURATION",
+        help="such as 7d (the default is 28d)",
+    )
+
+
+def _duration(text: str) -> float:
+    from pydantic_core import PydanticCustomError
+
+    from aggregator.configfile.values import duration
+
+    try:
+        return duration(text)
+    except PydanticCustomError as error:
+        raise argparse.ArgumentTypeError(error.message()) from None
+
+
+def _export(options: argparse.Namespace) -> int:
+    from aggregator.config.settings import load
+    from aggregator.history.replay_codec import since, to_line
+
+    return _guarded(
+        lambda: _print_all(
+            to_line(row)
+            for row in since(
+                _rows(load(options.config).history, options.node),
+                time.time() - options.since,
+            )
+        )
+    )
+
+
+def _print_all(lines: Iterable[str]) -> int:
+    for line in lines:
+        print(line)
+    return SAME
+
+
+def _replay(options: argparse.Namespace) -> int:
+    return _guarded(lambda: _replayed(options))
+
+
+def _guarded(work: Any) -> int:
+    from aggregator.history.database import HistoryError
+    from aggregator.history.replay_codec import RecordError
+
+    try:
+        return int(work())
+    except (HistoryError, RecordError) as error:
+        print(f"sickbay-aggregator: {error}", file=sys.stderr)
+        return TROUBLE
+
+
+def _replayed(options: argparse.Namespace) -> int:
+    from aggregator.config.settings import load
+    from aggregator.history.export_file import ExportFile
+    from aggregator.history.replay_codec import by_node
+    from aggregator.policy.defaults import read_policy
+    from aggregator.policy.replay import compare, live, totals
+
+    changed = read_policy(options.file)
+    rules = options.against
+    rows: Iterable[Mapping[str, Any]]
+    if options.record is not None:
+        record = ExportFile(options.record, options.node)
+        rows, now = record.rows(), record.last
+    else:
+        config = load(options.config)
+        rules = rules or config.policy.file
+        rows, now = _rows(config.history, options.node), time.time()
+    present = read_policy(rules)
+    old: list[Episode] = []
+    new: list[Episode] = []
+    found: list[Difference] = []
+    nodes = 0
+    begin = now - options.since
+    for node, events in by_node(rows):
+        nodes += 1
+        before = _lately(live(present, node, events, now), begin)
+        after = _lately(live(changed, node, events, now), begin)
+        found += compare(before, after)
+        old += before
+        new += after
+    if not nodes:
+        print("sickbay-aggregator: nothing is recorded there to replay", file=sys.stderr)
+        return TROUBLE
+    found.sort(key=lambda one: (not one.shown.acts, one.shown.began))
+    sums = totals(old, now), totals(new, now)
+    if options.output == "json":
+        print(json.dumps(_as_json(found, sums, nodes, len(old), len(new)), indent=2))
+    else:
+        print("\n".join(_text(found, sums, nodes)))
+    return DIFFERENT if found else SAME
+
+
+def _lately(episodes: Iterable["Episode"], begin: float) -> list["Episode"]:
+    return [one for one in episodes if one.ended is None or one.ended >= begin]
+
+
+def _rows(where: "HistoryConfig", node: str) -> Iterable[Mapping[str, Any]]:
+    from sqlalchemy.engine import make_url
+
+    from aggregator.history.database import Database, HistoryError
+    from aggregator.history.engine import DatabaseCredentials
+
+    file = make_url(where.database).database or ""
+    if where.is_file and not Path(file).exists():
+        raise HistoryError(f"{file}: there is no history; expected the aggregator's")
+    credentials = DatabaseCredentials(where.password_file, where.ca_file, where.insecure_plaintext)
+    database = Database(where.database, credentials, "sickbay history", reads=True)
+    try:
+        yield from database.evidence(node)
+    finally:
+        database.close()
+
+
+def _text(found: list["Difference"], sums: tuple["Totals", "Totals"], nodes: int) -> Iterable[str]:
+    if not found:
+        yield f"nothing would have been different on {nodes} nodes"
+    else:
+        yield f"{len(found)} incidents would have been different on {nodes} nodes:"
+    for one in found:
+        shown = one.shown
+        ended = f"to {_date(shown.ended)}" if shown.ended is not None else "and on"
+        yield f"  {one.what:<9} {shown.node}  {shown.action}  {shown.summary}"
+        yield f"            {_date(shown.began)} {ended}, by {', '.join(sorted(shown.rules))}"
+        if one.how:
+            yield f"            {one.how}"
+    for name, total in zip(("before", "after"), sums, strict=True):
+        kinds = ", ".join(f"{count} {action}" for action, count in sorted(total.by_action.items()))
+        yield (
+            f"{name:<7} {kinds or 'nothing acted on'}; at most {total.nodes_at_once} nodes "
+            f"at once, {total.node_hours:g} node-hours"
+        )
+    yield "Judgement alone is replayed: no limits, no mode, no person's word."
+
+
+def _date(at: float) -> str:
+    return dt.datetime.fromtimestamp(at, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _as_json(
+    found: list["Difference"],
+    sums: tuple["Totals", "Totals"],
+    nodes: int,
+    before: int,
+    after: int,
+) -> Mapping[str, Any]:
+    return {
+        "nodes": nodes,
+        "differences": [
+            {
+                "what": one.what,
+                "how": one.how,
+                "node": one.shown.node,
+                "before": _episode(one.before),
+                "after": _episode(one.after),
+            }
+            for one in found
+        ],
+        "before": _totals(sums[0], before),
+        "after": _totals(sums[1], after),
+    }
+
+
+def _episode(one: "Episode | None") -> Mapping[str, Any] | None:
+    if one is None:
+        return None
+    return {
+        "kind": one.kind,
+        "action": one.action,
+        "began": _date(one.began),
+        "ended": _date(one.ended) if one.ended is not None else None,
+        "summary": one.summary,
+        "rules": sorted(one.rules),
+        "codes": sorted(one.codes),
+    }
+
+
+def _totals(total: "Totals", incidents: int) -> Mapping[str, Any]:
+    return {
+        "incidents": incidents,
+        "by_action": dict(total.by_action),
+        "nodes_at_once": total.nodes_at_once,
+        "node_hours": total.node_hours,
+    }

@@ -1,0 +1,140 @@
+"""Events for history, alerts and the page: transitions, never levels."""
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from aggregator.health.model import Delta, Hello, Snapshot
+
+
+class EventKind(enum.StrEnum):
+    """The kinds of transitions. The values are stored in the database and sent in webhooks."""
+
+    INCIDENT_OPENED = "incident.opened"
+    INCIDENT_CHANGED = "incident.changed"
+    INCIDENT_CLOSED = "incident.closed"
+    HELD = "quarantine.held"
+    WOULD_ACT = "quarantine.would"  # the mode caps it: the action that it prevented
+    ADMITTED = "quarantine.admitted"
+    CORDONED = "quarantine.cordoned"
+    MARKS_MISSING = "quarantine.marks_missing"  # the node lacks ours, and the quarantine stands
+    MARKS_RESTORED = "quarantine.marks_restored"  # they are all there again
+    DRAINING = "quarantine.draining"
+    EVICTED = "pod.evicted"
+    BLOCKED = "pod.blocked"
+    FORCED = "pod.forced"  # deleted past its budgets, as its namespace's policy allows
+    OVERDUE = "quarantine.overdue"  # a drain has passed its deadline
+    HOOK = "quarantine.hook"  # a site's own step before the evictions, or after the release
+    HOOK_FAILED = "quarantine.hook_failed"
+    DRAINED = "quarantine.drained"
+    ADOPTED = "quarantine.adopted"  # our marks had lost their object, and it was made again
+    NODE_ABSENT = "quarantine.node_absent"  # its Node is gone: it counts for no limit
+    NODE_BACK = "quarantine.node_back"
+    RELEASING = "quarantine.releasing"
+    RELEASED = "quarantine.released"
+    OVERRULED = "quarantine.overruled"
+    RELEASE_HELD = "quarantine.release_held"  # its cause is over, and a check holds it
+    UNCORDONED = "quarantine.uncordoned"  # no release: it is cordoned again, or left
+    OVERRIDDEN = (
+        "quarantine.overridden"  # a person set another action than was decided, or ended it
+    )
+    WISHED = "node.wished"  # operators' requests in a node's annotations, made or taken back
+    LEMON = "node.lemon"  # its faults come back again and again
+    AGENT_SILENT = "agent.silent"
+    SILENT_FAILING = "agent.silent_failing"  # its kubelet is ready, its last evidence was failing
+    AGENT_BACK = "agent.back"
+    AGENT_CONFLICT = "agent.conflict"
+    EVIDENCE_LOST = "evidence.lost"
+    HISTORY_LOST = "history.lost"  # said by the history itself, in its timeline alone
+    STOPPED = "fleet.stopped"
+    RESUMED = "fleet.resumed"
+    COMMON_CAUSE = "fleet.common-cause"
+    COMMON_CAUSE_OVER = "fleet.common-cause-over"
+    COOLDOWN = "fleet.cooldown"
+    COOLDOWN_OVER = "fleet.cooldown-over"
+    RECORD_LOST = "fleet.record-lost"  # deleted, rolled back, edited or unreadable: admission stops
+    RECORD_WHOLE = "fleet.record-whole"
+    REPLICAS_APART = "fleet.replicas-apart"  # they can't coordinate, so little is admitted
+    REPLICAS_TOGETHER = "fleet.replicas-together"
+    NETWORK_BLAMED = "network.blamed"  # a target, or a domain of several nodes: no node
+    NETWORK_CLEARED = "network.cleared"
+    NODE_LOST = "network.node_lost"  # no other node reaches it, and its agent is silent
+    NODE_FOUND = "network.node_found"
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One thing that happened. ``at`` is wall clock seconds since the epoch, for people."""
+
+    at: float
+    kind: EventKind
+    node: str  # "" for the fleet
+    summary: str  # a sentence that says what happened and why
+    incident: str = ""
+    details: Mapping[str, str] = field(default_factory=dict)
+
+
+class EventSink(Protocol):
+    """Takes transitions. It must not block or raise: a lost history must hold up no action."""
+
+    def record_event(self, transition: Transition) -> None: ...
+
+
+class EvidenceRecording(Protocol):
+    """Records the agents' evidence as evaluated. Like an event sink, it must not block or raise."""
+
+    def record_hello(self, hello: Hello) -> None: ...
+
+    def record_message(self, node: str, told: Snapshot | Delta, at: float) -> None: ...
+
+    def record_disconnect(self, node: str) -> None: ...
+
+    def forget_node(self, node: str) -> None:
+        """Recorded evidence of the node is no base any more: its next report begins anew."""
+        ...
+
+    def restart_node(self, hello: Hello, told: Snapshot, at: float) -> None:
+        """All that is known of the node, after a time in which its evidence was not recorded."""
+        ...
+
+
+class NoEvidenceRecording:
+    """Records no evidence."""
+
+    def record_hello(self, hello: Hello) -> None: ...
+
+    def record_message(self, node: str, told: Snapshot | Delta, at: float) -> None: ...
+
+    def record_disconnect(self, node: str) -> None: ...
+
+    def forget_node(self, node: str) -> None: ...
+
+    def restart_node(self, hello: Hello, told: Snapshot, at: float) -> None: ...
+
+
+#: A change that is younger (seconds) when another replica comes to lead may not have been reported:
+#: the leader may have died of the same cause, or just before. Longer than a failover takes.
+NOTICE_UNCERTAIN = 60.0
+
+
+class LeaderNotice:
+    """One such state, as a text; empty: there is none. Reported once, and by two replicas rather
+    than by none where the leader changes just then. ``now`` is monotonic, in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._state = self._told = ""
+        self._since = float("-inf")
+
+    def is_due(self, state: str, *, leads: bool) -> bool:
+        """Whether to report it now. Ask at each change, and now and then."""
+        if state != self._state:
+            self._state, self._since = state, self._now()
+        if state == self._told:
+            return False
+        if not leads and self._now() - self._since < NOTICE_UNCERTAIN:
+            return False
+        self._told = state
+        return leads

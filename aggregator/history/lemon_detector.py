@@ -1,0 +1,204 @@
+"""Searches the history for lemons, now and then; alerts on each, and gives its node evidence.
+
+No other code waits for it. A history that can't be read leaves the last result in force.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+from aggregator.clock import Clocks
+from aggregator.events import EventKind, EventSink, Transition
+from aggregator.health.model import Component
+from aggregator.policy.lemons import CHECK, Lemon, LemonEvent, LemonThresholds, evidence, judge_past
+from aggregator.quarantine.state.fleet import FleetState
+
+log = logging.getLogger("sickbay.lemons")
+
+#: Seconds.
+FIRST_AFTER = 60.0
+LOOK_EVERY = 3600.0
+SAY_EVERY = 60.0
+#: The same lemon is reported again after so long.
+TOLD_EVERY = 7 * 86400.0
+#: Nodes that are examined, those with the most quarantines first; and transitions of each.
+MOST_NODES = 500
+MOST_ROWS = 400
+
+#: Kinds that make a node worth examining: in `observe` mode no node is cordoned.
+_ACTED = (EventKind.CORDONED, EventKind.WOULD_ACT)
+_PAST = {
+    EventKind.INCIDENT_OPENED: "opened",
+    EventKind.INCIDENT_CHANGED: "opened",  # it may ask for more by now, on other evidence
+    EventKind.INCIDENT_CLOSED: "closed",
+    EventKind.CORDONED: "quarantined",
+    EventKind.RELEASED: "released",
+}
+
+
+class LemonIndex(Protocol):
+    """The queries that the detector needs of the history."""
+
+    async def stories(
+        self, acted: Iterable[str], kinds: Iterable[str], since: float, nodes: int, rows: int
+    ) -> dict[str, list[Transition]]:
+        """The newest ``rows`` of the kinds ``kinds`` for each of the ``nodes`` with the most
+        ``acted``.
+
+        Raises `OSError`.
+        """
+        ...
+
+
+class LemonDetector:
+    """``say`` gives the controller evidence on a node, in our own name; False: the node is unknown.
+
+    ``leads``: whether this replica is the one that alerts people, where several read one history.
+    Each of them shows the lemons, and gives evidence on the nodes that it owns.
+    """
+
+    def __init__(
+        self,
+        *,
+        stories: LemonIndex,
+        fleet: FleetState,
+        event_sink: EventSink,
+        clocks: Clocks,
+        bounds: LemonThresholds,
+        say: Callable[[str, Component], bool],
+        leads: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._stories = stories
+        self._fleet = fleet
+        self._event_sink = event_sink
+        self._clocks = clocks
+        self._bounds = bounds
+        self._say = say
+        self._leads = leads
+        self._since: dict[str, float] = {}
+        self._said: set[str] = set()
+        self._looked = False
+        self._stories_of: frozenset[str] = frozenset()
+
+    async def run(self) -> None:
+        """Check for ever."""
+        await asyncio.sleep(FIRST_AFTER)
+        due = self._clocks.now()
+        while True:
+            if self._clocks.now() >= due:
+                await self.check_events()
+                due = self._clocks.now() + LOOK_EVERY
+            self.report_lemons()
+            await asyncio.sleep(SAY_EVERY)
+
+    async def check_events(self) -> None:
+        """Read the last weeks again."""
+        now = self._clocks.earliest()
+        kinds = [*_PAST, EventKind.LEMON]
+        try:
+            stories = await self._stories.stories(
+                _ACTED, kinds, now - self._bounds.window, MOST_NODES, MOST_ROWS
+            )
+        except OSError as error:
+            if not self._fleet.lemons_trouble:
+                log.warning("no lemons are looked for", extra={"error": str(error)})
+            self._fleet.lemons_trouble = f"history can't be read: {error}"
+            return
+        self._fleet.lemons_trouble = ""
+        found = (
+            judge_past(node, lemon_events(past), self._bounds, now)
+            for node, past in stories.items()
+        )
+        lemons = sorted(
+            (lemon for lemon in found if lemon is not None),
+            key=lambda lemon: (-len(lemon.strikes), -lemon.quarantines, lemon.node),
+        )
+        self._fleet.lemons = tuple(lemons)
+        self._looked = True
+        self._stories_of = frozenset(stories)
+        if self._leads():
+            for lemon in lemons:
+                self.log_verdict(lemon, stories[lemon.node], now)
+
+    def report_lemons(self) -> None:
+        """Give every lemon's node its evidence, and take it back where the node is none any
+        more.
+        """
+        if not self._looked:
+            return
+        lemons = {lemon.node: lemon for lemon in self._fleet.lemons}
+        for node, lemon in lemons.items():
+            since = self._since.setdefault(node, self._clocks.now())
+            if self._say(node, evidence(lemon, since)):
+                self._said.add(node)
+        for node in (self._said | set(self._remembered())) - lemons.keys():
+            if self._is_forgotten(node):
+                continue
+            self._since.pop(node, None)
+            if self._say(node, evidence(None, self._clocks.now())):
+                self._said.discard(node)
+
+    def _remembered(self) -> Iterable[str]:
+        """Nodes whose quarantine rests on a lemon verdict, perhaps from before this process."""
+        for node, node_summary in self._fleet.node_summaries.items():
+            quarantine = node_summary.quarantine
+            items = quarantine.spec.evidence if quarantine is not None else ()
+            health = node_summary.health
+            told = health is not None and (CHECK, "") in health.components
+            if not told and any(item.code.partition(":")[0] == CHECK for item in items):
+                yield node
+
+    def _is_forgotten(self, node: str) -> bool:
+        """Whether the history has no record of the quarantine that rests on it: it was lost.
+
+        A lost history is no sign that a node is healthy, and releases no node.
+        """
+        node_summary = self._fleet.node_summaries.get(node)
+        quarantine = node_summary.quarantine if node_summary is not None else None
+        if quarantine is None or node in self._stories_of:
+            return False
+        return self._clocks.earliest() - quarantine.status.cordoned_at < self._bounds.window
+
+    def log_verdict(self, lemon: Lemon, past: Iterable[Transition], now: float) -> None:
+        lately = (one.at for one in past if one.kind is EventKind.LEMON)
+        if any(now - at < TOLD_EVERY for at in lately):
+            return
+        self._event_sink.record_event(
+            Transition(
+                at=now,
+                kind=EventKind.LEMON,
+                node=lemon.node,
+                summary=f"{lemon.node}: {lemon.why}",
+                details={
+                    "quarantines": str(lemon.quarantines),
+                    "codes": " ".join(lemon.codes),
+                    "days": str(lemon.days),
+                    "returns": str(lemon.returns),
+                },
+            )
+        )
+
+
+def lemon_events(past: Iterable[Transition]) -> Iterable[LemonEvent]:
+    """The transitions that count for a node: not those only watched, nor those many nodes had."""
+    for one in past:
+        what = _PAST.get(one.kind)
+        if what is None or (what == "opened" and not _counts(one.details)):
+            continue
+        codes = _codes(one.details)
+        if what == "opened" and not codes and one.details.get("evidence"):
+            continue  # the lemon verdict itself is no event of the node
+        yield LemonEvent(one.at, what, one.incident, codes)
+
+
+def _counts(details: Mapping[str, str]) -> bool:
+    return details.get("action", "observe") != "observe" and "cause" not in details
+
+
+def _codes(details: Mapping[str, str]) -> frozenset[str]:
+    """The codes of "xid:79 GPU-1 (gpu-gone); ...", the form of recorded evidence, without the
+    lemon's own.
+    """
+    items = (item.split() for item in details.get("evidence", "").split(";"))
+    return frozenset(item[0] for item in items if item and not item[0].startswith(f"{CHECK}:"))

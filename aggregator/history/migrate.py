@@ -1,0 +1,98 @@
+"""Brings a database's tables to this program's version, or reports why it leaves them alone.
+
+Runs within the caller's transaction, behind a lock: of replicas that start together one migrates,
+and the others find the tables current. Alembic is imported only where there is a step to take,
+because its import costs as much as the rest of the history's imports.
+"""
+
+import logging
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from aggregator.history.engine import HistoryError
+from aggregator.history.tables import REVISION
+
+log = logging.getLogger("sickbay.history")
+
+#: PostgreSQL's advisory locks are numbers; these are ours ("sickbay" and a number for the purpose).
+MIGRATING = 0x7369636B01
+RETAINING = 0x7369636B02
+
+_ALEMBIC = "alembic_version"
+#: The version table from before Alembic, and its highest version.
+_EARLIER, _EARLIER_VERSION = "sickbay_history_schema", 1
+
+
+def is_ready(connection: sa.Connection, name: str) -> bool:
+    """Whether the tables need no step; only reads. Raises `HistoryError` where we can't use
+    them.
+    """
+    found = _revision(connection)
+    if found is None:
+        _refuse_if_newer(connection, name)
+        return False
+    return not _is_older(found, name)
+
+
+def prepare(connection: sa.Connection, name: str) -> None:
+    """Migrate older tables; leave tables that this program can work with. Raises `HistoryError`.
+
+    ``connection`` is in a transaction, on SQLite one that holds the write lock.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATING)))
+    if is_ready(connection, name):
+        return
+    found = _revision(connection) or ""
+    log.info("the history's tables are migrated", extra={"from": found, "to": REVISION})
+    upgrade(connection)
+
+
+def upgrade(connection: sa.Connection, to: str = REVISION) -> None:
+    """Take the steps up to the revision ``to``."""
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # it logs every step otherwise
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
+    command.upgrade(config, to)
+
+
+def _revision(connection: sa.Connection) -> str | None:
+    """The revision, or None if Alembic has never run here."""
+    if not sa.inspect(connection).has_table(_ALEMBIC):
+        return None
+    return connection.execute(sa.text(f"SELECT version_num FROM {_ALEMBIC}")).scalar()  # noqa: S608
+
+
+def _is_older(found: str, name: str) -> bool:
+    """Whether there are steps to take. A revision of our major and a later minor needs none."""
+    major, _, minor = found.partition(".")
+    own_major, own_minor = (int(part) for part in REVISION.split("."))
+    if not (major.isdecimal() and minor.isdecimal()):
+        raise HistoryError(
+            f"{name} holds tables of revision {found!r}, which is none of sickbay's; point "
+            "history.database elsewhere"
+        )
+    if int(major) > own_major:
+        raise _newer(name, found)
+    return (int(major), int(minor)) < (own_major, own_minor)
+
+
+def _refuse_if_newer(connection: sa.Connection, name: str) -> None:
+    if not sa.inspect(connection).has_table(_EARLIER):
+        return
+    found = connection.execute(sa.text(f"SELECT max(version) FROM {_EARLIER}")).scalar()  # noqa: S608
+    if found is not None and found > _EARLIER_VERSION:
+        raise _newer(name, str(found))
+
+
+def _newer(name: str, found: str) -> HistoryError:
+    return HistoryError(
+        f"{name} was written by a newer sickbay (tables {found}, this one knows {REVISION}); "
+        "upgrade, or point history.database elsewhere"
+    )

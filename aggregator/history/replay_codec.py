@@ -1,0 +1,94 @@
+"""Recorded rows as events of a replay, and as lines of JSON for export. Pure."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+from typing import Any
+
+from aggregator.history import evidence_codec
+from aggregator.history.evidence_recorder import BASE, CHANGE, HELLO, LEFT
+from aggregator.policy.replay import ReplayEvent, Word
+
+
+class RecordError(ValueError):
+    """A line or a row is no recorded evidence. The text names it and the reason."""
+
+
+def by_node(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, list[ReplayEvent]]]:
+    """(node, its agent's messages), one after the other. The rows are sorted by node and time.
+
+    Of several replicas the one that was greeted last counts: a row that another writes after that
+    is late. Raises `RecordError`.
+    """
+    for node, its in groupby(rows, key=lambda row: str(row["node"])):
+        yield node, [ReplayEvent(row["at"], _word(row)) for row in _of_owner(its)]
+
+
+def _of_owner(rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    owner: str | None = None
+    for row in rows:
+        if owner is None or row["kind"] == HELLO:
+            owner = row.get("replica", "")
+        if row.get("replica", "") == owner:
+            yield row
+
+
+def _word(row: Mapping[str, Any]) -> Word:
+    body, at = row["body"], row["at"]
+    try:
+        match row["kind"]:
+            case kind if kind == HELLO:
+                return evidence_codec.to_hello(str(row["node"]), body)
+            case kind if kind == BASE:
+                return evidence_codec.to_snapshot(body, at)
+            case kind if kind == CHANGE:
+                return evidence_codec.to_delta(body, at)
+            case kind if kind == LEFT:
+                return None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"{row['node']} at {at}: {type(error).__name__}: {error}"
+        raise RecordError(f"{what}; expected a record that this version has written") from error
+    raise RecordError(f"{row['node']} at {at}: no kind of evidence is {row['kind']!r}")
+
+
+def since(rows: Iterable[Mapping[str, Any]], at: float) -> Iterator[Mapping[str, Any]]:
+    """The rows after ``at``, and of the earlier rows the base that each node's later rows
+    build on.
+    """
+    for _, its in groupby(rows, key=lambda row: str(row["node"])):
+        story: list[Mapping[str, Any]] = []
+        for row in its:
+            if row["kind"] == BASE and row["at"] <= at:
+                story = story[-1:]  # the greeting that came with it
+            story.append(row)
+        if story[-1]["at"] > at:
+            yield from story
+
+
+def to_line(row: Mapping[str, Any]) -> str:
+    """A row as one line of JSON; its ``at`` is wall clock seconds since the epoch."""
+    told = {"at": row["at"], "node": row["node"], "kind": row["kind"], "body": row["body"]}
+    if row.get("replica"):
+        told["replica"] = row["replica"]
+    return json.dumps(told, separators=(",", ":"))  # ASCII, whatever the terminal's encoding is
+
+
+def from_line(line: bytes | str, where: str) -> dict[str, Any] | None:
+    """A line as a row, or None if it is empty. Raises `RecordError` where it is not one of our
+    rows.
+    """
+    if not line.strip():
+        return None
+    try:
+        row = json.loads(line)
+        return {
+            "at": float(row["at"]),
+            "node": str(row["node"]),
+            "kind": str(row["kind"]),
+            "body": dict(row["body"]),
+            "replica": str(row.get("replica", "")),
+        }
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        what = "no recorded evidence" if isinstance(error, KeyError | TypeError) else "no JSON"
+        expected = "expected a line of 'sickbay-aggregator history export'"
+        raise RecordError(f"{where}: {what}; {expected}") from error

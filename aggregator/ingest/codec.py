@@ -1,0 +1,471 @@
+"""The contract's messages as evidence: checked, bounded, ages turned into this machine's seconds.
+
+A message that can't be evidence is refused with the field that is wrong, never repaired: a guess
+about a failing node has no value. Where the caller collects dropped entries (`Dropped`) a
+single entry is refused, and all others of the message count: one text too long must not make a node
+invisible. Three things are fixed because they carry no judgement: text for people that is too long
+is cut, of too long a history the latest counts, and a fault whose last occurrence claims to be
+before its first (clocks of two cores differ) counts from the earlier age.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import lru_cache
+from types import MappingProxyType
+from typing import TypeAlias, TypeVar
+
+from aggregator.health.model import (
+    CheckOff,
+    Cleared,
+    ClearedBy,
+    Component,
+    Delta,
+    Fault,
+    Hello,
+    Lost,
+    Snapshot,
+    Status,
+)
+from aggregator.runtime.interning import intern_text
+from aggregator.runtime.text import truncate
+from sickbay.v1 import sickbay_pb2 as pb
+from sickbay.v1.limits import (
+    MAX_AGE_MS,
+    MAX_CHECKS,
+    MAX_CLEARED,
+    MAX_COMPONENT,
+    MAX_COMPONENTS,
+    MAX_DETAILS,
+    MAX_FAULTS,
+    MAX_GONE,
+    MAX_HISTORY,
+    MAX_LOST,
+    MAX_NAME,
+    MAX_OCCURRENCES,
+    MAX_TEXT,
+    MAX_TRAITS,
+    MAX_TRANSITIONS,
+)
+
+_COMMON_TEXT = 40  # many nodes send the same short texts
+#: As in the agent's own configuration. A site's commands are called with such a name: it must not
+#: read as an option, a list or a path.
+_NODE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+
+#: Characters of the problem of an entry.
+_REASON = 300
+_BY_IMPORTANCE = {3: 0, 2: 1, 4: 2, 1: 3}  # failed, degraded, unknown, ok
+
+_STATUS = {int(status): status for status in Status}
+_CLEARED_BY: Mapping[int, ClearedBy] = {
+    pb.CLEARED_BY_REBOOT: ClearedBy.REBOOT,
+    pb.CLEARED_BY_GPU_RESET: ClearedBy.GPU_RESET,
+    pb.CLEARED_BY_EXPIRY: ClearedBy.EXPIRY,
+    pb.CLEARED_BY_OPERATOR: ClearedBy.OPERATOR,
+}
+
+
+class InvalidMessage(ValueError):
+    """A message that is no evidence. ``field`` is its path in the message ("faults[3].code")."""
+
+    def __init__(self, field: str, what: str) -> None:
+        super().__init__(f"{field}: {what}")
+        self.field = field
+
+
+class Dropped:
+    """The part of one message that was not taken: how many entries, and the problem of the
+    first.
+    """
+
+    __slots__ = ("entries", "reason")
+
+    def __init__(self) -> None:
+        self.entries = 0
+        self.reason = ""
+
+    def add(self, error: InvalidMessage, entries: int = 1) -> None:
+        self.entries += entries
+        self.reason = self.reason or truncate(str(error), _REASON)
+
+
+_Entry = TypeVar("_Entry")
+_Taken = TypeVar("_Taken")
+Steps: TypeAlias = Generator[None, None, _Taken]
+
+
+def _taken(
+    field: str,
+    entries: Sequence[_Entry],
+    most: int,
+    take: Callable[[str, _Entry], _Taken],
+    dropped: Dropped | None,
+    importance: Callable[[_Entry], int] | None = None,
+) -> tuple[_Taken, ...]:
+    """The valid entries, ``most`` of them, the most important of too many.
+
+    Without ``dropped`` the problem of the first invalid entry is raised.
+    """
+    if len(entries) > most:
+        error = InvalidMessage(field, f"{len(entries)} entries; expected at most {most}")
+        if dropped is None:
+            raise error
+        dropped.add(error, len(entries) - most)
+        entries = (sorted(entries, key=importance) if importance else entries)[:most]
+    found = []
+    for i, entry in enumerate(entries):
+        try:
+            found.append(take(f"{field}[{i}]", entry))
+        except InvalidMessage as error:
+            if dropped is None:
+                raise
+            dropped.add(error)
+    return tuple(found)
+
+
+def node_of(message: pb.Hello) -> str:
+    """The node that the message claims, for its identity to prove."""
+    return _node("node", message.node)
+
+
+def hello(message: pb.Hello, dropped: Dropped | None = None) -> Hello:
+    """The sender that the message claims. The identity gives the node's UID."""
+    return Hello(
+        node=_node("node", message.node),
+        boot_id=_name("boot_id", message.boot_id),
+        spool_epoch=_name("spool_epoch", message.spool_epoch),
+        agent_version=_name("agent_version", message.agent_version),
+        contract_version=message.contract_version,
+        instance=_name("instance", message.instance),
+        checks=_one_for_all(_taken("checks", message.checks, MAX_CHECKS, _check, dropped)),
+        traits=_alike(tuple(_traits(message.traits, dropped).items())),
+    )
+
+
+def _check(field: str, check: pb.CheckInfo) -> CheckOff:
+    interval = _age(f"{field}.interval_ms", check.interval_ms)
+    return CheckOff(_name(f"{field}.name", check.name), interval, _text(check.off_because))
+
+
+def _traits(traits: Mapping[str, str], dropped: Dropped | None) -> dict[str, str]:
+    try:
+        return _entries("traits", traits, MAX_TRAITS)
+    except InvalidMessage as error:
+        if dropped is None:
+            raise
+        dropped.add(error)
+        return {}
+
+
+def snapshot(message: pb.Snapshot, *, at: float, dropped: Dropped | None = None) -> Snapshot:
+    """The agent's whole state. ``at`` is the monotonic second of its arrival."""
+    return _finished(snapshot_in_steps(message, at=at, dropped=dropped))
+
+
+def delta(message: pb.Delta, *, at: float, dropped: Dropped | None = None) -> Delta:
+    """The changes. ``at`` is the monotonic second of the message's arrival."""
+    return _finished(delta_in_steps(message, at=at, dropped=dropped))
+
+
+def snapshot_in_steps(
+    message: pb.Snapshot, *, at: float, dropped: Dropped | None = None
+) -> Steps[Snapshot]:
+    """As `snapshot`, in steps between which the caller may yield: the largest message takes a tenth
+    of a second.
+    """
+    quiesced_for = _age("quiesced_for_ms", message.quiesced_for_ms)
+    history = _History(at)
+    components = _components(message.components, history, dropped)
+    yield
+    faults = _faults(message.faults, history, dropped)
+    yield
+    return Snapshot(
+        components=components,
+        faults=faults,
+        cleared=_taken("cleared", message.cleared, MAX_CLEARED, _cleared, dropped),
+        lost=_taken("lost", message.lost, MAX_LOST, _lost, dropped),
+        quiesced_for=quiesced_for,
+        gone=_taken("gone", message.gone, MAX_GONE, _gone, dropped),
+        partial=dropped is not None and dropped.entries > 0,
+    )
+
+
+def delta_in_steps(message: pb.Delta, *, at: float, dropped: Dropped | None = None) -> Steps[Delta]:
+    """As `delta`, in steps between which the caller may yield."""
+    history = _History(at)
+    components = _components(message.components, history, dropped)
+    yield
+    faults = _faults(message.faults, history, dropped)
+    yield
+    return Delta(
+        components=components,
+        faults=faults,
+        cleared=_taken("cleared", message.cleared, MAX_CLEARED, _cleared, dropped),
+        lost=_taken("lost", message.lost, MAX_LOST, _lost, dropped),
+        gone=_taken("gone", message.gone, MAX_GONE, _gone, dropped),
+    )
+
+
+def _finished(steps: Steps[_Taken]) -> _Taken:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            found: _Taken = done.value
+            return found
+
+
+def answer(message: pb.CommandResult) -> tuple[str, bool, str]:
+    """(command id, whether it worked, the agent's message about it)."""
+    return _name("command_id", message.command_id), message.ok, _text(message.message)
+
+
+def _components(
+    states: Sequence[pb.ComponentState], history: "_History", dropped: Dropped | None
+) -> tuple[Component, ...]:
+    def take(field: str, state: pb.ComponentState) -> Component:
+        return Component(
+            check=_name(f"{field}.check", state.check),
+            component=_text_of(f"{field}.component", state.component, MAX_COMPONENT),
+            status=_status(f"{field}.status", state.status),
+            reason=_text_of(f"{field}.reason", state.reason, MAX_NAME),
+            message=_text(state.message),
+            since=history.since(f"{field}.age_ms", state.age_ms),
+            recent=history.recent(f"{field}.recent", state.recent),
+        )
+
+    return _taken("components", states, MAX_COMPONENTS, take, dropped, _importance)
+
+
+def _importance(state: pb.ComponentState) -> int:
+    """Failing entries go before unknown ones, and those before healthy ones."""
+    return _BY_IMPORTANCE.get(state.status, len(_BY_IMPORTANCE))
+
+
+class _History:
+    """The past of one message's entries, ``at`` being the time of its arrival, bounded as a whole.
+
+    One check run reads all of a node's GPUs at one moment: their times and transitions would
+    otherwise be half of their cost, so each is kept once. When the total is more than an agent has,
+    each further entry keeps only the latest of its past.
+    """
+
+    def __init__(self, at: float) -> None:
+        self._at = at
+        self._left = MAX_HISTORY
+        self._times: dict[int, float] = {}
+        self._known: dict[tuple[tuple[int, int], ...], tuple[tuple[float, Status], ...]] = {}
+
+    def latest(self, past: Sequence[_Entry], most: int) -> Sequence[_Entry]:
+        """The part of an entry's past that counts."""
+        kept = past[-min(most, max(1, self._left)) :]
+        self._left -= len(kept)
+        return kept
+
+    def since(self, field: str, age_ms: int) -> float:
+        found = self._times.get(age_ms)
+        if found is None:
+            found = self._times[age_ms] = self._at - _age(field, age_ms)
+        return found
+
+    def recent(
+        self, field: str, changes: Sequence[pb.Transition]
+    ) -> tuple[tuple[float, Status], ...]:
+        latest = self.latest(changes, MAX_TRANSITIONS)
+        key = tuple((change.age_ms, change.status) for change in latest)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = tuple(
+                (
+                    self.since(f"{field}[{i}].age_ms", age_ms),
+                    _status(f"{field}[{i}].status", status),
+                )
+                for i, (age_ms, status) in enumerate(key)
+            )
+        return found
+
+    def occurrences(self, field: str, ages: Sequence[int]) -> tuple[float, ...]:
+        latest = self.latest(ages, MAX_OCCURRENCES)
+        return tuple(self._at - _age(f"{field}[{i}]", age) for i, age in enumerate(latest))
+
+
+def _faults(
+    faults: Sequence[pb.Fault], history: _History, dropped: Dropped | None
+) -> tuple[Fault, ...]:
+    def take(field: str, fault: pb.Fault) -> Fault:
+        return _fault(field, fault, history)
+
+    # Entries that are only shown are dropped first.
+    return _taken("faults", faults, MAX_FAULTS, take, dropped, lambda one: one.historical)
+
+
+def _fault(field: str, fault: pb.Fault, history: _History) -> Fault:
+    if fault.count == 0:
+        raise InvalidMessage(f"{field}.count", "0; expected at least 1")
+    cleared_by = _CLEARED_BY.get(fault.cleared_by)
+    if cleared_by is None:
+        raise InvalidMessage(f"{field}.cleared_by", f"{fault.cleared_by} is not known")
+    first = history.since(f"{field}.first_age_ms", fault.first_age_ms)
+    last = history.since(f"{field}.last_age_ms", fault.last_age_ms)
+    return Fault(
+        code=_name(f"{field}.code", fault.code),
+        check=_name(f"{field}.check", fault.check),
+        component=_text_of(f"{field}.component", fault.component, MAX_COMPONENT),
+        message=_text(fault.message),
+        boot_id=_name(f"{field}.boot_id", fault.boot_id),
+        source=_name(f"{field}.source", fault.source),
+        source_seq=fault.source_seq,
+        first_at=min(first, last),
+        last_at=max(first, last),
+        count=fault.count,
+        cleared_by=cleared_by,
+        historical=fault.historical,
+        details=_entries(f"{field}.details", fault.details, MAX_DETAILS),
+        occurrences=history.occurrences(f"{field}.occurrence_ages_ms", fault.occurrence_ages_ms),
+    )
+
+
+def _cleared(field: str, sign: pb.Cleared) -> Cleared:
+    return Cleared(
+        code=_text_of(f"{field}.code", sign.code, MAX_NAME),
+        component=_text_of(f"{field}.component", sign.component, MAX_COMPONENT),
+        how=_name(f"{field}.how", sign.how),
+    )
+
+
+def _lost(field: str, loss: pb.EvidenceLost) -> Lost:
+    return Lost(_name(f"{field}.source", loss.source), loss.records, _text(loss.message))
+
+
+def _gone(field: str, state: pb.ComponentState) -> tuple[str, str]:
+    return (
+        _name(f"{field}.check", state.check),
+        _text_of(f"{field}.component", state.component, MAX_COMPONENT),
+    )
+
+
+@lru_cache(maxsize=64)
+def _one_for_all(checks: tuple[CheckOff, ...]) -> tuple[CheckOff, ...]:
+    """The first tuple equal to this one: nodes of one kind have the same checks."""
+    return checks
+
+
+@lru_cache(maxsize=256)
+def _alike(traits: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
+    """One mapping for all nodes with the same entries."""
+    return MappingProxyType(dict(traits))
+
+
+def _entries(field: str, entries: Mapping[str, str], most: int) -> dict[str, str]:
+    if len(entries) > most:
+        raise InvalidMessage(field, f"{len(entries)} entries; expected at most {most}")
+    # A map has no order on the wire; ours is the same for the same entries.
+    return {_name(field, name): _text(entries[name]) for name in sorted(entries)}
+
+
+def _status(field: str, value: int) -> Status:
+    status = _STATUS.get(value)
+    if status is None:
+        raise InvalidMessage(field, f"{value} is no status")
+    return status
+
+
+def _age(field: str, milliseconds: int) -> float:
+    """Seconds."""
+    if milliseconds > MAX_AGE_MS:
+        raise InvalidMessage(field, f"{milliseconds} ms; expected at most ten years")
+    return milliseconds / 1000
+
+
+def _name(field: str, text: str, most: int = MAX_NAME) -> str:
+    """Text that tells things apart: present, not too long, printable."""
+    if not text:
+        raise InvalidMessage(field, "empty")
+    if not text.isprintable():
+        raise InvalidMessage(field, "has characters that can't be printed")
+    return _text_of(field, text, most)
+
+
+def _node(field: str, text: str) -> str:
+    if _NODE.fullmatch(text) is None:
+        expected = "letters, digits, '-', '_' and '.', at most 253"
+        raise InvalidMessage(field, f"{text[:60]!r} is no node's name; expected {expected}")
+    return sys.intern(text)
+
+
+def _text_of(field: str, text: str, most: int) -> str:
+    """Text that is compared but may be empty, or any text that a path may be."""
+    if len(text) > most:
+        raise InvalidMessage(field, f"{len(text)} characters; expected at most {most}")
+    return intern_text(text)
+
+
+def _text(text: str) -> str:
+    """Text that only people read: cut where it is too long."""
+    if len(text) <= _COMMON_TEXT:
+        return intern_text(text)
+    return truncate(text, MAX_TEXT)
+
+
+def welcome(
+    *,
+    name: str,
+    version: str,
+    heartbeat: float,
+    peers: Sequence[str] = (),
+    answer_within: float = 0.0,
+    address: str = "",
+) -> pb.AggregatorMessage:
+    """``peers`` are addresses that the node is to probe.
+
+    ``heartbeat`` is in seconds, and so is ``answer_within``: each heartbeat is answered in that
+    time, or, for 0, no answer is promised. ``address`` is this replica's own.
+    """
+    return pb.AggregatorMessage(
+        welcome=pb.Welcome(
+            aggregator=name,
+            aggregator_version=version,
+            heartbeat_interval_ms=round(heartbeat * 1000),
+            peers=peers,
+            answer_within_ms=round(answer_within * 1000),
+            address=address,
+        )
+    )
+
+
+def entries_dropped(seq: int, dropped: Dropped) -> pb.AggregatorMessage:
+    """The entries of message ``seq`` that were not taken; 0 stands for the Hello."""
+    return pb.AggregatorMessage(
+        entries_dropped=pb.EntriesDropped(seq=seq, entries=dropped.entries, reason=dropped.reason)
+    )
+
+
+def ack(seq: int) -> pb.AggregatorMessage:
+    return pb.AggregatorMessage(ack=pb.Ack(seq=seq))
+
+
+def resync(reason: str) -> pb.AggregatorMessage:
+    return pb.AggregatorMessage(resync=pb.Resync(reason=reason))
+
+
+def redirect(address: str, reason: str) -> pb.AggregatorMessage:
+    return pb.AggregatorMessage(redirect=pb.Redirect(address=address, reason=reason))
+
+
+def clear_faults(command_id: str, component: str, code: str, reason: str) -> pb.AggregatorMessage:
+    return pb.AggregatorMessage(
+        clear_faults=pb.ClearFaults(
+            command_id=command_id, component=component, code=code, reason=reason
+        )
+    )
+
+
+def quiesce(command_id: str, seconds: float, reason: str) -> pb.AggregatorMessage:
+    return pb.AggregatorMessage(
+        quiesce=pb.Quiesce(command_id=command_id, for_ms=round(seconds * 1000), reason=reason)
+    )
+
+
+def run_checks(command_id: str, names: Sequence[str]) -> pb.AggregatorMessage:
+    return pb.AggregatorMessage(run_checks=pb.RunChecks(command_id=command_id, checks=names))

@@ -1,0 +1,111 @@
+"""Ingest's calls to the controller, and the controller's calls to a stream.
+
+Ingest knows streams and identities; it evaluates no evidence and makes no decision. It accepts
+evidence only from streams whose identity is proven, and every call comes from the event loop's
+thread, in the order of the stream.
+"""
+
+from collections.abc import Awaitable, Sequence
+from typing import Protocol
+
+from aggregator.health.model import Delta, Hello, Snapshot
+
+
+class AgentConnection(Protocol):
+    """The way back to one agent: one per stream. No method here blocks or raises.
+
+    A command to a stream that has ended is dropped; `EvidenceSink.on_disconnect` was called for it.
+    The commands return their command id, which comes back in `EvidenceSink.on_command_result`.
+    """
+
+    @property
+    def node(self) -> str: ...
+
+    @property
+    def instance(self) -> str:
+        """Tells two live agents of one node apart."""
+        ...
+
+    @property
+    def peer(self) -> str:
+        """The address that the stream came from, for people."""
+        ...
+
+    def resync(self, reason: str) -> None:
+        """Ask for a snapshot. A request that comes too soon is delayed, never dropped."""
+        ...
+
+    def redirect(self, address: str, reason: str) -> None:
+        """Send the agent to the replica at ``host:port``; the stream is closed if it stays."""
+        ...
+
+    def clear_faults(self, component: str, code: str, reason: str) -> str: ...
+
+    def quiesce(self, seconds: float, reason: str) -> str:
+        """Ask the agent to release NVML for so long; 0 ends it early."""
+        ...
+
+    def run_checks(self, names: Sequence[str]) -> str:
+        """Run these checks now, or all of them if ``names`` is empty."""
+        ...
+
+    def close(self, reason: str) -> None:
+        """End the stream; the agent comes back with backoff and jitter."""
+        ...
+
+
+class EvidenceSink(Protocol):
+    """The receiver of evidence: the controller."""
+
+    def owner_address(self, node: str) -> str:
+        """The address (host:port) of the replica that the node's agent belongs to; empty if it is
+        this one.
+        """
+        ...
+
+    def placed(self, node: str, address: str) -> None:
+        """Other nodes are asked to probe the node at ``address``; empty: nowhere (any more)."""
+        ...
+
+    def assigned(self, node: str, addresses: tuple[str, ...]) -> None:
+        """The node's agent is asked to probe these addresses, and no others (any more)."""
+        ...
+
+    def on_refusal(self, node: str, reason: str) -> None:
+        """A stream whose identity is proven was refused before it attached."""
+        ...
+
+    def on_connect(self, hello: Hello, line: AgentConnection) -> None:
+        """A stream whose identity is proven sent its Hello. Its snapshot has not come yet."""
+        ...
+
+    def on_evidence(
+        self, node: str, evidence: Snapshot | Delta, at: float
+    ) -> Awaitable[None] | None:
+        """Add it to the node's evidence, now. ``at`` is monotonic seconds.
+
+        Returns None if it is safe at once. Otherwise the stream acknowledges when the awaitable
+        completes; when it raises, the stream is ended unacknowledged and the agent sends its whole
+        state again.
+        """
+        ...
+
+    def digest(self, node: str) -> int | None:
+        """The digest of the node's evidence, or None before a snapshot. Must be cheap."""
+        ...
+
+    def on_heartbeat(self, node: str, at: float) -> None:
+        """A heartbeat came. ``at`` is monotonic seconds."""
+        ...
+
+    def on_command_result(self, node: str, command_id: str, *, ok: bool, message: str) -> None:
+        """The agent's answer to a command that `AgentConnection` sent."""
+        ...
+
+    def on_disconnect(self, node: str, line: AgentConnection, reason: str) -> None:
+        """The stream of ``line`` ended. A newer one of the node may have attached before that."""
+        ...
+
+    def on_conflict(self, node: str, detail: str) -> None:
+        """Two live agents claim the node. An empty detail means that this is over."""
+        ...

@@ -1,0 +1,71 @@
+"""The secret by which probes are assigned to nodes, on disk.
+
+It outlives the process, so that after a restart each agent is asked to probe the nodes that it
+probed before: an agent tells "answers no more" from "never answered" by its own observations.
+"""
+
+import logging
+import os
+import secrets
+from pathlib import Path
+
+from aggregator.config.settings import Config
+
+log = logging.getLogger(__name__)
+
+#: Bytes.
+SIZE = 32
+
+
+def probe_key_file(config: Config) -> Path | None:
+    """The file of the secret, in a folder that the aggregator has anyway, or None if it has no
+    folder.
+    """
+    if config.cluster.kind == "local":
+        return config.cluster.local.database.with_name("probe-key")
+    if config.identity.kind == "token" or config.shards.on:
+        return config.identity.keys_cache.with_name("probe-key")
+    return None
+
+
+def load_probe_key(file: Path | None) -> bytes:
+    """The secret in ``file``, created if it is missing or damaged.
+
+    Where it can't be kept it is created for this process alone.
+    """
+    if file is None:
+        return secrets.token_bytes(SIZE)
+    try:
+        found = file.read_bytes()
+        if len(found) == SIZE:
+            return found
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        _warn(file, error)
+        return secrets.token_bytes(SIZE)
+    made = secrets.token_bytes(SIZE)
+    try:
+        _write(file, made)
+    except OSError as error:
+        _warn(file, error)
+    return made
+
+
+def _write(file: Path, key: bytes) -> None:
+    """Write the whole file or leave the old one, readable by this user alone."""
+    part = file.with_name(f"{file.name}.new")
+    part.unlink(missing_ok=True)
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(key)
+        stream.flush()
+        os.fsync(stream.fileno())
+    part.replace(file)
+
+
+def _warn(file: Path, error: OSError) -> None:
+    log.warning(
+        "the secret for assigning probes can't be kept; after a restart agents probe other nodes",
+        extra={"file": str(file), "error": error.strerror or str(error)},
+    )

@@ -1,0 +1,47 @@
+"""When one stream is asked for a snapshot: soon, but with a growing pause between requests.
+
+A snapshot after which the digests still differ points to a defect, on one side or on 10,000. So the
+time between two requests doubles until they agree.
+"""
+
+#: Seconds.
+EVERY = 5.0
+AT_MOST_EVERY = 600.0
+_LONG_AGO = float("-inf")  # one object, not one for each stream
+
+
+class ResyncBackoff:
+    """Times are monotonic seconds."""
+
+    __slots__ = ("_not_before", "_reason", "_wait")
+
+    def __init__(self) -> None:
+        self._reason = ""
+        self._not_before = _LONG_AGO
+        self._wait = EVERY
+
+    def ask(self, reason: str) -> None:
+        """A snapshot is wanted, as soon as the next request is allowed."""
+        self._reason = reason
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a snapshot is still to be asked for."""
+        return bool(self._reason)
+
+    def due(self, now: float) -> str:
+        """The reason to request one now; empty: do not. A returned reason counts as requested."""
+        if not self._reason or now < self._not_before:
+            return ""
+        reason, self._reason = self._reason, ""
+        self._not_before = now + self._wait
+        self._wait = min(self._wait * 2, AT_MOST_EVERY)
+        return reason
+
+    def answered(self) -> None:
+        """A snapshot came, so none is wanted any more."""
+        self._reason = ""
+
+    def agreed(self) -> None:
+        """The digests agree: the next difference is new."""
+        self._wait = EVERY

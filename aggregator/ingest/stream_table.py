@@ -1,0 +1,169 @@
+"""The streams of all nodes: one at most for each, the newest."""
+
+import logging
+from itertools import chain
+
+from aggregator.ingest.duplicate_agents import DuplicateAgentDetector
+from aggregator.ingest.interfaces import EvidenceSink
+from aggregator.ingest.probe_assignment import ProbeRings, address_of
+from aggregator.ingest.rate_limit import budgets
+from aggregator.ingest.stats import IngestStats, RateLimitedLog
+from aggregator.ingest.stream import Stream, StreamConfig
+
+log = logging.getLogger(__name__)
+
+#: Seconds. Two agents displace each other every few seconds, and a second DaemonSet has them on all
+#: nodes: the log reports it at most so often. The sink's `on_conflict` reports when it begins on a
+#: node.
+CONFLICT_EVERY = 60.0
+#: Seconds after the API server is back in which tokens may stay expired: kubelets renew them at
+#: their next check, which takes minutes.
+GRACE = 600.0
+#: Seconds between two rounds of peer assignment, and how many streams are checked in one second.
+PEERS_EVERY = 60.0
+PEERS_AT_ONCE = 200
+#: For so many seconds after its stream has ended a node is still probed: whether others reach it
+#: tells a dead agent from a dead network, and an agent's restart changes no other's peers.
+LINGER = 600.0
+
+
+#: Streams of one node that may wait for their Hello at once. An agent opens one; a second one is
+#: there while the first breaks. All of them have presented the node's credentials.
+MOST_AWAITED = 4
+
+
+class StreamTable:
+    """The stream that reports for each node now."""
+
+    def __init__(
+        self,
+        intake: EvidenceSink,
+        stats: IngestStats,
+        rules: StreamConfig,
+        *,
+        probe_key: bytes = b"",
+    ) -> None:
+        """``probe_key``: the secret by which probes are assigned (see `ProbeRings`)."""
+        self._intake = intake
+        self._stats = stats
+        self._rules = rules
+        self._by_node: dict[str, Stream] = {}
+        #: Streams that have presented a node's credentials and are not attached, the oldest first.
+        self._awaited: dict[str, list[Stream]] = {}
+        self._used = budgets()
+        self._conflicts = DuplicateAgentDetector()
+        self._sparingly = RateLimitedLog(CONFLICT_EVERY)
+        self._probe_rings = ProbeRings(probe_key)
+        self._left: dict[str, float] = {}  # nodes without a stream, for `LINGER`
+        self._to_name: list[Stream] = []
+        self._name_again = rules.now() + PEERS_EVERY
+        self._excused_until = float("-inf")
+
+    def attach(self, stream: Stream) -> None:
+        """``stream`` reports for its node from now on; an older one is closed first."""
+        older = self._by_node.get(stream.node)
+        if older is not None:
+            self._stats.superseded += 1
+            older.supersede(stream.peer)
+        self._by_node[stream.node] = stream
+        self._place(stream.node, address_of(stream.peer))
+        self._stats.attached = len(self._by_node)
+        if self._conflicts.on_connect(stream.node, stream.instance, self._rules.now()):
+            self._stats.conflicts += 1
+            other = f"{older.instance} at {older.peer}" if older else "another"
+            detail = (
+                f"two live agents claim this node: {other}, and {stream.instance} at {stream.peer}"
+            )
+            dirty_nodes = self._sparingly("two agents", self._rules.now())
+            if dirty_nodes is not None:
+                extra = {"node": stream.node, "who": detail, **dirty_nodes}
+                log.error("two live agents claim one node", extra=extra)
+            self._intake.on_conflict(stream.node, detail)
+
+    def await_hello(self, stream: Stream, node: str) -> None:
+        """The oldest of too many goes: the newest may be the agent that has just come back."""
+        awaited = self._awaited.setdefault(node, [])
+        awaited.append(stream)
+        if len(awaited) > MOST_AWAITED:
+            text = f"{len(awaited)} streams of node {node!r} wait for their Hello: the oldest ends"
+            awaited[0].crowd_out(text)
+
+    def forget_hello(self, stream: Stream, node: str) -> None:
+        awaited = self._awaited.get(node, [])
+        if stream in awaited:
+            awaited.remove(stream)
+        if not awaited:
+            self._awaited.pop(node, None)
+
+    def detach(self, stream: Stream) -> None:
+        """The stream no longer reports for its node."""
+        self._conflicts.on_message(stream.node, stream.instance, stream.last_heard)
+        if self._by_node.get(stream.node) is stream:
+            del self._by_node[stream.node]
+            self._left[stream.node] = self._rules.now()
+            self._stats.attached = len(self._by_node)
+
+    def used(self, node: str) -> float:
+        """How much of the node's token bucket its earlier streams have used."""
+        return self._used.used(node, self._rules.now())
+
+    def keep_used(self, node: str, used: float) -> None:
+        """The node's stream has ended, and had used so much of its token bucket."""
+        self._used.set_used(node, used, self._rules.now())
+
+    def tick(self) -> None:
+        """Once a second: apply to each stream the changes that time brings."""
+        now, wall = self._rules.now(), self._rules.wall()
+        if self._rules.cluster_away():
+            self._excused_until = now + GRACE
+        renewals_may_fail = now <= self._excused_until
+        self._used.prune(now)
+        overdue = 0
+        for stream in list(self._by_node.values()):
+            expires = stream.identity.expires
+            # Checking each of 10,000 streams every second would take 4 % of a core.
+            if now >= stream.due_at or (expires is not None and wall >= expires):
+                stream.tick(now, wall, renewals_may_fail=renewals_may_fail)
+                overdue += stream.overdue
+        self._stats.overdue = overdue
+        for node in self._conflicts.over(now):
+            self._intake.on_conflict(node, "")
+        for node in [node for node, since in self._left.items() if now - since >= LINGER]:
+            del self._left[node]
+            self._unplace(node)
+            if self._conflicts.forget_node(node):
+                self._intake.on_conflict(node, "")
+        self._name_peers(now)
+
+    def peers(self, stream: Stream) -> tuple[str, ...]:
+        """The addresses that this stream's node is to probe."""
+        return self._probe_rings.peers(stream.node)
+
+    def _place(self, node: str, address: str) -> None:
+        """The node is to be probed there; a node that has left that address no longer is."""
+        self._left.pop(node, None)
+        for other in self._probe_rings.at(address):
+            if other in self._left:
+                self._unplace(other)
+        self._probe_rings.put(node, address)
+        self._intake.placed(node, address)
+
+    def _unplace(self, node: str) -> None:
+        self._probe_rings.remove(node)
+        self._intake.placed(node, "")
+        self._intake.assigned(node, ())
+
+    def _name_peers(self, now: float) -> None:
+        """Nodes come and go: once in a while each agent is told its peers anew, a few at a time."""
+        if not self._to_name and now >= self._name_again:
+            self._to_name = list(self._by_node.values())
+            self._name_again = now + PEERS_EVERY
+        for stream in self._to_name[-PEERS_AT_ONCE:]:
+            if self._by_node.get(stream.node) is stream:
+                stream.name_peers()
+        del self._to_name[-PEERS_AT_ONCE:]
+
+    def close_all(self, reason: str) -> None:
+        """End every stream: the aggregator stops."""
+        for stream in [*self._by_node.values(), *chain.from_iterable(self._awaited.values())]:
+            stream.close(reason)

@@ -1,0 +1,371 @@
+"""From a node's health to its incidents. Pure: health, open incidents and a time go in.
+
+Invariants:
+- An incident opens when evidence has lasted for its rule's time, and its start never moves.
+- Evidence of an incident stays in force until a positive sign: a component seen ok, a fault cleared
+  in this boot, or another boot for a fault that a boot ends. Absence, unknown status and silence
+  are no sign.
+- It closes when none is in force and ``healthy_for`` has passed since, with the agent speaking. A
+  check that fails again for a moment, or an agent that falls silent, begins that time again.
+- A check's failure begins to count while its agent is attached; silence lets no rule's time pass.
+- Lost evidence (missing from a snapshot of the same boot) keeps an incident open and opens none.
+- No evaluation over time needs this process's memory: `windows` reads the past from the snapshot.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from aggregator.health.model import Component, Status
+from aggregator.health.node import NodeHealth, boot_ends
+from aggregator.policy.incident import Evidence, Incident, incident_id
+from aggregator.policy.lemons import CHECK as LEMON
+from aggregator.policy.lemons import REASON
+from aggregator.policy.rules import ACTIONS, FLAPS, KINDS, Match, Policy, Rule, matches
+from aggregator.policy.silent_agent import SILENT_FAILING, SILENT_RULE, silent_rule
+from aggregator.policy.windows import flapping, seen_well, well_since
+from aggregator.runtime.interning import EMPTY
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """``incidents`` are open, by id. ``look_again``: when time alone may change the result
+    (monotonic).
+    """
+
+    incidents: Mapping[str, Incident]
+    closed: tuple[Incident, ...]
+    look_again: float | None
+
+
+#: Pieces of evidence of one incident. Evidence that is over makes room for evidence in force.
+MOST_EVIDENCE = 1_000
+
+_ALL_WELL = Evaluation(EMPTY, (), None)
+_SILENT = silent_rule("observe")
+
+
+def evaluate(
+    policy: Policy,
+    health: NodeHealth,
+    before: Mapping[str, Incident],
+    now: float,
+    *,
+    speaking: bool = True,
+    more: Iterable[Match] = (),
+) -> Evaluation:
+    """Update the node's incidents from its health.
+
+    ``speaking`` is whether the agent is attached and has given its snapshot: while it has not, no
+    time counts towards recovery. ``more`` is evidence that no agent reports.
+    """
+    found = [*matches(policy, health, now), *more]
+    if not found and not before:
+        return _ALL_WELL  # nearly every node at nearly every message
+    rules = {**policy.by_name, SILENT_RULE: _SILENT}
+    known = _known(before)
+    begun = [
+        match for match in found if match.due <= now and (speaking or _stands_alone(match, known))
+    ]
+    due = _strongest(begun)
+    after: dict[str, Incident] = {}
+    closed: list[Incident] = []
+    again = [match.due for match in found]
+    concerned = {one.kind for one in before.values()} | {one.rule.kind for one in due.values()}
+    for kind in (kind for kind in KINDS if kind in concerned):
+        for acting in (True, False):
+            earlier = _open_of(kind, before, acting=acting)
+            evidence = _fold(
+                earlier, due, health, rules, now, kind=kind, acting=acting, speaking=speaking
+            )
+            if not evidence:
+                continue
+            ident = _ident_of(kind, health, earlier, acting=acting)
+            start = _start(earlier, begun, evidence, now, acting=acting)
+            incident = _incident(ident, kind, health, earlier, evidence, start, policy, rules)
+            if incident.in_force or not speaking:
+                after[ident] = replace(incident, recovering_since=None)
+                again += _flapping_ends(incident, health, rules)
+                continue
+            since = _well_since(incident, health, now)
+            if now >= since + incident.healthy_for:
+                closed.append(incident)
+                continue
+            after[ident] = replace(incident, recovering_since=since)
+            again.append(since + incident.healthy_for)
+    return Evaluation(after, tuple(closed), min((at for at in again if at > now), default=None))
+
+
+def _known(before: Mapping[str, Incident]) -> Mapping[tuple[str, str], int]:
+    """The evidence of the open incidents, and the strongest action that it asks for."""
+    found: dict[tuple[str, str], int] = {}
+    for incident in before.values():
+        for item in incident.evidence:
+            found[item.key] = max(_strength(item.action), found.get(item.key, 0))
+    return found
+
+
+def _stands_alone(match: Match, known: Mapping[tuple[str, str], int]) -> bool:
+    """Whether evidence counts although the agent is silent.
+
+    A check that had failed for a moment when its agent fell silent (the machine reboots, say) has
+    not failed for its rule's time; otherwise silence would cause an action.
+    """
+    if match.cleared_by is not None or match.code == SILENT_FAILING:
+        return True
+    return known.get((match.code, match.component), -1) >= _strength(match.rule.action)
+
+
+def _start(
+    earlier: Incident | None,
+    begun: Iterable[Match],
+    evidence: Iterable[Evidence],
+    now: float,
+    *,
+    acting: bool,
+) -> float:
+    """When the incident began: by its evidence, and not when this process first saw it."""
+    if earlier is not None and not earlier.remembered:
+        return earlier.since
+    keys = {item.key for item in evidence}
+    dates = [
+        match.due
+        for match in begun
+        if (match.code, match.component) in keys and (match.rule.action != "observe") == acting
+    ]
+    if earlier is not None:
+        dates.append(earlier.since)
+    return min(dates, default=now)
+
+
+def _well_since(incident: Incident, health: NodeHealth, now: float) -> float:
+    """Since when all has been healthy: a failure for a moment, between two messages, counts too."""
+    if incident.recovering_since is None:
+        return now
+    since = incident.recovering_since
+    for item in incident.evidence:
+        if item.cleared_by is None:
+            component = health.level((item.code.partition(":")[0], item.component))
+            if component is not None:
+                since = max(since, well_since(component))
+    return min(since, now)
+
+
+def _flapping_ends(
+    incident: Incident, health: NodeHealth, rules: Mapping[str, Rule]
+) -> Iterable[float]:
+    """When time alone may end the flapping that the incident rests on."""
+    for item in incident.in_force:
+        check, _, reason = item.code.partition(":")
+        component = health.components.get((check, item.component))
+        rule = rules.get(item.rule)
+        if reason == FLAPS and component is not None and rule is not None and rule.flaps:
+            found = flapping(component, rule.flaps, rule.within)
+            if found is not None:
+                yield found.until
+
+
+def _strongest(found: Iterable[Match]) -> dict[tuple[str, str], Match]:
+    """Of the rules that match one piece of evidence, the one with the strongest action."""
+    best: dict[tuple[str, str], Match] = {}
+    for match in found:
+        key = (match.code, match.component)
+        known = best.get(key)
+        if known is None or _strength(match.rule.action) > _strength(known.rule.action):
+            best[key] = match
+    return best
+
+
+def _strength(action: str) -> int:
+    return ACTIONS.index(action)
+
+
+def _open_of(kind: str, before: Mapping[str, Incident], *, acting: bool) -> Incident | None:
+    """The node's open incident of a kind, from any boot.
+
+    Evidence that is only observed is an incident of its own: an application's Xid of this morning
+    must not keep a repaired GPU in quarantine.
+    """
+    for incident in before.values():
+        if incident.kind == kind and (incident.action != "observe") == acting:
+            return incident
+    return None
+
+
+def _ident_of(kind: str, health: NodeHealth, earlier: Incident | None, *, acting: bool) -> str:
+    if earlier is not None:
+        return earlier.id
+    return incident_id(health.node, health.boot_id, kind if acting else f"{kind}:observed")
+
+
+def _fold(
+    earlier: Incident | None,
+    due: Mapping[tuple[str, str], Match],
+    health: NodeHealth,
+    rules: Mapping[str, Rule],
+    now: float,
+    *,
+    kind: str,
+    acting: bool,
+    speaking: bool,
+) -> tuple[Evidence, ...]:
+    """The earlier evidence, in force or over, with the new evidence."""
+    held: dict[tuple[str, str], Evidence] = {}
+    superseding = _superseding(due, kind=kind, acting=acting)
+    for item in earlier.evidence if earlier is not None else ():
+        if not acting and item.key in due and due[item.key].rule.action != "observe":
+            continue
+        if item.code == SILENT_FAILING:
+            over = "speaking" if speaking else ""
+        elif item.cleared_by is not None:
+            over = _fault_over(item, health)
+        else:
+            over = _level_over(item, health, superseding, rules, now)
+        held[item.key] = replace(item, over=over, lost=_lost(item, health))
+    for key, match in due.items():
+        if match.rule.kind != kind:
+            continue
+        known = held.get(key)
+        if known is None and len(held) >= MOST_EVIDENCE:
+            continue  # it rests on far more already than a person reads
+        if known is None and (match.lost or (match.rule.action != "observe") != acting):
+            continue
+        weaker = known is not None and _strength(known.action) > _strength(match.rule.action)
+        held[key] = Evidence(
+            code=match.code,
+            component=match.component,
+            boot_id=match.boot_id,
+            rule=known.rule if known is not None and weaker else match.rule.name,
+            action=known.action if known is not None and weaker else match.rule.action,
+            message=match.message,
+            cleared_by=known.cleared_by if known is not None and weaker else match.cleared_by,
+            since=known.since if known is not None else match.since,
+            lost=match.lost,
+        )
+    return _bounded(held.values())
+
+
+def _bounded(evidence: Collection[Evidence]) -> tuple[Evidence, ...]:
+    """The evidence without the oldest that is over, where there is too much."""
+    surplus = len(evidence) - MOST_EVIDENCE // 2
+    if surplus <= 0:
+        return tuple(evidence)
+    kept = []
+    for item in evidence:
+        if item.over and surplus > 0:
+            surplus -= 1
+            continue
+        kept.append(item)
+    return tuple(kept)
+
+
+def _superseding(
+    due: Mapping[tuple[str, str], Match], *, kind: str, acting: bool
+) -> frozenset[tuple[str, str]]:
+    """The evidence of the same incident at present, which may so take another's place."""
+    return frozenset(
+        key
+        for key, match in due.items()
+        if match.rule.kind == kind and (match.rule.action != "observe") == acting
+    )
+
+
+def _level_over(
+    item: Evidence,
+    health: NodeHealth,
+    superseding: frozenset[tuple[str, str]],
+    rules: Mapping[str, Rule],
+    now: float,
+) -> str:
+    """The sign that level evidence is over; empty while its check fails, for any reason.
+
+    Another reason takes its place only when that counts itself: otherwise a check that goes on
+    failing, for reasons that alternate or that no rule names, would look healthy.
+    """
+    check, _, reason = item.code.partition(":")
+    if health.cleared.get((check, item.component)) == "gone":
+        return "gone"
+    component = health.level((check, item.component))
+    if component is None or (component.status is Status.UNKNOWN and not seen_well(component)):
+        return item.over
+    if reason == FLAPS:
+        return _steady(component, rules.get(item.rule), now)
+    if component.status is not Status.FAILED:
+        return "ok"
+    code = f"{check}:{component.reason or 'failed'}"
+    replaced = code != item.code and (code, item.component) in superseding
+    return "changed" if replaced else ""
+
+
+def _steady(component: Component, rule: Rule | None, now: float) -> str:
+    """The sign that flapping is over: it has become rare, and the component does not fail."""
+    if component.status is Status.FAILED:
+        return ""
+    if rule is not None and rule.flaps:
+        found = flapping(component, rule.flaps, rule.within)
+        if found is not None and found.until > now:
+            return ""
+    return "steady"
+
+
+def _fault_over(item: Evidence, health: NodeHealth) -> str:
+    """The positive sign that ended a fault; empty while there is none."""
+    if item.cleared_by is None:
+        return item.over
+    # A late stream of an earlier boot looks like a boot, until the present one reports again.
+    no_boot_after_all = item.over == "reboot" and item.boot_id == health.boot_id
+    if item.over and not no_boot_after_all:
+        return item.over
+    fault = health.faults.get(item.key)
+    if fault is not None and not fault.missing:
+        # The fault is there: if it was cleared before, it has happened again. But by the driver's
+        # latest verdict on a GPU no action may be due any more.
+        return "verdict" if fault.details.get("verdict") == "none" else ""
+    if item.boot_id != health.boot_id and boot_ends(item.cleared_by):
+        return "reboot"
+    return health.how_cleared(item.code, item.component, item.cleared_by)
+
+
+def _lost(item: Evidence, health: NodeHealth) -> bool:
+    """Whether a latched fault is no longer known to its agent although no sign has cleared it."""
+    if item.cleared_by is None:
+        return False
+    fault = health.faults.get(item.key)
+    return fault is None or fault.missing
+
+
+def _incident(
+    ident: str,
+    kind: str,
+    health: NodeHealth,
+    earlier: Incident | None,
+    evidence: tuple[Evidence, ...],
+    since: float,
+    policy: Policy,
+    rules: Mapping[str, Rule],
+) -> Incident:
+    weighty = [item for item in evidence if not item.over] or list(evidence)
+    action = max((item.action for item in weighty), key=ACTIONS.index)
+    lead = next(item for item in weighty if item.action == action)
+    return Incident(
+        id=ident,
+        node=health.node,
+        boot_id=earlier.boot_id if earlier is not None else health.boot_id,
+        kind=kind,
+        action=action,
+        summary=_summary(lead, evidence, policy),
+        since=since,
+        evidence=evidence,
+        healthy_for=max(
+            rules[item.rule].healthy_for if item.rule in rules else 0.0 for item in evidence
+        ),
+        recovering_since=earlier.recovering_since if earlier is not None else None,
+        remembered=earlier is not None and earlier.remembered and since == earlier.since,
+    )
+
+
+def _summary(lead: Evidence, evidence: tuple[Evidence, ...], policy: Policy) -> str:
+    where = f" on {lead.component}" if lead.component else ""
+    more = f", and {len(evidence) - 1} more" if len(evidence) > 1 else ""
+    if lead.code in (SILENT_FAILING, f"{LEMON}:{REASON}"):
+        return f"{lead.message}{more}"
+    return f"{policy.catalogue.describe(lead.code)}{where}{more}"

@@ -1,0 +1,178 @@
+"""The past by the snapshot's rings: how long, how often, over how many jobs. Pure.
+
+Every evaluation over time uses this module, so that an aggregator without memory decides as one
+that has been there all day. The rings are bounded (docs/contract.md): entries that they no longer
+hold make a count lower, never higher.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from operator import itemgetter
+
+from aggregator.health.model import Component, Fault, Status
+
+#: The longest that a rule may look back (seconds): the rings hold no more.
+LONGEST = 86_400.0
+#: The fewest flaps that a rule may ask for.
+LEAST_FLAPS = 2
+#: The most flaps that a rule may ask for: each takes up to three of the ring's 64 transitions.
+MOST_FLAPS = 20
+#: The most jobs that a rule may ask for: each takes up to two of the ring's 32 occurrences.
+MOST_JOBS = 15
+#: The agent merges the occurrences of half a minute; jobs must lie further apart than that.
+LEAST_APART = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Flapping:
+    """``since``: when the last flap that was one too many came. ``until``: when they are too old.
+
+    Monotonic seconds.
+    """
+
+    since: float
+    until: float
+
+
+def failing(component: Component) -> tuple[float, float]:
+    """Since when a failed component has not been seen healthy, and when its time began to count.
+
+    A result of unknown between two failures neither ends the time nor counts to it: the second
+    start is the first, moved on by the unknown time.
+    """
+    began, counted = component.since, component.since
+    end = component.since
+    for at, status in reversed(_told(component)[:-1]):
+        if status is Status.FAILED:
+            began, counted = at, counted - (end - at)
+        elif status is not Status.UNKNOWN:
+            break
+        end = at
+    return began, counted
+
+
+def flapping(component: Component, flaps: int, within: float) -> Flapping | None:
+    """The latest time of flapping: ``flaps`` changes from healthy to failed ``within`` seconds.
+
+    Past and present: the caller compares ``until`` with its clock. Returns None where there never
+    were so many.
+    """
+    starts = _failures(component)
+    found: Flapping | None = None
+    for first, latest in zip(starts, starts[flaps - 1 :], strict=False):
+        if latest - first >= within:
+            continue
+        since = found.since if found is not None and latest <= found.until else latest
+        found = Flapping(since, first + within)
+    return found
+
+
+def failures(component: Component) -> int:
+    """How often the ring saw the component change from healthy to failed."""
+    return len(_failures(component))
+
+
+def well_since(component: Component) -> float:
+    """Since when a component that does not fail has been seen healthy.
+
+    A failure that came and went between two messages is in the ring.
+    """
+    at = component.since
+    for changed, status in reversed(_told(component)):
+        if status is Status.FAILED:
+            break
+        if status is not Status.UNKNOWN:
+            at = changed
+    return at
+
+
+def seen_well(component: Component) -> bool:
+    """Whether its last known status was not failed; an unknown status is skipped."""
+    for _, status in reversed(_told(component)):
+        if status is not Status.UNKNOWN:
+            return status is not Status.FAILED
+    return False
+
+
+def _failures(component: Component) -> Sequence[float]:
+    """The times of its changes from healthy to failed. Unknown is neither, and the first entry is
+    no change.
+    """
+    starts, well = [], False
+    for at, status in _told(component):
+        if status is Status.FAILED:
+            if well:
+                starts.append(at)
+            well = False
+        elif status is not Status.UNKNOWN:
+            well = True
+    return starts
+
+
+def _told(component: Component) -> Sequence[tuple[float, Status]]:
+    """The transitions, with the present status as the last of them."""
+    recent = component.recent
+    if recent and recent[-1][1] is component.status:
+        return recent
+    return (*recent, (component.since, component.status))
+
+
+#: Occurrences of one code on all components of a node: (time, component), sorted.
+Timeline = Sequence[tuple[float, str]]
+
+
+def timeline(faults: Iterable[Fault]) -> Timeline:
+    """When faults of one code came, and on which component."""
+    return sorted((at, fault.component) for fault in faults for at in _occurrences(fault))
+
+
+def jobs(
+    fault: Fault, everywhere: Timeline, *, least: int, apart: float, within: float
+) -> float | None:
+    """When the fault had come in ``least`` jobs ``within`` seconds (monotonic), or None if it has
+    not.
+
+    The ring knows no process, so an occurrence less than ``apart`` seconds after the last is taken
+    for the same job. ``everywhere`` is the same code on all components of the node: occurrences on
+    several of them at about the same time belong to their common job and do not count.
+    """
+    alone = [
+        first
+        for first, last in _runs(_occurrences(fault), apart)
+        if not _is_elsewhere(everywhere, fault.component, first - apart, last + apart)
+    ]
+    for first, latest in zip(alone, alone[least - 1 :], strict=False):
+        if latest - first < within:
+            return latest
+    return None
+
+
+def _is_elsewhere(everywhere: Timeline, component: str, after: float, before: float) -> bool:
+    """Whether another component had it between these times.
+
+    A fault's own occurrences are few, so this takes a few steps, for any number on others.
+    """
+    begin = bisect_right(everywhere, after, key=itemgetter(0))
+    for at, which in islice(everywhere, begin, None):
+        if at >= before:
+            return False
+        if which != component:
+            return True
+    return False
+
+
+def _occurrences(fault: Fault) -> Sequence[float]:
+    return fault.occurrences or tuple(sorted({fault.first_at, fault.last_at}))
+
+
+def _runs(times: Iterable[float], apart: float) -> list[tuple[float, float]]:
+    """First and last of each run of times without a gap of ``apart``."""
+    runs: list[tuple[float, float]] = []
+    for at in sorted(times):
+        if runs and at - runs[-1][1] < apart:
+            runs[-1] = (runs[-1][0], at)
+        else:
+            runs.append((at, at))
+    return runs

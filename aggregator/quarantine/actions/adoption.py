@@ -1,0 +1,222 @@
+"""Makes the Quarantine of stray marks or entries again, unless a person took it away.
+
+An uninstall, or a definition that was made anew, leaves marks without an object. Their annotation
+holds their intent, so the Quarantine is made again from there, and the usual rules release it.
+Marks are undone only where this process saw a person delete their Quarantine, under the definition
+that stands.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from aggregator.clock import Clocks
+from aggregator.cluster.node_names import is_marked
+from aggregator.cluster.port import (
+    Action,
+    Cluster,
+    ClusterError,
+    Conflict,
+    Node,
+    Phase,
+    Quarantine,
+    QuarantineSpec,
+)
+from aggregator.events import EventKind
+from aggregator.policy.rules import Policy
+from aggregator.quarantine.actions.cordon import NodeActions, origin_of
+from aggregator.quarantine.actions.release import ReleaseActions, Undo
+from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
+from aggregator.quarantine.decide.admission_record import Entry
+from aggregator.quarantine.decide.intent import OURS
+from aggregator.quarantine.decide.node_marks import (
+    adopt_change,
+    marked_by,
+    marked_for,
+    read_did,
+    spec_of_marks,
+    stood_for,
+)
+from aggregator.quarantine.decide.operator_requests import FORCE
+from aggregator.quarantine.state.fleet import UNCLAIMED
+from aggregator.quarantine.state.node import NodeState
+
+log = logging.getLogger("sickbay.quarantine")
+
+#: The requester where the marks don't name one. Only a person can end such a Quarantine.
+UNKNOWN = "unknown"
+_UNREADABLE = "sickbay had marked the node, and its annotation sickbay.dev/did can't be read"
+_KEPT = "its node was marked, and the Quarantine was gone: made again, and the marks are kept"
+
+
+class MarkAdopter:
+    """Makes the Quarantine of marks again, or undoes them; for one node at a time."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        record_writer: AdmissionRecordWriter,
+        acts: NodeActions,
+        release_actions: ReleaseActions,
+        clocks: Clocks,
+        policy: Policy,
+        mode: Action,
+        pool_of: Callable[[str], str],
+        may_act: Callable[[str], bool],
+    ) -> None:
+        """``may_act`` tells whether the node is ours to act for at this moment."""
+        self._cluster = cluster
+        self._record_writer = record_writer
+        self._acts = acts
+        self._release_actions = release_actions
+        self._clocks = clocks
+        self._policy = policy
+        self._mode = mode
+        self._pool_of = pool_of
+        self._may_act = may_act
+
+    async def adopt(self, case: NodeState) -> None:
+        """Make the Quarantine again where the node's marks, or what is remembered, call for it.
+
+        Neither a limit nor the stop switch holds this: no new action begins by it. Mode observe
+        makes no Quarantine, and shows the marks.
+        """
+        case.unclaimed = False  # before: a hint that comes while we look is a new one
+        try:
+            await self._adopt(case)
+        except ClusterError:
+            case.unclaimed = True
+            raise
+
+    async def _adopt(self, case: NodeState) -> None:
+        if await self._acts.reread(case) is not None:
+            return
+        node = await self._cluster.read_node(case.node)
+        case.take_node(node)
+        spec = self._spec(case, node)
+        if spec is None:
+            case.node_summary.unclaimed, case.remains = "", None
+            return
+        if self._mode is Action.OBSERVE:
+            case.node_summary.unclaimed = UNCLAIMED if node is not None and is_marked(node) else ""
+            return
+        if not self._may_act(case.node):  # paused since it was read: another replica goes on
+            raise Conflict("this replica's place among the others is not certain any more")
+        await self._record_writer.enter(
+            Entry(
+                node=case.node,
+                incident=spec.incident,
+                pool=self._pool_of(case.node),
+                action=spec.action.value,
+                at=self._clocks.trusted_wall(),
+                **origin_of(spec),
+            )
+        )
+        spec = replace(spec, installation=self._cluster.installation)
+        quarantine = await self._cluster.create_quarantine(case.node, spec)
+        case.take_quarantine(quarantine, self._policy, self._clocks.now())
+        text = f"its Quarantine was gone, and is made again ({spec.action}): {spec.reason}"
+        self._acts.emit_event(case, EventKind.ADOPTED, text)
+        if node is not None and is_marked(node):
+            await self._keep_marks(case, quarantine, node)
+
+    def _spec(self, case: NodeState, node: Node | None) -> QuarantineSpec | None:
+        """The intent to restore, or None where no marks are to be adopted."""
+        remains = case.remains
+        marked = node is not None and is_marked(node)
+        if remains is not None and (marked or remains.requester != OURS):
+            return remains
+        if node is None or not marked:
+            return None
+        if marked_for(node.annotations) not in ("", self._cluster.installation):
+            return None  # another installation's, which knows its state
+        return spec_of_marks(node) or self._spec_of_entry(case)
+
+    def _spec_of_entry(self, case: NodeState) -> QuarantineSpec:
+        """The intent of marks that can't be read. Only a person's decision ends them."""
+        entry = self._record_writer.record.entries.get(case.node)
+        if entry is None or entry.incident:
+            return QuarantineSpec(Action.CORDON, "manual", _UNREADABLE, UNKNOWN)
+        action = Action.DRAIN if entry.action == Action.DRAIN else Action.CORDON
+        return QuarantineSpec(
+            action,
+            entry.kind or "manual",
+            entry.reason or _UNREADABLE,
+            entry.requester or UNKNOWN,
+        )
+
+    async def _keep_marks(self, case: NodeState, quarantine: Quarantine, node: Node) -> None:
+        """The marks are this quarantine's from now on; if they are gone by now, it is released."""
+        try:
+            node = await self._cluster.patch_node(node, adopt_change(quarantine, read_did(node)))
+        except Conflict:
+            now = await self._cluster.read_node(case.node)
+            if now is not None and now.uid == node.uid and is_marked(now):
+                raise  # another client changed the marks: the usual steps mark it again
+            because = "its marks were gone by the time that it was made again"
+            status = replace(
+                quarantine.status, phase=Phase.RELEASING, message=because, released_because=because
+            )
+            await self._acts.write_status(case, quarantine, status)
+            return
+        now_at = self._clocks.wall()
+        status = replace(
+            quarantine.status,
+            phase=Phase.CORDONED,
+            message=_KEPT,
+            node_uid=node.uid,
+            admitted_at=now_at,
+            cordoned_at=now_at,
+            did=read_did(node),
+        )
+        await self._acts.write_status(case, quarantine, status)
+        self._acts.announce(case, node.uid, quarantined=True, message=quarantine.spec.reason)
+        case.take_node(node)
+
+    async def forget_node(self, case: NodeState, because: str) -> None:
+        """An entry without object and cause. Where the node is marked it is adopted instead."""
+        entry = await self._record_writer.entry(case.node)
+        node = await self._cluster.read_node(case.node)
+        if node is not None and is_marked(node):
+            case.unclaimed = True
+            return
+        await self._record_writer.forget_node(entry)
+        case.node_summary.hold = None
+        log.info("forgotten", extra={"node": case.node, "because": because})
+        if entry is not None and not entry.incident:
+            text = "its Quarantine, made by hand, is gone and was never carried out: forgotten"
+            self._acts.emit_event(case, EventKind.RELEASED, text)
+
+    async def sweep(self, case: NodeState) -> None:
+        """Undo the marks of a quarantine that a person deleted past its finalizer."""
+        entry, trouble = await self._release_actions.entry(case.node)
+        if await self._unmark(case, case.orphan):
+            text = "its quarantine was taken away by a person: released"
+            self._acts.emit_event(case, EventKind.OVERRULED, text)
+        if case.unclaimed:
+            case.orphan = ""  # the marks are another's
+            return
+        await self._release_actions.forget_entry(entry, trouble)
+        case.orphan = ""
+
+    async def _unmark(self, case: NodeState, uid: str) -> bool:
+        """Undo the marks of this quarantine, which stands no more. Whether there were any."""
+        node = await self._cluster.read_node(case.node)
+        if await self._cluster.read_quarantine(case.node) is not None:
+            raise Conflict("a quarantine stands there again")
+        case.take_node(node)
+        if node is None or not is_marked(node):
+            return False
+        if marked_by(node) not in ("", uid):
+            case.unclaimed = True
+            return False
+        stood = stood_for(node)
+        words = case.overrule(stood)
+        # A person asked for marks without evidence, and the deletion, which is later, takes that
+        # back.
+        more = None if stood else {FORCE: None}
+        undo = Undo(uid, read_did(node), words, more=more)
+        case.take_node(await self._release_actions.undo_node(case, node, undo))
+        await self._acts.log_action(case, node.uid, quarantined=False, message="released")
+        return True

@@ -1,0 +1,516 @@
+"""The one writer of the admission record: batches all waiting requests, by compare-and-set.
+
+A single writer saves requests and is not needed for safety: two that write at once conflict, read
+again and decide again, so no interleaving passes a limit.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from aggregator.cluster.port import (
+    Cluster,
+    ClusterError,
+    Conflict,
+    GuardRefused,
+    RecordText,
+    is_older,
+)
+from aggregator.quarantine.admission.stop_switch import StopSwitch, StopUnreadable
+from aggregator.quarantine.decide.admission import (
+    SETTLES,
+    AdmissionBatch,
+    FleetSize,
+    Held,
+    Limits,
+    OpenCause,
+    Outcome,
+    Proposal,
+    admit,
+    escalation_hold,
+    lost,
+    settling,
+)
+from aggregator.quarantine.decide.admission_record import (
+    Entry,
+    Rebuilt,
+    Record,
+    RecordSerializer,
+    RecordUnreadable,
+    parse_record,
+)
+from aggregator.quarantine.decide.record_continuity import (
+    Known,
+    discontinuity,
+    entry_of,
+    has_begun,
+    rebuild,
+    takes_a_place,
+)
+from aggregator.quarantine.decide.uncertainty import NO_UNCERTAINTY, Uncertainty
+from aggregator.quarantine.state.quarantine_index import QuarantineIndex
+from aggregator.rfc3339 import span
+
+log = logging.getLogger("sickbay.quarantine")
+
+#: With more requests than this in line, no forecast is made that one is admitted soon.
+_MOST_LIKELY = 32
+#: A forecast may use a state that is so old (seconds), the fleet's size too.
+_OUTLOOK_AGE = 1.0
+#: Another replica's write is awaited from the watch for so long (seconds).
+_NEWS_WITHIN = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """One of the six requests to the record, with the future of its caller."""
+
+    done: "asyncio.Future[Held | None]"
+    propose: Proposal | None = None
+    enter: Entry | None = None
+    forget: Entry | None = None
+    withdraw: Entry | None = None
+    look: str = ""
+    repair: bool = False
+
+
+@dataclass(slots=True)
+class _Outlook:
+    """The forecast for the next proposal: by this record, behind so many of this line."""
+
+    record: Record
+    line: list[_Request]
+    at: float
+    sitting: AdmissionBatch
+    stop: str
+    counted: int = 0
+
+
+class AdmissionRecordWriter:
+    """Reads and writes the record.
+
+    ``size`` tells the fleet's size now, ``causes`` the common causes that are open, ``doubt`` what
+    is not known of other replicas, ``wall`` the wall clock, which must run evenly: a jump would let
+    it forget recent admissions. ``switch`` is the stop switch, which is asked once more before an
+    admission is written. All methods raise `ClusterError` when the record can't be read or written;
+    no request is half done then, for a caller that asks again finds the entry standing or not.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        limits: Limits,
+        policy_hash: str,
+        size: Callable[[], FleetSize],
+        causes: Callable[[], Mapping[str, OpenCause]],
+        wall: Callable[[], float],
+        doubt: Callable[[], Uncertainty] = lambda: NO_UNCERTAINTY,
+        switch: StopSwitch | None = None,
+        standing: QuarantineIndex | None = None,
+    ) -> None:
+        self._cluster = cluster
+        self._limits = limits
+        self._policy_hash = policy_hash
+        self._size = size
+        self._causes = causes
+        self._wall = wall
+        self._doubt = doubt
+        self.switch = switch or StopSwitch(cluster, now=wall)
+        self._standing = standing or QuarantineIndex()
+        self._stored: RecordText | None = None
+        self._any_version = False
+        self._record = Record()
+        #: The last record that was whole.
+        self._known: Known | None = None
+        #: The reason why the record is lost: by a read of it, or by a watch event that may be old.
+        self._lost = self._doubted = ""
+        #: The text that the record was read from, or None if it is absent, or can't be read.
+        self._text: str | None = None
+        #: The text being written, and its record: its watch event may come before the answer.
+        self._writing: tuple[str, Record] | None = None
+        self._scribe = RecordSerializer()
+        self._waiting: list[_Request] = []
+        self._worker: asyncio.Task[None] | None = None
+        self._awaited: dict[str, asyncio.Event] = {}
+        self._outlook: _Outlook | None = None
+        self._counted: tuple[float, FleetSize] | None = None
+        #: Why the record can't be used; empty when it can.
+        self.problem = ""
+
+    @property
+    def record(self) -> Record:
+        """The record as last read or written here."""
+        return self._record
+
+    @property
+    def trouble(self) -> str:
+        """Why the record admits no node, for people; the same text until that is over."""
+        rebuilt = self._record.rebuilt if settling(self._record, self._wall()) else None
+        because = self._lost or (rebuilt.because if rebuilt is not None else "")
+        if self.problem or not because:
+            return self.problem
+        return (
+            f"the admission record {because}: nothing new is admitted until it is rebuilt from the "
+            f"Quarantines that stand, and for {span(SETTLES)} after that"
+        )
+
+    def seen(self, stored: RecordText) -> bool:
+        """The record as the cluster's watch reports it: a person's stop, another replica's write.
+
+        Returns False where it is older than the known one. Events of our own writes come after
+        them, and in a storm after the next write: taking those for new would make us write against
+        a version that is gone.
+        """
+        known, self._any_version = None if self._any_version else self._stored, False
+        if known is not None and is_older(stored.version, known.version):
+            return False
+        self._take(stored)
+        return True
+
+    def forget_version(self) -> None:
+        """The watch stopped: its next event counts, whatever its version is.
+
+        After etcd was restored its versions are lower than those that were known before.
+        """
+        self._any_version = True
+
+    async def read(self) -> None:
+        """Read it anew, even if it is known. Raises `ClusterError`."""
+        await self._read(sure=False)
+
+    async def _read(self, *, sure: bool) -> None:
+        begun_at, before = self.switch.now(), self._stored
+        self._take_answer(await self._cluster.read_record(), before, sure=sure)
+        self.switch.confirm_record(begun_at)
+
+    def _take_answer(self, found: RecordText, before: RecordText | None, *, sure: bool) -> None:
+        """Take an answer, unless a watch event that came before it is newer.
+
+        ``before``: the record as known when the read began.
+        """
+        now = self._stored
+        if now is None or now is before or not is_older(found.version, now.version):
+            self._take(found, sure=sure)
+
+    def grants(self, node: str) -> bool:
+        """Whether the record, as last read, is whole and has an entry of the node."""
+        return not (self._lost or self._doubted) and node in self._record.entries
+
+    def go_round(self) -> None:
+        """Have a lost record rebuilt, where that could not be done at once."""
+        newest = self._standing.newest if self._standing.whole else 0
+        if self._stored is not None and not self.problem and self._record.generation < newest:
+            self._doubted = self._doubted or "may have been rolled back"
+        if (self._lost or self._doubted) and (self._worker is None or self._worker.done()):
+            self._begin_repair()
+
+    def _begin_repair(self) -> None:
+        done: asyncio.Future[Held | None] = asyncio.get_running_loop().create_future()
+        done.add_done_callback(_logged)
+        self._wait(_Request(done, repair=True))
+
+    def would_admit(self, proposal: Proposal) -> bool:
+        """Whether it would be admitted by the record as last seen, after those that wait."""
+        unsure = self.problem or self._lost or self._doubted
+        if self._stored is None or unsure or len(self._waiting) > _MOST_LIKELY:
+            return False
+        outlook = self._outlook_now(self.switch.reason)
+        for request in self._waiting[outlook.counted :]:
+            if request.propose is not None:
+                outlook.sitting.decide(request.propose)
+        outlook.counted = len(self._waiting)
+        return outlook.sitting.hold(proposal) is None
+
+    def _outlook_now(self, stop: str) -> _Outlook:
+        """One for all requests that wait together: each is decided once, and not per later one."""
+        now, known = self._wall(), self._outlook
+        if (
+            known is None
+            or known.stop != stop
+            or known.record is not self._record
+            or known.line is not self._waiting
+            or not 0 <= now - known.at < _OUTLOOK_AGE
+        ):
+            sitting = AdmissionBatch(
+                self._record,
+                self._limits,
+                self._lately(now),
+                now=now,
+                stop=stop,
+                causes=self._causes(),
+                doubt=self._doubt(),
+                unrecorded=self._unrecorded(self._record),
+            )
+            known = self._outlook = _Outlook(self._record, self._waiting, now, sitting, stop)
+        return known
+
+    def _lately(self, now: float) -> FleetSize:
+        """The fleet's size, cached, as among replicas the count goes through all nodes."""
+        if self._counted is None or not 0 <= now - self._counted[0] < _OUTLOOK_AGE:
+            self._counted = (now, self._size())
+        return self._counted[1]
+
+    def restrained(self, proposal: Proposal) -> Held | None:
+        """The hold that keeps a standing cordon from becoming a drain, by the last record."""
+        return escalation_hold(
+            self._record,
+            proposal,
+            self._limits,
+            now=self._wall(),
+            causes=self._causes(),
+            doubt=self._doubt(),
+        )
+
+    async def propose(self, proposal: Proposal) -> Held | None:
+        """Returns None when the node's entry stands now, else the hold."""
+        return await self._ask(propose=proposal)
+
+    async def enter(self, entry: Entry) -> None:
+        """Count a quarantine made by hand. Never refused."""
+        await self._ask(enter=entry)
+
+    async def entry(self, node: str) -> Entry | None:
+        """The node's entry, to be taken out at the end of the release that begins now, or None.
+
+        A replica that is superseded meanwhile holds an old one, and takes no entry out. An answer
+        of None never comes from memory: the record is read once more. While the record can't be
+        used, no answer comes from memory.
+        """
+        if self.problem or node not in self._record.entries:
+            await self._ask(look=node)
+        return self._record.entries.get(node)
+
+    async def forget_node(self, entry: Entry | None) -> None:
+        """Take the entry out, after its node is undone."""
+        if entry is not None:
+            await self._ask(forget=entry)
+
+    async def withdraw(self, entry: Entry | None) -> None:
+        """Take out an entry on which no action was begun, as if it had never been admitted."""
+        if entry is not None:
+            await self._ask(withdraw=entry)
+
+    async def confirm_entry(self, node: str) -> Held | None:
+        """Returns None when the record has the node's entry, which another replica has made.
+
+        The watch's event is used if it comes within a moment; else the record is read, once for all
+        callers.
+        """
+        if not self.grants(node):
+            come = self._awaited.setdefault(node, asyncio.Event())
+            try:
+                async with asyncio.timeout(_NEWS_WITHIN):
+                    await come.wait()
+            except TimeoutError:
+                return await self._ask(look=node)
+            finally:
+                self._awaited.pop(node, None)
+        return None
+
+    async def _ask(
+        self,
+        *,
+        propose: Proposal | None = None,
+        enter: Entry | None = None,
+        forget: Entry | None = None,
+        withdraw: Entry | None = None,
+        look: str = "",
+    ) -> Held | None:
+        done: asyncio.Future[Held | None] = asyncio.get_running_loop().create_future()
+        self._wait(_Request(done, propose, enter, forget, withdraw, look))
+        return await done
+
+    def _wait(self, request: _Request) -> None:
+        self._waiting.append(request)
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._work(), name="registrar")
+
+    async def _work(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            try:
+                held, unread = await self._settle(batch)
+            except Exception as error:  # noqa: BLE001 - the task's edge: every waiter must get it
+                self._stored = None
+                for request in batch:
+                    if not request.done.done():
+                        request.done.set_exception(error)
+                continue
+            for request in batch:
+                if request.done.done():
+                    continue
+                if request.propose is not None and unread is not None:
+                    request.done.set_exception(unread)
+                else:
+                    node = request.propose.node if request.propose is not None else request.look
+                    request.done.set_result(held.get(node))
+
+    async def _settle(self, batch: list[_Request]) -> tuple[dict[str, Held], StopUnreadable | None]:
+        """Write until it goes through; the batch is decided anew on each record that is read.
+
+        Returns what is held, and why no proposal could be decided. A stop switch that can't be read
+        keeps no entry from being made or taken out: releases wait for neither.
+        """
+        fresh, unread = False, None
+        while True:
+            # A record that was deleted is made, empty, before it is rebuilt: to have its uid.
+            deleted = self._lost and self._stored is not None and not self._stored.version
+            if self._stored is None or self._doubted or deleted:
+                await self._read(sure=True)
+                fresh = True
+            stored = self._stored
+            if stored is None or self.problem:
+                raise ClusterError(self.problem or "the admission record was not read")
+            before = self._record
+            after = (
+                self._whole(before, stored.uid)
+                .enter(
+                    [request.enter for request in batch if request.enter is not None],
+                    self._policy_hash,
+                )
+                .forget_nodes(request.forget for request in batch if request.forget is not None)
+                .withdraw(request.withdraw for request in batch if request.withdraw is not None)
+            )
+            asked = [request.propose for request in batch if request.propose is not None]
+            if unread is not None:
+                asked = []
+            outcome = self._decide(after, asked, self.switch.reason, self._size())
+            if not self._lost and (outcome.record.entries, outcome.record.cooldowns) == (
+                before.entries,
+                before.cooldowns,
+            ):
+                sure = any(one.forget or one.withdraw or one.look for one in batch)
+                if fresh or not (outcome.admitted or sure):
+                    return _missing(batch, outcome), unread
+                # After a conflict memory proves neither "it stands already" nor "it has left".
+                self._stored = None
+                continue
+            admits = not outcome.admitted <= after.entries.keys()
+            try:
+                await self._write(outcome.record, stored.version, admits=admits)
+            except Conflict:
+                self._stored = None
+            except GuardRefused:
+                pass  # decided anew, with the stop known
+            except StopUnreadable as error:
+                unread = error
+            else:
+                return _missing(batch, outcome), unread
+
+    def _whole(self, record: Record, uid: str) -> Record:
+        """The record; where it was lost, its rebuild from the Quarantines that stand."""
+        if not self._lost:
+            return record
+        if not self._standing.whole:
+            raise ClusterError(lost(self._lost).reason)
+        standing = [one for one in self._standing.quarantines() if has_begun(one)]
+        entries = [entry_of(one, self._standing.pool_of(one.node)) for one in standing]
+        newest, at = self._standing.newest, self._wall()
+        rebuilt = Rebuilt(at, self._lost, uid)
+        return rebuild(record, self._known, entries, rebuilt=rebuilt, newest=newest)
+
+    async def _write(self, record: Record, version: str, *, admits: bool) -> None:
+        """Write it against that version. ``admits``: not where the stop switch is set by now."""
+        record = replace(record, generation=record.generation + 1)
+        text, begun_at, before = self._scribe.dump(record), self.switch.now(), self._stored
+        self._writing = (text, record)
+        guard = self.switch.check_beside if admits else None
+        try:
+            written = await self._cluster.write_record(text, version, guard=guard)
+            self._take_answer(written, before, sure=True)
+        finally:
+            self._writing = None
+        self.switch.confirm_record(begun_at)
+
+    def _decide(self, record: Record, asked: list[Proposal], stop: str, size: FleetSize) -> Outcome:
+        return admit(
+            record,
+            asked,
+            self._limits,
+            size,
+            now=self._wall(),
+            policy_hash=self._policy_hash,
+            stop=stop,
+            causes=self._causes(),
+            doubt=self._doubt(),
+            unrecorded=self._unrecorded(record),
+        )
+
+    def _unrecorded(self, record: Record) -> dict[str, str]:
+        """The pools, by node, of Quarantines that stand and that the record has no entry of."""
+        return {
+            one.node: self._standing.pool_of(one.node)
+            for one in self._standing.quarantines()
+            if one.node not in record.entries and takes_a_place(one)
+        }
+
+    def _take(self, stored: RecordText, *, sure: bool = False) -> None:
+        """A text that we just wrote is not parsed again: in a storm parsing is expensive."""
+        if self._writing is not None and stored.text == self._writing[0]:
+            self._text, self._record = self._writing
+            self.log_change("")
+        elif stored.text != self._text:
+            self._text = None
+            try:
+                self._record = parse_record(stored.text)
+                self._text = stored.text
+            except RecordUnreadable as error:
+                place = self._cluster.record_place
+                self.log_change(
+                    f"the admission record can't be read: {place.where}: {error}. Nothing new is "
+                    "admitted. To have it made anew from the Quarantines that stand: "
+                    f"{place.empties}"
+                )
+            else:
+                self.log_change("")
+        self._stored = stored
+        if not self.problem:
+            self._compare(stored, sure=sure)
+        self.switch.take_record(stored)
+        for node in self._awaited.keys() & self._record.entries.keys():
+            self._awaited[node].set()
+
+    def _compare(self, stored: RecordText, *, sure: bool) -> None:
+        """Check that it continues the known record. Unless ``sure``, the text may be an old one."""
+        newest = self._standing.newest if self._standing.whole else 0
+        why = discontinuity(self._known, stored.uid, stored.text, self._record, newest=newest)
+        if not why:
+            if self._lost:
+                log.warning("the admission record is whole again")
+            self._known = Known(stored.uid, stored.text, self._record)
+            self._lost = self._doubted = ""
+        elif sure:
+            if why != self._lost:
+                log.error(
+                    "the admission record is not the one that was known", extra={"error": why}
+                )
+            self._lost, self._doubted = why, ""
+        elif not self._doubted:
+            self._doubted = why
+            self._begin_repair()
+
+    def log_change(self, problem: str) -> None:
+        """Log each change once: else a reader of the log alone would see a quiet night."""
+        if problem and problem != self.problem:
+            log.error("nothing new is admitted", extra={"error": problem})
+        elif self.problem and not problem:
+            log.info("the admission record can be read again")
+        self.problem = problem
+
+
+def _logged(repair: "asyncio.Future[Held | None]") -> None:
+    """No caller waits for a repair: it is tried again in the next round."""
+    if not repair.cancelled() and repair.exception() is not None:
+        log.warning("the admission record is not rebuilt yet: %s", repair.exception())
+
+
+def _missing(batch: list[_Request], outcome: Outcome) -> dict[str, Held]:
+    """The hold of each node: the decision, or that an entry is not there."""
+    held = dict(outcome.held)
+    for request in batch:
+        if request.look and request.look not in outcome.record.entries:
+            text = "it was admitted, but the admission record does not have it: asked again"
+            held[request.look] = Held("shards", "no entry", text)
+    return held

@@ -1,0 +1,288 @@
+"""A replica's reports and questions to the leader in one stream.
+
+Only questions are queued: a node's report is built at the moment when the stream can take it, from
+its state then. So memory is bounded by the number of nodes, however slow the stream.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from aggregator.clock import Clocks
+from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
+from aggregator.quarantine.correlation.network import NetworkTracker
+from aggregator.quarantine.decide.admission import Proposal
+from aggregator.quarantine.decide.replica_messages import (
+    AdmissionRequest,
+    Answer,
+    Decision,
+    KeepAlive,
+    NodeReport,
+    ReportBatch,
+    Said,
+    Seen,
+    rebase_batch_ages,
+)
+from aggregator.quarantine.decide.symptoms import fewest
+from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.registry import NodeRegistry
+from aggregator.quarantine.state.remote import DirtyNodes
+from aggregator.replicas.membership.view import Member
+
+#: Changes are gathered for so long (seconds); a question takes them along at once.
+GATHER = 0.1
+#: Each side sends a message so often (seconds), and is given up after `LOST` without one.
+BEAT = 1.0
+LOST = 5.0
+#: A question is answered within so many seconds, or asked again later.
+ANSWER_WITHIN = 5.0
+#: One message: so many nodes at most, and about so many bytes.
+NODES_A_MESSAGE, BYTES_A_MESSAGE = 100, 256 * 1024
+#: Of one node's components that concern the network or other nodes, so many are reported. An agent
+#: is asked to look at 8 peers.
+MOST_SEEN, LONGEST = 256, 300
+
+
+class LeaderSessionClosed(Exception):
+    """The stream is of no use any more; the text says why."""
+
+
+@dataclass(slots=True)
+class _Question:
+    """``after``: so many nodes must have been reported before it is asked."""
+
+    ask: AdmissionRequest
+    after: int
+
+
+class Reporter:
+    """Builds the reports on our nodes for the leader."""
+
+    def __init__(
+        self,
+        *,
+        node_registry: NodeRegistry,
+        suspecting: CommonCauseTracker,
+        network_tracker: NetworkTracker,
+        owns: Callable[[str], bool],
+        dirty_nodes: DirtyNodes,
+        clocks: Clocks,
+    ) -> None:
+        self.node_registry = node_registry
+        self.owns = owns
+        self.dirty_nodes = dirty_nodes
+        self.clocks = clocks
+        self._cause_tracker = suspecting
+        self._network_tracker = network_tracker
+
+    def nodes(self) -> Iterator[str]:
+        """The nodes with a report to send."""
+        for case in self.node_registry.cases():
+            if self._speaks_of(case):
+                yield case.node
+
+    def node_report(self, node: str) -> NodeReport | None:
+        """The report, or None if the node is not ours or never reported; times are monotonic."""
+        case = self.node_registry.known(node)
+        if case is None or not self._speaks_of(case):
+            return None
+        signs, traits, checks = self._cause_tracker.node_report(node)
+        address, speaking, edges, assigned = self._network_tracker.node_report(node)
+        return NodeReport(
+            node,
+            reported=self._reported(case),
+            silent=is_silent(case),
+            speaking=speaking,
+            address=address,
+            traits=traits,
+            checks=checks,
+            signs=fewest(signs),
+            sees=_short((*edges, *_mounts(case))),
+            assigned=assigned,
+        )
+
+    def _speaks_of(self, case: NodeState) -> bool:
+        return case.node_summary.health is not None and self.owns(case.node)
+
+    @staticmethod
+    def _reported(case: NodeState) -> bool:
+        return case.node_summary.health is not None and case.node_summary.health.has_snapshot
+
+
+class LeaderSession:
+    """One stream to the leader. A transport calls `next` and `receive` until either raises, and
+    `close` in the end. ``heard`` is given all answers except decisions.
+    """
+
+    def __init__(
+        self, leader: Member, reporter: Reporter, heard: Callable[["LeaderSession", Answer], None]
+    ) -> None:
+        self.leader = leader
+        self._reporter = reporter
+        self._heard = heard
+        self._now = reporter.clocks.now
+        self._said: dict[str, NodeReport] = {}
+        self._questions: deque[_Question] = deque()
+        self._pending: dict[int, asyncio.Future[Decision]] = {}
+        self._number = 0
+        self._spoken = 0  # nodes reported in this stream
+        self._stirred = asyncio.Event()
+        self._flush_at = self._now()
+        self._beat_at = self._now()
+        self._heard_at = self._now()
+        self._complete = False
+        self._lost = ""
+        reporter.dirty_nodes.listen(self._stir)
+        for node in reporter.nodes():
+            reporter.dirty_nodes.mark(node)
+        self._all = len(reporter.dirty_nodes)
+
+    @property
+    def lost(self) -> str:
+        """Why the stream is of no use any more; empty: it is."""
+        return self._lost
+
+    def _stir(self) -> None:
+        self._flush_at = self._now() + GATHER
+        self._stirred.set()
+
+    # -- what the transport calls ----------------------------------------------------------
+
+    async def next(self) -> Said:
+        """The next message to send; waits for it. Raises `LeaderSessionClosed`."""
+        while True:
+            now = self._now()
+            if now - self._heard_at > LOST:
+                self.close(f"{self.leader.name} has said nothing for {LOST:g} s")
+            if self._lost:
+                raise LeaderSessionClosed(self._lost)
+            said = self._due(now)
+            if said is not None:
+                self._beat_at = now + BEAT
+                return said
+            until = min(
+                self._beat_at, self._flush_at if self._reporter.dirty_nodes else self._beat_at
+            )
+            self._stirred.clear()
+            try:
+                async with asyncio.timeout(max(0.0, until - now)):
+                    await self._stirred.wait()
+            except TimeoutError:
+                pass
+
+    def receive(self, answer: Answer) -> None:
+        """Take a message of the leader."""
+        self._heard_at = self._now()
+        if isinstance(answer, Decision):
+            waiting = self._pending.pop(answer.number, None)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(answer)
+        else:
+            self._heard(self, answer)
+
+    def close(self, reason: str) -> None:
+        """The stream has ended. Callers that wait for an answer get an error."""
+        if self._lost:
+            return
+        self._lost = reason
+        self._reporter.dirty_nodes.listen(None)
+        self._stirred.set()
+        for waiting in self._pending.values():
+            if not waiting.done():
+                waiting.set_exception(LeaderSessionClosed(reason))
+        self._pending.clear()
+
+    # -- asking ------------------------------------------------------------------------------
+
+    async def ask(self, proposal: Proposal) -> Decision:
+        """The leader's decision. Raises `LeaderSessionClosed`, also when none comes in time."""
+        if self._lost:
+            raise LeaderSessionClosed(self._lost)
+        self._number += 1
+        number = self._number
+        waiting: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
+        self._pending[number] = waiting
+        after = self._spoken + len(self._reporter.dirty_nodes)
+        self._questions.append(_Question(AdmissionRequest(number, proposal), after))
+        self._stirred.set()
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN):
+                return await waiting
+        except TimeoutError:
+            text = f"{self.leader.name} has not answered within {ANSWER_WITHIN:g} s"
+            raise LeaderSessionClosed(text) from None
+        finally:
+            self._pending.pop(number, None)
+
+    # -- sending ----------------------------------------------------------------------------
+
+    def _due(self, now: float) -> Said | None:
+        questions, dirty_nodes = self._questions, self._reporter.dirty_nodes
+        while questions and questions[0].ask.number not in self._pending:
+            questions.popleft()  # no caller waits for it any more
+        if not self._complete:
+            return self._words(now)
+        if questions and self._spoken >= questions[0].after:
+            return questions.popleft().ask
+        if dirty_nodes and (questions or now >= self._flush_at):
+            words = self._words(now)
+            if words.sayings or words.gone:
+                return words
+            if questions:
+                return self._due(now)
+        return KeepAlive() if now >= self._beat_at else None
+
+    def _words(self, now: float) -> ReportBatch:
+        """The changed reports, as many as one message takes."""
+        dirty_nodes, size = self._reporter.dirty_nodes, 0
+        sayings: list[NodeReport] = []
+        gone: list[str] = []
+        while dirty_nodes and size < BYTES_A_MESSAGE and len(sayings) + len(gone) < NODES_A_MESSAGE:
+            node = dirty_nodes.take_dirty()
+            self._spoken += 1
+            saying, before = self._reporter.node_report(node), self._said.get(node)
+            if saying is None:
+                if self._said.pop(node, None) is not None:
+                    gone.append(node)
+            elif saying != before:
+                self._said[node] = saying
+                sayings.append(saying)
+                size += _size(saying)
+        self._complete = self._complete or self._spoken >= self._all
+        return rebase_batch_ages(ReportBatch(tuple(sayings), tuple(gone), self._complete), now)
+
+    def note_silence(self) -> None:
+        """Report agents that have been gone for too long, or are back: time alone changes that."""
+        for node, said in self._said.items():
+            case = self._reporter.node_registry.known(node)
+            if case is not None and is_silent(case) != said.silent:
+                self._reporter.dirty_nodes.mark(node)
+
+
+def is_silent(case: NodeState) -> bool:
+    return case.silent and not case.is_fresh
+
+
+def _mounts(case: NodeState) -> Iterator[Seen]:
+    """The one check of shared targets that is not a network check."""
+    health = case.node_summary.health
+    if health is not None:
+        for one in health.components.of("disk-mounts"):
+            yield one.check, one.component, one.status
+
+
+def _short(sees: tuple[Seen, ...]) -> tuple[Seen, ...]:
+    if len(sees) <= MOST_SEEN and all(len(one[1]) <= LONGEST for one in sees):
+        return sees
+    return tuple(one for one in sees if len(one[1]) <= LONGEST)[:MOST_SEEN]
+
+
+def _size(saying: NodeReport) -> int:
+    """About how many bytes it takes."""
+    seen = sum(len(one[0]) + len(one[1]) + 8 for one in saying.sees)
+    signs = sum(len(one.what) + len(one.component) + 24 for one in saying.signs)
+    checks = sum(len(one) + 2 for one in saying.checks)
+    assigned = sum(len(one) + 2 for one in saying.assigned)
+    traits = sum(len(a) + len(b) + 6 for a, b in saying.traits)
+    return 100 + seen + signs + checks + assigned + traits

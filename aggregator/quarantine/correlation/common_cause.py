@@ -1,0 +1,321 @@
+"""Looks for causes on our side: hands the fleet's evidence to `CommonCauses`, and reports findings.
+
+Of several replicas the leader counts, over all nodes, and reports; the followers also feed their
+own counts, so that any of them may lead, and go by the leader's findings.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+
+from aggregator.clock import Clocks
+from aggregator.cluster.port import Action
+from aggregator.events import EventKind, EventSink, LeaderNotice, Transition
+from aggregator.health.model import CheckOff
+from aggregator.policy.catalogue import UNKNOWN
+from aggregator.policy.incident import Incident
+from aggregator.policy.network.verdict import CHECK
+from aggregator.policy.rules import Policy
+from aggregator.quarantine.decide.admission import FLEET, Limits, OpenCause
+from aggregator.quarantine.decide.admission_record import Record
+from aggregator.quarantine.decide.cause_search import VERSIONS, CommonCause, CommonLimits, Group
+from aggregator.quarantine.decide.common_cause import CommonCauses
+from aggregator.quarantine.decide.replica_messages import NodeReport
+from aggregator.quarantine.decide.symptoms import (
+    NVLINK,
+    Symptom,
+    acting_checks,
+    actionable_evidence,
+    symptoms_of,
+    target_of,
+    what_of,
+)
+from aggregator.quarantine.decide.uncertainty import EvidenceBasis
+from aggregator.quarantine.state.fleet import FleetState
+from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.registry import NodeRegistry
+from aggregator.quarantine.state.remote import DirtyNodes, RemoteNodes
+from aggregator.rfc3339 import span, time_of_day
+
+#: For so long after its driver, kernel or agent has changed (seconds) a node counts as upgraded.
+UPGRADED = 1800.0
+
+#: The agent's names of its machine's traits, which are also the versions' names here.
+_TRAITS = ("driver", "kernel")
+
+
+@lru_cache(maxsize=64)
+def _running(checks: tuple[CheckOff, ...]) -> frozenset[str]:
+    """The checks that run. Nodes of one kind have the same ones, and share the answer."""
+    return frozenset(check.name for check in checks if not check.off_because)
+
+
+@lru_cache(maxsize=4096)
+def _alike(groups: tuple[Group, ...]) -> tuple[Group, ...]:
+    """One tuple for all nodes of the same groups: those of a rack, say."""
+    return groups
+
+
+class CommonCauseTracker:
+    """``limits`` are those of common causes, ``admission`` those of admission.
+
+    ``owns`` tells whether a node is ours to report, ``elsewhere`` has the others, ``unsaid`` is
+    marked where one of ours has changed.
+    """
+
+    def __init__(
+        self,
+        *,
+        limits: CommonLimits,
+        admission: Limits,
+        policy: Policy,
+        node_registry: NodeRegistry,
+        fleet: FleetState,
+        event_sink: EventSink,
+        clocks: Clocks,
+        owns: Callable[[str], bool],
+        remote_nodes: RemoteNodes,
+        dirty_nodes: DirtyNodes,
+    ) -> None:
+        self._limits = limits
+        self._cooldown = admission.cooldown
+        self._window = admission.window
+        self._after_upgrade = admission.after_upgrade
+        self._policy = policy
+        self._registry = node_registry
+        self._fleet = fleet
+        self._event_sink = event_sink
+        self._clocks = clocks
+        self._acting = acting_checks(policy)
+        self._common = CommonCauses(limits, node_registry.observers)
+        self._labels = tuple(dict.fromkeys((*limits.domain_labels, limits.clique_label)))
+        self._owns = owns
+        self._remote_nodes = remote_nodes
+        self._dirty_nodes = dirty_nodes
+        #: Whether we count for all replicas; and whether some have not reported to us yet.
+        self._leading = True
+        self._lasting = False
+        self._told_causes: Mapping[str, CommonCause] = {}
+        self._cooldown_told = LeaderNotice(clocks.now)
+        #: Each node's versions; and when they last changed, where they did (monotonic).
+        self._versions: dict[str, tuple[Group, ...]] = {}
+        self._changed: dict[str, float] = {}
+
+    def receive_symptoms(self, case: NodeState) -> None:
+        """Count the node as it is now. Cheap for a healthy node."""
+        node, health = case.node, case.node_summary.health
+        if not self._owns(node):
+            self._hear_of(node)
+            return
+        if health is None:
+            if node in self._remote_nodes or self._remote_nodes.is_leaving(node):
+                self._hear_of(node)  # it became ours, and its agent is reconnecting
+            else:
+                self._common.gone(node)
+            return
+        if not health.has_snapshot:
+            return  # its last report stands
+        self._remote_nodes.reclaim(node)
+        groups = self._groups(case)
+        self._note_versions(node, groups)
+        self._common.set_symptoms(
+            node,
+            symptoms_of(health, case.node_summary.incidents, self._policy, self._acting),
+            groups,
+            _running(health.checks),
+        )
+        self._dirty_nodes.mark(node)
+
+    def _hear_of(self, node: str) -> None:
+        """Another replica's node: its labels may have changed, or it has just left us."""
+        saying = self._remote_nodes.get(node)
+        if saying is not None:
+            self.set_symptoms(saying)
+        elif self._common.knows(node):
+            self._remote_nodes.leave(node, self._clocks.now())
+            self._dirty_nodes.mark(node)
+
+    def set_symptoms(self, saying: NodeReport) -> None:
+        """Count a node as another replica reports it."""
+        if not (saying.reported or saying.signs or saying.checks or saying.traits):
+            return  # its agent has not reported yet
+        case = self._registry.known(saying.node)
+        groups = (*self._places(case), *saying.traits)
+        self._common.set_symptoms(saying.node, saying.signs, groups, saying.checks)
+
+    def unreported_nodes(self, node: str) -> None:
+        """No replica reports on the node any more."""
+        self._common.gone(node)
+
+    def node_report(
+        self, node: str
+    ) -> tuple[frozenset[Symptom], tuple[Group, ...], frozenset[str]]:
+        """The counted properties of the node: its symptoms, its versions, its checks."""
+        signs, groups, checks = self._common.known(node)
+        return signs, tuple(group for group in groups if group[0] in VERSIONS), checks
+
+    def lead(self) -> None:
+        """From now on we count for all. Causes that the last leader reported open still are."""
+        if not self._leading:
+            self._leading = True
+            self._common.inherit(self._told_causes.values())
+            self._told_causes = {}
+
+    def follow(self) -> None:
+        """From now on another replica counts. Its last findings, or ours before them, stand."""
+        if self._leading:
+            self._leading = False
+            self._told_causes = self._fleet.causes = dict(self._common.open)
+            self._common.forget_node()
+
+    def answered(self, causes: Iterable[CommonCause]) -> None:
+        """Take the causes that the leader reports open."""
+        if not self._leading:
+            self._told_causes = {cause.id: cause for cause in causes}
+            self._fleet.causes = self._told_causes
+
+    def forget_node(self, case: NodeState) -> None:
+        if case.node not in self._remote_nodes:  # else its own replica forgets it
+            self._common.gone(case.node)
+        self._versions.pop(case.node, None)
+        self._changed.pop(case.node, None)
+        self._dirty_nodes.mark(case.node)
+
+    def _note_versions(self, node: str, groups: tuple[Group, ...]) -> None:
+        versions = _alike(tuple(group for group in groups if group[0] in VERSIONS))
+        if self._versions.get(node, versions) != versions:
+            self._changed[node] = self._clocks.now()
+        self._versions[node] = versions
+
+    def unsettled(self, case: NodeState) -> str:
+        """Why it is too soon to tell the node's own fault from its new version's; empty: it isn't.
+
+        A version's fault shows on other nodes that got it in the same wave, a moment later.
+        """
+        changed, now = self._changed.get(case.node), self._clocks.now()
+        if changed is None or now - changed >= UPGRADED:
+            return ""
+        overruled = frozenset(word.key for word in case.node_summary.overruled)
+        evidence = actionable_evidence(case.node_summary.incidents.values(), overruled)
+        stood = max((now - item.since for item in evidence), default=0.0)
+        if stood >= self._after_upgrade:
+            return ""
+        now_runs = ", ".join(f"{name} {version}" for name, version in self._versions[case.node])
+        return (
+            f"its version has just changed (now {now_runs}); what accuses it must have stood for "
+            f"{span(self._after_upgrade)}, in which others with this version may show the same"
+        )
+
+    def _places(self, case: NodeState | None) -> list[Group]:
+        meta = case.node_summary.meta if case is not None else None
+        labels = meta.labels if meta is not None else {}
+        return [(label, labels[label]) for label in self._labels if labels.get(label)]
+
+    def _groups(self, case: NodeState) -> tuple[Group, ...]:
+        health, found = case.node_summary.health, self._places(case)
+        if health is not None:
+            found += [(name, health.traits[name]) for name in _TRAITS if health.traits.get(name)]
+            if health.agent_version:
+                found.append(("agent", health.agent_version))
+        return _alike(tuple(found))
+
+    def suspects(
+        self, case: NodeState, incidents: Iterable[Incident] | None = None
+    ) -> tuple[frozenset[str], ...]:
+        """The causes that may explain each piece of evidence that asks for a quarantine.
+
+        For these ``incidents`` of the node, or for all of them.
+        """
+        if incidents is None:
+            incidents = case.node_summary.incidents.values()
+        overruled = frozenset(word.key for word in case.node_summary.overruled)
+        return tuple(
+            self._common.suspects(case.node, what_of(item, self._policy), target_of(item))
+            for item in actionable_evidence(incidents, overruled)
+        )
+
+    def drain_suspects(self, case: NodeState) -> tuple[frozenset[str], ...]:
+        """The same, only for the evidence that asks for a drain."""
+        overruled = frozenset(word.key for word in case.node_summary.overruled)
+        return tuple(
+            self._common.suspects(case.node, what_of(item, self._policy), target_of(item))
+            for item in actionable_evidence(case.node_summary.incidents.values(), overruled)
+            if item.action == Action.DRAIN
+        )
+
+    def basis(self, case: NodeState) -> EvidenceBasis:
+        """The kind of evidence that asks for the node's quarantine, as far as admission cares.
+
+        NVLink's faults are no explicit ones: the defect may be at the other end.
+        """
+        overruled = frozenset(word.key for word in case.node_summary.overruled)
+        found = list(actionable_evidence(case.node_summary.incidents.values(), overruled))
+        for item in found:
+            known = self._policy.catalogue.classify(item.code) != UNKNOWN
+            if item.cleared_by is not None and known and what_of(item, self._policy) != NVLINK:
+                return EvidenceBasis.FAULT
+        reach = all(item.code.partition(":")[0] == CHECK for item in found)
+        return EvidenceBasis.REACH if found and reach else EvidenceBasis.OTHER
+
+    @property
+    def _open(self) -> Mapping[str, CommonCause]:
+        """The causes that are open, by our own count or by the leader's."""
+        return self._common.open if self._leading else self._told_causes
+
+    def explains(self, case: NodeState, incident: Incident) -> str:
+        """The id of an open cause, where open causes explain all of this incident of the node."""
+        if not self._open:
+            return ""
+        hits = [found & self._open.keys() for found in self.suspects(case, [incident])]
+        return min(hits[0]) if hits and all(hits) else ""
+
+    def causes(self) -> Mapping[str, OpenCause]:
+        """The causes that are open now, for admission: counted anew where symptoms have changed."""
+        self.find_causes()
+        return {ident: cause.for_admission() for ident, cause in self._open.items()}
+
+    def find_causes(self) -> None:
+        """Count anew, and report causes that have opened or are over. Only the leader does."""
+        if not self._leading:
+            return
+        opened, ended = self._common.find_causes(self._clocks.now(), lasting=self._lasting)
+        for cause in opened:
+            self._note(EventKind.COMMON_CAUSE, cause, f"common cause: {cause.reason}")
+        for cause in ended:
+            self._note(
+                EventKind.COMMON_CAUSE_OVER, cause, f"no common cause any more: {cause.reason}"
+            )
+        self._fleet.causes = self._common.open
+
+    def go_round(self, record: Record, *, lasting: bool = False) -> None:
+        """Changes by time alone: silence, the end of causes and of the fleet's cooldown.
+
+        ``lasting``: some replicas have not reported their nodes to us, so no cause is over.
+        """
+        self._lasting = lasting
+        if self._leading:
+            self._common.silence(*self._registry.silence())
+        self.find_causes()
+        now = self._clocks.trusted_wall()
+        counted = record.pruned(now, window=self._window, cooldown=self._cooldown)
+        self._fleet.admitted_lately = len(counted.admissions)
+        found = counted.cooldowns.get(FLEET)
+        until = f"until {time_of_day(found.at + self._cooldown)}: {found.because}" if found else ""
+        if self._cooldown_told.is_due("it is cooling down" if until else "", leads=self._leading):
+            kind = EventKind.COOLDOWN if until else EventKind.COOLDOWN_OVER
+            text = f"nothing new is admitted {until}" if until else "admission goes on"
+            self._event_sink.record_event(Transition(self._clocks.wall(), kind, "", text))
+        self._fleet.cooling = until
+
+    def _note(self, kind: EventKind, cause: CommonCause, text: str) -> None:
+        details = {
+            "cause": cause.id,
+            "scope": cause.scope,
+            "limit": cause.limit,
+            "value": cause.value,
+            "count": str(cause.nodes),
+            "of": str(cause.total),
+            "nodes": ", ".join(cause.sample),
+        }
+        self._event_sink.record_event(
+            Transition(self._clocks.wall(), kind, "", text, cause.id, details)
+        )

@@ -1,0 +1,417 @@
+"""Feeds triangulation with the agents' evidence, and the evaluation with its verdicts.
+
+A verdict about a node becomes level evidence of that node, which rules may act on; one about a
+target or a domain is shown and reported once, and concerns no node. Verdicts are made in batches, a
+moment after a change: a blamed fault has lasted for a minute and more.
+
+Of several replicas the leader judges, over the evidence of all of them; each applies the leader's
+findings to its own nodes.
+
+An agent is believed only about the addresses that the aggregator assigned to it: each replica knows
+its own agents' assignments, and reports them to the leader.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from aggregator.clock import Clocks
+from aggregator.cluster.port import NodeMeta
+from aggregator.events import EventKind, EventSink, Transition
+from aggregator.health.model import Component, Delta, Snapshot, Status
+from aggregator.policy.network.triangulate import PEERS, Triangulation
+from aggregator.policy.network.verdict import CHECK, UNREACHABLE_SILENT, Finding, NetworkVerdict
+from aggregator.quarantine.decide.cause_search import LEAST
+from aggregator.quarantine.decide.replica_messages import NodeReport, Seen
+from aggregator.quarantine.state.fleet import FleetState
+from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.registry import NodeRegistry
+from aggregator.quarantine.state.remote import DirtyNodes, RemoteNodes
+
+#: The checks whose results are evidence of the network.
+CHECKS = frozenset({"peers", "reach", "dns", "pod-network"})
+#: Seconds in which changes are gathered.
+GATHER = 1.0
+#: Where judging had to wait until enough of the fleet had reported, it waits so many seconds more:
+#: by then the first agents, which were assigned each other, have been assigned peers among all.
+ASSIGNED_ANEW_WITHIN = 120.0
+#: A node that no other reaches and whose agent is silent is reported after so many seconds: a
+#: booting node is in this state for some minutes.
+SILENT_FOR = 300.0
+
+
+@dataclass(slots=True)
+class _Word:
+    """One node's state: the address that others probe, whether it reports, and what it sees.
+
+    ``assigned`` are the addresses that its agent was asked to probe.
+    """
+
+    address: str = ""
+    speaking: bool = False
+    assigned: tuple[str, ...] = ()
+    sees: dict[tuple[str, str], Status] = field(default_factory=dict)
+
+
+class NetworkTracker:
+    """``labels`` are the node labels that name racks and switches; ``judge`` judges a node anew.
+
+    ``owns`` tells whether a node is ours to report, ``elsewhere`` has the others, ``unsaid`` is
+    marked where one of ours has changed. ``quorum`` tells whether enough of the fleet has reported:
+    until then the first agents, which are assigned each other, could blame any node.
+    """
+
+    def __init__(
+        self,
+        *,
+        node_registry: NodeRegistry,
+        fleet: FleetState,
+        event_sink: EventSink,
+        clocks: Clocks,
+        labels: Iterable[str],
+        judge: Callable[[NodeState], None],
+        owns: Callable[[str], bool],
+        remote_nodes: RemoteNodes,
+        dirty_nodes: DirtyNodes,
+        quorum: Callable[[], bool],
+    ) -> None:
+        self._registry = node_registry
+        self._fleet = fleet
+        self._event_sink = event_sink
+        self._clocks = clocks
+        self._labels = tuple(labels)
+        self._judge = judge
+        self._network = Triangulation()
+        self._owns = owns
+        self._remote_nodes = remote_nodes
+        self._dirty_nodes = dirty_nodes
+        #: Whether we judge for all, and since when we may (monotonic).
+        self._leading, self._from = True, float("-inf")
+        self._quorum = quorum
+        #: Whether the quorum was reached since we lead, and whether we waited for it.
+        self._had_quorum = self._waited = False
+        #: The leader's findings on our nodes, where another replica judges or did until now.
+        self._told_findings: dict[str, Finding] = {}
+        #: Called with another replica's node whose finding has changed.
+        self.tell_owner: Callable[[str], None] = lambda _: None
+        self._words: dict[str, _Word] = {}
+        self._places: dict[str, list[str]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._lost: dict[str, float] = {}  # unreachable and silent, since when
+        self._told: set[str] = set()  # of these, those that were reported
+
+    def placed(self, node: str, address: str) -> None:
+        """Other nodes probe the node at ``address``; empty: at none."""
+        if self._is_others(node):
+            return  # an agent that has left us is with its owner, which reports its address
+        if not address and node not in self._words:
+            return  # it was forgotten meanwhile
+        self._place(node, address)
+        self._dirty_nodes.mark(node)
+        self._soon()
+
+    def assigned(self, node: str, addresses: tuple[str, ...]) -> None:
+        """The node's agent is asked to probe these addresses, and no others (any more)."""
+        if self._is_others(node) or (not addresses and node not in self._words):
+            return
+        self._assign(node, addresses)
+        self._dirty_nodes.mark(node)
+        self._soon()
+
+    def _is_others(self, node: str) -> bool:
+        """Whether another replica owns the node, and reports on it."""
+        return node in self._remote_nodes and not self._owns(node)
+
+    def on_evidence(self, node: str, evidence: Snapshot | Delta) -> None:
+        """Take an agent's evidence; the results of its network checks are edges."""
+        told = {one.key: one.status for one in evidence.components if one.check in CHECKS}
+        word = self._word(node)
+        gone: Iterable[tuple[str, str]] = ()
+        if isinstance(evidence, Snapshot):
+            gone = word.sees.keys() - told.keys()
+            self._speak(node, speaking=True)
+            self._dirty_nodes.mark(node)
+            self._soon()
+        elif evidence.gone:
+            gone = word.sees.keys() & set(evidence.gone)
+        self._see(node, told, gone)
+
+    def silent(self, node: str) -> None:
+        """The agent's stream has ended: its results are no evidence until it reports again.
+
+        The results of a node that has another owner now stand for the moment.
+        """
+        if self._owns(node):
+            self._speak(node, speaking=False)
+            self._dirty_nodes.mark(node)
+            self._soon()
+
+    def drop_finding(self, node: str) -> None:
+        """The node was another replica's, or may have been: that one got the later findings.
+
+        By the time that its agent is back the leader reports on it again; an older finding would
+        act at once, as it looks as if it had stood for all that time.
+        """
+        self._told_findings.pop(node, None)
+
+    def set_report(self, saying: NodeReport) -> None:
+        """Take another replica's report on a node of its own."""
+        node = saying.node
+        self._place(node, saying.address)
+        self._assign(node, saying.assigned)
+        self._speak(node, speaking=saying.speaking)
+        told = {(one[0], one[1]): one[2] for one in saying.sees if one[0] in CHECKS}
+        self._see(node, told, self._word(node).sees.keys() - told.keys())
+        self._soon()
+
+    def unreported_nodes(self, node: str) -> None:
+        """No replica reports on the node any more."""
+        if self._registry.known(node) is None:  # the cluster never had it, as far as we know
+            self._drop(node)
+        elif node in self._words:
+            self._assign(node, ())
+            self._see(node, {}, list(self._words[node].sees))
+            self._speak(node, speaking=False)
+            self._soon()
+
+    def node_report(self, node: str) -> tuple[str, bool, tuple[Seen, ...], tuple[str, ...]]:
+        """Our report on the node: its address, whether it reports, what it sees, and which
+        addresses it was asked to probe. Its results about other peers are left out.
+        """
+        word = self._words.get(node)
+        if word is None:
+            return "", False, (), ()
+        sees = tuple(
+            (check, what, status)
+            for (check, what), status in word.sees.items()
+            if check != PEERS or what in word.assigned
+        )
+        return word.address, word.speaking, sees, word.assigned
+
+    def _word(self, node: str) -> _Word:
+        found = self._words.get(node)
+        if found is None:
+            found = self._words[node] = _Word()
+            if self._leading:
+                self._network.enlist(node, listed=self._registry.in_cluster(node))
+        return found
+
+    def _assign(self, node: str, addresses: tuple[str, ...]) -> None:
+        word = self._word(node)
+        word.assigned = addresses
+        if self._leading:
+            self._network_assign(node, word)
+
+    def _network_assign(self, node: str, word: _Word) -> None:
+        """Results about an address from before its assignment count from now on."""
+        for address in self._network.assign(node, word.assigned):
+            status = word.sees.get((PEERS, address))
+            if status is not None:
+                self._network.set_edge(node, PEERS, address, status)
+
+    def _place(self, node: str, address: str) -> None:
+        word = self._word(node)
+        word.address = address
+        if self._leading:
+            self._network.place(node, address)
+
+    def _speak(self, node: str, *, speaking: bool) -> None:
+        self._word(node).speaking = speaking
+        if self._leading:
+            self._network.set_report(node, speaking=speaking)
+
+    def _see(
+        self,
+        node: str,
+        told: Mapping[tuple[str, str], Status],
+        gone: Iterable[tuple[str, str]],
+    ) -> None:
+        """Set the node's edges; unchanged ones cost next to nothing."""
+        word, changed = self._word(node), False
+        for key in list(gone):
+            changed = True
+            del word.sees[key]
+            if self._leading:
+                self._network.set_edge(node, *key, None)
+        for key, status in told.items():
+            changed |= word.sees.get(key) is not status
+            word.sees[key] = status
+            if self._leading:
+                self._network.set_edge(node, *key, status)
+        if changed:
+            self._dirty_nodes.mark(node)
+            self._soon()
+
+    def lead(self, since: float) -> None:
+        """From ``since`` on we judge for all: anew, as our earlier findings are outdated."""
+        self._from = since
+        if self._leading:
+            return
+        self._had_quorum = self._waited = False
+        self._leading, self._network = True, Triangulation()
+        for node, places in self._places.items():
+            self._network.label(node, places)
+        for node, word in self._words.items():
+            self._network.enlist(node, listed=self._registry.in_cluster(node))
+            self._network.place(node, word.address)
+            self._network.assign(node, word.assigned)
+            self._network.set_report(node, speaking=word.speaking)
+            for key, status in word.sees.items():
+                self._network.set_edge(node, *key, status)
+        self._soon()
+
+    def follow(self) -> None:
+        """Another replica judges. The last findings stand until it reports others."""
+        if self._leading:
+            self._leading, self._network = False, Triangulation()
+            self._lost.clear()
+            self._told.clear()
+
+    def answered(self, findings: Mapping[str, Finding]) -> None:
+        """Take the leader's findings on our nodes."""
+        for node, finding in findings.items():
+            if not self._leading and self._owns(node):
+                self._told_findings[node] = finding
+                self._put(node, finding)
+
+    def finding(self, node: str) -> Finding | None:
+        """The last finding of ours, or of the leader."""
+        found = self._network.finding(node) if self._leading else None
+        return found or self._told_findings.get(node)
+
+    def listed(self, nodes: Iterable[NodeMeta]) -> None:
+        """The cluster's nodes, with their labels."""
+        for meta in nodes:
+            places = [f"{name}={meta.labels[name]}" for name in self._labels if name in meta.labels]
+            if places or meta.name in self._places:
+                self._places[meta.name] = places
+            if self._leading:
+                self._network.label(meta.name, places)
+        if self._leading:
+            for node in self._words:
+                self._network.enlist(node, listed=self._registry.in_cluster(node))
+        self._soon()
+
+    def forget_node(self, node: str) -> None:
+        self._told_findings.pop(node, None)
+        if node in self._remote_nodes:
+            return  # its own replica forgets it
+        self._drop(node)
+        self._soon()
+
+    def _drop(self, node: str) -> None:
+        self._network.forget_node(node)
+        self._words.pop(node, None)
+        self._places.pop(node, None)
+        self._lost.pop(node, None)
+        self._told.discard(node)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def renew(self, case: NodeState) -> None:
+        """Add others' results about the node to its health, which may be another object now."""
+        finding = self.finding(case.node)
+        health = case.node_summary.health
+        if finding is not None and health is not None and health.inferred is None:
+            health.inferred = _component(finding)
+
+    def go_round(self) -> None:
+        """Report, once, nodes that have long been unreachable and silent. Cost: only such nodes."""
+        now = self._clocks.now()
+        for node, since in self._lost.items():
+            if node not in self._told and now - since >= SILENT_FOR:
+                self._told.add(node)
+                finding = self._network.finding(node)
+                text = finding.message if finding is not None else ""
+                self._note(EventKind.NODE_LOST, node, f"{node}: {text}", "")
+
+    def settle(self) -> None:
+        """Judge the changes, where we are the leader."""
+        self._timer = None
+        if not self._leading:
+            return
+        if not self._may_judge(self._clocks.now()):
+            self._soon()
+            return
+        self._told_findings.clear()
+        changed, others = self._network.settle(self._clocks.now())
+        for node, finding in changed.items():
+            self._take(node, finding)
+        if others:
+            self.assign_targets()
+
+    def _may_judge(self, now: float) -> bool:
+        if not self._had_quorum:
+            if not self._quorum():
+                self._waited = True
+                return False
+            self._had_quorum = True
+            if self._waited:
+                self._from = max(self._from, now + ASSIGNED_ANEW_WITHIN)
+        return now >= self._from
+
+    def _soon(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(GATHER, self.settle)
+
+    def _take(self, node: str, finding: Finding) -> None:
+        if finding.reason == UNREACHABLE_SILENT:
+            self._lost.setdefault(node, finding.since)
+        elif finding.status is not Status.UNKNOWN:
+            self._lost.pop(node, None)
+            if node in self._told:
+                self._told.discard(node)
+                self._note(EventKind.NODE_FOUND, node, f"{node} is reached again, or speaks", "")
+        if node in self._remote_nodes:
+            self.tell_owner(node)
+        else:
+            self._put(node, finding)
+
+    def _put(self, node: str, finding: Finding) -> None:
+        """Make it evidence of the node."""
+        case = self._registry.known(node)
+        health = case.node_summary.health if case is not None else None
+        if case is None or health is None:
+            return
+        before = health.inferred
+        if before is not None and (before.status, before.reason) == (
+            finding.status,
+            finding.reason,
+        ):
+            finding = replace(finding, since=min(finding.since, before.since))  # by another replica
+        health.inferred = _component(finding)
+        if finding.status is Status.FAILED or case.node_summary.incidents:
+            self._judge(case)
+
+    def assign_targets(self) -> None:
+        """Report subjects that are newly blamed, and those that are blamed no more."""
+        before = self._fleet.network
+        now = {verdict.subject: verdict for verdict in self._network.verdicts()}
+        for subject, verdict in now.items():
+            if subject in before:
+                now[subject] = replace(verdict, since=before[subject].since)
+            else:
+                self._note_verdict(EventKind.NETWORK_BLAMED, verdict, verdict.message)
+        for subject in before.keys() - now.keys():
+            text = f"{subject} is blamed no more"
+            self._note_verdict(EventKind.NETWORK_CLEARED, before[subject], text)
+        self._fleet.network = now
+
+    def _note_verdict(self, kind: EventKind, verdict: NetworkVerdict, text: str) -> None:
+        details = {"blamed": verdict.kind, "name": verdict.name, "nodes": ", ".join(verdict.nodes)}
+        if verdict.kind == "target" and verdict.count >= LEAST:
+            details["cause"] = "told as a common cause"  # counted there, too: one alert is enough
+        self._event_sink.record_event(
+            Transition(self._clocks.wall(), kind, "", f"network: {text}", verdict.subject, details)
+        )
+
+    def _note(self, kind: EventKind, node: str, text: str, incident: str) -> None:
+        self._event_sink.record_event(Transition(self._clocks.wall(), kind, node, text, incident))
+
+
+def _component(finding: Finding) -> Component:
+    edges = ", ".join(f"{edge.observer} to {edge.target}" for edge in finding.edges)
+    message = f"{finding.message} ({edges})" if edges else finding.message
+    return Component(CHECK, "", finding.status, finding.reason, message, finding.since)

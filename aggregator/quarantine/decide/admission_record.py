@@ -1,0 +1,243 @@
+"""The admission record of nodes in quarantine. One JSON text, changed by compare-and-set.
+
+The record is the authority, not the replica that writes it: a quarantine acts only while its entry
+stands here, and the entry leaves after its node is undone. Times are wall clock seconds, for they
+outlive the process.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+
+
+class RecordUnreadable(Exception):
+    """The record can't be parsed. No node is admitted until a person fixes it."""
+
+
+#: One encoder: to make it costs more than most of what it writes.
+_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One admitted node. ``incident`` is empty for a quarantine that was made by hand.
+
+    Of such a one ``requester``, ``reason`` and ``kind`` are kept, for it can be made again from
+    nothing else when its object was lost before its node was marked.
+    """
+
+    node: str
+    incident: str
+    pool: str
+    action: str
+    at: float
+    requester: str = ""
+    reason: str = ""
+    kind: str = ""
+
+
+#: Bounds of the record: 5,000 times and 100 cooldowns are some 60 KiB of its object.
+MOST_ADMISSIONS = 5000
+MOST_COOLDOWNS = 100
+_MOST_TEXT = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Cooldown:
+    """A limit tripped ``at`` this time; ``because`` says which, for people."""
+
+    at: float
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """The record was made anew from the Quarantines that stood, in the object with this ``uid``.
+
+    ``at`` is wall clock seconds; ``because`` says how the one before was lost, for people.
+    """
+
+    at: float
+    because: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """All entries by node, the times of recent admissions (newest last), and what cools down.
+
+    ``cooldowns`` are by the id of the common cause that tripped; an empty id is the whole fleet.
+    ``generation`` counts the writes: a record whose generation went back was rolled back.
+    """
+
+    entries: Mapping[str, Entry] = field(default_factory=dict)
+    admissions: tuple[float, ...] = ()
+    policy_hash: str = ""
+    cooldowns: Mapping[str, Cooldown] = field(default_factory=dict)
+    generation: int = 0
+    rebuilt: Rebuilt | None = None
+
+    def enter(self, entries: Iterable[Entry], policy_hash: str) -> "Record":
+        """With these entries; one that stands already keeps its time and is no new admission."""
+        standing = dict(self.entries)
+        fresh = []
+        for entry in entries:
+            known = standing.get(entry.node)
+            if known is None:
+                fresh.append(entry.at)
+                standing[entry.node] = entry
+            else:
+                standing[entry.node] = replace(entry, at=known.at)
+        admissions = (*self.admissions, *fresh)[-MOST_ADMISSIONS:]
+        return replace(self, entries=standing, admissions=admissions, policy_hash=policy_hash)
+
+    def forget_nodes(self, entries: Iterable[Entry]) -> "Record":
+        """Without these entries; their admission times stay.
+
+        A later entry of the same node stays: a superseded replica must not take out its successor's
+        newer entry.
+        """
+        gone = {entry.node for entry in entries if self._has(entry)}
+        kept = {name: entry for name, entry in self.entries.items() if name not in gone}
+        return replace(self, entries=kept)
+
+    def withdraw(self, entries: Iterable[Entry]) -> "Record":
+        """Without these entries, and as if they had never been admitted.
+
+        For nodes that were admitted and not begun: they must not use up the rate of others.
+        """
+        gone = [entry for entry in entries if self._has(entry)]
+        times = list(self.admissions)
+        for entry in gone:
+            if entry.at in times:
+                times.remove(entry.at)
+        return replace(self.forget_nodes(gone), admissions=tuple(times))
+
+    def _has(self, entry: Entry) -> bool:
+        """Whether it stands, and is no later one: its time says which admission it is."""
+        known = self.entries.get(entry.node)
+        return known is not None and known.at == entry.at
+
+    def cool(self, ident: str, at: float, because: str) -> "Record":
+        """With this cooldown, begun now; of too many the oldest is dropped, the fleet's never."""
+        cooldowns = {**self.cooldowns, ident: Cooldown(at, because[:_MOST_TEXT])}
+        while len(cooldowns) > MOST_COOLDOWNS:
+            del cooldowns[min((k for k in cooldowns if k), key=lambda k: cooldowns[k].at)]
+        return replace(self, cooldowns=cooldowns)
+
+    def pruned(self, now: float, *, window: float, cooldown: float) -> "Record":
+        """Without the times and cooldowns that count no more.
+
+        A clock that was set back must not hold the fleet until it has caught up: a time further
+        ahead than the window or cooldown is dropped as well.
+        """
+        return replace(
+            self,
+            admissions=tuple(at for at in self.admissions if abs(now - at) < window),
+            cooldowns={k: c for k, c in self.cooldowns.items() if abs(now - c.at) < cooldown},
+        )
+
+    def in_pool(self, pool: str) -> int:
+        return sum(1 for entry in self.entries.values() if entry.pool == pool)
+
+
+def parse_record(text: str) -> Record:
+    """Read a record. An empty text is an empty record. Raises `RecordUnreadable`."""
+    if not text:
+        return Record()
+    try:
+        data = json.loads(text)
+        entries = {
+            name: Entry(
+                node=name,
+                incident=str(entry["incident"]),
+                pool=str(entry["pool"]),
+                action=str(entry["action"]),
+                at=float(entry["at"]),
+                requester=str(entry.get("requester", "")),
+                reason=str(entry.get("reason", "")),
+                kind=str(entry.get("kind", "")),
+            )
+            for name, entry in data["entries"].items()
+        }
+        admissions = tuple(float(at) for at in data["admissions"])
+        cooldowns = {
+            str(ident): Cooldown(float(one["at"]), str(one["because"]))
+            for ident, one in data.get("cooldowns", {}).items()
+        }
+        rebuilt = data.get("rebuilt")
+        return Record(
+            entries,
+            admissions,
+            str(data["policyHash"]),
+            cooldowns,
+            int(data.get("generation", 0)),
+            Rebuilt(float(rebuilt["at"]), str(rebuilt["because"]), str(rebuilt["uid"]))
+            if rebuilt
+            else None,
+        )
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
+        raise RecordUnreadable(_what(error)) from error
+
+
+def _what(error: Exception) -> str:
+    """The error in the text, for the person who edited it."""
+    match error:
+        case json.JSONDecodeError():
+            return f"it is no JSON: {error.msg}, line {error.lineno}, column {error.colno}"
+        case KeyError():
+            return f"{error.args[0]!r} is missing in it"
+        case _:
+            return f"it is not as sickbay writes it: {str(error)[:_MOST_TEXT]}"
+
+
+class RecordSerializer:
+    """Serializes one record after the other, encoding only entries that the last one did not have.
+
+    The same record gives the same text, whatever was written before it.
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[str, tuple[Entry, str]] = {}
+
+    def dump(self, record: Record) -> str:
+        """The record's text: JSON, all keys in order."""
+        before, self._lines = self._lines, {}
+        for name in sorted(record.entries):
+            entry = record.entries[name]
+            known = before.get(name)
+            self._lines[name] = known if known and known[0] == entry else (entry, _line(entry))
+        cooldowns = {
+            ident: {"at": one.at, "because": one.because} for ident, one in record.cooldowns.items()
+        }
+        entries = ",".join(line for _, line in self._lines.values())
+        rebuilt = f'"rebuilt":{_json(asdict(record.rebuilt))},' if record.rebuilt else ""
+        return (
+            f'{{"admissions":{_json(list(record.admissions))},"cooldowns":{_json(cooldowns)},'
+            f'"entries":{{{entries}}},"generation":{record.generation},'
+            f'"policyHash":{_json(record.policy_hash)},{rebuilt}"version":1}}'
+        )
+
+
+def dump_record(record: Record) -> str:
+    """The record's text; the same record gives the same text."""
+    return RecordSerializer().dump(record)
+
+
+def _line(entry: Entry) -> str:
+    value = {
+        "incident": entry.incident,
+        "pool": entry.pool,
+        "action": entry.action,
+        "at": entry.at,
+    }
+    by_hand = {"requester": entry.requester, "reason": entry.reason, "kind": entry.kind}
+    value |= {key: text for key, text in by_hand.items() if text}
+    return _json({entry.node: value})[1:-1]

@@ -1,0 +1,361 @@
+"""Finds the cause that explains one symptom on many nodes, as exact as possible. Pure.
+
+A cause is found where more nodes than chance gives show the symptom, and all began within one
+window:
+- the whole fleet: one check, or the faults of one rule;
+- a target: one component of a check that several nodes look at;
+- a place: nodes that share a label (rack, leaf switch, fabric clique);
+- a version: nodes that share driver, kernel or agent, and that do worse than the others.
+
+Faults that a node's own hardware reports are never attributed to a place: a rack makes no driver
+report that a GPU has left the bus. A version can, and so can sickbay itself; an NVLink has another
+end.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from aggregator.quarantine.decide.admission import OpenCause
+from aggregator.quarantine.decide.symptoms import NVLINK, SILENCE
+from aggregator.rfc3339 import span
+
+#: Fewer nodes than these are chance, whatever share of a small fleet, version or place they are.
+LEAST = 5
+LEAST_IN_PLACE = 3
+LEAST_IN_CLIQUE = 2
+#: A place or version is suspect when its nodes do so many times worse than all others.
+CONTRAST = 4.0
+#: A cause that explains this share of the broadest cause's nodes may win, if it is more exact.
+NEARLY = 0.8
+#: Causes of one symptom at most; the nodes left then have many small causes.
+_MOST_CAUSES = 32
+#: Targets of one symptom that are examined, those first that most nodes fail to reach.
+_MOST_TARGETS = 64
+_NAMED = 10
+
+SCOPES = ("check", "target", "place", "version", "agents")
+#: Any symptom that a rule acts on: a new agent version is judged by this.
+FLAGS = "flags"
+VERSIONS = ("driver", "kernel", "agent")
+
+
+@dataclass(frozen=True, slots=True)
+class CommonLimits:
+    """The thresholds of a common cause. ``window`` in seconds; percentages are of the nodes that
+    could show the symptom.
+
+    More than ``percent`` of a check's observers, or more than ``nodes``, whichever is less, is one
+    cause of the fleet; more than ``domain_percent`` of a place or version is its own.
+    """
+
+    percent: float = 10.0
+    nodes: int = 50
+    window: float = 600.0
+    domain_percent: float = 20.0
+    domain_labels: tuple[str, ...] = ()
+    clique_label: str = "nvidia.com/gpu.clique"
+
+
+#: Counts by component the nodes that look at it, of these components of one check.
+Sees = Callable[[str, Collection[str]], Mapping[str, int]]
+
+#: A property that nodes share: a label, or the name of a version, and its value.
+Group = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class CommonCause:
+    """One cause that many nodes share. ``since`` is monotonic; ``sample`` names some of them.
+
+    ``total`` is how many could show it.
+    """
+
+    id: str
+    scope: str
+    what: str
+    limit: str
+    value: str
+    reason: str
+    nodes: int
+    total: int
+    sample: tuple[str, ...]
+    since: float = 0.0
+    faded: float | None = None
+
+    @property
+    def fleetwide(self) -> bool:
+        return self.scope in ("check", "target")
+
+    def for_admission(self) -> OpenCause:
+        return OpenCause(self.limit, self.value, self.reason, self.fleetwide)
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    id: str
+    scope: str
+    limit: str
+    value: str
+    reason: str
+    nodes: frozenset[str]
+    total: int
+
+    @property
+    def exactness(self) -> int:
+        return ("agents", "check", "version", "place", "target").index(self.scope)
+
+    def cause(self, what: str) -> CommonCause:
+        return CommonCause(
+            id=self.id,
+            scope=self.scope,
+            what=what,
+            limit=self.limit,
+            value=self.value,
+            reason=self.reason,
+            nodes=len(self.nodes),
+            total=self.total,
+            sample=tuple(sorted(self.nodes)[:_NAMED]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Unexplained:
+    """Nodes that show a symptom and have no cause yet, with the time of its begin; all of them, and
+    those of each group and each target.
+    """
+
+    nodes: dict[str, float]
+    members: Mapping[Group, dict[str, float]]
+    targets: Mapping[str, dict[str, float]]
+    #: How many nodes look at each of these targets.
+    seen_by: Mapping[str, int]
+
+    def drop(self, node: str, groups: Iterable[Group]) -> None:
+        """The node has a cause."""
+        del self.nodes[node]
+        for group in groups:
+            if group in self.members:
+                del self.members[group][node]
+        for seen in self.targets.values():
+            seen.pop(node, None)
+
+
+@dataclass(slots=True)
+class Population:
+    """The nodes that report: the groups that each is of, and how many there are of each.
+
+    ``observers`` counts by check the nodes that run it.
+    """
+
+    groups: dict[str, tuple[Group, ...]] = field(default_factory=dict)
+    sizes: Counter[Group] = field(default_factory=Counter)
+    observers: Counter[str] = field(default_factory=Counter)
+
+
+class CauseSearch:
+    """Looks for the causes of symptoms in a population that the caller keeps up to date.
+
+    ``sees`` counts the nodes that look at components of a check: asked for seldom. ``open_now``
+    has the ids of the causes that are open: these need half as many nodes to stay so.
+    """
+
+    def __init__(
+        self,
+        limits: CommonLimits,
+        crowd: Population,
+        sees: Sees,
+        open_now: Container[str],
+    ) -> None:
+        self._limits = limits
+        self._crowd = crowd
+        self._sees = sees
+        self._open = open_now
+
+    def suspects(self, groups: Sequence[Group], what: str, component: str) -> frozenset[str]:
+        """The ids of all causes that would explain this symptom of a node of these groups."""
+        ids = {what}
+        if component:
+            ids.add(_target(what, component))
+        ids |= {_domain(group, what) for group in groups if self._may_explain(group, what)}
+        ids |= {_domain(group, FLAGS) for group in groups if self._may_explain(group, FLAGS)}
+        return frozenset(ids)
+
+    def causes(
+        self, what: str, nodes: Mapping[str, float], targets: Mapping[str, Mapping[str, float]]
+    ) -> list[CommonCause]:
+        """The causes of one symptom: the one that explains most nodes first, then of the rest."""
+        left = self._unexplained(what, nodes, targets)
+        causes: list[CommonCause] = []
+        while len(left.nodes) >= LEAST_IN_CLIQUE and len(causes) < _MOST_CAUSES:
+            candidates = list(self._candidates(what, left))
+            if not candidates:
+                break
+            best = self._best(candidates)
+            causes.append(best.cause(what))
+            for node in best.nodes:
+                left.drop(node, self._crowd.groups[node])
+        return causes
+
+    def _unexplained(
+        self, what: str, nodes: Mapping[str, float], targets: Mapping[str, Mapping[str, float]]
+    ) -> "_Unexplained":
+        """All nodes, grouped by shared properties. Done once: a mass event has many causes."""
+        members: dict[Group, dict[str, float]] = {}
+        for node, since in nodes.items():
+            for group in self._crowd.groups[node]:
+                members.setdefault(group, {})[node] = since
+        many = sorted(
+            (component for component, seen in targets.items() if len(seen) >= LEAST),
+            key=lambda component: (-len(targets[component]), component),
+        )[:_MOST_TARGETS]
+        at = {
+            component: {node: since for node, since in targets[component].items() if node in nodes}
+            for component in many
+        }
+        seen_by = self._sees(what.partition(":")[2], many) if many else {}
+        may = {group: seen for group, seen in members.items() if self._may_explain(group, what)}
+        return _Unexplained(dict(nodes), may, at, seen_by)
+
+    def _best(self, candidates: Sequence[_Candidate]) -> _Candidate:
+        """Of those that explain (nearly) most: one that is open already, then the most exact."""
+        enough = NEARLY * max(len(one.nodes) for one in candidates)
+        return max(
+            (one for one in candidates if len(one.nodes) >= enough),
+            key=lambda one: (one.id in self._open, one.exactness, len(one.nodes), one.id),
+        )
+
+    def _candidates(self, what: str, left: "_Unexplained") -> Iterator[_Candidate]:
+        if what != FLAGS:
+            yield from self._whole(what, left.nodes)
+        for component, nodes in left.targets.items():
+            yield from self._target(what, component, nodes, left.seen_by)
+        for group, nodes in left.members.items():
+            if len(nodes) >= LEAST_IN_CLIQUE:
+                yield from self._group(what, group, nodes, left.nodes)
+
+    def _may_explain(self, group: Group, what: str) -> bool:
+        """Whether nodes may show this symptom because they share this."""
+        label = group[0]
+        if label == "agent" or what == FLAGS:
+            return (label, what) == ("agent", FLAGS)
+        if label in VERSIONS:
+            return True
+        if label == self._limits.clique_label:
+            return what == NVLINK
+        return not what.startswith("rule:")
+
+    def _whole(self, what: str, left: Mapping[str, float]) -> Iterator[_Candidate]:
+        kind, _, name = what.partition(":")
+        total = self._crowd.observers[name] if kind == "check" else 0
+        total = max(total or len(self._crowd.groups), len(left))
+        if self._too_many(what, left, self._most(total)):
+            subject = f"check {name} fails" if kind == "check" else f"faults of rule {name}"
+            subject = "NVLink evidence" if what == NVLINK else subject
+            yield self._fleetwide(what, "check", subject, left, total)
+
+    def _target(
+        self, what: str, component: str, nodes: Mapping[str, float], seen_by: Mapping[str, int]
+    ) -> Iterator[_Candidate]:
+        if len(nodes) < LEAST:
+            return
+        check = what.partition(":")[2]
+        ident = _target(what, component)
+        total = max(seen_by.get(component, 0), len(nodes))
+        if self._too_many(ident, nodes, self._most(total)):
+            subject = f"check {check} fails for {component}"
+            yield self._fleetwide(ident, "target", subject, nodes, total)
+
+    def _fleetwide(
+        self, ident: str, scope: str, subject: str, nodes: Collection[str], total: int
+    ) -> _Candidate:
+        limits = self._limits
+        if limits.nodes < total * limits.percent / 100:
+            limit, value = "limits.common_cause_nodes", str(limits.nodes)
+            text = f"more than {limits.nodes} within {span(limits.window)} are one cause"
+        else:
+            limit, value = "limits.common_cause_percent", f"{limits.percent:g}%"
+            text = f"more than {value} within {span(limits.window)} are one cause"
+        reason = f"{subject} on {len(nodes)} of {total} nodes; {text}"
+        return _Candidate(ident, scope, limit, value, reason, frozenset(nodes), total)
+
+    def _group(
+        self, what: str, group: Group, nodes: Mapping[str, float], left: Mapping[str, float]
+    ) -> Iterator[_Candidate]:
+        label, value = group
+        limits, size = self._limits, max(self._crowd.sizes[group], len(nodes))
+        ident = _domain(group, what)
+        subject = f"{label} {value}" if label in VERSIONS else f"{label}={value}"
+        told = {NVLINK: "NVLink evidence", FLAGS: "what rules act on"}.get(
+            what, what.replace(":", " ")
+        )
+        if label == limits.clique_label:
+            if _within(nodes.values(), limits.window) >= LEAST_IN_CLIQUE:
+                reason = (
+                    f"{subject}: {told} on {len(nodes)} of {size} nodes; two of one clique "
+                    f"within {span(limits.window)} are the clique's"
+                )
+                yield _Candidate(
+                    ident, "place", "limits.clique_label", label, reason, frozenset(nodes), size
+                )
+            return
+        least = LEAST if label in VERSIONS else LEAST_IN_PLACE
+        most = max(least - 1, int(size * limits.domain_percent / 100 + 1e-9))
+        others, theirs = len(self._crowd.groups) - size, len(left) - len(nodes)
+        if others < LEAST or len(nodes) * others < CONTRAST * theirs * size:
+            return
+        if self._too_many(ident, nodes, most):
+            reason = (
+                f"{subject}: {told} on {len(nodes)} of {size} nodes, and on {theirs} of "
+                f"{others} others; more than {limits.domain_percent:g}% within "
+                f"{span(limits.window)} are one cause"
+            )
+            scope = "version" if label in VERSIONS else "place"
+            yield _Candidate(
+                ident,
+                scope,
+                "limits.domain_percent",
+                f"{limits.domain_percent:g}%",
+                reason,
+                frozenset(nodes),
+                size,
+            )
+
+    def _most(self, total: int) -> int:
+        """How many of ``total`` may show a symptom without being one cause."""
+        share = int(total * self._limits.percent / 100 + 1e-9)
+        return max(LEAST - 1, min(share, self._limits.nodes))
+
+    def _too_many(self, ident: str, nodes: Mapping[str, float], most: int) -> bool:
+        """More than ``most`` at once; once open, more than half of it, whenever they began."""
+        if ident in self._open:
+            return len(nodes) > most // 2
+        return len(nodes) > most and _within(nodes.values(), self._limits.window) > most
+
+    def silence(self, silent: int, of: int) -> CommonCause | None:
+        """The cause of so many silent agents, of those that have reported, or None if few are."""
+        most = self._most(of)
+        if silent <= (most // 2 if SILENCE in self._open else most):
+            return None
+        reason = f"{silent} of {of} agents are silent; nobody is quarantined for it"
+        made = self._fleetwide(SILENCE, "agents", "", (), max(of, 1))
+        return replace(made.cause(SILENCE), reason=reason, nodes=silent)
+
+
+def _within(times: Iterable[float], window: float) -> int:
+    """The most of these times that lie in one window."""
+    ordered = sorted(times)
+    first = most = 0
+    for last, at in enumerate(ordered):
+        while at - ordered[first] > window:
+            first += 1
+        most = max(most, last - first + 1)
+    return most
+
+
+def _target(what: str, component: str) -> str:
+    return f"{what} {component[:200]}"
+
+
+def _domain(group: Group, what: str) -> str:
+    return f"{group[0]}={group[1]} {what}"

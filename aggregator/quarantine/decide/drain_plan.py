@@ -1,0 +1,243 @@
+"""Which pods of a node may be evicted, and why the others may not. Pure; as kubectl drain does."""
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from aggregator.cluster.port import Pod
+from aggregator.quarantine.decide.gangs import Gang, Gangs, gang_of
+from aggregator.rfc3339 import span
+from aggregator.runtime.interning import EMPTY
+
+FINISHED = ("Succeeded", "Failed")
+#: A pod's annotation for autoscalers; "true" means that the data in its emptyDir may be lost.
+_SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+#: Annotations for autoscalers by which a pod says that it must not be moved.
+_UNWILLING = {
+    _SAFE_TO_EVICT: "false",
+    "karpenter.sh/do-not-disrupt": "true",
+}
+
+
+class Leave(enum.StrEnum):
+    """How the pods of a namespace leave."""
+
+    EVICT = "evict"  # asked, as their budgets allow
+    WAIT = "wait"  # they may complete first, for a while
+    FORCE = "force"  # asked, and after a while deleted past their budgets
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceRule:
+    """How the pods of namespaces whose name matches leave. Seconds since the drain began.
+
+    ``force_after`` None: at the drain's deadline.
+    """
+
+    match: str
+    leave: Leave
+    wait: float = 0.0
+    force_after: float | None = None
+
+
+_ASKED = NamespaceRule("*", Leave.EVICT)
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRules:
+    """The limits of a drain. A pod that has all labels of ``protected`` is never evicted.
+
+    ``stuck_after``: seconds that a pod may be in Terminating past its grace before the drain no
+    longer waits for it. ``gang_pods``: a gang of more is not taken whole.
+    """
+
+    delete_empty_dir_data: bool = False
+    evict_unmanaged: bool = False
+    evict_unwilling: bool = False
+    protected: Mapping[str, str] | None = None
+    namespaces: tuple[NamespaceRule, ...] = ()
+    stuck_after: float = 600.0
+    gangs: Gangs = Gangs.NODE
+    gang_pods: int = 256
+
+    def of(self, namespace: str) -> NamespaceRule:
+        """The first rule whose pattern matches; without one, its pods are asked to leave."""
+        found = (rule for rule in self.namespaces if fnmatchcase(namespace, rule.match))
+        return next(found, _ASKED)
+
+
+@dataclass(frozen=True, slots=True)
+class DrainMoment:
+    """Wall clock seconds: now, when the drain began, and when it should have ended."""
+
+    now: float
+    began: float
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class DrainPlan:
+    """``evict`` now; ``force`` now, as the time to ask is over; ``leaving`` already; ``returned``
+    are asked now and then, as they were evicted once and are back.
+
+    By pod key, with the reason: ``kept`` until a person acts, ``waiting`` for their time, ``back``
+    again on the node, ``stuck`` in Terminating, which the drain no longer waits for.
+    """
+
+    evict: tuple[Pod, ...] = ()
+    force: tuple[Pod, ...] = ()
+    leaving: tuple[Pod, ...] = ()
+    returned: tuple[Pod, ...] = ()
+    kept: Mapping[str, str] | None = None
+    waiting: Mapping[str, str] | None = None
+    back: Mapping[str, str] | None = None
+    stuck: Mapping[str, str] | None = None
+
+    @property
+    def remaining(self) -> int:
+        """Pods that still have to leave the node."""
+        going = len(self.evict) + len(self.force) + len(self.leaving) + len(self.returned)
+        return going + len(self.kept or ()) + len(self.waiting or ())
+
+    @property
+    def named(self) -> dict[str, str]:
+        """Every pod that is not asked to leave now, and why not."""
+        return {
+            **(self.kept or {}),
+            **(self.waiting or {}),
+            **(self.back or {}),
+            **(self.stuck or {}),
+        }
+
+
+def plan_drain(
+    pods: Sequence[Pod],
+    rules: DrainRules,
+    moment: DrainMoment,
+    came_back: Mapping[str, str] = EMPTY,
+) -> DrainPlan:
+    """Sort a node's pods. Those of DaemonSets and mirror pods are not counted at all.
+
+    ``came_back``: why they are back, by uid (`decide.returns`).
+    """
+    evict: list[Pod] = []
+    force: list[Pod] = []
+    leaving: list[Pod] = []
+    returned: list[Pod] = []
+    kept: dict[str, str] = {}
+    waiting: dict[str, str] = {}
+    back: dict[str, str] = {}
+    stuck: dict[str, str] = {}
+    for pod in pods:
+        if stays_by_nature(pod):
+            continue
+        if pod.deleting:
+            reason = _stuck_because(pod, rules, moment)
+            if reason:
+                stuck[pod.key] = reason
+            else:
+                leaving.append(pod)
+            continue
+        reason = kept_because(pod, rules)
+        if reason:
+            kept[pod.key] = reason
+        elif reason := _waits_because(pod, rules, moment):
+            waiting[pod.key] = reason
+        elif reason := came_back.get(pod.uid, ""):
+            returned.append(pod)
+            back[pod.key] = reason
+        elif _is_due_by_force(pod, rules, moment):
+            force.append(pod)
+        else:
+            evict.append(pod)
+    plan = DrainPlan(
+        evict=tuple(evict),
+        force=tuple(force),
+        leaving=tuple(leaving),
+        returned=tuple(returned),
+        kept=kept,
+        waiting=waiting,
+        back=back,
+        stuck=stuck,
+    )
+    return _together(pods, plan)
+
+
+def stays_by_nature(pod: Pod) -> bool:
+    """Whether the pod belongs to its node, so that its eviction would gain nothing."""
+    return pod.mirror or pod.owner_kind == "DaemonSet"
+
+
+def kept_because(pod: Pod, rules: DrainRules) -> str:
+    """Why the pod is not to go at all; empty when it may."""
+    if rules.protected and all(
+        pod.labels.get(key) == value for key, value in rules.protected.items()
+    ):
+        return "protected by drain.protected_selector"
+    rule = rules.of(pod.namespace)
+    if rule.leave is Leave.NEVER:
+        return f'never evicted (drain.namespaces "{rule.match}")'
+    if pod.phase in FINISHED:
+        return ""
+    if not pod.owner_kind and not rules.evict_unmanaged:
+        return "has no controller that would make it anew (drain.evict_unmanaged is off)"
+    willing = pod.annotations.get(_SAFE_TO_EVICT) == "true"
+    if pod.empty_dir and not willing and not rules.delete_empty_dir_data:
+        return "has emptyDir data that would be lost (drain.delete_empty_dir_data is off)"
+    said = next((key for key, no in _UNWILLING.items() if pod.annotations.get(key) == no), "")
+    if said and not rules.evict_unwilling:
+        return f"asks not to be evicted ({said}; drain.evict_unwilling is off)"
+    return ""
+
+
+def _stuck_because(pod: Pod, rules: DrainRules, moment: DrainMoment) -> str:
+    if not pod.deletion_at or moment.now < pod.deletion_at + rules.stuck_after:
+        return ""
+    return f"stuck in Terminating for more than {span(rules.stuck_after)}: not waited for"
+
+
+def _waits_because(pod: Pod, rules: DrainRules, moment: DrainMoment) -> str:
+    rule = rules.of(pod.namespace)
+    if not rule.wait:
+        return ""  # also where the drain began by a clock that is ahead of ours
+    if pod.phase in FINISHED or moment.now >= moment.began + rule.wait:
+        return ""
+    return f'may complete, for {span(rule.wait)} at most (drain.namespaces "{rule.match}")'
+
+
+def _is_due_by_force(pod: Pod, rules: DrainRules, moment: DrainMoment) -> bool:
+    rule = rules.of(pod.namespace)
+    if rule.leave is not Leave.FORCE:
+        return False
+    after = moment.deadline if rule.force_after is None else moment.began + rule.force_after
+    return moment.now >= after
+
+
+def _together(pods: Sequence[Pod], plan: DrainPlan) -> DrainPlan:
+    """A gang is evicted when all of it on this node may be: else its other pods wait for the one.
+
+    A pod that came back holds up no other: its gang was taken apart already.
+    """
+    named = {key: reason for key, reason in plan.named.items() if key not in (plan.back or {})}
+    held: dict[Gang, str] = {}
+    for pod in pods:
+        gang = gang_of(pod)
+        # Except deleting pods: they are as good as gone, and hold up no other.
+        if gang is not None and pod.key in named and not pod.deleting:
+            held.setdefault(gang, f"{pod.key} {named[pod.key]}")
+    if not held:
+        return plan
+    going = [(pod, gang_of(pod)) for pod in (*plan.evict, *plan.force)]
+    waiting = {
+        pod.key: f"goes together with its gang: {held[gang]}"
+        for pod, gang in going
+        if gang is not None and gang in held and pod.phase not in FINISHED
+    }
+    return replace(
+        plan,
+        evict=tuple(pod for pod in plan.evict if pod.key not in waiting),
+        force=tuple(pod for pod in plan.force if pod.key not in waiting),
+        waiting={**(plan.waiting or {}), **waiting},
+    )

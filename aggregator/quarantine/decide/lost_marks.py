@@ -1,0 +1,92 @@
+"""Which of our marks a quarantined node lacks, and when they are set again. Pure.
+
+Marks that are missing from a node that is still cordoned are no release: a person's ways to release
+it are the Quarantine and the cordon. They are set again a few times, with a grace that grows, and
+then only reported, so that sickbay and another writer do not fight over them.
+"""
+
+from dataclasses import dataclass
+
+from aggregator.cluster.node_names import APPLIED, CODES, LABEL, TAINT
+from aggregator.cluster.port import MarksStatus, Node, Quarantine
+from aggregator.quarantine.decide.node_marks import known_did, read_did
+from aggregator.rfc3339 import span
+
+#: All that a marked node carries of ours, by the names that stand in the Quarantine's status.
+ALL_MARKS = ("taint", "label", "did", "codes", "condition")
+CONDITION = "condition"
+_NAMES = {
+    "taint": f"taint {TAINT}",
+    "label": f"label {LABEL}",
+    "did": f"annotation {APPLIED}",
+    "codes": f"annotation {CODES}",
+    CONDITION: "condition SickbayQuarantined",
+}
+_GROWTH = 4.0
+#: So long after the last restore (seconds) the earlier ones count no more.
+_FORGOTTEN_AFTER = 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreRules:
+    """``after``: seconds from when marks were found missing until they are set again the first
+    time. ``times``: how often they are; 0: never.
+    """
+
+    after: float = 60.0
+    times: int = 3
+
+
+def missing_marks(node: Node, quarantine: Quarantine) -> tuple[str, ...]:
+    """Which of our marks this Node lacks, or bears changed; in the order of `ALL_MARKS`."""
+    if node.uid != quarantine.status.node_uid:
+        return ALL_MARKS
+    did = known_did(node, quarantine)
+    value = did.value if did is not None else ""
+    taint = any(
+        (taint.key, taint.effect) == (TAINT, "NoSchedule") and taint.value == (value or taint.value)
+        for taint in node.taints
+    )
+    label = node.labels.get(LABEL)
+    there = {
+        "taint": taint,
+        "label": label is not None and label == (value or label),
+        "did": read_did(node) is not None,
+        "codes": CODES in node.annotations,
+        CONDITION: node.condition in (None, "True"),
+    }
+    return tuple(name for name in ALL_MARKS if not there[name])
+
+
+def restore_at(marks: MarksStatus, rules: RestoreRules) -> float | None:
+    """When the missing marks are set again (wall clock seconds), or None if they are not."""
+    restored = _restored(marks)
+    if not marks.missing or restored >= rules.times:
+        return None
+    return marks.since + rules.after * _GROWTH**restored
+
+
+def describe_missing(missing: tuple[str, ...]) -> str:
+    """The marks by name, for people."""
+    return ", ".join(_NAMES.get(name, name) for name in missing)
+
+
+def describe_lost(marks: MarksStatus, rules: RestoreRules) -> str:
+    """The missing marks and the response to that, for people."""
+    at, restored = restore_at(marks, rules), _restored(marks)
+    lost = f"removed or changed, and the quarantine stands: {describe_missing(marks.missing)}"
+    if at is None:
+        return f"{lost}; not set again any more, after {restored} times"
+    due = f"set again after {span(round(at - marks.since))} ({restored + 1} of {rules.times})"
+    return f"{lost}; {due}, unless sickbay is stopped"
+
+
+def counted(marks: MarksStatus, now: float) -> MarksStatus:
+    """After one more restore, at ``now``."""
+    return MarksStatus(restored=_restored(marks) + 1, restored_at=now)
+
+
+def _restored(marks: MarksStatus) -> int:
+    if marks.since - marks.restored_at >= _FORGOTTEN_AFTER and marks.since:
+        return 0
+    return marks.restored

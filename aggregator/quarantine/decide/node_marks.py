@@ -1,0 +1,385 @@
+"""The marks that sickbay writes on a node, and their undo. Pure.
+
+We undo only our own changes: the annotation `APPLIED` records them, and the Quarantine's status
+keeps a copy, because people remove annotations. Values that others had set under our keys are kept
+there and set again by the undo. A release always changes the node, even where no mark is left to
+undo, so that a late writer with an older version fails.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from aggregator.cluster.node_names import APPLIED, CODES, LABEL, OVERRULED, RELEASED, TAINT
+from aggregator.cluster.port import (
+    Action,
+    Did,
+    EvidenceItem,
+    Node,
+    NodeChange,
+    Quarantine,
+    QuarantineSpec,
+    Taint,
+)
+from aggregator.policy.incident import incident_id
+from aggregator.quarantine.decide.intent import OURS
+from aggregator.quarantine.decide.maintenance import maintained_by
+from aggregator.quarantine.decide.overrides import Override
+
+#: Kubernetes' own label: cloud load balancers send the node no more traffic.
+OFF_BALANCERS = "node.kubernetes.io/exclude-from-external-load-balancers"
+
+#: A label value of Kubernetes is at most 63 characters; annotations are bounded for people's sake.
+_MOST_CODES = 16
+#: Pieces of evidence that a node remembers, of its quarantine and of overrides. An annotation of
+#: Kubernetes is at most 256 KiB, all of a node's together.
+_MOST_WORDS = 256
+#: Of these in all, characters. A path, the longest component, may have 4,096.
+_MOST_TEXT = 48 * 1024
+_MOST_CODE = 300
+#: Characters of a person's reason that a node and the record remember.
+MOST_REASON = 300
+_EXCLUDED = "off_balancers"
+#: Values that others had set under our keys.
+_BEFORE = "before"
+_EFFECT = "NoSchedule"
+_KINDS = frozenset({"gpu", "disk", "network", "node", "manual"})
+
+
+def cordon_change(node: Node, quarantine: Quarantine, *, off_balancers: bool = False) -> NodeChange:
+    """Taint, unschedulable, label and annotations in one patch.
+
+    ``off_balancers``: a node that is to be drained is taken off the load balancers with it. Each
+    further patch would move every pod that waits for a node in the scheduler's queue.
+    """
+    before = known_did(node, quarantine) or _found(node, quarantine)
+    exclude = (
+        off_balancers
+        and quarantine.spec.action is Action.DRAIN
+        and OFF_BALANCERS not in node.labels
+    )
+    kind = quarantine.spec.kind
+    did = Did(
+        cordoned=not node.unschedulable or before.cordoned,
+        value=kind,
+        off_balancers=exclude or before.off_balancers,
+        taint=before.taint,
+        label=before.label,
+        codes=before.codes,
+    )
+    codes = [f"{item.code}@{item.component}".rstrip("@") for item in quarantine.spec.evidence]
+    ours = Taint(TAINT, kind, _EFFECT)
+    return NodeChange(
+        taints=(*(taint for taint in node.taints if not _is_ours(taint)), ours),
+        unschedulable=True,
+        labels={LABEL: kind, **({OFF_BALANCERS: ""} if exclude else {})},
+        annotations={
+            CODES: ",".join(code[:_MOST_CODE] for code in codes[:_MOST_CODES]) or kind,
+            APPLIED: _annotation(quarantine, did),
+        },
+    )
+
+
+def adopt_change(quarantine: Quarantine, did: Did | None) -> NodeChange:
+    """Standing marks belong to the quarantine from now on; the rest of the node does not change."""
+    return NodeChange(annotations={APPLIED: _annotation(quarantine, did)})
+
+
+def _annotation(quarantine: Quarantine, did: Did | None) -> str:
+    """Our changes, and all that is needed to make the Quarantine again."""
+    spec = quarantine.spec
+    rows = _rows(words_of(spec.evidence))
+    origin = {(item.code, item.component): item for item in spec.evidence}
+    rules = [origin[row[0], row[1]] for row in rows]
+    by_hand = {
+        "requester": spec.requester,
+        "action": spec.action.value,
+        "reason": spec.reason[:MOST_REASON],
+    }
+    return json.dumps(
+        {
+            "quarantine": quarantine.uid,
+            **({"installation": spec.installation} if spec.installation else {}),
+            "incident": spec.incident,
+            **(_written(did) if did is not None else {"value": spec.kind}),
+            "evidence": rows,
+            **({"rules": [[item.rule, item.incident] for item in rules]} if rows else by_hand),
+        },
+        sort_keys=True,
+    )
+
+
+def _found(node: Node, quarantine: Quarantine) -> Did:
+    """The changes by others before we marked the node, where no record of our own changes is left.
+
+    All of our marks with this quarantine's value are ours: we died right after we had set them, and
+    our annotation was removed since. The author of the cordon is unknown then, so it stays.
+    """
+    kind, codes = quarantine.spec.kind, node.annotations.get(CODES)
+    taint, label = _value(node), node.labels.get(LABEL)
+    if taint == label == kind and codes is not None:
+        return Did(cordoned=False)
+    return Did(cordoned=False, taint=taint, label=label, codes=codes)
+
+
+def _is_ours(taint: Taint) -> bool:
+    """Whether the taint has the place that ours takes: a node has one of each key and effect."""
+    return taint.key == TAINT and taint.effect == _EFFECT
+
+
+def _value(node: Node) -> str | None:
+    """The value of the taint in our place."""
+    return next((taint.value for taint in node.taints if _is_ours(taint)), None)
+
+
+def read_did(node: Node) -> Did | None:
+    """Our changes by the node's annotation, or None without a valid one."""
+    data = _did(node.annotations)
+    cordoned = data.get("unschedulable")
+    if not isinstance(cordoned, bool):
+        return None
+    before = data.get(_BEFORE)
+    before = before if isinstance(before, dict) else {}
+    value = data.get("value")
+    return Did(
+        cordoned=cordoned,
+        value=value if isinstance(value, str) else "",
+        off_balancers=data.get(_EXCLUDED) is True,
+        taint=_text(before.get("taint")),
+        label=_text(before.get("label")),
+        codes=_text(before.get("codes")),
+    )
+
+
+def known_did(node: Node, quarantine: Quarantine | None) -> Did | None:
+    """Our changes to this Node, by its annotation, or as the Quarantine remembers them."""
+    found = read_did(node)
+    if found is not None or quarantine is None or not _stands_on(node, quarantine):
+        return found
+    return quarantine.status.did
+
+
+def _stands_on(node: Node, quarantine: Quarantine) -> bool:
+    """Whether the quarantine has marked this very Node, and has not undone it."""
+    undone = node.annotations.get(RELEASED, "").startswith(f"{quarantine.uid}@")
+    return quarantine.status.node_uid == node.uid and not undone
+
+
+def did_to_undo(node: Node, quarantine: Quarantine) -> Did | None:
+    """The changes that a release of the quarantine undoes on this Node.
+
+    Where it marked the Node and no trace is left of how the Node was before, our marks are removed,
+    and a cordon stays: it may be another's.
+    """
+    found = known_did(node, quarantine)
+    if found is None and quarantine.status.cordoned_at and _stands_on(node, quarantine):
+        return Did(cordoned=False, value=quarantine.spec.kind)
+    return found
+
+
+def _written(did: Did) -> dict[str, Any]:
+    """The part of the annotation that `read_did` reads."""
+    before = {"taint": did.taint, "label": did.label, "codes": did.codes}
+    before = {key: text for key, text in before.items() if text is not None}
+    return {
+        "unschedulable": did.cordoned,
+        "value": did.value,
+        **({_EXCLUDED: True} if did.off_balancers else {}),
+        **({_BEFORE: before} if before else {}),
+    }
+
+
+def _text(found: Any) -> str | None:
+    return found if isinstance(found, str) else None
+
+
+def words_of(evidence: Iterable[EvidenceItem]) -> frozenset[Override]:
+    """Overrides of all of this evidence that is not over yet."""
+    return frozenset(
+        Override(item.code, item.component, item.boot_id, item.cleared_by)
+        for item in evidence
+        if not item.cleared
+    )
+
+
+def stood_for(node: Node) -> frozenset[Override]:
+    """The evidence that the node was marked for, as the marks themselves remember it."""
+    return _words(_did(node.annotations).get("evidence"))
+
+
+def marked_for(annotations: Mapping[str, str]) -> str:
+    """The installation that has marked the node; empty where the marks name none."""
+    return _text(_did(annotations).get("installation")) or ""
+
+
+def marked_by(node: Node) -> str:
+    """The uid of the Quarantine that the node was marked for; empty where that can't be read."""
+    return _text(_did(node.annotations).get("quarantine")) or ""
+
+
+def spec_of_marks(node: Node) -> QuarantineSpec | None:
+    """The intent of the node's marks, as they remember it, or None where they can't be read.
+
+    One of ours comes back as a cordon: a drain is what its agent's evidence asks for, through the
+    limits. One made by hand comes back as it was.
+    """
+    data, kind = _did(node.annotations), _kind(node)
+    rows = sorted(stood_for(node))
+    if rows:
+        origins = data.get("rules")
+        origins = origins if isinstance(origins, list) and len(origins) == len(rows) else []
+        boot_id = rows[0].boot_id
+        incident = _text(data.get("incident")) or incident_id(node.name, boot_id, kind)
+        evidence = tuple(
+            EvidenceItem(word.code, word.component, word.boot_id, word.cleared_by, *origin)
+            for word, origin in zip(
+                rows, (_pair(one, incident) for one in origins or [None] * len(rows)), strict=True
+            )
+        )
+        return QuarantineSpec(
+            Action.CORDON,
+            kind,
+            f"marked for {rows[0].code}"[:_MOST_CODE],
+            requester=OURS,
+            incident=incident,
+            boot_id=boot_id,
+            evidence=evidence,
+            intent_action=Action.CORDON,
+        )
+    requester = _text(data.get("requester"))
+    if requester is None or requester == OURS:
+        return None
+    action = Action.DRAIN if data.get("action") == Action.DRAIN.value else Action.CORDON
+    reason = (_text(data.get("reason")) or "")[:MOST_REASON].strip()
+    return QuarantineSpec(action, kind, reason or "by hand", requester[:MOST_REASON])
+
+
+def _kind(node: Node) -> str:
+    value = _text(_did(node.annotations).get("value")) or _value(node) or ""
+    return value if value in _KINDS else "manual"
+
+
+def _pair(found: Any, incident: str) -> tuple[str, str]:
+    """The rule and the incident of one piece of evidence."""
+    if isinstance(found, list) and len(found) == 2 and all(isinstance(one, str) for one in found):
+        return found[0], found[1] or incident
+    return "", incident
+
+
+def foreign_hands(node: Node, quarantine: Quarantine | None = None) -> str:
+    """The other party that keeps work off the node, for people; empty without one."""
+    maintained = maintained_by(node)
+    if maintained:
+        return maintained
+    did = known_did(node, quarantine)
+    if node.unschedulable and (did is None or not did.cordoned):
+        if did is None and quarantine is not None and _stands_on(node, quarantine):
+            return (
+                f"its annotation {APPLIED} is gone, so that it is not known whether it was "
+                "cordoned before; it stays cordoned when sickbay lets go"
+            )
+        return "it was cordoned before, and stays so when sickbay lets go"
+    return ""
+
+
+def exclude_change(node: Node) -> NodeChange | None:
+    """The change that takes a marked node off the load balancers; no change if it is off.
+
+    For a cordon that becomes a drain: `cordon_change` does it where a drain is wanted at once.
+    """
+    did = _did(node.annotations)
+    if OFF_BALANCERS in node.labels or not did:
+        return None
+    text = json.dumps({**did, _EXCLUDED: True}, sort_keys=True)
+    return NodeChange(labels={OFF_BALANCERS: ""}, annotations={APPLIED: text})
+
+
+def undo_change(
+    node: Node,
+    quarantine_uid: str,
+    did: Did | None,
+    overruled: frozenset[Override] | None = None,
+    *,
+    uncordoned: bool = False,
+    more: Mapping[str, str | None] | None = None,
+) -> NodeChange:
+    """Undo exactly what we ``did``; with None no change of ours is known.
+
+    ``overruled`` is all that the node is to remember; with None its memory stays. ``more``:
+    annotations that change in the same patch.
+
+    ``uncordoned``: our cordon was undone by a person; if there is one now it is theirs.
+    """
+    annotations: dict[str, str | None] = {
+        APPLIED: None,
+        RELEASED: f"{quarantine_uid}@{node.version}",
+        **(more or {}),
+    }
+    if overruled is not None:
+        annotations |= clear_overrides_change(overruled).annotations
+    if did is None:
+        return NodeChange(annotations=annotations)
+    annotations.setdefault(CODES, did.codes)
+    return NodeChange(
+        taints=_undone(node.taints, did),
+        unschedulable=False if node.unschedulable and did.cordoned and not uncordoned else None,
+        labels={LABEL: did.label, **({OFF_BALANCERS: None} if did.off_balancers else {})},
+        annotations=annotations,
+    )
+
+
+def _undone(taints: Iterable[Taint], did: Did) -> tuple[Taint, ...]:
+    """The taints without ours, and with the one whose place ours had taken."""
+    theirs = tuple(taint for taint in taints if not _is_ours(taint))
+    return theirs if did.taint is None else (*theirs, Taint(TAINT, did.taint, _EFFECT))
+
+
+def clear_overrides_change(overruled: frozenset[Override]) -> NodeChange:
+    """Write the remaining overrides; without one, the annotation is removed."""
+    text = write_overruled(overruled) if overruled else None
+    return NodeChange(annotations={OVERRULED: text})
+
+
+def read_overruled(annotations: Mapping[str, str]) -> frozenset[Override]:
+    """The node's memory of overrides. An unreadable annotation counts as no override."""
+    return _words(_object(annotations.get(OVERRULED, "")).get("evidence"))
+
+
+def write_overruled(overruled: frozenset[Override]) -> str:
+    """The annotation that `read_overruled` reads; bounded."""
+    return json.dumps({"evidence": _rows(overruled)})
+
+
+def _did(annotations: Mapping[str, str]) -> dict[str, Any]:
+    return _object(annotations.get(APPLIED, ""))
+
+
+def _object(text: str) -> dict[str, Any]:
+    """The JSON object in an annotation, or an empty one where an edit made it invalid."""
+    try:
+        data = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _rows(words: Iterable[Override]) -> list[list[str]]:
+    """As many of the overrides as an annotation may hold."""
+    rows, left = [], _MOST_TEXT
+    for word in sorted(words)[:_MOST_WORDS]:
+        row = [word.code, word.component, word.boot_id, word.cleared_by]
+        size = len(json.dumps(row)) + 2
+        if size <= left:
+            rows.append(row)
+            left -= size
+    return rows
+
+
+def _words(rows: Any) -> frozenset[Override]:
+    try:
+        return frozenset(
+            Override(str(code), str(component), str(boot), str(kind))
+            for code, component, boot, kind in rows or ()
+        )
+    except (ValueError, TypeError):
+        return frozenset()

@@ -1,0 +1,118 @@
+"""Extracts a node's evidence that may have a cause shared with other nodes. Pure.
+
+A check that fails counts from the moment it fails, long before a rule acts on it, whether or not a
+rule does. A latched fault counts when a rule acts on it; one that its agent has lost has no time
+that could be compared, and does not.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from aggregator.health.model import Component, Status
+from aggregator.health.node import NodeHealth
+from aggregator.policy.incident import Evidence, Incident
+from aggregator.policy.rules import Policy
+from aggregator.policy.silent_agent import SILENT_FAILING
+
+#: Evidence of the NVLink fabric, whatever rule it meets: its cause may be at the other end.
+NVLINK = "nvlink"
+_LINKED = frozenset({"nvlink", "nvlink5", "switch-fatal", "switch-non-fatal"})
+_LINKED_CHECKS = frozenset({"gpu-nvlink", "gpu-fabric"})
+#: Checks whose components are targets of several nodes, and no part of any of them.
+_TARGETS = frozenset({"reach", "dns", "disk-mounts", "pod-network"})
+#: The symptom of a silent agent, where the configuration acts on it: held while many are silent.
+SILENCE = "silence"
+#: An edge of the graph of peers accuses neither end; triangulation is about those.
+_EDGES = frozenset({"peers"})
+
+
+#: Symptoms counted of one node; a healthy node has none, an unhealthy one a few.
+MOST_SIGNS = 128
+
+
+class Symptom(NamedTuple):
+    """One thing that is wrong with a node. ``since`` is in monotonic seconds.
+
+    ``what``: "check:NAME", "rule:NAME" (of latched faults) or "nvlink". ``component`` is a target
+    that other nodes look at too; empty for a part of the node. ``acting``: a rule that acts is
+    about it.
+    """
+
+    what: str
+    component: str
+    since: float
+    acting: bool
+
+
+def acting_checks(policy: Policy) -> frozenset[str]:
+    """The checks on whose results some rule acts."""
+    return frozenset(rule.check for rule in policy.rules if rule.check and rule.action != "observe")
+
+
+def symptoms_of(
+    health: NodeHealth, incidents: Mapping[str, Incident], policy: Policy, acting: frozenset[str]
+) -> frozenset[Symptom]:
+    """All symptoms of one node. ``acting`` is the result of `acting_checks` for the policy.
+
+    Results of checks that the agent's Hello does not name are left out: no other node could share
+    them.
+    """
+    named = {check.name for check in health.checks}
+    found = [
+        _sign_of(one, acting)
+        for one in health.components.that_are(Status.FAILED)
+        if one.check not in _EDGES and (not named or one.check in named or one.key in health.own)
+    ]
+    for incident in incidents.values():
+        for item in incident.evidence:
+            if item.over:
+                continue
+            fault = health.faults.get(item.key)
+            what = what_of(item, policy)
+            acts = item.action != "observe"
+            if fault is not None and not fault.missing and (acts or what == NVLINK):
+                found.append(Symptom(what, "", fault.first_at, acts))
+    return fewest(frozenset(found))
+
+
+def fewest(signs: frozenset[Symptom]) -> frozenset[Symptom]:
+    """As many as count: those that a rule acts on go first, then the oldest."""
+    if len(signs) <= MOST_SIGNS:
+        return signs
+    ordered = sorted(signs, key=lambda one: (not one.acting, one.since, one))
+    return frozenset(ordered[:MOST_SIGNS])
+
+
+def _sign_of(one: Component, acting: frozenset[str]) -> Symptom:
+    if one.check in _LINKED_CHECKS:
+        return Symptom(NVLINK, "", one.since, one.check in acting)
+    target = one.component if one.check in _TARGETS else ""
+    return Symptom(f"check:{one.check}", target, one.since, one.check in acting)
+
+
+def what_of(item: Evidence, policy: Policy) -> str:
+    """The `Symptom.what` of a piece of evidence."""
+    if item.code == SILENT_FAILING:
+        return SILENCE
+    if item.cleared_by is None:
+        check = item.code.partition(":")[0]
+        return NVLINK if check in _LINKED_CHECKS else f"check:{check}"
+    if policy.catalogue.classify(item.code) in _LINKED:
+        return NVLINK
+    return f"rule:{item.rule}"
+
+
+def target_of(item: Evidence) -> str:
+    """The `Symptom.component` of a piece of evidence."""
+    check = item.code.partition(":")[0]
+    return item.component if item.cleared_by is None and check in _TARGETS else ""
+
+
+def actionable_evidence(
+    incidents: Iterable[Incident], overruled: frozenset[tuple[str, str]]
+) -> Iterable[Evidence]:
+    """The evidence that asks for a quarantine now."""
+    for incident in incidents:
+        for item in incident.in_force:
+            if item.action != "observe" and item.key not in overruled:
+                yield item

@@ -1,0 +1,204 @@
+"""The response to the uncordon of a quarantined node: a release, or a cordon again. Pure.
+
+The API server does not keep who uncordoned a node: `unschedulable: false` is not stored, so no
+manager owns the field in managedFields (docs/decisions/0012-uncordon.md has the measurement). Two
+things can tell: the annotation `UNCORDONED_BY`, which the optional admission policy of
+deploy/examples/uncordoned-by.yaml writes, and the marks of known tools. Where neither does, the
+author of the uncordon is unknown.
+"""
+
+import enum
+from dataclasses import dataclass, replace
+
+from aggregator.cluster.port import Node, Quarantine, QuarantineStatus
+from aggregator.quarantine.decide.intent import OURS
+from aggregator.quarantine.decide.maintenance import maintained_by
+from aggregator.quarantine.decide.node_marks import known_did
+from aggregator.quarantine.decide.operator_requests import FORCED
+from aggregator.rfc3339 import write_time
+
+#: Written by the admission policy: the user whose request uncordoned a node that carries our label.
+UNCORDONED_BY = "sickbay.dev/uncordoned-by"
+
+#: A node is cordoned again so many times within `QUIET`; then the uncordons are only reported.
+MOST_RECORDONS = 5
+#: The prefix of the status of a quarantine whose node is schedulable, and stays so for now.
+LEFT = "schedulable: "
+CORDONED_BY_OTHERS = "it was uncordoned, and cordoned again by somebody else"
+#: After so long without an uncordon the count begins anew (seconds).
+QUIET = 86400.0
+#: The wait before the second of them, and the factor to each further one (seconds).
+_FIRST_WAIT, _FACTOR = 10.0, 4.0
+
+_TOOLS = {
+    "weave.works/kured-reboot-in-progress": "kured",
+    "kured.dev/kured-reboot-in-progress": "kured",
+    "weave.works/kured-most-recent-reboot-needed": "kured",
+    "kured.dev/kured-most-recent-reboot-needed": "kured",
+    "machineconfiguration.openshift.io/lastAppliedDrain": "the OpenShift machine-config operator",
+    "flatcar-linux-update.v1.flatcar-linux.net/reboot-in-progress": "the Flatcar update operator",
+}
+_MOST_NAME = 100
+#: Users that are no people: service accounts and components, and the clouds' own upgrades.
+_AUTOMATION = ("system:", "eks:", "aksService")
+
+
+class OnUncordon(enum.StrEnum):
+    """The meaning of an uncordon of a node that sickbay cordoned."""
+
+    RELEASE = "release"
+    RECORDON = "recordon"
+    ASK = "ask"
+
+
+@dataclass(frozen=True, slots=True)
+class UncordonRules:
+    """``hold``: evictions wait so long (seconds) after an uncordon without a known author, with
+    `ASK`. ``trusts_author``: `UNCORDONED_BY` is written by the admission policy alone.
+    """
+
+    action: OnUncordon = OnUncordon.ASK
+    hold: float = 3600.0
+    trusts_author: bool = False
+
+
+class Uncordoned(enum.Enum):
+    """A node that should be cordoned is not; the value is the author, as far as known."""
+
+    NO = "no"
+    FOREIGN = "foreign"  # another had cordoned it before we did
+    PERSON = "person"
+    AUTOMATION = "automation"  # a service account, or a cloud's own user
+    NODE = "node"  # a kubelet's credentials
+    UNKNOWN = "unknown"
+
+
+def whose_uncordon(node: Node, quarantine: Quarantine) -> Uncordoned:
+    """The author of a marked node's uncordon. `UNCORDONED_BY` counts only where rules trust it."""
+    if node.unschedulable:
+        return Uncordoned.NO
+    did = known_did(node, quarantine)
+    if did is not None and not did.cordoned:
+        return Uncordoned.FOREIGN
+    user = node.annotations.get(UNCORDONED_BY, "")
+    if not user:
+        return Uncordoned.UNKNOWN
+    if user.startswith("system:node:"):
+        return Uncordoned.NODE
+    return Uncordoned.AUTOMATION if user.startswith(_AUTOMATION) else Uncordoned.PERSON
+
+
+def is_release(whose: Uncordoned, quarantine: Quarantine, rules: UncordonRules) -> bool:
+    """Whether the uncordon ends the quarantine.
+
+    It never does where a person made the quarantine, or where the cordon was not ours.
+    """
+    if whose in (Uncordoned.NO, Uncordoned.FOREIGN) or quarantine.spec.requester != OURS:
+        return False
+    if whose is Uncordoned.NODE and rules.trusts_author:
+        return False
+    if rules.action is OnUncordon.RELEASE:
+        return True
+    told = whose is Uncordoned.PERSON and rules.trusts_author
+    return told and rules.action is OnUncordon.ASK
+
+
+def recordon_due(status: QuarantineStatus, wall: float) -> float:
+    """When the node is cordoned again: wall clock seconds, ``wall`` or earlier for now."""
+    since = wall - status.uncordoned_at
+    if not status.recordons or not 0 <= since < QUIET:
+        return wall
+    if status.recordons > MOST_RECORDONS:
+        return status.uncordoned_at + QUIET
+    return status.uncordoned_at + _FIRST_WAIT * _FACTOR ** (status.recordons - 1)
+
+
+def has_given_up(status: QuarantineStatus) -> bool:
+    """Whether the node is left schedulable for now, with our taint on it."""
+    return status.recordons > MOST_RECORDONS
+
+
+def describe_left(quarantine: Quarantine, why: str) -> str:
+    """For people: the node is schedulable, ``why`` it is not cordoned again, and what to do."""
+    name = quarantine.node
+    return (
+        f"{LEFT}it was uncordoned, and {why}. To release it: sickbay release {name}, or "
+        f"kubectl delete quarantine {name}"
+    )
+
+
+def is_left_schedulable(status: QuarantineStatus) -> bool:
+    """Whether the status says that the node is schedulable, and is not cordoned again for now."""
+    return status.uncordoned.startswith(LEFT)
+
+
+def after_uncordon(
+    quarantine: Quarantine, node: Node, whose: Uncordoned, rules: UncordonRules, wall: float
+) -> QuarantineStatus:
+    """The status that reports the uncordon; written before the node is cordoned again."""
+    status = quarantine.status
+    quiet = not 0 <= wall - status.uncordoned_at < QUIET
+    count = 1 if quiet else min(status.recordons, MOST_RECORDONS) + 1
+    automated = rules.trusts_author and whose in (Uncordoned.AUTOMATION, Uncordoned.NODE)
+    asks = (
+        rules.action is OnUncordon.ASK
+        and not (automated or whose is Uncordoned.FOREIGN)
+        and count <= MOST_RECORDONS
+    )
+    held_until = wall + rules.hold if asks else status.evictions_held_until
+    did = known_did(node, quarantine)
+    if did is not None and count <= MOST_RECORDONS:
+        did = replace(did, cordoned=True)  # the next cordon is ours, whoever set the first
+    told = replace(
+        status,
+        recordons=count,
+        uncordoned_at=wall,
+        evictions_held_until=held_until,
+        did=did or status.did,
+    )
+    return replace(told, uncordoned=_describe(quarantine, node, whose, told, rules))
+
+
+def _describe(
+    quarantine: Quarantine,
+    node: Node,
+    whose: Uncordoned,
+    told: QuarantineStatus,
+    rules: UncordonRules,
+) -> str:
+    """For people: the author, the response, and the next step."""
+    name, wall = quarantine.node, told.uncordoned_at
+    text = f"uncordoned at {write_time(wall)} {_author(node, whose, rules)}"
+    if told.recordons > MOST_RECORDONS:
+        return (
+            f"{text}, {told.recordons} times within a day. It is not cordoned again before "
+            f"{write_time(wall + QUIET)}; the taint still keeps new pods away. Find out what "
+            "uncordons it"
+        )
+    text += f", and cordoned again ({told.recordons} of {MOST_RECORDONS} within a day)"
+    if whose is Uncordoned.FOREIGN:
+        return f"{text}, by sickbay: the cordon before it was somebody else's"
+    if quarantine.spec.requester == FORCED:
+        return (
+            f"{text}: sickbay.dev/force stands on the node. To release it: sickbay release {name}"
+        )
+    text += f". To release it: sickbay release {name}, or kubectl delete quarantine {name}"
+    if told.evictions_held_until > wall:
+        text += f". No pod is evicted before {write_time(told.evictions_held_until)}"
+    return text
+
+
+def _author(node: Node, whose: Uncordoned, rules: UncordonRules) -> str:
+    if rules.trusts_author and whose in (
+        Uncordoned.PERSON,
+        Uncordoned.AUTOMATION,
+        Uncordoned.NODE,
+    ):
+        return f"by {' '.join(node.annotations[UNCORDONED_BY].split())[:_MOST_NAME]}"
+    tool = next((name for key, name in _TOOLS.items() if key in node.annotations), "")
+    if tool:
+        return f"(the cluster does not tell by whom; {tool} has left its marks on the node)"
+    maintained = maintained_by(node)
+    if maintained:
+        return f"(the cluster does not tell by whom; {maintained})"
+    return "(the cluster does not tell by whom)"

@@ -1,0 +1,391 @@
+"""Drains one node, as kubectl drain does: within the budgets, never twice for one pod.
+
+Before each eviction the caller is asked whether the drain still stands (`still`): evictions stop
+when the cause clears, a person says so, another party maintains the node, the stop switch is set,
+or the mode no longer allows them. Those in flight at that moment, a few per node, may still land;
+those that wait in a queue are dropped, and no caller waits for them.
+
+A drain that is blocked asks ever less often. All of a replica's blocked drains together make a few
+requests a second, however many they are, and these go after all new requests.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from aggregator.clock import Clocks
+from aggregator.cluster.port import Blocker, Cluster, ClusterError, Phase, Pod, QuarantineStatus
+from aggregator.events import EventKind
+from aggregator.quarantine.actions.cordon import NodeActions
+from aggregator.quarantine.decide.drain_plan import DrainMoment, DrainPlan, DrainRules, plan_drain
+from aggregator.quarantine.decide.intent import OURS
+from aggregator.quarantine.decide.node_marks import exclude_change, read_did
+from aggregator.quarantine.decide.returned_pods import find_returned, is_return
+from aggregator.quarantine.drain.evictor import MOST_BLOCKERS, EvictionLanes, Evictor
+from aggregator.quarantine.drain.hooks import HookRunner
+from aggregator.quarantine.state.drain_memory import DrainMemory, retry_first
+from aggregator.quarantine.state.node import MARKED, NodeState
+from aggregator.quarantine.state.race import while_it_stands
+from aggregator.rfc3339 import span
+
+#: Progress is written at most so often (seconds), except phase changes.
+STATUS_EVERY = 10.0
+#: Unchanged progress is written so often (seconds), with the time of the last read.
+UNCHANGED_EVERY = 300.0
+#: No eviction follows a read of the node that is older than this (seconds).
+NODE_EVERY = 10.0
+#: A node is empty once two reads say so that are so far apart (seconds): a pod may come back.
+EMPTY_FOR = 5.0
+_LOOK_FIRST = 0.1
+#: The pods of a drain that is blocked are read so often (seconds) ...
+_LOOK_MOST = 30.0
+#: ... unless there are so many such drains that this would be more reads a second than these.
+LOOKS_A_SECOND = 3.0
+_EVICTING = "evicting pods"
+_UNDER_WAY = (Phase.ADMITTED, Phase.DRAINING)
+_EMPTY_AGAIN = "no pods are left that would go: those that came after the drain are gone"
+_PLACED = "it was placed here after the drain"
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """One read of the node's pods, and when it was made (wall clock seconds)."""
+
+    plan: DrainPlan
+    moment: DrainMoment
+    at: float
+
+
+class Drainer:
+    """Drains nodes; ``lanes`` bound the evictions in flight: our share of the fleet's.
+
+    ``deadline``: seconds from a drain's begin. It stands in the Quarantine from then on.
+    """
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        acts: NodeActions,
+        clocks: Clocks,
+        rules: DrainRules,
+        hook_runner: HookRunner,
+        lanes: EvictionLanes,
+        deadline: float,
+        off_balancers: bool,
+        rng: random.Random,
+    ) -> None:
+        self._cluster = cluster
+        self._acts = acts
+        self._clocks = clocks
+        self._rules = rules
+        self._hook_runner = hook_runner
+        self._lanes = lanes
+        self._deadline = deadline
+        self._off_balancers = off_balancers
+        self._rng = rng
+        self._running = 0
+        self._memories: dict[str, DrainMemory] = {}
+        self._landing: set[asyncio.Task[bool]] = set()
+
+    async def run(self, case: NodeState, still: Callable[[], bool]) -> None:
+        """Drain until no pod remains or ``still`` says no. Raises `ClusterError`; run it again."""
+        self._running += 1
+        node_at = self._clocks.now()  # the hook may take hours
+        try:
+            if await self._begin(case, still) and await self._hook_runner.before_evictions(
+                case, still
+            ):
+                evictions = self._evictions(case, still)
+                rounds = self._until_empty(case, evictions, node_at)
+                read = await while_it_stands(case, rounds, still)
+                if read is not None and still():
+                    await self._finish(case, read, evictions)
+        finally:
+            self._running -= 1
+        await self.explain(case)
+
+    def _evictions(self, case: NodeState, still: Callable[[], bool]) -> Evictor:
+        return Evictor(
+            cluster=self._cluster,
+            acts=self._acts,
+            clocks=self._clocks,
+            rules=self._rules,
+            lanes=self._lanes,
+            rng=self._rng,
+            case=case,
+            still=still,
+            memory=self._memory(case),
+            drains=lambda: self._running,
+            landing=self._landing,
+        )
+
+    def _memory(self, case: NodeState) -> DrainMemory:
+        """The memory of this drain, also where it is taken up again after an error."""
+        uid = case.node_summary.quarantine.uid if case.node_summary.quarantine is not None else ""
+        known = self._memories.get(case.node)
+        if known is None or known.uid != uid:
+            known = self._memories[case.node] = DrainMemory(uid)
+        known.found_empty = False
+        return known
+
+    # -- its rounds --------------------------------------------------------------------
+
+    async def _until_empty(
+        self, case: NodeState, evictions: Evictor, node_at: float
+    ) -> _Read | None:
+        """The read that found the node empty for the second time, or None if the drain is over.
+
+        ``node_at``: when the node was read (monotonic seconds).
+        """
+        memory, still = evictions.memory, evictions.still
+        look, before = _LOOK_FIRST, frozenset[tuple[str, bool]]()
+        while still():
+            pods = await self._cluster.pods_on(case.node, background=memory.first_seen is not None)
+            read = self._read(case, pods, memory)
+            if read is None or not still():
+                return None
+            if read.plan.remaining == 0 and memory.found_empty:
+                return read
+            memory.found_empty = read.plan.remaining == 0
+            now = self._clocks.now()
+            if evictions.next_due(read.plan) <= now and now - node_at >= NODE_EVERY:
+                node_at = now
+                case.take_node(await self._cluster.read_node(case.node, background=True))
+                if not still():
+                    return None
+            moved = await self._ask(case, read, evictions)
+            pods_now = frozenset((pod.uid, pod.deleting) for pod in pods)
+            if moved or pods_now != before:
+                quick = moved or read.plan.leaving
+                look = _LOOK_FIRST if quick else retry_first(self._running)
+            else:
+                look = self._longer(look)
+            before = pods_now
+            await self._rest(case, read, evictions, look)
+        return None
+
+    async def _ask(self, case: NodeState, read: _Read, evictions: Evictor) -> bool:
+        """Send the evictions that are due, and write the progress: also where sending failed."""
+        try:
+            moved = await evictions.ask(read.plan)
+        except ClusterError:
+            if evictions.still():
+                with contextlib.suppress(ClusterError):
+                    await self._progress(case, read, evictions)
+            raise
+        if evictions.still():
+            await self._progress(case, read, evictions)
+        return moved
+
+    async def _rest(self, case: NodeState, read: _Read, evictions: Evictor, look: float) -> None:
+        """Until the pods are read again: for a request that is due, a second empty read, or so."""
+        memory, now = evictions.memory, self._clocks.now()
+        until = now + look
+        due = evictions.next_due(read.plan)
+        if memory.found_empty:
+            until = now + EMPTY_FOR
+        elif due > now:  # a request due by now was just sent, and waits for its pod to go
+            until = min(until, due)
+        written = memory.written_at + STATUS_EVERY
+        if now < written < until:
+            await asyncio.sleep(written - now)
+            await self._progress(case, read, evictions)
+            now = written
+        await asyncio.sleep(until - now)
+
+    def _longer(self, look: float) -> float:
+        """The wait after one of ``look``: with jitter, as thousands of drains wait alike."""
+        most = max(_LOOK_MOST, self._running / LOOKS_A_SECOND)
+        return min(most, look * 1.5) * self._rng.uniform(0.85, 1.0)
+
+    def _read(self, case: NodeState, pods: list[Pod], memory: DrainMemory) -> _Read | None:
+        quarantine = case.node_summary.quarantine
+        if quarantine is None:
+            return None
+        moment = self._moment(quarantine.status)
+        came_back = find_returned(
+            pods,
+            kind=quarantine.spec.kind,
+            began=moment.began,
+            first_seen=memory.first_seen,
+            evicted=memory.evicted,
+            standing={one.pod for one in quarantine.status.blockers if is_return(one.reason)},
+        )
+        if memory.first_seen is None:
+            memory.first_seen = frozenset(pod.uid for pod in pods)
+        plan = plan_drain(pods, self._rules, moment, came_back)
+        return _Read(plan, moment, round(self._clocks.wall(), 3))
+
+    def _moment(self, status: QuarantineStatus) -> DrainMoment:
+        now = self._clocks.earliest()
+        began = status.drain_started_at or now
+        return DrainMoment(now, began, status.deadline_at or began + self._deadline)
+
+    # -- begin and end -----------------------------------------------------------------
+
+    async def _begin(self, case: NodeState, still: Callable[[], bool]) -> bool:
+        """Check that we may drain the node, take it off the load balancers, and write the phase.
+
+        The node is read in full before the Quarantine is seen to stand: the fence of every patch.
+        """
+        node = await self._cluster.read_node(case.node, background=True)
+        quarantine = await self._acts.reread(case)
+        case.take_node(node)
+        if node is None or quarantine is None or not still():
+            return False
+        if quarantine.status.phase not in MARKED:
+            return False
+        change = exclude_change(node) if self._off_balancers else None
+        if change is not None:
+            node = await self._cluster.patch_node(node, change, guard=self._acts.guard(case))
+            case.take_node(node)
+        if quarantine.status.phase is Phase.DRAINING:
+            return True
+        began = quarantine.status.drain_started_at or self._clocks.latest()
+        status = replace(
+            quarantine.status,
+            phase=Phase.DRAINING,
+            message=_EVICTING,
+            drain_started_at=began,
+            deadline_at=quarantine.status.deadline_at or began + self._deadline,
+            did=read_did(node) or quarantine.status.did,
+        )
+        await self._acts.write_status(case, quarantine, status)
+        self._acts.emit_event(case, EventKind.DRAINING, "draining")
+        return True
+
+    async def _finish(self, case: NodeState, read: _Read, evictions: Evictor) -> None:
+        quarantine, plan = case.node_summary.quarantine, read.plan
+        if quarantine is None:
+            return
+        message = "no pods are left that would go"
+        if plan.stuck:
+            message += f"; stuck in Terminating, and not waited for: {', '.join(plan.stuck)}"
+        status = replace(
+            quarantine.status,
+            phase=Phase.DRAINED,
+            message=message[:1000],
+            drained_at=self._clocks.wall(),
+            pods_remaining=0,
+            pods_read_at=read.at,
+            blockers=evictions.blockers(plan),
+        )
+        await self._acts.write_status(case, quarantine, status)
+        self._acts.emit_event(
+            case, EventKind.DRAINED, "drained" if not plan.stuck else f"drained: {message}"
+        )
+        self._memories.pop(case.node, None)
+
+    # -- progress ------------------------------------------------------------
+
+    async def _progress(self, case: NodeState, read: _Read, evictions: Evictor) -> None:
+        """Write its progress, if that has changed, at most once in `STATUS_EVERY`."""
+        quarantine, plan, moment = case.node_summary.quarantine, read.plan, read.moment
+        memory = evictions.memory
+        if quarantine is None or self._clocks.now() - memory.written_at < STATUS_EVERY:
+            return
+        late = moment.now >= moment.deadline
+        blockers = evictions.blockers(plan)
+        status = replace(
+            quarantine.status,
+            message=_late(plan, moment) if late else _EVICTING,
+            deadline_at=moment.deadline,
+            overdue_at=(quarantine.status.overdue_at or moment.now) if late else 0.0,
+            pods_remaining=plan.remaining,
+            pods_read_at=read.at,
+            blockers=blockers,
+        )
+        if not _is_news(status, quarantine.status):
+            return
+        newly = late and not quarantine.status.overdue_at
+        await self._acts.write_status(case, quarantine, status)
+        memory.written_at = self._clocks.now()
+        if newly:
+            named = "; ".join(f"{one.pod}: {one.reason}" for one in blockers[:3])
+            text = f"{status.message}. In the way: {named or 'nobody by name'}"
+            self._acts.emit_event(case, EventKind.OVERDUE, text, {"pods": str(plan.remaining)})
+
+    async def explain(self, case: NodeState) -> None:
+        """Write why a drain does not go on now, where its object would not show that."""
+        quarantine = case.node_summary.quarantine
+        if quarantine is None or quarantine.status.phase not in _UNDER_WAY:
+            return
+        status = quarantine.status
+        if case.node_gone and status.node_uid:  # else it was never there
+            message = "the node is gone: nothing is left to drain"
+            status = replace(status, message=message, pods_remaining=0, blockers=())
+        elif quarantine.spec.requester == OURS and (why := self._left_alone(case)):
+            status = replace(status, message=f"left alone, nothing is evicted: {why}"[:1000])
+        if status != quarantine.status:
+            await self._acts.write_status(case, quarantine, status)
+
+    def _left_alone(self, case: NodeState) -> str:
+        if case.node_summary.maintained:
+            return f"somebody else is at work: {case.node_summary.maintained}"
+        return case.wishes.why_capped(self._clocks.earliest())
+
+    async def recheck(self, case: NodeState) -> None:
+        """Read the pods of a node that was drained, and report where some are there again.
+
+        No pod is evicted any more: a person who repairs the node may have put them there.
+        """
+        quarantine = case.node_summary.quarantine
+        if quarantine is None or quarantine.status.phase is not Phase.DRAINED:
+            return
+        pods = await self._cluster.pods_on(case.node, background=True)
+        read = self._read(case, pods, DrainMemory(quarantine.uid))
+        if read is None or quarantine is not case.node_summary.quarantine:
+            return
+        before = quarantine.status
+        status = replace(
+            before,
+            message=_after_the_drain(read.plan, before),
+            pods_remaining=read.plan.remaining,
+            pods_read_at=read.at,
+            blockers=_found_again(read, before),
+        )
+        if not _is_news(status, before):
+            return
+        await self._acts.write_status(case, quarantine, status)
+        if status.pods_remaining and not before.pods_remaining:
+            self._acts.emit_event(
+                case, EventKind.BLOCKED, status.message, {"pod": status.blockers[0].pod}
+            )
+
+
+def _after_the_drain(plan: DrainPlan, before: QuarantineStatus) -> str:
+    if not plan.remaining:
+        return _EMPTY_AGAIN if before.pods_remaining else before.message
+    keys = [pod.key for pod in (*plan.evict, *plan.force, *plan.returned, *plan.leaving)]
+    keys += [*(plan.kept or ()), *(plan.waiting or ())]
+    named = ", ".join(keys[:_MOST_NAMED])
+    return (
+        f"it was drained, and {plan.remaining} pods are on it again: {named}; "
+        "nothing more is evicted"
+    )
+
+
+def _found_again(read: _Read, before: QuarantineStatus) -> tuple[Blocker, ...]:
+    """The pods that are there after the drain, and those that were stuck at its end."""
+    since = {one.pod: one.since for one in before.blockers}
+    reasons = {pod.key: _PLACED for pod in (*read.plan.evict, *read.plan.force)}
+    reasons |= read.plan.named
+    found = [Blocker(key, why, since.get(key, read.at)) for key, why in reasons.items()]
+    return tuple(sorted(found, key=lambda one: (one.since, one.pod))[:MOST_BLOCKERS])
+
+
+def _is_news(now: QuarantineStatus, before: QuarantineStatus) -> bool:
+    """Whether more has changed than the time of the last read, or that is old."""
+    if replace(now, pods_read_at=before.pods_read_at) != before:
+        return True
+    return now.pods_read_at - before.pods_read_at >= UNCHANGED_EVERY
+
+
+def _late(plan: DrainPlan, moment: DrainMoment) -> str:
+    asked = span(round(moment.deadline - moment.began))
+    forced = ", and are deleted" if plan.force else ", nothing is forced; a person must decide"
+    return f"past its deadline: {plan.remaining} pods have not left in {asked}{forced}"

@@ -1,0 +1,429 @@
+"""One drain's requests: which pods are asked to leave now, and the meaning of the answers.
+
+A gang is asked as one: first, as a dry run, whether each of its pods may go, then all of them. No
+API evicts several pods at once: where the budget has room for one and not for all, the others
+follow as it opens.
+
+A first request goes before all retries. Whether the drain still stands is asked once more when a
+request has its turn; a drain that ends leaves its requests in the queue behind, unsent.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from aggregator.clock import Clocks
+from aggregator.cluster.port import (
+    Blocker,
+    Cluster,
+    Evicted,
+    EvictionResult,
+    Guard,
+    GuardRefused,
+    Pod,
+)
+from aggregator.events import EventKind
+from aggregator.quarantine.actions.cordon import NodeActions
+from aggregator.quarantine.decide.drain_plan import (
+    FINISHED,
+    DrainPlan,
+    DrainRules,
+    kept_because,
+    stays_by_nature,
+)
+from aggregator.quarantine.decide.gangs import Gang, Gangs, gang_of
+from aggregator.quarantine.decide.maintenance import maintained_by
+from aggregator.quarantine.decide.operator_requests import read_operator_requests
+from aggregator.quarantine.decide.returned_pods import slot_of
+from aggregator.quarantine.drain.semaphore import ResizableSemaphore
+from aggregator.quarantine.state.drain_memory import BlockedPod, DrainMemory
+from aggregator.quarantine.state.node import NodeState
+
+log = logging.getLogger("sickbay.quarantine")
+
+#: Requests of one node that may be in flight at once: so many may land late.
+IN_FLIGHT_PER_NODE = 4
+MOST_BLOCKERS = 20
+_WENT = (Evicted.ACCEPTED, Evicted.GONE)
+
+
+class _Request(Protocol):
+    """Asks for one pod; ``background`` for a retry."""
+
+    def __call__(
+        self, pod: Pod, guard: Guard, *, background: bool
+    ) -> Awaitable[EvictionResult]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionLanes:
+    """Our share of the fleet's requests in flight. Retries have a part of it, and no more."""
+
+    at_once: ResizableSemaphore
+    retries: ResizableSemaphore
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Pods that are asked as one; a pod of no gang is a group of its own."""
+
+    gang: Gang | None
+    pods: tuple[Pod, ...]
+
+
+@dataclass(slots=True)
+class Evictor:
+    """``still``: the drain stands. ``drains`` tells how many drains this replica carries out.
+
+    ``landing`` keeps the requests that were sent when their drain ended: no caller waits for them.
+    """
+
+    cluster: Cluster
+    acts: NodeActions
+    clocks: Clocks
+    rules: DrainRules
+    lanes: EvictionLanes
+    rng: random.Random
+    case: NodeState
+    still: Callable[[], bool]
+    memory: DrainMemory
+    drains: Callable[[], int]
+    landing: set[asyncio.Task[bool]]
+    _lane: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(IN_FLIGHT_PER_NODE))
+
+    async def ask(self, plan: DrainPlan) -> bool:
+        """Ask for all pods that are due. Returns whether any pod went; raises the first error."""
+        now, memory = self.clocks.now(), self.memory
+        going = (*plan.evict, *plan.force, *plan.returned)
+        memory.keep_only({pod.uid: pod.version for pod in going}, now, self.rng)
+        self._tell_kept(plan)
+        asking: list[Awaitable[bool]] = []
+        for due_at, group in self._groups(plan):
+            if due_at <= now:
+                memory.note_retried({slot_of(pod) for pod in group.pods}, now, self.rng)
+                asking.append(self._ask_group(group))
+        for pod in plan.force:
+            if pod.uid not in memory.forced:
+                memory.forced.add(pod.uid)
+                memory.blocked.pop(pod.uid, None)  # a blocked eviction must not delay this
+            if memory.due_at((pod,)) <= now:
+                asking.append(self._request(pod, self._force))
+        return await _any_went(asking)
+
+    def next_due(self, plan: DrainPlan) -> float:
+        """When the next request is due (monotonic seconds); infinite without one."""
+        times = [due_at for due_at, _ in self._groups(plan)]
+        times += [self.memory.due_at((pod,)) for pod in plan.force]
+        return min(times, default=float("inf"))
+
+    def blockers(self, plan: DrainPlan) -> tuple[Blocker, ...]:
+        """The pods in the way, the longest first; a blocker in the status keeps its time."""
+        names = {pod.uid: pod.key for pod in (*plan.evict, *plan.force)}
+        found = [
+            Blocker(names[uid], one.reason, one.since)
+            for uid, one in self.memory.blocked.items()
+            if uid in names and one.named
+        ]
+        found += [Blocker(key, reason, self._since(key)) for key, reason in plan.named.items()]
+        return tuple(sorted(found, key=lambda one: (one.since, one.pod))[:MOST_BLOCKERS])
+
+    def _groups(self, plan: DrainPlan) -> list[tuple[float, _Group]]:
+        """The pods that are evicted as one, with their due time: minus infinity at first."""
+        now, memory = self.clocks.now(), self.memory
+        found = [(memory.due_at(group.pods), group) for group in _groups(plan.evict)]
+        for pod in plan.returned:
+            memory.note_return(slot_of(pod), now, self.rng)
+        for group in _groups(plan.returned):
+            later = max(memory.returns[slot_of(pod)].retry_at for pod in group.pods)
+            found.append((max(later, memory.due_at(group.pods)), group))
+        return found
+
+    async def _ask_group(self, group: _Group) -> bool:
+        others: list[Pod] = []
+        if group.gang is not None:
+            others = await self._remote_nodes(group.gang, group.pods)
+            if len(group.pods) + len(others) > 1 and not await self._may_all_go(group, others):
+                return False
+        # Pods elsewhere first: as long as one is left here, a crash forgets none of them.
+        gone = await _any_went([self._request(pod, self._evict) for pod in others])
+        return await _any_went([self._request(pod, self._evict) for pod in group.pods]) or gone
+
+    # -- one request -------------------------------------------------------------------
+
+    async def _request(self, pod: Pod, how: _Request) -> bool:
+        """Cancelled, it sends no more; a request that is sent lands without being waited for."""
+        sent = asyncio.Event()
+
+        async def guard() -> None:
+            await self._guard()
+            sent.set()
+
+        task = asyncio.create_task(self._in_turn(pod, how, guard))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if sent.is_set():
+                self.landing.add(task)
+                task.add_done_callback(self._landed)
+            else:
+                task.cancel()
+            raise
+
+    async def _in_turn(self, pod: Pod, how: _Request, guard: Guard) -> bool:
+        background = pod.uid in self.memory.blocked
+        try:
+            async with self._turn(background=background):
+                self._refuse_if_over()
+                result = await how(pod, guard, background=background)
+        except GuardRefused:
+            if self.still():
+                raise
+            return False
+        if result.outcome in _WENT:
+            self.memory.blocked.pop(pod.uid, None)
+            return True
+        self._block(pod, _reason(result), (result,))
+        return False
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, *, background: bool) -> AsyncIterator[None]:
+        """Our places among all that is in flight. Retries leave most of them to first requests."""
+        async with contextlib.AsyncExitStack() as places:
+            if background:
+                await places.enter_async_context(self.lanes.retries)
+            await places.enter_async_context(self._lane)
+            await places.enter_async_context(self.lanes.at_once)
+            yield
+
+    async def _guard(self) -> None:
+        """Check for changes while a request was in its queue."""
+        await self.acts.guard(self.case)()
+        self._refuse_if_over()
+
+    def _refuse_if_over(self) -> None:
+        if not self.still():
+            raise GuardRefused(f"the drain of {self.case.node} no longer stands")
+
+    def _landed(self, task: asyncio.Task[bool]) -> None:
+        self.landing.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.info("an eviction that was in flight", extra={"error": str(error)})
+
+    async def _evict(self, pod: Pod, guard: Guard, *, background: bool) -> EvictionResult:
+        result = await self.cluster.evict(pod, background=background, guard=guard)
+        if result.outcome is Evicted.ACCEPTED:
+            self.memory.evicted[slot_of(pod)] += 1
+            self.acts.emit_event(
+                self.case, EventKind.EVICTED, f"evicted {pod.key}", {"pod": pod.key}
+            )
+        return result
+
+    async def _force(self, pod: Pod, guard: Guard, *, background: bool) -> EvictionResult:
+        grace = max(1, round(pod.grace))
+        result = await self.cluster.delete_pod(pod, grace=grace, background=background, guard=guard)
+        if result.outcome is Evicted.ACCEPTED:
+            self.memory.evicted[slot_of(pod)] += 1
+            rule = self.rules.of(pod.namespace)
+            text = (
+                f"{pod.key} did not leave in its time and is deleted with a grace of {grace} s, "
+                f'as drain.namespaces "{rule.match}" allows'
+            )
+            self.acts.emit_event(
+                self.case, EventKind.FORCED, text, {"pod": pod.key, "uid": pod.uid}
+            )
+        return result
+
+    # -- gangs -------------------------------------------------------------------------
+
+    async def _may_all_go(self, group: _Group, others: Sequence[Pod]) -> bool:
+        """Ask for each, as a dry run. Where one may not, none does, and each says why."""
+        spared = await self._spared(others)
+        if spared:
+            for pod in group.pods:
+                self._block(pod, f"goes together with its gang: {spared}", ())
+            return False
+        kept = {pod.uid: kept_because(pod, self.rules) for pod in others}
+        pods = (*group.pods, *others)
+        blocked = self.memory.blocked
+        before = tuple(pod for pod in pods if pod.uid in blocked and blocked[pod.uid].own)
+        refused = await self._refused(before) if before else {}  # these decide it, mostly
+        if not refused:
+            refused = await self._refused(pods)
+        held = [
+            f"{pod.key}: {kept.get(pod.uid) or _reason(refused[pod.uid])}"
+            for pod in pods
+            if pod.uid in refused or kept.get(pod.uid)
+        ]
+        for pod in group.pods if held else ():
+            mine = refused.get(pod.uid)
+            text = _reason(mine) if mine else f"goes together with its gang: {held[0]}"
+            self._block(pod, text, (mine,) if mine else tuple(refused.values()), own=bool(mine))
+        return not held
+
+    async def _refused(self, pods: Sequence[Pod]) -> dict[str, EvictionResult]:
+        """By uid, what a dry run of each eviction refused. Raises the first error."""
+
+        async def guard() -> None:
+            self._refuse_if_over()
+
+        async def may_go(pod: Pod) -> EvictionResult:
+            background = pod.uid in self.memory.blocked
+            async with self._turn(background=background):
+                return await self.cluster.evict(
+                    pod, dry_run=True, background=background, guard=guard
+                )
+
+        results = await asyncio.gather(*(may_go(pod) for pod in pods), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        found = zip(pods, results, strict=True)
+        return {
+            pod.uid: result
+            for pod, result in found
+            if not isinstance(result, BaseException) and result.outcome not in _WENT
+        }
+
+    async def _spared(self, others: Sequence[Pod]) -> str:
+        """Which of them is on a node that is to be left alone, and why; empty if no pod is.
+
+        Read each time: a person exempts a node because of what runs there.
+        """
+        standing = {pod.node: pod for pod in others}
+
+        async def why(name: str) -> str:
+            async with self._lane:
+                node = await self.cluster.read_node(name, background=True)
+            if node is None:
+                return ""
+            capped = read_operator_requests(node.annotations).why_capped(self.clocks.earliest())
+            return capped or maintained_by(node)
+
+        reasons = await asyncio.gather(*map(why, standing))
+        for pod, reason in zip(standing.values(), reasons, strict=True):
+            if reason:
+                return f"{pod.key} is on {pod.node}, which is left alone: {reason}"
+        return ""
+
+    async def _remote_nodes(self, gang: Gang, here: Sequence[Pod]) -> list[Pod]:
+        """Its pods on other nodes that go with it; empty unless ``drain.gangs`` is "whole".
+
+        Only those of before the drain: a pod that is made anew on a healthy node is left alone.
+        """
+        quarantine = self.case.node_summary.quarantine
+        if self.rules.gangs is not Gangs.WHOLE or not gang.label or quarantine is None:
+            return []
+        found = [
+            pod
+            for pod in await self.cluster.pods_labelled(
+                gang.namespace,
+                gang.label,
+                gang.name,
+                background=any(pod.uid in self.memory.blocked for pod in here),
+            )
+            if pod.node not in ("", self.case.node)
+            and not pod.deleting
+            and pod.phase not in FINISHED
+            and not stays_by_nature(pod)
+            and pod.created_at <= quarantine.created_at
+        ]
+        if len(found) + len(here) > self.rules.gang_pods:
+            log.warning(
+                "a gang is too large to be evicted whole",
+                extra={"node": self.case.node, "gang": str(gang), "pods": len(found) + len(here)},
+            )
+            return []
+        return found
+
+    # -- blockers -------------------------------------------------------------
+
+    def _block(
+        self, pod: Pod, reason: str, refusals: Sequence[EvictionResult], *, own: bool = True
+    ) -> None:
+        """``refusals``: the answers; several where a gang is in the way, none where a rule is.
+
+        ``own``: the pod's own eviction was refused.
+        """
+        outcomes = {one.outcome for one in refusals}
+        block = self.memory.block(
+            pod.uid,
+            BlockedPod(
+                reason=reason,
+                since=self._since(pod.key),
+                version=pod.version,
+                own=own and bool(refusals),
+            ),
+            now=self.clocks.now(),
+            rng=self.rng,
+            at_least=max((one.retry_after or 0.0 for one in refusals), default=0.0),
+            drains=self.drains(),
+            hopeless=bool(outcomes) and not outcomes & {Evicted.BLOCKED, Evicted.FAILING},
+            passing=outcomes == {Evicted.FAILING},
+        )
+        if block.named:
+            self.emit_evictions(pod.key, reason)
+
+    def _tell_kept(self, plan: DrainPlan) -> None:
+        for key, reason in (plan.kept or {}).items():
+            self.emit_evictions(key, reason)
+        for pod in plan.returned:
+            self._tell_returned(pod, plan.named[pod.key])
+
+    def _tell_returned(self, pod: Pod, reason: str) -> None:
+        """Report once for all that come back in one place, whatever their names are."""
+        place = slot_of(pod)
+        known = {one.partition("/")[0] for one, why in self._reasons().items() if why == reason}
+        if place not in self.memory.told and pod.namespace not in known:
+            text = f"{pod.key} is not evicted again at once: {reason}"
+            self.acts.emit_event(self.case, EventKind.BLOCKED, text, {"pod": pod.key})
+        self.memory.told.add(place)
+
+    def emit_evictions(self, key: str, reason: str) -> None:
+        """Report once for each pod, however often the drain is taken up again."""
+        if key not in self.memory.told and key not in self._reasons():
+            text = f"{key} is not evicted: {reason}"
+            self.acts.emit_event(self.case, EventKind.BLOCKED, text, {"pod": key})
+        self.memory.told.add(key)
+
+    def _since(self, key: str) -> float:
+        """When the pod was first found in the way; survives a restart in the status."""
+        since = {one.pod: one.since for one in self._standing()}
+        return since.get(key) or round(self.clocks.wall(), 3)  # as it is stored
+
+    def _reasons(self) -> dict[str, str]:
+        return {one.pod: one.reason for one in self._standing()}
+
+    def _standing(self) -> tuple[Blocker, ...]:
+        quarantine = self.case.node_summary.quarantine
+        return quarantine.status.blockers if quarantine else ()
+
+
+def _groups(pods: Sequence[Pod]) -> list[_Group]:
+    groups: list[_Group] = []
+    gangs: dict[Gang, list[Pod]] = {}
+    for pod in pods:
+        gang = gang_of(pod)
+        if gang is None or pod.phase in FINISHED:
+            groups.append(_Group(None, (pod,)))
+        else:
+            gangs.setdefault(gang, []).append(pod)
+    return groups + [_Group(gang, tuple(members)) for gang, members in gangs.items()]
+
+
+def _reason(result: EvictionResult) -> str:
+    if result.outcome is Evicted.MISCONFIGURED:
+        return f"does not heal by itself, one of its budgets has to go: {result.message}"
+    return result.message
+
+
+async def _any_went(asking: Sequence[Awaitable[bool]]) -> bool:
+    """Whether any of them returns True. All end before the first error is raised."""
+    outcomes = await asyncio.gather(*asking, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return any(outcome is True for outcome in outcomes)

@@ -1,0 +1,211 @@
+"""A site's own step before the first eviction of a node, and after its release.
+
+Evicting a slurmd pod kills its job, so Slurm is told first, say. The hook is asked until it says
+that it is done, for a limited time; its result is in the Quarantine. A process that dies between
+the hook's end and that write asks once more after its restart: the hook must be idempotent.
+"""
+
+import asyncio
+import enum
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from aggregator.clock import Clocks
+from aggregator.cluster.port import HookState, HookStatus, Quarantine
+from aggregator.events import EventKind
+from aggregator.quarantine.actions.cordon import NodeActions
+from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.race import while_it_stands
+
+_AGAIN_FIRST = 1.0
+_AGAIN_MOST = 30.0
+#: Changed output of a hook is written at most so often (seconds).
+_STATUS_EVERY = 10.0
+_MOST_TEXT = 500
+
+
+class HookResult(enum.Enum):
+    """The answer of a hook."""
+
+    DONE = "done"
+    LATER = "not yet"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class HookAnswer:
+    """``retry_after``: seconds, where the hook named them."""
+
+    said: HookResult
+    text: str = ""
+    retry_after: float | None = None
+
+
+class Hook(Protocol):
+    """A command or a webhook. It never raises; cancelled, it leaves no process running."""
+
+    async def ask(self, values: Mapping[str, str], *, limit: float) -> HookAnswer:
+        """Ask once. ``values``: hook, node, reason, action, kind, incident, quarantine (its uid).
+        ``limit`` is in seconds.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HookRules:
+    """Timeouts in seconds. ``go_on``: evict although ``pre_evict`` was not done in its time."""
+
+    pre_evict: Hook | None = None
+    pre_evict_timeout: float = 600.0
+    go_on: bool = False
+    post_release: Hook | None = None
+    post_release_timeout: float = 60.0
+    at_once: int = 8
+
+
+class HookRunner:
+    """Asks the hooks; at most ``rules.at_once`` of them run at once."""
+
+    def __init__(
+        self, *, acts: NodeActions, clocks: Clocks, rules: HookRules, rng: random.Random
+    ) -> None:
+        self._acts = acts
+        self._clocks = clocks
+        self._rules = rules
+        self._rng = rng
+        self._lane = asyncio.Semaphore(rules.at_once)
+
+    async def before_evictions(self, case: NodeState, still: Callable[[], bool]) -> bool:
+        """See the hook through. False where the drain no longer stands."""
+        hook, quarantine = self._rules.pre_evict, case.node_summary.quarantine
+        if hook is None or quarantine is None:
+            return quarantine is not None
+        known = quarantine.status.pre_evict
+        if known is not None and known.state is not HookState.ASKING:
+            return True
+        if known is None:
+            known = HookStatus(HookState.ASKING, asked_at=round(self._clocks.latest(), 3))
+            await self._write(case, known, "drain.pre_evict is asked; nothing is evicted before")
+        return await self._until_done(case, hook, known, still)
+
+    async def _until_done(
+        self, case: NodeState, hook: Hook, known: HookStatus, still: Callable[[], bool]
+    ) -> bool:
+        wait, written_at = _AGAIN_FIRST, self._clocks.now()
+        limit = self._rules.pre_evict_timeout
+        while still():
+            left = max(0.0, known.asked_at + limit - self._clocks.earliest())
+            answer = await self._asked(case, hook, left, still)
+            if answer is None:
+                return False
+            if answer.said is HookResult.DONE:
+                await self._end(case, HookState.DONE, known, answer.text, "evicting pods")
+                self._note(case, EventKind.HOOK, "pre_evict", "drain.pre_evict is done")
+                return True
+            text = f"{answer.said.value}: {answer.text}".rstrip(": ")
+            late = self._clocks.earliest() >= known.asked_at + limit
+            if late and self._rules.go_on:
+                await self._end(case, HookState.GIVEN_UP, known, text, "evicting pods")
+                said = f"drain.pre_evict was not done in {limit:g} s, the drain goes on: {text}"
+                self._note(case, EventKind.HOOK_FAILED, "pre_evict", said)
+                return True
+            newly = late and not known.ended_at  # reported once: until it is done no pod is evicted
+            if newly or self._clocks.now() - written_at >= _STATUS_EVERY:
+                over = f" was not done in {limit:g} s; nothing is evicted" if late else ""
+                said = f"drain.pre_evict{over or ' is waited for'}: {text}"
+                ended_at = known.ended_at or (round(self._clocks.wall(), 3) if late else 0.0)
+                known = replace(known, message=text[:_MOST_TEXT], ended_at=ended_at)
+                await self._write(case, known, said)
+                written_at = self._clocks.now()
+                if newly:
+                    self._note(case, EventKind.HOOK_FAILED, "pre_evict", said)
+            pause = max(wait * self._rng.uniform(0.7, 1.0), answer.retry_after or 0.0)
+            if late or not self._rules.go_on:
+                left = pause
+            await while_it_stands(case, asyncio.sleep(min(pause, max(left, 0.1))), still)
+            wait = min(_AGAIN_MOST, wait * 2)
+        return False
+
+    async def _asked(
+        self, case: NodeState, hook: Hook, left: float, still: Callable[[], bool]
+    ) -> HookAnswer | None:
+        """One answer, or None where the drain no longer stands, and the hook was ended."""
+        quarantine = case.node_summary.quarantine
+        if quarantine is None:
+            return None
+        limit = self._rules.pre_evict_timeout
+        if self._rules.go_on:
+            limit = max(1.0, left)
+
+        async def ask() -> HookAnswer:
+            async with self._lane:
+                if not still():
+                    return HookAnswer(HookResult.LATER)
+                return await hook.ask(_values("pre_evict", quarantine), limit=limit)
+
+        return await while_it_stands(case, ask(), still)
+
+    async def after_release(self, case: NodeState, quarantine: Quarantine) -> None:
+        """The node is released: run the site's hook. After its time this is given up, and reported.
+
+        Only where the drain had begun; it holds up only its own node's next quarantine.
+        """
+        hook, status = self._rules.post_release, quarantine.status
+        begun = status.pre_evict is not None if self._rules.pre_evict else status.drain_started_at
+        if hook is None or not begun:
+            return
+        wait, limit = _AGAIN_FIRST, self._rules.post_release_timeout
+        ends_at = self._clocks.now() + limit
+        while True:
+            left = max(1.0, ends_at - self._clocks.now())
+            answer = await self._in_time(hook, quarantine, left)
+            if answer.said is HookResult.DONE:
+                self._note(case, EventKind.HOOK, "post_release", "drain.post_release is done")
+                return
+            if self._clocks.now() + wait >= ends_at:
+                said = f"drain.post_release was not done in {limit:g} s: {answer.text}"
+                self._note(case, EventKind.HOOK_FAILED, "post_release", said)
+                return
+            pause = max(wait * self._rng.uniform(0.7, 1.0), answer.retry_after or 0.0)
+            await asyncio.sleep(min(pause, ends_at - self._clocks.now()))
+            wait = min(_AGAIN_MOST, wait * 2)
+
+    async def _in_time(self, hook: Hook, quarantine: Quarantine, left: float) -> HookAnswer:
+        """One answer to ``post_release``. The wait for its turn counts: others may take hours."""
+        try:
+            async with asyncio.timeout(left):
+                async with self._lane:
+                    return await hook.ask(_values("post_release", quarantine), limit=left)
+        except TimeoutError:
+            return HookAnswer(HookResult.FAILED, "too many hooks are at work (drain.hooks_at_once)")
+
+    async def _end(
+        self, case: NodeState, state: HookState, known: HookStatus, text: str, message: str
+    ) -> None:
+        ended = replace(known, state=state, ended_at=self._clocks.wall(), message=text[:_MOST_TEXT])
+        await self._write(case, ended, message)
+
+    async def _write(self, case: NodeState, hook: HookStatus, message: str) -> None:
+        quarantine = case.node_summary.quarantine
+        if quarantine is None or quarantine.status.pre_evict == hook:
+            return
+        status = replace(quarantine.status, pre_evict=hook, message=message[:1000])
+        await self._acts.write_status(case, quarantine, status)
+
+    def _note(self, case: NodeState, kind: EventKind, hook: str, text: str) -> None:
+        self._acts.emit_event(case, kind, text, {"hook": hook})
+
+
+def _values(hook: str, quarantine: Quarantine) -> dict[str, str]:
+    spec = quarantine.spec
+    return {
+        "hook": hook,
+        "node": quarantine.node,
+        "reason": spec.reason,
+        "action": spec.action.value,
+        "kind": spec.kind,
+        "incident": spec.incident,
+        "quarantine": quarantine.uid,
+    }

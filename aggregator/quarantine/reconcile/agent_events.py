@@ -1,0 +1,311 @@
+"""Handles the agents' events: connected, evidence, disconnected. Ingest's `EvidenceSink`."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from typing import Protocol
+
+from aggregator.clock import Clocks
+from aggregator.events import EventKind, EvidenceRecording
+from aggregator.health.model import Delta, Hello, Snapshot
+from aggregator.health.node import NodeHealth
+from aggregator.policy.rules import Policy
+from aggregator.quarantine.actions.cordon import NodeActions
+from aggregator.quarantine.correlation.network import NetworkTracker
+from aggregator.quarantine.reconcile.evaluate import NodeEvaluator
+from aggregator.quarantine.reconcile.worker import Reconciler
+from aggregator.quarantine.state.loss_reports import LossReports
+from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.registry import NodeRegistry
+from aggregator.replicas.membership.view import Ownership
+
+log = logging.getLogger("sickbay.quarantine")
+
+
+class AgentLine(Protocol):
+    """The way back to an agent: the part of ingest's `AgentConnection` that is used here."""
+
+    def redirect(self, address: str, reason: str) -> None: ...
+
+    def resync(self, reason: str) -> None: ...
+
+    def close(self, reason: str) -> None: ...
+
+
+class AgentEventHandler:
+    """Ingest's `EvidenceSink`. ``silent_after`` is in seconds."""
+
+    def __init__(
+        self,
+        *,
+        node_registry: NodeRegistry,
+        evaluator: NodeEvaluator,
+        reconciler: Reconciler,
+        acts: NodeActions,
+        policy: Policy,
+        clocks: Clocks,
+        silent_after: float,
+        network_tracker: NetworkTracker,
+        evidence_recording: EvidenceRecording,
+        shards: Ownership,
+    ) -> None:
+        self._registry = node_registry
+        self._evaluator = evaluator
+        self._reconciler = reconciler
+        self._acts = acts
+        self._policy = policy
+        self._clocks = clocks
+        self._silent_after = silent_after
+        self._network_tracker = network_tracker
+        self._evidence_recording = evidence_recording
+        self._shards = shards
+        self._losses = LossReports()
+        self._lines: dict[str, AgentLine] = {}
+        self._hellos: dict[str, Hello] = {}
+        #: Nodes that two agents claim, or did: their evidence since then was not recorded.
+        self._untaken: set[str] = set()
+
+    def owner_address(self, node: str) -> str:
+        """Where the node's agent belongs, "host:port"; empty: here, or it can't be told now."""
+        return self._shards.owner_address(node)
+
+    def on_refusal(self, node: str, reason: str) -> None:
+        """An authenticated stream was refused at its Hello: its node is as good as silent."""
+        if self.owner_address(node):
+            return  # its own replica reports it
+        node_summary = self._registry.case(node).node_summary
+        node_summary.refused = reason
+        if node_summary.last_heard is None:
+            node_summary.last_heard = self._clocks.now()
+
+    def on_connect(self, hello: Hello, line: AgentLine) -> None:
+        """An authenticated stream said Hello; its snapshot follows.
+
+        Until that is accepted the node has not reported, however often its agent reconnects.
+        """
+        case = self._registry.case(hello.node)
+        node_summary = case.node_summary
+        if node_summary.health is None:
+            node_summary.health = NodeHealth(hello)
+            self._network_tracker.renew(case)
+        else:
+            node_summary.health.greet(hello)
+        self._registry.count(case)
+        node_summary.attached = True
+        if node_summary.last_heard is None:
+            node_summary.last_heard = self._clocks.now()
+        case.claimed, case.misnamed = hello.node_uid, False
+        listed = node_summary.meta is None or hello.node_uid in ("", node_summary.meta.uid)
+        if not listed or _may_be_back(case, hello.node_uid):
+            self._reconciler.look_anew(case)  # the list may be old: a read decides
+        self._lines[hello.node], self._hellos[hello.node] = line, hello
+        case.silent_failing = ""
+        if node_summary.conflict:
+            self._untaken.add(hello.node)
+        if hello.node not in self._untaken:
+            self._evidence_recording.record_hello(hello)
+
+    def on_evidence(
+        self, node: str, evidence: Snapshot | Delta, at: float
+    ) -> Awaitable[None] | None:
+        """Fold the evidence and evaluate. A positive sign is acknowledged when durable."""
+        case = self._registry.case(node)
+        health = case.node_summary.health
+        if health is None or node not in self._lines:
+            return _never()  # rejected, and its stream has not ended yet
+        case.node_summary.last_heard = at
+        if isinstance(evidence, Snapshot):
+            health.snapshot(evidence)
+            self._registry.count(case)
+            self._note_back(case)
+            signs = bool(evidence.cleared or evidence.gone)
+        else:
+            health.delta(evidence)
+            signs = bool(evidence.cleared or evidence.gone)
+        unread = case.unread or case.ours is False  # (it has just become ours, say)
+        node_read = self._reconciler.view and case.node_summary.meta is not None and not unread
+        if signs and unread:
+            case.suspect = True  # another replica may have written the overrides: read
+        case.take_signs(evidence.cleared, node_read=node_read)
+        if evidence.faults and _may_be_back(case, case.claimed):
+            case.suspect = True
+        for lost in self._losses.due(node, evidence.lost, at) if evidence.lost else ():
+            text = f"evidence lost ({lost.source}): {lost.message}"
+            self._acts.emit_event(case, EventKind.EVIDENCE_LOST, text, {"source": lost.source})
+        self._network_tracker.on_evidence(node, evidence)
+        self._evaluator.evaluate_node(case)
+        self._take_down(case, evidence, at)
+        needless = node_read and not self._reconciler.has_work(case)
+        if not signs or (needless and self._shards.may_act(node)):
+            return None  # (else the overrides may be unknown here: the next owner does it)
+        durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        case.waiters = (*case.waiters, durable)
+        self._reconciler.enqueue(case)
+        return durable
+
+    def _note_back(self, case: NodeState) -> None:
+        """Its agent's snapshot was accepted."""
+        case.node_summary.refused = ""
+        if case.silent:
+            case.silent = False
+            self._acts.emit_event(case, EventKind.AGENT_BACK, "its agent is back")
+
+    def _take_down(self, case: NodeState, evidence: Snapshot | Delta, at: float) -> None:
+        """Record for history, except while two agents alternate: each swap would write rows.
+
+        The evidence is still evaluated; once there is one agent again recording goes on from a new
+        base.
+        """
+        if case.node_summary.conflict:
+            self._untaken.add(case.node)
+        elif case.node in self._untaken:
+            self._take_down_anew(case, at)
+        else:
+            self._evidence_recording.record_message(case.node, evidence, at)
+
+    def _take_down_anew(self, case: NodeState, at: float) -> None:
+        hello, health = self._hellos.get(case.node), case.node_summary.health
+        if hello is None or health is None or not health.has_snapshot:
+            return  # its next snapshot is the base: an unnamed component was healthy
+        self._untaken.discard(case.node)
+        told = Snapshot(tuple(health.components.all()), tuple(health.faults.values()))
+        self._evidence_recording.restart_node(hello, told, at)
+
+    def digest(self, node: str) -> int | None:
+        case = self._registry.known(node)
+        health = case.node_summary.health if case is not None else None
+        return health.digest() if health is not None else None
+
+    def on_heartbeat(self, node: str, at: float) -> None:
+        self._registry.case(node).node_summary.last_heard = at
+
+    def on_command_result(self, node: str, command_id: str, *, ok: bool, message: str) -> None:
+        log.info(
+            "answer to a command",
+            extra={"node": node, "command": command_id, "ok": ok, "text": message},
+        )
+
+    def on_disconnect(self, node: str, line: AgentLine, reason: str) -> None:
+        if self._lines.get(node) is not line:
+            return
+        del self._lines[node], self._hellos[node]
+        case = self._registry.case(node)
+        case.node_summary.attached = False
+        if case.was_heard:
+            case.node_summary.last_heard = self._clocks.now()
+        else:  # no report now: an agent that is refused at each attempt falls silent
+            case.node_summary.refused = f"no snapshot of it was accepted: {reason}"
+        self._unanswered(case)
+        self._network_tracker.silent(node)
+        if node not in self._untaken:
+            self._evidence_recording.record_disconnect(node)
+        if not self._shards.owns(node):
+            self.hand_over(case)
+        # Two agents that push each other out do so every few seconds: ingest logs them.
+        level = logging.DEBUG if case.node_summary.conflict else logging.INFO
+        log.log(level, "agent detached", extra={"node": node, "reason": reason})
+
+    def send_home(self, case: NodeState, reason: str) -> None:
+        """Another replica owns the node: its agent is told which, and its reports are rejected."""
+        line, home = self._lines.get(case.node), self.owner_address(case.node)
+        if line is not None and home:
+            line.redirect(home, reason)
+
+    def start_over(self, case: NodeState) -> None:
+        """Discard all evidence on a node of ours, which another replica may have had meanwhile.
+
+        An agent that is still connected is to send all of it again: `ask_again`.
+        """
+        line, hello = self._lines.get(case.node), self._hellos.get(case.node)
+        self.hand_over(case)
+        if line is not None and hello is not None:
+            case.node_summary.health, case.node_summary.attached = NodeHealth(hello), True
+            self._registry.count(case)
+            case.node_summary.last_heard = self._clocks.now()
+
+    def ask_again(self, case: NodeState) -> None:
+        """Have an agent whose evidence was discarded send all of it again."""
+        line = self._lines.get(case.node)
+        if line is not None and not case.was_heard:
+            line.resync("this replica may have been taken for dead meanwhile")
+
+    def hand_over(self, case: NodeState) -> None:
+        """Discard the evidence of the agent of a node that is another replica's now."""
+        self._unanswered(case)
+        case.hand_over(self._policy, self._clocks.now())
+        self._registry.count(case)
+        self._network_tracker.silent(case.node)
+        self._network_tracker.drop_finding(case.node)
+        self._evaluator.evaluate_node(case)
+
+    def reject(self, case: NodeState) -> None:
+        """The node is another Node than its agent's: end the stream, and discard its evidence."""
+        whose = f" with UID {case.claimed}" if case.claimed else ""
+        text = f"its agent spoke for another Node of this name{whose}, which is gone"
+        case.drop_ownership(self._policy, self._clocks.now())
+        self._registry.count(case)
+        self._unanswered(case)
+        self._network_tracker.silent(case.node)
+        self._acts.emit_event(case, EventKind.AGENT_CONFLICT, f"{text}: not heard")
+        line = self._lines.pop(case.node, None)
+        self._hellos.pop(case.node, None)
+        if line is not None:
+            line.close(text)
+
+    @staticmethod
+    def _unanswered(case: NodeState) -> None:
+        """Evidence that waits to be acknowledged never is: the agent sends it again."""
+        for waiter in case.waiters:
+            waiter.cancel()
+        case.waiters = ()
+
+    def on_conflict(self, node: str, detail: str) -> None:
+        """Two agents claim the node (``detail``: which), still do, or do no more (empty).
+
+        Reported once: the two push each other out every few seconds, each time from another port.
+        """
+        if not detail and self._registry.known(node) is None:
+            self._untaken.discard(node)
+            return  # it was forgotten meanwhile
+        case = self._registry.case(node)
+        if detail and not case.node_summary.conflict:
+            self._acts.emit_event(case, EventKind.AGENT_CONFLICT, detail)
+        case.node_summary.conflict = detail
+        if not detail and node in self._untaken:
+            if node in self._lines:
+                self._take_down_anew(case, self._clocks.now())
+            else:
+                self._untaken.discard(node)
+                self._evidence_recording.forget_node(node)  # its next Hello begins anew
+        self._reconciler.enqueue(case)
+
+    def note_silence(self, case: NodeState, now: float) -> None:
+        """Report, once, that an agent has been gone for too long, or that it is not understood."""
+        node_summary = case.node_summary
+        if case.is_fresh or node_summary.last_heard is None or case.silent:
+            return
+        if now - node_summary.last_heard >= self._silent_after:
+            case.silent = True
+            text = "its agent is silent"
+            if node_summary.refused:
+                text = f"its agent is not understood ({node_summary.refused})"
+            elif node_summary.attached:
+                text = "its agent is attached, but has sent no snapshot"
+            self._acts.emit_event(case, EventKind.AGENT_SILENT, f"{text}; what was failing stands")
+
+
+def _may_be_back(case: NodeState, node_uid: str) -> bool:
+    """Whether an agent with this Node UID (empty: it proves none) tells of a quarantined node
+    that was gone, or that is another Node than the one that was marked.
+    """
+    quarantine = case.node_summary.quarantine
+    if quarantine is None:
+        return False
+    return case.node_gone or (
+        bool(quarantine.status.node_uid) and (node_uid not in ("", quarantine.status.node_uid))
+    )
+
+
+def _never() -> Awaitable[None]:
+    """A future that never ends, for evidence without acknowledgement; the stream cancels it."""
+    return asyncio.get_running_loop().create_future()

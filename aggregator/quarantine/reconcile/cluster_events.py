@@ -1,0 +1,419 @@
+"""Applies cluster events to each node's state."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from aggregator.clock import Clocks
+from aggregator.cluster.node_names import APPLIED, LABEL
+from aggregator.cluster.port import (
+    Cluster,
+    ClusterError,
+    News,
+    Node,
+    NodeMeta,
+    NodeSeen,
+    NodeUncordoned,
+    Quarantine,
+    QuarantineGone,
+    QuarantineSeen,
+    RecordSeen,
+    RecordText,
+    StopSeen,
+    WatchLost,
+    WatchSynced,
+)
+from aggregator.events import EventKind, EventSink, LeaderNotice, Transition
+from aggregator.policy.rules import Policy
+from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
+from aggregator.quarantine.admission.stop_switch import StopSwitch
+from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
+from aggregator.quarantine.correlation.network import NetworkTracker
+from aggregator.quarantine.decide.admission_record import Entry
+from aggregator.quarantine.decide.node_marks import marked_for, read_overruled
+from aggregator.quarantine.decide.operator_requests import read_operator_requests
+from aggregator.quarantine.reconcile.evaluate import NodeEvaluator
+from aggregator.quarantine.reconcile.poller import waits_for_its_node
+from aggregator.quarantine.reconcile.worker import Reconciler
+from aggregator.quarantine.state.fleet import FleetState
+from aggregator.quarantine.state.node import MARKED, NodeState, marks_told
+from aggregator.quarantine.state.quarantine_index import QuarantineIndex
+from aggregator.quarantine.state.registry import NodeRegistry
+from aggregator.replicas.membership.view import Ownership
+from aggregator.runtime.interning import EMPTY
+
+log = logging.getLogger("sickbay.quarantine")
+
+#: A node that has left the cluster is shown for so long after its agent's last report (seconds).
+FORGOTTEN_AFTER = 3600.0
+#: Nodes handled before the event loop runs other tasks: some milliseconds.
+_SLICE = 100
+#: A quarantined node is read at most so often (seconds) because of a watch event about its marks.
+_BETWEEN_LOOKS = 2.0
+
+
+def _has_lost(case: NodeState, meta: NodeMeta) -> bool:
+    """Whether the list shows that marks are gone which are not known to be."""
+    quarantine = case.node_summary.quarantine
+    if quarantine is None or quarantine.status.phase not in MARKED or case.node_summary.missing:
+        return False
+    return LABEL not in meta.labels or APPLIED not in meta.annotations
+
+
+class ClusterEventHandler:
+    """Applies the events, one after the other."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        policy: Policy,
+        node_registry: NodeRegistry,
+        record_writer: AdmissionRecordWriter,
+        reconciler: Reconciler,
+        evaluator: NodeEvaluator,
+        suspecting: CommonCauseTracker,
+        network_tracker: NetworkTracker,
+        fleet: FleetState,
+        event_sink: EventSink,
+        clocks: Clocks,
+        shards: Ownership,
+        switch: StopSwitch,
+        standing: QuarantineIndex,
+        look_at_held: Callable[[], None],
+    ) -> None:
+        """``look_at_held`` enqueues some held nodes: there may be room for them now."""
+        self._cluster = cluster
+        self._policy = policy
+        self._registry = node_registry
+        self._record_writer = record_writer
+        self._reconciler = reconciler
+        self._evaluator = evaluator
+        self._cause_tracker = suspecting
+        self._network_tracker = network_tracker
+        self._fleet = fleet
+        self._event_sink = event_sink
+        self._clocks = clocks
+        self._shards = shards
+        self._switch = switch
+        self._standing = standing
+        self._look_at_held = look_at_held
+        #: The record's entries, and why it can't be used, by the last event.
+        self._entries: Mapping[str, Entry] = {}
+        self._problem = ""
+        #: Quarantined nodes that have changed, to be read when the timer is due.
+        self._changed: set[str] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._stop = LeaderNotice(clocks.now)
+        self._record_told = LeaderNotice(clocks.now)
+        #: Whether events come from a fresh list, and so count whatever their version is.
+        self._listing = True
+
+    def close(self) -> None:
+        """Stop reading."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def follow(self) -> None:
+        """For ever."""
+        async for news in self._cluster.news():
+            await self._hear_news(news)
+
+    async def _hear_news(self, news: News) -> None:
+        match news:
+            case QuarantineSeen(seen):
+                self._standing.seen(seen)
+                self._quarantine_seen(self._registry.case(seen.node), seen)
+            case QuarantineGone(node, uid, with_definition):
+                self._standing.gone(node, uid)
+                bereft = self._registry.known(node)
+                if bereft is not None:
+                    self._quarantine_gone(bereft, uid, with_definition=with_definition)
+            case NodeUncordoned(node):
+                subject = self._registry.case(node)
+                quarantine = subject.node_summary.quarantine
+                marked = quarantine is not None and quarantine.status.phase in MARKED
+                if marked or subject.node_summary.foreign:
+                    subject.suspect = True
+                    self._reconciler.enqueue(subject)
+            case NodeSeen(node):
+                self._node_seen(node)
+            case RecordSeen(record):
+                self._record_seen(record)
+            case StopSeen(stop):
+                self._switch.apply_seen(stop)
+            case WatchLost(reason):
+                self._switch.view_lost()
+                self._standing.whole = False
+                self._reconciler.view = False
+                self._listing = True
+                self._record_writer.forget_version()
+                self._fleet.view_lost = reason
+                log.warning("the cluster's news stopped", extra={"reason": reason})
+            case WatchSynced(unschedulable):
+                self._listing = False
+                await self._view_restored(unschedulable)
+
+    def _node_seen(self, node: Node) -> None:
+        """A quarantined node as a watch reports it, which may be behind: a read decides.
+
+        A node that differs from its known state is read at once, or a little later where the same
+        node was read a moment ago.
+        """
+        case = self._registry.known(node.name)
+        quarantine = case.node_summary.quarantine if case is not None else None
+        if case is None or quarantine is None or quarantine.status.phase not in MARKED:
+            return
+        if case.lacks(node, quarantine) == case.node_summary.missing == marks_told(quarantine):
+            return
+        now = self._clocks.now()
+        if now - case.looked_at < _BETWEEN_LOOKS:
+            self._changed.add(node.name)
+            if self._timer is None:
+                loop = asyncio.get_running_loop()
+                self._timer = loop.call_later(_BETWEEN_LOOKS, self._look_at_changed)
+            return
+        case.looked_at = now
+        self._reconciler.look_anew(case)
+
+    def _look_at_changed(self) -> None:
+        """Read those nodes whose marks have changed too soon after their last read."""
+        changed, self._changed, self._timer = self._changed, set(), None
+        for name in changed:
+            case = self._registry.known(name)
+            if case is not None:
+                case.looked_at = self._clocks.now()
+                self._reconciler.look_anew(case)
+
+    def _quarantine_seen(self, case: NodeState, seen: Quarantine) -> None:
+        """Events of our own writes are skipped: in a storm most events are those.
+
+        A fresh list always counts: after etcd was restored its versions are lower than ours.
+        """
+        now = self._clocks.now()
+        self._take_absence(seen)
+        if self._listing:
+            case.take_read(seen, self._policy, now, before=case.node_summary.quarantine)
+        elif not case.is_news(seen):
+            return
+        else:
+            case.take_quarantine(seen, self._policy, now)
+        self._evaluator.evaluate_node(case)
+        self._reconciler.enqueue(case)
+
+    def _take_absence(self, seen: Quarantine) -> None:
+        """Whether its Node is gone decides whether the limits count it, for all replicas' nodes."""
+        absent = seen.status.node_absent_since > 0
+        changed = absent != (seen.node in self._registry.absent)
+        self._registry.note_absence(seen.node, absent=absent)
+        if changed and absent:
+            self._look_at_held()
+
+    def _record_seen(self, stored: RecordText) -> None:
+        """Enqueue nodes whose entry has come or gone, and where one has gone, some that wait.
+
+        Not all nodes with work: in a storm the record is written many times a second. Where the
+        record became usable or unusable all of them are enqueued.
+        """
+        if not self._record_writer.seen(stored):
+            return
+        before, self._entries = self._entries, self._record_writer.record.entries
+        if self._take_record():
+            self._kick_all()
+            return
+        for node in before.keys() ^ self._entries.keys():
+            self._reconciler.enqueue_if_pending(self._registry.case(node))
+        if before.keys() - self._entries.keys():
+            self._look_at_held()
+
+    def _take_record(self) -> bool:
+        """Returns whether the record can be used now and could not before, or the reverse."""
+        self._fleet.record_entries = len(self._record_writer.record.entries)
+        before, self._problem = self._problem, self._record_writer.problem
+        return before != self._problem
+
+    def stop_changed(self) -> None:
+        """The stop switch is set, is off, or has another reason, by an event or by a read."""
+        self._fleet.stop = self._switch.reason
+        self.tell_stop()
+        self._kick_all()
+
+    def _kick_all(self) -> None:
+        for case in self._registry.cases():
+            self._reconciler.enqueue_if_pending(case)
+
+    def tell_stop(self) -> None:
+        """Report the stop switch to people, if we lead. Called in each round, too."""
+        stop = self._fleet.stop
+        if self._stop.is_due(stop, leads=self._shards.leads()):
+            kind = EventKind.STOPPED if stop else EventKind.RESUMED
+            text = f"the stop switch is set: {stop}" if stop else "the stop switch is off again"
+            self._event_sink.record_event(Transition(self._clocks.wall(), kind, "", text))
+
+    def tell_record(self) -> None:
+        """Report to people, once, a lost record, and the end of that. Called in each round.
+
+        A rebuild takes less than a round, while its hold on admissions afterwards lasts longer.
+        """
+        trouble = self._record_writer.trouble
+        if self._record_told.is_due(trouble, leads=self._shards.leads()):
+            kind = EventKind.RECORD_LOST if trouble else EventKind.RECORD_WHOLE
+            text = trouble or "the admission record is whole again: admission goes on"
+            self._event_sink.record_event(Transition(self._clocks.wall(), kind, "", text))
+
+    def _quarantine_gone(self, case: NodeState, uid: str, *, with_definition: bool) -> None:
+        self._registry.note_absence(case.node, absent=False)
+        known = case.node_summary.quarantine
+        if (known is None or known.uid != uid) and case.vanished != uid:
+            return
+        case.node_summary.quarantine, case.vanished = None, ""
+        if not case.was_heard:  # its incidents came from that object alone
+            case.node_summary.incidents, case.wanted = EMPTY, None
+        case.node_summary.release_held, case.release_look = "", 0.0
+        case.definition_going = with_definition
+        if known is not None and known.foreign:
+            case.suspect = True  # a person may have ended it: the node remembers the override
+        elif with_definition and known is not None:
+            case.lost_with_definition(known)
+        elif with_definition:
+            case.unclaimed = True
+        elif not with_definition and uid != case.ended:
+            case.orphan = uid  # of another replica's node too: it may become ours
+        case.ended = uid
+        self._reconciler.enqueue(case)
+        if case.task is not None and case.node_summary.last_heard is None:
+            # A node known from that object alone is forgotten with it, not at the next list.
+            case.task.add_done_callback(lambda _: self._was_made_up(case))
+
+    def _was_made_up(self, case: NodeState) -> None:
+        """Forget a node that only a Quarantine ever named: the cluster has none of this name."""
+        known = self._registry.known(case.node) is case
+        if known and case.node_gone and self._is_no_more(case):
+            self._forget(case)
+
+    async def _view_restored(self, unschedulable: frozenset[str]) -> None:
+        self._standing.whole = True
+        try:
+            await self._record_writer.read()
+        except ClusterError as error:
+            log.warning("the record can't be read", extra={"error": str(error)})
+        self._entries = self._record_writer.record.entries
+        self._take_record()
+        await self.refresh_nodes()
+        self._reconciler.view = True
+        self._fleet.view_lost = ""
+        for count, case in enumerate(self._registry.cases(), 1):
+            if count % _SLICE == 0:
+                await asyncio.sleep(0)
+            if self._registry.known(case.node) is not case:
+                continue  # forgotten in between
+            case.definition_going = False
+            if case.vanished:  # the watch will not report it again
+                case.vanished, case.unclaimed = "", True
+            quarantine = case.node_summary.quarantine
+            if (
+                quarantine is not None
+                and quarantine.status.phase in MARKED
+                and case.node not in unschedulable
+            ):
+                case.suspect = True
+            if not case.suspect:
+                case.signs = ()  # there is no override that they could end
+            self._evaluator.evaluate_node(case)
+
+    async def refresh_nodes(self) -> bool:
+        """List the cluster's nodes anew: their number, their pools, our marks on them.
+
+        Returns whether they could be listed. The list may be a little old: where it differs from
+        what is known, the node is read.
+        """
+        try:
+            nodes = await self._cluster.list_nodes()
+        except ClusterError as error:
+            log.warning("the nodes can't be listed", extra={"error": str(error)})
+            return False
+        self._registry.listed(nodes)
+        self._network_tracker.listed(nodes)
+        for count, meta in enumerate(nodes, 1):
+            self._node_listed(self._registry.case(meta.name), meta)
+            if count % _SLICE == 0:
+                await asyncio.sleep(0)
+        for name in self._record_writer.record.entries:
+            self._entry_stands(self._registry.case(name))
+        for case in self._registry.cases():
+            if self._is_no_more(case):
+                self._forget(case)
+            elif self._is_unlisted(case):
+                self._reconciler.look_anew(case)
+        return True
+
+    def _is_unlisted(self, case: NodeState) -> bool:
+        """Whether a Node that was marked may be gone, and that is not known yet."""
+        quarantine = case.node_summary.quarantine
+        marked = quarantine is not None and bool(quarantine.status.node_uid)
+        return marked and not case.node_gone and not self._registry.is_listed(case.node)
+
+    def _forget(self, case: NodeState) -> None:
+        self._registry.forget_node(case)
+        self._cause_tracker.forget_node(case)
+        self._network_tracker.forget_node(case.node)
+
+    def _entry_stands(self, case: NodeState) -> None:
+        """An entry whose node and object are gone would take a place for ever: a read decides."""
+        if case.node_summary.quarantine is None and not self._registry.is_listed(case.node):
+            case.suspect = True
+            self._reconciler.enqueue(case)
+
+    def _is_no_more(self, case: NodeState) -> bool:
+        """Whether the node was taken away long ago: fleets that grow and shrink name many."""
+        node_summary = case.node_summary
+        if (
+            self._registry.is_listed(case.node)
+            or node_summary.attached
+            or node_summary.quarantine is not None
+        ):
+            return False
+        if case.task is not None and not case.task.done():
+            return False
+        if self._reconciler.in_record(case) or case.orphan or case.waiters or case.unclaimed:
+            return False
+        if node_summary.last_heard is None:
+            return True
+        # Where the list lacks nodes only the agent's report shows that one exists.
+        known = node_summary.meta is not None or self._cluster.lists_all
+        return known and self._clocks.now() - node_summary.last_heard >= FORGOTTEN_AFTER
+
+    def _node_listed(self, case: NodeState, meta: NodeMeta) -> None:
+        before, case.node_summary.meta = case.node_summary.meta, meta
+        case.node_summary.marked, case.node_summary.read_at = (
+            APPLIED in meta.annotations,
+            self._clocks.now(),
+        )
+        if case.node_summary.maintained and before is not None and before.labels != meta.labels:
+            case.suspect = True  # another party's label may be gone
+        self._cause_tracker.receive_symptoms(case)  # its labels may have changed
+        quarantine = case.node_summary.quarantine
+        if quarantine is None:
+            theirs = marked_for(meta.annotations) not in ("", self._cluster.installation)
+            if APPLIED not in meta.annotations or theirs:
+                case.node_summary.unclaimed = ""
+            elif not case.orphan and not case.node_summary.unclaimed:
+                case.unclaimed = True
+        elif quarantine.status.node_uid not in ("", meta.uid) or _has_lost(case, meta):
+            case.suspect = True
+        if case.claimed not in ("", meta.uid):
+            case.suspect = True
+        if case.node_gone or read_operator_requests(meta.annotations) != case.wishes:
+            case.suspect = True
+        else:
+            case.wishes_known = True
+        remembered = read_overruled(meta.annotations)
+        if self._shards.may_act(case.node):
+            case.unread = False
+        foreign = case.node_summary.foreign and not waits_for_its_node(
+            case
+        )  # `NodePoller` reads those
+        if remembered != case.node_summary.overruled | case.over or foreign:
+            case.suspect = True
+        if case.suspect or case.orphan or case.unclaimed:
+            self._reconciler.enqueue(case)

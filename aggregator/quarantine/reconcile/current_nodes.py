@@ -1,0 +1,86 @@
+"""Whether a token's Node is still the cluster's Node of its name, at a bounded number of reads.
+
+The token of a deleted Node is good for a day, and its agent may connect again and again. An answer
+is kept for a moment, and concurrent callers for the same Node share one read.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aggregator.cluster.port import Cluster, ClusterError
+from aggregator.quarantine.state.registry import NodeRegistry
+
+log = logging.getLogger("sickbay.quarantine")
+
+#: An answer is kept for so long (seconds). A UID that is gone does not come back, so "no" is kept
+#: for longest; a failed read is soon tried again.
+KEPT = {False: 60.0, True: 10.0, None: 2.0}
+#: Answers kept at most. Each is for a name and a UID that a valid token has proved.
+MOST_KEPT = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    current: bool | None
+    until: float
+
+
+class CurrentNodes:
+    """``now`` is monotonic. ``view`` tells whether the cluster view is complete."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        node_registry: NodeRegistry,
+        now: Callable[[], float],
+        view: Callable[[], bool],
+    ) -> None:
+        self._cluster = cluster
+        self._registry = node_registry
+        self._now = now
+        self._view = view
+        self._kept: dict[tuple[str, str], _Answer] = {}
+        self._reads: dict[tuple[str, str], asyncio.Task[bool | None]] = {}
+
+    async def is_current(self, node: str, node_uid: str) -> bool | None:
+        """Whether the cluster's Node of this name has this UID; it is None while unknown.
+
+        Costs a request only where the list of nodes, which may be a little old, says otherwise, and
+        no answer to the same question is kept.
+        """
+        if not self._view():
+            return None
+        case = self._registry.known(node)
+        meta = case.node_summary.meta if case is not None else None
+        if meta is not None and meta.uid == node_uid:
+            return True
+        key = (node, node_uid)
+        kept = self._kept.get(key)
+        if kept is not None and self._now() < kept.until:
+            return kept.current
+        reading = self._reads.get(key)
+        if reading is None:
+            reading = self._reads[key] = asyncio.create_task(self._ask(key), name=f"node {node}")
+        return await asyncio.shield(reading)
+
+    async def _ask(self, key: tuple[str, str]) -> bool | None:
+        try:
+            current = await self._read(*key)
+        finally:
+            del self._reads[key]
+        self._kept.pop(key, None)
+        self._kept[key] = _Answer(current, self._now() + KEPT[current])
+        while len(self._kept) > MOST_KEPT:
+            del self._kept[next(iter(self._kept))]
+        return current
+
+    async def _read(self, node: str, node_uid: str) -> bool | None:
+        try:
+            found = await self._cluster.read_node(node)
+        except ClusterError as error:
+            log.warning("the node can't be read", extra={"node": node, "error": str(error)})
+            return None
+        return found is not None and found.uid == node_uid

@@ -1,0 +1,125 @@
+"""Evaluates a node anew after a change, and reports the result."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from aggregator.clock import Clocks
+from aggregator.cluster.port import Action, Phase, Quarantine
+from aggregator.events import EventKind, EventSink, Transition
+from aggregator.policy.incident import Incident
+from aggregator.policy.rules import Policy
+from aggregator.quarantine.actions.cordon import NodeActions
+from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
+from aggregator.quarantine.state.node import MARKED, NodeState
+
+
+class NodeEvaluator:
+    """``see_to`` is called for a node that may need a step."""
+
+    def __init__(
+        self,
+        *,
+        policy: Policy,
+        mode: Action,
+        acts: NodeActions,
+        event_sink: EventSink,
+        clocks: Clocks,
+        suspecting: CommonCauseTracker,
+        see_to: Callable[[NodeState], None],
+        silent_action: str = "observe",
+    ) -> None:
+        """``silent_action``: the action on a silent agent, if failing and its kubelet is ready."""
+        self._policy = policy
+        self._mode = mode
+        self._acts = acts
+        self._event_sink = event_sink
+        self._clocks = clocks
+        self._cause_tracker = suspecting
+        self._see_to = see_to
+        self._silent_action = silent_action
+
+    def evaluate_node(self, case: NodeState) -> None:
+        """Fold the node's state into its incidents; evaluate again when time requires it."""
+        before = case.node_summary.incidents
+        now = self._clocks.now()
+        wall = self._clocks.earliest()
+        for said in case.hear_wishes(wall):
+            self._acts.emit_event(case, EventKind.WISHED, said)
+        mode = min(self._mode, case.wishes.cap(wall), key=lambda action: action.strength)
+        closed, again = case.rejudge(self._policy, mode, now, silent_action=self._silent_action)
+        self._cause_tracker.receive_symptoms(case)
+        self._tell_incidents(case, before, closed)
+        self._tell_would(case)
+        if case.timer is not None:
+            case.timer.cancel()
+            case.timer = None
+        if again is not None:
+            loop = asyncio.get_running_loop()
+            case.timer = loop.call_later(max(0.0, again - now) + 0.001, self.evaluate_node, case)
+        self._see_to(case)
+
+    def _tell_incidents(
+        self, case: NodeState, before: Mapping[str, Incident], closed: list[Incident]
+    ) -> None:
+        for ident, incident in case.node_summary.incidents.items():
+            known = before.get(ident)
+            if known is None:
+                self._note_incident(case, EventKind.INCIDENT_OPENED, incident, incident.summary)
+            elif known.summary != incident.summary or known.action != incident.action:
+                self._note_incident(case, EventKind.INCIDENT_CHANGED, incident, incident.summary)
+        for incident in closed:
+            text = f"{incident.summary}: well again"
+            self._note_incident(case, EventKind.INCIDENT_CLOSED, incident, text)
+
+    def _note_incident(
+        self, case: NodeState, kind: EventKind, incident: Incident, text: str
+    ) -> None:
+        cause = (
+            self._cause_tracker.explains(case, incident)
+            if kind is EventKind.INCIDENT_OPENED
+            else ""
+        )
+        self._event_sink.record_event(
+            Transition(
+                at=self._clocks.wall(),
+                kind=kind,
+                node=case.node,
+                summary=f"{case.node}: {text}",
+                incident=incident.id,
+                details={
+                    "kind": incident.kind,
+                    "action": incident.action,
+                    **({"cause": cause} if cause else {}),
+                    "evidence": "; ".join(
+                        f"{item.code} {item.component} ({item.rule})".replace("  ", " ")
+                        for item in incident.evidence[:8]
+                    ),
+                },
+            )
+        )
+
+    def _tell_would(self, case: NodeState) -> None:
+        wanted = case.wanted
+        would = ""
+        if (
+            wanted is not None
+            and wanted.spec.action is not wanted.uncapped
+            and not _is_done(case.node_summary.quarantine, wanted.uncapped)
+        ):
+            would = f"{wanted.uncapped}: {wanted.spec.reason}"
+        spared = case.node_summary.spared = case.wishes.why_capped(self._clocks.earliest())
+        why = spared or f"mode {self._mode}"
+        if would and would != case.node_summary.would:
+            text = f"{why} keeps us from this: {would}"
+            self._acts.emit_event(case, EventKind.WOULD_ACT, text)
+        case.node_summary.would = would
+        if wanted is None or Action.OBSERVE in (wanted.spec.action, wanted.in_force):
+            case.node_summary.hold = None
+
+
+def _is_done(quarantine: Quarantine | None, action: Action) -> bool:
+    """Whether the action was carried out, when the mode still allowed it."""
+    if quarantine is None:
+        return False
+    phase = quarantine.status.phase
+    return phase is Phase.DRAINED or (action is Action.CORDON and phase in MARKED)

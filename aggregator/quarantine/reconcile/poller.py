@@ -1,0 +1,260 @@
+"""Polls nodes whose changes no watch or agent would report, one request at a time.
+
+Nodes are not watched. Some changes are worth a read of their own:
+- operators' requests on a node that is being drained: an exemption must stop evictions soon;
+- whether pods are again on a node that was drained;
+- whether a node that was uncordoned, and is left so for now, has lost more of our marks: those that
+  are schedulable are not watched;
+- whether other parties' work on a node that we hold has ended, and whether a node that is to be
+  quarantined exists by now;
+- whether the kubelet of a silent agent is ready, where the agent's last evidence was failing.
+
+These grow with faults, and never with the fleet: at most `A_SECOND` requests a second, whatever
+happens.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aggregator.clock import Clocks
+from aggregator.cluster.port import Cluster, ClusterError, Node, Phase
+from aggregator.events import EventKind
+from aggregator.policy.silent_agent import worst_failing
+from aggregator.quarantine.actions.cordon import NodeActions
+from aggregator.quarantine.decide.intent import OURS
+from aggregator.quarantine.decide.maintenance import maintained_by
+from aggregator.quarantine.decide.operator_requests import read_operator_requests
+from aggregator.quarantine.decide.uncordon import Uncordoned
+from aggregator.quarantine.reconcile.evaluate import NodeEvaluator
+from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.registry import NodeRegistry
+from aggregator.replicas.membership.view import Ownership
+
+log = logging.getLogger("sickbay.quarantine")
+
+A_SECOND = 5.0
+#: A node that is being drained, or is left schedulable, is read so often (seconds).
+DRAINING_EVERY = 15.0
+#: The kubelet of a silent agent is checked so often (seconds).
+SILENT_EVERY = 60.0
+#: The pods of a node that was drained are read so often (seconds).
+DRAINED_EVERY = 300.0
+#: A node that waits for others, or for its Node, is read after so long (seconds), twice as long
+#: after each read without a change, up to the most. The list of nodes may show a change sooner.
+WAITING_FIRST = 15.0
+WAITING_MOST = 60.0
+#: All that wait together are read about so often a second, however many they are.
+WAITING_A_SECOND = 1.0
+#: Of each interval so much is jitter: all nodes of a roll-out begin to wait together.
+_JITTER = 0.3
+#: Phases that other parties' work on a node holds up.
+_HELD_UP = (Phase.ADMITTED, Phase.CORDONED, Phase.DRAINING)
+#: Between two rounds (seconds).
+_ROUND = 5.0
+
+
+@dataclass(slots=True)
+class _Wait:
+    """The reason why a node waits, as last seen, and when the node is read next (monotonic)."""
+
+    why: str
+    pause: float
+    next_at: float
+
+
+class NodePoller:
+    """Reads the nodes that are due, and has them evaluated. It never writes."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        node_registry: NodeRegistry,
+        evaluator: NodeEvaluator,
+        acts: NodeActions,
+        clocks: Clocks,
+        shards: Ownership,
+        see_to: Callable[[NodeState], None],
+        rng: random.Random,
+    ) -> None:
+        """``see_to`` is called for a node where a read has found a change."""
+        self._cluster = cluster
+        self._registry = node_registry
+        self._evaluator = evaluator
+        self._acts = acts
+        self._clocks = clocks
+        self._shards = shards
+        self._see_to = see_to
+        self._rng = rng
+        self._waits: dict[str, _Wait] = {}
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            for case in self._due():
+                if self._is_due(case):
+                    await self.poll_node(case)
+                    await asyncio.sleep(1 / A_SECOND)
+            await asyncio.sleep(_ROUND)
+
+    def _due(self) -> list[NodeState]:
+        """The nodes of one round: drains come first, and no storm of silence puts them off."""
+        now = self._clocks.now()
+        waits = self._waits
+        self._waits = {
+            case.node: self._wait(case, waits.get(case.node), now)
+            for case in self._registry.cases()
+            if waits_for_its_node(case)
+        }
+        for case in self._registry.cases():
+            if _is_drained(case) and case.looked_at == float("-inf"):  # since a restart
+                self._put_off(case, now)
+        due = [case for case in self._registry.cases() if self._is_due(case)]
+        due.sort(key=lambda case: (_rank(case), case.looked_at))
+        return due[: int(A_SECOND * _ROUND)]
+
+    def _wait(self, case: NodeState, known: _Wait | None, now: float) -> _Wait:
+        why = case.node_summary.maintained
+        if known is None or known.why != why:  # their work has changed: it may end soon
+            return _Wait(why, WAITING_FIRST, now + self._jittered(WAITING_FIRST))
+        return known
+
+    def _put_off(self, case: NodeState, now: float) -> None:
+        """The pods of a drained node are read next in about `DRAINED_EVERY`."""
+        case.looked_at = now - DRAINED_EVERY * self._rng.uniform(0.0, _JITTER)
+
+    def _jittered(self, seconds: float) -> float:
+        return seconds * self._rng.uniform(1.0 - _JITTER, 1.0)
+
+    def _is_due(self, case: NodeState) -> bool:
+        now = self._clocks.now()
+        waited = now - case.looked_at
+        if not self._shards.may_act(case.node):
+            return False
+        wait = self._waits.get(case.node)
+        if wait is not None:
+            return now >= wait.next_at
+        if _is_draining(case) or _is_left_schedulable(case):
+            return waited >= DRAINING_EVERY
+        if _is_drained(case):
+            return waited >= DRAINED_EVERY
+        return waited >= SILENT_EVERY and bool(failing_in_silence(case))
+
+    async def poll_node(self, case: NodeState) -> None:
+        now = case.looked_at = self._clocks.now()
+        wait = self._waits.get(case.node)
+        if wait is not None:
+            wait.next_at = now + self._jittered(wait.pause)
+            most = max(WAITING_MOST, len(self._waits) / WAITING_A_SECOND)
+            wait.pause = min(most, wait.pause * 2)
+        elif _is_drained(case):
+            self._put_off(case, now)
+            case.recheck_pods = True
+            self._see_to(case)
+            if not _is_left_schedulable(case):
+                return
+        try:
+            # A cached read is enough for a hint: a decision reads the node anew.
+            node = await self._cluster.read_node(
+                case.node, cached=wait is not None, background=True
+            )
+        except ClusterError as error:
+            log.info("not looked at", extra={"node": case.node, "error": str(error)})
+            return
+        if node is None:
+            return
+        self._look_at_cordon(case, node)
+        if wait is not None:
+            self._look_at_others(case, node)
+            return
+        if _is_draining(case):
+            self._look_at_wishes(case, node)
+        self._look_at_silence(case, node)
+
+    def _look_at_others(self, case: NodeState, node: Node) -> None:
+        """Check whether the work that it waits for is over, or has changed."""
+        if case.node_gone or maintained_by(node) != case.node_summary.maintained:
+            case.suspect = True
+            self._see_to(case)
+
+    def _look_at_cordon(self, case: NodeState, node: Node) -> None:
+        """Check whether a node left schedulable is cordoned, or lacks other marks, by now."""
+        quarantine = case.node_summary.quarantine
+        if quarantine is None or not _is_left_schedulable(case):
+            return
+        if node.unschedulable or case.lacks(node, quarantine) != case.node_summary.missing:
+            case.suspect = True
+            self._see_to(case)
+
+    def _look_at_wishes(self, case: NodeState, node: Node) -> None:
+        if maintained_by(node) != case.node_summary.maintained:
+            case.suspect = True
+            self._see_to(case)
+        wishes = read_operator_requests(node.annotations)
+        if wishes != case.wishes:
+            case.wishes = wishes
+            self._evaluator.evaluate_node(case)
+
+    def _look_at_silence(self, case: NodeState, node: Node) -> None:
+        last = failing_in_silence(case)
+        if not last or case.silent_failing or node.ready is not True:
+            return
+        case.silent_failing, case.silent_failing_since = last, self._clocks.now()
+        text = f"its agent is silent, its kubelet is ready, and this was failing: {last}"
+        self._acts.emit_event(case, EventKind.SILENT_FAILING, text)
+        self._evaluator.evaluate_node(case)
+
+
+def _is_draining(case: NodeState) -> bool:
+    quarantine = case.node_summary.quarantine
+    return (
+        quarantine is not None
+        and not quarantine.foreign
+        and quarantine.status.phase is Phase.DRAINING
+    )
+
+
+def _is_left_schedulable(case: NodeState) -> bool:
+    """Whether the node of a quarantine was read, and is schedulable."""
+    return case.node_summary.quarantine is not None and case.uncordoned is not Uncordoned.NO
+
+
+def _is_drained(case: NodeState) -> bool:
+    quarantine = case.node_summary.quarantine
+    return quarantine is not None and quarantine.status.phase is Phase.DRAINED
+
+
+def _rank(case: NodeState) -> int:
+    """The order of reads where not all due nodes can be read."""
+    if _is_draining(case):
+        return 0
+    return 1 if waits_for_its_node(case) else 2
+
+
+def waits_for_its_node(case: NodeState) -> bool:
+    """Whether only another party's work on its node, or the lack of a Node, holds it."""
+    node_summary, quarantine = case.node_summary, case.node_summary.quarantine
+    if quarantine is None:
+        return node_summary.hold is not None and (bool(node_summary.maintained) or case.node_gone)
+    if quarantine.deleting or quarantine.spec.requester != OURS or case.release_held:
+        return False
+    return bool(node_summary.maintained) and quarantine.status.phase in _HELD_UP
+
+
+def failing_in_silence(case: NodeState) -> str:
+    """The failing evidence from when the agent fell silent; empty for nodes that need no check.
+
+    A node in quarantine needs no check: its agent's silence has no effect there.
+    """
+    node_summary = case.node_summary
+    if not case.silent or case.is_fresh or node_summary.health is None:
+        return ""
+    if node_summary.quarantine is not None or node_summary.conflict:
+        return ""
+    acting = [
+        one for one in node_summary.incidents.values() if one.action != "observe" and one.in_force
+    ]
+    return acting[0].summary if acting else worst_failing(node_summary.health)

@@ -1,0 +1,133 @@
+"""One drain's memory between its rounds: the blocked pods and until when, and the returned pods.
+
+It can be lost. State that must survive a restart is in the Quarantine, or follows from the pods.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from aggregator.cluster.port import Pod
+
+#: A blocked pod is asked again after so long (seconds), twice as long each time, up to the most.
+RETRY_FIRST = 1.0
+RETRY_MOST = 60.0
+#: All blocked drains of a replica together retry about so often a second, however many they are.
+RETRIES_A_SECOND = 2.0
+#: A blocked pod that has changed is asked again this soon (seconds): its budget may look elsewhere.
+_CHANGED_RETRY = 15.0
+#: A pod that came back is evicted again after so long (seconds), twice as long each time.
+RETURN_FIRST = 300.0
+RETURN_MOST = 3600.0
+#: A webhook that can't be reached is named as the blocker from this failure on.
+_NAMED_FROM = 3
+
+
+def retry_first(drains: int) -> float:
+    """Seconds until a pod that is blocked is asked for a second time, beside so many drains."""
+    return max(RETRY_FIRST, drains / (4 * RETRIES_A_SECOND))
+
+
+@dataclass(slots=True)
+class BlockedPod:
+    """A pod whose eviction is blocked: since when (wall), and when to ask again (monotonic).
+
+    ``named``: it is reported to people. ``own``: its own eviction was refused, not its gang's.
+    """
+
+    reason: str
+    since: float
+    version: str
+    own: bool
+    retry_at: float = 0.0
+    wait: float = RETRY_FIRST
+    tries: int = 1
+    named: bool = True
+
+
+@dataclass(slots=True)
+class Backoff:
+    """When the next try is due (monotonic seconds), and how long the wait before it is."""
+
+    retry_at: float
+    wait: float
+
+
+@dataclass(slots=True)
+class DrainMemory:
+    """Of the drain of one Quarantine, by its uid.
+
+    ``first_seen``: the uids of the first list of pods. ``evicted``: accepted evictions by slot, and
+    ``returns`` the backoff of returned pods, by slot (`decide.returned_pods`). ``found_empty``: the
+    last read found no pod that would go. ``written_at`` is monotonic.
+    """
+
+    uid: str
+    blocked: dict[str, BlockedPod] = field(default_factory=dict)
+    forced: set[str] = field(default_factory=set)
+    told: set[str] = field(default_factory=set)
+    first_seen: frozenset[str] | None = None
+    evicted: Counter[str] = field(default_factory=Counter)
+    returns: dict[str, Backoff] = field(default_factory=dict)
+    found_empty: bool = False
+    written_at: float = float("-inf")
+
+    def keep_only(self, present: dict[str, str], now: float, rng: random.Random) -> None:
+        """Forget the blocked pods that are gone; retry soon those that changed.
+
+        ``present``: the versions of the pods that are still to go, by uid.
+        """
+        self.blocked = {uid: one for uid, one in self.blocked.items() if uid in present}
+        for uid, one in self.blocked.items():
+            if one.version != present[uid]:
+                one.version = present[uid]
+                one.retry_at = min(one.retry_at, now + _CHANGED_RETRY * rng.uniform(0.5, 1.0))
+
+    def due_at(self, pods: Iterable[Pod]) -> float:
+        """When these may be asked for together (monotonic seconds); minus infinity at first."""
+        waits = (self.blocked[pod.uid].retry_at for pod in pods if pod.uid in self.blocked)
+        return max(waits, default=float("-inf"))
+
+    def block(
+        self,
+        uid: str,
+        block: BlockedPod,
+        *,
+        now: float,
+        rng: random.Random,
+        at_least: float,
+        drains: int,
+        hopeless: bool,
+        passing: bool,
+    ) -> BlockedPod:
+        """Note a refusal and when to ask again. ``drains``: how many go on beside this one.
+
+        ``hopeless``: only a person can change it. ``passing``: it may be over at the next try.
+        """
+        most = max(RETRY_MOST, drains / RETRIES_A_SECOND)
+        known = self.blocked.get(uid)
+        block.wait = retry_first(drains)
+        if known is not None:
+            block.wait, block.tries = min(most, known.wait * 2), known.tries + 1
+            block.since = known.since
+        if hopeless:
+            block.wait = most
+        block.named = not passing or block.tries >= _NAMED_FROM
+        block.retry_at = now + max(block.wait * rng.uniform(0.7, 1.0), at_least)
+        self.blocked[uid] = block
+        return block
+
+    def note_return(self, slot: str, now: float, rng: random.Random) -> None:
+        """A pod came back: when its slot is emptied once more is known from now on."""
+        if slot not in self.returns:
+            wait = RETURN_FIRST
+            self.returns[slot] = Backoff(now + wait * rng.uniform(0.8, 1.2), wait)
+
+    def note_retried(self, slots: Iterable[str], now: float, rng: random.Random) -> None:
+        """Returned pods are asked to leave again: the next time is later by twice the wait."""
+        for slot in slots:
+            known = self.returns.get(slot)
+            if known is not None and known.retry_at <= now:
+                known.wait = min(RETURN_MOST, known.wait * 2)
+                known.retry_at = now + known.wait * rng.uniform(0.8, 1.2)

@@ -1,0 +1,132 @@
+"""The fleet in memory: the known state of each node. Read by the page, written by the controller.
+
+It can be lost: snapshots, Quarantine objects and the record bring all of it back.
+"""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from aggregator.cluster.port import NodeMeta, Quarantine
+from aggregator.health.node import NodeHealth
+from aggregator.policy.incident import Incident
+from aggregator.policy.lemons import Lemon
+from aggregator.policy.network.verdict import NetworkVerdict
+from aggregator.quarantine.decide.cause_search import CommonCause
+from aggregator.quarantine.decide.overrides import Override
+from aggregator.runtime.interning import EMPTY
+
+#: Why a node without a Quarantine is nevertheless in quarantine.
+UNCLAIMED = (
+    "sickbay has marked the node and its Quarantine is gone; mode observe makes none, and the "
+    "marks stay"
+)
+#: The same, while the Quarantines can't be seen, or before their end was reported.
+MARKED_ALONE = (
+    "sickbay has marked the node and its Quarantine is not known; the node stays as it is until "
+    "the Quarantines can be seen"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHold:
+    """Why a proposal may not be carried out now: the limit by name, and what it is set to."""
+
+    limit: str
+    value: str
+    reason: str
+    since: float  # wall clock seconds
+    cause: str = ""  # the id of the common cause, where that is why
+
+
+class QuarantineSummary(enum.StrEnum):
+    """How a node stands, worst last; the page's colours."""
+
+    OK = "ok"
+    UNKNOWN = "unknown"  # no evidence yet, or only unknowns
+    SILENT = "silent"  # its agent has gone quiet; failing evidence stays in force
+    WARNING = "warning"  # degraded, or an incident that is only observed
+    HELD = "held"  # would be quarantined without a hold or the mode
+    QUARANTINED = "quarantined"
+
+
+@dataclass(slots=True)
+class NodeSummary:
+    """One node. ``incidents`` are open, by id; ``last_heard`` is monotonic, None for never."""
+
+    node: str
+    meta: NodeMeta | None = None
+    health: NodeHealth | None = None
+    attached: bool = False
+    last_heard: float | None = None
+    conflict: str = ""
+    incidents: Mapping[str, Incident] = field(default_factory=lambda: EMPTY)  # replaced only
+    hold: NodeHold | None = None
+    would: str = ""  # the action that the mode prevents
+    quarantine: Quarantine | None = None
+    in_record: bool = False
+    overruled: frozenset[Override] = frozenset()  # evidence that a person has overruled
+    foreign: str = ""  # cordoned by another party, being maintained: shown, left alone
+    maintained: str = ""  # another party at work on the node; we begin no step meanwhile
+    unclaimed: str = ""  # our marks are on it without an object, and we make no new one; else empty
+    last_error: str = ""
+    wishes: tuple[str, ...] = ()  # operators' requests in its annotations, in sentences
+    exempt: bool = False  # people want it left alone now
+    spared: str = ""  # the operator request that prevents our action, if any
+    refused: str = ""  # why no snapshot of its agent was accepted; empty: the last one was
+    missing: tuple[str, ...] = ()  # our marks that it lacks although its quarantine stands
+    release_held: str = ""  # its cause is over, and this holds its release
+    marked: bool = False  # our marks are on the node, as it was last read or listed
+    read_at: float | None = None  # when that was, in monotonic seconds, None before the first time
+
+    @property
+    def speaks(self) -> bool:
+        """Its agent is attached, and its messages are accepted."""
+        return self.attached and not self.refused
+
+    def standing(self) -> QuarantineSummary:
+        if self.quarantine is not None or self.marked or self.unclaimed:
+            return QuarantineSummary.QUARANTINED
+        if self.hold is not None or self.would:
+            return QuarantineSummary.HELD
+        if self.health is None:
+            return QuarantineSummary.UNKNOWN
+        if not self.speaks:
+            return QuarantineSummary.SILENT
+        if self.conflict or self.incidents or self.health.worst_is_degraded():
+            return QuarantineSummary.WARNING
+        return QuarantineSummary.UNKNOWN if self.health.only_unknown() else QuarantineSummary.OK
+
+
+@dataclass(slots=True)
+class FleetState:
+    """All node summaries by node name, and the state of the whole fleet."""
+
+    node_summaries: dict[str, NodeSummary] = field(default_factory=dict)
+    mode: str = "observe"
+    how: str = ""  # flags that a command of `sickbay` needs to act here; begins with a space
+    stop: str = ""  # the stop switch's reason; empty: not stopped
+    clock_doubt: str = ""  # why the wall clock is not believed now; empty: it is
+    view_lost: str = ""  # why the watches are lost; empty: they are not
+    in_company: bool = False  # that is because other replicas are at work: this one has not begun
+    record_entries: int = 0
+    absent_entries: int = 0  # of these, whose Node is gone: they count for no limit
+    limits: Mapping[str, str] = field(default_factory=dict)
+    waiting_for_quorum: str = ""
+    incomplete: str = ""  # the leader's missing reports, or that it is not reached
+    lemons: tuple[Lemon, ...] = ()  # repeat offenders of the last weeks, worst first
+    lemons_trouble: str = ""  # why they can't be detected now
+    causes: Mapping[str, CommonCause] = field(default_factory=dict)  # open common causes, by id
+    cooling: str = ""  # until when no node is admitted, and why; empty: no cooldown
+    admitted_lately: int = 0  # within the limits' window
+    network: Mapping[str, NetworkVerdict] = field(default_factory=dict)  # blamed now, by subject
+
+    def doubt_clock(self, why: str) -> None:
+        self.clock_doubt = why
+
+    def node_summary(self, node: str) -> NodeSummary:
+        """The node's summary, made when there is none yet."""
+        found = self.node_summaries.get(node)
+        if found is None:
+            found = self.node_summaries[node] = NodeSummary(node)
+        return found

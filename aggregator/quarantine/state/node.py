@@ -1,0 +1,533 @@
+"""One node as the controller works on it: its summary, and the controller's own state."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from aggregator.cluster.node_names import is_marked
+from aggregator.cluster.port import Action, Node, Phase, Quarantine, QuarantineSpec, is_older
+from aggregator.health.model import Cleared
+from aggregator.health.node import REMEMBERED
+from aggregator.policy.evaluate import evaluate
+from aggregator.policy.incident import Evidence, Incident
+from aggregator.policy.rules import Policy
+from aggregator.policy.silent_agent import silent_match
+from aggregator.quarantine.decide.intent import (
+    OURS,
+    DesiredState,
+    ended_by_birth,
+    incidents_of,
+    wanted_of,
+)
+from aggregator.quarantine.decide.lost_marks import (
+    CONDITION,
+    RestoreRules,
+    missing_marks,
+    restore_at,
+)
+from aggregator.quarantine.decide.maintenance import maintained_by
+from aggregator.quarantine.decide.node_marks import foreign_hands, read_overruled, words_of
+from aggregator.quarantine.decide.operator_requests import (
+    NONE,
+    OperatorRequests,
+    describe,
+    read_operator_requests,
+)
+from aggregator.quarantine.decide.overrides import Override, ended_by, stands
+from aggregator.quarantine.decide.planner import Situation
+from aggregator.quarantine.decide.uncordon import (
+    Uncordoned,
+    UncordonRules,
+    has_given_up,
+    is_release,
+    recordon_due,
+    whose_uncordon,
+)
+from aggregator.quarantine.state.fleet import NodeSummary
+from aggregator.quarantine.state.lazy_event import LazyEvent
+from aggregator.runtime.interning import EMPTY
+
+#: From here on the node carries our marks.
+MARKED = (Phase.CORDONED, Phase.DRAINING, Phase.DRAINED)
+
+
+@dataclass(slots=True)
+class NodeState:
+    """The controller's side of a node.
+
+    ``now``: monotonic seconds, for ages that are shown.
+    ``restored``: the uid of the quarantine whose evidence was taken back into memory.
+    ``ended``: the uid of the last quarantine that is gone; its events and answers may come late.
+    ``suspect``: an event hints that the node may be schedulable again, or gone; a read decides.
+    ``node_gone``, ``node_found``: the last read of the node found none, or found it.
+    ``orphan``: the uid of a quarantine that a person deleted without its undo.
+    ``vanished``: the uid of one that a read no longer found; a watch event tells its fate.
+    ``unclaimed``: our marks, or an entry made by hand, may have lost their object: to be adopted.
+    ``remains``: the intent of one that went with its definition.
+    ``counted``: the registry counts it among those that have reported.
+    ``silent``: it was reported that the agent has been gone for too long.
+    ``claimed``: the UID of the Node that the agent's identity proves; empty where it proves none.
+    ``misnamed``: the node was read, and the known state is of another Node of its name.
+    ``reborn``: the boot of the Node that came in place of the quarantined one; else empty.
+    ``over``: overrides that have ended, and that the node still remembers.
+    ``signs``: signs that came before the overrides in the node's annotation were read.
+    ``wishes``: operators' requests in its annotations, as last read in full, or listed.
+    ``release_look``: when to check the objections to its release again (monotonic).
+    ``looked_at``: when the node was last polled (monotonic).
+    ``recheck_pods``: it was drained, and its pods are to be read again.
+    ``ours``: whether this replica owns the node, by the last check, None before; ``ours_since``
+    when it became ours (monotonic).
+    ``unread``: the node's overrides may have changed while another replica owned it.
+    ``trail`` writes the node's condition; ``trail_aged``: it had ended by the last round;
+    ``condition_seen``: the node was seen with it since.
+    ``silent_failing``: the failing evidence when its agent fell silent, while its kubelet is ready.
+    """
+
+    node_summary: NodeSummary
+    now: Callable[[], float]
+    task: asyncio.Task[None] | None = None
+    again: LazyEvent = field(default_factory=LazyEvent)
+    timer: asyncio.TimerHandle | None = None
+    waiters: tuple[asyncio.Future[None], ...] = ()
+    restored: str = ""
+    ended: str = ""
+    suspect: bool = False
+    uncordoned: Uncordoned = Uncordoned.NO
+    node_replaced: bool = False
+    reborn: str = ""
+    node_gone: bool = False
+    node_found: bool = False
+    definition_going: bool = False
+    orphan: str = ""
+    vanished: str = ""
+    unclaimed: bool = False
+    remains: QuarantineSpec | None = None
+    counted: bool = False
+    silent: bool = False
+    claimed: str = ""
+    misnamed: bool = False
+    over: frozenset[Override] = frozenset()
+    signs: tuple[Cleared, ...] = ()
+    wishes: OperatorRequests = NONE
+    wishes_known: bool = False
+    release_look: float = 0.0
+    looked_at: float = float("-inf")
+    recheck_pods: bool = False
+    ours: bool | None = None
+    ours_since: float = float("-inf")
+    unread: bool = False
+    silent_failing: str = ""
+    silent_failing_since: float = 0.0
+    wanted: DesiredState | None = None
+    trail: asyncio.Task[None] | None = None
+    trail_aged: bool = False
+    condition_seen: bool = False
+
+    @property
+    def node(self) -> str:
+        return self.node_summary.node
+
+    @property
+    def was_heard(self) -> bool:
+        """Its agent has sent a snapshot since this process started, and may be gone since."""
+        health = self.node_summary.health
+        return health is not None and health.has_snapshot
+
+    @property
+    def is_fresh(self) -> bool:
+        """The agent is attached and has given its snapshot since."""
+        return self.node_summary.attached and self.was_heard
+
+    @property
+    def acting(self) -> bool:
+        """Whether an open incident asks for more than observation."""
+        return any(
+            incident.action != "observe" for incident in self.node_summary.incidents.values()
+        )
+
+    def take_read(
+        self, quarantine: Quarantine, policy: Policy, now: float, *, before: Quarantine | None
+    ) -> None:
+        """The object as a consistent read or a fresh list has it. It counts whatever its version.
+
+        ``before`` is the state known when the read began. Versions move backwards when etcd is
+        restored, so they are compared only where an event came while the read was under way.
+        """
+        known = self.node_summary.quarantine
+        if known is not None and known is not before and _is_past(quarantine, known):
+            return
+        let_go = quarantine.deleting and not quarantine.has_finalizer
+        if quarantine.uid == self.ended and known is None and not let_go:
+            self.ended = ""  # it had ended, and a restored etcd has it again
+        self.take_quarantine(quarantine, policy, now)
+
+    def take_quarantine(self, quarantine: Quarantine, policy: Policy, now: float) -> None:
+        """The object as it is now: the caller compares a watch's event by `is_news` first.
+
+        Its evidence comes back into memory when it is first seen, and where another has written it
+        since: a replica that owned the node before us, say. Until the agent has reported here,
+        there is no other evidence than the object's.
+        """
+        if quarantine.uid == self.ended:
+            return
+        known = self.node_summary.quarantine
+        if known is not None and known.uid != quarantine.uid:
+            self.node_summary.release_held, self.release_look = "", 0.0  # that was the other's
+        if known is None or known.uid != quarantine.uid or self.ours is False:
+            self.node_summary.missing = marks_told(quarantine)
+        self.node_summary.quarantine = quarantine
+        self.orphan = self.vanished = self.node_summary.unclaimed = ""
+        self.unclaimed, self.remains = False, None
+        if self.restored == quarantine.uid and known is not None and known.spec == quarantine.spec:
+            return
+        self.restored = quarantine.uid
+        if quarantine.foreign:
+            return  # its evidence is another installation's
+        before, found = self.node_summary.incidents, incidents_of(quarantine, policy, now)
+        if self.node_summary.health is None:
+            self.node_summary.incidents = {
+                ident: replace(one, since=before[ident].since) if ident in before else one
+                for ident, one in found.items()
+            }
+            return
+        self.node_summary.incidents = {**before} | {
+            ident: _joined(before[ident], one) if ident in before else one
+            for ident, one in found.items()
+        }
+
+    def lost_with_definition(self, quarantine: Quarantine) -> None:
+        """Its definition was deleted, which is no release: it is made again when possible.
+
+        A release that was decided is still carried out.
+        """
+        if quarantine.status.phase is Phase.RELEASING:
+            self.orphan = quarantine.uid
+        else:
+            self.unclaimed, self.remains = True, quarantine.spec
+        self.definition_going = True
+
+    def is_news(self, quarantine: Quarantine) -> bool:
+        """Whether it is newer than the known one: our own writes come back as watch events."""
+        known = self.node_summary.quarantine
+        if known is None or known.uid != quarantine.uid:
+            return True
+        return known.version != quarantine.version and not _is_past(quarantine, known)
+
+    def wrote(self, quarantine: Quarantine) -> None:
+        """The object as we have just written it; the event that it is gone may have come before."""
+        if quarantine.uid != self.ended:
+            self.node_summary.quarantine = quarantine
+
+    def bears_out(self, node: Node | None) -> bool:
+        """Whether a read that may be old shows only what is known of the node already.
+
+        Such a read may serve for a patch that its version fences; see docs/fences.md.
+        """
+        node_summary = self.node_summary
+        return (
+            node is not None
+            and not (self.unread or self.node_gone or self.misnamed)
+            and not is_marked(node)
+            and node_summary.quarantine is None
+            and self.claimed in ("", node.uid)
+            and maintained_by(node) == node_summary.maintained == ""
+            and read_operator_requests(node.annotations) == self.wishes
+            and read_overruled(node.annotations) - self.over == node_summary.overruled
+        )
+
+    def take_node(self, node: Node | None) -> None:
+        """The node as just read: changes by people are found from it."""
+        quarantine = self.node_summary.quarantine
+        self.node_summary.marked = node is not None and is_marked(node)
+        self.node_summary.read_at = self.now()
+        self.node_gone, self.node_found = node is None, node is not None
+        self.misnamed = node is not None and self.claimed not in ("", node.uid)
+        self.unread = False
+        self.node_replaced, self.uncordoned = False, Uncordoned.NO
+        self.reborn = ""
+        if node is None:
+            self.node_summary.foreign = self.node_summary.maintained = ""
+            self.wishes, self.wishes_known = NONE, False  # they stood on it
+            return
+        self.node_summary.foreign = foreign_hands(node, quarantine)
+        self.node_summary.maintained = maintained_by(node)
+        self.wishes, self.wishes_known = read_operator_requests(node.annotations), True
+        self.take_overruled(read_overruled(node.annotations))
+        if quarantine is None:
+            return
+        another = quarantine.status.node_uid not in ("", node.uid)
+        if another and ended_by_birth(quarantine.spec, node.boot_id):
+            self.reborn = node.boot_id
+        if quarantine.status.phase in MARKED:
+            self.node_summary.missing = self.lacks(node, quarantine)
+            self.node_replaced = node.uid != quarantine.status.node_uid
+            if not self.node_replaced:
+                self.uncordoned = whose_uncordon(node, quarantine)
+
+    def lacks(self, node: Node, quarantine: Quarantine) -> tuple[str, ...]:
+        """Which of our marks the node lacks. The condition trails: while it is being written, a
+        little longer (this read may be older), and while another replica may be writing it, the
+        node need not have it.
+        """
+        missing = missing_marks(node, quarantine)
+        trails = self.ours is False or self.trail is not None
+        self.condition_seen = self.condition_seen or CONDITION not in missing
+        if trails and CONDITION in missing and node.uid == quarantine.status.node_uid:
+            return tuple(name for name in missing if name != CONDITION)
+        return missing
+
+    def age_trail(self) -> bool:
+        """Asked in each round: the condition trails until the second after it was written. Returns
+        whether a marked node was not seen with it until then, so that a read has to tell.
+        """
+        if self.trail is None or not self.trail.done():
+            self.trail_aged = False
+        elif not self.trail_aged:
+            self.trail_aged = True
+        else:
+            self.trail, self.trail_aged = None, False
+            found = self.node_summary.quarantine
+            marked = found is not None and found.status.phase in MARKED
+            return marked and not self.condition_seen
+        return False
+
+    def drop_ownership(self, policy: Policy, now: float) -> None:
+        """Discard evidence by the agent of another Node of this name, as it is not this node's.
+
+        The quarantine's evidence stays: it is durable, and may be of the same machine and boot.
+        """
+        self.claimed, self.misnamed = "", False
+        self.node_summary.attached, self.node_summary.refused = False, ""
+        self.node_summary.health = None
+        self.node_summary.incidents = EMPTY
+        self.wanted = None
+        quarantine, self.restored = self.node_summary.quarantine, ""
+        if quarantine is not None:
+            self.take_quarantine(quarantine, policy, now)
+            self.node_summary.missing = marks_told(quarantine)
+
+    def hand_over(self, policy: Policy, now: float) -> None:
+        """The node is another replica's now: its agent's evidence here is discarded.
+
+        The cluster's state of it stays, for the page, and for the day when it is ours again.
+        """
+        self.drop_ownership(policy, now)
+        node_summary = self.node_summary
+        # The overrides in the node's annotation stay known. Its next owner finds out which are
+        # over, and by the time that the node is ours again, the same overrides may have been made
+        # anew.
+        node_summary.overruled, self.over = node_summary.overruled | self.over, frozenset()
+        node_summary.last_heard, node_summary.hold, node_summary.conflict = None, None, ""
+        node_summary.would = node_summary.spared = node_summary.release_held = (
+            node_summary.last_error
+        ) = ""
+        self.silent, self.silent_failing, self.orphan, self.signs = False, "", "", ()
+        self.unclaimed, self.vanished = False, ""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def hear_wishes(self, wall: float) -> tuple[str, ...]:
+        """Update the operators' requests that are shown. Returns the new ones."""
+        before, self.node_summary.wishes = self.node_summary.wishes, describe(self.wishes, wall)
+        self.node_summary.exempt = self.wishes.exempt(wall)
+        new = tuple(one for one in self.node_summary.wishes if one not in before)
+        return new or (
+            ("nobody asks anything special of it any more",)
+            * bool(before and not self.node_summary.wishes)
+        )
+
+    def is_released_by_uncordon(self, rules: UncordonRules) -> bool:
+        """Whether the node, as last read, was uncordoned by a person who ends its quarantine."""
+        quarantine = self.node_summary.quarantine
+        return quarantine is not None and is_release(self.uncordoned, quarantine, rules)
+
+    def _recordon_at(self, wall: float) -> float:
+        """When the node may be cordoned again: wall clock seconds, ``wall`` or earlier for now."""
+        quarantine = self.node_summary.quarantine
+        return recordon_due(quarantine.status, wall) if quarantine is not None else wall
+
+    def _evictions_wait(self, wall: float) -> bool:
+        """Whether evictions wait until the response to an uncordon is decided."""
+        quarantine = self.node_summary.quarantine
+        if quarantine is None:
+            return False
+        pending = self.uncordoned is not Uncordoned.NO and not has_given_up(quarantine.status)
+        return pending or wall < quarantine.status.evictions_held_until
+
+    @property
+    def release_held(self) -> str:
+        """Why it is not released although its cause is over; empty: no check holds it."""
+        quarantine = self.node_summary.quarantine
+        if quarantine is None:
+            return ""
+        return self.node_summary.release_held or quarantine.status.release_held
+
+    def take_overruled(self, remembered: frozenset[Override]) -> None:
+        """The overrides as the node remembers them: read from it, or just written."""
+        self.over &= remembered
+        self.node_summary.overruled = remembered - self.over
+        if self.signs:
+            self._end_words(self.signs)
+            self.signs = ()
+
+    def take_signs(self, signs: tuple[Cleared, ...], *, node_read: bool) -> None:
+        """Take the signs of faults that ended; the overrides of these faults end too.
+
+        ``node_read``: the node's overrides are known. Until then the signs are kept for them.
+        """
+        self._end_words(signs)
+        if not node_read:
+            self.signs = (*self.signs, *signs)[-REMEMBERED:]
+
+    def _end_words(self, signs: tuple[Cleared, ...]) -> None:
+        self._forget_words({word for word in self.node_summary.overruled if ended_by(word, signs)})
+
+    def _forget_words(self, ended: set[Override]) -> None:
+        if not ended:
+            return  # on nearly every message; a new empty set would be 216 bytes
+        self.over |= ended
+        self.node_summary.overruled -= ended
+
+    def rejudge(
+        self, policy: Policy, mode: Action, now: float, *, silent_action: str = "observe"
+    ) -> tuple[list[Incident], float | None]:
+        """Evaluate anew. Returns the closed incidents, and when time may change the result."""
+        health = self.node_summary.health
+        if health is None:
+            return [], None
+        more = []
+        if self.silent_failing:
+            since = self.silent_failing_since
+            more.append(silent_match(health, self.silent_failing, since, silent_action))
+        judgement = evaluate(
+            policy, health, self.node_summary.incidents, now, speaking=self.is_fresh, more=more
+        )
+        self.node_summary.incidents = judgement.incidents
+        if self.is_fresh:
+            self._forget_words({w for w in self.node_summary.overruled if not stands(w, health)})
+        overruled = frozenset(word.key for word in self.node_summary.overruled)
+        self.wanted = wanted_of(self.node_summary.incidents, overruled, mode, policy.hash)
+        return list(judgement.closed), judgement.look_again
+
+    def overrule(self, remembered: frozenset[Override] = frozenset()) -> frozenset[Override]:
+        """All that the quarantine stands on and that is not over, as overruled by a person.
+
+        ``remembered`` is the same by the node's marks. Evidence that has recovered, and waits for
+        its release, is not overruled: that would silence the next fault.
+        """
+        quarantine = self.node_summary.quarantine
+        recovered = self.is_fresh and not self.acting
+        spec = quarantine.spec.evidence if quarantine is not None and not recovered else ()
+        wanted = self.wanted.spec.evidence if self.wanted is not None else ()
+        latest = {(item.code, item.component): item for item in (*spec, *wanted)}
+        over = {
+            item.key
+            for incident in self.node_summary.incidents.values()
+            for item in incident.evidence
+            if item.over
+        }
+        words = words_of(latest.values()) | remembered
+        return frozenset(word for word in words if word.key not in over)
+
+    def _marks_untold(self) -> bool:
+        """Whether the object does not list yet which marks the node lacks."""
+        quarantine = self.node_summary.quarantine
+        if quarantine is None or quarantine.status.phase not in MARKED or self.node_gone:
+            return False
+        return self.node_summary.missing != marks_told(quarantine)
+
+    def _restore_due(self, rules: RestoreRules, wall: float) -> bool:
+        quarantine = self.node_summary.quarantine
+        if not self.node_summary.missing or quarantine is None or quarantine.status.marks is None:
+            return False
+        at = restore_at(quarantine.status.marks, rules)
+        return quarantine.status.phase in MARKED and at is not None and at <= wall
+
+    def situation(
+        self,
+        *,
+        mode: Action,
+        wanted: DesiredState | None,
+        in_record: bool,
+        stopped: bool,
+        patient_enough: bool,
+        absent_too_long: bool = False,
+        uncordon: UncordonRules,
+        marks: RestoreRules,
+        now: float,
+        wall: float,
+    ) -> Situation:
+        """``wanted`` is its desired state now, ``patient_enough``: this process has waited for the
+        node's agent as long as it has to. ``marks``: when lost marks are set again.
+        """
+        quarantine = self.node_summary.quarantine
+        if quarantine is None or quarantine.spec.requester == OURS:
+            mode = min(mode, self.wishes.cap(wall), key=lambda action: action.strength)
+        return Situation(
+            quarantine=self.node_summary.quarantine,
+            in_record=in_record,
+            wanted=wanted,
+            mode=mode,
+            knows=self.was_heard or patient_enough,
+            fresh=self.is_fresh,
+            recovered=self.is_fresh and not self.acting,
+            uncordoned=self.is_released_by_uncordon(uncordon),
+            schedulable=self.uncordoned is not Uncordoned.NO,
+            recordon=self._recordon_at(wall) <= wall,
+            recordon_at=self._recordon_at(wall),
+            evictions_wait=self._evictions_wait(wall),
+            node_replaced=self.node_replaced,
+            reborn=bool(self.reborn),
+            node_gone=self.node_gone,
+            node_found=self.node_found,
+            absent_too_long=absent_too_long,
+            maintained=bool(self.node_summary.maintained),
+            stopped=stopped,
+            conflict=bool(self.node_summary.conflict),
+            definition_going=self.definition_going,
+            marks_untold=self._marks_untold(),
+            restore_due=self._restore_due(marks, wall),
+            release_held=bool(self.release_held),
+            look_later=now < self.release_look,
+            forced=self.wishes.forced(wall),
+            unforced=self.node_gone or (self.wishes_known and not self.wishes.force_asked),
+            exempt=self.wishes.exempt(wall),
+            unclaimed=bool(self.node_summary.unclaimed),
+        )
+
+
+def marks_told(quarantine: Quarantine) -> tuple[str, ...]:
+    """The marks that the node lacks, as the object lists them."""
+    return quarantine.status.marks.missing if quarantine.status.marks is not None else ()
+
+
+def _is_past(one: Quarantine, other: Quarantine) -> bool:
+    """Whether one is an earlier version of the same object."""
+    return one.uid == other.uid and is_older(one.version, other.version)
+
+
+def _joined(mine: Incident, remembered: Incident) -> Incident:
+    """My incident, with all that is remembered: evidence, and signs. A fault that is there again,
+    after its sign, is in force as soon as it is evaluated.
+    """
+    ended = {item.key: item.over for item in remembered.evidence}
+    known = {item.key for item in mine.evidence}
+    more: tuple[Evidence, ...] = tuple(
+        item for item in remembered.evidence if item.key not in known
+    )
+    signed = tuple(
+        replace(item, over=item.over or ended.get(item.key, "")) for item in mine.evidence
+    )
+    return Incident(
+        id=mine.id,
+        node=mine.node,
+        boot_id=remembered.boot_id,
+        kind=mine.kind,
+        action=mine.action,
+        summary=mine.summary,
+        since=min(mine.since, remembered.since),
+        evidence=(*signed, *more),
+        healthy_for=max(mine.healthy_for, remembered.healthy_for),
+        recovering_since=mine.recovering_since,
+    )

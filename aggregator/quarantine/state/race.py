@@ -1,0 +1,33 @@
+"""Awaits a coroutine only as long as its purpose still stands."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from aggregator.quarantine.state.node import NodeState
+
+T = TypeVar("T")
+
+
+async def while_it_stands(
+    case: NodeState, what: Coroutine[Any, Any, T], still: Callable[[], bool]
+) -> T | None:
+    """Return the coroutine's result; cancel it and return None as soon as ``still`` says no.
+
+    ``still`` is called at each change of the node.
+    """
+    task = asyncio.ensure_future(what)
+    news = asyncio.ensure_future(case.again.wait())
+    try:
+        while not task.done():
+            await asyncio.wait({task, news}, return_when=asyncio.FIRST_COMPLETED)
+            if news.done() and not task.done():
+                if not still():
+                    return None  # the change is left to the next step
+                case.again.clear()
+                news = asyncio.ensure_future(case.again.wait())
+        return task.result()
+    finally:
+        for one in (task, news):
+            one.cancel()
+        await asyncio.gather(task, news, return_exceptions=True)

@@ -1,0 +1,162 @@
+"""All cases by node, and the fleet's size, with the nodes of other replicas counted in."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from aggregator.cluster.port import NodeMeta
+from aggregator.quarantine.decide.admission import FleetSize
+from aggregator.quarantine.state.fleet import FleetState
+from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.remote import RemoteNodes
+
+
+class NodeRegistry:
+    """The known nodes. ``pool_label`` names the node label whose value is a node's pool.
+
+    ``elsewhere`` are the nodes of other replicas: counts here include them. ``lists_all``: a name
+    that the cluster's list lacks is no node of it. ``now`` is monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        fleet: FleetState,
+        pool_label: str,
+        remote_nodes: RemoteNodes | None = None,
+        *,
+        lists_all: bool = True,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._fleet = fleet
+        self._lists_all = lists_all
+        self._now = now
+        self._pool_label = pool_label
+        self._remote_nodes = remote_nodes if remote_nodes is not None else RemoteNodes()
+        self._cases: dict[str, NodeState] = {}
+        self._metas: Mapping[str, NodeMeta] = {}
+        self._listed = False
+        self._pools: dict[str, int] = {}
+        self._counted = 0
+        #: Nodes in quarantine that are gone: their quarantines count for no limit.
+        self.absent: set[str] = set()
+
+    def case(self, node: str) -> NodeState:
+        """The node's case, made when there is none yet."""
+        found = self._cases.get(node)
+        if found is None:
+            found = self._cases[node] = NodeState(self._fleet.node_summary(node), self._now)
+        return found
+
+    def known(self, node: str) -> NodeState | None:
+        return self._cases.get(node)
+
+    def cases(self) -> list[NodeState]:
+        """A copy, as the caller's work may add cases."""
+        return list(self._cases.values())
+
+    def forget_node(self, case: NodeState) -> None:
+        """The node is gone, and no step is left for it."""
+        if case.timer is not None:
+            case.timer.cancel()
+        self._counted -= case.counted
+        del self._cases[case.node]
+        self._fleet.node_summaries.pop(case.node, None)
+
+    def is_listed(self, node: str) -> bool:
+        """Whether the latest list had the node."""
+        return node in self._metas
+
+    def in_cluster(self, node: str) -> bool:
+        """Whether the node is known to be the cluster's: False until the nodes were listed.
+
+        Where the list lacks nodes of the cluster, each that has an agent is taken to be one.
+        """
+        return not self._lists_all or node in self._metas
+
+    def listed(self, nodes: Sequence[NodeMeta]) -> None:
+        """The cluster's nodes, as just listed."""
+        self._listed = True
+        self._metas = {meta.name: meta for meta in nodes}
+        self._pools = {}
+        for meta in nodes:
+            pool = meta.labels.get(self._pool_label, "")
+            self._pools[pool] = self._pools.get(pool, 0) + 1
+        for case in self._cases.values():
+            self.count(case)
+
+    def note_absence(self, node: str, *, absent: bool) -> None:
+        """Take the absence of a Node from its Quarantine's status; an ended one shows none."""
+        if absent:
+            self.absent.add(node)
+        else:
+            self.absent.discard(node)
+
+    def pool_of(self, node: str) -> str:
+        meta = self._metas.get(node)
+        return meta.labels.get(self._pool_label, "") if meta is not None else ""
+
+    def observers(self, check: str, components: Collection[str]) -> Mapping[str, int]:
+        """How many nodes look at each of these components, with this check.
+
+        Goes through all nodes, once for all components.
+        """
+        wanted = frozenset(components)
+        seen: Counter[str] = Counter()
+        for case in self._cases.values():
+            health = case.node_summary.health
+            if health is not None and case.node not in self._remote_nodes:
+                seen.update(wanted.intersection(health.components.names_of(check)))
+        for saying in self._remote_nodes.sayings():
+            seen.update(wanted.intersection(one[1] for one in saying.sees if one[0] == check))
+        return seen
+
+    def silence(self) -> tuple[int, int]:
+        """How many agents have been gone for too long, of how many that have reported."""
+        heard = [
+            case
+            for case in self._cases.values()
+            if case.node_summary.health is not None
+            and (not self._listed or case.node in self._metas)
+            and case.node not in self._remote_nodes
+        ]
+        theirs = [
+            saying
+            for saying in self._remote_nodes.sayings()
+            if not self._listed or saying.node in self._metas
+        ]
+        silent = sum(1 for case in heard if case.silent and not case.is_fresh)
+        silent += sum(1 for saying in theirs if saying.silent)
+        return silent, len(heard) + len(theirs)
+
+    def count(self, case: NodeState) -> None:
+        """The agent's snapshot came, or its evidence was discarded: `size` is kept up to date.
+
+        `size` is needed at each admission; a count over 10,000 nodes takes as long as all the rest.
+        """
+        counts = case.was_heard and self._may_count(case.node)
+        self._counted += counts - case.counted
+        case.counted = counts
+
+    def _may_count(self, node: str) -> bool:
+        """Whether it may be one of those that make the quorum.
+
+        The agents of another cluster's nodes, sent here by mistake, or of nodes that were deleted,
+        show nothing about the fleet. A node that has just joined counts from the next list on.
+        """
+        return not (self._listed and self._lists_all) or node in self._metas
+
+    def size(self) -> FleetSize:
+        """Of all replicas' nodes; where we follow, as the leader last counted them."""
+        reported = self._counted
+        for saying in self._remote_nodes.sayings():
+            if self._may_count(saying.node):
+                case = self._cases.get(saying.node)
+                reported += saying.reported - (case is not None and case.counted)
+        reported = max(reported, self._remote_nodes.reported)
+        return FleetSize(
+            max(len(self._metas), reported),
+            reported,
+            self._pools,
+            listed=self._listed,
+            absent=frozenset(self.absent),
+        )

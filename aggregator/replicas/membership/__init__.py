@@ -1,0 +1,1 @@
+"""Which replicas are there, and which nodes each owns."""

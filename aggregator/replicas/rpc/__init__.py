@@ -1,0 +1,3 @@
+"""The replicas' gRPC with each other: the transport of `quarantine.coordination`, and its
+authentication.
+"""

@@ -1,0 +1,59 @@
+"""Authenticates replicas: a token of the aggregators' own service account, verified offline.
+
+The token's audience decides: a token for the API server, or an agent's, opens no stream here, and
+one of these is refused elsewhere. The Introduction names the replica: all replicas are one program
+under one account, so any of them could pose as any other, and gain no right.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from aggregator.ingest.identity import LEEWAY, Caller, IdentityError, Refusal
+from aggregator.ingest.identity import peer_is_local as is_local
+
+#: The audience of a replica's token.
+AUDIENCE = "sickbay-shards"
+#: The number of verified tokens that are remembered: a handful of replicas, and their next tokens.
+REMEMBERED = 64
+
+
+class Verifier(Protocol):
+    """`ingest.tokens.TokenAuthenticator`, for our audience and account."""
+
+    async def verify_account(self, token: str) -> float: ...
+
+
+class ReplicaAuthenticator:
+    """``wall`` is seconds since the epoch; ``plaintext``: the listener speaks no TLS."""
+
+    def __init__(
+        self, verifier: Verifier, *, wall: Callable[[], float], plaintext: bool = False
+    ) -> None:
+        self._verifier = verifier
+        self._wall = wall
+        self._plaintext = plaintext
+        self._known: dict[bytes, float] = {}
+
+    async def show(self, peer: str, metadata: Mapping[str, str]) -> float:
+        """Until when the caller is authenticated (seconds since the epoch). Raises
+        `IdentityError`.
+        """
+        if self._plaintext and not is_local(peer):
+            text = "replicas confer without TLS on one machine only"
+            raise IdentityError(Refusal.NOT_LOOPBACK, text)
+        return await self.renew(Caller(peer, metadata).bearer())
+
+    async def renew(self, token: str) -> float:
+        """The same, by a token alone."""
+        digest, now = hashlib.sha256(token.encode()).digest(), self._wall()
+        until = self._known.get(digest)
+        if until is not None and now < until + LEEWAY:
+            return until
+        self._known[digest] = expires = await self._verifier.verify_account(token)
+        while len(self._known) > REMEMBERED:
+            del self._known[next(iter(self._known))]
+        return expires
+
+    def has_expired(self, until: float) -> bool:
+        return self._wall() >= until + LEEWAY

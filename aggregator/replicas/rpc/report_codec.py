@@ -1,0 +1,175 @@
+"""A replica's reports to the leader, as protobuf and back."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+from aggregator.quarantine.decide.admission import Proposal
+from aggregator.quarantine.decide.replica_messages import (
+    AdmissionRequest,
+    KeepAlive,
+    NodeReport,
+    ReportBatch,
+    Said,
+    Seen,
+)
+from aggregator.quarantine.decide.symptoms import Symptom
+from aggregator.quarantine.decide.uncertainty import EvidenceBasis
+from aggregator.replicas.rpc.validation import (
+    MAX_ASSIGNED,
+    MAX_CAUSES,
+    MAX_CHECKS,
+    MAX_NODES,
+    MAX_SEEN,
+    MAX_SIGNS,
+    MAX_SUSPECTS,
+    InvalidReport,
+    age,
+    bounded,
+    component,
+    name,
+    names,
+    short,
+    status,
+    text,
+)
+from sickbay.v1 import shards_pb2 as pb
+
+
+def encode_report(said: Said) -> pb.ShardMessage:
+    if isinstance(said, ReportBatch):
+        nodes = [_put_saying(one) for one in said.sayings]
+        words = pb.Words(nodes=nodes, gone=said.gone, complete=said.complete)
+        return pb.ShardMessage(words=words)
+    if isinstance(said, AdmissionRequest):
+        return pb.ShardMessage(question=_put_ask(said))
+    return pb.ShardMessage(beat=pb.Beat())
+
+
+def decode_report(message: pb.ShardMessage) -> Said:
+    """Raises `InvalidReport`."""
+    match message.WhichOneof("body"):
+        case "words":
+            words = message.words
+            bounded("words.nodes", words.nodes, MAX_NODES)
+            bounded("words.gone", words.gone, MAX_NODES)
+            return ReportBatch(
+                tuple(_read_saying(one) for one in words.nodes),
+                tuple(name("words.gone", one) for one in words.gone),
+                words.complete,
+            )
+        case "question":
+            return _read_ask(message.question)
+        case "beat":
+            return KeepAlive()
+        case other:
+            raise InvalidReport(f"{other or 'nothing'}: not in its place")
+
+
+def _put_saying(saying: NodeReport) -> pb.NodeWord:
+    return pb.NodeWord(
+        node=saying.node,
+        reported=saying.reported,
+        silent=saying.silent,
+        speaking=saying.speaking,
+        address=saying.address,
+        traits=dict(saying.traits),
+        checks=saying.checks,
+        signs=[
+            pb.NodeSign(what=one.what, component=one.component, age_s=one.since, acting=one.acting)
+            for one in saying.signs
+        ],
+        sees=[
+            pb.SeenComponent(
+                check=check,
+                component=component,
+                status=int(status),  # type: ignore[arg-type]  # the same numbers, by contract
+            )
+            for check, component, status in saying.sees
+        ],
+        assigned=saying.assigned,
+    )
+
+
+def _read_saying(word: pb.NodeWord) -> NodeReport:
+    bounded("signs", word.signs, MAX_SIGNS)
+    bounded("sees", word.sees, MAX_SEEN)
+    bounded("assigned", word.assigned, MAX_ASSIGNED)
+    bounded("checks", word.checks, MAX_CHECKS)
+    bounded("traits", word.traits, MAX_CHECKS)
+    return NodeReport(
+        node=name("node", word.node),
+        reported=word.reported,
+        silent=word.silent,
+        speaking=word.speaking,
+        address=short("address", word.address),
+        traits=_traits(word.traits),
+        checks=_one_for_all(tuple(name("checks", one) for one in word.checks)),
+        signs=frozenset(
+            Symptom(
+                name("signs.what", one.what),
+                component(one.component),
+                age("signs.age_s", one.age_s),
+                one.acting,
+            )
+            for one in word.signs
+        ),
+        sees=tuple(_read_seen(one) for one in word.sees),
+        assigned=names("assigned", word.assigned),
+    )
+
+
+def _read_seen(seen: pb.SeenComponent) -> Seen:
+    return name("sees.check", seen.check), component(seen.component), status(seen.status)
+
+
+def _put_ask(ask: AdmissionRequest) -> pb.Question:
+    proposal = ask.proposal
+    different = list(dict.fromkeys(proposal.suspects))  # each only once
+    return pb.Question(
+        number=ask.number,
+        node=proposal.node,
+        incident=proposal.incident,
+        pool=proposal.pool,
+        action=proposal.action,
+        suspects=[pb.Suspects(causes=one) for one in different[:MAX_SUSPECTS]],
+        unsettled=proposal.unsettled,
+        basis=proposal.basis.value,
+    )
+
+
+def _read_ask(question: pb.Question) -> AdmissionRequest:
+    bounded("question.suspects", question.suspects, MAX_SUSPECTS)
+    for one in question.suspects:
+        bounded("question.suspects.causes", one.causes, MAX_CAUSES)
+    try:
+        basis = EvidenceBasis(question.basis)
+    except ValueError:
+        raise InvalidReport("question.basis: unknown") from None
+    proposal = Proposal(
+        node=name("question.node", question.node),
+        incident=name("question.incident", question.incident),
+        pool=short("question.pool", question.pool),
+        action=name("question.action", question.action),
+        suspects=tuple(
+            frozenset(text("question.suspects.causes", ident) for ident in one.causes)
+            for one in question.suspects
+        ),
+        unsettled=text("question.unsettled", question.unsettled),
+        basis=basis,
+    )
+    return AdmissionRequest(question.number, proposal)
+
+
+def _traits(traits: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return _same(tuple(sorted((name("traits", k), short("traits", v)) for k, v in traits.items())))
+
+
+@lru_cache(maxsize=256)
+def _same(traits: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    """One object for all nodes with the same values."""
+    return traits
+
+
+@lru_cache(maxsize=256)
+def _one_for_all(checks: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(checks)

@@ -1,0 +1,24 @@
+"""The options of `sickbay` that select this cluster and no other. Text for people to copy."""
+
+import shlex
+from pathlib import Path
+
+#: The namespace of sickbay's own objects, unless a setting names another.
+NAMESPACE = "sickbay"
+
+
+def target_flags(
+    *,
+    local: Path | None = None,
+    kubeconfig: str = "",
+    context: str = "",
+    namespace: str = NAMESPACE,
+) -> str:
+    """The further options that a command needs; begins with a space, or is empty without any.
+    ``local`` goes alone.
+    """
+    if local is not None:
+        return f" --local {shlex.quote(str(local))}"
+    said = namespace if namespace != NAMESPACE else ""
+    given = {"kubeconfig": kubeconfig, "context": context, "namespace": said}
+    return "".join(f" --{name} {shlex.quote(value)}" for name, value in given.items() if value)

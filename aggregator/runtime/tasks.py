@@ -1,0 +1,21 @@
+"""Several tasks that are meant to run for ever: the end of one ends them all."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+
+async def run_until_first_exit(**works: Coroutine[Any, Any, None]) -> None:
+    """Run all, as tasks of these names, until the first ends; raises its error.
+
+    No TaskGroup: Python 3.11's loses a cancellation that comes just when a task of it fails.
+    """
+    tasks = [asyncio.create_task(work, name=name) for name, work in works.items()]
+    try:
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in ended:
+        task.result()

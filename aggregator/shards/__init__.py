@@ -1,1 +1,0 @@
-"""Which replicas are there, and whose node is whose."""

@@ -1,0 +1,1 @@
+"""Certificates: the CA files that are trusted, and when each certificate is valid."""

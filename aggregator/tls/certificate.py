@@ -1,0 +1,64 @@
+"""Whether others accept a certificate: its time of validity, and its signer.
+
+OpenSSL and gRPC serve any certificate without a warning, and do not report clients that hung up
+because of it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+
+from aggregator.rfc3339 import write_time
+
+
+@dataclass(frozen=True, slots=True)
+class Validity:
+    """From when until when a certificate is valid, wall clock seconds."""
+
+    since: float
+    until: float
+
+    @classmethod
+    def of(cls, certificate: x509.Certificate) -> Self:
+        """The validity in the certificate itself."""
+        return cls(
+            certificate.not_valid_before_utc.timestamp(),
+            certificate.not_valid_after_utc.timestamp(),
+        )
+
+    def trouble(self, wall: float) -> str:
+        """Why it is not valid now, as text after its name; empty: it is valid."""
+        if wall >= self.until:
+            return f"expired at {write_time(self.until)} (or this machine's clock is ahead)"
+        if wall < self.since:
+            return f"is good from {write_time(self.since)} on (or this machine's clock is behind)"
+        return ""
+
+
+def is_signed_by(
+    chain: Sequence[x509.Certificate], authorities: Sequence[x509.Certificate]
+) -> bool:
+    """Whether one of the authorities has signed the first of the chain, or one that leads there.
+
+    A certificate that is among them is its own authority.
+    """
+    at: x509.Certificate | None = chain[0]
+    left = list(chain[1:])
+    while at is not None:
+        if any(at == one or _has_signed(one, at) for one in authorities):
+            return True
+        at = next((one for one in left if _has_signed(one, at)), None)
+        if at is not None:
+            left.remove(at)
+    return False
+
+
+def _has_signed(one: x509.Certificate, other: x509.Certificate) -> bool:
+    try:
+        other.verify_directly_issued_by(one)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True

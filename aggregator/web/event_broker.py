@@ -1,0 +1,302 @@
+"""Sends transitions, as they happen, to every open event stream.
+
+Transitions from other replicas' streams are sent beside our own (`relay`), and never relayed
+further.
+
+An `EventSink`: recording never blocks and never raises. A subscriber that reads too slowly loses
+transitions and is told how many; of ticks ("the fleet has changed") it gets only the latest.
+"""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from aggregator.events import EventKind, Transition
+from aggregator.history.dedup import newest_first
+from aggregator.web import models, node_view
+
+#: Transitions that a slow subscriber may fall behind by.
+QUEUE = 256
+#: Transitions that are remembered, for reconnecting subscribers and for the page's "lately".
+REMEMBERED = 500
+#: The past transitions that another replica gets with its first request.
+LATELY = 50
+#: Replicas each see a fleet-wide event (a stop, say) within so many seconds of each other.
+_SAME = 30.0
+
+
+class TooManyStreams(Exception):
+    """As many streams are open as are allowed."""
+
+
+class Subscription:
+    """One reader's place in the event stream. Use it as a context manager; then `next` until None.
+
+    ``node``: only events about this node; empty: all events.
+    """
+
+    def __init__(self, node: str, leave: "Callable[[Subscription], None]") -> None:
+        self.node = node
+        #: Whether all events since the last one of this reader could be sent.
+        self.resumed = False
+        self._leave = leave
+        self._frames: deque[bytes] = deque()
+        self._tick: bytes | None = None
+        self._missed = 0
+        self._closed = False
+        self._news = asyncio.Event()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._leave(self)
+
+    async def next(self, timeout: float) -> bytes | None:  # noqa: ASYNC109 - a beat is due then
+        """The next frames, empty when none came within ``timeout`` seconds, or None at the end."""
+        if not self._pending():
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._news.wait()
+            except TimeoutError:
+                return b""
+        self._news.clear()
+        if self._closed:
+            return None
+        return self._take()
+
+    def push(self, message: bytes) -> None:
+        """One transition's frame; dropped and counted when the reader is too far behind."""
+        if len(self._frames) >= QUEUE:
+            self._missed += 1
+        else:
+            self._frames.append(message)
+        self._news.set()
+
+    def tick(self, message: bytes) -> None:
+        """Replaces a tick that was not read yet."""
+        self._tick = message
+        self._news.set()
+
+    def miss(self, count: int) -> None:
+        """So many transitions could not be fetched from another replica."""
+        self._missed += count
+        self._news.set()
+
+    def close(self) -> None:
+        """End it, because the server stops."""
+        self._closed = True
+        self._news.set()
+
+    def _pending(self) -> bool:
+        return bool(self._frames or self._tick or self._missed or self._closed)
+
+    def _take(self) -> bytes:
+        parts = list(self._frames)
+        self._frames.clear()
+        if self._missed:
+            parts.append(frame("missed", models.Missed(transitions=self._missed)))
+            self._missed = 0
+        if self._tick is not None:
+            parts.append(self._tick)
+            self._tick = None
+        return b"".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Noted:
+    """``own``: of this replica. ``told`` is false where another replica had reported the same."""
+
+    number: int
+    transition: Transition
+    message: bytes
+    own: bool
+    told: bool
+
+
+class EventBroker:
+    """The fan-out. ``epoch`` distinguishes this process's event ids from another's."""
+
+    def __init__(self, *, epoch: int, most: int = 200) -> None:
+        #: Transitions since the start, by kind.
+        self.counts: Counter[EventKind] = Counter()
+        self.epoch = epoch
+        self._relayed = False
+        #: Event streams at once.
+        self.most = most
+        self._number = 0
+        self._ring: deque[_Noted] = deque(maxlen=REMEMBERED)
+        self._past: tuple[Transition, ...] = ()
+        self._subscriptions: set[Subscription] = set()
+        self._noted = asyncio.Event()
+        self._closed = False
+
+    @property
+    def streams(self) -> int:
+        """How many are open now."""
+        return len(self._subscriptions)
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """The nodes that subscribers watch."""
+        return frozenset(one.node for one in self._subscriptions if one.node)
+
+    def record_event(self, transition: Transition) -> None:
+        """Send it to each subscriber. Never blocks; never raises."""
+        self.counts[transition.kind] += 1
+        told = self._relayed and not transition.node and self._known(transition)
+        self._take(transition, own=True, push=not told)
+
+    def relay(self, told: Iterable[Transition], *, fresh: bool, missed: int = 0) -> None:
+        """Transitions from another replica's stream, oldest first.
+
+        Not ``fresh``: it is of the past, and is not sent to subscribers. ``missed``: how many more
+        there were.
+        """
+        # Only one replica reports a node's own transitions.
+        new = [one for one in told if (fresh and one.node) or not self._known(one)]
+        if not fresh:
+            self._past = (*self._past, *new)
+            self._relayed = True
+            self._order_past()
+            return
+        for transition in new:
+            self._relayed = True
+            self._take(transition, own=False, push=True)
+        for one in self._subscriptions if missed else ():
+            one.miss(missed)
+
+    def own_since(self, seen: str, most: int) -> tuple[list[Transition], str, int]:
+        """For another replica: our own transitions after the cursor that it has, oldest first,
+        ``most`` at most; the next cursor; and how many more there may have been.
+
+        An empty cursor means the latest few; one of an earlier process means all that this process
+        remembers.
+        """
+        after = 0
+        epoch, _, number = seen.partition(".")
+        if epoch == str(self.epoch) and number.isdecimal():
+            after = int(number)
+        lost = max(0, self._ring[0].number - 1 - after) if self._ring and after else 0
+        own = [one.transition for one in self._ring if one.own and one.number > after]
+        if not seen:
+            own = own[-LATELY:]
+        cut = max(0, len(own) - most)
+        return own[cut:], self._ident(self._number), lost + cut
+
+    def _take(self, transition: Transition, *, own: bool, push: bool) -> None:
+        self._number += 1
+        message = frame("transition", node_view.event(transition), self._ident(self._number))
+        self._ring.append(_Noted(self._number, transition, message, own, push))
+        for one in self._subscriptions if push else ():
+            if one.node in {"", transition.node}:
+                one.push(message)
+        self._noted.set()
+
+    def _order_past(self) -> None:
+        newest = sorted(self._past, key=lambda one: one.at, reverse=True)
+        self._past = tuple(newest[:REMEMBERED])
+
+    def _known(self, transition: Transition) -> bool:
+        """Whether another replica has reported the same, or we have."""
+        return any(_same(one.transition, transition) for one in self._ring) or any(
+            _same(one, transition) for one in self._past
+        )
+
+    def wake_streams(self) -> None:
+        """Wake the waiter in `noted`: the fleet has changed without a transition."""
+        self._noted.set()
+
+    def prime(self, past: Iterable[Transition]) -> None:
+        """The history's transitions at the start, newest first: they go before all that were
+        recorded since.
+        """
+        self._past = (*past, *self._past)
+        if self._relayed:
+            self._order_past()
+
+    def recent(self, node: str = "", limit: int = 50) -> list[Transition]:
+        """The latest transitions, newest first, of this node or of all."""
+        noted = [one.transition for one in reversed(self._ring) if one.told]
+        known = set(map(_identity, noted))
+        noted += [one for one in self._past if _identity(one) not in known]
+        if self._relayed:  # others' come a moment late
+            noted.sort(key=lambda one: one.at, reverse=True)
+        wanted = [one for one in noted if node in {"", one.node}]
+        return newest_first(wanted)[:limit]
+
+    def subscribe(self, node: str = "", last: str = "") -> Subscription:
+        """Open a stream. ``last`` is the id of the last event that its reader had.
+
+        Raises TooManyStreams.
+        """
+        if self._closed or len(self._subscriptions) >= self.most:
+            raise TooManyStreams(f"{len(self._subscriptions)} event streams are open")
+        one = Subscription(node, self._subscriptions.discard)
+        after = self._after(last)
+        if after is not None:
+            one.resumed = True
+            for noted in self._ring:
+                if noted.told and noted.number > after and node in {"", noted.transition.node}:
+                    one.push(noted.message)
+        self._subscriptions.add(one)
+        self._noted.set()  # a waiting reader of the fleet now has a subscriber
+        return one
+
+    def tick(self, tick: models.Tick, *, node: str = "") -> None:
+        """The fleet has changed, or this node: notify the subscribers."""
+        message = frame("fleet", tick)
+        for one in self._subscriptions:
+            if one.node == node:
+                one.tick(message)
+
+    async def noted(self) -> None:
+        """Return once a transition was recorded, or a subscriber has come, since the last call."""
+        await self._noted.wait()
+        self._noted.clear()
+
+    def close(self) -> None:
+        """End every stream; no further stream can be opened."""
+        self._closed = True
+        for one in tuple(self._subscriptions):
+            one.close()
+
+    def _ident(self, number: int) -> str:
+        return f"{self.epoch}.{number}"
+
+    def _after(self, last: str) -> int | None:
+        """The number to resume after, or None when it is not ours or no longer remembered."""
+        epoch, _, number = last.partition(".")
+        if epoch != str(self.epoch) or not number.isdecimal():
+            return None
+        oldest = self._ring[0].number if self._ring else self._number + 1
+        return int(number) if oldest - 1 <= int(number) <= self._number else None
+
+
+def frame(name: str, data: models.Shape, ident: str = "") -> bytes:
+    """One server-sent event. JSON holds no raw newline, so that data is one line."""
+    head = f"id: {ident}\n" if ident else ""
+    return f"{head}event: {name}\ndata: ".encode() + msgspec.json.encode(data) + b"\n\n"
+
+
+def _same(one: Transition, other: Transition) -> bool:
+    return (
+        one.kind is other.kind
+        and one.node == other.node
+        and one.summary == other.summary
+        and abs(one.at - other.at) < _SAME
+    )
+
+
+def _identity(one: Transition) -> tuple[float, str, str, str]:
+    return (round(one.at, 3), one.kind, one.node, one.summary)

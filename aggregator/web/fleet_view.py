@@ -1,0 +1,373 @@
+"""The whole fleet as view models for people. Pure; nodes are added one by one.
+
+Adding is the costly part (a few microseconds a node), so a caller that does it for 10,000 nodes can
+yield to other tasks in between; only ``at`` in the result depends on the time.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from aggregator.cluster.port import Phase
+from aggregator.quarantine.decide.admission import allowance
+from aggregator.quarantine.state.fleet import (
+    MARKED_ALONE,
+    UNCLAIMED,
+    FleetState,
+    NodeSummary,
+    QuarantineSummary,
+)
+from aggregator.web import models, node_view
+from aggregator.web.node_view import ViewMoment
+from aggregator.web.replica_messages import NodeReports, ReplicaReport
+
+LETTERS = {
+    QuarantineSummary.OK: "o",
+    QuarantineSummary.UNKNOWN: "u",
+    QuarantineSummary.SILENT: "s",
+    QuarantineSummary.WARNING: "w",
+    QuarantineSummary.HELD: "h",
+    QuarantineSummary.QUARANTINED: "q",
+}
+_ACTIONS = ("drain", "cordon", "observe")
+_PHASES = (
+    Phase.INVALID,
+    Phase.DRAINING,
+    Phase.ADMITTED,
+    Phase.RELEASING,
+    Phase.CORDONED,
+    Phase.DRAINED,
+)
+#: Why a node without a known Quarantine counts as quarantined.
+_MARKED = (UNCLAIMED, MARKED_ALONE)
+#: The texts of limits that are not counted in nodes.
+_TEXTS = {
+    "concurrent_percent": "of all nodes",
+    "new_per_window_percent": "of all nodes, new within the window",
+    "window": "what counts as at once",
+    "cooldown": "nothing new for so long, after the rate or a common cause has tripped",
+    "absent_node_after": "a quarantine whose Node has been gone for so long ends",
+    "after_upgrade": "evidence must stand so long where the driver, kernel or agent is new",
+    "common_cause_percent": "of those who look: more that fail alike are one cause",
+    "common_cause_nodes": "nodes: more that fail alike are one cause",
+    "domain_percent": "of a place or version: more that fail alike are its own",
+    "evictions_at_once": "evictions in flight at once",
+    "quorum_percent": "of the nodes must have reported before anything is admitted",
+    "pool_label": "the node label that names a pool",
+}
+_DIGITS = re.compile(r"(\d+)")
+
+
+def natural(name: str) -> tuple[tuple[int, int, str], ...]:
+    """A sort key that puts node-9 before node-10."""
+    return tuple(
+        (0, int(part), part) if part.isdecimal() else (1, 0, part)
+        for part in _DIGITS.split(name)
+        if part
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FleetViewFindings:
+    """The content of the fleet's page and API, except history. Lists are whole and sorted.
+
+    Where there are several replicas, ``elsewhere`` has the reporting replica of each node that is
+    another's, and ``last_known`` counts the nodes of replicas that don't answer.
+    """
+
+    names: tuple[str, ...] = ()
+    standings: Mapping[str, QuarantineSummary] = field(default_factory=dict)
+    incidents: tuple[models.Incident, ...] = ()
+    quarantines: tuple[models.Quarantine, ...] = ()
+    holds: tuple[models.Hold, ...] = ()
+    silent: tuple[models.NodeRow, ...] = ()
+    wished: tuple[models.NodeRow, ...] = ()
+    exempt: int = 0
+    never_heard: int = 0
+    attached: int = 0
+    conflicts: int = 0
+    mode: str = ""
+    stop: str = ""
+    view_lost: str = ""
+    in_company: bool = False
+    clock_doubt: str = ""
+    waiting_for_quorum: str = ""
+    cooling: str = ""
+    causes: tuple[models.CommonCause, ...] = ()
+    record_entries: int = 0
+    limits: tuple[models.LimitUse, ...] = ()
+    replicas: tuple[models.Replica, ...] = ()
+    frozen: str = ""
+    differing: str = ""
+    incomplete: str = ""
+    last_known: int = 0
+    remote_nodes: Mapping[str, ReplicaReport] = field(default_factory=dict, compare=False)
+
+    @property
+    def counts(self) -> dict[QuarantineSummary, int]:
+        """Nodes by standing, every standing named."""
+        found = Counter(self.standings.values())
+        return {standing: found[standing] for standing in QuarantineSummary}
+
+    @property
+    def letters(self) -> str:
+        """One letter for each of ``names``."""
+        return "".join(LETTERS[self.standings[name]] for name in self.names)
+
+    def marked_only(self) -> list[str]:
+        """Nodes that count as quarantined, without a Quarantine that is known."""
+        known = {one.node for one in self.quarantines}
+        marked = (
+            name for name, one in self.standings.items() if one is QuarantineSummary.QUARANTINED
+        )
+        return sorted((name for name in marked if name not in known), key=natural)
+
+
+class FleetViewBuilder:
+    """Takes in the nodes one by one, then concludes."""
+
+    def __init__(self, fleet: FleetState, moment: ViewMoment) -> None:
+        self._fleet = fleet
+        self._moment = moment
+        self._standings: dict[str, QuarantineSummary] = {}
+        self._incidents: list[models.Incident] = []
+        self._quarantines: list[models.Quarantine] = []
+        self._holds: list[models.Hold] = []
+        self._silent: list[tuple[float, models.NodeRow]] = []
+        self._pools: Counter[str] = Counter()
+        self._taken: Counter[str] = Counter()
+        self._pool_label = _setting(fleet.limits, "pool_label")
+        self._wished: list[models.NodeRow] = []
+        self._never = self._attached = self._conflicts = self._exempt = 0
+        self._nodes = self._last_known = 0
+        self._remote_nodes: dict[str, ReplicaReport] = {}
+
+    def add(self, node_summary: NodeSummary) -> None:
+        """Take one node in, by this replica's own knowledge."""
+        self.count(node_summary)
+        moment, standing = self._moment, node_summary.standing()
+        self._standings[node_summary.node] = standing
+        self._attached += node_summary.speaks
+        self._conflicts += bool(node_summary.conflict)
+        self._exempt += node_summary.exempt
+        if node_summary.wishes:
+            self._wished.append(node_view.node_row(node_summary, moment, standing))
+        if not node_summary.speaks:
+            if node_view.agent(node_summary) == "never":
+                self._never += 1
+            else:
+                heard = (
+                    node_summary.last_heard if node_summary.last_heard is not None else moment.now
+                )
+                self._silent.append((heard, node_view.node_row(node_summary, moment, standing)))
+        if node_summary.incidents:
+            self._incidents.extend(node_view.incidents(node_summary, moment, self._fleet.how))
+        if node_summary.quarantine is not None:
+            shown = node_view.quarantine(node_summary, node_summary.quarantine, self._fleet.how)
+            self._quarantines.append(shown)
+        held = node_view.hold(node_summary, self._fleet.mode, self._fleet.how)
+        if held is not None:
+            self._holds.append(held)
+
+    def add_told(
+        self, told: NodeReports, telling: ReplicaReport, node_summary: NodeSummary | None
+    ) -> None:
+        """Take a node in that is another replica's, by that replica's report.
+
+        ``patient``: the part that every replica knows, which is the Quarantine, or None if it has
+        none.
+        """
+        self.count(node_summary)
+        quarantine = node_summary.quarantine if node_summary is not None else None
+        standing = standing_told(told, node_summary)
+        self._standings[told.node] = standing
+        self._remote_nodes[told.node] = telling
+        self._last_known += bool(telling.trouble)
+        self._attached += told.agent == "attached"
+        self._conflicts += told.conflict
+        self._exempt += told.exempt
+        self._never += told.agent == "never"
+        if told.wishes or told.agent == "silent":
+            row = row_told(told, telling, node_summary, self._moment)
+            if told.wishes:
+                self._wished.append(row)
+            if told.agent == "silent":
+                at = told.last_heard.timestamp() if told.last_heard else self._moment.wall
+                self._silent.append((at - self._moment.wall + self._moment.now, row))
+        self._incidents.extend(told.incidents)
+        if node_summary is not None and quarantine is not None:
+            known = replace(
+                node_summary, last_error=told.last_error, release_held=told.release_held
+            )
+            shown = node_view.quarantine(known, quarantine, self._fleet.how)
+            self._quarantines.append(msgspec.structs.replace(shown, agent=told.agent))
+        if told.hold is not None and (quarantine is None or told.hold.limit == "stop"):
+            self._holds.append(told.hold)
+
+    def count(self, node_summary: NodeSummary | None) -> None:
+        """Count a node for the limits, which are the whole fleet's, without showing it."""
+        self._nodes += 1
+        if self._pool_label and node_summary is not None and node_summary.meta is not None:
+            pool = node_summary.meta.labels.get(self._pool_label, "")
+            self._pools[pool] += 1
+            self._taken[pool] += node_summary.in_record
+
+    def conclude(self, names: Iterable[str]) -> FleetViewFindings:
+        """The findings. ``names`` are the nodes in the order in which people read them.
+
+        The states of the replicas themselves come from elsewhere.
+        """
+        fleet = self._fleet
+        return FleetViewFindings(
+            names=tuple(name for name in names if name in self._standings),
+            standings=self._standings,
+            incidents=tuple(
+                sorted(
+                    self._incidents,
+                    key=lambda one: (
+                        _ACTIONS.index(one.action),
+                        one.recovering_since is not None,
+                        -one.since.timestamp(),
+                        one.node,
+                    ),
+                )
+            ),
+            quarantines=tuple(sorted(self._quarantines, key=_urgency)),
+            holds=tuple(sorted(self._holds, key=lambda one: natural(one.node))),
+            silent=tuple(row for _, row in sorted(self._silent, key=lambda pair: pair[0])),
+            wished=tuple(sorted(self._wished, key=lambda one: natural(one.node))),
+            exempt=self._exempt,
+            never_heard=self._never,
+            attached=self._attached,
+            conflicts=self._conflicts,
+            mode=fleet.mode,
+            stop=node_view.brief(fleet.stop),
+            view_lost=fleet.view_lost,
+            in_company=fleet.in_company,
+            clock_doubt=fleet.clock_doubt,
+            waiting_for_quorum=fleet.waiting_for_quorum,
+            incomplete=fleet.incomplete,
+            cooling=fleet.cooling,
+            causes=node_view.causes(fleet.causes.values(), self._moment)
+            + node_view.blamed(fleet.network.values(), self._moment),
+            record_entries=fleet.record_entries,
+            limits=tuple(self._limits()),
+            last_known=self._last_known,
+            remote_nodes=self._remote_nodes,
+        )
+
+    def _limits(self) -> Iterable[models.LimitUse]:
+        for key, value in self._fleet.limits.items():
+            name = f"limits.{key.removeprefix('limits.')}"
+            yield self._limit(name, value)
+
+    def _limit(self, name: str, value: str) -> models.LimitUse:
+        nodes = self._nodes
+        used = self._fleet.record_entries - self._fleet.absent_entries
+        match name.removeprefix("limits."):
+            case "concurrent" if value.isdecimal():
+                return _use(name, value, used, int(value), "nodes in quarantine at once")
+            case "concurrent_percent" if nodes and _percent(value) is not None:
+                most = allowance(nodes, _percent(value) or 0.0)
+                return _use(name, value, used, most, f"{value} of {nodes:,} {_nodes(nodes)}")
+            case "pool_percent" if _percent(value) is not None and self._pools:
+                pool, taken, most = self._fullest_pool(_percent(value) or 0.0)
+                text = f"{value} of a pool; the fullest is {pool or '(no pool)'}"
+                return _use(name, value, taken, most, text)
+            case "new_per_window" if value.isdecimal():
+                lately, within = self._fleet.admitted_lately, _setting(self._fleet.limits, "window")
+                return _use(name, value, lately, int(value), f"new quarantines within {within}")
+        text = _TEXTS.get(name.removeprefix("limits."), "")
+        return models.LimitUse(name=name, value=value, used=None, most=None, full=False, text=text)
+
+    def _fullest_pool(self, percent: float) -> tuple[str, int, int]:
+        shares = [
+            (self._taken[pool] / allowance(total, percent), pool)
+            for pool, total in self._pools.items()
+        ]
+        _, pool = max(shares)
+        return pool, self._taken[pool], allowance(self._pools[pool], percent)
+
+
+def standing_told(told: NodeReports, node_summary: NodeSummary | None) -> QuarantineSummary:
+    """The standing of another's node: in quarantine if its Quarantine stands, which we see
+    ourselves.
+    """
+    if node_summary is not None and node_summary.quarantine is not None:
+        return QuarantineSummary.QUARANTINED
+    if told.why in _MARKED:
+        return told.standing
+    # We see its end before its replica has reported its new standing.
+    return (
+        QuarantineSummary.UNKNOWN
+        if told.standing is QuarantineSummary.QUARANTINED
+        else told.standing
+    )
+
+
+def row_told(
+    told: NodeReports, telling: ReplicaReport, node_summary: NodeSummary | None, moment: ViewMoment
+) -> models.NodeRow:
+    """Another replica's node in one line."""
+    standing = standing_told(told, node_summary)
+    why = told.why
+    if node_summary is not None and node_summary.quarantine is not None:
+        why = node_view.why(node_summary, standing)
+        if telling.trouble:
+            why = f"{why} ({telling.note})"
+    elif told.standing is QuarantineSummary.QUARANTINED and told.why not in _MARKED:
+        why = "its quarantine has just ended"
+    return models.NodeRow(
+        node=told.node,
+        standing=standing,
+        agent=told.agent,
+        last_heard=telling.last_heard(told, moment),
+        why=why,
+        exempt=told.exempt,
+        wishes=told.wishes,
+        replica=telling.replica,
+        last_known=telling.at if telling.trouble else None,
+    )
+
+
+def survey(fleet: FleetState, moment: ViewMoment) -> FleetViewFindings:
+    """All nodes at once."""
+    found = FleetViewBuilder(fleet, moment)
+    for node_summary in fleet.node_summaries.values():
+        found.add(node_summary)
+    return found.conclude(sorted(fleet.node_summaries, key=natural))
+
+
+def _urgency(one: models.Quarantine) -> tuple[bool, int, float, str]:
+    """Stuck ones first, then those under way, then those that wait for a repair."""
+    since = one.phase_since
+    return (
+        not (one.blockers or one.last_error or one.release_held or one.unmarked),
+        _PHASES.index(Phase(one.phase)),
+        -since.timestamp() if since else 0.0,
+        one.node,
+    )
+
+
+def _use(name: str, value: str, used: int, most: int, text: str) -> models.LimitUse:
+    return models.LimitUse(
+        name=name, value=value, used=used, most=most, full=used >= most, text=text
+    )
+
+
+def _nodes(count: int) -> str:
+    return "node" if count == 1 else "nodes"
+
+
+def _setting(limits: Mapping[str, str], key: str) -> str:
+    return limits.get(key, "") or limits.get(f"limits.{key}", "")
+
+
+def _percent(value: str) -> float | None:
+    try:
+        return float(value.removesuffix("%"))
+    except ValueError:
+        return None

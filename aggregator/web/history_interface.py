@@ -1,0 +1,28 @@
+"""The page's queries to history. `aggregator.history` implements it; losing it loses no
+judgement.
+"""
+
+import math
+from typing import Protocol
+
+from aggregator.events import Transition
+
+
+class HistoryReader(Protocol):
+    """Reads transitions back."""
+
+    @property
+    def problem(self) -> str:
+        """Why, and since when, no transition can be written now; empty: they can."""
+        ...
+
+    async def recent(
+        self, node: str = "", since: float = 0.0, limit: int = 200, until: float = math.inf
+    ) -> list[Transition]:
+        """The newest ``limit`` transitions from ``since`` to ``until`` (wall clock seconds, both
+        included), newest first.
+
+        An empty ``node`` means all of them, including the fleet's own. Raises `OSError` when the
+        database can't be read now: the page then says so and shows what is in memory.
+        """
+        ...

@@ -1,0 +1,468 @@
+"""The content of the page and of the API's answers: one set of models for both.
+
+docs/api.md and the OpenAPI document are made from these. Times are wall clock, in UTC; null is
+"never" or "not yet". Text that a node or a pod's owner chose is passed on as it came: the code that
+shows it escapes it.
+"""
+
+import datetime as dt
+from typing import Annotated
+
+import msgspec
+
+from aggregator.quarantine.state.fleet import QuarantineSummary
+
+#: A time without a zone from another replica is refused, because it could be compared with none of
+#: ours.
+Time = Annotated[dt.datetime, msgspec.Meta(tz=True)]
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all: immutable, named fields, all present in JSON.
+
+    They travel between replicas too (replica_messages.py). So a field that is added gets a default:
+    a replica of the version before doesn't send it.
+    """
+
+
+class LimitUse(Shape, frozen=True, kw_only=True):
+    """A limit of admission and how full it is. ``most`` and ``used`` are null where uncounted."""
+
+    name: str
+    value: str
+    used: int | None
+    most: int | None
+    full: bool
+    text: str
+
+
+class Evidence(Shape, frozen=True, kw_only=True):
+    """A piece of evidence of an incident or a quarantine.
+
+    ``cleared_by`` is the sign that would end it (reboot, gpu_reset, expiry, operator; empty: its
+    check is healthy again); ``over`` is the sign that has ended it; ``lost``: the agent no longer
+    knows of it although no sign has cleared it, so it stays in force.
+    """
+
+    code: str
+    component: str
+    rule: str
+    action: str
+    message: str
+    since: Time | None
+    cleared_by: str
+    over: str
+    lost: bool
+
+
+class Incident(Shape, frozen=True, kw_only=True):
+    """One cause on one node. ``doing`` is sickbay's present action, ``advice`` the next step for
+    people.
+    """
+
+    id: str
+    node: str
+    kind: str
+    action: str
+    summary: str
+    since: Time
+    recovering_since: Time | None
+    closes_at: Time | None
+    evidence: list[Evidence]
+    doing: str
+    advice: str
+
+
+class Blocker(Shape, frozen=True, kw_only=True):
+    """A pod that can't be evicted now, why, and since when."""
+
+    pod: str
+    reason: str
+    since: Time | None
+
+
+class Quarantine(Shape, frozen=True, kw_only=True):
+    """The quarantine of a node. ``phase`` is Admitted, Cordoned, Draining, Drained, Releasing or
+    Invalid; ``phase_since`` is when it got there. ``release_held``: its cause is over, and this is
+    the reason against its release; empty without one. ``unmarked``: which of our marks the node
+    lacks, since ``unmarked_since``; empty while it has all. ``override``: the action that a person
+    has set instead of the decided one; empty without one. ``node_absent_since``: its Node is gone
+    since then, so it counts for no limit. ``uncordoned``: the last uncordon of the node that did
+    not release it, and the reaction to it. ``deadline_at`` is when its drain should have ended,
+    ``overdue_at`` when it was reported overdue; ``pre_evict`` is the result of the site's own step
+    before the evictions.
+    """
+
+    node: str
+    action: str
+    kind: str
+    phase: str
+    phase_since: Time | None
+    reason: str
+    requester: str
+    incident: str
+    message: str
+    created_at: Time | None
+    admitted_at: Time | None
+    cordoned_at: Time | None
+    drain_started_at: Time | None
+    drained_at: Time | None
+    deadline_at: Time | None
+    overdue_at: Time | None
+    pre_evict: str
+    pods_remaining: int | None
+    blockers: list[Blocker]
+    released_because: str
+    release_held: str
+    override: str = ""
+    node_absent_since: Time | None = None
+    uncordoned: str = ""
+    unmarked: str = ""
+    unmarked_since: Time | None = None
+    overruled: bool
+    in_record: bool
+    agent: str
+    last_error: str
+    evidence: list[Evidence]
+    advice: str
+
+
+class Hold(Shape, frozen=True, kw_only=True):
+    """Why a node that policy wants in quarantine is not: a limit by name, the mode, or a person
+    who has exempted it.
+    """
+
+    node: str
+    limit: str
+    value: str
+    reason: str
+    since: Time | None
+    advice: str
+
+
+class CommonCause(Shape, frozen=True, kw_only=True):
+    """A cause that many nodes share: no node is quarantined for it. ``scope`` is check, target,
+    place, version or agents; ``nodes`` of ``total`` that could show it do, ``sample`` names some.
+    """
+
+    id: str
+    scope: str
+    limit: str
+    value: str
+    reason: str
+    nodes: int
+    total: int
+    sample: list[str]
+    since: Time
+    advice: str
+
+
+class NodeRow(Shape, frozen=True, kw_only=True):
+    """One node in a list. ``agent`` is attached, silent or never; ``why`` is one line.
+
+    ``wishes``: people's requests in its annotations, and ``exempt`` whether it is left alone.
+    ``replica`` is the reporting one, empty where there is only one. That replica does not answer
+    now if ``last_known`` is not null: all of this was so then, and ``agent`` may be unknown.
+    """
+
+    node: str
+    standing: QuarantineSummary
+    agent: str
+    last_heard: Time | None
+    why: str
+    exempt: bool
+    wishes: list[str]
+    replica: str = ""
+    last_known: Time | None = None
+
+
+class Component(Shape, frozen=True, kw_only=True):
+    """Level evidence: a part of the node as a check last saw it."""
+
+    check: str
+    component: str
+    status: str
+    reason: str
+    message: str
+    since: Time
+
+
+class Fault(Shape, frozen=True, kw_only=True):
+    """A latched fault. ``historical``: of an earlier boot. ``missing``: the agent no longer reports
+    it and no sign cleared it; it stays in force.
+    """
+
+    code: str
+    check: str
+    component: str
+    message: str
+    boot_id: str
+    first_at: Time
+    last_at: Time
+    count: int
+    cleared_by: str
+    historical: bool
+    missing: bool
+    details: dict[str, str]
+
+
+class Check(Shape, frozen=True, kw_only=True):
+    """A check of the node's agent; ``off_because`` is empty where it runs. Interval in seconds."""
+
+    name: str
+    interval: float
+    off_because: str
+
+
+class Lost(Shape, frozen=True, kw_only=True):
+    """Evidence that the agent reports as lost."""
+
+    source: str
+    records: int
+    message: str
+
+
+class Overruled(Shape, frozen=True, kw_only=True):
+    """Evidence that a person has overruled: it does not quarantine the node until it is over.
+
+    ``cleared_by`` is the sign that ends a fault (reboot, gpu_reset, expiry, operator); empty for a
+    check's evidence, which is over when the check is healthy.
+    """
+
+    code: str
+    component: str
+    cleared_by: str
+
+
+class Event(Shape, frozen=True, kw_only=True):
+    """A transition. ``node`` is empty for the fleet as a whole."""
+
+    at: Time
+    kind: str
+    node: str
+    summary: str
+    incident: str
+    details: dict[str, str]
+
+
+class Replica(Shape, frozen=True, kw_only=True):
+    """One replica of the aggregator, as seen by the one that you asked (``here``: that one itself).
+
+    ``nodes`` is how many it owns. ``trouble`` is empty while it answers; else why its nodes are
+    shown as last known, at ``last_answer`` (null while it answers, or if it never did).
+    ``not_ready`` lists the complaints of its /readyz.
+    """
+
+    name: str
+    here: bool
+    leads: bool
+    nodes: int
+    attached: int
+    version: str
+    policy: str
+    trouble: str
+    last_answer: Time | None
+    not_ready: list[str]
+
+
+class Node(Shape, frozen=True, kw_only=True):
+    """One node's details. ``replica`` and ``last_known`` as in a list of nodes.
+
+    ``read_at``: when the cluster's Node was last read or listed; its marks, its cordon and people's
+    requests are as of then. Null: not yet.
+    """
+
+    node: str
+    uid: str
+    standing: QuarantineSummary
+    why: str
+    agent: str
+    last_heard: Time | None
+    agent_version: str
+    boot_id: str
+    conflict: str
+    foreign: str
+    last_error: str
+    labels: dict[str, str]
+    traits: dict[str, str]
+    incidents: list[Incident]
+    quarantine: Quarantine | None
+    hold: Hold | None
+    would: str
+    exempt: bool
+    wishes: list[str]
+    overruled: list[Overruled]
+    components: list[Component]
+    faults: list[Fault]
+    checks: list[Check]
+    lost: list[Lost]
+    timeline: list[Event]
+    timeline_trouble: str
+    replica: str = ""
+    last_known: Time | None = None
+    read_at: Time | None = None
+
+
+class Fleet(Shape, frozen=True, kw_only=True):
+    """The whole at a glance. ``counts`` has every standing. ``revision`` grows with each change.
+
+    ``stop``, ``view_lost``, ``waiting_for_quorum`` and ``cooling`` (no new action is admitted) are
+    empty, or give the reason; ``in_company``: the view is lost because this replica, configured
+    without others, waits until none is at work; ``causes`` are the common causes that are open;
+    ``not_ready`` lists the complaints of /readyz. ``record_entries`` nodes stand in the admission
+    record.
+
+    ``replicas`` are those of the aggregator, empty where there is only one; ``last_known`` counts
+    the nodes of those that don't answer; ``frozen`` (the members are not known, so no replica
+    acts), ``differing`` (replicas run another version, policy, mode or limits) and ``incomplete``
+    (the leader has no report on all nodes, so little is admitted) are empty, or give the reason.
+    ``history_trouble`` says why, and since when, this replica can't write its history;
+    ``alert_trouble`` why its alerts are not delivered, by webhook; ``clock_doubt`` why it does not
+    trust its wall clock, so that actions that can't be undone wait.
+    """
+
+    at: Time
+    version: str
+    revision: int
+    mode: str
+    stop: str
+    view_lost: str
+    waiting_for_quorum: str
+    cooling: str
+    causes: list[CommonCause]
+    not_ready: list[str]
+    nodes: int
+    attached: int
+    counts: dict[QuarantineSummary, int]
+    incidents: int
+    quarantines: int
+    held: int
+    silent: int
+    exempt: int
+    release_held: int
+    never_heard: int
+    record_entries: int
+    limits: list[LimitUse]
+    headline: str
+    replicas: list[Replica] = []
+    frozen: str = ""
+    differing: str = ""
+    incomplete: str = ""
+    last_known: int = 0
+    history_trouble: str = ""
+    alert_trouble: str = ""
+    clock_doubt: str = ""
+    in_company: bool = False
+
+
+class ReplicaList(Shape, frozen=True, kw_only=True):
+    """The replicas of the aggregator by name. ``frozen`` and ``differing`` as in Fleet."""
+
+    items: list[Replica]
+    total: int
+    frozen: str
+    differing: str
+
+
+class NodePage(Shape, frozen=True, kw_only=True):
+    """Nodes by name. ``next`` is the ``after`` of the next page, empty at the end."""
+
+    items: list[NodeRow]
+    total: int
+    next: str
+
+
+class QuarantineList(Shape, frozen=True, kw_only=True):
+    """Every quarantine, those that need a person first. ``view_lost`` as in Fleet: they are old.
+    ``in_company`` as there, too. ``marked_only``: nodes with our marks and without a known
+    Quarantine.
+    """
+
+    items: list[Quarantine]
+    total: int
+    view_lost: str = ""
+    in_company: bool = False
+    marked_only: list[str] = []
+
+
+class Lemon(Shape, frozen=True, kw_only=True):
+    """A node that comes back again and again. Counted over four weeks; ``strikes`` are why."""
+
+    node: str
+    quarantines: int
+    codes: list[str]
+    days: int
+    returns: int
+    last: Time
+    strikes: list[str]
+
+
+class LemonList(Shape, frozen=True, kw_only=True):
+    """Every lemon, the worst first. ``trouble`` says why the search for them fails now."""
+
+    items: list[Lemon]
+    total: int
+    trouble: str
+
+
+class IncidentPage(Shape, frozen=True, kw_only=True):
+    """Open incidents, the strongest first. ``total`` counts those beyond ``items`` too."""
+
+    items: list[Incident]
+    total: int
+
+
+class EventPage(Shape, frozen=True, kw_only=True):
+    """Transitions, newest first. ``trouble``: why some of them may be missing; else empty."""
+
+    items: list[Event]
+    trouble: str
+
+
+class Map(Shape, frozen=True, kw_only=True):
+    """Every node in one letter, for drawing: ``standings[i]`` is that of ``names[i]``.
+
+    o ok, u unknown, s silent, w warning, h held, q quarantined.
+    """
+
+    revision: int
+    names: list[str]
+    standings: str
+
+
+class Tick(Shape, frozen=True, kw_only=True):
+    """Event "fleet" of the stream: the fleet has changed; request again the data that you show."""
+
+    at: Time
+    revision: int
+    counts: dict[QuarantineSummary, int]
+    headline: str
+
+
+class Hello(Shape, frozen=True, kw_only=True):
+    """Event "hello": the stream is up. ``resumed``: every transition since your last is sent."""
+
+    at: Time
+    version: str
+    resumed: bool
+
+
+class Beat(Shape, frozen=True, kw_only=True):
+    """Event "beat": no change; the stream is alive. Every 10 s."""
+
+    at: Time
+
+
+class Missed(Shape, frozen=True, kw_only=True):
+    """Event "missed": you read too slowly, and so many transitions were not sent. Request the data
+    again.
+    """
+
+    transitions: int
+
+
+class Problem(Shape, frozen=True, kw_only=True):
+    """Why a request was not answered, and the next step."""
+
+    error: str
+    hint: str

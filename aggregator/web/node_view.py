@@ -1,0 +1,491 @@
+"""One node as view models for people. Pure: a node's state and a moment go in, models come out.
+
+Inside, evidence is dated by the aggregator's monotonic clock; people read a wall clock.
+`ViewMoment` holds both as they stood at one instant, and turns one into the other.
+"""
+
+import datetime as dt
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from aggregator.cluster import port
+from aggregator.cluster.port import Phase
+from aggregator.events import Transition
+from aggregator.health.model import Component, Fault, Status
+from aggregator.policy import incident as policy
+from aggregator.policy.lemons import Lemon
+from aggregator.policy.network.verdict import NetworkVerdict
+from aggregator.quarantine.decide.cause_search import LEAST, CommonCause
+from aggregator.quarantine.decide.lost_marks import describe_missing
+from aggregator.quarantine.decide.uncordon import is_left_schedulable
+from aggregator.quarantine.state import fleet
+from aggregator.quarantine.state.fleet import NodeSummary, QuarantineSummary
+from aggregator.runtime.text import truncate
+from aggregator.web import advice, models
+
+_STRENGTH = {"drain": 0, "cordon": 1, "observe": 2}
+_WORST = {Status.FAILED: 0, Status.DEGRADED: 1, Status.UNKNOWN: 2, Status.OK: 3}
+#: Characters.
+_LONGEST_REASON = 1_000
+_LONGEST_EVENT = 4_000  # has the end of a site command's output
+_LONGEST_NAME = 100
+#: The end of year 9999: the limit of a datetime.
+LAST = 253_402_300_799.0
+
+
+@dataclass(frozen=True, slots=True)
+class ViewMoment:
+    """An instant on both clocks, in seconds."""
+
+    now: float
+    wall: float
+
+    def when(self, monotonic: float) -> dt.datetime:
+        """The wall clock time of a monotonic one."""
+        return _date(self.wall + monotonic - self.now)
+
+    def when_or_never(self, monotonic: float | None) -> dt.datetime | None:
+        """The same, or None for never."""
+        return None if monotonic is None else self.when(monotonic)
+
+
+def date(at: float) -> dt.datetime | None:
+    """Wall clock seconds; 0 is "not yet"."""
+    return _date(at) if at else None
+
+
+def _date(at: float) -> dt.datetime:
+    return dt.datetime.fromtimestamp(round(min(max(at, 0.0), LAST), 3), dt.UTC)
+
+
+def brief(text: str) -> str:
+    """A person's reason, which may be a pasted log; the object has all of it."""
+    return truncate(text, _LONGEST_REASON)
+
+
+def agent(node_summary: NodeSummary) -> str:
+    """attached, silent, or never: no message has come since this aggregator started."""
+    if node_summary.speaks:
+        return "attached"
+    return "never" if node_summary.health is None and node_summary.last_heard is None else "silent"
+
+
+def why(node_summary: NodeSummary, standing: QuarantineSummary) -> str:
+    """The reason for the node's standing, in one line. Empty for a healthy node."""
+    if node_summary.quarantine is not None:
+        return _why_quarantined(node_summary, node_summary.quarantine)
+    if node_summary.unclaimed:
+        return node_summary.unclaimed
+    if node_summary.marked:
+        return fleet.MARKED_ALONE
+    if node_summary.hold is not None:
+        return f"held by {node_summary.hold.limit}: {node_summary.hold.reason}"
+    if node_summary.would:
+        if node_summary.spared:
+            return f"a person exempted it ({node_summary.spared}); else: {node_summary.would}"
+        return f"would {node_summary.would}"
+    if node_summary.last_error:
+        return f"the last step failed and is tried again: {node_summary.last_error}"
+    if node_summary.conflict:
+        return node_summary.conflict
+    if standing is QuarantineSummary.SILENT:
+        how = f"is not understood ({node_summary.refused})" if node_summary.refused else "is silent"
+        return f"its agent {how}; " + (_worst(node_summary) or "nothing was failing")
+    if standing is QuarantineSummary.UNKNOWN and node_summary.refused:
+        return f"its agent is not understood: {node_summary.refused}"
+    if standing is QuarantineSummary.UNKNOWN:
+        return "nothing known yet" if node_summary.attached else "no agent has reported from it"
+    if node_summary.wishes and standing is QuarantineSummary.OK:
+        return node_summary.wishes[0]
+    return _others_at_work(node_summary) or _worst(node_summary)
+
+
+def _others_at_work(node_summary: NodeSummary) -> str:
+    if node_summary.maintained:
+        return f"somebody else is at work on it: {node_summary.maintained}"
+    return f"cordoned by somebody else: {node_summary.foreign}" if node_summary.foreign else ""
+
+
+def _why_quarantined(node_summary: NodeSummary, quarantine: port.Quarantine) -> str:
+    held = node_summary.hold
+    by = f", held by {held.limit}" if held is not None and held.limit == "stop" else ""
+    if quarantine.foreign:
+        by = f", by the sickbay in namespace {quarantine.foreign}"
+    loose = "the node is schedulable" if is_left_schedulable(quarantine.status) else ""
+    wrong = "; ".join(one for one in (loose, unmarked(node_summary, quarantine)) if one)
+    lost = f" ({wrong})" if wrong else ""
+    return f"{quarantine.status.phase}{by}{lost}: {brief(quarantine.spec.reason)}"
+
+
+def _worst(node_summary: NodeSummary) -> str:
+    incidents = sorted(node_summary.incidents.values(), key=_by_strength)
+    if incidents:
+        return incidents[0].summary
+    if node_summary.health is None:
+        return ""
+    bad = node_summary.health.components.that_are(Status.DEGRADED, Status.FAILED)
+    if bad:
+        worst = min(bad, key=lambda component: _WORST[component.status])
+        name = f"{worst.check} {worst.component}".rstrip()
+        return f"{name} {worst.status.name.lower()}: {worst.message or worst.reason}"
+    latched = [fault for fault in node_summary.health.faults.values() if not fault.historical]
+    return f"{latched[0].code}: {latched[0].message}" if latched else ""
+
+
+def lemon(one: Lemon) -> models.Lemon:
+    """A repeat offender."""
+    return models.Lemon(
+        node=one.node,
+        quarantines=one.quarantines,
+        codes=list(one.codes),
+        days=one.days,
+        returns=one.returns,
+        last=dt.datetime.fromtimestamp(one.last, dt.UTC),
+        strikes=list(one.strikes),
+    )
+
+
+def node_row(
+    node_summary: NodeSummary, moment: ViewMoment, standing: QuarantineSummary | None = None
+) -> models.NodeRow:
+    """The node in one line."""
+    standing = standing or node_summary.standing()
+    return models.NodeRow(
+        node=node_summary.node,
+        standing=standing,
+        agent=agent(node_summary),
+        last_heard=moment.when_or_never(node_summary.last_heard),
+        why=why(node_summary, standing),
+        exempt=node_summary.exempt,
+        wishes=list(node_summary.wishes),
+    )
+
+
+def _by_strength(incident: policy.Incident) -> tuple[int, float]:
+    return (_STRENGTH.get(incident.action, 3), incident.since)
+
+
+def incidents(node_summary: NodeSummary, moment: ViewMoment, how: str) -> list[models.Incident]:
+    """The node's open incidents, the strongest first. ``how``, here and below: as for `advice`."""
+    ordered = sorted(node_summary.incidents.values(), key=_by_strength)
+    return [_incident(node_summary, found, moment, how) for found in ordered]
+
+
+def _incident(
+    node_summary: NodeSummary, incident: policy.Incident, moment: ViewMoment, how: str
+) -> models.Incident:
+    recovering = incident.recovering_since
+    return models.Incident(
+        id=incident.id,
+        node=incident.node,
+        kind=incident.kind,
+        action=incident.action,
+        summary=incident.summary,
+        since=moment.when(incident.since),
+        recovering_since=moment.when_or_never(recovering),
+        closes_at=None if recovering is None else moment.when(recovering + incident.healthy_for),
+        evidence=[_evidence(item, moment) for item in incident.evidence],
+        doing=_doing(node_summary, incident),
+        advice=advice.for_incident(
+            node_summary,
+            [item.cleared_by or "" for item in incident.in_force],
+            incident.action,
+            how,
+        ),
+    )
+
+
+def _doing(node_summary: NodeSummary, incident: policy.Incident) -> str:
+    overruled = {word.key for word in node_summary.overruled}
+    if incident.evidence and all(item.key in overruled for item in incident.evidence):
+        return "overruled by a person"
+    if incident.action == "observe":
+        return "watched"
+    if node_summary.quarantine is not None:
+        return f"in quarantine: {node_summary.quarantine.status.phase}"
+    if node_summary.hold is not None:
+        return f"held by {node_summary.hold.limit}"
+    if node_summary.would and node_summary.spared:
+        return "a person exempted the node"
+    if node_summary.would:
+        return "the mode keeps us from acting"
+    if incident.recovering_since is not None:
+        return "recovering"
+    if node_summary.conflict:
+        return "nothing: two agents claim the node"
+    return "being admitted"
+
+
+def _evidence(item: policy.Evidence, moment: ViewMoment) -> models.Evidence:
+    return models.Evidence(
+        code=item.code,
+        component=item.component,
+        rule=item.rule,
+        action=item.action,
+        message=item.message,
+        since=moment.when(item.since),
+        cleared_by=item.cleared_by or "",
+        over=item.over,
+        lost=item.lost,
+    )
+
+
+def quarantine(node_summary: NodeSummary, found: port.Quarantine, how: str) -> models.Quarantine:
+    """The quarantine of the node, its progress, and the pods in its way."""
+    spec, status = found.spec, found.status
+    reached = {
+        Phase.ADMITTED: status.admitted_at or found.created_at,
+        Phase.CORDONED: status.cordoned_at,
+        Phase.DRAINING: status.drain_started_at,
+        Phase.DRAINED: status.drained_at,
+    }
+    in_force = [item.cleared_by for item in spec.evidence if not item.cleared]
+    return models.Quarantine(
+        node=found.node,
+        action=spec.action.value,
+        kind=spec.kind,
+        phase=status.phase.value,
+        phase_since=date(reached.get(status.phase, 0.0)),
+        reason=brief(spec.reason),
+        requester=truncate(spec.requester, _LONGEST_NAME),
+        incident=spec.incident,
+        message=found.problem or status.message,
+        created_at=date(found.created_at),
+        admitted_at=date(status.admitted_at),
+        cordoned_at=date(status.cordoned_at),
+        drain_started_at=date(status.drain_started_at),
+        drained_at=date(status.drained_at),
+        deadline_at=date(status.deadline_at),
+        overdue_at=date(status.overdue_at),
+        pre_evict=_hook(status.pre_evict),
+        pods_remaining=status.pods_remaining,
+        blockers=[
+            models.Blocker(pod=blocker.pod, reason=blocker.reason, since=date(blocker.since))
+            for blocker in status.blockers
+        ],
+        released_because=status.released_because,
+        release_held=node_summary.release_held or status.release_held,
+        override=status.override,
+        node_absent_since=date(status.node_absent_since),
+        uncordoned=status.uncordoned,
+        unmarked=unmarked(node_summary, found),
+        unmarked_since=date(status.marks.since) if status.marks is not None else None,
+        overruled=status.overruled,
+        in_record=node_summary.in_record,
+        agent=agent(node_summary),
+        last_error=node_summary.last_error,
+        evidence=[_durable_evidence(item) for item in spec.evidence],
+        advice=advice.for_quarantine(node_summary, found, in_force, how),
+    )
+
+
+def unmarked(node_summary: NodeSummary, found: port.Quarantine) -> str:
+    """Which of our marks the node lacks, and how often they were set again; empty: it has all."""
+    marks = found.status.marks
+    missing = node_summary.missing or (marks.missing if marks is not None else ())
+    if not missing:
+        return ""
+    times = marks.restored if marks is not None else 0
+    again = f"; set again {times} times before" if times else ""
+    return f"the node lacks {describe_missing(missing)}{again}"
+
+
+def _hook(hook: port.HookStatus | None) -> str:
+    """The result of the site's own step; empty where there was none."""
+    return f"{hook.state.value}: {hook.message}".rstrip(": ") if hook is not None else ""
+
+
+def _durable_evidence(item: port.EvidenceItem) -> models.Evidence:
+    """As it stands in the object, which keeps no times, because another process can't use them."""
+    return models.Evidence(
+        code=item.code,
+        component=item.component,
+        rule=item.rule,
+        action="",
+        message=item.message,
+        since=None,
+        cleared_by=item.cleared_by,
+        over=item.cleared,
+        lost=False,
+    )
+
+
+def hold(node_summary: NodeSummary, mode: str, how: str) -> models.Hold | None:
+    """Why a node that policy wants in quarantine is not, or why its quarantine does not go on.
+
+    Returns None without a hold.
+    """
+    found: fleet.NodeHold | None = node_summary.hold
+    if node_summary.quarantine is not None and (found is None or found.limit != "stop"):
+        return None
+    if found is not None:
+        return models.Hold(
+            node=node_summary.node,
+            limit=found.limit,
+            value=found.value,
+            reason=found.reason,
+            since=date(found.since),
+            advice=advice.for_hold(found, how),
+        )
+    if node_summary.would:
+        spared = node_summary.spared
+        return models.Hold(
+            node=node_summary.node,
+            limit="exempt" if spared else "mode",
+            value=spared or mode,
+            reason=f"a person exempted it; else: {node_summary.would}"
+            if spared
+            else f"would {node_summary.would}",
+            since=None,
+            advice=advice.for_exempt(node_summary.node, how)
+            if spared
+            else advice.for_mode(node_summary.node, mode, how),
+        )
+    return None
+
+
+def causes(found: Iterable[CommonCause], moment: ViewMoment) -> tuple[models.CommonCause, ...]:
+    """Open common causes, the one with most nodes first."""
+    return tuple(
+        models.CommonCause(
+            id=one.id,
+            scope=one.scope,
+            limit=one.limit,
+            value=one.value,
+            reason=one.reason,
+            nodes=one.nodes,
+            total=one.total,
+            sample=list(one.sample),
+            since=moment.when(one.since),
+            advice=advice.for_cause(one.scope),
+        )
+        for one in sorted(found, key=lambda one: (-one.nodes, one.id))
+    )
+
+
+def blamed(found: Iterable[NetworkVerdict], moment: ViewMoment) -> tuple[models.CommonCause, ...]:
+    """The findings of triangulation, except targets that are common causes already."""
+    return tuple(
+        models.CommonCause(
+            id=one.subject,
+            scope="network",
+            limit="triangulation",
+            value=one.kind,
+            reason=one.message,
+            nodes=one.count,
+            total=one.total,
+            sample=list(one.nodes),
+            since=moment.when(one.since),
+            advice=advice.for_cause("network"),
+        )
+        for one in sorted(found, key=lambda one: one.subject)
+        if one.kind != "target" or one.count < LEAST
+    )
+
+
+def event(transition: Transition) -> models.Event:
+    """A transition, for people."""
+    return models.Event(
+        at=_date(transition.at),
+        kind=transition.kind.value,
+        node=transition.node,
+        summary=truncate(transition.summary, _LONGEST_EVENT),
+        incident=transition.incident,
+        details=dict(transition.details),
+    )
+
+
+def components(found: Iterable[Component], moment: ViewMoment) -> list[models.Component]:
+    """The worst first."""
+    return [
+        models.Component(
+            check=component.check,
+            component=component.component,
+            status=component.status.name.lower(),
+            reason=component.reason,
+            message=component.message,
+            since=moment.when(component.since),
+        )
+        for component in sorted(found, key=lambda c: (_WORST[c.status], c.check, c.component))
+    ]
+
+
+def faults(found: Iterable[Fault], moment: ViewMoment) -> list[models.Fault]:
+    """Those of this boot first, the newest first."""
+    return [
+        models.Fault(
+            code=fault.code,
+            check=fault.check,
+            component=fault.component,
+            message=fault.message,
+            boot_id=fault.boot_id,
+            first_at=moment.when(fault.first_at),
+            last_at=moment.when(fault.last_at),
+            count=fault.count,
+            cleared_by=fault.cleared_by.value,
+            historical=fault.historical,
+            missing=fault.missing,
+            details=dict(fault.details),
+        )
+        for fault in sorted(found, key=lambda f: (f.historical, -f.last_at, f.code, f.component))
+    ]
+
+
+def node(
+    node_summary: NodeSummary,
+    moment: ViewMoment,
+    mode: str,
+    timeline: Iterable[Transition] = (),
+    timeline_trouble: str = "",
+    *,
+    how: str,
+) -> models.Node:
+    """One node's details. ``timeline`` is newest first."""
+    health, meta = node_summary.health, node_summary.meta
+    standing = node_summary.standing()
+    held = node_summary.quarantine
+    return models.Node(
+        node=node_summary.node,
+        uid=meta.uid if meta else "",
+        standing=standing,
+        why=why(node_summary, standing),
+        agent=agent(node_summary),
+        last_heard=moment.when_or_never(node_summary.last_heard),
+        read_at=moment.when_or_never(node_summary.read_at),
+        agent_version=health.agent_version if health else "",
+        boot_id=health.boot_id if health else "",
+        conflict=node_summary.conflict,
+        foreign=node_summary.foreign,
+        last_error=node_summary.last_error,
+        labels=dict(sorted(meta.labels.items())) if meta else {},
+        traits=dict(sorted(health.traits.items())) if health else {},
+        incidents=incidents(node_summary, moment, how),
+        quarantine=quarantine(node_summary, held, how) if held is not None else None,
+        hold=hold(node_summary, mode, how),
+        would=node_summary.would,
+        exempt=node_summary.exempt,
+        wishes=list(node_summary.wishes),
+        overruled=[
+            models.Overruled(code=one.code, component=one.component, cleared_by=one.cleared_by)
+            for one in sorted(node_summary.overruled)
+        ],
+        components=components(health.levels(), moment) if health else [],
+        faults=faults(health.faults.values(), moment) if health else [],
+        checks=[
+            models.Check(name=check.name, interval=check.interval, off_because=check.off_because)
+            for check in (health.checks if health else ())
+        ],
+        lost=[
+            models.Lost(source=lost.source, records=lost.records, message=lost.message)
+            for lost in reversed(health.lost if health else [])
+        ],
+        timeline=[event(transition) for transition in timeline],
+        timeline_trouble=timeline_trouble,
+    )
+
+
+def steady(told: models.Node) -> models.Node:
+    """Without the fields that change while the node does not, so that two can be compared."""
+    return msgspec.structs.replace(told, last_heard=None)

@@ -1,0 +1,155 @@
+"""Collects the data of a request: the fleet, history, and other packages' counters."""
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from aggregator.events import Transition
+from aggregator.history.dedup import newest_first
+from aggregator.quarantine.state.fleet import FleetState
+from aggregator.web import fleet_view, models, node_view
+from aggregator.web.event_broker import REMEMBERED, EventBroker
+from aggregator.web.history_interface import HistoryReader
+from aggregator.web.merge import lemons
+from aggregator.web.node_detail import NodeDetails
+from aggregator.web.replica_poller import ReplicaPoller
+from aggregator.web.snapshot_cache import FleetSnapshot, SnapshotCache
+from aggregator.web.summary import glance
+
+log = logging.getLogger("sickbay.web")
+
+#: A history that takes longer than this (seconds) is shown as unreachable: the page can't wait.
+PATIENCE = 3.0
+TIMELINE = 200
+
+
+@dataclass(frozen=True, slots=True)
+class MergedEvents:
+    """Transitions, newest first. ``trouble`` says why some may be missing."""
+
+    transitions: list[Transition] = field(default_factory=list)
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetQueries:
+    """The queries that page and API share. ``ready`` returns the problems, in words; empty: there
+    are none.
+
+    ``history_shared``: all replicas write the same history, so that the others needn't be asked.
+    ``alert_trouble`` returns why alerts are not delivered; empty: they are.
+    """
+
+    fleet: FleetState
+    snapshots: SnapshotCache
+    feed: EventBroker
+    history: HistoryReader
+    version: str
+    ready: Callable[[], list[str]]
+    peers: ReplicaPoller
+    stories: NodeDetails
+    alert_trouble: Callable[[], str]
+    history_shared: bool = False
+
+    async def current_snapshot(self) -> FleetSnapshot:
+        """The fleet, a moment ago at most."""
+        await self.peers.answering_replicas()
+        return await self.snapshots.current_snapshot()
+
+    def glance(self, look: FleetSnapshot) -> models.Fleet:
+        """The fleet's numbers."""
+        return glance(
+            look.found,
+            self.snapshots.moment(),
+            version=self.version,
+            revision=look.revision,
+            not_ready=self.ready(),
+            history_trouble=self.history.problem,
+            alert_trouble=self.alert_trouble(),
+        )
+
+    def rows(self, names: Iterable[str], look: FleetSnapshot) -> list[models.NodeRow]:
+        """These nodes in a line each, as of the snapshot; without those that are gone since."""
+        moment, found, rows = self.snapshots.moment(), look.found, list[models.NodeRow]()
+        here = self.stories.replica_name
+        for name in names:
+            telling, node_summary = (
+                found.remote_nodes.get(name),
+                self.fleet.node_summaries.get(name),
+            )
+            if telling is not None:
+                told = self.stories.read_node(name, telling)
+                rows.append(fleet_view.row_told(told, telling, node_summary, moment))
+            elif node_summary is not None:
+                row = node_view.node_row(node_summary, moment)
+                rows.append(msgspec.structs.replace(row, replica=here) if here else row)
+        return rows
+
+    def lemons(self) -> list[models.Lemon]:
+        """The lemons in any replica's history, the worst first."""
+        mine = [node_view.lemon(one) for one in self.fleet.lemons]
+        return lemons(mine, self.peers.tellings())
+
+    async def story(self, name: str) -> models.Node | None:
+        """One node with its timeline, or None where no replica knows it."""
+        await self.peers.answering_replicas()
+        found, past = await asyncio.gather(self.stories.of(name), self.past(name))
+        if found is None:
+            return None
+        return msgspec.structs.replace(
+            found,
+            timeline=[node_view.event(one) for one in past.transitions],
+            timeline_trouble=past.trouble,
+        )
+
+    async def past(
+        self, node: str = "", since: float = 0.0, limit: int = TIMELINE, until: float = math.inf
+    ) -> MergedEvents:
+        """From every history, with the transitions that history may not have written yet."""
+        own = self.own_past(node, since, limit, until)
+        if self.history_shared or not self.peers.up():
+            return await own
+        asked = self.peers.pasts(node, since, limit, until)
+        mine, (theirs, troubles) = await asyncio.gather(own, asked)
+        merged = _merged(mine.transitions, theirs, limit)
+        return MergedEvents(merged, "; ".join(filter(None, [mine.trouble, *troubles])))
+
+    async def own_past(
+        self, node: str = "", since: float = 0.0, limit: int = TIMELINE, until: float = math.inf
+    ) -> MergedEvents:
+        """From this replica's history, with the transitions that it may not have written yet."""
+        most = limit if until == math.inf else REMEMBERED
+        lately = self.feed.recent(node, most)
+        fresh = [one for one in lately if since <= one.at <= until][:limit]
+        try:
+            async with asyncio.timeout(PATIENCE):
+                kept = await self.history.recent(node, since, limit, until)
+        except TimeoutError:
+            return MergedEvents(fresh, f"history gave no answer in {PATIENCE:g} s")
+        except OSError as error:
+            return MergedEvents(fresh, f"history can't be read: {error}")
+        return MergedEvents(_merged(kept, fresh, limit))
+
+    async def prime(self) -> None:
+        """Give the event broker the transitions from before this process."""
+        past = await self.own_past(limit=100)
+        if past.trouble:
+            log.warning("the page begins without its past", extra={"reason": past.trouble})
+        self.feed.prime(past.transitions)
+
+
+def _merged(one: list[Transition], other: list[Transition], limit: int) -> list[Transition]:
+    """The newest of both, each once; repeats are merged into the first one."""
+    known = {_identity(each) for each in one}
+    merged = [*one, *(each for each in other if _identity(each) not in known)]
+    merged.sort(key=lambda each: each.at, reverse=True)
+    return newest_first(merged)[:limit]
+
+
+def _identity(one: Transition) -> tuple[float, str, str, str]:
+    # Databases keep times to the microsecond.
+    return (round(one.at, 3), one.kind, one.node, one.summary)

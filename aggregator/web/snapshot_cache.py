@@ -1,0 +1,109 @@
+"""Takes one snapshot of the fleet for all requests, and reports when it has changed.
+
+A snapshot of 10,000 nodes costs tens of milliseconds. So one snapshot serves all requests until it
+is too old, yields to the event loop in between, and is taken so seldom that it stays below a
+twentieth of the processor. Without watchers no snapshot is taken.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from aggregator.clock import Clocks
+from aggregator.quarantine.state.fleet import FleetState
+from aggregator.web.fleet_view import FleetViewBuilder, FleetViewFindings, natural
+from aggregator.web.merge import LocalScope, Scope
+from aggregator.web.node_view import ViewMoment
+
+#: Ticks come at most so often, and snapshots too (seconds).
+TICK = 0.25
+_SHARE = 20.0
+_CHUNK = 250
+#: The wall clock may be set. Below this (seconds) it counts as the same, so that the dates of
+#: unchanged values don't change.
+_STEP = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSnapshot:
+    """The findings and their time. ``revision`` grows with each snapshot that differs."""
+
+    found: FleetViewFindings
+    moment: ViewMoment
+    revision: int
+
+
+class SnapshotCache:
+    """Keeps the latest snapshot of a scope."""
+
+    def __init__(self, fleet: FleetState, clocks: Clocks, scope: Scope | None = None) -> None:
+        """``scope``: the nodes, and the source of each. Unless given: all that the fleet holds."""
+        self._fleet = fleet
+        self._clocks = clocks
+        self.now = clocks.now
+        self._scope = scope or LocalScope(fleet)
+        self._look: FleetSnapshot | None = None
+        self._old_at = float("-inf")
+        self._poller = asyncio.Lock()
+        self._names: list[str] = []
+        self._offset = clocks.wall() - clocks.now()
+
+    def moment(self) -> ViewMoment:
+        """Now, on both clocks."""
+        now, wall = self._clocks.now(), self._clocks.wall()
+        if abs(wall - now - self._offset) > _STEP:
+            self._offset = wall - now
+        return ViewMoment(now, now + self._offset)
+
+    async def current_snapshot(self) -> FleetSnapshot:
+        """A snapshot that is a quarter of a second old at most, or somewhat more for a large
+        fleet.
+        """
+        async with self._poller:
+            if self._look is None or self._clocks.now() >= self._old_at:
+                self._look = await self._take(self._look)
+            return self._look
+
+    async def _take(self, before: FleetSnapshot | None) -> FleetSnapshot:
+        moment, began = self.moment(), self._clocks.now()
+        names, survey, scope = self._ordered(), FleetViewBuilder(self._fleet, moment), self._scope
+        scope.begin()
+        spent = self._clocks.now() - began
+        spent += await visit_in_chunks(
+            names, lambda name: scope.add(survey, name), self._clocks.now
+        )
+        began = self._clocks.now()
+        found = scope.conclude(survey, names)
+        changed = before is None or before.found != found
+        revision = (before.revision if before else 0) + changed
+        spent += self._clocks.now() - began
+        self._old_at = self._clocks.now() + rest(spent)
+        return FleetSnapshot(found, moment, revision)
+
+    def _ordered(self) -> list[str]:
+        """The nodes as people read them; sorted again when one came or went."""
+        names = self._scope.names()
+        if names != set(self._names):
+            self._names = sorted(names, key=natural)
+        return self._names
+
+
+async def visit_in_chunks(
+    names: Iterable[str], visit: Callable[[str], None], now: Callable[[], float]
+) -> float:
+    """Visit each name, yielding to other tasks in between; returns the seconds that the visits
+    took.
+    """
+    spent, began = 0.0, now()
+    for number, name in enumerate(names, 1):
+        visit(name)
+        if number % _CHUNK == 0:
+            spent += now() - began
+            await asyncio.sleep(0)
+            began = now()
+    return spent + now() - began
+
+
+def rest(spent: float) -> float:
+    """How long (seconds) the result of ``spent`` seconds' work serves before it is renewed."""
+    return max(TICK, _SHARE * spent)

@@ -1,0 +1,80 @@
+"""Other packages' counters for the metrics: structural types, so that no package imports
+this one.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class IngestStatsReader(Protocol):
+    """The counters of `aggregator.ingest.stats` that are exported."""
+
+    @property
+    def attached(self) -> int: ...
+    @property
+    def overdue(self) -> int: ...
+    @property
+    def opened(self) -> int: ...
+    @property
+    def refused(self) -> Mapping[str, int]: ...
+    @property
+    def ended(self) -> Mapping[str, int]: ...
+    @property
+    def messages(self) -> Mapping[str, int]: ...
+    @property
+    def acks(self) -> int: ...
+    @property
+    def resyncs(self) -> int: ...
+    @property
+    def dropped(self) -> int: ...
+    @property
+    def throttled(self) -> int: ...
+    @property
+    def superseded(self) -> int: ...
+    @property
+    def conflicts(self) -> int: ...
+    @property
+    def certificate_troubles(self) -> int: ...
+
+
+class ApiStats(Protocol):
+    """Requests to the Kubernetes API: answers by (method, kind of object, HTTP status)."""
+
+    @property
+    def answers(self) -> Mapping[tuple[str, str, int], int]: ...
+    @property
+    def throttled(self) -> int: ...
+    @property
+    def blocked(self) -> int: ...
+
+
+class HistoryStats(Protocol):
+    """The counters of `aggregator.history`: transitions, and rows of evidence."""
+
+    @property
+    def problem(self) -> str: ...
+    @property
+    def depth(self) -> int: ...
+    @property
+    def written(self) -> int: ...
+    @property
+    def lost(self) -> int: ...
+    @property
+    def untold(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """The counters of the other packages, each None where the package is not in use (the local
+    cluster has no API).
+
+    ``outbox`` returns how many alerts wait for each webhook, by the webhook's number or name,
+    ``alert_trouble`` why they are not delivered; empty: they are.
+    """
+
+    ingest: IngestStatsReader | None = None
+    api: ApiStats | None = None
+    outbox: Callable[[], Mapping[str, int]] | None = None
+    alert_trouble: Callable[[], str] = lambda: ""
+    history: HistoryStats | None = None

@@ -1,0 +1,70 @@
+"""The page's certificate, read again when it rotates.
+
+A new certificate that is not valid now is refused while the served one is. `aggregator.ingest.tls`
+reads the same files for the agents, and reports the reason.
+"""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+from cryptography import x509
+
+from aggregator.tls.certificate import Validity
+
+log = logging.getLogger("sickbay.web")
+
+#: Seconds between checks of the files.
+EVERY = 60.0
+
+
+class Certificate:
+    """A TLS context on two files. Raises OSError or ssl.SSLError when they can't be loaded.
+
+    ``wall`` is seconds since the epoch.
+    """
+
+    def __init__(self, cert_file: Path, key_file: Path, *, wall: Callable[[], float]) -> None:
+        self._files = (cert_file, key_file)
+        self._wall = wall
+        self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self._seen = self._changed()
+        self._load()
+        self._validity = self._says()
+
+    async def follow(self) -> None:
+        """Until cancelled: new connections get the certificate that is there now."""
+        while True:
+            await asyncio.sleep(EVERY)
+            self.reload_if_changed()
+
+    def reload_if_changed(self) -> None:
+        """Read it again, if the new one is better."""
+        try:
+            now = self._changed()
+            if now != self._seen and not self._is_worse():
+                self._load()
+                self._seen, self._validity = now, self._says()
+                log.info("the page's certificate was read again")
+        except OSError as error:  # ssl.SSLError is one; half-written files are tried again
+            log.warning("the page's certificate can't be read", extra={"error": str(error)})
+
+    def _is_worse(self) -> bool:
+        renewed, wall = self._says(), self._wall()
+        return bool(renewed.trouble(wall)) and not self._validity.trouble(wall)
+
+    def _says(self) -> Validity:
+        try:
+            return Validity.of(x509.load_pem_x509_certificates(self._files[0].read_bytes())[0])
+        except ValueError as error:
+            raise OSError(f"{self._files[0]} is no certificate in PEM: {error}") from None
+
+    def _load(self) -> None:
+        # An empty passphrase: OpenSSL would ask the terminal for one, and wait.
+        self.context.load_cert_chain(*self._files, password="")
+
+    def _changed(self) -> tuple[tuple[int, int], ...]:
+        stats = [path.stat() for path in self._files]
+        return tuple((stat.st_ino, stat.st_mtime_ns) for stat in stats)

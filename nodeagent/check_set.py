@@ -1,0 +1,76 @@
+"""Which checks run: built from the configuration, and built again only where it has changed.
+
+A check has a memory (which mounts were writable, which GPUs there were), so a check with unchanged
+settings stays the same object when the configuration is read again.
+"""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nodeagent.checks.base import CheckSpec, LogCheck
+from nodeagent.config.checks import off_by_config, specs_of
+from nodeagent.config.settings import Config
+from nodeagent.scheduler import Scheduled
+from nodeagent.sources import Sources
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A check, and the part of the configuration that it was made from."""
+
+    origin: tuple[Any, ...]
+    check: Any
+
+
+class CheckSet:
+    """The checks that run and those that are off, by the latest configuration."""
+
+    def __init__(self, sources: Sources) -> None:
+        self.scheduled: tuple[Scheduled, ...] = ()
+        self.log_checks: Mapping[str, LogCheck] = {}
+        #: Checks that do not run, and why.
+        self.off: dict[str, str] = {}
+        self._sources = sources
+        self._made: dict[str, _Made] = {}
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The checks that run."""
+        return frozenset(self._made)
+
+    def follow(self, config: Config) -> None:
+        """Run the checks that ``config`` wants."""
+        self._sources = replace(self._sources, expected_gpus=config.expected_gpus)
+        before, self._made, self.off = self._made, {}, {}
+        scheduled: list[Scheduled] = []
+        log_checks: dict[str, LogCheck] = {}
+        for spec in specs_of(config):
+            off = off_by_config(spec, config)
+            if off:
+                self.off[spec.name] = off
+                continue
+            made = self._make(spec, config, before.get(spec.name))
+            self._made[spec.name] = made
+            if spec.interval:
+                scheduled.append(made.check)
+            else:
+                log_checks[spec.name] = made.check
+        self.scheduled, self.log_checks = tuple(scheduled), log_checks
+
+    def _make(self, spec: CheckSpec, config: Config, before: _Made | None) -> _Made:
+        origin = _origin(spec, config)
+        if before is not None and before.origin == origin:
+            return before
+        settings = config.checks[spec.name]
+        check: Any = spec.build(self._sources, settings.options)
+        if spec.interval:
+            check = Scheduled(spec.name, check, settings.interval, settings.deadline)
+        return _Made(origin, check)
+
+
+def _origin(spec: CheckSpec, config: Config) -> tuple[Hashable, ...]:
+    """All parts of the configuration that the check is made from."""
+    # Only the GPU checks ask how many GPUs there should be.
+    expected = config.expected_gpus if spec.name.startswith("gpu") else None
+    return spec, config.checks[spec.name], expected

@@ -1,0 +1,1 @@
+"""Parses what people write: regular files, TOML with its line numbers, kinds of value."""

@@ -1,0 +1,55 @@
+"""The sources as the configuration wants them: the same for the agent and for one look."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from nodeagent.clock import Clock
+from nodeagent.config.settings import Config
+from nodeagent.sources import Sources
+from nodeagent.sources.disk_probe import DiskProbe
+from nodeagent.sources.gpus import GpuMap
+from nodeagent.sources.host import HostRoots
+from nodeagent.sources.kmsg import Cursor, KmsgReader
+from nodeagent.sources.nvml import Nvml
+
+
+def machine(config: Config, clock: Clock) -> HostRoots:
+    return HostRoots(
+        clock=clock,
+        root=config.host_root,
+        proc=config.proc or Path("/proc"),
+        sys=config.sys or Path("/sys"),
+    )
+
+
+def sources(
+    config: Config, machine: HostRoots, remembered_gpus: Mapping[str, str] | None
+) -> Sources:
+    """All sources that checks read. Starts no process: children start with the first question."""
+    return Sources(
+        machine=machine,
+        nvml=Nvml(
+            machine=machine,
+            library=config.nvml.library or None,
+            deadline=config.nvml.deadline,
+        ),
+        disk=DiskProbe(machine=machine),
+        gpus=GpuMap(machine, remembered_gpus),
+        expected_gpus=config.expected_gpus,
+    )
+
+
+def kernel_log(
+    config: Config, clock: Clock, *, boot_id: str, after: Cursor | None, started_at: float
+) -> KmsgReader:
+    """A reader that goes on ``after`` a record, not open yet."""
+    settings = config.kernel_log
+    return KmsgReader(
+        settings.path,
+        clock=clock,
+        boot_id=boot_id,
+        cursor=after,
+        started_at=started_at,
+        boot_grace=settings.boot_grace,
+        accept_user_records=settings.insecure_accept_user_records,
+    )

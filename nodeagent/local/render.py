@@ -1,0 +1,141 @@
+"""Renders the agent's answers on its own node: results as JSON, metrics as text. Pure."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nodeagent.config.reload import ConfigState
+from nodeagent.evidence.latch import Latch
+from nodeagent.kernel_feed import Tally
+from nodeagent.local.findings import from_latch
+from nodeagent.model import CheckInfo
+from nodeagent.scheduler import Scheduled
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """The agent itself. ``uplink`` is JSON for people: state, address, error."""
+
+    node: str
+    version: str
+    uptime: float
+    uplink: Mapping[str, Any]
+    state_problem: str
+    kernel_records: int
+    kernel_seconds: float
+    log_checks: Mapping[str, Tally]
+    quiesced_for: float
+    config: ConfigState
+
+
+def as_json(latch: Latch, checks: Sequence[CheckInfo], about: About, now: float) -> dict[str, Any]:
+    """The answer of ``GET /v1/results``: ``sickbay-agent check -o json``, and the agent itself."""
+    findings = from_latch(latch, now, node=about.node, source="agent", checks=checks)
+    agent = {
+        "version": about.version,
+        "boot_id": latch.boot_id,
+        "uptime_seconds": round(about.uptime, 3),
+        "uplink": about.uplink,
+        "last_seq": latch.last_seq,
+        "last_acked": latch.last_acked,
+        "state_problem": about.state_problem,
+        "quiesced_seconds": round(about.quiesced_for, 3),
+        "config_problem": about.config.problem,
+        "config_restart_for": list(about.config.restart_for),
+    }
+    return findings.as_json() | {"agent": agent}
+
+
+def metrics(latch: Latch, checks: Iterable[Scheduled], about: About, now: float) -> str:
+    """The text of ``GET /metrics``: the agent's own health, and counts of its evidence."""
+    page = _Page()
+    page.family("sickbay_agent_info", "gauge", "The agent.", [({"version": about.version}, 1)])
+    page.one("sickbay_agent_uptime_seconds", "gauge", "Since the agent's start.", about.uptime)
+    connected = int(about.uplink.get("state") == "streaming")
+    page.one("sickbay_agent_streaming", "gauge", "An aggregator takes the evidence.", connected)
+    unacked = latch.last_seq - latch.last_acked
+    page.one("sickbay_agent_unacknowledged_messages", "gauge", "Sent, not yet safe.", unacked)
+    saved = int(not about.state_problem)
+    page.one("sickbay_agent_state_saved", "gauge", "The latest save of the state went.", saved)
+    current = int(not (about.config.problem or about.config.restart_for))
+    text = "The configuration's file is what the agent runs by."
+    page.one("sickbay_agent_config_current", "gauge", text, current)
+    text = "Changed configurations that were taken over."
+    page.one("sickbay_agent_config_reloads_total", "counter", text, about.config.reloads)
+    text = "Changed configurations that were refused."
+    page.one("sickbay_agent_config_refused_total", "counter", text, about.config.failures)
+    records = about.kernel_records
+    page.one("sickbay_agent_kernel_records_total", "counter", "Kernel log records.", records)
+    text = "Spent on reading them, all checks together."
+    page.one("sickbay_agent_kernel_seconds_total", "counter", text, about.kernel_seconds)
+    _log_check_metrics(page, about.log_checks)
+    statuses = Counter((e.check, e.status.name.lower()) for e in latch.components.values())
+    page.family(
+        "sickbay_agent_components",
+        "gauge",
+        "Components by check and status.",
+        [({"check": c, "status": s}, n) for (c, s), n in sorted(statuses.items())],
+    )
+    codes = Counter(f.code for f in latch.faults.values())
+    page.family(
+        "sickbay_agent_faults",
+        "gauge",
+        "Latched faults by code.",
+        [({"code": code}, n) for code, n in sorted(codes.items())],
+    )
+    text = "Seconds for which the GPU driver is still let go of."
+    page.one("sickbay_agent_quiesced_seconds", "gauge", text, about.quiesced_for)
+    _check_metrics(page, list(checks), now)
+    return page.text()
+
+
+def _log_check_metrics(page: "_Page", tallies: Mapping[str, Tally]) -> None:
+    faults = [({"check": name}, tally.faults) for name, tally in tallies.items()]
+    text = "Faults seen in the kernel log."
+    page.family("sickbay_agent_log_check_faults_total", "counter", text, faults)
+    errors = [({"check": name}, tally.errors) for name, tally in tallies.items()]
+    text = "Records on which the check failed itself."
+    page.family("sickbay_agent_log_check_errors_total", "counter", text, errors)
+
+
+def _check_metrics(page: "_Page", checks: Sequence[Scheduled], now: float) -> None:
+    def each(name: str, kind: str, text: str, value: str) -> None:
+        samples = [({"check": c.name}, getattr(c, value)) for c in checks]
+        page.family(f"sickbay_agent_check_{name}", kind, text, samples)
+
+    each("looks_total", "counter", "Looks that ended.", "looks")
+    each("errors_total", "counter", "Looks that ended with the check's own error.", "errors")
+    each("hangs_total", "counter", "Looks that outlived their deadline.", "hangs")
+    each("duration_seconds", "gauge", "How long the latest look took.", "last_duration")
+    # A look that hangs has not ended, and its check is no success for as long as that goes on.
+    looked = [check for check in checks if check.looks or check.hung_since is not None]
+    well = [({"check": c.name}, int(not c.error and c.hung_since is None)) for c in looked]
+    about = "The latest look ended well and in time, whatever it saw."
+    page.family("sickbay_agent_check_success", "gauge", about, well)
+    ages = [({"check": c.name}, now - c.last_success) for c in checks if c.last_success is not None]
+    about = "Since the check last ended well."
+    page.family("sickbay_agent_check_success_age_seconds", "gauge", about, ages)
+
+
+class _Page:
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+
+    def one(self, name: str, kind: str, about: str, value: float) -> None:
+        self.family(name, kind, about, [({}, value)])
+
+    def family(
+        self, name: str, kind: str, about: str, samples: Iterable[tuple[Mapping[str, str], float]]
+    ) -> None:
+        self._lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
+        for labels, value in samples:
+            pairs = ",".join(f'{key}="{_escape(text)}"' for key, text in labels.items())
+            self._lines.append(f"{name}{{{pairs}}} {value:g}" if pairs else f"{name} {value:g}")
+
+    def text(self) -> str:
+        return "\n".join(self._lines) + "\n"
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,0 +1,122 @@
+"""A short-lived program, exec'd, whose lines are read as they come.
+
+Never forked from within (the agent runs gRPC), no thread, and no waiting: a child that hangs in
+the kernel is left to hang while the agent goes on, and is reaped in the moment that it ends.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+__all__ = ["ChildProcess", "python", "where"]
+
+_READ = 65536
+_LINE_LIMIT = 65536  # a child that never ends its line is cut, not collected
+_LAST_WORDS = 500
+_REAP_SECONDS = (0.002, 1.0)  # between looks at a child whose output ended: first, and most
+
+
+def python(script: str, *arguments: str) -> list[str]:
+    """The command line for a script of this package: the interpreter at its lightest."""
+    return [sys.executable, "-I", "-S", "-E", str(Path(__file__).with_name(script)), *arguments]
+
+
+def where(pid: int, thread: int | None = None, proc: Path = Path("/proc")) -> str:
+    """Where a thread waits: its state and kernel function, such as "D in percpu_rwsem_wait".
+
+    Empty when it is gone. ``proc`` is this process's own: children are of its PID namespace.
+    """
+    task = proc / str(pid) / "task" / str(thread or pid)
+    try:
+        state = (task / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+        function = (task / "wchan").read_text(errors="replace").strip()
+    except (OSError, IndexError):
+        return ""
+    return state if function in ("", "0") else f"{state} in {function}"
+
+
+class ChildProcess:
+    """One running child. ``ended`` is done when it is gone and reaped.
+
+    ``on_line`` is called with each line of its output (standard error too), in the event loop.
+    Raises OSError when the program cannot be started.
+    """
+
+    def __init__(self, command: Sequence[str], on_line: Callable[[str], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_line = on_line
+        self._rest = b""
+        self.last_words = ""
+        self.ended: asyncio.Future[int] = self._loop.create_future()
+        library_path = {k: v for k, v in os.environ.items() if k == "LD_LIBRARY_PATH"}
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd="/",  # holds no filesystem busy
+            env=library_path,
+            process_group=0,  # Ctrl-C in a terminal is the agent's to handle
+        )
+        assert self._process.stdout is not None
+        self._output = self._process.stdout.fileno()
+        os.set_blocking(self._output, False)
+        self._loop.add_reader(self._output, self._readable)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def kill(self) -> None:
+        """Ask the kernel to end the child. In state D it stays until its system call returns."""
+        self._process.kill()
+
+    def hang_up(self) -> None:
+        """Stop reading. A child that watches for this ends by itself, and is reaped then."""
+        output = self._process.stdout
+        if output is not None and not output.closed:
+            self._stop_reading()
+            self._reap(_REAP_SECONDS[0])
+
+    async def close(self, patience: float = 1.0) -> bool:
+        """Kill the child and wait a moment.
+
+        False if it could not end: the kernel will end it later.
+        """
+        self.kill()
+        await asyncio.wait([self.ended], timeout=patience)
+        self._stop_reading()
+        return self.ended.done()
+
+    def _readable(self) -> None:
+        try:
+            chunk = os.read(self._output, _READ)
+        except BlockingIOError:
+            return
+        if not chunk:
+            self._stop_reading()
+            self._reap(_REAP_SECONDS[0])
+            return
+        *lines, rest = (self._rest + chunk).split(b"\n")
+        self._rest = rest[-_LINE_LIMIT:]
+        for line in lines:
+            text = line.decode("utf-8", "replace")
+            self.last_words = text[-_LAST_WORDS:]
+            self._on_line(text)
+
+    def _reap(self, pause: float) -> None:
+        """Its output has ended, so its exit is a matter of moments (files close first)."""
+        code = self._process.poll()
+        if code is None:
+            self._loop.call_later(pause, self._reap, min(2 * pause, _REAP_SECONDS[1]))
+        elif not self.ended.done():
+            self.ended.set_result(code)
+
+    def _stop_reading(self) -> None:
+        output = self._process.stdout
+        if output is not None and not output.closed:
+            self._loop.remove_reader(self._output)
+            output.close()

@@ -1,0 +1,219 @@
+"""Runs one program of the site's: ``python -I -S -E command_child.py LIMIT HOST_ROOT COMMAND...``
+
+It stands between the agent and the program, since a program may fork, hang and print without end:
+every process that the program starts, even one that detaches itself, comes back to this process (a
+subreaper) and is ended with it. The program gets no terminal, no open file and nothing of the
+agent's environment, and is the first to go when memory runs out.
+
+Standard output is one line of JSON: ``out`` and ``err`` (the beginning of the output), ``left``
+(how many processes the program left behind) and ``stuck`` (where a process waits that SIGKILL does
+not end), and one of ``exit``, ``signal``, ``errno`` (not started), ``late`` (where it waited),
+``flood`` (true). When a process is stuck this one stays until it is gone. When no process reads its
+output any more (the agent died) it ends them all and itself.
+"""
+
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+
+_PR_SET_CHILD_SUBREAPER = 36
+_KEPT = {"out": 4096, "err": 1024}  # bytes
+_MOST = 4 << 20  # bytes; a program that prints more is ended: reading it costs a core
+_DEATH = 2.0  # seconds that processes get to go after SIGKILL
+_OOM_SCORE_ADJ = "500"
+_STDOUT = 1
+_CATCHABLE = [n for n in range(1, 32) if n not in (signal.SIGKILL, signal.SIGSTOP)]
+
+
+class _Said:
+    """The program's output: the beginning of each stream, and how much there was."""
+
+    def __init__(self) -> None:
+        self.kept = {"out": b"", "err": b""}
+        self.total = 0
+        self.streams: dict[int, str] = {}
+
+    def read(self, fd: int) -> bool:
+        """Take the output there is; False when the stream has ended or is empty."""
+        try:
+            chunk = os.read(fd, 65536)
+        except BlockingIOError:
+            return False
+        name = self.streams[fd]
+        self.total += len(chunk)
+        self.kept[name] += chunk[: _KEPT[name] - len(self.kept[name])]
+        return bool(chunk)
+
+
+def run(command: list[str], limit: float, environ: dict[str, str]) -> dict[str, object]:
+    """Run it to its end, its limit or its flood; all that it started is ended then."""
+    said = _Said()
+    ends: dict[str, int] = {}
+    for name in said.kept:
+        reading, ends[name] = os.pipe()
+        os.set_blocking(reading, False)
+        said.streams[reading] = name
+    try:
+        pid = os.posix_spawn(
+            command[0],
+            command,
+            environ,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, ends["out"], 1),
+                (os.POSIX_SPAWN_DUP2, ends["err"], 2),
+            ],
+            setsid=True,
+            setsigmask=(),
+            setsigdef=_CATCHABLE,  # Python, or the agent's parent, may ignore them
+        )
+    except OSError as error:
+        return {"errno": error.errno or 0}
+    for end in ends.values():
+        os.close(end)
+    result = _watch(pid, said, time.monotonic() + limit)
+    left, stuck = end_all()
+    texts = {name: kept.decode("utf-8", "replace") for name, kept in said.kept.items()}
+    return {**result, **texts, "left": left if "exit" in result else 0, "stuck": stuck}
+
+
+def _watch(pid: int, said: _Said, deadline: float) -> dict[str, object]:
+    poll = select.poll()
+    ended = os.pidfd_open(pid)
+    poll.register(ended, select.POLLIN)
+    poll.register(_STDOUT, 0)  # an error alone: our reader has gone
+    for fd in said.streams:
+        poll.register(fd, select.POLLIN)
+    while (left := deadline - time.monotonic()) > 0:
+        ready = dict(poll.poll(left * 1000))
+        if _STDOUT in ready:
+            end_all()
+            os._exit(0)
+        if ended in ready:
+            # Do not wait for the streams' end: processes that it left behind may hold them open.
+            for fd in said.streams:
+                while said.total < _MOST and said.read(fd):
+                    pass
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            return {"signal": -code} if code < 0 else {"exit": code}
+        for fd in ready.keys() & said.streams.keys():
+            if not said.read(fd):
+                poll.unregister(fd)
+        if said.total >= _MOST:
+            return {"flood": True}
+    return {"late": _where(pid)}
+
+
+def end_all() -> tuple[int, str]:
+    """End every process below this one: how many there were, and where one waits that stays."""
+    give_up = time.monotonic() + _DEATH
+    pause, first = 0.001, -1
+    while True:
+        living = [pid for pid in _below(os.getpid()) if _where(pid)]
+        first = len(living) if first < 0 else first
+        for pid in living:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return first, ""
+        if time.monotonic() > give_up:
+            return first, ", ".join(f"process {pid}: {_where(pid) or 'gone'}" for pid in living[:3])
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+
+
+def _below(parent: int) -> list[int]:
+    """All processes that descend from ``parent`` now; some may be zombies."""
+    found: list[int] = []
+    waiting = [parent]
+    while waiting:
+        children = _children(waiting.pop())
+        found += children
+        waiting += children
+    return found
+
+
+def _children(parent: int) -> list[int]:
+    tasks = f"/proc/{parent}/task"
+    try:
+        text = " ".join(_read(f"{tasks}/{task}/children") for task in os.listdir(tasks))  # noqa: PTH208
+    except FileNotFoundError:
+        if os.path.exists(f"/proc/self/task/{os.getpid()}/children"):  # noqa: PTH110
+            return []  # it has just ended
+        return _children_by_stat(parent)  # a kernel without CONFIG_PROC_CHILDREN
+    except OSError:
+        return []
+    return [int(pid) for pid in text.split()]
+
+
+def _children_by_stat(parent: int) -> list[int]:
+    found = []
+    for name in os.listdir("/proc"):  # noqa: PTH208  pathlib costs 1 MB
+        if name.isdigit():
+            fields = _stat(int(name))
+            if len(fields) > 1 and fields[1] == str(parent):
+                found.append(int(name))
+    return found
+
+
+def _where(pid: int) -> str:
+    """The state of a process and the kernel function in which it waits; empty when it has ended."""
+    state = (_stat(pid) or ["Z"])[0]
+    if state in "ZX":
+        return ""
+    try:
+        function = _read(f"/proc/{pid}/wchan").strip()
+    except OSError:
+        function = ""
+    return state if function in ("", "0") else f"{state} in {function}"
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields after the name: the state, the parent, and so on."""
+    try:
+        return _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _read(path: str) -> str:
+    with open(path, errors="replace") as file:  # noqa: PTH123  pathlib costs 1 MB
+        return file.read()
+
+
+def main(limit: str, host_root: str, *command: str) -> None:
+    """Run the command, print its result, wait for stuck processes."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.umask(0o077)
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123
+            file.write(_OOM_SCORE_ADJ)
+    except OSError:
+        pass  # refused: then it is as likely to go as the agent is
+    environ = {
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "LC_ALL": "C.UTF-8",
+        "HOME": "/",
+        "SICKBAY_HOST_ROOT": host_root,
+    }
+    os.write(_STDOUT, json.dumps(run(list(command), float(limit), environ)).encode() + b"\n")
+    try:
+        while True:
+            os.wait()
+    except ChildProcessError:
+        return
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

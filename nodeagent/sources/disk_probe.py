@@ -1,0 +1,291 @@
+"""Device probes in a child process: a call that hangs with a device hangs there, not in the agent.
+
+Questions of about the same time, statvfs of some paths and writes to others, share one exec'd child
+with a thread for each (starting an interpreter is the main cost). A path that has not answered at
+its deadline is *hung*: its child is killed, which in state D has no effect until the device
+answers, and as long as it lives no further probe of that path is begun.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nodeagent.sources.child_process import ChildProcess, python, where
+from nodeagent.sources.host import HostRoots
+
+__all__ = [
+    "Differs",
+    "DiskProbe",
+    "Files",
+    "Hung",
+    "NotProbed",
+    "Page",
+    "ProbeRefused",
+    "Result",
+    "Space",
+    "Written",
+]
+
+_SCRIPT = "disk_child.py"
+#: Seconds in which questions gather for one child: checks of one interval ask in the same beat.
+_GATHERING = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """A filesystem's fullness as df counts it, in bytes and in inodes.
+
+    ``free`` is without root's reserve; ``inodes`` 0 is "has no fixed number".
+    """
+
+    size: int
+    used: int
+    free: int
+    inodes: int
+    inodes_free: int
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """4 KiB were written, synced, read back and removed, in ``seconds``."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Differs:
+    """The bytes read back differ from those that were written and synced."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRefused:
+    """A system call failed at ``step`` (statvfs, open, lock, write, get-log-page, ...)."""
+
+    errno: int
+    step: str
+
+    def __str__(self) -> str:
+        return f"{self.step}: {os.strerror(self.errno)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Hung:
+    """No answer for ``seconds``, counted from the first probe that got none.
+
+    ``where`` is the probe's state and kernel function ("D in percpu_rwsem_wait"), or says that
+    another process's probe holds the file.
+    """
+
+    seconds: float
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotProbed:
+    """The probe itself failed (its child did not start, or crashed): ``message`` says how."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The beginning of a drive's health log."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Each file's text, stripped, or the errno of why it could not be read; in their order."""
+
+    contents: tuple[str | int, ...]
+
+
+Result = Space | Written | Differs | Page | Files | ProbeRefused | Hung | NotProbed
+
+_Job = tuple[str, str]  # kind (space, write, nvme, files), path
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """A probe under way. It lands with its answer, or when its child ends without one."""
+
+    job: _Job
+    began: float
+    answer: "asyncio.Future[Result]"
+    child: ChildProcess | None = None
+    thread: int | None = None
+    killed: bool = False
+    spot: str = ""
+
+
+class DiskProbe:
+    """Runs probes of devices. Safe to ask from several tasks at once.
+
+    ``deadline`` is in seconds. A path that another task is asking about is not asked twice.
+    """
+
+    def __init__(self, *, machine: HostRoots, deadline: float = 10.0) -> None:
+        self._clock = machine.clock
+        self._deadline = deadline
+        self._flights: dict[_Job, _Flight] = {}
+        self._waiting: list[_Flight] = []
+        self._children: set[ChildProcess] = set()
+        self._silent_since: dict[_Job, float] = {}
+
+    async def space(self, paths: Sequence[str], *, apart: bool = False) -> dict[str, Result]:
+        """Space, ProbeRefused, Hung or NotProbed for each path.
+
+        ``apart``: in a child that these paths share with no others.
+        """
+        return await self._probe("space", paths, apart=apart)
+
+    async def write(self, paths: Sequence[str]) -> dict[str, Result]:
+        """Written, Differs, ProbeRefused, Hung or NotProbed for each directory.
+
+        The probe is a locked file in the directory (disk_child.NAME), gone afterwards.
+        """
+        return await self._probe("write", paths, apart=False)
+
+    async def nvme_health(self, devices: Sequence[str]) -> dict[str, Result]:
+        """Page, ProbeRefused, Hung or NotProbed for each controller's device file."""
+        return await self._probe("nvme", devices, apart=False)
+
+    async def files(self, groups: Sequence[Sequence[str]]) -> list[Result]:
+        """Files, Hung or NotProbed for each group of small files, such as those of one device.
+
+        For files of sysfs whose drivers ask their hardware. A group hangs as one. The first 64
+        bytes of each file are read.
+        """
+        joined = ["\t".join(group) for group in groups]
+        results = await self._probe("files", joined, apart=False)
+        return [results[group] for group in joined]
+
+    def outstanding(self) -> dict[str, int]:
+        """The paths without an answer, each with the process that waits for it."""
+        flights = self._flights.values()
+        return {f.job[1]: f.child.pid for f in flights if f.child is not None}
+
+    async def close(self) -> None:
+        """Kill the children under way. One that hangs in the kernel ends when its call returns."""
+        self._waiting.clear()
+        await asyncio.gather(*(child.close() for child in self._children))
+        self._flights.clear()
+
+    async def _probe(self, what: str, paths: Sequence[str], *, apart: bool) -> dict[str, Result]:
+        jobs: list[_Job] = [(what, path) for path in dict.fromkeys(paths)]
+        new = [self._book(job) for job in jobs if job not in self._flights]
+        flights = [self._flights[job] for job in jobs]
+        if apart:
+            self._take_off(new)
+        elif new:
+            if not self._waiting:
+                asyncio.get_running_loop().call_later(_GATHERING, self._take_off_together)
+            self._waiting += new
+        results = await asyncio.gather(*(self._landing(flight) for flight in flights))
+        return {path: result for (_, path), result in zip(jobs, results, strict=True)}
+
+    def _book(self, job: _Job) -> _Flight:
+        answer: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        flight = self._flights[job] = _Flight(job, self._clock.boottime(), answer)
+        return flight
+
+    def _take_off_together(self) -> None:
+        flights, self._waiting = self._waiting, []
+        self._take_off(flights)
+
+    def _take_off(self, flights: Sequence[_Flight]) -> None:
+        """One child for all of them."""
+        if not flights:
+            return
+
+        def heard(line: str) -> None:
+            number, _, text = line.partition(" ")
+            if number.isdecimal() and int(number) < len(flights):
+                self.read_results(flights[int(number)], text)
+
+        try:
+            child = ChildProcess(
+                python(_SCRIPT, *(":".join(flight.job) for flight in flights)), heard
+            )
+        except OSError as error:
+            for flight in flights:
+                self._land(flight, NotProbed(f"cannot start {sys.executable}: {error.strerror}"))
+            return
+        self._children.add(child)
+        for flight in flights:
+            flight.child = child
+
+        def ended(code: "asyncio.Future[int]") -> None:
+            self._children.discard(child)
+            words = f"the probe ended with {code.result()}: {child.last_words}"
+            for flight in flights:
+                self._land(flight, NotProbed(words))
+
+        child.ended.add_done_callback(ended)
+
+    def read_results(self, flight: _Flight, text: str) -> None:
+        word, *values = text.split(" ")
+        if word == "at":
+            flight.thread = int(values[0])
+        else:
+            self._land(flight, _read(word, values))
+
+    def _land(self, flight: _Flight, result: Result) -> None:
+        if not flight.answer.done():
+            flight.answer.set_result(result)
+            # Now and not when the child ends: another path may hold it up for ever.
+            self._flights.pop(flight.job, None)
+
+    async def _landing(self, flight: _Flight) -> Result:
+        left = flight.began + self._deadline - self._clock.boottime()
+        await asyncio.wait([flight.answer], timeout=max(0.0, left))
+        if not flight.answer.done() or flight.killed:
+            return self._hung(flight)
+        result = flight.answer.result()
+        if isinstance(result, Hung):  # another process's probe is the one that hangs
+            return Hung(self._silence(flight), result.where)
+        if not isinstance(result, NotProbed):
+            self._silent_since.pop(flight.job, None)
+        return result
+
+    def _hung(self, flight: _Flight) -> Hung:
+        if flight.child is not None:
+            # Looked up before the kill: a sleep that can be killed is over at once.
+            flight.spot = where(flight.child.pid, flight.thread) or flight.spot
+            if not flight.killed:
+                flight.killed = True
+                flight.child.kill()
+        return Hung(self._silence(flight), flight.spot)
+
+    def _silence(self, flight: _Flight) -> float:
+        return self._clock.boottime() - self._silent_since.setdefault(flight.job, flight.began)
+
+
+def _read(word: str, values: Sequence[str]) -> Result:
+    """The child's answer (disk_child has its format)."""
+    match word, values:
+        case "space", [size, used, free, inodes, inodes_free]:
+            return Space(int(size), int(used), int(free), int(inodes), int(inodes_free))
+        case "written", [microseconds]:
+            return Written(int(microseconds) / 1e6)
+        case "page", [data]:
+            return Page(bytes.fromhex(data))
+        case "files", _:
+            return Files(tuple(_content(value) for value in values))
+        case "refused", [errno, step]:
+            return ProbeRefused(int(errno), step)
+        case "differs", []:
+            return Differs()
+        case "busy", []:
+            return Hung(0.0, "behind an earlier probe that still holds the file")
+        case _:
+            return NotProbed(f"the probe said {' '.join([word, *values])!r}")
+
+
+def _content(value: str) -> str | int:
+    if value.startswith("!"):
+        return int(value[1:])
+    return bytes.fromhex(value[1:]).decode("utf-8", "replace").strip()

@@ -1,0 +1,251 @@
+"""NVML's answers at one look: facts about the driver and about each GPU, no verdicts."""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class Code(enum.IntEnum):
+    """NVML return codes that matter here (nvml.h, ``nvmlReturn_t``)."""
+
+    NOT_SUPPORTED = 3
+    NO_PERMISSION = 4
+    DRIVER_NOT_LOADED = 9
+    LIBRARY_NOT_FOUND = 12
+    FUNCTION_NOT_FOUND = 13
+    CORRUPTED_INFOROM = 14
+    GPU_IS_LOST = 15
+    RESET_REQUIRED = 16
+    LIBRARY_MISMATCH = 18
+    UNKNOWN = 999
+
+
+#: The names of NVML calls in ``Gpu.errors``, in the worker's process name and in messages.
+CALLS = {
+    "init": "nvmlInit",
+    "driver": "nvmlSystemGetDriverVersion",
+    "count": "nvmlDeviceGetCount",
+    "handle": "nvmlDeviceGetHandleByIndex",
+    "uuid": "nvmlDeviceGetUUID",
+    "pci": "nvmlDeviceGetPciInfo",
+    "name": "nvmlDeviceGetName",
+    "recovery": "nvmlDeviceGetFieldValues",
+    "rows": "nvmlDeviceGetRemappedRows",
+    "ecc": "nvmlDeviceGetTotalEccErrors",
+    "replays": "nvmlDeviceGetFieldValues",
+    "clocks": "nvmlDeviceGetCurrentClocksEventReasons",
+    "reserve": "nvmlDeviceGetRowRemapperHistogram",
+    "pages": "nvmlDeviceGetRetiredPages",
+    "sram": "nvmlDeviceGetSramEccErrorStatus",
+    "links": "nvmlDeviceGetNvLinkState",
+    "linkerr": "nvmlDeviceGetNvLinkErrorCounter",
+    "fabric": "nvmlDeviceGetGpuFabricInfoV",
+    "inforom": "nvmlDeviceValidateInforom",
+    "events": "nvmlDeviceRegisterEvents",
+    "wait": "nvmlEventSetWait_v2",
+}
+
+
+class TroubleKind(enum.Enum):
+    """Why NVML as a whole gives no answer. The value is the reason in an observation."""
+
+    NO_LIBRARY = "no-library"
+    DRIVER_NOT_LOADED = "driver-not-loaded"
+    LIBRARY_MISMATCH = "library-mismatch"
+    FAILED = "nvml-failed"
+    STARTING = "starting"
+    HUNG = "hung"
+    CRASHED = "crashed"
+    QUIESCED = "quiesced"
+
+
+@dataclass(frozen=True, slots=True)
+class NvmlTrouble:
+    """``message`` is for people; ``call`` is the NVML call that hung or crashed, if one did.
+
+    ``where`` is the kernel function in which a hung worker waits (its ``wchan``), if known.
+    """
+
+    kind: TroubleKind
+    message: str
+    call: str = ""
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EccCounts:
+    """Errors since the driver loaded or the GPU was reset (volatile) and in its life (aggregate).
+
+    A kind that the GPU does not count is None.
+    """
+
+    corrected: int | None
+    uncorrected: int | None
+    corrected_in_life: int | None = None
+    uncorrected_in_life: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RemappedRows:
+    """Memory rows that were replaced by spare ones; ``failure``: no spare row was left."""
+
+    corrected: int
+    uncorrected: int
+    pending: bool
+    failure: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RowReserve:
+    """Memory banks by how many spare rows they have left; a bank of ``none`` can heal no more."""
+
+    full: int
+    high: int
+    partial: int
+    low: int
+    none: int
+
+
+@dataclass(frozen=True, slots=True)
+class RetiredPages:
+    """Memory pages taken out of use, as GPUs before Ampere do it.
+
+    ``double_bit_lately``: those for double-bit errors within the last week. ``pending``: some wait
+    for a reset of the GPU.
+    """
+
+    single_bit: int
+    double_bit: int
+    double_bit_lately: int
+    pending: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NvLinks:
+    """``states`` has an entry for each NVLink of the GPU by number: whether it is active.
+
+    ``errors`` has the error counters of the active ones, by kind ("replay", "crc", "recovery", ...)
+    and link number; a kind that the GPU does not count is absent. With None they could not be read.
+    """
+
+    states: tuple[bool, ...]
+    errors: Mapping[str, Mapping[int, int]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """The GPU's place in an NVLink fabric (nvml.h, ``nvmlGpuFabricInfo_v3_t``).
+
+    ``state``: 0 not supported, 1 not started, 2 in progress, 3 completed. ``status``: NVML's return
+    code of a registration that is completed. ``health`` and ``summary`` as the driver packs them.
+    """
+
+    state: int
+    status: int
+    health: int
+    summary: int
+    cluster: str
+    clique: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU by its NVML index.
+
+    ``uuid`` and ``pci`` ("0000:3b:00") are empty only when the GPU never said them to this worker.
+    A value that could not be read is None and its call is in ``errors`` with NVML's return code.
+    ``clocks`` are the bits of nvmlClocksEventReasons, ``replays`` a counter of the PCIe link,
+    ``inforom`` the code of its latest validation. The values from ``reserve`` on change seldom:
+    they may be five minutes old, the validation a day.
+    """
+
+    index: int
+    uuid: str = ""
+    pci: str = ""
+    name: str = ""
+    ecc: EccCounts | None = None
+    rows: RemappedRows | None = None
+    recovery_action: int | None = None
+    clocks: int | None = None
+    replays: int | None = None
+    reserve: RowReserve | None = None
+    pages: RetiredPages | None = None
+    sram_threshold_exceeded: bool | None = None
+    links: NvLinks | None = None
+    fabric: Fabric | None = None
+    inforom: int | None = None
+    errors: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class XidEvent:
+    """An Xid that NVML told of in the sample taken ``at``; it came after ``since``.
+
+    Both are boottime seconds. Events of the same sample may be many.
+    """
+
+    uuid: str
+    pci: str
+    code: int
+    since: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSample:
+    """One look through NVML, taken ``at`` boottime seconds.
+
+    With ``trouble`` set, ``gpus`` holds those that had answered before it (usually no GPU).
+    ``stuck`` says, for people, where an abandoned worker hangs; the sample is its replacement's.
+    """
+
+    at: float
+    driver: str = ""
+    gpus: tuple[Gpu, ...] = ()
+    trouble: NvmlTrouble | None = None
+    stuck: str = ""
+
+
+def gpu_from_wire(message: Mapping[str, Any]) -> Gpu:
+    """One GPU from the worker's JSON (``nvml_sampler`` writes it; both ship together)."""
+    get = message.get
+    ecc, rows, reserve, pages = get("ecc"), get("rows"), get("reserve"), get("pages")
+    links, fabric = get("links"), get("fabric")
+    return Gpu(
+        index=message["index"],
+        uuid=message["uuid"],
+        pci=message["pci"],
+        name=message["name"],
+        ecc=None if ecc is None else EccCounts(*ecc),
+        rows=None
+        if rows is None
+        else RemappedRows(rows[0], rows[1], pending=bool(rows[2]), failure=bool(rows[3])),
+        recovery_action=get("recovery_action"),
+        clocks=get("clocks"),
+        replays=get("replays"),
+        reserve=None if reserve is None else RowReserve(*reserve),
+        pages=None if pages is None else RetiredPages(pages[0], pages[1], pages[2], bool(pages[3])),
+        sram_threshold_exceeded=get("sram"),
+        links=None if links is None else _links_from_wire(links),
+        fabric=None if fabric is None else Fabric(**fabric),
+        inforom=get("inforom"),
+        errors=message["errors"],
+    )
+
+
+def _links_from_wire(links: Mapping[str, Any]) -> NvLinks:
+    errors = links["errors"]
+    return NvLinks(
+        states=tuple(map(bool, links["states"])),
+        errors=None
+        if errors is None and links["up"]
+        else {
+            kind: {
+                link: count
+                for link, count in zip(links["up"], counts, strict=True)
+                if count is not None
+            }
+            for kind, counts in (errors or {}).items()
+        },
+    )

@@ -1,0 +1,30 @@
+"""Where the machine is read: a root that a test, or the pod's ``/host``, can replace."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from nodeagent.clock import Clock
+
+
+@dataclass(frozen=True, slots=True)
+class HostRoots:
+    """The machine's filesystems and clock.
+
+    ``root`` is the host's root as this process sees it. ``/proc`` and ``/sys`` are the kernel's
+    and not a namespace's where it matters (host PID namespace, host network), so they have roots
+    of their own that default to this process's.
+    """
+
+    clock: Clock
+    root: Path = Path("/")
+    proc: Path = Path("/proc")
+    sys: Path = Path("/sys")
+    dev: Path = Path("/dev")
+
+    def host(self, path: str) -> Path:
+        """The host's ``path`` (absolute) as this process can open it."""
+        return self.root / path.lstrip("/")
+
+    def boot_id(self) -> str:
+        """The kernel's boot id. It differs after every boot and has no order."""
+        return (self.proc / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -1,0 +1,73 @@
+"""How full the kernel's network tables are: neighbours (ARP, IPv6) and tracked connections.
+
+All figures are read from ``/proc``; no table is walked. Columns of ``/proc/net/stat``: the kernel's
+net/core/neighbour.c and net/netfilter/nf_conntrack_standalone.c; hexadecimal, a line per CPU.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from nodeagent.sources.host import HostRoots
+
+__all__ = ["NetTable", "conntrack", "neighbours", "parse_stat"]
+
+
+@dataclass(frozen=True, slots=True)
+class NetTable:
+    """``refused`` counts the entries that found no place in it since the boot."""
+
+    entries: int
+    limit: int
+    refused: int
+
+
+def neighbours(machine: HostRoots, family: str) -> NetTable | None:
+    """The table of "ipv4" or "ipv6".
+
+    Without that family, or outside the host's network namespace, it is None.
+
+    All namespaces share the one table; only the first may see its limit.
+    """
+    file = {"ipv4": "arp_cache", "ipv6": "ndisc_cache"}[family]
+    stat = parse_stat(_text(machine.proc / "net/stat" / file))
+    limit = _number(machine.proc / f"sys/net/{family}/neigh/default/gc_thresh3")
+    if limit is None or "entries" not in stat:
+        return None
+    # Each line has the whole table's entries, and its own CPU's events.
+    return NetTable(stat["entries"][0], limit, sum(stat.get("table_fulls", [])))
+
+
+def conntrack(machine: HostRoots) -> NetTable | None:
+    """The table, or None where the kernel tracks no connections."""
+    folder = machine.proc / "sys/net/netfilter"
+    entries, limit = _number(folder / "nf_conntrack_count"), _number(folder / "nf_conntrack_max")
+    if entries is None or not limit:
+        return None
+    stat = parse_stat(_text(machine.proc / "net/stat/nf_conntrack"))
+    return NetTable(entries, limit, sum(stat.get("drop", [])))
+
+
+def parse_stat(text: str) -> dict[str, list[int]]:
+    """Each column's numbers, a CPU each. Empty when it is no such table."""
+    head, *rows = [line.split() for line in text.splitlines()] or [[]]
+    try:
+        numbers = [[int(word, 16) for word in row] for row in rows if row]
+    except ValueError:
+        return {}
+    if not numbers or any(len(row) != len(head) for row in numbers):
+        return {}
+    return {
+        name: list(column) for name, column in zip(head, zip(*numbers, strict=True), strict=True)
+    }
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.isascii() and text.isdigit() else None

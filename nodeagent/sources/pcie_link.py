@@ -1,0 +1,68 @@
+"""A PCIe device's link and error counters as sysfs has them. No driver is asked."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from nodeagent.sources.host import HostRoots
+
+#: The most lanes of PCIe: a device that does not answer reads as more.
+_MOST_LANES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class PcieLink:
+    """``width`` and ``max_width`` in lanes, ``speed`` as the kernel writes it ("16.0 GT/s PCIe").
+
+    ``replays``: acknowledgements that did not come in time. Errors are those of AER since the
+    device was found. A value is None when the kernel does not tell it, or the device does not
+    answer.
+    """
+
+    width: int | None = None
+    max_width: int | None = None
+    speed: str = ""
+    replays: int | None = None
+    nonfatal: int | None = None
+    fatal: int | None = None
+
+
+def read_link(machine: HostRoots, address: str) -> PcieLink:
+    """The link of the device at ``address`` ("0000:3b:00.0"). An unreadable value is None."""
+    folder = machine.sys / "bus/pci/devices" / address
+    correctable = _counters(folder / "aer_dev_correctable")
+    return PcieLink(
+        width=_lanes(_text(folder / "current_link_width")),
+        max_width=_lanes(_text(folder / "max_link_width")),
+        speed=_text(folder / "current_link_speed")[:32],
+        replays=_total(correctable, "Timeout", "Rollover"),
+        nonfatal=_total(_counters(folder / "aer_dev_nonfatal"), "TOTAL_ERR_NONFATAL"),
+        fatal=_total(_counters(folder / "aer_dev_fatal"), "TOTAL_ERR_FATAL"),
+    )
+
+
+def _lanes(text: str) -> int | None:
+    lanes = int(text) if text.isascii() and text.isdigit() and len(text) < 4 else 0
+    return lanes if 0 < lanes <= _MOST_LANES else None
+
+
+def _counters(path: Path) -> dict[str, int]:
+    """Counters by name, of lines such as "RxErr 0"."""
+    found = {}
+    for line in _text(path).splitlines()[:64]:
+        name, _, count = line.partition(" ")
+        if count.isascii() and count.isdigit() and len(count) <= 20:
+            found[name] = int(count)
+    return found
+
+
+def _total(counters: dict[str, int], *names: str) -> int | None:
+    present = [counters[name] for name in names if name in counters]
+    return sum(present) if present else None
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(4096).decode("ascii", "replace").strip()
+    except OSError:
+        return ""  # asleep (EINVAL), gone, or a kernel without it

@@ -1,0 +1,193 @@
+"""The latch's entries as messages of the contract, and the contract's commands as texts. Pure."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+from nodeagent.evidence.bounds import bounded_details, cut, identifier
+from nodeagent.evidence.entries import ComponentEntry, FaultEntry
+from nodeagent.evidence.latch import Outgoing
+from nodeagent.model import CheckInfo, Clearing, Gone, Loss, Status
+from sickbay.v1 import limits
+from sickbay.v1 import sickbay_pb2 as pb
+
+#: Counted up when fields are added to the contract.
+CONTRACT_VERSION = 2
+
+_STATUS: Mapping[Status, pb.Status.ValueType] = {
+    Status.OK: pb.STATUS_OK,
+    Status.DEGRADED: pb.STATUS_DEGRADED,
+    Status.FAILED: pb.STATUS_FAILED,
+    Status.UNKNOWN: pb.STATUS_UNKNOWN,
+}
+_CLEARED_BY = {
+    1: pb.CLEARED_BY_REBOOT,
+    2: pb.CLEARED_BY_GPU_RESET,
+    3: pb.CLEARED_BY_EXPIRY,
+    4: pb.CLEARED_BY_OPERATOR,
+}
+
+
+def hello(
+    *,
+    node: str,
+    boot_id: str,
+    epoch: str,
+    last_acked: int,
+    version: str,
+    checks: Iterable[CheckInfo],
+    traits: Mapping[str, str],
+    instance: str,
+) -> pb.AgentMessage:
+    """The agent's identity. ``instance`` tells two live agents of one node apart.
+
+    If there are too many checks, only those that run are named.
+    """
+    named = sorted(checks, key=lambda check: bool(check.off_because))[: limits.MAX_CHECKS]
+    return pb.AgentMessage(
+        hello=pb.Hello(
+            node=node,
+            boot_id=boot_id,
+            spool_epoch=epoch,
+            last_acked_seq=last_acked,
+            agent_version=version,
+            contract_version=CONTRACT_VERSION,
+            checks=[
+                pb.CheckInfo(
+                    name=identifier(check.name),
+                    interval_ms=_ms(check.interval),
+                    off_because=cut(check.off_because, limits.MAX_TEXT),
+                )
+                for check in named
+            ],
+            traits=bounded_details(traits),
+            instance=instance,
+        )
+    )
+
+
+def snapshot(out: Outgoing, now: float, quiesced_for: float) -> pb.AgentMessage:
+    """All that the agent knows; ``quiesced_for`` in seconds, 0 when NVML is in use."""
+
+    def build(most_text: int) -> pb.AgentMessage:
+        history = _History(out)
+        return pb.AgentMessage(
+            snapshot=pb.Snapshot(
+                seq=out.seq,
+                components=[_component(entry, now, history, most_text) for entry in out.components],
+                faults=[_fault(entry, now, history, most_text) for entry in out.faults],
+                lost=[_lost(loss, most_text) for loss in out.losses],
+                quiesced_for_ms=_ms(quiesced_for),
+                cleared=[_cleared(clearing) for clearing in out.clearings],
+                gone=[_gone(one) for one in out.gone],
+            )
+        )
+
+    return _fitting(build, out)
+
+
+def delta(out: Outgoing, now: float) -> pb.AgentMessage:
+    """The entries that have changed since the message before."""
+
+    def build(most_text: int) -> pb.AgentMessage:
+        history = _History(out)
+        return pb.AgentMessage(
+            delta=pb.Delta(
+                seq=out.seq,
+                components=[_component(entry, now, history, most_text) for entry in out.components],
+                faults=[_fault(entry, now, history, most_text) for entry in out.faults],
+                cleared=[_cleared(clearing) for clearing in out.clearings],
+                lost=[_lost(loss, most_text) for loss in out.losses],
+                gone=[_gone(one) for one in out.gone],
+            )
+        )
+
+    return _fitting(build, out)
+
+
+def _fitting(build: Callable[[int], pb.AgentMessage], out: Outgoing) -> pb.AgentMessage:
+    """The message with texts as long as one message takes; names and history always fit."""
+    message = build(limits.MAX_TEXT)
+    if message.ByteSize() <= limits.MAX_MESSAGE_BYTES:
+        return message
+    texts = len(out.components) + len(out.faults) + len(out.losses)
+    left = limits.MAX_MESSAGE_BYTES - build(0).ByteSize()
+    # Besides each text are its length, and longer lengths of the entry that has it.
+    return build(max(0, left // texts - 8))
+
+
+class _History:
+    """How much of the past one message carries of each entry, so that all of it is bounded."""
+
+    def __init__(self, out: Outgoing) -> None:
+        entries = len(out.components) + len(out.faults)
+        total = sum(len(entry.recent) for entry in out.components)
+        total += sum(len(fault.occurrences) for fault in out.faults)
+        fits = total <= limits.MAX_HISTORY
+        self.most = limits.MAX_HISTORY if fits else max(1, limits.MAX_HISTORY // entries)
+
+
+def heartbeat(digest: int, last_seq: int) -> pb.AgentMessage:
+    return pb.AgentMessage(heartbeat=pb.Heartbeat(digest=digest, last_seq=last_seq))
+
+
+def credentials(token: str) -> pb.AgentMessage:
+    return pb.AgentMessage(credentials=pb.Credentials(token=token))
+
+
+def result(command_id: str, *, ok: bool, message: str) -> pb.AgentMessage:
+    return pb.AgentMessage(
+        command_result=pb.CommandResult(command_id=command_id, ok=ok, message=message)
+    )
+
+
+def _ms(seconds: float) -> int:
+    return round(min(max(0.0, seconds), limits.MAX_AGE_MS / 1000) * 1000)
+
+
+def _component(
+    entry: ComponentEntry, now: float, history: _History, most_text: int
+) -> pb.ComponentState:
+    return pb.ComponentState(
+        check=entry.check,
+        component=entry.component,
+        status=_STATUS[entry.status],
+        reason=entry.reason,
+        message=cut(entry.message, most_text),
+        age_ms=_ms(now - entry.since),
+        recent=[
+            pb.Transition(status=_STATUS[status], age_ms=_ms(now - at))
+            for status, at in entry.recent[-history.most :]
+        ],
+    )
+
+
+def _fault(entry: FaultEntry, now: float, history: _History, most_text: int) -> pb.Fault:
+    return pb.Fault(
+        code=entry.code,
+        check=entry.check,
+        component=entry.component,
+        message=cut(entry.message, most_text),
+        boot_id=entry.boot_id,
+        source=entry.source,
+        source_seq=entry.source_seq,
+        first_age_ms=_ms(now - entry.first),
+        last_age_ms=_ms(now - entry.last),
+        count=min(entry.count, limits.MAX_COUNT),
+        cleared_by=_CLEARED_BY[int(entry.cleared_by)],
+        historical=entry.historical,
+        details=entry.details,
+        occurrence_ages_ms=[_ms(now - at) for at in entry.occurrences[-history.most :]],
+    )
+
+
+def _cleared(clearing: Clearing) -> pb.Cleared:
+    return pb.Cleared(code=clearing.code, component=clearing.component, how=clearing.how)
+
+
+def _lost(loss: Loss, most_text: int) -> pb.EvidenceLost:
+    return pb.EvidenceLost(
+        source=loss.source, records=loss.records, message=cut(loss.message, most_text)
+    )
+
+
+def _gone(one: Gone) -> pb.ComponentState:
+    return pb.ComponentState(check=one.check, component=one.component)
