@@ -7,12 +7,12 @@ import signal
 
 from hypothesis import HealthCheck, settings
 
-from aggregator.ingest import core
+from aggregator.ingest import grpc_env
 
 # What tests serve in their own process is listened for as the aggregator does: gRPC reads this when
 # it is loaded, which the first module of tests may do. To its silence each program sees itself.
 LISTENING = "GRPC_EXPERIMENTS"
-os.environ.setdefault(LISTENING, core.ENVIRONMENT[LISTENING])
+os.environ.setdefault(LISTENING, grpc_env.ENVIRONMENT[LISTENING])
 
 pytest_plugins = [
     "tests.controlplane.pytest_plugin",

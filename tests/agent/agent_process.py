@@ -16,7 +16,7 @@ from typing import Any
 from tests.agent.kernel_log import GPU, pci_device, raw
 from tests.support.waiting import until
 
-#: Checks that look at the machine of the test run are off: what it has is no test's business.
+#: Checks of this machine are off, because the tests must not depend on its hardware.
 QUIET = """
 [checks.disk-space]
 on = false
@@ -101,7 +101,7 @@ class AgentProcess:
         # A FIFO wakes the agent as the kernel does; a file can be read again, as the ring can.
         if not replayable:
             os.mkfifo(self.kmsg)
-        # Held open, so that lines written while no agent runs wait there.
+        # Held open, so that lines written while no agent runs stay in it.
         self._kmsg = os.open(self.kmsg, os.O_RDWR | os.O_CREAT | os.O_APPEND)
 
     def write_config(self) -> None:
@@ -136,7 +136,7 @@ boot_grace = "3650d"
         return self
 
     def kill(self) -> None:
-        """As the kernel's out-of-memory killer would."""
+        """Kill it, as the kernel's out-of-memory killer would."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()

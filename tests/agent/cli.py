@@ -69,7 +69,7 @@ def configured(folder: Path, more: str = QUIET, *, top: str = "") -> Path:
 
 
 def answer(*results: Result, faults: Sequence[Latched] = ()) -> bytes:
-    """What an agent with these findings gives."""
+    """The answer of an agent with these findings."""
     body = json.dumps(Findings("n1", "agent", results, faults).as_json()).encode()
     return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
 

@@ -1,4 +1,4 @@
-"""Metadata services of three clouds, as strict as theirs: who asks wrongly gets no answer."""
+"""Metadata services of three clouds, as strict as theirs: a malformed request gets no answer."""
 
 import json
 from collections.abc import Mapping
@@ -53,7 +53,7 @@ class Azure:
 
 @dataclass
 class Aws:
-    """IMDSv2 alone: no answer without a token of its own. ``kept``: answers by key."""
+    """Only IMDSv2: without a token of its own there is no answer. ``kept``: answers by key."""
 
     kept: dict[str, Any] = field(default_factory=lambda: {SCHEDULED: []})
     tokens_given: int = 0
@@ -92,7 +92,7 @@ class Aws:
 class Gcp:
     event: str = "NONE"
     preempted: str = "FALSE"
-    #: The body for the machines that have it; None: 404.
+    #: The body for the machines that have it; with None the answer is 404.
     upcoming: str | None = None
     upcoming_status: str = "200 OK"
     flavor: Mapping[str, str] = field(default_factory=lambda: {"Metadata_Flavor": "Google"})

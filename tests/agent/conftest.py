@@ -1,4 +1,4 @@
-"""What several tests of the agent stand on: a played aggregator, agents, a disk that hangs."""
+"""Fixtures of several agent tests: a played aggregator, agents, a disk that hangs."""
 
 import os
 import shutil
@@ -12,19 +12,19 @@ import pytest
 from tests.agent import fuse_server
 from tests.agent.agent_process import AgentProcess, Make
 from tests.agent.fuse_server import Filer
-from tests.support.ward import FakeWard
+from tests.support.fake_aggregator import FakeAggregator
 
 
 @pytest.fixture
-async def ward() -> AsyncIterator[FakeWard]:
-    ward = await FakeWard().start()
+async def ward() -> AsyncIterator[FakeAggregator]:
+    ward = await FakeAggregator().start()
     yield ward
     await ward.stop()
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """Makes agents, in folders of their own; none outlives the test."""
+    """Makes agents, in folders of their own; all end with the test."""
     made: list[AgentProcess] = []
 
     def make(name: str = "node", **how: object) -> AgentProcess:
@@ -56,7 +56,7 @@ def frozen_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def filer(tmp_path: Path) -> Iterator[Filer]:
-    """A remote filesystem and its server: stopped, it is away, and who looks into it waits."""
+    """A remote filesystem and its server; while the server is stopped, a read of it waits."""
     if os.geteuid() != 0 or not Path("/dev/fuse").exists() or shutil.which("umount") is None:
         pytest.skip("needs root, /dev/fuse and umount")
     point = tmp_path / "home"

@@ -1,4 +1,4 @@
-"""What the kernel log's tests share: a clock set by hand, raw records, a PCI bus of files."""
+"""Helpers of the kernel log's tests: a clock set by hand, raw records, a PCI bus of files."""
 
 import os
 from collections.abc import Iterable
@@ -6,8 +6,8 @@ from pathlib import Path
 
 from nodeagent.model import Loss
 from nodeagent.sources.gpus import GpuMap
+from nodeagent.sources.host import HostRoots
 from nodeagent.sources.kmsg import Cursor, KmsgReader, Record
-from nodeagent.sources.machine import Machine
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "kmsg"
 BOOT = "3f2a8c1e-0f6d-4b1e-9a77-5a2f4a1c8c1e"
@@ -48,7 +48,7 @@ def pci_device(sys: Path, address: str, pci_class: str, vendor: str = "0x10de") 
     return device
 
 
-def gpu_machine(sys: Path, clock: HandClock | None = None) -> Machine:
+def gpu_machine(sys: Path, clock: HandClock | None = None) -> HostRoots:
     """Two GPUs, two NVSwitches, and devices that are neither."""
     pci_device(sys, f"{GPU}.0", "0x030200")
     pci_device(sys, f"{OTHER_GPU}.0", "0x030200")
@@ -56,7 +56,7 @@ def gpu_machine(sys: Path, clock: HandClock | None = None) -> Machine:
     pci_device(sys, "0000:c2:00.0", "0x068000")
     pci_device(sys, "0000:3b:00.1", "0x040300")  # the GPU's own audio function
     pci_device(sys, "0000:99:00.0", "0x030000", vendor="0x1a03")  # a BMC's display
-    return Machine(clock=clock or HandClock(), sys=sys)
+    return HostRoots(clock=clock or HandClock(), sys=sys)
 
 
 def gpu_map(sys: Path) -> GpuMap:
@@ -106,8 +106,9 @@ def only_losses(batch: Iterable[Record | Loss]) -> list[Loss]:
 def log_line(text: str) -> None:
     """Write one line to the real kernel log.
 
-    With its newline, or it is readable only when the next record begins; through a descriptor of
-    its own, or ``printk_devkmsg=ratelimit`` lets 10 lines through and drops the others.
+    The line ends with a newline, because it is otherwise readable only when the next record begins;
+    it has a descriptor of its own, because ``printk_devkmsg=ratelimit`` lets 10 lines of one
+    through and drops the others.
     """
     fd = os.open("/dev/kmsg", os.O_WRONLY | os.O_CLOEXEC)
     try:

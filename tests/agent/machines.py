@@ -8,24 +8,24 @@ from nodeagent.checks.base import CheckSpec, Off, Report
 from nodeagent.clock import Clock, SystemClock
 from nodeagent.model import Gone, Observation, Status
 from nodeagent.sources import Sources
-from nodeagent.sources.diskprobe import DiskProbe
+from nodeagent.sources.disk_probe import DiskProbe
 from nodeagent.sources.gpus import GpuMap
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.host import HostRoots
 from nodeagent.sources.nvml import Nvml
 
 
-def this_machine() -> Machine:
-    return Machine(clock=SystemClock())
+def this_machine() -> HostRoots:
+    return HostRoots(clock=SystemClock())
 
 
-def made_up(root: Path, clock: Clock | None = None) -> Machine:
+def made_up(root: Path, clock: Clock | None = None) -> HostRoots:
     """A machine whose /proc and /sys are folders of ``root``."""
     for name in ("proc/self", "proc/net", "sys", "etc"):
         (root / name).mkdir(parents=True, exist_ok=True)
-    return Machine(clock=clock or SystemClock(), root=root, proc=root / "proc", sys=root / "sys")
+    return HostRoots(clock=clock or SystemClock(), root=root, proc=root / "proc", sys=root / "sys")
 
 
-def sources(machine: Machine, deadline: float = 10.0) -> Sources:
+def sources(machine: HostRoots, deadline: float = 10.0) -> Sources:
     return Sources(
         machine=machine,
         nvml=Nvml(machine=machine),

@@ -13,17 +13,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from nodeagent.config.settings import UplinkConfig
-from nodeagent.uplink.dial import Dialer
+from nodeagent.uplink.dialer import Dialer
 from sickbay.v1 import sickbay_pb2 as pb
 from sickbay.v1 import sickbay_pb2_grpc as rpc
+from tests.support.fake_aggregator import FakeAggregator
 from tests.support.nameserver import NameServer
-from tests.support.ward import FakeWard
 
 PORT = 8443
 LIVE = ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
-#: Nobody listens there: refused at once.
+#: No server listens there: refused at once.
 REFUSES = "127.0.0.9"
-#: A machine that is gone: what is sent there vanishes.
+#: A machine that is gone: packets to it vanish.
 VANISHES = "10.9.0.9"
 
 NAMES = {
@@ -51,7 +51,7 @@ def _network(resolver: str, folder: Path) -> None:
         subprocess.run(line.split(), check=True)
 
 
-async def _connect(name: str, wards: dict[str, FakeWard]) -> tuple[str, float]:
+async def _connect(name: str, wards: dict[str, FakeAggregator]) -> tuple[str, float]:
     dialer = Dialer(UplinkConfig(insecure_plaintext=True))
     before = {address: len(ward.streams) for address, ward in wards.items()}
     began = time.monotonic()
@@ -70,7 +70,7 @@ async def main() -> None:
     server = NameServer(NAMES)
     with TemporaryDirectory() as folder:
         _network(server.address, Path(folder))
-        wards = {address: await FakeWard().start(f"{address}:{PORT}") for address in LIVE}
+        wards = {address: await FakeAggregator().start(f"{address}:{PORT}") for address in LIVE}
         found = {}
         async with server:
             for name, times in CONNECTIONS.items():

@@ -13,7 +13,7 @@ import pytest
 
 
 def run(*command: str | Path) -> str:
-    """Its output. What it says on failure is in the exception."""
+    """Run the command; returns its output. The output of a failure is in the exception."""
     done = subprocess.run([str(c) for c in command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{' '.join(map(str, command))}: {done.stderr or done.stdout}"
     return done.stdout
@@ -60,7 +60,7 @@ def ext4(point: Path, *options: str, size: int = 16 << 20) -> Iterator[Path]:
 
 @contextmanager
 def frozen(point: Path) -> Iterator[None]:
-    """Whatever writes to it hangs in state D until the end."""
+    """Every write to it hangs in state D until the end."""
     run("fsfreeze", "--freeze", point)
     try:
         yield
@@ -72,7 +72,7 @@ def frozen(point: Path) -> Iterator[None]:
 def freezer(point: Path) -> Iterator[Callable[[], None]]:
     """A frozen ext4 at ``point``; gives what thaws it, once, at the latest at the end.
 
-    Whoever creates a file there meanwhile waits in state D, and no signal ends him.
+    A process that creates a file there meanwhile waits in state D, and no signal ends it.
     """
     with ext4(point), ExitStack() as cold:
         cold.enter_context(frozen(point))

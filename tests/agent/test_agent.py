@@ -1,4 +1,4 @@
-"""The agent on a node that is sick, or shared, or wrongly set up; and what it says about itself."""
+"""The agent on a node that is unhealthy, shared or wrongly set up; and its reports on itself."""
 
 import asyncio
 import http.client
@@ -17,9 +17,9 @@ from nodeagent.model import Status
 from nodeagent.version import VERSION
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.agent_process import QUIET, AgentProcess, Make
+from tests.support.fake_aggregator import FakeAggregator
 from tests.support.stack import free_port
 from tests.support.waiting import until
-from tests.support.ward import FakeWard
 
 GPU = "pci:0000:3b:00"
 XID_79 = ("xid:79", GPU)
@@ -31,13 +31,13 @@ async def results(agent: AgentProcess) -> Any:
     return json.loads(body)
 
 
-def component(ward: FakeWard, check: str) -> pb.ComponentState | None:
+def component(ward: FakeAggregator, check: str) -> pb.ComponentState | None:
     return ward.latest.components.get((check, "")) if ward.streams else None
 
 
 @pytest.mark.root
 async def test_a_frozen_disk_delays_no_evidence(
-    ward: FakeWard, make: Make, frozen_disk: Path
+    ward: FakeAggregator, make: Make, frozen_disk: Path
 ) -> None:
     agent = make(aggregator=ward.address)
     agent.state_dir = frozen_disk / "sickbay"
@@ -49,7 +49,8 @@ async def test_a_frozen_disk_delays_no_evidence(
         agent.xid(47 + count)
         await until(lambda count=count: len(ward.latest.faults) == count)  # type: ignore[misc]
         took.append(time.monotonic() - before)
-    # The disk stays frozen: what waited for it would not come at all. One is this machine's doing.
+    # The disk stays frozen: evidence that waited for it would never come. One delay may come from
+    # this machine.
     assert sorted(took)[len(took) // 2] < 1
     assert await agent.terminate() == 0
 
@@ -65,7 +66,7 @@ def read_only_folder(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.root
 async def test_a_run_dir_that_cannot_be_written_is_reported_and_evidence_flows(
-    ward: FakeWard, make: Make, tmp_path: Path, read_only_folder: Path
+    ward: FakeAggregator, make: Make, tmp_path: Path, read_only_folder: Path
 ) -> None:
     agent = make(aggregator=ward.address)
     agent.socket = tmp_path / "agent.sock"
@@ -86,7 +87,7 @@ async def test_a_run_dir_that_cannot_be_written_is_reported_and_evidence_flows(
 
 
 async def test_without_a_kernel_log_the_agent_lives_and_says_so(
-    ward: FakeWard, make: Make, tmp_path: Path
+    ward: FakeAggregator, make: Make, tmp_path: Path
 ) -> None:
     agent = make(aggregator=ward.address)
     listener = socket.socket(socket.AF_UNIX)
@@ -106,7 +107,8 @@ async def test_a_kernel_log_that_is_turned_off_is_not_opened_and_nothing_is_amis
     make: Make, tmp_path: Path
 ) -> None:
     agent = make()
-    # A log that could not be opened, and an agent that said so before somebody turned it off.
+    # A log that could not be opened, and an agent that said so before a person turned the check
+    # off.
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "no-log"))
     listener.close()
@@ -127,7 +129,9 @@ async def test_a_kernel_log_that_is_turned_off_is_not_opened_and_nothing_is_amis
     await agent.terminate()
 
 
-async def test_a_damaged_state_file_is_a_loss_in_a_new_epoch(ward: FakeWard, make: Make) -> None:
+async def test_a_damaged_state_file_is_a_loss_in_a_new_epoch(
+    ward: FakeAggregator, make: Make
+) -> None:
     agent = make(aggregator=ward.address).start()
     await until(lambda: ward.streams and "snapshot" in ward.latest.kinds())
     agent.xid(79)
@@ -163,7 +167,7 @@ async def test_a_socket_that_a_killed_agent_left_is_replaced(make: Make) -> None
 
 
 async def test_a_file_where_the_socket_is_to_be_stays_and_the_agent_runs_without(
-    make: Make, ward: FakeWard, tmp_path: Path
+    make: Make, ward: FakeAggregator, tmp_path: Path
 ) -> None:
     agent = make(aggregator=ward.address)
     agent.socket = tmp_path / "precious"

@@ -1,6 +1,6 @@
-"""A burst of kernel log lines: counted to the last, told in a handful of messages, held up by none.
+"""A burst of kernel log lines: all counted, reported in a few messages, no other work delayed.
 
-`make bench-agent` measures 40,000 in a minute; here is what must hold of any.
+`make bench-agent` measures 40,000 in a minute; these tests assert the properties of any burst.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ import pytest
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.agent_process import AgentProcess
 from tests.bench.processes import cost
+from tests.support.fake_aggregator import FakeAggregator
 from tests.support.waiting import until
-from tests.support.ward import FakeWard
 
 GPU = "pci:0000:3b:00"
 LINES = 6_000
@@ -23,8 +23,8 @@ CODES = (13, 31, 94)
 
 
 @pytest.fixture
-async def ward() -> AsyncIterator[FakeWard]:
-    ward = FakeWard()
+async def ward() -> AsyncIterator[FakeAggregator]:
+    ward = FakeAggregator()
     ward.welcome = pb.Welcome(aggregator="fake", heartbeat_interval_ms=15_000)
     await ward.start()
     yield ward
@@ -32,7 +32,7 @@ async def ward() -> AsyncIterator[FakeWard]:
 
 
 @pytest.fixture
-def agent(tmp_path: Path, ward: FakeWard) -> Iterator[AgentProcess]:
+def agent(tmp_path: Path, ward: FakeAggregator) -> Iterator[AgentProcess]:
     agent = AgentProcess(tmp_path / "node", aggregator=ward.address)
     yield agent
     agent.close()
@@ -49,7 +49,7 @@ def pour(agent: AgentProcess) -> None:
 
 
 async def test_a_burst_is_counted_in_a_few_messages_and_hides_nothing(
-    ward: FakeWard, agent: AgentProcess
+    ward: FakeAggregator, agent: AgentProcess
 ) -> None:
     await agent.start().up()
     await until(lambda: ward.streams and ward.latest.components, what=agent.log())
@@ -71,8 +71,8 @@ async def test_a_burst_is_counted_in_a_few_messages_and_hides_nothing(
     assert cost(agent.process.pid).cpu_s - spent < 2 * LINES / 10_000
 
 
-async def test_a_single_line_is_read_at_once(ward: FakeWard, agent: AgentProcess) -> None:
-    """Only a log that goes on and on is left alone for a moment."""
+async def test_a_single_line_is_read_at_once(ward: FakeAggregator, agent: AgentProcess) -> None:
+    """Only a log that goes on without end is read with a pause."""
     await agent.start().up()
     await until(lambda: ward.streams and ward.latest.components, what=agent.log())
     took = []
@@ -87,7 +87,7 @@ async def test_a_single_line_is_read_at_once(ward: FakeWard, agent: AgentProcess
 
 
 async def test_lines_that_say_nothing_are_not_saved_one_by_one(tmp_path: Path) -> None:
-    """With no aggregator to take it, what was urgent stays so; it was saved when it came."""
+    """Urgent evidence stays urgent without an aggregator to take it; it was saved when it came."""
     agent = AgentProcess(tmp_path / "alone")
     try:
         await agent.start().up()

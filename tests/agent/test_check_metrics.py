@@ -20,7 +20,7 @@ from nodeagent.model import Observation, Status
 def spec(name, look):
     class Check:
         def __init__(self, sources, options): pass
-    Check.look = look
+    Check.run_check = look
     texts = dict(sees="s", source="s", cost="c", blind_to="b")
     return CheckSpec(name=name, **texts, interval=0.2, deadline=0.3, build=Check)
 
@@ -49,7 +49,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentProce
 
 
 async def page(node: AgentProcess) -> dict[str, dict[str, float]]:
-    """The metrics of each check, by check and by what is left of their names."""
+    """The metrics of each check, by check and by the rest of their names."""
     _, text = await node.ask("/metrics")
     found: dict[str, dict[str, float]] = {}
     for name, check, value in re.findall(

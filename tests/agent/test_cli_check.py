@@ -97,7 +97,7 @@ def test_one_look_at_a_machine_of_eight_gpus_is_json_with_each_of_them(tmp_path:
             assert found[key] == sick.get(key, "ok"), (key, done.out)
     assert found["gpu-events", ""] == "ok"
     assert off["gpu-pages"] == "not supported by these GPUs"
-    # But for the PCI bus the machine is the real one.
+    # Except for the PCI bus the machine is the real one.
     assert ("nic-health", "") not in found, "no sysfs, it would say"
     assert len(done.json["checks"]) == len(registry.SPECS)
 
@@ -112,7 +112,7 @@ def test_an_old_xid_in_the_ring_is_history_for_a_look_without_an_agent(tmp_path:
     config.write_text(config.read_text().replace("[kernel_log]", grace % "1ms"))
     old = agent("check", "--config", config, "-o", "json")
     assert (old.code, old.json["faults"][0]["historical"]) == (0, True), old
-    # ... and news where the machine came up within boot_grace.
+    # ... and counts as new where the machine came up within boot_grace.
     config.write_text(config.read_text().replace("1ms", "3650d"))
     new = agent("check", "--config", config, "-o", "json")
     assert (new.code, new.json["faults"][0]["historical"]) == (1, False), new
@@ -472,7 +472,7 @@ def test_a_bad_configuration_does_not_drain_the_node(tmp_path: Path) -> None:
 
 
 def test_a_defect_of_ours_does_not_drain_the_node(tmp_path: Path) -> None:
-    """A boot id that cannot be read is one that no look at the machine expects."""
+    """A boot id that cannot be read is unequal to that of any look at the machine."""
     (tmp_path / "proc").mkdir()
     config = configured(tmp_path, top=f'proc = "{tmp_path / "proc"}"')
     done = agent("check", "--slurm", "--config", config)

@@ -1,4 +1,4 @@
-"""The clock by adjtimex: what kernels gave, and this kernel asked."""
+"""The clock by adjtimex: recorded answers of kernels, and a call to this kernel."""
 
 import struct
 
@@ -26,7 +26,7 @@ def raw(*, offset: int = 0, max_error: int = 50_000, status: int = STA_PLL) -> b
 
 
 class At(SystemClock):
-    """So many seconds after the boot."""
+    """A clock that stands so many seconds after the boot."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -37,7 +37,7 @@ class At(SystemClock):
 
 async def verdict(answer: bytes, *, up: float = 1e6, **settings: float) -> tuple[Status, str]:
     check = clock.ClockCheck(At(up), options(clock.SPEC, **settings), lambda: answer)
-    return verdicts(await check.look())[""]
+    return verdicts(await check.run_check())[""]
 
 
 def test_a_struct_of_this_kernel() -> None:
@@ -74,8 +74,8 @@ async def test_thresholds_are_settings() -> None:
 async def test_what_was_synchronised_since_the_boot_is_not_starting() -> None:
     answers = [raw(), UNSYNCHRONISED]
     check = clock.ClockCheck(At(60), options(clock.SPEC), lambda: answers.pop(0))
-    assert verdicts(await check.look())[""] == (Status.OK, "")
-    assert verdicts(await check.look())[""] == (Status.DEGRADED, "unsynchronised")
+    assert verdicts(await check.run_check())[""] == (Status.OK, "")
+    assert verdicts(await check.run_check())[""] == (Status.DEGRADED, "unsynchronised")
 
 
 async def test_a_kernel_that_refuses_is_unknown() -> None:
@@ -83,7 +83,7 @@ async def test_a_kernel_that_refuses_is_unknown() -> None:
         raise PermissionError(1, "Operation not permitted")
 
     check = clock.ClockCheck(At(60), options(clock.SPEC), refuse)
-    assert verdicts(await check.look())[""] == (Status.UNKNOWN, "no-adjtimex")
+    assert verdicts(await check.run_check())[""] == (Status.UNKNOWN, "no-adjtimex")
 
 
 @given(st.binary(max_size=256))
@@ -97,5 +97,7 @@ def test_any_bytes_are_a_timex_or_an_error(garbage: bytes) -> None:
 
 async def test_this_kernel_answers() -> None:
     assert len(read_kernel()) >= 208
-    found = verdicts(await clock.build(sources(this_machine()), options(clock.SPEC)).look())[""]
+    found = verdicts(await clock.build(sources(this_machine()), options(clock.SPEC)).run_check())[
+        ""
+    ]
     assert found[1] != "no-adjtimex"

@@ -1,4 +1,4 @@
-"""Every way in which a configuration file can be wrong, and what is said about it."""
+"""Every way in which a configuration file can be wrong, and the error about it."""
 
 import os
 import re
@@ -33,8 +33,8 @@ def loaded(file: Path, text: str, environ: dict[str, str] | None = None) -> Conf
     return load(file, ENVIRON if environ is None else environ)
 
 
-# (what is in the file, the line it names, the key it names, words of the complaint, of what was
-# expected)
+# (the file's text, the line it names, the key it names, words of the complaint, words of the
+# expected value)
 BAD = [
     ('nod = "x"', 1, "nod", "unknown key (did you mean node?)", "one of"),
     ("interval = 30", 1, "interval", "unknown key", "one of"),
@@ -313,7 +313,7 @@ def test_the_example_configuration_loads(tmp_path: Path) -> None:
         example = example.replace(name, str(stand_in))
     (tmp_path / "agent.toml").write_text(example)
     load(tmp_path / "agent.toml", ENVIRON)
-    # What is commented out there is meant to be uncommented as it stands.
+    # Commented lines in the example are valid when they are uncommented as they are.
     bare = re.sub(r"^#(\[|[a-z_]+ = )", r"\1", example, flags=re.MULTILINE)
     for name in re.findall(r'_file = "(/[^"]+)"', bare):
         if not Path(name).exists():

@@ -46,11 +46,11 @@ async def test_a_real_grpc_server_answers_and_its_end_is_noticed(tmp_path: Path)
     await server.start()
     check = check_of(tmp_path)
     try:
-        assert verdicts(await check.look()) == {PATH: OK}
-        assert verdicts(await check.look()) == {PATH: OK}
+        assert verdicts(await check.run_check()) == {PATH: OK}
+        assert verdicts(await check.run_check()) == {PATH: OK}
     finally:
         await server.stop(None)
-    found = verdicts(await check.look())
+    found = verdicts(await check.run_check())
     assert found[PATH] in ((Status.FAILED, "missing"), (Status.FAILED, "refused"))
 
 
@@ -82,42 +82,42 @@ async def test_a_stopped_runtime_takes_connections_and_hangs(tmp_path: Path) -> 
     with server_process(place(tmp_path)) as pid:
         os.kill(pid, signal.SIGSTOP)
         await until(lambda: stopped(pid))
-        assert verdicts(await check.look()) == {PATH: (Status.FAILED, "timeout")}
+        assert verdicts(await check.run_check()) == {PATH: (Status.FAILED, "timeout")}
         os.kill(pid, signal.SIGCONT)
-        assert verdicts(await check.look()) == {PATH: OK}
-    assert verdicts(await check.look()) == {PATH: (Status.FAILED, "refused")}
+        assert verdicts(await check.run_check()) == {PATH: OK}
+    assert verdicts(await check.run_check()) == {PATH: (Status.FAILED, "refused")}
 
 
 async def test_a_file_that_a_dead_runtime_left_is_refused(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(str(place(tmp_path)))
-    assert verdicts(await check_of(tmp_path).look()) == {PATH: (Status.FAILED, "refused")}
+    assert verdicts(await check_of(tmp_path).run_check()) == {PATH: (Status.FAILED, "refused")}
 
 
 async def test_a_socket_that_goes_is_missing_and_one_that_never_was_is_off(tmp_path: Path) -> None:
     check = check_of(tmp_path)
-    assert isinstance(await check.look(), Off)
+    assert isinstance(await check.run_check(), Off)
     with server_process(place(tmp_path)):
-        assert verdicts(await check.look()) == {PATH: OK}
+        assert verdicts(await check.run_check()) == {PATH: OK}
         place(tmp_path).unlink()
-        assert verdicts(await check.look()) == {PATH: (Status.FAILED, "missing")}
+        assert verdicts(await check.run_check()) == {PATH: (Status.FAILED, "missing")}
 
 
 async def test_a_named_socket_must_be_there(tmp_path: Path) -> None:
     check = check_of(tmp_path, "/run/mine.sock")
-    assert verdicts(await check.look()) == {"/run/mine.sock": (Status.FAILED, "missing")}
+    assert verdicts(await check.run_check()) == {"/run/mine.sock": (Status.FAILED, "missing")}
 
 
 async def test_what_answers_must_be_grpc(tmp_path: Path) -> None:
     path = place(tmp_path)
 
-    def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def stream_handle(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"hello, who?")
         writer.close()
 
-    server = await asyncio.start_unix_server(talk, path)
+    server = await asyncio.start_unix_server(stream_handle, path)
     async with server:
-        assert verdicts(await check_of(tmp_path).look()) == {PATH: (Status.FAILED, "garbled")}
+        assert verdicts(await check_of(tmp_path).run_check()) == {PATH: (Status.FAILED, "garbled")}
     path.unlink(missing_ok=True)
     path.write_text("no socket")
-    assert verdicts(await check_of(tmp_path).look()) == {PATH: (Status.FAILED, "refused")}
+    assert verdicts(await check_of(tmp_path).run_check()) == {PATH: (Status.FAILED, "refused")}

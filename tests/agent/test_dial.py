@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from nodeagent.config.settings import UplinkConfig
-from nodeagent.uplink.dial import Dialer, DialError
+from nodeagent.uplink.dialer import Dialer, DialError
 from tests.agent.agent_process import AgentProcess
+from tests.support.fake_aggregator import FakeAggregator
 from tests.support.pki import Authority
 from tests.support.waiting import until
-from tests.support.ward import FakeWard
 
 
 @pytest.fixture
@@ -28,8 +28,8 @@ def agent(tmp_path: Path) -> Iterator[AgentProcess]:
 
 
 @pytest.fixture
-async def ward() -> AsyncIterator[FakeWard]:
-    ward = FakeWard()
+async def ward() -> AsyncIterator[FakeAggregator]:
+    ward = FakeAggregator()
     yield ward
     await ward.stop()
 
@@ -74,7 +74,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 async def test_a_token_goes_over_tls_and_is_renewed_within_the_stream(
-    ward: FakeWard, agent: AgentProcess, authority: Authority, tmp_path: Path
+    ward: FakeAggregator, agent: AgentProcess, authority: Authority, tmp_path: Path
 ) -> None:
     server = authority.server("ward", ["localhost"])
     await ward.start("localhost:0", certificate=(server.certificate, server.key))
@@ -97,7 +97,7 @@ async def test_a_token_goes_over_tls_and_is_renewed_within_the_stream(
 
 
 async def test_a_server_of_another_authority_is_told_nothing(
-    ward: FakeWard, agent: AgentProcess, authority: Authority, tmp_path: Path
+    ward: FakeAggregator, agent: AgentProcess, authority: Authority, tmp_path: Path
 ) -> None:
     (tmp_path / "other").mkdir()
     server = Authority.create(tmp_path / "other").server("ward", ["localhost"])
@@ -110,7 +110,7 @@ async def test_a_server_of_another_authority_is_told_nothing(
 
 
 async def test_a_rotated_client_certificate_is_used_at_the_next_connection(
-    ward: FakeWard, agent: AgentProcess, authority: Authority, tmp_path: Path
+    ward: FakeAggregator, agent: AgentProcess, authority: Authority, tmp_path: Path
 ) -> None:
     (tmp_path / "old").mkdir()
     stale = Authority.create(tmp_path / "old").client("agent", common_name="node-a")

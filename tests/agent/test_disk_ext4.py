@@ -10,7 +10,7 @@ from nodeagent.checks import disk_ext4
 from nodeagent.checks.base import Off
 from nodeagent.clock import SystemClock
 from nodeagent.model import Status
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.host import HostRoots
 from tests.agent.machines import (
     gone,
     made_up,
@@ -33,7 +33,7 @@ class Up(SystemClock):
         return 3600.0
 
 
-def disk(machine: Machine, number: int, **files: object) -> Path:
+def disk(machine: HostRoots, number: int, **files: object) -> Path:
     """An ext4 of /dev/sda as sysfs shows it."""
     folder = machine.sys / f"fs/ext4/sda{number}"
     folder.mkdir(parents=True)
@@ -57,7 +57,7 @@ async def test_errors_of_this_boot_and_of_earlier_ones_are_told_apart(tmp_path: 
     disk(machine, 2, errors_count=3, last_error_time=now - 60, last_error_func="ext4_lookup")
     disk(machine, 3, errors_count=1, last_error_time=now - 86400)
     check = disk_ext4.build(sources(machine), options(disk_ext4.SPEC))
-    report = await check.look()
+    report = await check.run_check()
     assert verdicts(report) == {"/d1": OK, "/d2": NEW, "/d3": OLD}
     message = observations(report)["/d2"].message
     assert message.startswith("3 errors on /dev/sda2, the last at 20")
@@ -68,12 +68,12 @@ async def test_a_count_that_rises_is_new_whatever_the_clock_said(tmp_path: Path)
     machine = made_up(tmp_path, Up())
     folder = disk(machine, 1, errors_count=1, last_error_time=1)
     check = disk_ext4.build(sources(machine), options(disk_ext4.SPEC))
-    assert verdicts(await check.look()) == {"/d1": OLD}
+    assert verdicts(await check.run_check()) == {"/d1": OLD}
     (folder / "errors_count").write_text("2\n")
-    assert verdicts(await check.look()) == {"/d1": NEW}
-    assert verdicts(await check.look()) == {"/d1": NEW}, "and it stays so"
+    assert verdicts(await check.run_check()) == {"/d1": NEW}
+    assert verdicts(await check.run_check()) == {"/d1": NEW}, "and it stays so"
     (folder / "errors_count").write_text("0\n")  # repaired and mounted again
-    assert verdicts(await check.look()) == {"/d1": OK}
+    assert verdicts(await check.run_check()) == {"/d1": OK}
 
 
 @pytest.mark.parametrize("nonsense", ["what?", "-", "", "\udcff"])
@@ -83,18 +83,18 @@ async def test_what_cannot_be_read_is_left_out(tmp_path: Path, nonsense: str) ->
     other = disk(machine, 2, errors_count=1)
     (other / "last_error_time").unlink()
     check = disk_ext4.build(sources(machine), options(disk_ext4.SPEC))
-    assert verdicts(await check.look()) == {"/d1": OK, "/d2": OLD}
+    assert verdicts(await check.run_check()) == {"/d1": OK, "/d2": OLD}
     (folder / "errors_count").write_bytes(nonsense.encode(errors="surrogateescape"))
-    report = await check.look()
+    report = await check.run_check()
     assert gone(report) == ["/d1"]
 
 
 async def test_no_ext4_is_off_and_no_mount_table_is_unknown(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
     check = disk_ext4.build(sources(machine), options(disk_ext4.SPEC))
-    assert verdicts(await check.look()) == {"": (Status.UNKNOWN, "no-mount-table")}
+    assert verdicts(await check.run_check()) == {"": (Status.UNKNOWN, "no-mount-table")}
     (machine.proc / "self/mountinfo").write_text("25 1 8:1 / /x rw - xfs /dev/sda1 rw\n")
-    assert isinstance(await check.look(), Off)
+    assert isinstance(await check.run_check(), Off)
 
 
 @pytest.mark.root
@@ -104,17 +104,17 @@ async def test_a_real_ext4_that_found_an_error(tmp_path: Path) -> None:
         name = str(point)
         found = sources(this_machine())
         check = disk_ext4.build(found, options(disk_ext4.SPEC, mounts=(name,)))
-        assert verdicts(await check.look())[name] == OK
+        assert verdicts(await check.run_check())[name] == OK
         provoke_error(point)
         for _ in range(600):  # the kernel notes it in its own time
-            if verdicts(await check.look())[name] == NEW:
+            if verdicts(await check.run_check())[name] == NEW:
                 break
             await asyncio.sleep(0.05)
         restarted = disk_ext4.build(found, options(disk_ext4.SPEC, mounts=(name,)))
-        report = await restarted.look()
+        report = await restarted.run_check()
         assert verdicts(report)[name] == NEW
         assert "1 errors on /dev/loop" in observations(report)[name].message
         assert "in trigger_test_error" in observations(report)[name].message
         run("umount", point)
-        assert name in gone(await check.look())
+        assert name in gone(await check.run_check())
         run("mount", "-o", "loop", point.with_suffix(".img"), point)

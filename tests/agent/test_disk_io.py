@@ -1,4 +1,4 @@
-"""What the kernel logs about the disks under watched mounts; and about all others."""
+"""The kernel's log lines about the disks under watched mounts; and about all others."""
 
 import secrets
 import select
@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.checks.base import LogCheck
+from nodeagent.checks.disk_common import Watch
 from nodeagent.checks.disk_io import SPEC, DiskIo, WatchedMounts
-from nodeagent.checks.disks import Watch
 from nodeagent.clock import SystemClock
 from nodeagent.model import FaultSighting
+from nodeagent.sources.host import HostRoots
 from nodeagent.sources.kmsg import KmsgReader, Record
-from nodeagent.sources.machine import Machine
 from tests.agent import real_disks
 from tests.agent.kernel_log import HandClock, fixture_records, record
 from tests.agent.machines import made_up, options, sources, this_machine
@@ -50,12 +50,12 @@ def made_of(above: Path, *below: Path) -> None:
         (above / "slaves" / each.name).symlink_to(each)
 
 
-def a_machine(root: Path) -> Machine:
+def a_machine(root: Path) -> HostRoots:
     """/ on sda1; /data on LVM over sda2; /scratch on NVMe; /raid on a mirror of sdc1 and sdd1."""
     for folder in ("proc/self", "sys"):
         (root / folder).mkdir(parents=True)
     (root / "proc/self/mountinfo").write_text(MOUNTS)
-    machine = Machine(clock=HandClock(), proc=root / "proc", sys=root / "sys")
+    machine = HostRoots(clock=HandClock(), proc=root / "proc", sys=root / "sys")
     sys = machine.sys
     device(sys, "8:1", "scsi/sda/sda1", start=2048, size=1_000_000)
     second = device(sys, "8:2", "scsi/sda/sda2", start=1_002_048, size=1_000_000)
@@ -122,7 +122,7 @@ def test_every_line_is_tied_to_the_mounts_on_its_device(check: DiskIo) -> None:
 def test_a_pods_volume_and_a_disk_of_no_mount_are_not_the_nodes(check: DiskIo) -> None:
     found = seen(check, "disk-io.log")
     assert not {7, 19, 21} & found.keys()
-    assert check.elsewhere == 3
+    assert check.remote_nodes == 3
 
 
 def test_a_sector_of_another_partition_is_another_mounts(check: DiskIo) -> None:
@@ -236,7 +236,7 @@ def _open_kernel_log() -> KmsgReader:
 @pytest.mark.root
 @pytest.mark.skipif(bool(real_disks.why_not()), reason=real_disks.why_not() or "-")
 def test_a_disk_that_loses_its_sectors_is_seen_in_the_real_log(tmp_path: Path) -> None:
-    """An ext4 whose image is cut off under it: the kernel's own words, facility 0."""
+    """An ext4 whose image is cut off under it: true lines of the kernel, facility 0."""
     point = tmp_path / f"disk-{secrets.token_hex(4)}"
     reader = _open_kernel_log()
     try:

@@ -7,7 +7,7 @@ import pytest
 from nodeagent.checks import disk_md
 from nodeagent.checks.base import Off
 from nodeagent.model import Status
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.host import HostRoots
 from tests.agent.machines import gone, made_up, observations, options, sources, verdicts
 
 OK = (Status.OK, "")
@@ -15,7 +15,7 @@ BROKEN, INACTIVE = (Status.FAILED, "broken"), (Status.FAILED, "inactive")
 DEGRADED = (Status.DEGRADED, "degraded")
 
 
-def array(machine: Machine, name: str = "md0", **files: object) -> Path:
+def array(machine: HostRoots, name: str = "md0", **files: object) -> Path:
     """An array as sysfs shows it; ``faulty`` names members that the kernel has thrown out."""
     md = machine.sys / "block" / name / "md"
     md.mkdir(parents=True)
@@ -39,9 +39,9 @@ def array(machine: Machine, name: str = "md0", **files: object) -> Path:
     return md
 
 
-async def looked(machine: Machine) -> dict[str, tuple[Status, str]]:
+async def looked(machine: HostRoots) -> dict[str, tuple[Status, str]]:
     check = disk_md.build(sources(machine), options(disk_md.SPEC))
-    return verdicts(await check.look())
+    return verdicts(await check.run_check())
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ async def test_a_person_is_told_which_member_and_how_far(tmp_path: Path) -> None
     machine = made_up(tmp_path)
     array(machine, degraded=1, faulty="nvme1n1p2", sync_action="recover", sync_completed="1 / 4")
     check = disk_md.build(sources(machine), options(disk_md.SPEC))
-    assert observations(await check.look())["md0"].message == (
+    assert observations(await check.run_check())["md0"].message == (
         "raid1 of 2: 1 missing or not in sync; faulty: nvme1n1p2; recover 25 %"
     )
 
@@ -100,9 +100,9 @@ async def test_containers_and_cleared_arrays_are_none(tmp_path: Path) -> None:
 async def test_an_array_that_is_stopped_is_gone(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
     check = disk_md.build(sources(machine), options(disk_md.SPEC))
-    assert verdicts(await check.look()) == {"": (Status.UNKNOWN, "no-sysfs")}
+    assert verdicts(await check.run_check()) == {"": (Status.UNKNOWN, "no-sysfs")}
     md = array(machine)
-    assert verdicts(await check.look()) == {"md0": OK}
+    assert verdicts(await check.run_check()) == {"md0": OK}
     (md / "array_state").write_text("clear\n")
-    assert gone(await check.look()) == ["md0"]
-    assert isinstance(await check.look(), Off)
+    assert gone(await check.run_check()) == ["md0"]
+    assert isinstance(await check.run_check(), Off)

@@ -13,7 +13,7 @@ from nodeagent.checks import disk_mounts, disk_space
 from nodeagent.checks.base import Off
 from nodeagent.model import Status
 from nodeagent.sources import Sources
-from nodeagent.sources.diskprobe import Hung, NotProbed, Refused, Result, Space
+from nodeagent.sources.disk_probe import Hung, NotProbed, ProbeRefused, Result, Space
 from nodeagent.sources.mountinfo import parse
 from tests.agent.fuse_server import Filer
 from tests.agent.machines import (
@@ -38,11 +38,11 @@ HOME = parse(b"2 1 0:9 / /home rw - nfs4 filer:/home rw")[0]
         (Space(1, 1, 0, 0, 0), OK),  # full is disk-space's
         (Hung(12, "D in rpc_wait_bit_killable"), (Status.DEGRADED, "hung")),
         (Hung(60, "D in rpc_wait_bit_killable"), (Status.FAILED, "hung")),
-        (Refused(errno.ESTALE, "statvfs"), (Status.FAILED, "stale")),
-        (Refused(errno.EIO, "statvfs"), (Status.FAILED, "io-error")),
-        (Refused(errno.EHOSTDOWN, "statvfs"), (Status.FAILED, "io-error")),
-        (Refused(errno.ENOTCONN, "statvfs"), (Status.FAILED, "shut-down")),
-        (Refused(errno.EACCES, "statvfs"), (Status.UNKNOWN, "probe-failed")),
+        (ProbeRefused(errno.ESTALE, "statvfs"), (Status.FAILED, "stale")),
+        (ProbeRefused(errno.EIO, "statvfs"), (Status.FAILED, "io-error")),
+        (ProbeRefused(errno.EHOSTDOWN, "statvfs"), (Status.FAILED, "io-error")),
+        (ProbeRefused(errno.ENOTCONN, "statvfs"), (Status.FAILED, "shut-down")),
+        (ProbeRefused(errno.EACCES, "statvfs"), (Status.UNKNOWN, "probe-failed")),
         (NotProbed("no child"), (Status.UNKNOWN, "probe-failed")),
     ],
 )
@@ -57,20 +57,20 @@ async def test_expected_mounts_and_those_of_an_automounter(tmp_path: Path) -> No
     check = disk_mounts.build(
         sources(machine), options(disk_mounts.SPEC, expected=("/scratch", "/data", "/auto"))
     )
-    assert verdicts(await check.look()) == {"": (Status.UNKNOWN, "no-mount-table")}
+    assert verdicts(await check.run_check()) == {"": (Status.UNKNOWN, "no-mount-table")}
     scratch = f"9 1 8:1 / {tmp_path}/scratch rw - xfs /dev/sda1 rw\n"
     auto = f"8 1 0:40 / {tmp_path}/auto rw - autofs systemd-1 rw\n"
     table.write_text(scratch + auto)
-    assert verdicts(await check.look()) == {"/scratch": OK, "/data": MISSING, "/auto": OK}
+    assert verdicts(await check.run_check()) == {"/scratch": OK, "/data": MISSING, "/auto": OK}
     table.write_text(auto)
-    assert verdicts(await check.look())["/scratch"] == MISSING
+    assert verdicts(await check.run_check())["/scratch"] == MISSING
 
 
 async def test_nothing_expected_and_nothing_remote_is_off(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
     (machine.proc / "self/mountinfo").write_text("9 1 8:1 / / rw - xfs /dev/sda1 rw\n")
     check = disk_mounts.build(sources(machine), options(disk_mounts.SPEC))
-    assert isinstance(await check.look(), Off)
+    assert isinstance(await check.run_check(), Off)
 
 
 @pytest.fixture
@@ -88,11 +88,11 @@ async def test_a_remote_filesystem_that_goes_away_and_comes_back(
     name = str(point)
     check = disk_mounts.build(disks, options(disk_mounts.SPEC, expected=(name,)))
     space = disk_space.build(disks, options(disk_space.SPEC))
-    assert verdicts(await check.look())[name] == OK
-    assert verdicts(await space.look())[name] == OK
+    assert verdicts(await check.run_check())[name] == OK
+    assert verdicts(await space.run_check())[name] == OK
     server.send_signal(signal.SIGSTOP)
     # Both checks at once: they share the one question that is outstanding.
-    mine, its = await asyncio.gather(check.look(), space.look())
+    mine, its = await asyncio.gather(check.run_check(), space.run_check())
     assert verdicts(mine)[name] == (Status.DEGRADED, "hung")
     assert verdicts(its)[name] == (Status.DEGRADED, "hung")
     assert verdicts(its)["/"] == OK
@@ -100,25 +100,25 @@ async def test_a_remote_filesystem_that_goes_away_and_comes_back(
     assert "the probe is " in observations(mine)[name].message, "where it waits"
     server.send_signal(signal.SIGCONT)
     for _ in range(600):
-        if verdicts(await check.look())[name] == OK:
+        if verdicts(await check.run_check())[name] == OK:
             break
         await asyncio.sleep(0.05)
     else:
         raise AssertionError("it did not come back")
     server.kill()
     server.wait()
-    assert verdicts(await check.look())[name] == (Status.FAILED, "shut-down")
+    assert verdicts(await check.run_check())[name] == (Status.FAILED, "shut-down")
     run("umount", point)
-    assert verdicts(await check.look())[name] == MISSING
+    assert verdicts(await check.run_check())[name] == MISSING
 
 
 @pytest.mark.root
 async def test_a_remote_filesystem_may_be_left_out(filer: Filer, disks: Sources) -> None:
     point, _ = filer
     check = disk_mounts.build(disks, options(disk_mounts.SPEC))
-    assert str(point) in verdicts(await check.look())
+    assert str(point) in verdicts(await check.run_check())
     check = disk_mounts.build(disks, options(disk_mounts.SPEC, exclude=(f"{point.parent}/*",)))
-    report = await check.look()
+    report = await check.run_check()
     assert isinstance(report, Off) or str(point) not in verdicts(report)
 
 
@@ -127,7 +127,7 @@ async def test_a_remote_filesystem_may_be_left_out(filer: Filer, disks: Sources)
 async def test_a_real_mount_that_goes_is_missed(tmp_path: Path, disks: Sources) -> None:
     check = disk_mounts.build(disks, options(disk_mounts.SPEC, expected=(str(tmp_path / "t"),)))
     with tmpfs(tmp_path / "t", "size=1m") as point:
-        assert verdicts(await check.look())[str(point)] == OK
-    report = await check.look()
+        assert verdicts(await check.run_check())[str(point)] == OK
+    report = await check.run_check()
     assert verdicts(report)[str(point)] == MISSING
     assert gone(report) == []

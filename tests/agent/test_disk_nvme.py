@@ -14,9 +14,9 @@ from nodeagent.checks import disk_nvme
 from nodeagent.checks.base import Off
 from nodeagent.clock import SystemClock
 from nodeagent.model import Status
-from nodeagent.sources.child import python
-from nodeagent.sources.diskprobe import DiskProbe, Files, Hung, NotProbed, Page, Result
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.child_process import python
+from nodeagent.sources.disk_probe import DiskProbe, Files, Hung, NotProbed, Page, Result
+from nodeagent.sources.host import HostRoots
 from nodeagent.sources.nvme import Controller, Health, controllers, parse_health
 from tests.agent.machines import gone, made_up, observations, options, sources, verdicts
 
@@ -25,7 +25,7 @@ DRIVE = Controller("nvme0", "live", "SOMETHING PM9A3", "S64GNE0R")
 HEALTHY = Health(warning=0, temperature=41, spare=100, spare_threshold=10, used=3, media_errors=0)
 
 
-def controller(machine: Machine, number: int, **files: str) -> Path:
+def controller(machine: HostRoots, number: int, **files: str) -> Path:
     """A drive as sysfs shows it, with a device file that is none."""
     folder = machine.sys / f"class/nvme/nvme{number}"
     folder.mkdir(parents=True)
@@ -50,7 +50,7 @@ def page(warning: int = 0, media_errors: int = 0) -> Page:
 class Drives(DiskProbe):
     """Answers for the drives by hand."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: HostRoots) -> None:
         super().__init__(machine=machine)
         self.answer: Result = page()
 
@@ -65,7 +65,7 @@ class Stepped(SystemClock):
         return self.now
 
 
-def nvme(machine: Machine, probe: DiskProbe, **settings: object) -> disk_nvme.DiskNvme:
+def nvme(machine: HostRoots, probe: DiskProbe, **settings: object) -> disk_nvme.DiskNvme:
     found = replace(sources(machine), disk=probe)
     return disk_nvme.build(found, options(disk_nvme.SPEC, **settings))
 
@@ -108,14 +108,14 @@ def test_what_the_drive_says(health: Health, new: int, verdict: tuple[Status, st
 
 async def test_drives_of_this_machine_and_none_of_a_network(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
-    assert isinstance(await nvme(machine, Drives(machine)).look(), Off)
+    assert isinstance(await nvme(machine, Drives(machine)).run_check(), Off)
     controller(machine, 0)
     controller(machine, 1, transport="tcp", state="connecting")
     (controller(machine, 2) / "state").unlink()
     (controller(machine, 3) / "transport").unlink()  # Linux before 4.12
     assert [found.name for found in controllers(machine)] == ["nvme0", "nvme3"]
     assert controllers(machine)[0] == Controller("nvme0", "live", "PM9A3", "S0")
-    assert verdicts(await nvme(machine, Drives(machine)).look()) == {"nvme0": OK, "nvme3": OK}
+    assert verdicts(await nvme(machine, Drives(machine)).run_check()) == {"nvme0": OK, "nvme3": OK}
 
 
 async def test_a_controller_that_does_not_come_back_is_stuck(tmp_path: Path) -> None:
@@ -123,15 +123,15 @@ async def test_a_controller_that_does_not_come_back_is_stuck(tmp_path: Path) -> 
     machine = made_up(tmp_path, clock)
     folder = controller(machine, 0, state="resetting")
     check = nvme(machine, Drives(machine))
-    assert verdicts(await check.look()) == {"nvme0": (Status.DEGRADED, "not-live")}
+    assert verdicts(await check.run_check()) == {"nvme0": (Status.DEGRADED, "not-live")}
     clock.now += 300
-    assert verdicts(await check.look()) == {"nvme0": (Status.FAILED, "stuck")}
+    assert verdicts(await check.run_check()) == {"nvme0": (Status.FAILED, "stuck")}
     (folder / "state").write_text("live\n")
-    assert verdicts(await check.look()) == {"nvme0": OK}
+    assert verdicts(await check.run_check()) == {"nvme0": OK}
     (folder / "state").write_text("resetting\n")
-    assert verdicts(await check.look()) == {"nvme0": (Status.DEGRADED, "not-live")}
+    assert verdicts(await check.run_check()) == {"nvme0": (Status.DEGRADED, "not-live")}
     (folder / "state").write_text("dead\n")
-    assert verdicts(await check.look()) == {"nvme0": (Status.FAILED, "dead")}
+    assert verdicts(await check.run_check()) == {"nvme0": (Status.FAILED, "dead")}
 
 
 async def test_a_drive_that_vanishes_is_missing_until_it_is_back_or_replaced(
@@ -141,28 +141,28 @@ async def test_a_drive_that_vanishes_is_missing_until_it_is_back_or_replaced(
     folder = controller(machine, 0)
     controller(machine, 1)
     check = nvme(machine, Drives(machine))
-    await check.look()
+    await check.run_check()
     folder.rename(tmp_path / "away")
     for _ in range(2):
-        report = await check.look()
+        report = await check.run_check()
         assert verdicts(report) == {"nvme0": (Status.FAILED, "missing"), "nvme1": OK}
     assert "PM9A3 S0: it was there" in observations(report)["nvme0"].message
     controller(machine, 2, serial="S0")  # found again, under another name
-    report = await check.look()
+    report = await check.run_check()
     assert verdicts(report) == {"nvme1": OK, "nvme2": OK}
     assert gone(report) == ["nvme0"]
     shutil.rmtree(machine.sys / "class/nvme/nvme2")
-    assert verdicts(await check.look())["nvme2"] == (Status.FAILED, "missing")
+    assert verdicts(await check.run_check())["nvme2"] == (Status.FAILED, "missing")
     controller(machine, 2, serial="S7")
-    assert verdicts(await check.look()) == {"nvme1": OK, "nvme2": OK}
+    assert verdicts(await check.run_check()) == {"nvme1": OK, "nvme2": OK}
 
 
 async def test_drives_that_were_never_there_are_missed_by_their_number(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
     check = nvme(machine, Drives(machine), expected=1)
-    assert verdicts(await check.look()) == {"": (Status.FAILED, "missing")}
+    assert verdicts(await check.run_check()) == {"": (Status.FAILED, "missing")}
     controller(machine, 0)
-    assert verdicts(await check.look()) == {"": OK, "nvme0": OK}
+    assert verdicts(await check.run_check()) == {"": OK, "nvme0": OK}
 
 
 async def test_media_errors_count_when_they_rise_and_for_a_day(tmp_path: Path) -> None:
@@ -172,14 +172,14 @@ async def test_media_errors_count_when_they_rise_and_for_a_day(tmp_path: Path) -
     drives = Drives(machine)
     drives.answer = page(media_errors=12)
     check = nvme(machine, drives)
-    assert verdicts(await check.look()) == {"nvme0": OK}
+    assert verdicts(await check.run_check()) == {"nvme0": OK}
     drives.answer = page(media_errors=14)
     clock.now += 60
-    report = await check.look()
+    report = await check.run_check()
     assert verdicts(report) == {"nvme0": (Status.DEGRADED, "media-errors")}
     assert "2 media errors within a day, 14 in all" in observations(report)["nvme0"].message
     clock.now += 86400
-    assert verdicts(await check.look()) == {"nvme0": OK}
+    assert verdicts(await check.run_check()) == {"nvme0": OK}
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ async def test_a_log_that_cannot_be_had(
     controller(machine, 0)
     drives = Drives(machine)
     drives.answer = answer
-    assert verdicts(await nvme(machine, drives).look()) == {"nvme0": verdict}
+    assert verdicts(await nvme(machine, drives).run_check()) == {"nvme0": verdict}
 
 
 async def test_the_probe_refused_by_what_is_no_drive(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ async def test_the_probe_refused_by_what_is_no_drive(tmp_path: Path) -> None:
     controller(machine, 0)
     controller(machine, 1)
     (tmp_path / "dev/nvme1").unlink()
-    report = await nvme(machine, DiskProbe(machine=machine)).look()
+    report = await nvme(machine, DiskProbe(machine=machine)).run_check()
     unknown = (Status.UNKNOWN, "no-log")
     assert verdicts(report) == {"nvme0": unknown, "nvme1": unknown}
     found = observations(report)

@@ -12,10 +12,10 @@ from nodeagent.checks import disk_readonly, disk_space, disk_write
 from nodeagent.clock import SystemClock
 from nodeagent.model import Status
 from nodeagent.sources import Sources
-from nodeagent.sources.child import Child, python
+from nodeagent.sources.child_process import ChildProcess, python
 from nodeagent.sources.disk_child import NAME
-from nodeagent.sources.diskprobe import Hung, NotProbed, Refused, Space, Written
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.disk_probe import Hung, NotProbed, ProbeRefused, Space, Written
+from nodeagent.sources.host import HostRoots
 from tests.agent.machines import observations, options, sources, this_machine, verdicts
 from tests.agent.real_disks import (
     MARKS,
@@ -66,25 +66,25 @@ async def until_probed() -> None:
 async def test_a_tmpfs_fills_up_and_empties(tmp_path: Path, disks: Sources) -> None:
     with tmpfs(tmp_path / "t", "size=4m", "nr_inodes=100") as point:
         check = disk_space.build(disks, options(disk_space.SPEC, mounts=(str(point),)))
-        assert verdicts(await check.look())[str(point)] == OK
+        assert verdicts(await check.run_check())[str(point)] == OK
         (point / "log").write_bytes(b"x" * (4 << 20))
-        assert verdicts(await check.look())[str(point)] == (Status.FAILED, "full")
+        assert verdicts(await check.run_check())[str(point)] == (Status.FAILED, "full")
         (point / "log").write_bytes(b"x" * int(3.75 * (1 << 20)))
-        assert verdicts(await check.look())[str(point)] == (Status.DEGRADED, "full")
+        assert verdicts(await check.run_check())[str(point)] == (Status.DEGRADED, "full")
         (point / "log").unlink()
-        assert verdicts(await check.look())[str(point)] == OK
+        assert verdicts(await check.run_check())[str(point)] == OK
         for number in range(98):
             (point / str(number)).touch()
-        assert verdicts(await check.look())[str(point)] == (Status.FAILED, "inodes")
-    assert verdicts(await check.look())[str(point)] == (Status.FAILED, "not-mounted")
+        assert verdicts(await check.run_check())[str(point)] == (Status.FAILED, "inodes")
+    assert verdicts(await check.run_check())[str(point)] == (Status.FAILED, "not-mounted")
 
 
 async def test_a_pod_looks_at_the_host_below_its_root(tmp_path: Path) -> None:
     with tmpfs(tmp_path / "host", "size=4m") as host, tmpfs(host / "data", "size=1m") as data:
         (data / "log").write_bytes(b"x" * (1 << 20))
-        pod = sources(Machine(clock=SystemClock(), root=host))
+        pod = sources(HostRoots(clock=SystemClock(), root=host))
         check = disk_space.build(pod, options(disk_space.SPEC, mounts=("/", "/data")))
-        assert verdicts(await check.look()) == {"/": OK, "/data": (Status.FAILED, "full")}
+        assert verdicts(await check.run_check()) == {"/": OK, "/data": (Status.FAILED, "full")}
 
 
 async def test_a_tmpfs_or_a_loop_device_is_watched_only_by_name(
@@ -92,7 +92,7 @@ async def test_a_tmpfs_or_a_loop_device_is_watched_only_by_name(
 ) -> None:
     with tmpfs(tmp_path / "t", "size=1m") as memory, ext4(tmp_path / "e") as loop:
         check = disk_space.build(disks, options(disk_space.SPEC))
-        seen = verdicts(await check.look())
+        seen = verdicts(await check.run_check())
         assert "/" in seen
         assert seen.keys().isdisjoint((str(memory), str(loop)))
 
@@ -110,14 +110,14 @@ async def test_a_remount_is_seen_at_the_next_look(tmp_path: Path, disks: Sources
         name = str(point)
         check = disk_readonly.build(disks, options(disk_readonly.SPEC, mounts=(name,)))
         write = disk_write.build(disks, options(disk_write.SPEC, paths=(name,)))
-        assert verdicts(await check.look())[name] == OK
-        assert verdicts(await write.look())[name] == OK
+        assert verdicts(await check.run_check())[name] == OK
+        assert verdicts(await write.run_check())[name] == OK
         run("mount", "-o", "remount,ro", point)
-        assert verdicts(await check.look())[name] == (Status.FAILED, "read-only")
-        assert verdicts(await write.look())[name] == (Status.FAILED, "read-only")
+        assert verdicts(await check.run_check())[name] == (Status.FAILED, "read-only")
+        assert verdicts(await write.run_check())[name] == (Status.FAILED, "read-only")
         run("mount", "-o", "remount,rw", point)
-        assert verdicts(await check.look())[name] == OK
-        assert verdicts(await write.look())[name] == OK
+        assert verdicts(await check.run_check())[name] == OK
+        assert verdicts(await write.run_check())[name] == OK
 
 
 async def test_a_filesystem_error_is_seen_without_a_baseline(
@@ -129,8 +129,8 @@ async def test_a_filesystem_error_is_seen_without_a_baseline(
         # Both built after the error, as by an agent that was restarted.
         check = disk_readonly.build(disks, options(disk_readonly.SPEC, mounts=(name,)))
         write = disk_write.build(disks, options(disk_write.SPEC, paths=(name,)))
-        assert verdicts(await check.look())[name] == (Status.FAILED, "read-only")
-        assert verdicts(await write.look())[name] == (Status.FAILED, "read-only")
+        assert verdicts(await check.run_check())[name] == (Status.FAILED, "read-only")
+        assert verdicts(await write.run_check())[name] == (Status.FAILED, "read-only")
 
 
 async def test_a_read_only_bind_mount_is_nobodys_failure(tmp_path: Path, disks: Sources) -> None:
@@ -143,8 +143,11 @@ async def test_a_read_only_bind_mount_is_nobodys_failure(tmp_path: Path, disks: 
             named = options(disk_readonly.SPEC, mounts=(str(bind),), writable=(str(bind),))
             check = disk_readonly.build(disks, named)
             write = disk_write.build(disks, options(disk_write.SPEC, paths=(str(bind),)))
-            assert verdicts(await check.look())[str(bind)] == OK
-            assert verdicts(await write.look())[str(bind)] == (Status.UNKNOWN, "read-only-mount")
+            assert verdicts(await check.run_check())[str(bind)] == OK
+            assert verdicts(await write.run_check())[str(bind)] == (
+                Status.UNKNOWN,
+                "read-only-mount",
+            )
         finally:
             run("umount", bind)
 
@@ -152,9 +155,9 @@ async def test_a_read_only_bind_mount_is_nobodys_failure(tmp_path: Path, disks: 
 async def test_a_full_disk_is_capacity_and_no_fault(tmp_path: Path, disks: Sources) -> None:
     with tmpfs(tmp_path / "t", "size=1m") as point:
         check = disk_write.build(disks, options(disk_write.SPEC, paths=(str(point),)))
-        assert verdicts(await check.look())[str(point)] == OK
+        assert verdicts(await check.run_check())[str(point)] == OK
         (point / "data").write_bytes(b"x" * (1 << 20))
-        assert verdicts(await check.look())[str(point)] == (Status.DEGRADED, "no-space")
+        assert verdicts(await check.run_check())[str(point)] == (Status.DEGRADED, "no-space")
         assert names_in(point) == ["data"]
 
 
@@ -163,7 +166,7 @@ async def test_the_probe_leaves_nothing_and_tells_a_missing_directory(
 ) -> None:
     paths = (str(tmp_path), str(tmp_path / "nothing"))
     check = disk_write.build(disks, options(disk_write.SPEC, paths=paths))
-    found = verdicts(await check.look())
+    found = verdicts(await check.run_check())
     assert found == {paths[0]: OK, paths[1]: (Status.UNKNOWN, "no-directory")}
     assert names_in(tmp_path) == []
 
@@ -178,7 +181,7 @@ async def test_the_probe_never_writes_into_somebody_elses_file(
         folder.mkdir()
         plant(folder / PROBE_FILE, precious)
         result = (await disks.disk.write([str(folder)]))[str(folder)]
-        assert isinstance(result, Refused)
+        assert isinstance(result, ProbeRefused)
         assert precious.read_text() == "mine"
         (folder / PROBE_FILE).unlink()
         folder.rmdir()
@@ -191,7 +194,7 @@ async def test_a_frozen_disk_hangs_its_own_probe_and_nothing_else(
         paths = (str(point), str(tmp_path))
         check = disk_write.build(disks, options(disk_write.SPEC, paths=paths))
         with frozen(point):
-            found = observations(await check.look())
+            found = observations(await check.run_check())
             assert (found[paths[0]].status, found[paths[0]].reason) == (Status.DEGRADED, "hung")
             assert "D in " in found[paths[0]].message
             assert found[paths[1]].status is Status.OK
@@ -209,12 +212,12 @@ async def test_a_frozen_disk_hangs_its_own_probe_and_nothing_else(
             assert all(isinstance(result[paths[1]], Written) for result in results)
             ages = [result[paths[0]] for result in results]
             assert all(isinstance(age, Hung) and age.seconds >= DEADLINE for age in ages)
-            # statvfs does not write: space is still told.
+            # statvfs does not write: the space is still reported.
             assert isinstance((await disks.disk.space([paths[0]]))[paths[0]], Space)
 
         await until_gone(pid)
         assert disks.disk.outstanding() == {}
-        assert verdicts(await check.look()) == {paths[0]: OK, paths[1]: OK}
+        assert verdicts(await check.run_check()) == {paths[0]: OK, paths[1]: OK}
         assert PROBE_FILE not in names_in(point)
 
 
@@ -243,11 +246,11 @@ async def test_a_new_agent_adds_no_second_process_to_a_hung_disk(
         try:
             with frozen(point):
                 write_now(holder)
-                patient = sources(this_machine(), deadline=3.0).disk
-                found = (await patient.write([path]))[path]
+                node_summary = sources(this_machine(), deadline=3.0).disk
+                found = (await node_summary.write([path]))[path]
                 assert isinstance(found, Hung)
                 assert "earlier probe" in found.where
-                assert patient.outstanding() == {}
+                assert node_summary.outstanding() == {}
                 assert alive(holder.pid)
         finally:
             holder.communicate()
@@ -294,7 +297,7 @@ async def test_a_probe_that_is_killed_is_not_a_sick_disk(tmp_path: Path, disks: 
 
 async def test_what_a_child_says_last_is_kept(tmp_path: Path) -> None:
     lines: list[str] = []
-    child = Child(python("disk_child.py", "melt:/"), lines.append)
+    child = ChildProcess(python("disk_child.py", "melt:/"), lines.append)
     assert await child.ended == 1
     assert child.last_words == "no such probe: melt:/"
 
@@ -314,4 +317,4 @@ async def test_questions_of_the_same_moment_share_a_child(disks: Sources, tmp_pa
     local, written, apart = asked.result()
     assert all(isinstance(result, Space) for result in local.values())
     assert all(isinstance(result, Written) for result in written.values())
-    assert [type(result) for result in apart.values()] == [Refused]
+    assert [type(result) for result in apart.values()] == [ProbeRefused]

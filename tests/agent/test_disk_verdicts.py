@@ -1,4 +1,4 @@
-"""What the disk checks say of what they saw: no disk is touched here."""
+"""The disk checks' verdicts on given observations: no disk is touched here."""
 
 import errno
 from pathlib import Path
@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.checks import disk_readonly, disk_space, disk_write
-from nodeagent.checks.disks import absolute_paths
+from nodeagent.checks.disk_common import absolute_paths
 from nodeagent.model import Status
-from nodeagent.sources.diskprobe import (
+from nodeagent.sources.disk_probe import (
     Differs,
     DiskProbe,
     Hung,
     NotProbed,
-    Refused,
+    ProbeRefused,
     Result,
     Space,
     Written,
@@ -24,7 +24,7 @@ from nodeagent.sources.mountinfo import Mount, parse
 from tests.agent.machines import gone, made_up, options, sources, verdicts
 
 GIB = 1 << 30
-LIMITS = disk_space.Limits(
+LIMITS = disk_space.SpaceLimits(
     degrade_above=90,
     fail_above=97,
     inodes_degrade_above=90,
@@ -75,7 +75,7 @@ def test_reserved_blocks_count_as_df_counts_them() -> None:
 
 
 def test_min_free_fails_whatever_the_per_cent() -> None:
-    limits = disk_space.Limits(90, 97, 90, 97, min_free=60 * GIB, plenty=50 * GIB)
+    limits = disk_space.SpaceLimits(90, 97, 90, 97, min_free=60 * GIB, plenty=50 * GIB)
     observation = disk_space.judge(DISK, space(45), limits)
     assert (observation.status, observation.reason) == (Status.FAILED, "full")
 
@@ -86,7 +86,7 @@ def test_a_full_remote_filesystem_is_not_this_nodes_failure() -> None:
 
 
 def test_a_remote_filesystem_that_fails_is_not_this_nodes_disk() -> None:
-    failed = disk_space.refused(DISK, Refused(errno.ESTALE, "statvfs"))
+    failed = disk_space.refused(DISK, ProbeRefused(errno.ESTALE, "statvfs"))
     assert disk_space.of_mount(DISK, failed).status is Status.FAILED
     assert disk_space.of_mount(HOME, failed).status is Status.DEGRADED
 
@@ -116,7 +116,7 @@ def test_more_free_never_makes_it_worse(percent: float, size: int, more: int) ->
     ],
 )
 def test_a_statvfs_that_fails(number: int, status: Status, reason: str) -> None:
-    observation = disk_space.refused(DISK, Refused(number, "statvfs"))
+    observation = disk_space.refused(DISK, ProbeRefused(number, "statvfs"))
     assert (observation.status, observation.reason) == (status, reason)
 
 
@@ -127,13 +127,13 @@ def test_a_statvfs_that_fails(number: int, status: Status, reason: str) -> None:
         (Differs(), Status.FAILED, "corrupt"),
         (Hung(10.0, "D in percpu_rwsem_wait"), Status.DEGRADED, "hung"),
         (Hung(61.0, "D in percpu_rwsem_wait"), Status.FAILED, "hung"),
-        (Refused(errno.EIO, "fsync"), Status.FAILED, "io-error"),
-        (Refused(errno.EROFS, "open"), Status.FAILED, "read-only"),
-        (Refused(errno.ENOSPC, "write"), Status.DEGRADED, "no-space"),
-        (Refused(errno.EDQUOT, "write"), Status.DEGRADED, "no-space"),
-        (Refused(errno.ENOENT, "open"), Status.UNKNOWN, "no-directory"),
-        (Refused(errno.EACCES, "open"), Status.UNKNOWN, "not-permitted"),
-        (Refused(errno.EEXIST, "open"), Status.UNKNOWN, "probe-failed"),
+        (ProbeRefused(errno.EIO, "fsync"), Status.FAILED, "io-error"),
+        (ProbeRefused(errno.EROFS, "open"), Status.FAILED, "read-only"),
+        (ProbeRefused(errno.ENOSPC, "write"), Status.DEGRADED, "no-space"),
+        (ProbeRefused(errno.EDQUOT, "write"), Status.DEGRADED, "no-space"),
+        (ProbeRefused(errno.ENOENT, "open"), Status.UNKNOWN, "no-directory"),
+        (ProbeRefused(errno.EACCES, "open"), Status.UNKNOWN, "not-permitted"),
+        (ProbeRefused(errno.EEXIST, "open"), Status.UNKNOWN, "probe-failed"),
         (NotProbed("no such interpreter"), Status.UNKNOWN, "probe-failed"),
     ],
 )
@@ -147,7 +147,7 @@ def test_a_hung_probe_says_where_it_waits() -> None:
 
 
 def test_a_pods_read_only_volume_is_not_a_sick_disk() -> None:
-    found = disk_write.judge("/data", Refused(errno.EROFS, "open"), only_this_mount=True)
+    found = disk_write.judge("/data", ProbeRefused(errno.EROFS, "open"), only_this_mount=True)
     assert (found.status, found.reason) == (Status.UNKNOWN, "read-only-mount")
 
 
@@ -163,7 +163,7 @@ BIND = "1 0 8:1 /x /d ro - ext4 /dev/sda1 rw"
     [
         (RW, {}, Status.OK),
         (BIND, {"seen_writable": True, "must_write": True}, Status.OK),
-        (BOTH_RO, {}, Status.OK),  # mounted read-only: somebody's wish
+        (BOTH_RO, {}, Status.OK),  # mounted read-only: by intent
         (BOTH_RO, {"seen_writable": True}, Status.FAILED),
         (BOTH_RO, {"must_write": True}, Status.FAILED),
         (BOTH_RO, {"fstab_writable": True}, Status.FAILED),
@@ -201,11 +201,11 @@ async def test_a_remount_is_a_failure_until_it_is_writable_again(tmp_path: Path)
     machine = made_up(tmp_path)
     check = disk_readonly.build(sources(machine), options(disk_readonly.SPEC))
     write_table(tmp_path, "1 0 8:1 / @ rw - ext4 /dev/sda rw")
-    assert verdicts(await check.look()) == {"/": (Status.OK, "")}
+    assert verdicts(await check.run_check()) == {"/": (Status.OK, "")}
     write_table(tmp_path, "1 0 8:1 / @ ro - ext4 /dev/sda ro")
-    assert verdicts(await check.look()) == {"/": (Status.FAILED, "read-only")}
+    assert verdicts(await check.run_check()) == {"/": (Status.FAILED, "read-only")}
     write_table(tmp_path, "1 0 8:1 / @ rw - ext4 /dev/sda rw")
-    assert verdicts(await check.look()) == {"/": (Status.OK, "")}
+    assert verdicts(await check.run_check()) == {"/": (Status.OK, "")}
 
 
 async def test_after_a_restart_fstab_and_the_error_count_still_tell(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ async def test_after_a_restart_fstab_and_the_error_count_still_tell(tmp_path: Pa
         "3 1 8:32 / @/c ro - ext4 /dev/sdc ro,errors=remount-ro",
     )
     check = disk_readonly.build(sources(machine), options(disk_readonly.SPEC))
-    assert verdicts(await check.look()) == {
+    assert verdicts(await check.run_check()) == {
         "/": (Status.FAILED, "read-only"),
         "/b": (Status.FAILED, "read-only"),
         "/c": (Status.OK, ""),
@@ -238,9 +238,9 @@ async def test_an_unmounted_disk_is_gone_and_a_named_one_is_missed(tmp_path: Pat
     data = "2 1 8:2 / @/data rw - ext4 /dev/sdb rw"
     scratch = "3 1 0:9 / @/scratch rw - tmpfs tmpfs rw"
     write_table(tmp_path, root, data, scratch)
-    assert set(verdicts(await check.look())) == {"/", "/data", "/scratch"}
+    assert set(verdicts(await check.run_check())) == {"/", "/data", "/scratch"}
     write_table(tmp_path, root)
-    report = await check.look()
+    report = await check.run_check()
     assert verdicts(report)["/scratch"] == (Status.FAILED, "not-mounted")
     assert gone(report) == ["/data"]
 
@@ -249,7 +249,40 @@ async def test_an_unmounted_disk_is_gone_and_a_named_one_is_missed(tmp_path: Pat
 async def test_no_mount_table_is_unknown_and_not_a_crash(tmp_path: Path, spec: object) -> None:
     module = disk_readonly if spec is disk_readonly.SPEC else disk_space
     check = module.build(sources(made_up(tmp_path)), options(module.SPEC))
-    assert verdicts(await check.look()) == {"": (Status.UNKNOWN, "no-mount-table")}
+    assert verdicts(await check.run_check()) == {"": (Status.UNKNOWN, "no-mount-table")}
+
+
+class Answering:
+    """Replaces the children: keeps the requests, and answers full for every path."""
+
+    def __init__(self) -> None:
+        self.asked: dict[bool, list[str]] = {}
+
+    async def space(self, paths: list[str], *, apart: bool = False) -> dict[str, Result]:
+        self.asked[apart] = sorted(paths)
+        return {path: space(100) for path in paths}
+
+
+async def test_remote_filesystems_are_asked_apart_from_those_of_this_node(tmp_path: Path) -> None:
+    machine = made_up(tmp_path)
+    check = disk_space.build(sources(machine), options(disk_space.SPEC))
+    check._probe = asked = Answering()  # type: ignore[assignment]
+    write_table(
+        tmp_path,
+        "1 0 8:1 / @ rw - ext4 /dev/sda rw",
+        "2 1 8:2 / @/data rw - xfs /dev/sdb rw",
+        "3 1 0:9 / @/home rw - nfs4 filer:/home rw",
+    )
+    found = verdicts(await check.run_check())
+    assert asked.asked == {
+        False: [f"{tmp_path}/", f"{tmp_path}/data"],
+        True: [f"{tmp_path}/home"],
+    }
+    assert found == {
+        "/": (Status.FAILED, "full"),
+        "/data": (Status.FAILED, "full"),
+        "/home": (Status.DEGRADED, "full"),
+    }
 
 
 def test_relative_paths_are_refused_when_configured() -> None:

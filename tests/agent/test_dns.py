@@ -17,7 +17,7 @@ from nodeagent.checks.base import Off
 from nodeagent.clock import SystemClock
 from nodeagent.model import Status
 from nodeagent.sources.dns import Reply, ask, nameservers, parse_nameservers, question, read_reply
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.host import HostRoots
 from tests.agent.machines import gone, made_up, observations, options, sources, verdicts
 
 OK = (Status.OK, "")
@@ -56,7 +56,7 @@ async def serving(answer: Answer, port: int = 0) -> AsyncIterator[tuple[int, _Se
         transport.close()
 
 
-def with_servers(root: Path, *addresses: str) -> Machine:
+def with_servers(root: Path, *addresses: str) -> HostRoots:
     machine = made_up(root)
     lines = [f"nameserver {address}\n" for address in addresses]
     (root / "etc/resolv.conf").write_text("search a.example\n" + "".join(lines))
@@ -106,7 +106,7 @@ def test_garbage_is_no_answer(packet: bytes, ident: int) -> None:
     ("name", "reply", "verdict"),
     [
         ("a", Reply("", "", 0.01, ""), OK),
-        ("a", Reply("", "no-such-name", 0.01, ""), OK),  # it answers; the name's own check tells
+        ("a", Reply("", "no-such-name", 0.01, ""), OK),  # it answers; the name's check reports it
         ("a", Reply("", "servfail", 0.01, ""), (Status.FAILED, "servfail")),
         ("a", Reply("", "refused", 0.01, ""), (Status.FAILED, "refused")),
         ("", Reply("", "refused", 0.01, ""), OK),
@@ -124,7 +124,7 @@ async def test_a_server_that_answers_and_one_that_is_not_there(tmp_path: Path) -
     machine = with_servers(tmp_path, "127.0.0.1", "127.0.0.2")
     async with serving(says(5)) as (port, server):
         check = dns.Dns(machine, (), slow=2.0, port=port)
-        report = await check.look()
+        report = await check.run_check()
         assert verdicts(report) == {
             "dns://127.0.0.1": OK,
             "dns://127.0.0.2": (Status.FAILED, "closed"),
@@ -132,7 +132,7 @@ async def test_a_server_that_answers_and_one_that_is_not_there(tmp_path: Path) -
         assert [packet[12:] for packet in server.asked] == [bytes.fromhex("0000020001")]
         # A server that failed has the file read again.
         with_servers(tmp_path, "127.0.0.1")
-        report = await check.look()
+        report = await check.run_check()
         assert verdicts(report) == {"dns://127.0.0.1": OK}
         assert gone(report) == ["dns://127.0.0.2"]
 
@@ -165,7 +165,7 @@ async def test_names_as_programs_resolve_them(tmp_path: Path) -> None:
     check = dns.build(
         sources(made_up(tmp_path)), options(dns.SPEC, names=("localhost", "nothing.invalid"))
     )
-    report = await check.look()
+    report = await check.run_check()
     assert verdicts(report) == {
         "localhost": OK,
         "nothing.invalid": (Status.FAILED, "unresolved"),
@@ -176,10 +176,10 @@ async def test_names_as_programs_resolve_them(tmp_path: Path) -> None:
 async def test_nothing_to_ask_is_off_and_an_unreadable_file_is_unknown(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
     check = dns.build(sources(machine), options(dns.SPEC))
-    assert isinstance(await check.look(), Off)
+    assert isinstance(await check.run_check(), Off)
     (tmp_path / "etc/resolv.conf").mkdir()
     check = dns.build(sources(machine), options(dns.SPEC))
-    assert verdicts(await check.look()) == {"": (Status.UNKNOWN, "no-resolv-conf")}
+    assert verdicts(await check.run_check()) == {"": (Status.UNKNOWN, "no-resolv-conf")}
 
 
 @pytest.mark.root
@@ -190,9 +190,9 @@ async def test_the_usual_port(tmp_path: Path) -> None:
         sock.bind(("127.0.0.87", 53))
         sock.setblocking(False)
         check = dns.build(sources(machine), options(dns.SPEC))
-        looking = asyncio.create_task(check.look())
+        poller = asyncio.create_task(check.run_check())
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(30):
             asked, sender = await loop.sock_recvfrom(sock, 512)
             await loop.sock_sendto(sock, says(0)(asked), sender)
-            assert verdicts(await looking) == {"dns://127.0.0.87": OK}
+            assert verdicts(await poller) == {"dns://127.0.0.87": OK}

@@ -53,7 +53,7 @@ def test_no_key_is_documented_that_does_not_exist() -> None:
 
 
 def test_the_documented_defaults_are_the_real_ones(tmp_path: Path) -> None:
-    """What stands in the tables as a literal is written into a file, and changes nothing."""
+    """Every literal in the tables is written into a file, and changes no setting."""
     reference = AGENT.partition("\n## Configuration\n")[2]
     literal = re.compile(r'`("[^"]*"|true|false|\d+|\[.*\])`')
     lines, counted = [], 0
@@ -131,7 +131,7 @@ def test_the_example_errors_are_what_the_agent_says(tmp_path: Path) -> None:
 def test_the_slurm_scripts_drain_a_failed_node_once_and_no_other(
     tmp_path: Path, *, status: Status, draining: bool, drained: bool, prolog: int
 ) -> None:
-    """The scripts as they stand in the docs, with a scontrol that writes down what it is told."""
+    """The scripts as they stand in the docs, with a scontrol that records its arguments."""
     config = configured(tmp_path)
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -161,11 +161,18 @@ def test_the_slurm_scripts_drain_a_failed_node_once_and_no_other(
 
 
 def test_the_slurm_scripts_drain_nothing_where_the_agent_is_not_installed(tmp_path: Path) -> None:
-    for script in re.findall(r"```bash\n(.*?)```", AGENT, re.DOTALL):
-        text = script.replace("/opt/sickbay/bin/", f"{tmp_path}/")
-        environ = {"PATH": os.environ["PATH"], "SLURMD_NODENAME": "n1"}
+    told = tmp_path / "told"
+    (tmp_path / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {told}\n')
+    (tmp_path / "scontrol").chmod(0o755)
+    scripts = re.findall(r"```bash\n(.*?)```", AGENT, re.DOTALL)
+    assert len(scripts) == 2, "the health check and the prolog"
+    for script in scripts:
+        assert "/opt/sickbay/bin/" in script
+        text = script.replace("/opt/sickbay/bin/", f"{tmp_path}/not-there/")
+        environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURMD_NODENAME": "n1"}
         done = subprocess.run(["bash", "-c", text], env=environ, check=False, capture_output=True)
         assert done.returncode == 0, done
+    assert "State=DRAIN" not in (told.read_text() if told.exists() else "")
 
 
 def test_the_default_paths_are_documented() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nodeagent.local.explain import table
-from nodeagent.sources.procstate import stuck
+from nodeagent.sources.process_state import stuck
 from tests.agent import real_disks
 from tests.agent.agent_process import QUIET, AgentProcess
 from tests.agent.cli import agent as cli
@@ -49,7 +49,7 @@ def of(answer: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 async def until_hung(agent: AgentProcess, wchan: str) -> None:
-    """Until the late check's own message says where its probe waits."""
+    """Wait until the late check's own message says where its probe waits."""
     for _ in range(400):
         [result, *_] = of(await explained(agent), "disk-write")["results"] or [{"message": ""}]
         if wchan in result["message"]:
@@ -161,7 +161,7 @@ async def test_what_hangs_in_the_kernel_is_told_first_with_where_it_waits(
 async def test_liveness_depends_on_neither_the_driver_nor_the_aggregator(
     start: Callable[..., AgentProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NVML hangs in its first call, nobody listens where the aggregator should be."""
+    """NVML hangs in its first call, and no server listens where the aggregator should be."""
     gpus = FakeGpus(tmp_path / "gpus", [gpu(0)])
     gpus.fail("nvmlInitWithFlags", hang=True)
     for name, value in gpus.env.items():

@@ -1,4 +1,4 @@
-"""Whatever the kernel gives: garbage in procfs and sysfs, files that vanish, lines cut anywhere.
+"""Any content from the kernel: garbage in procfs and sysfs, files that vanish, lines cut anywhere.
 
 A check may say that it does not know. It may not raise: the scheduler would say "check-error", and
 what else it could have seen would be lost with it.
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from nodeagent.checks import registry
 from nodeagent.checks.base import CheckSpec
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.host import HostRoots
 from tests.agent.kernel_log import FIXTURES, GPU, HandClock, record
 from tests.agent.machines import options, sources
 
@@ -66,8 +66,8 @@ STARTS = (
 
 content = st.one_of(
     st.tuples(st.sampled_from(STARTS), st.binary(max_size=80)).map(b"".join),
-    # None: not there. "refused": a real file of sysfs whose every read is EINVAL. "gone": listed
-    # and no longer there when it is opened. "folder": a read of it is EISDIR.
+    # With None there is no file. "refused": a real file of sysfs whose every read is EINVAL.
+    # "gone": listed and no longer there when it is opened. "folder": a read of it is EISDIR.
     st.sampled_from([None, "refused", "gone", "folder"]),
 )
 
@@ -75,7 +75,7 @@ content = st.one_of(
 REFUSED = Path("/sys/class/net/lo/speed")
 
 
-def a_machine(root: Path, files: dict[str, bytes | str | None]) -> Machine:
+def a_machine(root: Path, files: dict[str, bytes | str | None]) -> HostRoots:
     for name in ("proc/self", "sys"):
         (root / name).mkdir(parents=True, exist_ok=True)
     for name, what in files.items():
@@ -89,7 +89,7 @@ def a_machine(root: Path, files: dict[str, bytes | str | None]) -> Machine:
             path.symlink_to(path.with_name("nowhere"))
         elif what is not None:
             path.mkdir()
-    return Machine(clock=HandClock(), proc=root / "proc", sys=root / "sys")
+    return HostRoots(clock=HandClock(), proc=root / "proc", sys=root / "sys")
 
 
 def test_a_refused_file_is_one() -> None:
@@ -109,7 +109,7 @@ def test_no_file_breaks_a_check(
     async def looks() -> None:
         # Twice: counters and baselines matter from the second look on.
         for _ in range(2):
-            await check.look()  # type: ignore[union-attr]  # it has an interval, so it is a Check
+            await check.run_check()  # type: ignore[union-attr]  # it has an interval, so it is a Check
 
     asyncio.run(looks())
 

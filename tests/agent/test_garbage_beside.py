@@ -1,4 +1,4 @@
-"""Garbage costs itself alone: what stands beside it is seen as if it were not there."""
+"""Garbage costs only itself: the data beside it is seen as if it were not there."""
 
 import asyncio
 import json
@@ -29,9 +29,9 @@ from nodeagent.checks import (
 )
 from nodeagent.checks.base import Check, CheckSpec
 from nodeagent.model import Status
-from nodeagent.sources.gpusample import gpu_from_wire
-from nodeagent.sources.machine import Machine
-from nodeagent.sources.pcielink import PcieLink, read_link
+from nodeagent.sources.gpu_sample import gpu_from_wire
+from nodeagent.sources.host import HostRoots
+from nodeagent.sources.pcie_link import PcieLink, read_link
 from tests.agent import test_disk_ext4, test_disk_md, test_infiniband, test_nic_health
 from tests.agent.kernel_log import HandClock
 from tests.agent.machines import made_up, options, sources, verdicts
@@ -53,23 +53,23 @@ def spoil(path: Path, what: bytes | str) -> None:
         path.symlink_to(REFUSED if what == "refused" else path.with_name("nowhere"))
 
 
-def md(machine: Machine) -> tuple[str, Iterable[Path]]:
+def md(machine: HostRoots) -> tuple[str, Iterable[Path]]:
     test_disk_md.array(machine, "md0")
     return "md0", test_disk_md.array(machine, "md1").glob("*_*")
 
 
-def ext4(machine: Machine) -> tuple[str, Iterable[Path]]:
+def ext4(machine: HostRoots) -> tuple[str, Iterable[Path]]:
     test_disk_ext4.disk(machine, 1)
     return "/d1", test_disk_ext4.disk(machine, 2).iterdir()
 
 
-def nic(machine: Machine) -> tuple[str, Iterable[Path]]:
+def nic(machine: HostRoots) -> tuple[str, Iterable[Path]]:
     test_nic_health.port(machine, "eth0", carrier=1)
     sick = test_nic_health.port(machine, "eth1", carrier=1)
     return "eth0", [each for each in sick.rglob("*") if each.is_file()]
 
 
-def port(machine: Machine) -> tuple[str, Iterable[Path]]:
+def port(machine: HostRoots) -> tuple[str, Iterable[Path]]:
     test_infiniband.device(machine, "mlx5_0", "0000:3b:00.0")
     [sick] = test_infiniband.device(machine, "mlx5_1", "0000:4b:00.0")
     return "mlx5_0/1", [each for each in sick.rglob("*") if each.is_file()]
@@ -94,7 +94,7 @@ PAIRS = pytest.mark.parametrize(
 def test_the_well_one_of_two_is_well_whatever_the_other_says(
     tmp_path_factory: pytest.TempPathFactory,
     spec: CheckSpec,
-    pair: Callable[[Machine], tuple[str, Iterable[Path]]],
+    pair: Callable[[HostRoots], tuple[str, Iterable[Path]]],
     data: st.DataObject,
 ) -> None:
     machine = made_up(tmp_path_factory.mktemp("machine"))
@@ -108,7 +108,7 @@ def test_the_well_one_of_two_is_well_whatever_the_other_says(
         check = cast("Check", spec.build(found, options(spec)))
         try:
             for _ in range(2):
-                assert verdicts(await check.look())[well] == (Status.OK, "")
+                assert verdicts(await check.run_check())[well] == (Status.OK, "")
         finally:
             await found.disk.close()
 
@@ -117,7 +117,7 @@ def test_the_well_one_of_two_is_well_whatever_the_other_says(
 
 @PAIRS
 async def test_files_that_come_and_go_while_they_are_read_cost_themselves_alone(
-    tmp_path: Path, spec: CheckSpec, pair: Callable[[Machine], tuple[str, Iterable[Path]]]
+    tmp_path: Path, spec: CheckSpec, pair: Callable[[HostRoots], tuple[str, Iterable[Path]]]
 ) -> None:
     machine = made_up(tmp_path)
     well, files = pair(machine)
@@ -137,7 +137,7 @@ async def test_files_that_come_and_go_while_they_are_read_cost_themselves_alone(
     hand.start()
     try:
         for _ in range(12):
-            assert verdicts(await check.look())[well] == (Status.OK, "")
+            assert verdicts(await check.run_check())[well] == (Status.OK, "")
     finally:
         over.set()
         hand.join()
@@ -167,7 +167,7 @@ def test_no_file_breaks_a_look_at_a_pcie_link(
     device.mkdir(parents=True)
     for name, what in files.items():
         spoil(device / name, what)
-    link = read_link(Machine(clock=HandClock(), sys=sys), "0000:3b:00.0")
+    link = read_link(HostRoots(clock=HandClock(), sys=sys), "0000:3b:00.0")
     assert isinstance(link, PcieLink)
     assert link.width is None or 0 < link.width <= 32
     assert all(n is None or n >= 0 for n in (link.replays, link.nonfatal, link.fatal))

@@ -52,7 +52,7 @@ async def test_an_old_driver_is_asked_by_the_old_name(tmp_path: Path) -> None:
 
 async def test_gpus_that_do_not_say_are_not_looked_at(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0, clocks=None)]) as bench:
-        assert await bench.build(gpu_clocks.SPEC).look() == Off("not supported by these GPUs")
+        assert await bench.build(gpu_clocks.SPEC).run_check() == Off("not supported by these GPUs")
 
 
 # -- how few rows it takes ---------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""ECC counters: what is there degrades, what is new is a fault, what falls was a reset."""
+"""ECC counters: existing errors degrade, new errors are a fault, a lower count was a reset."""
 
 from pathlib import Path
 

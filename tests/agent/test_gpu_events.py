@@ -1,4 +1,4 @@
-"""Xids by NVML alone: told when the kernel log does not, and never twice."""
+"""Xids by NVML alone: reported when the kernel log does not report them, and never twice."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,13 +9,14 @@ import pytest
 from nodeagent.checks import gpu_events, xid
 from nodeagent.checks.base import LogCheck, Off
 from nodeagent.model import ClearedBy
+from nodeagent.sources.nvml_sampler import _MOST_EVENTS
 from tests.agent.kernel_log import record
 from tests.nvml import gpu, pci_of, uuid_of
 from tests.nvml.look import Bench, look
 
 
 def log_line(bench: Bench, code: int, index: int = 0) -> None:
-    """The kernel log tells of the Xid now."""
+    """The kernel log reports the Xid now."""
     text = f"NVRM: Xid (PCI:{pci_of(index)}): {code}, pid=1, name=x, text".encode()
     log = cast("LogCheck", xid.SPEC.build(bench.sources, {}))
     assert log.read(replace(record(text), at=bench.clock.boottime()))
@@ -90,11 +91,13 @@ async def test_a_storm_is_taken_in_portions(tmp_path: Path) -> None:
         await look(check)
         for code in range(100):
             bench.gpus.xid(0, 1000 + code)
-        seen = 0
-        for _ in range(4):
+        told = []
+        for _ in range(5):
             bench.later()
-            seen += len((await look(check)).faults)
-    assert seen == 100
+            told.append([each.code for each in (await look(check)).faults])
+    # The next look reports the events that a look takes. All events are reported, each once.
+    assert [len(codes) for codes in told] == [0, _MOST_EVENTS, 100 - _MOST_EVENTS, 0, 0]
+    assert [one for codes in told for one in codes] == [f"xid:{1000 + n}" for n in range(100)]
 
 
 async def test_what_was_before_the_worker_is_not_known(tmp_path: Path) -> None:
@@ -122,7 +125,7 @@ async def test_where_no_gpu_gives_any_the_check_is_off(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0)]) as bench:
         bench.gpus.fail("nvmlDeviceRegisterEvents", code=3)
         check = bench.build(gpu_events.SPEC)
-        assert await check.look() == Off("not supported by these GPUs")
+        assert await check.run_check() == Off("not supported by these GPUs")
 
 
 async def test_a_worker_that_crashed_is_listening_again(tmp_path: Path) -> None:

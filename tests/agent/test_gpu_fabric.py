@@ -1,4 +1,4 @@
-"""The NVLink fabric: a manager that is down is a fault, though no log says a word of it."""
+"""The NVLink fabric: a manager that is down is a fault, although no log line reports it."""
 
 from pathlib import Path
 
@@ -96,4 +96,4 @@ async def test_gpus_that_are_part_of_no_fabric_are_not_looked_at(
     tmp_path: Path, fabric: tuple[int, ...] | None
 ) -> None:
     async with Bench(tmp_path, [gpu(0, fabric=fabric), gpu(1, fabric=fabric)]) as bench:
-        assert await bench.build(gpu_fabric.SPEC).look() == Off("not supported by these GPUs")
+        assert await bench.build(gpu_fabric.SPEC).run_check() == Off("not supported by these GPUs")

@@ -1,4 +1,4 @@
-"""Every GPU is there, or it is said which is not: by NVML, by PCI, by memory, by expectation."""
+"""Every GPU is there, or the missing one is named: by NVML, by PCI, by memory, by expectation."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ import pytest
 from nodeagent.checks import gpu_inventory
 from nodeagent.checks.base import Off
 from nodeagent.model import Clearing
-from nodeagent.sources.gpusample import TroubleKind
+from nodeagent.sources.gpu_sample import TroubleKind
 from tests.nvml import fake_pci, gpu, pci_of, uuid_of
 from tests.nvml.look import Bench, look
 from tests.support.waiting import until
@@ -45,9 +45,26 @@ async def test_a_machine_without_a_gpu_and_library_is_off_and_has_no_worker(
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     async with Bench(tmp_path) as bench:
         bench.nvml._worker_env.pop("LD_LIBRARY_PATH")
-        assert await bench.build(gpu_inventory.SPEC).look() == Off("no GPU")
+        assert await bench.build(gpu_inventory.SPEC).run_check() == Off("no GPU")
         assert bench.nvml.worker_pids == ()
         assert bench.gpus.calls("nvmlInitWithFlags") == 0
+
+
+async def test_gpus_that_say_neither_who_nor_where_they_are_are_named_by_their_index(
+    tmp_path: Path,
+) -> None:
+    """Where an address is left over the missing GPU has that one's name, and only that one."""
+    async with Bench(tmp_path, TWO) as bench:
+        bench.gpus.write(TWO, pci=[pci_of(0)])
+        bench.gpus.fail("nvmlDeviceGetHandleByIndex_v2", gpu=1, code=15)
+        seen = await look(bench.build(gpu_inventory.SPEC))
+        assert {name for name in seen.by_component if name} == {uuid_of(0), "index:1"}
+        bench.gpus.write(TWO, pci=[pci_of(0), pci_of(1)])
+        bench.gpus.fail("nvmlDeviceGetHandleByIndex_v2", gpu=1, code=15)
+        bench.later()
+        seen = await look(bench.build(gpu_inventory.SPEC))
+        assert {name for name in seen.by_component if name} == {uuid_of(0), f"pci:{pci_of(1)}"}
+        assert seen.status(f"pci:{pci_of(1)}") == ("FAILED", "lost")
 
 
 @pytest.mark.parametrize("code", [0, 9])
@@ -55,7 +72,7 @@ async def test_a_library_without_a_gpu_is_no_gpu(tmp_path: Path, code: int) -> N
     async with Bench(tmp_path) as bench:
         if code:
             bench.gpus.fail("nvmlInitWithFlags", code=code)
-        assert await bench.build(gpu_inventory.SPEC).look() == Off("no GPU")
+        assert await bench.build(gpu_inventory.SPEC).run_check() == Off("no GPU")
 
 
 async def test_eight_expected_and_none_there_is_a_failure(tmp_path: Path) -> None:

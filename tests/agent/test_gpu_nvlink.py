@@ -133,7 +133,7 @@ async def test_counters_that_nobody_may_read_leave_the_states(tmp_path: Path) ->
 
 async def test_gpus_without_nvlink_are_not_looked_at(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0, links=()), gpu(1, links=())]) as bench:
-        assert await bench.build(gpu_nvlink.SPEC).look() == Off("not supported by these GPUs")
+        assert await bench.build(gpu_nvlink.SPEC).run_check() == Off("not supported by these GPUs")
 
 
 async def test_links_are_read_every_five_minutes_and_not_at_every_sample(tmp_path: Path) -> None:

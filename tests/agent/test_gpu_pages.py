@@ -48,7 +48,7 @@ async def test_63_pages_or_16_that_still_come_are_too_many(
 
 async def test_gpus_that_remap_rows_have_no_pages_and_the_check_is_off(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0), gpu(1)]) as bench:
-        assert await bench.build(gpu_pages.SPEC).look() == Off("not supported by these GPUs")
+        assert await bench.build(gpu_pages.SPEC).run_check() == Off("not supported by these GPUs")
 
 
 async def test_beside_an_old_gpu_a_new_one_is_unknown(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from nodeagent.checks import gpu_pcie
 from nodeagent.checks.base import Off
-from nodeagent.sources.machine import Machine
-from nodeagent.sources.pcielink import PcieLink, read_link
+from nodeagent.sources.host import HostRoots
+from nodeagent.sources.pcie_link import PcieLink, read_link
 from tests.agent.kernel_log import HandClock
 from tests.nvml import PCIE_LINK, gpu, pci_of, uuid_of
 from tests.nvml.look import Bench, look
@@ -40,7 +40,7 @@ def link(
 def test_a_link_of_a_real_kernel_s_files(tmp_path: Path) -> None:
     (tmp_path / f"bus/pci/devices/{pci_of(0)}.0").mkdir(parents=True)
     link(tmp_path, 0, width="8", nonfatal=4, fatal=1)
-    machine = Machine(clock=HandClock(), sys=tmp_path)
+    machine = HostRoots(clock=HandClock(), sys=tmp_path)
     assert read_link(machine, f"{pci_of(0)}.0") == PcieLink(8, 16, "16.0 GT/s PCIe", 7, 4, 1)
 
 
@@ -48,7 +48,7 @@ def test_a_link_of_a_real_kernel_s_files(tmp_path: Path) -> None:
 def test_a_width_that_is_none_is_unknown(tmp_path: Path, width: str) -> None:
     (tmp_path / f"bus/pci/devices/{pci_of(0)}.0").mkdir(parents=True)
     link(tmp_path, 0, width=width)
-    assert read_link(Machine(clock=HandClock(), sys=tmp_path), f"{pci_of(0)}.0").width is None
+    assert read_link(HostRoots(clock=HandClock(), sys=tmp_path), f"{pci_of(0)}.0").width is None
 
 
 async def test_a_link_that_lost_lanes_is_degraded(tmp_path: Path) -> None:
@@ -153,5 +153,5 @@ async def test_where_nobody_tells_of_any_link_there_is_nothing_to_look_at(tmp_pa
     async with Bench(tmp_path, [gpu(0, replays=None)]) as bench:
         for name in PCIE_LINK:
             (bench.gpus.sys / f"bus/pci/devices/{pci_of(0)}.0" / name).write_text("Unknown\n")
-        report = await bench.build(gpu_pcie.SPEC).look()
+        report = await bench.build(gpu_pcie.SPEC).run_check()
     assert report == Off("nobody tells of the GPUs' links")

@@ -13,9 +13,9 @@ from nodeagent.checks import infiniband
 from nodeagent.checks.base import Off
 from nodeagent.clock import SystemClock
 from nodeagent.model import Status
-from nodeagent.sources.diskprobe import DiskProbe, Files, Hung, Result
+from nodeagent.sources.disk_probe import DiskProbe, Files, Hung, Result
+from nodeagent.sources.host import HostRoots
 from nodeagent.sources.infiniband import COUNTERS, Port, parse_port
-from nodeagent.sources.machine import Machine
 from tests.agent.machines import (
     gone,
     made_up,
@@ -37,7 +37,7 @@ class Stepped(SystemClock):
         return self.now
 
 
-def device(machine: Machine, name: str, pci: str, ports: int = 1) -> list[Path]:
+def device(machine: HostRoots, name: str, pci: str, ports: int = 1) -> list[Path]:
     """An adapter, up and well; the folders of its ports."""
     on_bus = machine.sys / "bus/pci/devices" / pci
     on_bus.mkdir(parents=True)
@@ -58,7 +58,7 @@ def say(port: Path, **files: str) -> None:
         (port / COUNTERS.get(name, "") / name).write_text(f"{text}\n")
 
 
-def built(machine: Machine, **settings: object) -> infiniband.Infiniband:
+def built(machine: HostRoots, **settings: object) -> infiniband.Infiniband:
     return infiniband.build(sources(machine), options(infiniband.SPEC, **settings))
 
 
@@ -136,26 +136,26 @@ def test_garbage_is_survived(values: dict[str, str]) -> None:
 
 async def test_an_adapter_with_a_spare_port_and_a_virtual_function(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
-    assert isinstance(await built(machine).look(), Off)
+    assert isinstance(await built(machine).run_check(), Off)
     first, spare = device(machine, "mlx5_0", "0000:3b:00.0", ports=2)
     say(spare, state="1: DOWN", phys_state="3: Disabled")
     device(machine, "mlx5_9", "0000:3b:01.0")
     (machine.sys / "bus/pci/devices/0000:3b:01.0/physfn").mkdir()
     check = built(machine)
-    report = await check.look()
+    report = await check.run_check()
     assert verdicts(report) == {"mlx5_0/1": OK, "mlx5_0/2": OK}
     assert observations(report)["mlx5_0/1"].message == "InfiniBand, 400 Gbit/s"
     say(first, state="1: DOWN", phys_state="2: Polling")
-    assert verdicts(await check.look())["mlx5_0/1"] == DOWN
+    assert verdicts(await check.run_check())["mlx5_0/1"] == DOWN
     say(first, state="4: ACTIVE", phys_state="5: LinkUp", rate="100 Gb/sec (1X NDR)")
-    assert verdicts(await check.look())["mlx5_0/1"] == (Status.DEGRADED, "slow")
+    assert verdicts(await check.run_check())["mlx5_0/1"] == (Status.DEGRADED, "slow")
 
 
 async def test_a_restarted_agent_still_knows_that_the_port_was_up(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
     [port] = device(machine, "mlx5_0", "0000:3b:00.0")
     say(port, state="1: DOWN", phys_state="2: Polling", link_downed="1")
-    assert verdicts(await built(machine).look()) == {"mlx5_0/1": DOWN}
+    assert verdicts(await built(machine).run_check()) == {"mlx5_0/1": DOWN}
 
 
 async def test_counters_count_by_the_hour_and_survive_their_reset(tmp_path: Path) -> None:
@@ -164,17 +164,17 @@ async def test_counters_count_by_the_hour_and_survive_their_reset(tmp_path: Path
     [port] = device(machine, "mlx5_0", "0000:3b:00.0")
     say(port, symbol_error="4000", link_downed="3")
     check = built(machine)
-    assert verdicts(await check.look()) == {"mlx5_0/1": OK}, "nobody knows when those were"
+    assert verdicts(await check.run_check()) == {"mlx5_0/1": OK}, "nobody knows when those were"
     clock.now += 30
     say(port, symbol_error="4130")
-    report = await check.look()
+    report = await check.run_check()
     assert verdicts(report) == {"mlx5_0/1": (Status.FAILED, "errors")}
     assert observations(report)["mlx5_0/1"].message == "130 symbol_error within an hour"
     clock.now += 30
-    say(port, symbol_error="0", link_downed="0")  # somebody cleared them
-    assert verdicts(await check.look()) == {"mlx5_0/1": (Status.FAILED, "errors")}
+    say(port, symbol_error="0", link_downed="0")  # a person cleared them
+    assert verdicts(await check.run_check()) == {"mlx5_0/1": (Status.FAILED, "errors")}
     clock.now += 3600
-    assert verdicts(await check.look()) == {"mlx5_0/1": OK}
+    assert verdicts(await check.run_check()) == {"mlx5_0/1": OK}
 
 
 async def test_an_adapter_off_the_bus_is_missing_and_one_in_a_pod_is_gone(tmp_path: Path) -> None:
@@ -182,17 +182,17 @@ async def test_an_adapter_off_the_bus_is_missing_and_one_in_a_pod_is_gone(tmp_pa
     device(machine, "mlx5_0", "0000:3b:00.0")
     device(machine, "mlx5_1", "0000:5e:00.0")
     check = built(machine)
-    await check.look()
+    await check.run_check()
     for name in ("mlx5_0", "mlx5_1"):
         (machine.sys / "class/infiniband" / name).rename(tmp_path / name)
     (machine.sys / "bus/pci/devices/0000:3b:00.0").rename(tmp_path / "pci")
-    report = await check.look()
+    report = await check.run_check()
     assert verdicts(report) == {"mlx5_0/1": MISSING}
     assert gone(report) == ["mlx5_1/1"]
-    assert verdicts(await check.look()) == {"mlx5_0/1": MISSING}
+    assert verdicts(await check.run_check()) == {"mlx5_0/1": MISSING}
     (tmp_path / "pci").rename(machine.sys / "bus/pci/devices/0000:3b:00.0")
     (tmp_path / "mlx5_0").rename(machine.sys / "class/infiniband/mlx5_0")
-    assert verdicts(await check.look()) == {"mlx5_0/1": OK}
+    assert verdicts(await check.run_check()) == {"mlx5_0/1": OK}
 
 
 async def test_named_devices_must_exist_and_others_are_left_out(tmp_path: Path) -> None:
@@ -200,15 +200,15 @@ async def test_named_devices_must_exist_and_others_are_left_out(tmp_path: Path) 
     device(machine, "mlx5_0", "0000:3b:00.0")
     device(machine, "mlx5_1", "0000:5e:00.0", ports=2)
     named = built(machine, devices=("mlx5_0", "mlx5_1/2", "mlx5_2"))
-    assert verdicts(await named.look()) == {"mlx5_0/1": OK, "mlx5_1/2": OK, "mlx5_2": MISSING}
+    assert verdicts(await named.run_check()) == {"mlx5_0/1": OK, "mlx5_1/2": OK, "mlx5_2": MISSING}
     without = built(machine, exclude=("mlx5_1/?", "rxe*"))
-    assert verdicts(await without.look()) == {"mlx5_0/1": OK}
+    assert verdicts(await without.run_check()) == {"mlx5_0/1": OK}
 
 
 class Asked(DiskProbe):
-    """Reads for real, notes what was asked, refuses one file and may hang."""
+    """Reads for real, records the requests, refuses one file and may hang."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: HostRoots) -> None:
         super().__init__(machine=machine)
         self.names: list[str] = []
         self.hangs: Hung | None = None
@@ -233,13 +233,13 @@ async def test_a_file_that_is_refused_is_asked_for_once(tmp_path: Path) -> None:
     probe = Asked(machine)
     found = replace(sources(machine), disk=probe)
     check = infiniband.build(found, options(infiniband.SPEC))
-    assert verdicts(await check.look()) == {"mlx5_0/1": OK}
+    assert verdicts(await check.run_check()) == {"mlx5_0/1": OK}
     assert "symbol_error" in probe.names
-    assert verdicts(await check.look()) == {"mlx5_0/1": OK}
+    assert verdicts(await check.run_check()) == {"mlx5_0/1": OK}
     assert "symbol_error" not in probe.names
     assert "link_downed" in probe.names
     probe.hangs = Hung(12.0, "D in mlx5_cmd_exec")
-    report = await check.look()
+    report = await check.run_check()
     assert verdicts(report) == {"mlx5_0/1": (Status.DEGRADED, "hung")}
     assert "D in mlx5_cmd_exec" in observations(report)["mlx5_0/1"].message
 
@@ -249,10 +249,10 @@ async def test_half_a_port_is_survived(tmp_path: Path) -> None:
     [port] = device(machine, "mlx5_0", "0000:3b:00.0")
     say(port, symbol_error="N/A (no PMA)", rate="what?")
     (port / "phys_state").unlink()
-    assert verdicts(await built(machine).look()) == {"mlx5_0/1": OK}
+    assert verdicts(await built(machine).run_check()) == {"mlx5_0/1": OK}
     (port / "state").unlink()
-    assert verdicts(await built(machine).look()) == {"mlx5_0/1": (Status.UNKNOWN, "not-told")}
+    assert verdicts(await built(machine).run_check()) == {"mlx5_0/1": (Status.UNKNOWN, "not-told")}
 
 
 async def test_this_machine_survives_a_look() -> None:
-    assert isinstance(await built(this_machine()).look(), Off | list)
+    assert isinstance(await built(this_machine()).run_check(), Off | list)

@@ -108,7 +108,7 @@ def test_text_that_a_user_made_the_kernel_print_is_not_believed(check: type[LogC
 
 
 def test_each_forged_line_would_be_believed_without_its_mark() -> None:
-    """What the fixture quotes are the kernel's true words: it tests something."""
+    """The fixture quotes true lines of the kernel, so the test is not empty."""
     reader = open_log(FIXTURES / "forged-machine.log", accept_user_records=True)
     records = reader.read_batch()
     reader.close()

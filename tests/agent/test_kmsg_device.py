@@ -1,7 +1,7 @@
 """The reader on the machine's own kernel log.
 
-The ring is shared with whatever else runs here, so each test begins at the end of the log and
-marks its lines with a nonce.
+The ring is shared with all other programs of this machine, so each test begins at the end of the
+log and marks its lines with a nonce.
 """
 
 import ctypes
@@ -18,8 +18,8 @@ import pytest
 from nodeagent.checks.xid import XidCheck
 from nodeagent.clock import SystemClock
 from nodeagent.model import Loss
+from nodeagent.sources.host import HostRoots
 from nodeagent.sources.kmsg import Cursor, KernelLogUnavailable, KmsgReader, Record
-from nodeagent.sources.machine import Machine
 from tests.agent.kernel_log import GPU, gpu_map, log_line, only_losses, only_records
 
 KMSG = Path("/dev/kmsg")
@@ -43,7 +43,7 @@ Open = Callable[..., KmsgReader]
 
 @pytest.fixture
 def boot() -> str:
-    return Machine(clock=SystemClock()).boot_id()
+    return HostRoots(clock=SystemClock()).boot_id()
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def nonce() -> str:
 
 
 def catch_up(reader: KmsgReader) -> list[Record | Loss]:
-    """Everything up to the end of the log."""
+    """All records up to the end of the log."""
     found = reader.read_batch()
     for _ in range(1000):
         if reader.caught_up:
@@ -173,7 +173,7 @@ def test_the_kernels_escapes_reach_the_check_as_they_are(open_reader: Open, nonc
 def test_a_user_who_makes_the_kernel_quote_him_is_not_believed(
     open_reader: Open, nonce: str, tmp_path: Path
 ) -> None:
-    """Facility 0, by a mount that fails: possible for anybody with a user namespace."""
+    """Facility 0, by a mount that fails, which any user with a user namespace can cause."""
     reader = open_reader(accept=False)
     catch_up(reader)
     libc = ctypes.CDLL(None, use_errno=True)

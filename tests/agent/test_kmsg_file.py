@@ -59,7 +59,7 @@ Nov 21 11:22:33 host kernel: I/O error, dev sda, sector 4096 op 0x0:(READ) flags
 
 
 def test_of_a_line_that_does_not_end_the_beginning_alone_is_kept(tmp_path: Path) -> None:
-    """Megabytes in which nothing is written: a file by another name than was meant."""
+    """Megabytes without a record: another file than the one that was meant."""
     log = tmp_path / "log"
     line = "[  81.1] NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
     log.write_text(f"{line}\n{line}")

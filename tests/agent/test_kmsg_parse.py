@@ -1,4 +1,4 @@
-"""The raw record parser: what the kernel writes, and everything else."""
+"""The raw record parser: records of the kernel, and all other input."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The reader: where it begins, what it says of lost records, and how old a record is."""
+"""The reader: where it begins, its report of lost records, and the age of a record."""
 
 import os
 from collections.abc import Callable
@@ -143,7 +143,7 @@ def test_after_a_young_boot_the_boots_own_faults_are_news(log: Path, append: App
 def test_once_the_ring_was_read_nothing_is_historical_whatever_its_stamp(
     log: Path, append: Append
 ) -> None:
-    """The kernel's clock may be seconds off after a month; news must not be taken for history."""
+    """The kernel's clock may be seconds off after a month; new records must not count as old."""
     clock = HandClock(3_000_000.0)
     reader = open_log(log, clock=clock, started_at=2_999_990.0)
     assert reader.read_batch() == []

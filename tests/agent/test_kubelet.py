@@ -1,4 +1,4 @@
-"""The kubelet's health endpoint: a server on the loopback that is well, sick, slow and gone."""
+"""The kubelet's health endpoint: a loopback server that is healthy, unhealthy, slow and gone."""
 
 import asyncio
 from collections.abc import Callable
@@ -30,13 +30,13 @@ async def test_a_kubelet_that_is_well(tmp_path: Path) -> None:
         return response("ok") if asked.path == "/healthz" else NOT_FOUND
 
     async with serving(healthz) as url:
-        assert verdicts(await check_of(tmp_path, url).look()) == {"": OK}
+        assert verdicts(await check_of(tmp_path, url).run_check()) == {"": OK}
 
 
 async def test_a_kubelet_that_calls_itself_unhealthy(tmp_path: Path) -> None:
     body = "[+]ping ok\n[-]syncloop failed: reason withheld\n"
     async with serving(lambda _: response(body, "500 Internal Server Error")) as url:
-        found = observations(await check_of(tmp_path, url).look())[""]
+        found = observations(await check_of(tmp_path, url).run_check())[""]
     assert (found.status, found.reason) == (Status.FAILED, "unhealthy")
     assert found.message == "status 500: [+]ping ok [-]syncloop failed: reason withheld"
 
@@ -44,8 +44,8 @@ async def test_a_kubelet_that_calls_itself_unhealthy(tmp_path: Path) -> None:
 async def test_a_kubelet_that_stops_is_failed(tmp_path: Path) -> None:
     async with serving(lambda _: response("ok")) as url:
         check = check_of(tmp_path, url, files=False)
-        assert verdicts(await check.look()) == {"": OK}
-    assert verdicts(await check.look()) == {"": (Status.FAILED, "refused")}
+        assert verdicts(await check.run_check()) == {"": OK}
+    assert verdicts(await check.run_check()) == {"": (Status.FAILED, "refused")}
 
 
 async def test_a_kubelet_that_hangs_is_failed(
@@ -55,8 +55,8 @@ async def test_a_kubelet_that_hangs_is_failed(
     answers = [response("ok"), b""]
     async with serving(lambda _: answers.pop(0)) as url:
         check = check_of(tmp_path, url)
-        assert verdicts(await check.look()) == {"": OK}
-        assert verdicts(await check.look()) == {"": (Status.FAILED, "timeout")}
+        assert verdicts(await check.run_check()) == {"": OK}
+        assert verdicts(await check.run_check()) == {"": (Status.FAILED, "timeout")}
 
 
 @pytest.mark.parametrize(
@@ -77,14 +77,14 @@ async def test_one_that_never_answered(
 ) -> None:
     url = f"http://127.0.0.1:{unused_tcp_port_factory()}"
     check = check_of(tmp_path, url, files=files, expected=expected)
-    assert verdicts(await check.look()) == {"": verdict}
+    assert verdicts(await check.run_check()) == {"": verdict}
 
 
 async def test_a_machine_without_a_kubelet_is_off(
     tmp_path: Path, unused_tcp_port_factory: Callable[[], int]
 ) -> None:
     url = f"http://127.0.0.1:{unused_tcp_port_factory()}"
-    assert isinstance(await check_of(tmp_path, url, files=False).look(), Off)
+    assert isinstance(await check_of(tmp_path, url, files=False).run_check(), Off)
 
 
 async def test_something_else_on_the_port_is_failed_where_a_kubelet_is_expected(
@@ -92,7 +92,7 @@ async def test_something_else_on_the_port_is_failed_where_a_kubelet_is_expected(
 ) -> None:
     async with serving(lambda _: b"SSH-2.0-OpenSSH\r\n\r\n") as url:
         async with asyncio.timeout(30):
-            found = verdicts(await check_of(tmp_path, url, expected=True).look())
+            found = verdicts(await check_of(tmp_path, url, expected=True).run_check())
     assert found == {"": (Status.FAILED, "garbled")}
 
 

@@ -1,4 +1,4 @@
-"""The latch: what is in force, what is owed, what is said when it overflows."""
+"""The latch: evidence in force, unacknowledged events, and the report of an overflow."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.evidence.entries import BURST, OCCURRENCES, TRANSITIONS, WINDOW
-from nodeagent.evidence.latch import Latch, Limits, Outgoing
+from nodeagent.evidence.latch import Latch, LatchLimits, Outgoing
 from nodeagent.model import (
     Batch,
     ClearedBy,
@@ -24,7 +24,7 @@ from nodeagent.model import (
 NOW = 1000.0
 
 
-def latch(limits: Limits | None = None) -> Latch:
+def latch(limits: LatchLimits | None = None) -> Latch:
     return Latch(boot_id="boot-a", epoch="e", limits=limits)
 
 
@@ -178,7 +178,7 @@ def test_expiry_ends_a_fault_a_day_after_its_last_occurrence_and_is_told() -> No
     assert held.expire(NOW + WINDOW - 1) is False
     assert held.expire(NOW + WINDOW) is True
     assert set(held.faults) == {("xid:79", "GPU-1")}
-    assert held.owed.clearings == [Clearing("GPU-1", "expiry", "xid:31")]
+    assert held.unacked.clearings == [Clearing("GPU-1", "expiry", "xid:31")]
 
 
 # -- components -----------------------------------------------------------------------------------
@@ -250,6 +250,58 @@ def test_a_status_change_is_urgent_and_remembered() -> None:
     assert entry.recent == [(Status.OK, 10.0), (Status.FAILED, 20.0)]
 
 
+@pytest.mark.parametrize("before", [None, *Status])
+@pytest.mark.parametrize("after", list(Status))
+def test_every_change_of_a_status_is_to_be_saved_and_told_at_once(
+    before: Status | None, after: Status
+) -> None:
+    held = latch()
+    if before is not None:
+        held.apply([disk(before)], NOW)
+        held.delta(NOW)
+    changed = before is not after
+    assert held.apply([disk(after)], NOW + 1) is changed
+    assert held.urgent is changed
+    assert (held.delta(NOW + 1) is not None) is changed
+    assert not held.apply([disk(after)], NOW + 2), "the same again is no change"
+    assert not held.urgent
+
+
+def test_another_reason_alone_is_to_be_saved_and_told_at_once() -> None:
+    held = latch()
+    held.apply([disk(Status.FAILED, reason="bytes")], NOW)
+    held.delta(NOW)
+    assert held.apply([disk(Status.FAILED, reason="inodes")], NOW + 5)
+    assert held.urgent
+    [entry] = held.components.values()
+    assert (entry.since, entry.reason) == (NOW, "inodes"), "it has failed since the first of them"
+
+
+def test_news_of_the_past_move_the_mark_and_leave_a_live_fault_as_it_is() -> None:
+    held = latch()
+    held.apply([xid(5, at=10.0)], NOW)
+    held.delta(NOW)
+    live = replace(held.faults["xid:79", "GPU-1"])
+    assert held.apply([xid(9, at=5.0, historical=True)], NOW + 1), "the mark is to be saved"
+    assert held.applied["kmsg"] == 9
+    assert held.faults["xid:79", "GPU-1"] == live
+    assert held.delta(NOW + 1) is None, "nothing of it is told"
+    assert not held.apply([xid(8, at=5.0)], NOW + 2), "what is before the mark is known"
+    assert held.faults["xid:79", "GPU-1"] == live
+
+
+def test_what_failed_and_was_taken_away_is_missed_by_the_looks_that_follow() -> None:
+    held = latch()
+    held.apply([disk(Status.FAILED, component="/data")], NOW)
+    assert not held.apply([Gone("disk-space", "/data")], NOW)
+    assert held.components["disk-space", "/data"].absent == 1
+    assert not held.apply([Gone("disk-space", "/data")], NOW), "said again it is no later look"
+    assert held.components["disk-space", "/data"].absent == 1
+    assert not held.apply([Gone("disk-space", "/never")], NOW)
+    held.apply([disk(Status.FAILED, component="/data")], NOW)
+    assert held.components["disk-space", "/data"].absent == 0, "it is there again"
+
+
 def test_transitions_are_bounded_in_number_and_in_time() -> None:
     held = latch()
     for turn in range(200):
@@ -267,7 +319,7 @@ def test_absence_clears_no_failure() -> None:
         held.apply([], NOW, look_of="disk-space")
     held.apply([Gone("disk-space", "/")], NOW)
     assert set(held.components) == {("disk-space", "/")}
-    # It is stuck for good otherwise: a person may let go of it.
+    # It would be stuck for good without this: a person may let go of it.
     assert held.clear_by_operator(component="/", code="") == 1
     assert held.components == {}
 
@@ -284,6 +336,22 @@ def test_one_missed_look_drops_nothing_but_an_unknown() -> None:
     out = held.delta(NOW)
     assert out is not None
     assert [entry.component for entry in out.gone] == ["", "/"]
+
+
+def test_what_failed_and_is_unknown_since_is_not_gone_when_it_is_missed() -> None:
+    """The check hangs, and then the disk is taken away: no look has seen it well meanwhile."""
+    held = latch()
+    held.apply([disk(Status.FAILED, reason="full")], NOW)
+    held.apply([disk(Status.UNKNOWN, reason="hung")], NOW + 1)
+    held.apply([Gone("disk-space", "/")], NOW + 2)
+    held.apply([], NOW + 3, look_of="disk-space")
+    held.keep_checks(())
+    assert ("disk-space", "/") in held.components
+    assert held.unacked.gone == []
+    held.apply([disk(Status.OK)], NOW + 4)
+    held.apply([disk(Status.UNKNOWN, reason="hung")], NOW + 5)
+    held.apply([Gone("disk-space", "/")], NOW + 6)
+    assert [one for one, _ in held.unacked.gone] == [Gone("disk-space", "/")]
 
 
 def test_checks_that_no_longer_run_take_their_components_along() -> None:
@@ -305,24 +373,24 @@ def test_text_that_no_wire_can_carry_is_escaped() -> None:
 
 
 def test_too_many_components_lose_the_well_ones_first_and_say_so_once() -> None:
-    held = latch(Limits(components=3, faults=3))
+    held = latch(LatchLimits(components=3, faults=3))
     held.apply([disk(Status.OK, component=f"/{n}") for n in range(5)], 1.0)
     assert len(held.components) == 3
     held.apply([disk(Status.FAILED, component="/bad")], 2.0)
     assert ("disk-space", "/bad") in held.components
     assert len(held.components) == 3
-    assert [loss.source for loss in held.owed.losses] == ["latch"]
+    assert [loss.source for loss in held.unacked.losses] == ["latch"]
 
 
 def test_too_many_faults_lose_history_and_what_expires_before_the_rest() -> None:
-    held = latch(Limits(components=3, faults=3))
+    held = latch(LatchLimits(components=3, faults=3))
     held.apply([xid(1, 79), xid(2, 31, cleared_by=ClearedBy.EXPIRY), xid(3, 48, at=NOW - 1)], NOW)
     held.apply([xid(4, 62)], NOW)
     assert {code for code, _ in held.faults} == {"xid:79", "xid:48", "xid:62"}
     held.apply([xid(5, 64)], NOW)
     assert {code for code, _ in held.faults} == {"xid:79", "xid:62", "xid:64"}
-    assert sum(loss.records for loss in held.owed.losses) == 2
-    assert held.owed.clearings == []  # nothing has ended
+    assert sum(loss.records for loss in held.unacked.losses) == 2
+    assert held.unacked.clearings == []  # no fault has ended
 
 
 # -- sending --------------------------------------------------------------------------------------
@@ -349,10 +417,10 @@ def test_an_ack_frees_only_what_its_messages_carried_and_never_a_fault() -> None
     held.delta(NOW)  # 2
     held.apply([Loss("kmsg", 5, "untold")], NOW)
     assert held.acknowledge(1) is True
-    assert [loss.records for loss in held.owed.losses] == [4, 5]
-    assert held.acknowledge(99) is False  # nobody can have seen that
+    assert [loss.records for loss in held.unacked.losses] == [4, 5]
+    assert held.acknowledge(99) is False  # no aggregator can have seen that
     assert held.acknowledge(2) is True
-    assert [loss.records for loss in held.owed.losses] == [5]
+    assert [loss.records for loss in held.unacked.losses] == [5]
     assert ("xid:79", "GPU-1") in held.faults
     assert held.acknowledge(1) is False
 
@@ -390,7 +458,7 @@ SIGNS = st.builds(
 
 @st.composite
 def stories(draw: st.DrawFn) -> list[Batch]:
-    """Batches as they come: sightings in the order of the kernel log, and everything else."""
+    """Batches as they come: sightings in the order of the kernel log, and all other entries."""
     batches: list[Batch] = []
     seq = 0
     for _ in range(draw(st.integers(1, 8))):
@@ -424,7 +492,7 @@ def test_replaying_any_part_of_the_kernel_log_changes_nothing(
 
 
 class Folded:
-    """What an aggregator that applies docs/contract.md holds."""
+    """The state of an aggregator that applies docs/contract.md."""
 
     def __init__(self) -> None:
         self.lines: dict[tuple[str, ...], bytes] = {}
@@ -453,7 +521,7 @@ class Folded:
 def test_the_digest_is_that_of_whoever_got_every_message(
     story: list[Batch], turns: list[str]
 ) -> None:
-    held = latch(Limits(components=3, faults=3))
+    held = latch(LatchLimits(components=3, faults=3))
     far = Folded()
     far.take(held.snapshot(NOW), whole=True)
     for batch, turn in zip(story, turns + ["delta"] * len(story), strict=False):

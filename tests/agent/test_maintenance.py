@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nodeagent.checks import maintenance
 from nodeagent.checks.base import Off
 from nodeagent.model import Status
-from nodeagent.sources import cloudevents
+from nodeagent.sources import cloud_events
 from tests.agent.clouds import REBALANCE, SCHEDULED, SPOT, Aws, Azure, Gcp
 from tests.agent.http_server import Answer, Request, response, serving
 from tests.agent.machines import gone, made_up, observations, options, sources, verdicts
@@ -31,15 +31,15 @@ def planned(*kinds: str) -> dict[str, tuple[Status, str]]:
 
 async def test_without_a_provider_nobody_is_asked(tmp_path: Path) -> None:
     check = maintenance.build(sources(made_up(tmp_path)), options(maintenance.SPEC))
-    assert isinstance(await check.look(), Off)
+    assert isinstance(await check.run_check(), Off)
 
 
 @pytest.mark.parametrize("provider", CLOUDS)
 async def test_nothing_planned_is_ok(tmp_path: Path, provider: str) -> None:
     async with serving(CLOUDS[provider]()) as url:
         check = check_of(tmp_path, provider, url)
-        assert verdicts(await check.look()) == OK
-        assert verdicts(await check.look()) == OK
+        assert verdicts(await check.run_check()) == OK
+        assert verdicts(await check.run_check()) == OK
 
 
 # -- Azure ---------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ async def test_azure_every_kind_of_event(tmp_path: Path, kind: str, component: s
     cloud = Azure()
     cloud.plan(kind, "gpus_3", "gpus_4")
     async with serving(cloud) as url:
-        found = observations(await check_of(tmp_path, "azure", url).look())
+        found = observations(await check_of(tmp_path, "azure", url).run_check())
     assert found[component].status is Status.DEGRADED
     assert "not before Mon, 11 Apr 2022 22:26:58 GMT" in found[component].message
 
@@ -71,14 +71,14 @@ async def test_azure_events_of_other_machines_are_not_ours(tmp_path: Path) -> No
     cloud.plan("Redeploy", "gpus_33", "gpus_4")
     cloud.plan("Reboot", "GPUS_3")
     async with serving(cloud) as url:
-        assert verdicts(await check_of(tmp_path, "azure", url).look()) == planned("reboot")
+        assert verdicts(await check_of(tmp_path, "azure", url).run_check()) == planned("reboot")
 
 
 async def test_azure_an_event_that_has_started_says_so(tmp_path: Path) -> None:
     cloud = Azure()
     cloud.plan("Freeze", "gpus_3", status="Started")
     async with serving(cloud) as url:
-        found = observations(await check_of(tmp_path, "azure", url).look())
+        found = observations(await check_of(tmp_path, "azure", url).run_check())
     assert found["freeze"].message.startswith("freeze now: Host server")
 
 
@@ -87,7 +87,7 @@ async def test_azure_two_events_of_a_kind_are_one_component(tmp_path: Path) -> N
     cloud.plan("Reboot", "gpus_3", EventId="first")
     cloud.plan("Reboot", "gpus_3", EventId="second")
     async with serving(cloud) as url:
-        found = observations(await check_of(tmp_path, "azure", url).look())
+        found = observations(await check_of(tmp_path, "azure", url).run_check())
     assert "first" in found["reboot"].message
     assert "second" in found["reboot"].message
 
@@ -96,11 +96,11 @@ async def test_azure_two_events_of_a_kind_are_one_component(tmp_path: Path) -> N
 async def test_azure_a_machine_without_a_name_cannot_tell_its_events(
     tmp_path: Path, name: str
 ) -> None:
-    """With an empty name every event would be some other machine's, in silence."""
+    """With an empty name every event would silently be counted as another machine's."""
     cloud = Azure(name=name)
     cloud.plan("Reboot", "gpus_3")
     async with serving(cloud) as url:
-        found = verdicts(await check_of(tmp_path, "azure", url).look())
+        found = verdicts(await check_of(tmp_path, "azure", url).run_check())
     assert found == {"": (Status.UNKNOWN, "garbled")}
 
 
@@ -109,7 +109,7 @@ async def test_azure_resources_that_are_no_list_of_names(tmp_path: Path, resourc
     cloud = Azure()
     cloud.plan("Reboot", Resources=resources)
     async with serving(cloud) as url:
-        found = verdicts(await check_of(tmp_path, "azure", url).look())
+        found = verdicts(await check_of(tmp_path, "azure", url).run_check())
     assert found == {"": (Status.UNKNOWN, "garbled")}
 
 
@@ -131,7 +131,7 @@ async def test_aws_every_kind_of_scheduled_event(tmp_path: Path, code: str, comp
     cloud = Aws()
     cloud.plan(code)
     async with serving(cloud) as url:
-        found = observations(await check_of(tmp_path, "aws", url).look())
+        found = observations(await check_of(tmp_path, "aws", url).run_check())
     assert found[component].status is Status.DEGRADED
     assert "21 Jan 2019 09:00:43 GMT" in found[component].message
 
@@ -141,7 +141,7 @@ async def test_aws_an_event_that_is_over_is_none(tmp_path: Path, state: str) -> 
     cloud = Aws()
     cloud.plan("system-reboot", state)
     async with serving(cloud) as url:
-        assert verdicts(await check_of(tmp_path, "aws", url).look()) == OK
+        assert verdicts(await check_of(tmp_path, "aws", url).run_check()) == OK
 
 
 async def test_aws_spot_notice_and_rebalance_advice(tmp_path: Path) -> None:
@@ -149,26 +149,26 @@ async def test_aws_spot_notice_and_rebalance_advice(tmp_path: Path) -> None:
     cloud.kept[SPOT] = {"action": "terminate", "time": "2017-09-18T08:22:00Z"}
     cloud.kept[REBALANCE] = {"noticeTime": "2020-10-27T08:22:00Z"}
     async with serving(cloud) as url:
-        found = observations(await check_of(tmp_path, "aws", url).look())
+        found = observations(await check_of(tmp_path, "aws", url).run_check())
     assert set(found) == {"", "preempt", "rebalance"}
     assert found["preempt"].message == "spot capacity goes: terminate at 2017-09-18T08:22:00Z"
 
 
 async def test_aws_no_scheduled_key_at_all_is_nothing_planned(tmp_path: Path) -> None:
     async with serving(Aws(kept={})) as url:
-        assert verdicts(await check_of(tmp_path, "aws", url).look()) == OK
+        assert verdicts(await check_of(tmp_path, "aws", url).run_check()) == OK
 
 
 async def test_aws_one_token_serves_until_it_expires(tmp_path: Path) -> None:
     cloud = Aws()
     async with serving(cloud) as url:
         check = check_of(tmp_path, "aws", url)
-        await check.look()
-        await check.look()
+        await check.run_check()
+        await check.run_check()
         assert cloud.tokens_given == 1
         cloud.valid.clear()
         cloud.plan("system-reboot")
-        assert verdicts(await check.look()) == planned("reboot")
+        assert verdicts(await check.run_check()) == planned("reboot")
         assert cloud.tokens_given == 2
 
 
@@ -177,14 +177,14 @@ async def test_aws_a_service_that_refuses_its_own_tokens_is_asked_no_more_than_t
 ) -> None:
     cloud = Aws(gives_dead_tokens=True)
     async with serving(cloud) as url:
-        found = verdicts(await check_of(tmp_path, "aws", url).look())
+        found = verdicts(await check_of(tmp_path, "aws", url).run_check())
     assert found == {"": (Status.UNKNOWN, "bad-status")}
     assert cloud.tokens_given == 2
 
 
 async def test_aws_where_the_metadata_service_is_turned_off(tmp_path: Path) -> None:
     async with serving(lambda _: response("", "403 Forbidden")) as url:
-        found = observations(await check_of(tmp_path, "aws", url).look())[""]
+        found = observations(await check_of(tmp_path, "aws", url).run_check())[""]
     assert (found.status, found.reason) == (Status.UNKNOWN, "bad-status")
     assert found.message == "session token: status 403"
 
@@ -198,7 +198,7 @@ async def test_aws_a_token_that_is_none_never_becomes_a_header(tmp_path: Path, t
         return response(token)
 
     async with serving(mad) as url:
-        found = verdicts(await check_of(tmp_path, "aws", url).look())
+        found = verdicts(await check_of(tmp_path, "aws", url).run_check())
     assert found == {"": (Status.UNKNOWN, "garbled")}
     assert len(asked) == 1
 
@@ -216,12 +216,12 @@ async def test_aws_a_token_that_is_none_never_becomes_a_header(tmp_path: Path, t
 )
 async def test_gcp_every_event(tmp_path: Path, event: str, component: str) -> None:
     async with serving(Gcp(event=event)) as url:
-        assert verdicts(await check_of(tmp_path, "gcp", url).look()) == planned(component)
+        assert verdicts(await check_of(tmp_path, "gcp", url).run_check()) == planned(component)
 
 
 async def test_gcp_preemption(tmp_path: Path) -> None:
     async with serving(Gcp(preempted="TRUE")) as url:
-        assert verdicts(await check_of(tmp_path, "gcp", url).look()) == planned("preempt")
+        assert verdicts(await check_of(tmp_path, "gcp", url).run_check()) == planned("preempt")
 
 
 #: As the cloud's own pages show it, and as its API writes the same.
@@ -265,7 +265,7 @@ async def test_gcp_a_window_that_is_days_away(
     tmp_path: Path, window: dict[str, object], words: str
 ) -> None:
     async with serving(Gcp(upcoming=json.dumps(window))) as url:
-        report = await check_of(tmp_path, "gcp", url).look()
+        report = await check_of(tmp_path, "gcp", url).run_check()
     assert verdicts(report) == planned("maintenance")
     assert observations(report)["maintenance"].message == words
 
@@ -285,7 +285,7 @@ async def test_gcp_no_window_in_each_way_that_it_is_told(
     tmp_path: Path, body: str, status: str
 ) -> None:
     async with serving(Gcp(upcoming=body, upcoming_status=status)) as url:
-        assert verdicts(await check_of(tmp_path, "gcp", url).look()) == OK
+        assert verdicts(await check_of(tmp_path, "gcp", url).run_check()) == OK
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ async def test_gcp_what_is_no_answer_about_windows_is_unknown(
     tmp_path: Path, body: str, status: str, reason: str
 ) -> None:
     async with serving(Gcp(upcoming=body, upcoming_status=status)) as url:
-        found = verdicts(await check_of(tmp_path, "gcp", url).look())
+        found = verdicts(await check_of(tmp_path, "gcp", url).run_check())
     assert found == {"": (Status.UNKNOWN, reason)}
 
 
@@ -312,7 +312,7 @@ async def test_gcp_what_is_no_answer_about_windows_is_unknown(
 )
 async def test_gcp_an_answer_that_is_not_googles(tmp_path: Path, cloud: Gcp) -> None:
     async with serving(cloud) as url:
-        found = verdicts(await check_of(tmp_path, "gcp", url).look())
+        found = verdicts(await check_of(tmp_path, "gcp", url).run_check())
     assert found == {"": (Status.UNKNOWN, "garbled")}
 
 
@@ -320,7 +320,7 @@ async def test_gcp_an_answer_that_is_not_googles(tmp_path: Path, cloud: Gcp) -> 
 
 
 def reboot_planned(provider: str) -> tuple[Answer, str, Callable[[], None]]:
-    """A cloud with one event; the event's kind; and what takes it away."""
+    """A cloud with one event; the event's kind; and a call that removes it."""
     match provider:
         case "azure":
             azure = Azure()
@@ -340,9 +340,9 @@ async def test_an_event_that_is_over_goes(tmp_path: Path, provider: str) -> None
     cloud, kind, take_away = reboot_planned(provider)
     async with serving(cloud) as url:
         check = check_of(tmp_path, provider, url)
-        assert verdicts(await check.look()) == planned(kind)
+        assert verdicts(await check.run_check()) == planned(kind)
         take_away()
-        report = await check.look()
+        report = await check.run_check()
     assert verdicts(report) == OK
     assert gone(report) == [kind]
 
@@ -357,15 +357,15 @@ async def test_an_event_stays_known_while_the_service_does_not_answer(
         lambda asked: response("", "503 Service Unavailable") if sick else cloud(asked)
     ) as url:
         check = check_of(tmp_path, provider, url)
-        await check.look()
+        await check.run_check()
         sick = True
         take_away()
         for _ in range(2):
-            report = await check.look()
+            report = await check.run_check()
             assert verdicts(report) == planned(kind) | {"": (Status.UNKNOWN, "bad-status")}
             assert not gone(report)
         sick = False
-        report = await check.look()
+        report = await check.run_check()
     assert verdicts(report) == OK
     assert gone(report) == [kind]
 
@@ -375,7 +375,7 @@ async def test_a_service_that_is_not_there_is_unknown(
     tmp_path: Path, provider: str, unused_tcp_port_factory: Callable[[], int]
 ) -> None:
     url = f"http://127.0.0.1:{unused_tcp_port_factory()}"
-    found = verdicts(await check_of(tmp_path, provider, url).look())
+    found = verdicts(await check_of(tmp_path, provider, url).run_check())
     assert found == {"": (Status.UNKNOWN, "refused")}
 
 
@@ -383,10 +383,10 @@ async def test_a_service_that_is_not_there_is_unknown(
 async def test_a_service_that_hangs_is_unknown(
     tmp_path: Path, provider: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Azure's does for up to two minutes when it is first asked."""
-    monkeypatch.setattr(cloudevents, "_DEADLINE", 0.1)
+    """Azure's service hangs for up to two minutes when it is first asked."""
+    monkeypatch.setattr(cloud_events, "_DEADLINE", 0.1)
     async with serving(lambda _: b"") as url:
-        found = verdicts(await check_of(tmp_path, provider, url).look())
+        found = verdicts(await check_of(tmp_path, provider, url).run_check())
     assert found == {"": (Status.UNKNOWN, "timeout")}
 
 
@@ -399,13 +399,13 @@ async def test_a_redirect_is_not_followed(tmp_path: Path, provider: str) -> None
         return response("", "302 Found", Location="/login", Metadata_Flavor="Google")
 
     async with serving(portal) as url:
-        found = verdicts(await check_of(tmp_path, provider, url).look())
+        found = verdicts(await check_of(tmp_path, provider, url).run_check())
     assert found == {"": (Status.UNKNOWN, "bad-status")}
     assert len(asked) == 1
 
 
 def everywhere(provider: str, body: bytes) -> Answer:
-    """A service that lets us in and then says ``body`` whatever it is asked."""
+    """A service that lets us in and then answers ``body`` to every request."""
 
     def answer(asked: Request) -> bytes:
         if "token" in asked.path:
@@ -425,7 +425,7 @@ def everywhere(provider: str, body: bytes) -> Answer:
 )
 async def test_garbage_is_unknown_and_no_event(tmp_path: Path, provider: str, body: bytes) -> None:
     async with serving(everywhere(provider, body)) as url:
-        found = verdicts(await check_of(tmp_path, provider, url).look())
+        found = verdicts(await check_of(tmp_path, provider, url).run_check())
     if (provider, body) == ("azure", b'{"Events": {}}'):
         assert found == OK  # an empty set of events, in an odd notation
     else:
@@ -435,7 +435,7 @@ async def test_garbage_is_unknown_and_no_event(tmp_path: Path, provider: str, bo
 @pytest.mark.parametrize("provider", CLOUDS)
 async def test_an_answer_without_an_end_is_cut(tmp_path: Path, provider: str) -> None:
     async with serving(everywhere(provider, b"[" + b" " * 1_000_000)) as url:
-        found = verdicts(await check_of(tmp_path, provider, url).look())
+        found = verdicts(await check_of(tmp_path, provider, url).run_check())
     assert found == {"": (Status.UNKNOWN, "garbled")}
 
 
@@ -461,12 +461,12 @@ async def test_no_document_ends_the_look(
 ) -> None:
     body = json.dumps(document).encode()
     async with serving(everywhere(provider, body)) as url:
-        found = verdicts(await check_of(tmp_path_factory.getbasetemp(), provider, url).look())
+        found = verdicts(await check_of(tmp_path_factory.getbasetemp(), provider, url).run_check())
     assert found[""] in (OK[""], (Status.UNKNOWN, "garbled"))
 
 
 def test_kinds_are_bounded() -> None:
-    events = [cloudevents.Event(f"kind-{n}", "m") for n in range(100)]
+    events = [cloud_events.MaintenanceEvent(f"kind-{n}", "m") for n in range(100)]
     assert len(maintenance.judge(events)) == 17
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nodeagent.checks import memory
 from nodeagent.model import Status
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.host import HostRoots
 from nodeagent.sources.pressure import Memory, Stall, parse_meminfo, parse_stall
 from tests.agent.machines import made_up, options, sources, this_machine, verdicts
 
@@ -27,7 +27,7 @@ def psi(*, some: float = 0.0, full: float | None = 0.0) -> str:
     return text if full is None else text + f"full avg10=99.00 avg60={full:.2f} avg300=0 total=9\n"
 
 
-def machine_with(root: Path, available: int, pressure: str | None = None) -> Machine:
+def machine_with(root: Path, available: int, pressure: str | None = None) -> HostRoots:
     machine = made_up(root)
     (machine.proc / "meminfo").write_text(meminfo(available))
     if pressure is not None:
@@ -36,9 +36,9 @@ def machine_with(root: Path, available: int, pressure: str | None = None) -> Mac
     return machine
 
 
-async def verdict(machine: Machine, **settings: float) -> tuple[Status, str]:
+async def verdict(machine: HostRoots, **settings: float) -> tuple[Status, str]:
     check = memory.build(sources(machine), options(memory.SPEC, **settings))
-    return verdicts(await check.look())[""]
+    return verdicts(await check.run_check())[""]
 
 
 @pytest.mark.parametrize(
@@ -74,13 +74,13 @@ async def test_no_procfs_is_unknown(tmp_path: Path) -> None:
 
 
 async def test_a_message_of_a_well_machine_never_changes(tmp_path: Path) -> None:
-    """What changes is sent: 10,000 nodes must not send their free memory once a minute."""
+    """Only changes are sent: 10,000 nodes must not send their free memory once a minute."""
     looks = []
     for available in (1000 * GIB, 1001 * GIB):
         check = memory.build(
             sources(machine_with(tmp_path, available, psi())), options(memory.SPEC)
         )
-        looks.append(await check.look())
+        looks.append(await check.run_check())
     assert looks[0] == looks[1]
 
 

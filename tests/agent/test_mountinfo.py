@@ -1,4 +1,4 @@
-"""The mount table: what is a disk, what is hidden, what a pod's view of the host comes to."""
+"""The mount table: disks, hidden mounts, and a pod's view of the host."""
 
 from pathlib import Path
 
@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.clock import SystemClock
+from nodeagent.sources.host import HostRoots
 from nodeagent.sources.mountinfo import (
     Mount,
     MountTable,
@@ -175,3 +177,32 @@ def test_two_thousand_pod_mounts_are_skipped_before_they_are_parsed() -> None:
     pod = b"%d 29 0:%d / /var/lib/kubelet/pods/p%d/volumes/kubernetes.io~secret/t rw - tmpfs t rw\n"
     table = NODE + b"".join(pod % (1000 + n, 1000 + n, n) for n in range(2000))
     assert worth_parsing(table) == worth_parsing(NODE)
+
+
+@pytest.mark.parametrize("root", ["/", "/host"])
+@pytest.mark.parametrize("point", ["/pages", "/a b\\c", "/var/lib/kubelet/pods/x"])
+@pytest.mark.parametrize(("fstype", "counts"), [("hugetlbfs", True), ("autofs", False)])
+def test_at_a_named_point_any_filesystem_counts_that_is_there(
+    tmp_path: Path, root: str, point: str, fstype: str, *, counts: bool
+) -> None:
+    """A mount that a site expects is missed if it is left out, and a healthy node would fail."""
+    made_up(tmp_path)
+    written = (root.rstrip("/") + point).replace("\\", "\\134").replace(" ", "\\040")
+    line = f"2 1 0:9 / {written} rw - {fstype} none rw\n"
+    first = f"1 0 8:1 / {root} rw - ext4 /dev/sda rw\n"
+    (tmp_path / "proc/self/mountinfo").write_text(first + line)
+    machine = HostRoots(clock=SystemClock(), root=Path(root), proc=tmp_path / "proc")
+    named = MountTable(machine, (point,)).read()
+    assert (point in _points(named)) is counts
+    assert _points(MountTable(machine, (point + "/", "/")).read()) == _points(named)
+    assert _points(MountTable(machine, ("/other",)).read()) == ["/"]
+    assert [each.point for each in watched(named, named=(point,))] == _points(named)
+
+
+def test_a_named_point_that_another_mount_covers_is_not_there() -> None:
+    table = (
+        b"1 0 8:1 / / rw - ext4 /dev/sda rw\n"
+        b"2 1 0:9 / /a/pages rw - hugetlbfs none rw\n"
+        b"3 1 8:2 / /a rw - ext4 /dev/sdb rw\n"
+    )
+    assert _points(worth_parsing(table, {b"/a/pages"})) == ["/", "/a"]

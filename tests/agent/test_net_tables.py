@@ -13,8 +13,8 @@ from nodeagent.checks import net_tables
 from nodeagent.checks.base import Off
 from nodeagent.clock import SystemClock
 from nodeagent.model import Status
-from nodeagent.sources.machine import Machine
-from nodeagent.sources.nettables import Table, neighbours, parse_stat
+from nodeagent.sources.host import HostRoots
+from nodeagent.sources.net_tables import NetTable, neighbours, parse_stat
 from tests.agent.machines import (
     gone,
     made_up,
@@ -28,7 +28,7 @@ from tests.agent.real_disks import run
 
 OK, FULL = (Status.OK, ""), (Status.FAILED, "full")
 FILLING = (Status.DEGRADED, "filling")
-LIMITS = net_tables.Limits(80, 95)
+LIMITS = net_tables.TableLimits(80, 95)
 ARP = """\
 entries  allocs   destroys hash_grows lookups  hits     res_failed table_fulls
 {0:08x} 0000007d 0000008f 00000000   000002ae 0000013e 00000014   {1:08x}
@@ -47,7 +47,9 @@ class Stepped(SystemClock):
         return self.now
 
 
-def filled(machine: Machine, arp: int = 0, fulls: int = 0, tracked: int = 0, drop: int = 0) -> None:
+def filled(
+    machine: HostRoots, arp: int = 0, fulls: int = 0, tracked: int = 0, drop: int = 0
+) -> None:
     files = {
         "net/stat/arp_cache": ARP.format(arp, fulls),
         "net/stat/nf_conntrack": CONNTRACK.format(tracked, drop),
@@ -64,15 +66,15 @@ def filled(machine: Machine, arp: int = 0, fulls: int = 0, tracked: int = 0, dro
 @pytest.mark.parametrize(
     ("table", "refused", "verdict"),
     [
-        (Table(0, 1024, 900), 0, OK),
-        (Table(818, 1024, 0), 0, OK),
-        (Table(820, 1024, 0), 0, FILLING),
-        (Table(973, 1024, 0), 0, FULL),
-        (Table(10, 1024, 4), 4, FULL),  # it was full, and will be again
-        (Table(0, 0, 0), 0, FULL),
+        (NetTable(0, 1024, 900), 0, OK),
+        (NetTable(818, 1024, 0), 0, OK),
+        (NetTable(820, 1024, 0), 0, FILLING),
+        (NetTable(973, 1024, 0), 0, FULL),
+        (NetTable(10, 1024, 4), 4, FULL),  # it was full, and will be again
+        (NetTable(0, 0, 0), 0, FULL),
     ],
 )
-def test_a_table(table: Table, refused: int, verdict: tuple[Status, str]) -> None:
+def test_a_table(table: NetTable, refused: int, verdict: tuple[Status, str]) -> None:
     found = net_tables.judge("conntrack", table, refused, LIMITS)
     assert (found.status, found.reason) == verdict
 
@@ -81,24 +83,24 @@ async def test_tables_fill_overflow_and_recover(tmp_path: Path) -> None:
     clock = Stepped()
     machine = made_up(tmp_path, clock)
     check = net_tables.build(sources(machine), options(net_tables.SPEC))
-    assert isinstance(await check.look(), Off)
+    assert isinstance(await check.run_check(), Off)
     filled(machine, arp=100, fulls=7, tracked=1000, drop=3)
-    assert verdicts(await check.look()) == {"neighbours-ipv4": OK, "conntrack": OK}
+    assert verdicts(await check.run_check()) == {"neighbours-ipv4": OK, "conntrack": OK}
     clock.now += 60
     filled(machine, arp=900, fulls=7, tracked=262144, drop=3)
-    assert verdicts(await check.look()) == {"neighbours-ipv4": FILLING, "conntrack": FULL}
+    assert verdicts(await check.run_check()) == {"neighbours-ipv4": FILLING, "conntrack": FULL}
     clock.now += 60
     filled(machine, arp=900, fulls=0x17, tracked=10, drop=3)
-    report = await check.look()
+    report = await check.run_check()
     assert verdicts(report) == {"neighbours-ipv4": FULL, "conntrack": OK}
     assert observations(report)["neighbours-ipv4"].message == (
         "900 of 1024 entries, 88 %; 16 found no place in 10 minutes"
     )
     clock.now += 600
     filled(machine, arp=100, fulls=0x17)
-    assert verdicts(await check.look()) == {"neighbours-ipv4": OK, "conntrack": OK}
+    assert verdicts(await check.run_check()) == {"neighbours-ipv4": OK, "conntrack": OK}
     shutil.rmtree(machine.proc / "sys/net/netfilter")  # the module was unloaded
-    assert gone(await check.look()) == ["conntrack"]
+    assert gone(await check.run_check()) == ["conntrack"]
 
 
 @given(st.text())
@@ -117,7 +119,7 @@ async def test_this_machine_has_a_table_of_neighbours() -> None:
     if neighbours(this_machine(), "ipv4") is None:
         pytest.skip("not in the host's network namespace")
     check = net_tables.build(sources(this_machine()), options(net_tables.SPEC))
-    assert "neighbours-ipv4" in verdicts(await check.look())
+    assert "neighbours-ipv4" in verdicts(await check.run_check())
 
 
 @pytest.mark.root

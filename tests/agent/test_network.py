@@ -16,9 +16,9 @@ from nodeagent.checks.base import Off
 from nodeagent.clock import SystemClock
 from nodeagent.model import Status
 from nodeagent.sources import neighbour_child
-from nodeagent.sources.gateway import Answer
-from nodeagent.sources.network import Link, Route, default_routes, parse_ipv4, parse_ipv6
-from nodeagent.sources.targets import ResolveError, Resolver
+from nodeagent.sources.gateway import GatewayReply
+from nodeagent.sources.network import DefaultRoute, Link, default_routes, parse_ipv4, parse_ipv6
+from nodeagent.sources.tcp_probe import ResolveError, Resolver
 from tests.agent.http_server import Request, response, serving
 from tests.agent.machines import gone, made_up, options, sources, this_machine, verdicts
 
@@ -39,18 +39,18 @@ V6_NET = f"fd{'0' * 30} 40 {ZERO} 00 {ZERO} 00000100 00000001 00000000 00000001 
 
 def test_the_default_routes_of_both_families() -> None:
     assert parse_ipv4(HEAD + BOND + WLAN + LAN + REJECT) == [
-        Route("bond0", "192.168.1.1", 100),
-        Route("eth9", "192.168.1.254", 600),
+        DefaultRoute("bond0", "192.168.1.1", 100),
+        DefaultRoute("eth9", "192.168.1.254", 600),
     ]
-    assert parse_ipv4(HEAD + POINT_TO_POINT) == [Route("ppp0", None, 0)]
-    assert parse_ipv6(V6_NET + V6_NONE + V6_DEFAULT) == [Route("eth0", "fe80::1", 1024)]
+    assert parse_ipv4(HEAD + POINT_TO_POINT) == [DefaultRoute("ppp0", None, 0)]
+    assert parse_ipv6(V6_NET + V6_NONE + V6_DEFAULT) == [DefaultRoute("eth0", "fe80::1", 1024)]
 
 
 def test_the_smallest_metric_wins_and_a_family_may_be_absent(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
     table = machine.proc / "net/route"
     table.write_text(HEAD + WLAN + BOND)
-    assert default_routes(machine) == [Route("bond0", "192.168.1.1", 100)]
+    assert default_routes(machine) == [DefaultRoute("bond0", "192.168.1.1", 100)]
     (machine.proc / "net/ipv6_route").write_text(V6_NONE + V6_DEFAULT)
     assert [route.gateway for route in default_routes(machine)] == ["192.168.1.1", "fe80::1"]
     table.write_text(HEAD + LAN)
@@ -101,7 +101,7 @@ def test_bad_targets_are_refused_when_configured(text: str) -> None:
         reach.parse_targets([text])
 
 
-ROUTE = Route("eth0", "10.0.0.1", 0)
+ROUTE = DefaultRoute("eth0", "10.0.0.1", 0)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ ROUTE = Route("eth0", "10.0.0.1", 0)
 def test_a_gateway_that_never_answered_is_unknown(
     *, reachable: bool, answered: bool, verdict: tuple[Status, str]
 ) -> None:
-    found = reach.judge_gateway("gateway", ROUTE, Answer(reachable, "how"), answered=answered)
+    found = reach.judge_gateway("gateway", ROUTE, GatewayReply(reachable, "how"), answered=answered)
     assert (found.status, found.reason) == verdict
 
 
@@ -201,18 +201,18 @@ async def test_physical_ports_are_watched_and_virtual_ones_are_not(tmp_path: Pat
     nic(machine.sys, "veth1", device=False)
     (nic(machine.sys, "eth0v1") / "device/physfn").mkdir()
     check = nic_link.build(sources(machine), options(nic_link.SPEC, exclude=("nothing",)))
-    assert verdicts(await check.look()) == {"eth0": OK, "ib0": OK, "spare": OK}
+    assert verdicts(await check.run_check()) == {"eth0": OK, "ib0": OK, "spare": OK}
     (eth0 / "operstate").write_text("down\n")
-    assert verdicts(await check.look())["eth0"] == (Status.FAILED, "link-down")
+    assert verdicts(await check.run_check())["eth0"] == (Status.FAILED, "link-down")
     eth0.rename(tmp_path / "moved-into-a-pod")
-    assert gone(await check.look()) == ["eth0"]
+    assert gone(await check.run_check()) == ["eth0"]
 
 
 async def test_a_restarted_agent_still_knows_that_the_port_was_up(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
     nic(machine.sys, "eth0", operstate="down", carrier_up_count=3)
     check = nic_link.build(sources(machine), options(nic_link.SPEC))
-    assert verdicts(await check.look()) == {"eth0": (Status.FAILED, "link-down")}
+    assert verdicts(await check.run_check()) == {"eth0": (Status.FAILED, "link-down")}
 
 
 async def test_a_named_interface_must_exist(tmp_path: Path) -> None:
@@ -220,15 +220,15 @@ async def test_a_named_interface_must_exist(tmp_path: Path) -> None:
     nic(machine.sys, "veth0", device=False)
     names = ("veth0", "eth7")
     check = nic_link.build(sources(machine), options(nic_link.SPEC, interfaces=names))
-    assert verdicts(await check.look()) == {"veth0": OK, "eth7": (Status.FAILED, "missing")}
+    assert verdicts(await check.run_check()) == {"veth0": OK, "eth7": (Status.FAILED, "missing")}
 
 
 async def test_no_port_is_off_and_no_sysfs_is_unknown(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
     check = nic_link.build(sources(machine), options(nic_link.SPEC))
-    assert verdicts(await check.look()) == {"": (Status.UNKNOWN, "no-sysfs")}
+    assert verdicts(await check.run_check()) == {"": (Status.UNKNOWN, "no-sysfs")}
     nic(machine.sys, "lo", device=False, type=772)
-    assert isinstance(await check.look(), Off)
+    assert isinstance(await check.run_check(), Off)
 
 
 async def test_half_a_port_is_survived(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ async def test_half_a_port_is_survived(tmp_path: Path) -> None:
     (nic(machine.sys, "eth0", carrier_up_count="what?") / "operstate").unlink()
     (nic(machine.sys, "eth1") / "flags").unlink()
     check = nic_link.build(sources(machine), options(nic_link.SPEC))
-    assert verdicts(await check.look()) == {"eth0": OK}
+    assert verdicts(await check.run_check()) == {"eth0": OK}
 
 
 # -- TCP on the loopback, names through the machine's resolver ---------------------------------
@@ -262,7 +262,7 @@ async def test_one_failing_target_blames_the_target(
     port = server.sockets[0].getsockname()[1]
     async with server:
         check = reach_of(tmp_path, f"127.0.0.1:{port}", f"localhost:{closed}")
-        assert verdicts(await check.look()) == {
+        assert verdicts(await check.run_check()) == {
             f"tcp://127.0.0.1:{port}": OK,
             f"tcp://localhost:{closed}": (Status.FAILED, "refused"),
         }
@@ -280,7 +280,7 @@ async def test_a_service_that_takes_no_connection_times_out(tmp_path: Path) -> N
             waiting.append(sock)
         try:
             check = reach_of(tmp_path, f"127.0.0.1:{port}")
-            found = verdicts(await check.look())
+            found = verdicts(await check.run_check())
         finally:
             for sock in waiting:
                 sock.close()
@@ -296,7 +296,7 @@ async def test_a_service_that_takes_no_connection_times_out(tmp_path: Path) -> N
         (response("", "403 Forbidden"), OK),
         (response("", "404 Not Found"), (Status.FAILED, "http-error")),
         (response("", "503 Service Unavailable"), (Status.FAILED, "http-error")),
-        (response(b"x" * 200_000), OK),  # nobody reads so much
+        (response(b"x" * 200_000), OK),  # the check does not read so much
         (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", (Status.FAILED, "garbled")),
     ],
 )
@@ -310,7 +310,7 @@ async def test_http_targets(tmp_path: Path, answer: bytes, verdict: tuple[Status
     async with serving(answering) as url:
         port = url.rpartition(":")[2]
         target = f"http://localhost:{port}/ready?x=1"
-        assert verdicts(await reach_of(tmp_path, target).look()) == {target: verdict}
+        assert verdicts(await reach_of(tmp_path, target).run_check()) == {target: verdict}
     [request] = asked
     assert (request.method, request.path) == ("GET", "/ready?x=1")
     assert request.headers["host"] == f"localhost:{port}"
@@ -320,24 +320,24 @@ async def test_an_http_target_that_is_not_there(
     tmp_path: Path, unused_tcp_port_factory: Callable[[], int]
 ) -> None:
     target = f"http://127.0.0.1:{unused_tcp_port_factory()}/"
-    found = verdicts(await reach_of(tmp_path, target).look())
+    found = verdicts(await reach_of(tmp_path, target).run_check())
     assert found == {target: (Status.FAILED, "refused")}
 
 
 async def test_a_name_without_an_address_is_unresolved(tmp_path: Path) -> None:
     check = reach_of(tmp_path, "nothing.invalid:80")
-    assert verdicts(await check.look()) == {
+    assert verdicts(await check.run_check()) == {
         "tcp://nothing.invalid:80": (Status.FAILED, "unresolved")
     }
 
 
 async def test_nothing_to_reach_is_off(tmp_path: Path) -> None:
-    assert isinstance(await reach_of(tmp_path).look(), Off)
+    assert isinstance(await reach_of(tmp_path).run_check(), Off)
 
 
 async def test_no_procfs_is_unknown(tmp_path: Path) -> None:
     check = reach.build(sources(made_up(tmp_path)), options(reach.SPEC))
-    assert verdicts(await check.look()) == {"gateway": (Status.UNKNOWN, "no-procfs")}
+    assert verdicts(await check.run_check()) == {"gateway": (Status.UNKNOWN, "no-procfs")}
 
 
 class SteppedClock(SystemClock):
@@ -360,7 +360,7 @@ async def test_names_are_resolved_again_when_old_or_in_doubt_and_kept_when_that_
     with monkeypatch.context() as patched:
         patched.setattr("sys.executable", "/nothing")
         assert await resolver.addresses("localhost") == first
-        clock.ahead = 301  # the next look-up fails, and the old answer is better than none
+        clock.ahead = 301  # the next look-up fails, and the old answer is used
         assert await resolver.addresses("localhost") == first
         with pytest.raises(ResolveError, match="cannot start"):
             await resolver.addresses("elsewhere")
@@ -371,4 +371,4 @@ async def test_names_are_resolved_again_when_old_or_in_doubt_and_kept_when_that_
 
 async def test_this_machine_survives_a_look() -> None:
     check = nic_link.build(sources(this_machine()), options(nic_link.SPEC))
-    assert isinstance(await check.look(), Off | list)
+    assert isinstance(await check.run_check(), Off | list)

@@ -53,7 +53,7 @@ class Wire:
 
     def looker(self, check: str, **settings: object) -> Callable[[], dict[str, Verdict]]:
         """A process in the node's namespace that has built the check once; call it for a look."""
-        command = [sys.executable, "-m", "tests.agent.looker", check, json.dumps(settings)]
+        command = [sys.executable, "-m", "tests.agent.check_process", check, json.dumps(settings)]
         process = subprocess.Popen(
             ["ip", "netns", "exec", self.node, *command],
             stdin=subprocess.PIPE,
@@ -147,7 +147,7 @@ def test_a_cable_that_is_pulled_again_and_again_is_flapping(wire: Wire) -> None:
 
 def test_a_port_that_drops_what_it_sends(wire: Wire) -> None:
     look = wire.looker("nic-health", interfaces=["nic"])
-    assert look()["nic"] == ["OK", "", "10 Gbit/s"]  # what veth says of itself
+    assert look()["nic"] == ["OK", "", "10 Gbit/s"]  # the speed that veth reports
     # Frames that are too long for the other end are lost in the veth pair, and counted.
     wire.in_gateway("ip", "link", "set", "port", "mtu", "600")
     script = (
@@ -163,7 +163,7 @@ def test_a_pulled_cable_cuts_off_the_gateway(wire: Wire) -> None:
     look = wire.looker("reach")
     assert look()["gateway"][0] == "OK"
     wire.in_gateway("ip", "link", "set", "port", "down")
-    # The kernel tells its neighbour table of a lost carrier a moment later.
+    # The kernel updates its neighbour table on a lost carrier a moment later.
     until(lambda: look()["gateway"][:2] == ["FAILED", "unreachable"])
     wire.in_gateway("ip", "link", "set", "port", "up")
     until(lambda: look()["gateway"][0] == "OK")
@@ -173,7 +173,7 @@ def test_a_gateway_that_stops_answering_is_unreachable_until_it_answers(wire: Wi
     look = wire.looker("reach")
     assert look()["gateway"][0] == "OK"
     wire.in_gateway("ip", "address", "delete", "10.77.0.1/24", "dev", "port")
-    # What the kernel still believes is forgotten, as it does by itself within half a minute.
+    # The kernel's neighbour entry is removed, as the kernel itself does within half a minute.
     wire.in_node("ip", "neighbour", "flush", "all")
     status, reason, message = look()["gateway"]
     assert (status, reason) == ("FAILED", "unreachable")

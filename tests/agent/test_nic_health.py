@@ -10,8 +10,8 @@ from nodeagent.checks import nic_health, nic_link
 from nodeagent.checks.base import Off
 from nodeagent.clock import SystemClock
 from nodeagent.model import Status
-from nodeagent.sources.diskprobe import DiskProbe, Hung, Result
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.disk_probe import DiskProbe, Hung, Result
+from nodeagent.sources.host import HostRoots
 from nodeagent.sources.network import Link, Traffic
 from tests.agent.machines import (
     gone,
@@ -24,7 +24,7 @@ from tests.agent.machines import (
 )
 
 OK = (Status.OK, "")
-LIMITS = nic_health.Limits(
+LIMITS = nic_health.NicLimits(
     errors_degrade_above=0.01, errors_fail_above=1.0, drops_degrade_above=5.0, least_errors=100
 )
 
@@ -36,7 +36,7 @@ class Stepped(SystemClock):
         return self.now
 
 
-def port(machine: Machine, name: str = "eth0", **files: object) -> Path:
+def port(machine: HostRoots, name: str = "eth0", **files: object) -> Path:
     """A physical port; ``files`` of its folder, and of ``statistics`` where they belong."""
     folder = machine.sys / "class/net" / name
     (folder / "statistics").mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def port(machine: Machine, name: str = "eth0", **files: object) -> Path:
         (Traffic(1_000_000, 101, 0), (Status.DEGRADED, "errors")),
         (Traffic(10_000_000, 500, 0), None),  # 0.005 %
         (Traffic(10_000, 500, 0), (Status.FAILED, "errors")),
-        (Traffic(0, 500, 0), (Status.FAILED, "errors")),  # nothing comes through
+        (Traffic(0, 500, 0), (Status.FAILED, "errors")),  # no packet comes through
         (Traffic(10_000, 0, 400), None),
         (Traffic(10_000, 0, 4000), (Status.DEGRADED, "drops")),
         (Traffic(10_000, 500, 4000), (Status.FAILED, "errors")),
@@ -103,19 +103,19 @@ async def test_a_port_that_comes_back_slower_is_told_and_again_when_well(tmp_pat
     port(machine, "eth1", speed=-1)
     (port(machine, "eth2") / "speed").unlink()
     check = nic_health.build(sources(machine), options(nic_health.SPEC))
-    report = await check.look()
+    report = await check.run_check()
     assert verdicts(report) == {"eth0": OK, "eth1": OK, "eth2": OK}
     assert observations(report)["eth0"].message == "100 Gbit/s"
     port(machine, speed=25000)  # the driver would say so with a new link only
-    assert verdicts(await check.look())["eth0"] == OK
+    assert verdicts(await check.run_check())["eth0"] == OK
     port(machine, speed=25000, carrier_up_count=2)
-    report = await check.look()
+    report = await check.run_check()
     assert verdicts(report)["eth0"] == (Status.DEGRADED, "slow")
     assert observations(report)["eth0"].message == "25 Gbit/s, and it was 100 Gbit/s before"
     port(machine, carrier_up_count=3)
-    assert verdicts(await check.look())["eth0"] == OK
+    assert verdicts(await check.run_check())["eth0"] == OK
     port(machine, carrier_up_count=3, operstate="down")
-    assert verdicts(await check.look())["eth0"] == OK, "nic-link's business"
+    assert verdicts(await check.run_check())["eth0"] == OK, "nic-link's business"
 
 
 async def test_a_port_that_was_always_slow_needs_to_be_told(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ async def test_a_port_that_was_always_slow_needs_to_be_told(tmp_path: Path) -> N
     check = nic_health.build(
         sources(machine), options(nic_health.SPEC, speeds=("eth0=100G", "*=1G"))
     )
-    assert verdicts(await check.look()) == {"eth0": (Status.FAILED, "slow")}
+    assert verdicts(await check.run_check()) == {"eth0": (Status.FAILED, "slow")}
 
 
 async def test_errors_count_for_ten_minutes_and_a_new_driver_is_no_rate(tmp_path: Path) -> None:
@@ -132,16 +132,16 @@ async def test_errors_count_for_ten_minutes_and_a_new_driver_is_no_rate(tmp_path
     machine = made_up(tmp_path, clock)
     port(machine, rx_packets=10**9, rx_errors=10**6)
     check = nic_health.build(sources(machine), options(nic_health.SPEC))
-    assert verdicts(await check.look()) == {"eth0": OK}, "nobody knows when those were"
+    assert verdicts(await check.run_check()) == {"eth0": OK}, "nobody knows when those were"
     clock.now += 60
     port(machine, rx_packets=10**9 + 10_000, rx_errors=10**6 + 5000)
-    assert verdicts(await check.look()) == {"eth0": (Status.FAILED, "errors")}
+    assert verdicts(await check.run_check()) == {"eth0": (Status.FAILED, "errors")}
     clock.now += 60
     port(machine, rx_packets=0, rx_errors=0)  # the driver was loaded anew
-    assert verdicts(await check.look()) == {"eth0": (Status.FAILED, "errors")}
+    assert verdicts(await check.run_check()) == {"eth0": (Status.FAILED, "errors")}
     clock.now += 600
     port(machine, rx_packets=50, rx_errors=0)
-    assert verdicts(await check.look()) == {"eth0": OK}
+    assert verdicts(await check.run_check()) == {"eth0": OK}
 
 
 class Stuck(DiskProbe):
@@ -164,30 +164,30 @@ async def test_a_driver_that_hangs_is_told_with_where_and_asked_again(tmp_path: 
     port(machine, "eth1")
     probe = Stuck(machine=machine)
     check = nic_health.build(replace(sources(machine), disk=probe), options(nic_health.SPEC))
-    report = await check.look()
+    report = await check.run_check()
     assert verdicts(report) == {"eth0": (Status.DEGRADED, "hung"), "eth1": OK}
     assert "D in dev_ioctl" in observations(report)["eth0"].message
     probe.seconds = 70.0
-    assert verdicts(await check.look())["eth0"] == (Status.FAILED, "hung")
+    assert verdicts(await check.run_check())["eth0"] == (Status.FAILED, "hung")
 
 
 async def test_ports_that_go_and_half_a_port(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
     check = nic_health.build(sources(machine), options(nic_health.SPEC))
-    assert verdicts(await check.look()) == {"": (Status.UNKNOWN, "no-sysfs")}
+    assert verdicts(await check.run_check()) == {"": (Status.UNKNOWN, "no-sysfs")}
     folder = port(machine)
-    assert verdicts(await check.look()) == {"eth0": OK}
+    assert verdicts(await check.run_check()) == {"eth0": OK}
     (folder / "statistics/rx_packets").write_text("what?")
     (folder / "speed").write_text("\x00\xff")
-    assert verdicts(await check.look()) == {"eth0": OK}
+    assert verdicts(await check.run_check()) == {"eth0": OK}
     folder.rename(tmp_path / "moved-into-a-pod")
-    assert gone(await check.look()) == ["eth0"]
-    assert isinstance(await check.look(), Off)
+    assert gone(await check.run_check()) == ["eth0"]
+    assert isinstance(await check.run_check(), Off)
 
 
 async def test_this_machine_survives_a_look() -> None:
     check = nic_health.build(sources(this_machine()), options(nic_health.SPEC))
-    assert isinstance(await check.look(), Off | list)
+    assert isinstance(await check.run_check(), Off | list)
 
 
 @pytest.mark.parametrize(
@@ -211,11 +211,11 @@ async def test_a_link_that_goes_between_two_looks_is_counted(tmp_path: Path) -> 
     machine = made_up(tmp_path, clock)
     port(machine, carrier_down_count=40)
     check = nic_link.build(sources(machine), options(nic_link.SPEC))
-    assert verdicts(await check.look()) == {"eth0": OK}
+    assert verdicts(await check.run_check()) == {"eth0": OK}
     clock.now += 10
     port(machine, carrier_down_count=43)
-    report = await check.look()
+    report = await check.run_check()
     assert verdicts(report) == {"eth0": (Status.DEGRADED, "flapping")}
     assert "lost its link 3 times in 10 minutes" in observations(report)["eth0"].message
     clock.now += 600
-    assert verdicts(await check.look()) == {"eth0": OK}
+    assert verdicts(await check.run_check()) == {"eth0": OK}

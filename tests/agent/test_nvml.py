@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from nodeagent.clock import SystemClock
-from nodeagent.sources.gpusample import EccCounts, RemappedRows, TroubleKind
+from nodeagent.sources.gpu_sample import EccCounts, RemappedRows, TroubleKind
 from nodeagent.sources.nvml import Nvml
-from nodeagent.sources.procstate import read_state
+from nodeagent.sources.process_state import read_state
 from tests.nvml import UNSUPPORTED, gpu, library, pci_of, uuid_of
 from tests.nvml.look import Bench
 from tests.support.waiting import until
@@ -55,11 +55,11 @@ async def test_a_check_that_is_cancelled_does_not_take_the_sample_from_the_other
         await bench.sample()
         bench.gpus.fail("nvmlDeviceGetUUID", hang=True)
         bench.later()
-        impatient, patient = (asyncio.create_task(bench.nvml.sample()) for _ in range(2))
+        impatient, node_summary = (asyncio.create_task(bench.nvml.sample()) for _ in range(2))
         await asyncio.sleep(0.05)
         impatient.cancel()
         bench.gpus.heal()
-        assert (await patient).trouble is None
+        assert (await node_summary).trouble is None
 
 
 @pytest.mark.parametrize("code", [3, 4, 13])
@@ -246,10 +246,10 @@ async def test_the_worker_ends_with_the_agent_even_from_within_a_call(tmp_path: 
         "import asyncio, sys\n"
         "from pathlib import Path\n"
         "from nodeagent.clock import SystemClock\n"
-        "from nodeagent.sources.machine import Machine\n"
+        "from nodeagent.sources.host import HostRoots\n"
         "from nodeagent.sources.nvml import Nvml\n"
         "async def main():\n"
-        "    nvml = Nvml(machine=Machine(clock=SystemClock(), root=Path(sys.argv[1])),"
+        "    nvml = Nvml(machine=HostRoots(clock=SystemClock(), root=Path(sys.argv[1])),"
         " deadline=0.5)\n"
         "    await nvml.sample()\n"
         "    print(*nvml.worker_pids, flush=True)\n"

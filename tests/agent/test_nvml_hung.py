@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from nodeagent.clock import SystemClock
-from nodeagent.sources.gpusample import TroubleKind
-from nodeagent.sources.procstate import read_state
+from nodeagent.sources.gpu_sample import TroubleKind
+from nodeagent.sources.process_state import read_state
 from tests.agent import real_disks
 from tests.nvml import gpu, uuid_of
 from tests.nvml.look import Bench

@@ -1,4 +1,4 @@
-"""Where the library is looked for, and what is done with pynvml around it."""
+"""The places where the library is looked for, and the handling of pynvml around it."""
 
 import os
 import shutil
@@ -36,12 +36,12 @@ def test_the_driver_container_comes_before_the_host_s_own(tmp_path: Path) -> Non
 def test_the_loader_s_path_comes_first(tmp_path: Path) -> None:
     own = put(tmp_path / "usr/lib64")
     named = put(tmp_path / "elsewhere")
-    path = f"{tmp_path / 'nothing'}::{tmp_path / 'elsewhere'}"
+    path = f"{tmp_path / 'nothing'}::{tmp_path / 'remote_nodes'}"
     assert candidates(tmp_path, {"LD_LIBRARY_PATH": path}) == [named, own]
 
 
 def test_an_absolute_link_is_followed_within_the_root(tmp_path: Path) -> None:
-    """Debian's alternatives: seen from the agent's pod they would lead into the pod."""
+    """Debian's alternatives, followed in the agent's pod, would lead into the pod."""
     target = put(tmp_path / TRIPLET / "nvidia/current")
     alternatives = tmp_path / "etc/alternatives"
     alternatives.mkdir(parents=True)

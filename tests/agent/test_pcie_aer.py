@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from nodeagent.checks.pcie_aer import SPEC, PcieAer
 from nodeagent.model import FaultSighting
 from nodeagent.sources.gpus import GpuMap
-from nodeagent.sources.machine import Machine
-from nodeagent.sources.pcibus import PciBus
+from nodeagent.sources.host import HostRoots
+from nodeagent.sources.pci_bus import PciBus
 from tests.agent.kernel_log import GPU, UUID, HandClock, fixture_records, record
 
 PORT = "0000:3a:00.0"
@@ -35,7 +35,7 @@ def a_bus(sys: Path) -> Path:
 
 
 def a_check(sys: Path, clock: HandClock | None = None) -> PcieAer:
-    machine = Machine(clock=clock or HandClock(), sys=sys)
+    machine = HostRoots(clock=clock or HandClock(), sys=sys)
     return PcieAer(PciBus(machine), GpuMap(machine, {GPU: UUID}))
 
 

@@ -15,8 +15,8 @@ from nodeagent.sources.peers import MOST, Peers
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.agent_process import QUIET, AgentProcess
 from tests.agent.machines import made_up, options, sources
+from tests.support.fake_aggregator import FakeAggregator
 from tests.support.waiting import until
-from tests.support.ward import FakeWard
 
 
 def test_only_single_other_machines_and_only_so_many() -> None:
@@ -54,7 +54,7 @@ def test_silence(*, seconds: float | None, answered: bool, verdict: tuple[Status
 
 async def test_no_peers_is_off(tmp_path: Path) -> None:
     check = peers.build(sources(made_up(tmp_path)), options(peers.SPEC))
-    assert isinstance(await check.look(), Off)
+    assert isinstance(await check.run_check(), Off)
 
 
 # -- the whole way: an aggregator names one, the agent probes it and says so ---------------------
@@ -72,7 +72,9 @@ def own_address() -> str:
     return str(found[0])
 
 
-async def test_an_agent_probes_whom_the_aggregator_names(tmp_path: Path, ward: FakeWard) -> None:
+async def test_an_agent_probes_whom_the_aggregator_names(
+    tmp_path: Path, ward: FakeAggregator
+) -> None:
     address = own_address()
     ward.welcome = pb.Welcome(aggregator="fake", heartbeat_interval_ms=1000, peers=[address])
     more = QUIET.replace("[checks.peers]\non = false", '[checks.peers]\ninterval = "1s"')

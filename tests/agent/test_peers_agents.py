@@ -1,10 +1,10 @@
 """Cases that other agents get wrong, on one node: two GPUs, an NVSwitch, and an NVML that hangs.
 
-What gpud and node-problem-detector made of the same cases was measured on this kind of machine.
-Those that are a test elsewhere: a MIG instance's Xid, Xid 154's verdict, forged lines, restarts and
-ring overruns (test_xid, test_kmsg_device, test_uplink), disks that are full, remounted or damaged
-(test_disk_real, test_disk_io), PCIe AER, machine checks and lockups (test_pcie_aer,
-test_kernel_context), who may ask the agent for what (test_agent).
+The results of gpud and node-problem-detector in the same cases were measured on this kind of
+machine. Cases that are tested elsewhere: a MIG instance's Xid, Xid 154's verdict, forged lines,
+restarts and ring overruns (test_xid, test_kmsg_device, test_uplink), disks that are full, remounted
+or damaged (test_disk_real, test_disk_io), PCIe AER, machine checks and lockups (test_pcie_aer,
+test_kernel_context), the callers that the agent answers (test_agent).
 """
 
 import json
@@ -41,7 +41,7 @@ def nvml(tmp_path_factory: pytest.TempPathFactory) -> FakeGpus:
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory, nvml: FakeGpus) -> Iterator[AgentProcess]:
-    """Its NVML hangs from the start."""
+    """A node whose NVML hangs from the start."""
     nvml.fail("nvmlInitWithFlags", hang=True)
     agent = AgentProcess(tmp_path_factory.mktemp("node"), more=QUIET + HANGS)
     pci_device(agent.folder / "sys", f"{OTHER_GPU}.0", "0x030200")
@@ -160,7 +160,7 @@ def test_nvml_that_hangs_later_leaves_no_gpu_healthy(node: AgentProcess, nvml: F
 def test_a_driver_loaded_anew_ends_what_a_reset_ends_and_nothing_else(
     node: AgentProcess, nvml: FakeGpus
 ) -> None:
-    """Without it an Xid 119 would wait for a person, though the driver was reloaded for it."""
+    """Otherwise an Xid 119 would wait for a person, though the driver was reloaded for it."""
     nvml.heal()
     wait_until(
         lambda: inventory(node).get("GPU-b", ("",))[0] == "ok",

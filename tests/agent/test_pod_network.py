@@ -65,7 +65,7 @@ async def test_it_says_what_pods_reach_and_not_what_the_host_does(
         own = f"127.0.0.1:{hosts_own.getsockname()[1]}"
         check = check_of(tmp_path, names=("localhost", "no.such.invalid"), targets=(*targets, own))
         with prober(place(tmp_path), "ip", "netns", "exec", wire.node):
-            assert verdicts(await check.look()) == {
+            assert verdicts(await check.run_check()) == {
                 "": OK,
                 "dns://localhost": OK,
                 "dns://no.such.invalid": (Status.FAILED, "unresolved"),
@@ -75,7 +75,7 @@ async def test_it_says_what_pods_reach_and_not_what_the_host_does(
                 f"tcp://{own}": (Status.FAILED, "refused"),  # loopback is another one there
             }
             wire.in_node("ip", "link", "set", "nic", "down")
-            assert verdicts(await check.look())["tcp://10.77.0.1:8443"] == (
+            assert verdicts(await check.run_check())["tcp://10.77.0.1:8443"] == (
                 Status.FAILED,
                 "unreachable",
             )
@@ -85,13 +85,13 @@ async def test_it_says_what_pods_reach_and_not_what_the_host_does(
 
 async def until_well(check: pod_network.PodNetwork, component: str) -> None:
     for _ in range(20):
-        if verdicts(await check.look())[component] == OK:
+        if verdicts(await check.run_check())[component] == OK:
             return
     raise AssertionError(f"{component} did not come back")
 
 
 async def test_where_no_prober_ever_was_the_check_is_off(tmp_path: Path) -> None:
-    report = await check_of(tmp_path).look()
+    report = await check_of(tmp_path).run_check()
     assert isinstance(report, Off)
     assert "deploy/profiles/pod-network" in report.reason
 
@@ -99,15 +99,15 @@ async def test_where_no_prober_ever_was_the_check_is_off(tmp_path: Path) -> None
 async def test_a_prober_that_goes_is_unknown_and_what_it_said_stays(tmp_path: Path) -> None:
     check = check_of(tmp_path)
     with prober(place(tmp_path)):
-        assert verdicts(await check.look()) == {"": OK, "dns://localhost": OK}
+        assert verdicts(await check.run_check()) == {"": OK, "dns://localhost": OK}
     gone = {"": (Status.UNKNOWN, "no-prober"), "dns://localhost": OK}
-    assert verdicts(await check.look()) == gone  # killed: its file is still there
+    assert verdicts(await check.run_check()) == gone  # killed: its file is still there
     with prober(place(tmp_path)) as again:
-        assert verdicts(await check.look())[""] == OK
+        assert verdicts(await check.run_check())[""] == OK
         again.terminate()
         assert again.wait(10) == 0
     assert not place(tmp_path).exists()
-    assert verdicts(await check.look()) == gone
+    assert verdicts(await check.run_check()) == gone
 
 
 async def test_a_stopped_prober_is_hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +115,7 @@ async def test_a_stopped_prober_is_hung(tmp_path: Path, monkeypatch: pytest.Monk
     with prober(place(tmp_path)) as process:
         os.kill(process.pid, signal.SIGSTOP)
         await until(lambda: stopped(process.pid))
-        assert verdicts(await check_of(tmp_path).look()) == {"": (Status.UNKNOWN, "hung")}
+        assert verdicts(await check_of(tmp_path).run_check()) == {"": (Status.UNKNOWN, "hung")}
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ async def test_a_stopped_prober_is_hung(tmp_path: Path, monkeypatch: pytest.Monk
         (b"", "garbled"),
         (b"\xff\xfe\n", "garbled"),
         (b"[]\n", "garbled"),
-        (b'{"names": {}, "targets": {}}\n', "garbled"),  # not what was asked
+        (b'{"names": {}, "targets": {}}\n', "garbled"),  # not the answer to the request
         (b'{"names": {"localhost": "x"}, "targets": {}}\n', "garbled"),
         (b'{"error": "too many ask at once"}\n', "error"),
         (b"x" * 10**6, "error"),
@@ -139,7 +139,7 @@ async def test_a_prober_that_makes_no_sense_is_unknown(
         writer.close()
 
     async with await asyncio.start_unix_server(speak, place(tmp_path)):
-        assert verdicts(await check_of(tmp_path).look()) == {"": (Status.UNKNOWN, reason)}
+        assert verdicts(await check_of(tmp_path).run_check()) == {"": (Status.UNKNOWN, reason)}
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from nodeagent.checks import processes
 from nodeagent.clock import SystemClock
 from nodeagent.model import Status
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.host import HostRoots
 from nodeagent.sources.processes import Processes, Stat, parse_stat
 from tests.agent.machines import made_up, observations, options, sources, this_machine, verdicts
 from tests.agent.real_disks import MARKS, ext4, frozen, hold, write_now
@@ -31,7 +31,7 @@ class Stepped(SystemClock):
         return self.now
 
 
-def process(machine: Machine, pid: int, **what: object) -> None:
+def process(machine: HostRoots, pid: int, **what: object) -> None:
     """A process as procfs shows it, or what has become of it."""
     known: dict[str, object] = {
         "state": "S",
@@ -54,7 +54,7 @@ def process(machine: Machine, pid: int, **what: object) -> None:
     )
 
 
-def gone(machine: Machine, pid: int) -> None:
+def gone(machine: HostRoots, pid: int) -> None:
     for file in (machine.proc / str(pid)).iterdir():
         file.unlink()
     (machine.proc / str(pid)).rmdir()
@@ -66,89 +66,89 @@ def clock() -> Stepped:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, clock: Stepped) -> Machine:
+def machine(tmp_path: Path, clock: Stepped) -> HostRoots:
     return made_up(tmp_path, clock)
 
 
-def check_of(machine: Machine, **settings: object) -> processes.ProcessesCheck:
+def check_of(machine: HostRoots, **settings: object) -> processes.ProcessesCheck:
     return processes.build(sources(machine), options(processes.SPEC, **settings))
 
 
 async def test_one_wait_is_stuck_and_many_short_ones_are_not(
-    machine: Machine, clock: Stepped
+    machine: HostRoots, clock: Stepped
 ) -> None:
     process(machine, 10, state="D", switches=5, wchan="nfs_wait", name="train")
     process(machine, 11, state="D", switches=5)
     check = check_of(machine)
     for look in range(4):
         process(machine, 11, state="D", switches=5 + look)  # a busy disk
-        found = observations(await check.look())["stuck"]
+        found = observations(await check.run_check())["stuck"]
         assert found.status is (Status.OK if look < 2 else Status.DEGRADED), look
         clock.now += 60
     assert found.reason == "stuck"
     assert found.message == "1 hang in the kernel, in nfs_wait (1): train (pid 10)"
     process(machine, 10, state="S")
-    assert verdicts(await check.look())["stuck"] == OK
+    assert verdicts(await check.run_check())["stuck"] == OK
 
 
 async def test_another_process_of_the_same_pid_is_not_stuck(
-    machine: Machine, clock: Stepped
+    machine: HostRoots, clock: Stepped
 ) -> None:
     check = check_of(machine)
     for started in (7, 8, 9, 10):
         process(machine, 10, state="D", switches=5, started=started)
-        assert verdicts(await check.look())["stuck"] == OK
+        assert verdicts(await check.run_check())["stuck"] == OK
         clock.now += 120
 
 
 async def test_many_stuck_are_failed_and_named_by_where_they_wait(
-    machine: Machine, clock: Stepped
+    machine: HostRoots, clock: Stepped
 ) -> None:
     for pid in range(10, 14):
         process(machine, pid, state="D", wchan="os_acquire_rwlock" if pid < 13 else "io_schedule")
     check = check_of(machine, many_stuck=4)
-    await check.look()
+    await check.run_check()
     clock.now += 120
-    found = observations(await check.look())["stuck"]
+    found = observations(await check.run_check())["stuck"]
     assert (found.status, found.reason) == (Status.FAILED, "stuck")
     assert "os_acquire_rwlock (3), io_schedule (1)" in found.message
 
 
-async def test_zombies_are_told_by_their_parents(machine: Machine) -> None:
+async def test_zombies_are_told_by_their_parents(machine: HostRoots) -> None:
     process(machine, 1, name="init")
     process(machine, 2, name="launcher (x) y")
     for pid in range(10, 20):
         process(machine, pid, state="Z", parent=2 if pid > 12 else 1)
-    assert verdicts(await check_of(machine, zombies=11).look())["zombies"] == OK
-    found = observations(await check_of(machine, zombies=10).look())["zombies"]
+    assert verdicts(await check_of(machine, zombies=11).run_check())["zombies"] == OK
+    found = observations(await check_of(machine, zombies=10).run_check())["zombies"]
     assert (found.status, found.reason) == (Status.DEGRADED, "zombies")
     assert "7 of launcher (x) y (pid 2), 3 of init (pid 1)" in found.message
 
 
-async def test_no_procfs_is_unknown(machine: Machine, tmp_path: Path) -> None:
+async def test_no_procfs_is_unknown(machine: HostRoots, tmp_path: Path) -> None:
     (tmp_path / "proc").rename(tmp_path / "elsewhere")
-    assert verdicts(await check_of(machine).look()) == {"": (Status.UNKNOWN, "no-procfs")}
+    assert verdicts(await check_of(machine).run_check()) == {"": (Status.UNKNOWN, "no-procfs")}
     made_up(tmp_path)
-    assert verdicts(await check_of(machine).look()) == {"": (Status.UNKNOWN, "no-procfs")}
+    assert verdicts(await check_of(machine).run_check()) == {"": (Status.UNKNOWN, "no-procfs")}
 
 
-def test_each_look_is_bounded_and_all_are_seen_in_turn(machine: Machine) -> None:
+def test_each_look_is_bounded_and_all_are_seen_in_turn(machine: HostRoots) -> None:
     for pid in range(1, 31):
         process(machine, pid, state="Z")
     found = Processes(machine, most=10)
-    counts = [sum(found.look().zombies.values()) for _ in range(3)]
+    counts = [sum(found.sample().zombies.values()) for _ in range(3)]
     assert counts == [10, 20, 30]
     for pid in range(1, 26):
         gone(machine, pid)
-    assert sum(found.look().zombies.values()) == 5
+    assert sum(found.sample().zombies.values()) == 5
 
 
-def test_what_is_remarkable_is_bounded_too(machine: Machine, clock: Stepped) -> None:
+def test_what_is_remarkable_is_bounded_too(machine: HostRoots, clock: Stepped) -> None:
     for pid in range(1, 31):
         process(machine, pid, state="D")
     found = Processes(machine, most=10)
     for _ in range(6):
-        last = found.look()
+        last = found.sample()
         clock.now += 60
     assert len(last.stuck) == 30
     assert all(60 <= each.seconds <= 300 for each in last.stuck)
@@ -166,11 +166,11 @@ def test_garbage_is_no_process(garbage: bytes) -> None:
     assert parse_stat(garbage) is None or b") " in garbage
 
 
-def test_a_process_that_ends_in_mid_look_is_no_error(machine: Machine) -> None:
+def test_a_process_that_ends_in_mid_look_is_no_error(machine: HostRoots) -> None:
     process(machine, 10, state="D")
     (machine.proc / "10/status").unlink()
     (machine.proc / "11").mkdir()
-    found = Processes(machine).look()
+    found = Processes(machine).sample()
     assert (found.processes, found.stuck) == (2, [])
 
 
@@ -201,10 +201,10 @@ async def test_real_zombies() -> None:
     with dead_children(40) as parent:
         check = check_of(this_machine(), zombies=40)
         until = time.monotonic() + 20
-        found = observations(await check.look())["zombies"]
-        # A round over a busy machine's processes takes several looks, and who comes waits for one.
+        found = observations(await check.run_check())["zombies"]
+        # A round over a busy machine's processes takes several looks, and a request waits for one.
         while f"40 of python (pid {parent})" not in found.message and time.monotonic() < until:
-            found = observations(await check.look())["zombies"]
+            found = observations(await check.run_check())["zombies"]
         assert found.reason == "zombies"
         assert f"40 of python (pid {parent})" in found.message
 
@@ -214,7 +214,7 @@ async def test_a_look_at_two_thousand_processes_stays_cheap() -> None:
         check = check_of(this_machine())
         before = resource.getrusage(resource.RUSAGE_SELF)
         for _ in range(5):
-            await check.look()
+            await check.run_check()
         after = resource.getrusage(resource.RUSAGE_SELF)
     spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     assert spent / 5 < 0.1, "0.03 s at rest; the margin is for a busy machine"
@@ -230,10 +230,10 @@ async def test_a_writer_to_a_frozen_disk_is_stuck_and_shown_with_where(tmp_path:
                 write_now(holder)
                 check = check_of(this_machine(), stuck_for=0.2)
                 until = time.monotonic() + 20
-                found = observations(await check.look())["stuck"]
+                found = observations(await check.run_check())["stuck"]
                 while f"(pid {holder.pid})" not in found.message and time.monotonic() < until:
                     await asyncio.sleep(0.1)
-                    found = observations(await check.look())["stuck"]
+                    found = observations(await check.run_check())["stuck"]
                 assert found.status is Status.DEGRADED
                 assert f"(pid {holder.pid})" in found.message
                 assert "percpu_rwsem_wait" in found.message

@@ -100,7 +100,7 @@ class Node(AgentProcess):
         return await asyncio.to_thread(agent, *arguments, "--config", self.config)
 
     async def statuses(self) -> dict[str, tuple[str, str]]:
-        """What the inventory says, by component."""
+        """The inventory's results, by component."""
         _, body = await self.ask("/v1/results")
         return {
             each["component"]: (each["status"], each["reason"])

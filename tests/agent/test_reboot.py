@@ -8,7 +8,7 @@ import pytest
 from nodeagent.checks import reboot
 from nodeagent.clock import SystemClock
 from nodeagent.model import Status
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.host import HostRoots
 from tests.agent.machines import made_up, observations, options, sources, this_machine, verdicts
 
 BOOTED = 1_795_259_073
@@ -23,7 +23,7 @@ class Up(SystemClock):
         return self.seconds
 
 
-def machine_up(root: Path, seconds: float) -> Machine:
+def machine_up(root: Path, seconds: float) -> HostRoots:
     machine = made_up(root, Up(seconds))
     stat = f"cpu  1 2 3\nctxt 25255418\nbtime {BOOTED}\nprocesses 122422\n"
     (machine.proc / "stat").write_text(stat)
@@ -39,9 +39,9 @@ def left(path: Path, at: float, *, folder: bool = True) -> None:
     os.utime(path, (at, at))
 
 
-async def verdict(machine: Machine, **settings: float) -> tuple[Status, str]:
+async def verdict(machine: HostRoots, **settings: float) -> tuple[Status, str]:
     check = reboot.build(sources(machine), options(reboot.SPEC, **settings))
-    return verdicts(await check.look())[""]
+    return verdicts(await check.run_check())[""]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ async def test_what_a_crash_leaves(
 async def test_the_evidence_is_named(tmp_path: Path) -> None:
     machine = machine_up(tmp_path, 900)
     left(tmp_path / "var/crash/202611211105", BOOTED - 600)
-    report = await reboot.build(sources(machine), options(reboot.SPEC)).look()
+    report = await reboot.build(sources(machine), options(reboot.SPEC)).run_check()
     message = "the kernel crashed before this boot: /var/crash/202611211105"
     assert observations(report)[""].message == message
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
+from nodeagent.check_set import CheckSet
 from nodeagent.config.reload import Reloader
 from nodeagent.config.settings import CheckSettings, Config, ConfigError, default, load
-from nodeagent.lineup import Lineup
-from nodeagent.reading.toml_table import Problem
+from nodeagent.configfile.toml_table import Problem
 from tests.agent.agent_process import QUIET, AgentProcess
 from tests.agent.machines import made_up, sources
+from tests.support.fake_aggregator import FakeAggregator
 from tests.support.waiting import until
-from tests.support.ward import FakeWard
 
 ENVIRON = {"NODE_NAME": "node-a"}
 
@@ -37,47 +37,47 @@ def config() -> Config:
 
 
 @pytest.fixture
-def lineup(tmp_path: Path, config: Config) -> Lineup:
-    made = Lineup(sources(made_up(tmp_path)))
+def check_set(tmp_path: Path, config: Config) -> CheckSet:
+    made = CheckSet(sources(made_up(tmp_path)))
     made.follow(config)
     return made
 
 
-def objects(lineup: Lineup) -> dict[str, object]:
-    return {check.name: check for check in lineup.scheduled} | dict(lineup.log_checks)
+def objects(check_set: CheckSet) -> dict[str, object]:
+    return {check.name: check for check in check_set.scheduled} | dict(check_set.log_checks)
 
 
-def test_a_check_whose_settings_stand_goes_on_as_it_is(lineup: Lineup, config: Config) -> None:
-    before = objects(lineup)
-    lineup.follow(changed(config, "disk-space", interval=30.0))
-    after = objects(lineup)
+def test_a_check_whose_settings_stand_goes_on_as_it_is(check_set: CheckSet, config: Config) -> None:
+    before = objects(check_set)
+    check_set.follow(changed(config, "disk-space", interval=30.0))
+    after = objects(check_set)
     assert {name for name in before if before[name] is not after[name]} == {"disk-space"}
 
 
-def test_a_changed_option_builds_the_check_again(lineup: Lineup, config: Config) -> None:
-    before = objects(lineup)
+def test_a_changed_option_builds_the_check_again(check_set: CheckSet, config: Config) -> None:
+    before = objects(check_set)
     options = {**config.checks["disk-io"].options, "exclude": ("/scratch",)}
-    lineup.follow(changed(config, "disk-io", options=options))
-    assert objects(lineup)["disk-io"] is not before["disk-io"]
+    check_set.follow(changed(config, "disk-io", options=options))
+    assert objects(check_set)["disk-io"] is not before["disk-io"]
 
 
 def test_only_the_gpu_checks_ask_how_many_gpus_there_should_be(
-    lineup: Lineup, config: Config
+    check_set: CheckSet, config: Config
 ) -> None:
-    before = objects(lineup)
-    lineup.follow(replace(config, expected_gpus=8))
-    after = objects(lineup)
+    before = objects(check_set)
+    check_set.follow(replace(config, expected_gpus=8))
+    after = objects(check_set)
     other = {name for name in before if before[name] is not after[name]}
     assert "gpu-inventory" in other
     assert all(name.startswith("gpu") for name in other)
 
 
 def test_a_check_that_is_turned_off_runs_no_more_and_says_why(
-    lineup: Lineup, config: Config
+    check_set: CheckSet, config: Config
 ) -> None:
-    lineup.follow(changed(config, "disk-space", on=False))
-    assert "disk-space" not in lineup.names
-    assert lineup.off["disk-space"] == "off by configuration (checks.disk-space.on)"
+    check_set.follow(changed(config, "disk-space", on=False))
+    assert "disk-space" not in check_set.names
+    assert check_set.off["disk-space"] == "off by configuration (checks.disk-space.on)"
 
 
 # -- which file is read, and when -------------------------------------------------------------
@@ -124,12 +124,15 @@ def source(tmp_path: Path) -> Source:
 async def test_a_file_that_stands_as_it_was_is_read_once_more_and_changes_nothing(
     source: Source,
 ) -> None:
-    """Once more, for it may have changed between the start's reading and the first look."""
+    """The file is read once more, as it may have changed between the start and the first look."""
     await source.run_until(lambda: source.loads >= 2)
     task = asyncio.create_task(source.reloader.run())
     await asyncio.sleep(0.1)  # ten looks
-    task.cancel()
     assert (source.loads, source.applied) == (2, [])
+    source.path.write_text("300")  # it looks all the while, and sees a change
+    await until(lambda: source.applied)
+    task.cancel()
+    assert source.applied == [300.0]
 
 
 async def test_a_file_that_is_written_anew_is_taken_over(source: Source) -> None:
@@ -140,7 +143,7 @@ async def test_a_file_that_is_written_anew_is_taken_over(source: Source) -> None
 
 
 async def test_a_configmaps_swapped_link_is_a_change(tmp_path: Path) -> None:
-    """As the kubelet does it: agent.toml -> ..data/agent.toml, and ..data is renamed over."""
+    """The kubelet swaps a link: agent.toml -> ..data/agent.toml, and ..data is renamed over."""
     for name, text in (("..1", "60"), ("..2", "300")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "agent.toml").write_text(text)
@@ -179,7 +182,7 @@ async def test_a_file_that_is_gone_is_said(source: Source) -> None:
 
 
 async def test_a_file_that_was_emptied_takes_no_setting_back(tmp_path: Path) -> None:
-    """By a full disk, or by who writes it in two steps: a GPU that is missed must stay missed."""
+    """A full disk or a write in two steps empties it: a missed GPU must stay missed."""
     path, applied = tmp_path / "agent.toml", list[Config]()
     path.write_text("[expect]\ngpus = 8\n")
 
@@ -188,7 +191,7 @@ async def test_a_file_that_was_emptied_takes_no_setting_back(tmp_path: Path) -> 
 
     reloader = Reloader(path, read(), load=read, apply=applied.append, every=0.01)
     path.write_text("")
-    following = asyncio.create_task(reloader.run())
+    cluster_events = asyncio.create_task(reloader.run())
     try:
         await until(lambda: reloader.state.problem)
         assert f"{path}: is empty, as a full disk leaves it" in reloader.state.problem
@@ -197,8 +200,8 @@ async def test_a_file_that_was_emptied_takes_no_setting_back(tmp_path: Path) -> 
         await until(lambda: applied)
         assert (applied[0].expected_gpus, reloader.state.problem) == (None, "")
     finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
+        cluster_events.cancel()
+        await asyncio.gather(cluster_events, return_exceptions=True)
 
 
 async def test_a_file_that_is_written_while_it_is_read_is_read_again(source: Source) -> None:
@@ -217,7 +220,7 @@ async def test_a_file_that_is_written_while_it_is_read_is_read_again(source: Sou
 
 
 async def test_a_file_on_a_disk_that_hangs_holds_nothing_up(tmp_path: Path) -> None:
-    """A FIFO without a writer: who opens it waits, and cannot be cancelled."""
+    """A FIFO without a writer: a thread that opens it waits, and cannot be cancelled."""
     source = Source(tmp_path)
     source.path.unlink()
     os.mkfifo(source.path)
@@ -231,7 +234,7 @@ async def test_a_file_on_a_disk_that_hangs_holds_nothing_up(tmp_path: Path) -> N
 
 
 @pytest.fixture
-def agent(tmp_path: Path, ward: FakeWard) -> Iterator[AgentProcess]:
+def agent(tmp_path: Path, ward: FakeAggregator) -> Iterator[AgentProcess]:
     (tmp_path / "disk").mkdir()
     on = f'[checks.disk-write]\npaths = ["{tmp_path / "disk"}"]\ninterval = "1h"'
     off = "[checks.disk-write]\non = false"
@@ -241,7 +244,7 @@ def agent(tmp_path: Path, ward: FakeWard) -> Iterator[AgentProcess]:
 
 
 async def test_a_running_agent_follows_its_file_without_a_gap(
-    ward: FakeWard, agent: AgentProcess, tmp_path: Path
+    ward: FakeAggregator, agent: AgentProcess, tmp_path: Path
 ) -> None:
     agent.start()
     await agent.up()
@@ -251,7 +254,7 @@ async def test_a_running_agent_follows_its_file_without_a_gap(
     await until(lambda: ("xid:31", "pci:0000:3b:00") in ward.latest.faults, what=agent.log())
     looks = await _explained(agent, "disk-write")
 
-    # A bad file first: said everywhere, and nothing changes.
+    # A bad file first: reported everywhere, without a change.
     good = agent.more
     agent.more = good + '\n[checks.disk-wriet]\non = "yes"\n'
     agent.write_config()

@@ -11,7 +11,7 @@ import pytest
 from nodeagent.checks.base import Off, Report
 from nodeagent.model import Observation, Status
 from nodeagent.scheduler import FIRST_LOOK, JITTER, Scheduled, Scheduler
-from tests.support.virtualtime import VirtualTimeLoop, run
+from tests.support.virtual_time import VirtualTimeLoop, run
 
 Delivered = list[tuple[float, str, Report, bool]]
 
@@ -24,7 +24,7 @@ class Probe:
         self.at_work = 0
         self._action = action
 
-    async def look(self) -> Report:
+    async def run_check(self) -> Report:
         assert self.at_work == 0, "two looks at a time"
         self.at_work += 1
         self.looks.append(asyncio.get_running_loop().time())
@@ -67,7 +67,7 @@ async def never() -> Report:
 
 
 def test_agents_that_start_together_do_not_stay_in_step() -> None:
-    """They were rolled out in one second, and within the hour no moment is better than another."""
+    """Agents are rolled out in one second, and within the hour no moment is better than another."""
 
     async def story() -> None:
         probes = [Probe() for _ in range(300)]

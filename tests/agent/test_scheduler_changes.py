@@ -1,4 +1,4 @@
-"""The checks change while the scheduler runs: what stays goes on, what is new looks at once."""
+"""The checks change while the scheduler runs: remaining checks go on, new ones look at once."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from nodeagent.checks.base import Report
 from nodeagent.model import Observation, Status
 from nodeagent.scheduler import Scheduled, Scheduler
 from tests.agent.test_scheduler import Probe, never, scheduled, scheduler
-from tests.support.virtualtime import VirtualTimeLoop, run
+from tests.support.virtual_time import VirtualTimeLoop, run
 
 
 async def running(made: Scheduler, seconds: float) -> "asyncio.Task[None]":

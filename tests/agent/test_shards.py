@@ -1,4 +1,4 @@
-"""Agents and several aggregators: found by DNS, followed where they send, remembered."""
+"""Agents and several aggregators: found by DNS, followed by redirect, remembered."""
 
 import asyncio
 import json
@@ -16,23 +16,23 @@ import pytest
 from nodeagent.local.explain import table
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.agent_process import AgentProcess, Make
+from tests.support.fake_aggregator import FakeAggregator
 from tests.support.nameserver import NameServer
 from tests.support.pki import Authority
 from tests.support.waiting import until
-from tests.support.ward import FakeWard
 
 ROOT = Path(__file__).parents[2]
 SERVICE = "ward.sickbay.test"
 
 
-def home(ward: FakeWard) -> None:
-    """It takes whoever comes."""
+def home(ward: FakeAggregator) -> None:
+    """The aggregator accepts every agent."""
     ward.on_hello = lambda _: None
     ward.welcome = pb.Welcome(aggregator=ward.address, heartbeat_interval_ms=1000)
 
 
-def sends_to(ward: FakeWard, address: str) -> None:
-    """It sends on whoever comes, as a shard does that does not own the node."""
+def sends_to(ward: FakeAggregator, address: str) -> None:
+    """The aggregator redirects every agent, as a replica does that does not own the node."""
     ward.welcome = None
     ward.on_hello = lambda stream: stream.say(redirect=pb.Redirect(address=address))
 
@@ -43,7 +43,7 @@ async def uplink_of(agent: AgentProcess) -> dict[str, Any]:
 
 
 async def streaming_at(agent: AgentProcess, address: str) -> dict[str, Any]:
-    """Its uplink's state, once it has a stream there."""
+    """The agent's uplink state, once it has a stream there."""
     async with asyncio.timeout(60):
         while True:
             found = await uplink_of(agent)
@@ -52,7 +52,7 @@ async def streaming_at(agent: AgentProcess, address: str) -> dict[str, Any]:
             await asyncio.sleep(0.02)
 
 
-async def sent_on(make: Make, ward: FakeWard, other: FakeWard) -> AgentProcess:
+async def sent_on(make: Make, ward: FakeAggregator, other: FakeAggregator) -> AgentProcess:
     """An agent that ``ward`` has sent to ``other``, where it has its stream."""
     home(other)
     sends_to(ward, other.address)
@@ -61,8 +61,8 @@ async def sent_on(make: Make, ward: FakeWard, other: FakeWard) -> AgentProcess:
     return agent
 
 
-async def came_back(ward: FakeWard, times: int) -> None:
-    """It has attached so often after its first stream, and was welcomed."""
+async def came_back(ward: FakeAggregator, times: int) -> None:
+    """The agent has attached so often after its first stream, and was welcomed."""
     await until(
         lambda: len(ward.streams) == times + 1 and "snapshot" in ward.latest.kinds(),
         what="its return",
@@ -70,8 +70,8 @@ async def came_back(ward: FakeWard, times: int) -> None:
 
 
 @pytest.fixture
-async def other() -> AsyncIterator[FakeWard]:
-    ward = await FakeWard().start()
+async def other() -> AsyncIterator[FakeAggregator]:
+    ward = await FakeAggregator().start()
     yield ward
     await ward.stop()
 
@@ -91,7 +91,7 @@ def test_connections_spread_over_all_addresses_of_a_name_and_a_dead_one_costs_li
     assert len(found["all.test"]["went"]) == 3
     for name in ("refuses.test", "vanishes.test"):
         assert set(found[name]["went"]) == {"127.0.0.2", "127.0.0.3"}, found
-    # 0.25 s by themselves: what the second address is waited for. The rest is a slow machine's.
+    # 0.25 s by themselves: the wait for the second address. The rest is a slow machine's.
     assert found["vanishes.test"]["slowest"] < 5.0
 
 
@@ -100,13 +100,13 @@ class Replicas:
     """A StatefulSet's pods behind a headless Service: by name, each on an address of its own."""
 
     port: int = 0
-    wards: dict[str, FakeWard] = field(default_factory=dict)
+    wards: dict[str, FakeAggregator] = field(default_factory=dict)
 
     def address(self, pod: str) -> str:
         return f"{pod}.{SERVICE}:{self.port}"
 
     async def start(self, pod: str, ip: str, certificate: tuple[Path, Path]) -> None:
-        ward = FakeWard()
+        ward = FakeAggregator()
         await ward.start(f"{ip}:{self.port}", certificate=certificate)
         self.port = int(ward.address.rpartition(":")[2])
         self.wards[pod] = ward
@@ -131,7 +131,7 @@ async def test_over_tls_by_the_services_name_to_its_own_pod_and_on_when_that_is_
     stranger = authority.server("stranger", ["stranger.sickbay.test"])
     pods = {"ward-0": "127.0.0.2", "ward-1": "127.0.0.3", "ward-2": "127.0.0.4"}
     names = {f"{pod}.{SERVICE}": [ip] for pod, ip in pods.items()}
-    # The address that nobody has any more is what DNS still knows of a replica that died.
+    # The address that no process has any more is the one that DNS still has of a dead replica.
     names[SERVICE] = [*pods.values(), "127.0.0.9"]
     names["stranger.sickbay.test"] = ["127.0.0.5"]
     names[f"lost.{SERVICE}"] = ["127.0.0.5"]
@@ -153,7 +153,7 @@ async def test_over_tls_by_the_services_name_to_its_own_pod_and_on_when_that_is_
         agent.xid(79)
         await until(lambda: replicas.wards["ward-1"].latest.faults, what="the fault")
 
-        # Its shard dies; the others learn so, and DNS.
+        # Its replica dies; the others learn of it, and DNS does.
         del server.names[f"ward-1.{SERVICE}"]
         server.names[SERVICE] = ["127.0.0.2", "127.0.0.4"]
         ward = replicas.wards.pop("ward-1")
@@ -162,8 +162,8 @@ async def test_over_tls_by_the_services_name_to_its_own_pod_and_on_when_that_is_
         await until(lambda: replicas.wards["ward-2"].streams, what="its heir")
         await until(lambda: replicas.wards["ward-2"].latest.faults, what="all that it knew")
 
-        # A shard at a name that its certificate does not cover is told nothing.
-        fraud = await FakeWard().start(
+        # An agent sends no evidence to a replica at a name that its certificate does not cover.
+        fraud = await FakeAggregator().start(
             f"127.0.0.5:{replicas.port}", certificate=(stranger.certificate, stranger.key)
         )
         ending.push_async_callback(fraud.stop)
@@ -197,7 +197,7 @@ async def streaming_at_any(agent: AgentProcess, addresses: list[str]) -> dict[st
 
 
 async def test_who_was_sent_somewhere_says_so_and_goes_back_there_first(
-    ward: FakeWard, other: FakeWard, make: Make
+    ward: FakeAggregator, other: FakeAggregator, make: Make
 ) -> None:
     home(other)
     sends_to(ward, other.address)
@@ -214,7 +214,7 @@ async def test_who_was_sent_somewhere_says_so_and_goes_back_there_first(
 
 
 async def test_when_its_shard_is_gone_it_asks_the_configured_address_again(
-    ward: FakeWard, other: FakeWard, make: Make
+    ward: FakeAggregator, other: FakeAggregator, make: Make
 ) -> None:
     agent = await sent_on(make, ward, other)
     home(ward)
@@ -224,7 +224,7 @@ async def test_when_its_shard_is_gone_it_asks_the_configured_address_again(
 
 
 async def test_a_shard_that_sends_it_away_in_the_middle_is_left_at_once_and_forgotten(
-    ward: FakeWard, other: FakeWard, make: Make
+    ward: FakeAggregator, other: FakeAggregator, make: Make
 ) -> None:
     home(ward)
     home(other)
@@ -241,12 +241,12 @@ async def test_a_shard_that_sends_it_away_in_the_middle_is_left_at_once_and_forg
 
 
 async def test_a_shard_that_does_not_answer_any_more_is_left_for_whom_the_name_has(
-    ward: FakeWard, other: FakeWard, make: Make
+    ward: FakeAggregator, other: FakeAggregator, make: Make
 ) -> None:
     agent = await sent_on(make, ward, other)
 
     def promise(address: str) -> int:
-        """It doesn't keep it; how many heartbeats have come."""
+        """Promises an answer time that it doesn't keep; returns how many heartbeats have come."""
         welcome = pb.Welcome(aggregator="other", answer_within_ms=1000, address=address)
         other.latest.say(welcome=welcome)
         return len(other.latest.digests)

@@ -11,11 +11,11 @@ from nodeagent.simulate import machine
 from nodeagent.simulate.events import Fault
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.cli import agent
+from tests.support.fake_aggregator import Attended, FakeAggregator
 from tests.support.ingest import site
 from tests.support.pki import Authority
 from tests.support.simulator import Simulator
 from tests.support.waiting import until
-from tests.support.ward import Attended, FakeWard
 
 DOCS = (Path(__file__).parents[2] / "docs/simulate.md").read_text()
 
@@ -23,8 +23,8 @@ Start = Callable[..., Simulator]
 
 
 @pytest.fixture
-def start(ward: FakeWard, tmp_path: Path) -> Iterator[Start]:
-    """Starts simulations against the ward; none outlives the test."""
+def start(ward: FakeAggregator, tmp_path: Path) -> Iterator[Start]:
+    """Starts simulations against the played aggregator; all end with the test."""
     started: list[Simulator] = []
 
     def start(*arguments: str | Path) -> Simulator:
@@ -38,8 +38,8 @@ def start(ward: FakeWard, tmp_path: Path) -> Iterator[Start]:
         each.close()
 
 
-async def all_here(ward: FakeWard, count: int) -> dict[str, Attended]:
-    """The live stream of each node, once all have told of everything."""
+async def all_here(ward: FakeAggregator, count: int) -> dict[str, Attended]:
+    """The live stream of each node, once all have sent all their evidence."""
 
     def told() -> bool:
         here = [stream for stream in ward.streams if not stream.ended and stream.components]
@@ -49,7 +49,7 @@ async def all_here(ward: FakeWard, count: int) -> dict[str, Attended]:
     return {stream.hello.node: stream for stream in ward.streams if not stream.ended}
 
 
-async def test_every_node_is_an_agent_of_its_own(ward: FakeWard, start: Start) -> None:
+async def test_every_node_is_an_agent_of_its_own(ward: FakeAggregator, start: Start) -> None:
     start("--nodes", "50")
     streams = await all_here(ward, 50)
     assert min(streams) == "sim-0001"
@@ -65,7 +65,7 @@ async def test_every_node_is_an_agent_of_its_own(ward: FakeWard, start: Start) -
 
 
 async def test_a_fault_from_standard_input_is_what_the_real_parser_reads(
-    ward: FakeWard, start: Start
+    ward: FakeAggregator, start: Start
 ) -> None:
     simulator = start("--nodes", "3")
     streams = await all_here(ward, 3)
@@ -79,7 +79,9 @@ async def test_a_fault_from_standard_input_is_what_the_real_parser_reads(
     assert not streams["sim-0001"].faults
 
 
-async def test_the_heartbeats_digest_is_that_of_what_was_sent(ward: FakeWard, start: Start) -> None:
+async def test_the_heartbeats_digest_is_that_of_what_was_sent(
+    ward: FakeAggregator, start: Start
+) -> None:
     simulator = start("--nodes", "1")
     [stream] = (await all_here(ward, 1)).values()
     simulator.inject(nodes="all", fault="xid:48")
@@ -89,7 +91,7 @@ async def test_the_heartbeats_digest_is_that_of_what_was_sent(ward: FakeWard, st
 
 
 async def test_a_scenario_happens_in_time_and_is_undone(
-    ward: FakeWard, start: Start, tmp_path: Path
+    ward: FakeAggregator, start: Start, tmp_path: Path
 ) -> None:
     scenario = tmp_path / "s.toml"
     scenario.write_text(
@@ -113,7 +115,7 @@ for = "1s"
 
 
 async def test_a_reset_clears_what_a_reset_clears_and_a_reboot_the_rest(
-    ward: FakeWard, start: Start
+    ward: FakeAggregator, start: Start
 ) -> None:
     simulator = start("--nodes", "1")
     [stream] = (await all_here(ward, 1)).values()
@@ -131,7 +133,7 @@ async def test_a_reset_clears_what_a_reset_clears_and_a_reboot_the_rest(
 
 
 async def test_a_node_that_is_away_comes_back_with_what_it_knew(
-    ward: FakeWard, start: Start
+    ward: FakeAggregator, start: Start
 ) -> None:
     simulator = start("--nodes", "1")
     [stream] = (await all_here(ward, 1)).values()
@@ -144,7 +146,7 @@ async def test_a_node_that_is_away_comes_back_with_what_it_knew(
 
 
 async def test_after_the_aggregators_death_all_come_back_with_their_faults(
-    ward: FakeWard, start: Start
+    ward: FakeAggregator, start: Start
 ) -> None:
     simulator = start("--nodes", "30")
     await all_here(ward, 30)
@@ -154,7 +156,7 @@ async def test_after_the_aggregators_death_all_come_back_with_their_faults(
     simulator.inject(nodes="all", fault="xid:79")
     await until(lambda: simulator.streaming == 0 and simulator.said("happened"), within=20)
     await until(lambda: "UNAVAILABLE" in simulator.said("attached")[-1]["trouble"], what="why")
-    again = FakeWard()
+    again = FakeAggregator()
     await again.start(address)
     try:
         streams = await all_here(again, 30)
@@ -163,7 +165,7 @@ async def test_after_the_aggregators_death_all_come_back_with_their_faults(
         await again.stop()
 
 
-async def test_the_same_seed_draws_the_same(ward: FakeWard, start: Start) -> None:
+async def test_the_same_seed_draws_the_same(ward: FakeAggregator, start: Start) -> None:
     async def drawn() -> tuple[object, ...]:
         simulator = start("--nodes", "20", "--seed", "7")
         streams = await all_here(ward, 20)
@@ -177,7 +179,7 @@ async def test_the_same_seed_draws_the_same(ward: FakeWard, start: Start) -> Non
     assert await drawn() == await drawn()
 
 
-async def test_nodes_may_share_connections(ward: FakeWard, start: Start) -> None:
+async def test_nodes_may_share_connections(ward: FakeAggregator, start: Start) -> None:
     simulator = start("--nodes", "40", "--connections", "2")
     await all_here(ward, 40)
     sockets = [fd for fd in _files(simulator.process.pid) if fd.startswith("socket:")]
@@ -193,7 +195,7 @@ def _files(pid: int) -> list[str]:
 
 
 async def test_each_node_carries_its_own_token(
-    ward: FakeWard, start: Start, tmp_path: Path
+    ward: FakeAggregator, start: Start, tmp_path: Path
 ) -> None:
     (tmp_path / "names").write_text("gpu-a\ngpu-b\n")
     for name in ("gpu-a", "gpu-b"):
@@ -221,7 +223,7 @@ async def test_each_node_shows_its_own_certificate(tmp_path: Path) -> None:
 
 
 async def test_lines_that_cannot_be_carried_out_are_refused_and_harm_nothing(
-    ward: FakeWard, start: Start
+    ward: FakeAggregator, start: Start
 ) -> None:
     simulator = start("--nodes", "2")
     streams = await all_here(ward, 2)
@@ -248,7 +250,7 @@ async def test_lines_that_cannot_be_carried_out_are_refused_and_harm_nothing(
     assert not streams["sim-0002"].faults
 
 
-async def test_it_ends_with_its_standard_input(ward: FakeWard, start: Start) -> None:
+async def test_it_ends_with_its_standard_input(ward: FakeAggregator, start: Start) -> None:
     simulator = start("--nodes", "2")
     await all_here(ward, 2)
     assert simulator.process.stdin is not None
@@ -305,7 +307,7 @@ def test_a_bad_scenario_is_refused_with_file_line_and_key(
 
 
 def refusal(*arguments: str | Path) -> str:
-    """What it says. One that is not refused ends at once, with its standard input."""
+    """The error text. A command that is not refused ends at once, with its standard input."""
     done = agent("simulate", "--stdin", *arguments)
     assert done.code == 2, done.out
     assert "Traceback" not in done.err
@@ -352,7 +354,7 @@ def test_names_that_no_aggregator_would_take_are_refused_with_their_lines(tmp_pa
 
 
 async def test_an_editors_mark_at_the_beginning_is_no_part_of_the_first_name(
-    ward: FakeWard, start: Start, tmp_path: Path
+    ward: FakeAggregator, start: Start, tmp_path: Path
 ) -> None:
     file = tmp_path / "names"
     file.write_text("node-a\nnode-b\n", encoding="utf-8-sig")
@@ -361,9 +363,9 @@ async def test_an_editors_mark_at_the_beginning_is_no_part_of_the_first_name(
 
 
 async def test_grpc_writes_nothing_between_its_lines(
-    ward: FakeWard, start: Start, tmp_path: Path
+    ward: FakeAggregator, start: Start, tmp_path: Path
 ) -> None:
-    """It would, of each attempt of each node: here TLS that nobody answers to in TLS."""
+    """Otherwise it would, for each attempt of each node: here TLS to a server without TLS."""
     ca_file = Authority.create(tmp_path).certificate
     simulator = start("--nodes", "2", "--ca-file", ca_file)
     await until(

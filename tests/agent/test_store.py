@@ -1,4 +1,4 @@
-"""The state file: what survives a kill, a reboot, a wiped folder, a damaged file, a frozen disk."""
+"""The state file after a kill, a reboot, a wiped folder, a damaged file, and a frozen disk."""
 
 import asyncio
 import json
@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nodeagent.evidence import diskcopy
-from nodeagent.evidence.diskcopy import CopyUnreadable, DiskCopy, read_copy
+from nodeagent.evidence import disk_backup
+from nodeagent.evidence.disk_backup import BackupUnreadable, DiskBackup, read_copy
 from nodeagent.evidence.latch import Latch
 from nodeagent.evidence.state import State, StateError, dump, restore
 from nodeagent.evidence.store import NAME, Store
@@ -32,7 +32,7 @@ def epochs() -> Callable[[], str]:
 
 
 def full_state() -> State:
-    """Everything that a state can hold."""
+    """A state with a value in each field."""
     latch = Latch(boot_id=BOOT, epoch="epoch-0")
     batch: Batch = [
         Observation("disk-space", "/", Status.OK),
@@ -77,7 +77,7 @@ def test_only_the_owner_can_read_the_state(store: Store, tmp_path: Path) -> None
 
 def test_a_first_start_has_nothing_and_loses_nothing(store: Store) -> None:
     state = store.load(boot_id=BOOT, new_epoch=epochs())
-    assert (state.latch.faults, state.latch.owed.losses, state.kernel_seq) == ({}, [], None)
+    assert (state.latch.faults, state.latch.unacked.losses, state.kernel_seq) == ({}, [], None)
 
 
 def test_after_a_reboot_only_what_a_person_ends_is_left(store: Store, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_after_a_reboot_only_what_a_person_ends_is_left(store: Store, tmp_path: 
     assert latch.boot_id == NEXT_BOOT
     assert latch.epoch == "epoch-1"
     assert state.gpus == UUIDS
-    assert latch.owed.clearings == [Clearing("GPU-2", "gpu-reset")]
+    assert latch.unacked.clearings == [Clearing("GPU-2", "gpu-reset")]
 
 
 def test_a_wiped_run_dir_falls_back_to_the_copy_and_says_so(store: Store, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_wiped_run_dir_falls_back_to_the_copy_and_says_so(store: Store, tmp_pa
     assert len(state.latch.faults) == 4
     assert state.kernel_seq == 12  # from there the kernel log is read again
     assert state.latch.epoch == "epoch-1"
-    assert [loss.source for loss in state.latch.owed.losses] == ["kmsg", "latch"]
+    assert [loss.source for loss in state.latch.unacked.losses] == ["kmsg", "latch"]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_damaged_file_is_set_aside_and_said(store: Store, tmp_path: Path, cont
     state = store.load(boot_id=BOOT, new_epoch=epochs())
     assert state.latch.faults == {}
     assert state.latch.epoch == "epoch-1"
-    assert "damaged" in state.latch.owed.losses[0].message
+    assert "damaged" in state.latch.unacked.losses[0].message
     assert (tmp_path / "run" / (NAME + ".corrupt")).read_bytes() == content
     assert store.save(state)
 
@@ -130,7 +130,7 @@ def test_any_damage_within_the_document_is_a_typed_error(data: st.DataObject) ->
         state = restore(document, boot_id=BOOT, new_epoch=None)
     except StateError:
         return
-    json.dumps(dump(state, 1.0))  # what was taken is whole
+    json.dumps(dump(state, 1.0))  # an accepted document is whole
 
 
 def test_a_folder_that_cannot_be_written_is_a_problem_and_no_error(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_folder_that_cannot_be_written_is_a_problem_and_no_error(tmp_path: Pat
 
 
 async def test_the_copy_appears_without_being_waited_for(store: Store, tmp_path: Path) -> None:
-    copy = DiskCopy(tmp_path / "run" / NAME, tmp_path / "state", interval=0.05)
+    copy = DiskBackup(tmp_path / "run" / NAME, tmp_path / "state", interval=0.05)
     store.save(full_state())
     copy.changed()
     assert copy.running
@@ -166,7 +166,7 @@ async def test_the_copy_appears_without_being_waited_for(store: Store, tmp_path:
 async def test_changes_while_a_copy_rests_wait_and_the_end_copies_them(tmp_path: Path) -> None:
     source, folder = tmp_path / NAME, tmp_path / "state"
     source.write_text("first")
-    copy = DiskCopy(source, folder, interval=3600)
+    copy = DiskBackup(source, folder, interval=3600)
     copy.changed()
     await until(lambda: not copy.running)
     for _ in range(20):
@@ -182,7 +182,7 @@ async def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     source = tmp_path / NAME
     source.write_text("x")
     (tmp_path / "state").write_text("a file")
-    copy = DiskCopy(source, tmp_path / "state")
+    copy = DiskBackup(source, tmp_path / "state")
     copy.changed()
     await until(lambda: copy.problem)
     assert "FileExistsError" in copy.problem
@@ -193,7 +193,7 @@ async def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 async def test_a_copy_that_hangs_holds_nobody_up_and_is_not_started_twice(
     store: Store, tmp_path: Path, frozen_disk: Path
 ) -> None:
-    copy = DiskCopy(tmp_path / "run" / NAME, frozen_disk, interval=0.01)
+    copy = DiskBackup(tmp_path / "run" / NAME, frozen_disk, interval=0.01)
     assert store.save(full_state())
     copy.changed()
     child = copy._child
@@ -211,8 +211,8 @@ async def test_a_copy_that_hangs_holds_nobody_up_and_is_not_started_twice(
 
 
 def test_a_copy_that_cannot_be_read_in_time_is_said(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / NAME)  # nobody writes: whoever opens it waits
-    with pytest.raises(CopyUnreadable, match=r"did not answer within 0\.5 s"):
+    os.mkfifo(tmp_path / NAME)  # it has no writer: a reader that opens it waits
+    with pytest.raises(BackupUnreadable, match=r"did not answer within 0\.5 s"):
         read_copy(tmp_path / NAME, patience=0.5)
     assert read_copy(tmp_path / "none") is None
 
@@ -220,6 +220,6 @@ def test_a_copy_that_cannot_be_read_in_time_is_said(tmp_path: Path) -> None:
 def test_a_node_that_starts_no_process_more_has_an_agent_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(diskcopy, "_PYTHON", (str(tmp_path / "no-python"),))
-    with pytest.raises(CopyUnreadable, match="its reader can't be started"):
+    monkeypatch.setattr(disk_backup, "_PYTHON", (str(tmp_path / "no-python"),))
+    with pytest.raises(BackupUnreadable, match="its reader can't be started"):
         read_copy(tmp_path / NAME)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.reading.toml_lines import Path, key_lines, line_of
+from nodeagent.configfile.toml_lines import Path, key_lines, line_of
 
 TEXT = '''\
 # a comment with [brackets] and "quotes"

@@ -10,7 +10,7 @@ from nodeagent.checks.xid import SPEC, XidCheck
 from nodeagent.checks.xid_codes import cleared_by, verdict
 from nodeagent.model import ClearedBy, FaultSighting
 from nodeagent.sources.gpus import GpuMap
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.host import HostRoots
 from tests.agent.kernel_log import (
     FIXTURES,
     GPU,
@@ -38,7 +38,7 @@ def check(gpus: GpuMap) -> XidCheck:
 
 @pytest.fixture
 def variants(check: XidCheck) -> Sightings:
-    """What the fixture of line variants gives."""
+    """The faults found in the fixture of line variants."""
     return [fault for found in fixture_records("xid-variants.log") for fault in check.read(found)]
 
 
@@ -189,7 +189,7 @@ def test_a_gpu_of_another_machine_is_ignored_and_counted(check: XidCheck) -> Non
 
 def test_a_gpu_that_left_the_bus_is_still_known_by_its_uuid(tmp_path: Path) -> None:
     """After Xid 79 neither NVML nor sysfs may know it: the map that an earlier agent left does."""
-    empty = Machine(clock=HandClock(), sys=tmp_path)
+    empty = HostRoots(clock=HandClock(), sys=tmp_path)
     check = XidCheck(GpuMap(empty, {"00000000:3B:00.0": UUID}))
     fault = see(check, "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.")
     assert fault.component == UUID

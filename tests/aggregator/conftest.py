@@ -1,4 +1,4 @@
-"""What waits for long and needs no attention runs beside the other tests."""
+"""Programs that wait for long and need no attention run beside the other tests."""
 
 import subprocess
 import sys
@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from aggregator.quarantine.drain import drainer
 
 
 @pytest.fixture(scope="session")
@@ -29,3 +31,9 @@ def _begun_early(request: pytest.FixtureRequest) -> None:
     """Begin with the first test what the last ones look at."""
     if any("half_open" in getattr(item, "fixturenames", ()) for item in request.session.items):
         request.getfixturevalue("half_open")
+
+
+@pytest.fixture(autouse=True)
+def _soon_drained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node counts as empty at once: only the tests of drains are about that time."""
+    monkeypatch.setattr(drainer, "EMPTY_FOR", 0.01)

@@ -1,7 +1,7 @@
-"""Run in a network namespace of its own: an agent in another one, and a cable that swallows all.
+"""Run in a network namespace of its own: an agent in another one, and a link that drops all.
 
-No FIN and no RST tells either side. Says as JSON, on standard output, what each side said and when
-(seconds since the cable went bad).
+No FIN and no RST reaches either side. Prints as JSON the reports of each side and their times
+(seconds since the link began to drop).
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import Any
 
 from aggregator.ingest.identity import TrustingAuthenticator
 from tests.agent.agent_process import AgentProcess
-from tests.support.bedside import Bedside, bedside
+from tests.support.in_process_aggregator import Bedside, bedside
 from tests.support.waiting import until
 
 HERE, THERE = "10.77.0.1", "10.77.0.2"
@@ -60,7 +60,7 @@ async def play(ward: Bedside, agent: AgentProcess) -> dict[str, Any]:
     cable = Cable(agent.process.pid)
 
     async def seen(what: str, value: Any) -> Any:
-        """What the API says of the node, once this is so."""
+        """The API's answer about the node, once this holds."""
         async with asyncio.timeout(60):
             while True:
                 node = await ward.node("node-a")

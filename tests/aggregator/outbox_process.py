@@ -8,23 +8,25 @@ import random
 import sys
 from pathlib import Path
 
-from aggregator.alerts.alerts import Address, Alerts
-from aggregator.alerts.courier import Patience
-from aggregator.quarantine.ledger import Kind, Transition
+from aggregator.alerts.notifier import Notifier, WebhookConfig
+from aggregator.alerts.sender import BatchWait
+from aggregator.events import EventKind, Transition
 from tests.support.waiting import CLOCKS, until
 
 
 async def main(outbox: Path, url: str, secret_file: Path, count: int) -> None:
-    alerts = Alerts(
+    alerts = Notifier(
         outbox,
-        [Address(url, secret_file, timeout=60)],
+        [WebhookConfig(url, secret_file, timeout=60)],
         clocks=CLOCKS,
         rng=random.Random(1),
-        patience=Patience(linger=0.02, grouped=0.1),
+        patience=BatchWait(linger=0.02, grouped=0.1),
     )
     alerts.start()
     for number in range(count):
-        alerts.note(Transition(1e9 + number, Kind.CORDONED, f"n{number}", "ill", f"i{number}"))
+        alerts.record_event(
+            Transition(1e9 + number, EventKind.CORDONED, f"n{number}", "ill", f"i{number}")
+        )
     await until(lambda: alerts.counters.accepted == count)
     print("kept", flush=True)
     await asyncio.Event().wait()

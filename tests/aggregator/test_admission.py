@@ -1,4 +1,4 @@
-"""Admission: never over a limit, whatever is proposed, in whatever order, however often."""
+"""Admission: never over a limit, for any proposals, in any order and number."""
 
 import json
 from dataclasses import replace
@@ -9,26 +9,32 @@ from hypothesis import strategies as st
 
 from aggregator.quarantine.decide.admission import (
     FLEET,
+    AdmissionBatch,
+    FleetSize,
+    Held,
     Limits,
     OpenCause,
     Outcome,
     Proposal,
-    Sitting,
-    Size,
     admit,
     allowance,
+    escalation_hold,
+    quorum,
+    settling,
 )
-from aggregator.quarantine.decide.record import (
+from aggregator.quarantine.decide.admission_record import (
     MOST_ADMISSIONS,
     MOST_COOLDOWNS,
     Cooldown,
     Entry,
+    Rebuilt,
     Record,
+    RecordSerializer,
     RecordUnreadable,
-    Scribe,
     dump_record,
     parse_record,
 )
+from aggregator.quarantine.decide.uncertainty import UNSURE, EvidenceBasis, Uncertainty
 
 OPEN = Limits(
     concurrent=1_000,
@@ -53,7 +59,7 @@ def standing(*nodes: str, pool: str = "") -> Record:
 
 
 def ask(
-    record: Record, limits: Limits, size: Size, *nodes: str, pool: str = "", stop: str = ""
+    record: Record, limits: Limits, size: FleetSize, *nodes: str, pool: str = "", stop: str = ""
 ) -> Outcome:
     proposals = [proposal(node, pool) for node in nodes]
     return admit(record, proposals, limits, size, now=5.0, policy_hash="hash", stop=stop)
@@ -84,7 +90,9 @@ limits = st.builds(
     cooldown=st.sampled_from([0.0, 20.0, 900.0]),
 )
 sizes = st.builds(
-    lambda counts, reported, listed: Size(sum(counts.values()), reported, counts, listed=listed),
+    lambda counts, reported, listed: FleetSize(
+        sum(counts.values()), reported, counts, listed=listed
+    ),
     st.fixed_dictionaries({pool: st.integers(0, 40) for pool in POOLS}),
     st.integers(0, 120),
     st.sampled_from([True, True, True, False]),
@@ -92,8 +100,8 @@ sizes = st.builds(
 stops = st.sampled_from(["", "", "drill"])
 
 
-def most(limits: Limits, size: Size) -> int:
-    """The fleet's limit, written down once more: rounded down, but one of anything may be lost."""
+def most(limits: Limits, size: FleetSize) -> int:
+    """The fleet's limit, written down once more: rounded down, except that one may be lost."""
     by_share = 0
     if size.nodes and limits.concurrent_percent > 0:
         by_share = max(1, int(size.nodes * limits.concurrent_percent / 100 + 1e-9))
@@ -102,14 +110,14 @@ def most(limits: Limits, size: Size) -> int:
 
 @given(records, proposals, limits, sizes, stops)
 def test_no_order_of_proposals_passes_a_limit(
-    record: Record, asked: list[Proposal], limits: Limits, size: Size, stop: str
+    record: Record, asked: list[Proposal], limits: Limits, size: FleetSize, stop: str
 ) -> None:
     outcome = admit(record, asked, limits, size, now=5.0, policy_hash="new", stop=stop)
     before, after = record.entries, outcome.record.entries
-    # Everybody has an answer, and one alone.
+    # Every node has an answer, and only one.
     assert outcome.admitted | set(outcome.held) == {one.node for one in asked}
     assert outcome.admitted & set(outcome.held) == set()
-    # Who stands, stands: a limit that was lowered evicts nobody.
+    # Existing entries stay: a lowered limit evicts no node.
     assert before.items() <= after.items()
     new = after.keys() - before.keys()
     assert new == {node for node in outcome.admitted if node not in before}
@@ -134,10 +142,10 @@ def test_no_order_of_proposals_passes_a_limit(
 
 @given(records, proposals.filter(bool), limits, sizes, stops)
 def test_a_forecast_of_whoever_comes_last_is_what_is_decided_on_all(
-    record: Record, asked: list[Proposal], limits: Limits, size: Size, stop: str
+    record: Record, asked: list[Proposal], limits: Limits, size: FleetSize, stop: str
 ) -> None:
     outcome = admit(record, asked, limits, size, now=5.0, policy_hash="h", stop=stop)
-    sitting = Sitting(record, limits, size, now=5.0, stop=stop)
+    sitting = AdmissionBatch(record, limits, size, now=5.0, stop=stop)
     for one in asked[:-1]:
         sitting.decide(one)
     assert (sitting.hold(asked[-1]) is None) == (asked[-1].node in outcome.admitted)
@@ -145,7 +153,7 @@ def test_a_forecast_of_whoever_comes_last_is_what_is_decided_on_all(
 
 @given(records, proposals, limits, sizes)
 def test_asking_again_changes_nothing(
-    record: Record, asked: list[Proposal], limits: Limits, size: Size
+    record: Record, asked: list[Proposal], limits: Limits, size: FleetSize
 ) -> None:
     once = admit(record, asked, limits, size, now=5.0, policy_hash="h")
     twice = admit(once.record, asked, limits, size, now=5.0, policy_hash="h")
@@ -156,7 +164,7 @@ def test_asking_again_changes_nothing(
 
 @given(records, proposals, limits, sizes, stops)
 def test_what_holds_a_proposal_is_named_with_its_value(
-    record: Record, asked: list[Proposal], limits: Limits, size: Size, stop: str
+    record: Record, asked: list[Proposal], limits: Limits, size: FleetSize, stop: str
 ) -> None:
     outcome = admit(record, asked, limits, size, now=5.0, policy_hash="h", stop=stop)
     values = {
@@ -176,7 +184,7 @@ def test_what_holds_a_proposal_is_named_with_its_value(
 
 @given(st.lists(records, max_size=4))
 def test_a_records_text_is_the_same_whatever_was_written_before(written: list[Record]) -> None:
-    scribe = Scribe()
+    scribe = RecordSerializer()
     for record in written:
         text = scribe.dump(record)
         assert text == dump_record(record)
@@ -186,7 +194,7 @@ def test_a_records_text_is_the_same_whatever_was_written_before(written: list[Re
 
 def test_a_pool_of_three_can_lose_one_and_not_two() -> None:
     limits = replace(OPEN, pool_label="pool", pool_percent=5)
-    size = Size(3, 3, {"a": 3})
+    size = FleetSize(3, 3, {"a": 3})
     outcome = ask(Record(), limits, size, "n1", "n2", pool="a")
     assert outcome.admitted == {"n1"}
     assert outcome.held["n2"].limit == "limits.pool_percent"
@@ -195,15 +203,15 @@ def test_a_pool_of_three_can_lose_one_and_not_two() -> None:
 
 def test_a_lowered_limit_evicts_nobody_and_admits_nobody() -> None:
     record = standing("n1", "n2", "n3")
-    outcome = ask(record, replace(OPEN, concurrent=1), Size(100, 100), "n1", "n4")
+    outcome = ask(record, replace(OPEN, concurrent=1), FleetSize(100, 100), "n1", "n4")
     assert set(outcome.record.entries) == {"n1", "n2", "n3"}
     assert outcome.admitted == {"n1"}
     assert outcome.held["n4"].limit == "limits.concurrent"
 
 
 def test_the_stop_switch_holds_everything_and_says_why() -> None:
-    outcome = ask(standing("n1"), OPEN, Size(100, 100), "n1", "n2", stop="fire drill")
-    assert outcome.admitted == set()  # what stands would be begun now
+    outcome = ask(standing("n1"), OPEN, FleetSize(100, 100), "n1", "n2", stop="fire drill")
+    assert outcome.admitted == set()  # an existing entry would begin now
     assert outcome.record == standing("n1")
     assert outcome.held.keys() == {"n1", "n2"}
     assert (outcome.held["n2"].limit, outcome.held["n2"].value) == ("stop", "fire drill")
@@ -211,19 +219,21 @@ def test_the_stop_switch_holds_everything_and_says_why() -> None:
 
 def test_nothing_is_admitted_before_enough_of_the_fleet_has_reported() -> None:
     limits = replace(OPEN, quorum_percent=50)
-    assert ask(Record(), limits, Size(100, 49), "n1").held["n1"].limit == "limits.quorum_percent"
-    assert ask(Record(), limits, Size(100, 50), "n1").admitted == {"n1"}
+    assert (
+        ask(Record(), limits, FleetSize(100, 49), "n1").held["n1"].limit == "limits.quorum_percent"
+    )
+    assert ask(Record(), limits, FleetSize(100, 50), "n1").admitted == {"n1"}
 
 
 def test_what_was_made_by_hand_counts_and_is_never_refused() -> None:
     by_hand = Record().enter([entry("n1", incident=""), entry("n2", incident="")], "h")
-    assert ask(by_hand, replace(OPEN, concurrent=2), Size(100, 100), "n3").held
+    assert ask(by_hand, replace(OPEN, concurrent=2), FleetSize(100, 100), "n3").held
     full = by_hand.enter([entry(f"m{n}", incident="") for n in range(50)], "h")
     assert len(full.entries) == 52
 
 
 def test_a_limit_of_nothing_is_nothing() -> None:
-    size = Size(100, 100, {"a": 100})
+    size = FleetSize(100, 100, {"a": 100})
     for limits in (
         replace(OPEN, concurrent=0),
         replace(OPEN, concurrent_percent=0),
@@ -244,12 +254,102 @@ def test_a_limit_of_nothing_is_nothing() -> None:
         (10_000, 5, 500),
         (3, 100, 3),
         (100, 0, 0),
+        (1_000, 0.5, 5),
+        (1, 0.5, 1),
     ],
 )
 def test_shares_are_rounded_down_and_never_to_none(
     total: int, percent: float, allowed: int
 ) -> None:
     assert allowance(total, percent) == allowed
+
+
+def test_a_node_that_is_asked_for_again_and_then_admitted_is_not_held_as_well() -> None:
+    limits = replace(OPEN, pool_label="pool", pool_percent=100)
+    size = FleetSize(10, 10, {"b": 10})
+    twice = [proposal("n1", "a"), proposal("n1", "b")]
+    outcome = admit(Record(), twice, limits, size, now=5.0, policy_hash="h")
+    assert outcome.admitted == {"n1"}
+    assert outcome.held == {}
+
+
+def test_a_pool_of_no_known_node_admits_nobody() -> None:
+    limits = replace(OPEN, pool_label="pool", pool_percent=100)
+    outcome = ask(Record(), limits, FleetSize(10, 10, {"a": 10}), "n1", pool="b")
+    assert outcome.held["n1"].reason == ("0 of 0 nodes of pool b are in quarantine; 100 % allow 0")
+
+
+def test_a_pool_counts_what_stands_without_an_entry_and_not_what_is_absent() -> None:
+    limits = replace(OPEN, pool_label="pool", pool_percent=50)
+    record = standing("n1", "n2", pool="a")
+    size = FleetSize(100, 100, {"a": 6})
+
+    def of_pool(size: FleetSize, **unrecorded: str) -> Outcome:
+        asked = [proposal("n8", "a"), proposal("n9", "a")]
+        return admit(record, asked, limits, size, now=5.0, policy_hash="h", unrecorded=unrecorded)
+
+    assert of_pool(size).admitted == {"n8"}
+    assert of_pool(size, n3="a").admitted == set()
+    assert of_pool(size, n3="b").admitted == {"n8"}
+    absent = replace(size, absent=frozenset({"n1"}))
+    assert of_pool(absent).admitted == {"n8", "n9"}
+    assert of_pool(absent, n3="a").admitted == {"n8"}
+    # Absent nodes of other pools, without an entry, or without a Quarantine have no effect.
+    assert of_pool(replace(size, absent=frozenset({"n3", "n7"})), n3="a").admitted == {"n8"}
+    others = standing("n1", pool="b").enter([entry("n2", "a"), entry("n3", "a")], "h")
+    gone = replace(size, absent=frozenset({"n1"}))
+    asked = [proposal("n8", "a"), proposal("n9", "a")]
+    found = admit(others, asked, limits, gone, now=5.0, policy_hash="h")
+    assert found.admitted == {"n8"}
+
+
+def test_the_fleets_limit_counts_what_stands_without_an_entry_and_not_what_is_absent() -> None:
+    limits, record = replace(OPEN, concurrent=4), standing("n1", "n2")
+
+    def asked(*absent: str, **unrecorded: str) -> frozenset[str]:
+        size = FleetSize(100, 100, absent=frozenset(absent))
+        return admit(
+            record,
+            [proposal("n7"), proposal("n8"), proposal("n9")],
+            limits,
+            size,
+            now=5.0,
+            policy_hash="h",
+            unrecorded=unrecorded,
+        ).admitted
+
+    assert asked() == {"n7", "n8"}
+    assert asked(n3="") == {"n7"}
+    assert asked("n1") == {"n7", "n8", "n9"}
+    assert asked("n1", n3="") == {"n7", "n8"}
+    assert asked("n3", n3="") == {"n7", "n8"}
+
+
+@pytest.mark.parametrize(
+    ("at", "held"),
+    [(1000.0, True), (1014.9, True), (985.1, True), (1015.0, False), (985.0, False)],
+)
+def test_nothing_is_admitted_for_a_quarter_of_a_minute_after_a_record_was_rebuilt(
+    at: float, *, held: bool
+) -> None:
+    record = replace(Record(), rebuilt=Rebuilt(1000.0, "was deleted", "uid"))
+    hold = settling(record, at)
+    assert (hold is not None) == held
+    outcome = admit(record, [proposal("n1")], OPEN, FleetSize(9, 9), now=at, policy_hash="h")
+    assert dict(outcome.held) == ({"n1": hold} if held else {})
+    if hold is not None:
+        assert (hold.limit, hold.value) == ("record", "rebuilt")
+
+
+def test_a_fleet_that_could_not_be_counted_has_no_quorum() -> None:
+    limits = replace(OPEN, quorum_percent=10)
+    assert quorum(limits, FleetSize(10, 1)) is None
+    few = quorum(limits, FleetSize(11, 1))
+    assert few is not None
+    assert (few.limit, few.value) == ("limits.quorum_percent", "10%")
+    unlisted = quorum(replace(OPEN, quorum_percent=0), FleetSize(10, 10, listed=False))
+    assert unlisted is not None
+    assert (unlisted.limit, unlisted.value) == ("limits.quorum_percent", "0%")
 
 
 # -- how fast --------------------------------------------------------------------------------------
@@ -262,10 +362,10 @@ def at(
     now: float,
     *proposals: Proposal,
     limits: Limits = RATE,
-    size: Size | None = None,
+    size: FleetSize | None = None,
     causes: dict[str, OpenCause] | None = None,
 ) -> Outcome:
-    size = size or Size(100, 100)
+    size = size or FleetSize(100, 100)
     return admit(record, proposals, limits, size, now=now, policy_hash="h", causes=causes)
 
 
@@ -279,7 +379,7 @@ def test_after_the_rate_has_held_one_nothing_is_admitted_for_the_cooldown() -> N
     assert first.held["n3"].limit == "limits.new_per_window"
     assert first.held["n3"].reason == "3 nodes were admitted within 10m; the limit is 3"
     assert first.held["n4"].limit == "limits.cooldown"
-    # What survives is the record alone: the window is empty again, and the cooldown is not over.
+    # Only the record survives: the window is empty again, and the cooldown is not over.
     kept = parse_record(dump_record(first.record))
     later = at(kept, 1_700, proposal("n9"))
     assert later.held["n9"].limit == "limits.cooldown"
@@ -304,14 +404,14 @@ def test_a_full_fleet_trips_no_rate() -> None:
 def test_the_shipped_rate_lets_three_nodes_lose_one_and_ten_thousand_ten() -> None:
     shipped = replace(Limits(), concurrent=1_000, concurrent_percent=100, quorum_percent=0)
     for nodes, admitted in ((1, 1), (3, 1), (10, 2), (50, 10), (10_000, 10)):
-        outcome = at(Record(), 0, *many(40), limits=shipped, size=Size(nodes, nodes))
+        outcome = at(Record(), 0, *many(40), limits=shipped, size=FleetSize(nodes, nodes))
         assert len(outcome.admitted) == admitted
     assert outcome.held["n20"].limit == "limits.cooldown"
 
 
 def test_the_rates_share_is_named_where_it_is_what_holds() -> None:
     limits = replace(RATE, new_per_window_percent=20)
-    outcome = at(Record(), 0, *many(3), limits=limits, size=Size(10, 10))
+    outcome = at(Record(), 0, *many(3), limits=limits, size=FleetSize(10, 10))
     assert outcome.held["n2"].limit == "limits.new_per_window_percent"
     assert outcome.held["n2"].reason == ("2 nodes were admitted within 10m; 20 % of 10 allow 2")
 
@@ -319,7 +419,7 @@ def test_the_rates_share_is_named_where_it_is_what_holds() -> None:
 def test_what_was_admitted_and_not_begun_uses_nothing_up() -> None:
     record = at(Record(), 1_000, *many(3)).record
     assert at(record.withdraw([record.entries["n1"]]), 1_001, proposal("n9")).admitted == {"n9"}
-    assert at(record.forget([record.entries["n1"]]), 1_001, proposal("n9")).held
+    assert at(record.forget_nodes([record.entries["n1"]]), 1_001, proposal("n9")).held
 
 
 def test_a_clock_that_was_set_back_a_year_holds_nobody_for_a_year() -> None:
@@ -355,7 +455,72 @@ def test_no_interleaving_of_proposals_releases_and_restarts_passes_the_rate(
         assert sum(1 for time in times if now - time < limits.window) <= rate
         record = outcome.record
         if count % 2:
-            record = record.forget(record.entries.values())
+            record = record.forget_nodes(record.entries.values())
+
+
+@pytest.mark.parametrize(
+    ("percent", "rate", "nodes", "admitted"),
+    [
+        (100, 5, 2, 5),  # all of a small fleet may go, and one node more than once
+        (99.9, 5, 2, 1),
+        (50, 5, 10, 5),
+        (50, 6, 10, 5),
+        (50, 4, 10, 4),
+    ],
+)
+def test_the_rate_is_the_lesser_of_a_number_and_a_share(
+    percent: float, rate: int, nodes: int, admitted: int
+) -> None:
+    limits = replace(RATE, new_per_window=rate, new_per_window_percent=percent)
+    size = FleetSize(nodes, nodes)
+    record = Record()
+    done = 0
+    for number in range(rate + 1):  # one after the other, and each is released at once
+        outcome = at(record, 1_000, proposal(f"n{number}"), limits=limits, size=size)
+        done += len(outcome.admitted)
+        record = outcome.record.forget_nodes(outcome.record.entries.values())
+    assert done == admitted
+    [held] = outcome.held.values()
+    by_share = 0 < percent < 100 and admitted < rate
+    assert record.cooldowns[FLEET].because.endswith(
+        f"{percent:g} % of {nodes} allow {admitted}" if by_share else f"the limit is {rate}"
+    )
+    assert held.limit in (
+        "limits.cooldown",
+        "limits.new_per_window",
+        "limits.new_per_window_percent",
+    )
+
+
+def test_without_a_cooldown_the_rate_alone_holds() -> None:
+    limits = replace(RATE, cooldown=0.0)
+    outcome = at(Record(), 1_000, *many(5), limits=limits)
+    assert {held.limit for held in outcome.held.values()} == {"limits.new_per_window"}
+    assert outcome.record.cooldowns == {}
+    place = suspected("n1", {DISK})
+    found = at(Record(), 1_000, place, limits=limits, causes={DISK: OPEN_DISK})
+    assert found.held["n1"].limit == "limits.common_cause_nodes"
+    assert found.record.cooldowns == {}
+    short = replace(limits, cooldown=0.5)
+    assert at(Record(), 1_000, *many(5), limits=short).record.cooldowns.keys() == {FLEET}
+    cools = at(Record(), 1_000, place, limits=short, causes={DISK: OPEN_DISK})
+    assert cools.record.cooldowns.keys() == {DISK, FLEET}
+
+
+@pytest.mark.parametrize(("missing", "admitted"), [("r2", UNSURE), ("", 5)])
+def test_a_leader_that_does_not_know_all_nodes_admits_a_few_faults(
+    missing: str, admitted: int
+) -> None:
+    asked = [replace(one, basis=EvidenceBasis.FAULT) for one in many(5)]
+    doubt = Uncertainty(missing=missing)
+    outcome = admit(
+        Record(), asked, OPEN, FleetSize(100, 100), now=5.0, policy_hash="h", doubt=doubt
+    )
+    assert len(outcome.admitted) == admitted
+    for held in outcome.held.values():
+        assert (held.limit, held.value) == ("shards", "incomplete")
+        assert held.reason.startswith(f"{UNSURE} nodes were admitted within 10m")
+    assert outcome.record.cooldowns == {}
 
 
 # -- common causes ---------------------------------------------------------------------------------
@@ -406,9 +571,74 @@ def test_a_cause_that_lasts_holds_its_own_until_a_cooldown_after_and_the_rest_on
         record = outcome.record
     assert writes <= 8_000 / (RATE.cooldown / 2) + 1
     assert at(record, 9_000, suspected("n2", {SWITCH})).admitted == {"n2"}
-    # Over: who still shows it waits for half a cooldown at least.
+    # The cause is over: a node that still shows it waits for half a cooldown at least.
     assert at(record, 9_000 + 449, suspected("n1", {DISK})).held
     assert at(record, 9_000 + 900, suspected("n1", {DISK})).admitted == {"n1"}
+
+
+def test_a_cooldown_is_prolonged_after_half_of_it_and_names_the_latest_cause() -> None:
+    asked, causes = suspected("n1", {SWITCH}), {SWITCH: OPEN_SWITCH}
+    first = at(Record(), 1_000, asked, causes=causes).record
+    assert first.cooldowns == {SWITCH: Cooldown(1_000, OPEN_SWITCH.reason)}
+    assert at(first, 1_449, asked, causes=causes).record is first
+    worse = {SWITCH: replace(OPEN_SWITCH, reason="on 18 of 18")}
+    second = at(first, 1_450, asked, causes=worse).record
+    assert second.cooldowns == {SWITCH: Cooldown(1_450, "on 18 of 18")}
+
+
+def test_a_cause_of_the_whole_fleet_begins_the_fleets_cooldown_once() -> None:
+    asked, causes = suspected("n1", {DISK}), {DISK: OPEN_DISK}
+    first = at(Record(), 1_000, asked, causes=causes).record
+    assert first.cooldowns.keys() == {DISK, FLEET}
+    later = at(first, 1_500, asked, causes=causes).record
+    assert later.cooldowns[DISK].at == 1_500
+    assert later.cooldowns[FLEET].at == 1_000
+    # Where the fleet cools down already, that one stands.
+    cooling = replace(Record(), cooldowns={FLEET: Cooldown(900.0, "the rate")})
+    beside = at(cooling, 1_000, asked, causes=causes).record
+    assert beside.cooldowns[FLEET] == Cooldown(900.0, "the rate")
+
+
+def test_of_several_causes_the_first_by_name_is_named() -> None:
+    a, b, c = (f"check:{name}" for name in "abc")
+    asked = suspected("n1", {b, c}, {a, c})
+    causes = {
+        ident: OpenCause("limits.domain_percent", "20%", f"{ident} fails", False)
+        for ident in (c, b, a)
+    }
+    assert at(Record(), 1_000, asked, causes=causes).held["n1"].cause == a
+    for some, cause in (((b, c), b), ((c,), c), ((a, c), a)):
+        open_now = {ident: causes[ident] for ident in some}
+        assert at(Record(), 1_000, asked, causes=open_now).held["n1"].cause == cause
+    alone = {b: causes[b]}
+    assert at(Record(), 1_000, asked, causes=alone).admitted == {"n1"}
+    cooling = replace(Record(), cooldowns={one: Cooldown(1_000.0, one) for one in (c, b, a)})
+    held = at(cooling, 1_100, asked).held["n1"]
+    assert (held.limit, held.cause) == ("limits.cooldown", a)
+
+
+def test_only_what_makes_us_suspect_ourselves_restrains_a_drain() -> None:
+    limits = replace(RATE, concurrent=0, after_upgrade=120.0)
+    full = at(Record(), 1_000, *many(3)).record
+
+    def restraint(asked: Proposal, record: Record = full, **known: Uncertainty) -> Held | None:
+        return escalation_hold(
+            record, asked, limits, now=1_001, causes={SWITCH: OPEN_SWITCH}, **known
+        )
+
+    assert restraint(proposal("n1")) is None, "it is counted already"
+    held = restraint(suspected("n1", {SWITCH}))
+    assert held is not None
+    assert held.cause == SWITCH
+    soon = restraint(replace(proposal("n1"), unsettled="its driver is new"))
+    assert soon == Held("limits.after_upgrade", "2m", "its driver is new")
+    cooling = replace(full, cooldowns={FLEET: Cooldown(1_000.0, "the rate")})
+    tripped = restraint(proposal("n1"), cooling)
+    assert tripped is not None
+    assert (tripped.limit, tripped.value) == ("limits.cooldown", "15m")
+    differing = restraint(proposal("n1"), doubt=Uncertainty(differing="r2"))
+    assert differing is not None
+    assert (differing.limit, differing.value) == ("shards", "differing")
 
 
 # -- the record ----------------------------------------------------------------------------------
@@ -422,8 +652,11 @@ def test_a_record_survives_its_text(record: Record) -> None:
 
 def test_who_was_superseded_takes_out_no_later_entry() -> None:
     first = at(Record(), 1_000, proposal("n1")).record
-    again = at(first.forget(first.entries.values()), 1_100, proposal("n1")).record
-    for late in (again.forget(first.entries.values()), again.withdraw(first.entries.values())):
+    again = at(first.forget_nodes(first.entries.values()), 1_100, proposal("n1")).record
+    for late in (
+        again.forget_nodes(first.entries.values()),
+        again.withdraw(first.entries.values()),
+    ):
         assert late == again
 
 
@@ -432,7 +665,7 @@ def test_forgetting_takes_out_these_and_no_other(record: Record, nodes: list[str
     meant = [entry(node) for node in nodes] + [
         record.entries[n] for n in nodes if n in record.entries
     ]
-    after = record.forget(meant)
+    after = record.forget_nodes(meant)
     assert set(after.entries) == set(record.entries) - set(nodes)
     assert after.admissions == record.admissions
 
@@ -483,7 +716,7 @@ def test_a_record_stays_small_whatever_happens() -> None:
     assert FLEET in record.cooldowns
     for number in range(2 * MOST_ADMISSIONS // 1000):
         entries = [replace(entry(f"n{number}-{n}"), at=1.7e9 + n / 7) for n in range(1000)]
-        record = record.enter(entries, "h").forget(entries)
+        record = record.enter(entries, "h").forget_nodes(entries)
     assert len(record.admissions) == MOST_ADMISSIONS
     assert len(dump_record(record).encode()) < 200 * 1024
 

@@ -15,7 +15,7 @@ from tests.support.stack import free_port
 
 
 class Taker(BaseHTTPRequestHandler):
-    """Takes everything."""
+    """Accepts every request."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -23,7 +23,7 @@ class Taker(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Says nothing on stderr."""
+        """Writes no line to stderr."""
 
 
 def test_a_receiver_that_is_away_is_told_of_until_it_takes_alerts_again(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ alerts:
     )
 
     def trouble() -> Any:
-        """None while nobody answers."""
+        """The trouble that the API reports, or None while no server answers."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{web}/api/v1/fleet") as answer:
                 return json.load(answer)["alert_trouble"]

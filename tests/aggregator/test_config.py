@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
@@ -15,12 +16,15 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from aggregator.app import _settings
+from aggregator.cluster.port import Action, Pod
 from aggregator.config.settings import Config, ConfigError, load
-from aggregator.policy.shipped import read_policy
-from aggregator.quarantine.cluster import Action
-from aggregator.quarantine.ledger import Kind
-from aggregator.reading.yaml_lines import section_in
-from aggregator.web.certificate import Certificate
+from aggregator.configfile.yaml_source import section_in
+from aggregator.events import EventKind
+from aggregator.policy.defaults import read_policy
+from aggregator.quarantine.decide.admission import allowance
+from aggregator.quarantine.decide.drain_plan import DrainMoment, plan_drain
+from aggregator.web.tls import Certificate
 from tests.support.pipes import pipe_with
 from tests.support.pki import Authority, encrypted
 
@@ -36,7 +40,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def problems(folder: Path, text: str) -> list[str]:
-    """What is wrong with ``text``, as LINE: KEY: WHAT."""
+    """The errors in ``text``, each with its line and its key."""
     with pytest.raises(ConfigError) as refused:
         load(written(folder, text))
     prefix = f"{folder}/aggregator.yaml:"
@@ -45,21 +49,63 @@ def problems(folder: Path, text: str) -> list[str]:
     return [line.removeprefix(prefix) for line in lines]
 
 
-def test_the_defaults_are_those_of_a_first_look(tmp_path: Path) -> None:
-    config = load(written(tmp_path, LOCAL))
-    assert config.mode is Action.OBSERVE
-    assert config.cluster.kind == "kubernetes"
-    assert config.limits.concurrent_percent == 5.0
-    assert config.drain.deadline == 7 * 86_400
-    assert config.history.keep == 28 * 86_400
-    assert config.cluster.kubeconfig is None
-    assert config.policy.file is None
+def test_a_file_that_asks_for_nothing_gets_the_careful_choice_of_each_thing(tmp_path: Path) -> None:
+    """The effect of each default; a test below compares the numbers with the reference."""
+    settings = _settings(load(written(tmp_path, LOCAL)))
+    assert not [action for action in Action if action.strength < settings.mode.strength]
+    limits = settings.limits
+    for nodes in (1, 3, 16, 100, 10_000):
+        most = min(limits.concurrent, allowance(nodes, limits.concurrent_percent))
+        assert 1 <= most <= max(1, nodes // 10), "a fleet can lose one node, and no tenth of itself"
+        assert settings.evictions_at_once >= 1
+    assert limits.new_per_window < limits.concurrent, "not all that may be out goes at once"
+    pod = Pod("jobs", "a", "uid-a", "1", "Running", False, False, "Job", "j", False)
+    began = DrainMoment(1000.0, 1000.0, 1000.0 + settings.drain_deadline)
+    for unlike in (
+        replace(pod, empty_dir=True),
+        replace(pod, owner_kind=""),
+        replace(pod, annotations={"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}),
+    ):
+        assert plan_drain([unlike], settings.drain, began).kept, "its work would be lost"
+    assert plan_drain([pod], settings.drain, began).evict == (pod,)
+    long_after = DrainMoment(began.deadline + 86_400, began.began, began.deadline)
+    assert not plan_drain([pod], settings.drain, long_after).force, "nothing is forced unasked"
+
+
+def test_each_limit_that_a_file_sets_is_the_one_that_is_kept_to(tmp_path: Path) -> None:
+    text = """limits:
+  concurrent: 7
+  concurrent_percent: 11%
+  pool_label: example.com/pool
+  pool_percent: 13%
+  quorum_percent: 17%
+  new_per_window: 5
+  new_per_window_percent: 19%
+  window: 23m
+  cooldown: 29m
+  after_upgrade: 31m
+  evictions_at_once: 37
+  silent_drain_after: 41m
+  common_cause_percent: 43%
+  common_cause_nodes: 47
+  domain_percent: 53%
+"""
+    settings = _settings(load(written(tmp_path, LOCAL + text)))
+    limits, common = settings.limits, settings.common
+    assert (limits.concurrent, limits.concurrent_percent) == (7, 11)
+    assert (limits.pool_label, limits.pool_percent) == ("example.com/pool", 13)
+    assert limits.quorum_percent == 17
+    assert (limits.new_per_window, limits.new_per_window_percent) == (5, 19)
+    assert (limits.window, limits.cooldown, limits.after_upgrade) == (1380, 1740, 1860)
+    assert (settings.evictions_at_once, settings.silent_drain_after) == (37, 2460)
+    assert (common.percent, common.nodes, common.domain_percent) == (43, 47, 53)
+    assert common.window == limits.window
 
 
 def test_the_option_that_leads_a_command_to_this_cluster(tmp_path: Path) -> None:
     assert load(written(tmp_path, LOCAL)).cluster.how == ""
-    elsewhere = load(written(tmp_path, f"{LOCAL}cluster: {{namespace: health}}"))
-    assert elsewhere.cluster.how == " --namespace health"
+    remote_nodes = load(written(tmp_path, f"{LOCAL}cluster: {{namespace: health}}"))
+    assert remote_nodes.cluster.how == " --namespace health"
     text = "cluster: {kind: local, local: {database: '/srv/a b.db'}}\nidentity: {kind: "
     local = load(written(tmp_path, f"{LOCAL}{text}insecure-trust-hello}}"))
     assert local.cluster.how == " --local '/srv/a b.db'"
@@ -101,13 +147,13 @@ history:
     assert config.drain.deadline == 172_800
     assert config.drain.protected_labels() == {"a.test/keep": "yes", "b": "c"}
     [webhook] = config.alerts.webhooks
-    assert webhook.kinds == (Kind.INCIDENT_OPENED,)
+    assert webhook.kinds == (EventKind.INCIDENT_OPENED,)
     assert webhook.secret_file == tmp_path / "secret"
-    assert config.history.keep == 28 * 86_400  # a section with nothing below it
+    assert config.history.keep == 28 * 86_400  # an empty section
 
 
 BAD: list[tuple[str, str]] = [
-    # (what stands on line 2, what is said of it)
+    # (the text of line 2, the error about it)
     ("mode: obsrve", 'mode: "obsrve"; expected observe, cordon or drain (did you mean "observe"?)'),
     ("mode: 3", "mode: 3; expected observe, cordon or drain"),
     ("modes: drain", 'modes: unknown key; expected "mode"? (known here: mode, cluster, listen, '),
@@ -282,7 +328,7 @@ def test_what_is_wrong_is_said_with_its_line_and_what_was_expected(
 ) -> None:
     [problem] = problems(tmp_path, LOCAL + line + "\n")
     number, _, text = problem.partition(": ")
-    # What a default contradicts stands where its section would, or at the top.
+    # A contradiction with a default is reported where its section would be, or at the top.
     assert number in {"1", "2"}
     assert text.startswith(says)
     assert "; expected " in text
@@ -304,6 +350,12 @@ def test_what_is_wrong_is_said_with_its_line_and_what_was_expected(
         ("{grpc: '[x]:80', web: 'localhost:1'}", "listen.grpc"),
         ("{grpc: 'unix:rel', web: 'localhost:1'}", "listen.grpc"),
         ("{grpc: 8443, web: 'localhost:1'}", "listen.grpc"),
+        (
+            "{grpc: 'localhost:1', web: 'localhost:2', hosts: [a.example.org, 'http://x']}",
+            "listen.hosts[1]",
+        ),
+        ("{grpc: 'localhost:1', web: 'localhost:2', hosts: ['a:8080']}", "listen.hosts[0]"),
+        ("{grpc: 'localhost:1', web: 'localhost:2', hosts: ['']}", "listen.hosts[0]"),
     ],
 )
 def test_addresses_that_are_exposed_or_none_are_refused(
@@ -537,7 +589,7 @@ def test_what_is_too_large_to_be_meant_is_refused_and_not_read(tmp_path: Path) -
 
 
 def shards(folder: Path, text: str, *, head: str = "") -> str:
-    """A file with that section, and with TLS; what it names is there."""
+    """A file with that section, and with TLS; the files that it names are there."""
     for name in ("tls.crt", "tls.key", "ca.crt", "token"):
         (folder / name).write_text("x")
     listen = "listen: {tls: {cert_file: tls.crt, key_file: tls.key}}\n"
@@ -692,7 +744,7 @@ def _yaml(sections: dict[str, Any], indent: str = "") -> str:
 
 
 def referenced(root: Path) -> Path:
-    """A root in which everything lies that the example names."""
+    """A root that contains every file that the example names."""
     named = ("tls/tls.crt", "tls/tls.key", "tls/clients.crt", "webhook-secret", "kubeconfig")
     own = [f"etc/sickbay/{name}" for name in (*named, "ca.crt")]
     for path in (*own, "var/run/secrets/sickbay-shards/token"):
@@ -714,7 +766,7 @@ def test_the_example_loads(tmp_path: Path) -> None:
     assert config.listen.tls is not None
 
 
-#: What has no default worth a line, and is shown as a site would write it.
+#: Keys whose default is not worth a line, and that are shown as a site would write them.
 EXAMPLES = {
     "alerts.webhooks",
     "cluster.kubeconfig",
@@ -781,7 +833,7 @@ def flat(section: dict[str, Any], prefix: str = "") -> Iterator[str]:
 
 def command(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-c", "from aggregator.cli import main; main()", *arguments],
+        [sys.executable, "-c", "from aggregator.daemon_cli.main import main; main()", *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -925,14 +977,14 @@ history: {{database: 'sqlite:///{tmp_path}/history.db'}}
         )
         done = command("run", "--config", str(file))
     assert done.returncode == 1
-    [said] = done.stderr.splitlines()  # and nothing of gRPC's own
+    [said] = done.stderr.splitlines()  # and no line of gRPC's own
     assert said.startswith(f'sickbay-aggregator: can\'t listen on "127.0.0.1:{port}"')
     assert "something else listens there already" in said
     assert all(line.startswith("{") for line in done.stdout.splitlines()), done.stdout
 
 
 def test_a_start_with_a_certificate_that_cant_be_used_ends_in_words(tmp_path: Path) -> None:
-    """The page reads it first, and OpenSSL would say neither which file it is nor what is wrong."""
+    """The page reads it first, and OpenSSL would name neither the file nor the fault."""
     pair = Authority.create(tmp_path / "pki").server("aggregator", ["localhost"])
     key = tmp_path / "key.pem"
     key.write_bytes(encrypted(pair.key))
@@ -956,7 +1008,7 @@ alerts: {{outbox: {tmp_path}/outbox.db}}
 def test_the_page_asks_nobody_for_the_passphrase_of_a_renewed_key(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It would wait for one at the terminal, and everything else with it."""
+    """OpenSSL would wait for one at the terminal, and stop all other work meanwhile."""
     pair = Authority.create(tmp_path / "pki").server("aggregator", ["localhost"])
     key = tmp_path / "key.pem"
     key.write_bytes(encrypted(pair.key))

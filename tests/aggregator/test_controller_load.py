@@ -1,4 +1,4 @@
-"""What the controller costs the cluster and itself when much happens, or the same for long."""
+"""The controller's cost for the cluster and itself under many events, or few over a long time."""
 
 import asyncio
 from collections import Counter
@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from aggregator.cluster.port import ClusterError, Guard, Phase, RecordText, Refused
 from aggregator.health.model import Delta, Status
-from aggregator.quarantine.case import Case
-from aggregator.quarantine.cluster import ClusterError, Phase, RecordText, Refused
+from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.controller import REFRESH, ROUNDS
-from aggregator.quarantine.decide.admission import Proposal, Size
-from aggregator.quarantine.decide.record import Entry, dump_record, parse_record
-from aggregator.quarantine.registrar import Registrar
-from tests.support import virtualtime
-from tests.support.memorycluster import MemoryCluster, World, phase_of
+from aggregator.quarantine.decide.admission import FleetSize, Proposal
+from aggregator.quarantine.decide.admission_record import Entry, dump_record, parse_record
+from aggregator.quarantine.state.node import NodeState
+from tests.support import virtual_time
+from tests.support.memory_cluster import MemoryCluster, World, phase_of
 from tests.support.replica import (
     OPEN,
     SETTINGS,
@@ -25,14 +25,14 @@ from tests.support.replica import (
     fault,
     snapshot,
 )
-from tests.support.running import LoopClock
+from tests.support.virtual_replica import LoopClock
 from tests.support.waiting import until
 
 ILL = snapshot(fault())
 
 
 def test_proposals_that_are_held_cost_no_request_however_many_and_however_long() -> None:
-    async def test(loop: virtualtime.VirtualTimeLoop) -> None:
+    async def test(loop: virtual_time.VirtualTimeLoop) -> None:
         world, calls = World(), Counter[str]()
         for number in range(300):
             world.add_node(f"n{number}")
@@ -55,18 +55,24 @@ def test_proposals_that_are_held_cost_no_request_however_many_and_however_long()
         assert calls["read_node"] <= 40
         calls.clear()
         await asyncio.sleep(100)
-        assert sum(patient.hold is not None for patient in replica.fleet.patients.values()) == 297
+        assert (
+            sum(
+                node_summary.hold is not None
+                for node_summary in replica.fleet.node_summaries.values()
+            )
+            == 297
+        )
         assert set(calls) <= {"list_nodes"}
         await replica.stop()
 
-    virtualtime.play(test)
+    virtual_time.play(test)
 
 
 def test_an_hour_at_rest_costs_the_same_few_requests_however_many_nodes_there_are() -> None:
     asked: dict[int, Counter[str]] = {}
 
     def count_for(nodes: int) -> None:
-        async def test(loop: virtualtime.VirtualTimeLoop) -> None:
+        async def test(loop: virtual_time.VirtualTimeLoop) -> None:
             world, calls = World(), Counter[str]()
             for number in range(nodes):
                 world.add_node(f"n{number}")
@@ -86,18 +92,19 @@ def test_an_hour_at_rest_costs_the_same_few_requests_however_many_nodes_there_ar
             asked[nodes] = calls
             await replica.stop()
 
-        virtualtime.play(test)
+        virtual_time.play(test)
 
     for nodes in (3, 300):
         count_for(nodes)
-    # The watches stand all the while; a replica's Lease is not the controller's (test_tenure).
+    # The watches stand all the while; a replica's Lease is not the controller's
+    # (test_lease_manager).
     assert asked[3] == asked[300]
     assert set(asked[300]) == {"list_nodes"}
     assert asked[300]["list_nodes"] == 3600 / REFRESH
 
 
 def test_a_cluster_that_refuses_for_a_day_is_asked_on_and_the_node_is_seen_to_then() -> None:
-    async def test(loop: virtualtime.VirtualTimeLoop) -> None:
+    async def test(loop: virtual_time.VirtualTimeLoop) -> None:
         world, refusing, asked = World(), True, 0
         world.add_node("n1")
 
@@ -111,21 +118,21 @@ def test_a_cluster_that_refuses_for_a_day_is_asked_on_and_the_node_is_seen_to_th
         replica = Replica(world, clock=LoopClock(loop), fails=fails)
         replica.agent("n1", ILL)
         await asyncio.sleep(1)
-        task = replica.controller._census.case("n1").task
+        task = replica.controller._registry.case("n1").task
         await asyncio.sleep(86400)
-        assert replica.controller._census.case("n1").task is task  # it did not die of it
-        assert replica.fleet.patients["n1"].last_error == "no right to create"
+        assert replica.controller._registry.case("n1").task is task  # it did not die of it
+        assert replica.fleet.node_summaries["n1"].last_error == "no right to create"
         assert asked < 86400 / 5
         refusing = False
         await asyncio.sleep(30)
         assert phase_of(world, "n1") is Phase.DRAINED
         await replica.stop()
 
-    virtualtime.play(test)
+    virtual_time.play(test)
 
 
 def test_a_check_that_flaps_is_not_written_each_time() -> None:
-    async def test(loop: virtualtime.VirtualTimeLoop) -> None:
+    async def test(loop: virtual_time.VirtualTimeLoop) -> None:
         world = World()
         world.add_node("n1")
         replica = Replica(world, clock=LoopClock(loop))
@@ -145,11 +152,11 @@ def test_a_check_that_flaps_is_not_written_each_time() -> None:
         assert world.writes[written:] == []
         await replica.stop()
 
-    virtualtime.play(test)
+    virtual_time.play(test)
 
 
 def test_nodes_that_come_and_go_are_not_remembered_for_ever() -> None:
-    async def test(loop: virtualtime.VirtualTimeLoop) -> None:
+    async def test(loop: virtual_time.VirtualTimeLoop) -> None:
         world = World()
         world.add_node("stays")
         world.add_node("ill")
@@ -165,23 +172,23 @@ def test_nodes_that_come_and_go_are_not_remembered_for_ever() -> None:
             line = FakeLine()
             replica.agent(name, ILL if number % 5 == 0 else snapshot(), line=line)
             await asyncio.sleep(400)
-            replica.controller.detached(name, line, "gone")
+            replica.controller.on_disconnect(name, line, "gone")
             if name in world.quarantines:
                 world.person_deletes(name)
                 await asyncio.sleep(5)
             del world.nodes[name]
         await asyncio.sleep(200)
-        assert "spot-29" in replica.fleet.patients  # for people, for a while
-        assert len(replica.fleet.patients) < 20
+        assert "spot-29" in replica.fleet.node_summaries  # for people, for a while
+        assert len(replica.fleet.node_summaries) < 20
         await asyncio.sleep(4000)
-        # What is in quarantine, and what was never listed, stays.
-        assert set(replica.fleet.patients) == {"stays", "ill", "certificate-only"}
+        # Nodes in quarantine, and nodes that were never listed, stay.
+        assert set(replica.fleet.node_summaries) == {"stays", "ill", "certificate-only"}
         world.add_node("spot-3")
         await asyncio.sleep(200)
-        assert "spot-3" in replica.fleet.patients
+        assert "spot-3" in replica.fleet.node_summaries
         await replica.stop()
 
-    virtualtime.play(test)
+    virtual_time.play(test)
 
 
 @pytest.mark.parametrize("kicks", [1, 50])
@@ -191,7 +198,7 @@ async def test_one_task_at_most_works_on_a_node(kicks: int) -> None:
     at_work, most = 0, 0
 
     replica = Replica(world, clock=Turned())
-    real = replica.controller._attending._one_step
+    real = replica.controller._reconciler._one_step
 
     async def counted(case: object) -> bool:
         nonlocal at_work, most
@@ -202,7 +209,7 @@ async def test_one_task_at_most_works_on_a_node(kicks: int) -> None:
         finally:
             at_work -= 1
 
-    replica.controller._attending._one_step = counted  # type: ignore[method-assign]
+    replica.controller._reconciler._one_step = counted  # type: ignore[method-assign]
     await until(lambda: not replica.fleet.view_lost)
     for _ in range(kicks):
         replica.agent("n1", ILL)
@@ -214,18 +221,18 @@ async def test_one_task_at_most_works_on_a_node(kicks: int) -> None:
 
 def counting(replica: Replica) -> Counter[str]:
     """The steps that are taken for each node from now on."""
-    steps, real = Counter[str](), replica.controller._attending._one_step
+    steps, real = Counter[str](), replica.controller._reconciler._one_step
 
-    async def counted(case: Case) -> bool:
+    async def counted(case: NodeState) -> bool:
         steps[case.node] += 1
         return await real(case)
 
-    replica.controller._attending._one_step = counted  # type: ignore[method-assign]
+    replica.controller._reconciler._one_step = counted  # type: ignore[method-assign]
     return steps
 
 
 def test_a_quarantine_concerns_no_other_node_and_what_we_wrote_is_no_news() -> None:
-    async def test(loop: virtualtime.VirtualTimeLoop) -> None:
+    async def test(loop: virtual_time.VirtualTimeLoop) -> None:
         world = World()
         for number in range(60):
             world.add_node(f"n{number}")
@@ -236,13 +243,13 @@ def test_a_quarantine_concerns_no_other_node_and_what_we_wrote_is_no_news() -> N
         await until(lambda: all(phase_of(world, f"n{n}") is Phase.DRAINED for n in range(59)))
         await asyncio.sleep(1)
         steps, judged = counting(replica), Counter[str]()
-        real = replica.controller._judging.judge
+        real = replica.controller._evaluator.evaluate_node
 
-        def judge(case: Case) -> None:
+        def judge(case: NodeState) -> None:
             judged[case.node] += 1
             real(case)
 
-        replica.controller._following._judging.judge = judge  # type: ignore[method-assign]
+        replica.controller._cluster_events._evaluator.evaluate_node = judge  # type: ignore[method-assign]
         replica.agent("n59", ILL)
         await until(lambda: phase_of(world, "n59") is Phase.DRAINED)
         await asyncio.sleep(0.1)
@@ -251,11 +258,11 @@ def test_a_quarantine_concerns_no_other_node_and_what_we_wrote_is_no_news() -> N
         assert judged["n59"] == 2
         await replica.stop()
 
-    virtualtime.play(test)
+    virtual_time.play(test)
 
 
 def test_a_place_that_is_free_again_is_taken_at_once_and_a_stop_concerns_all() -> None:
-    async def test(loop: virtualtime.VirtualTimeLoop) -> None:
+    async def test(loop: virtual_time.VirtualTimeLoop) -> None:
         world = World()
         for number in range(5):
             world.add_node(f"n{number}")
@@ -280,76 +287,79 @@ def test_a_place_that_is_free_again_is_taken_at_once_and_a_stop_concerns_all() -
         assert set(steps) == {f"n{number}" for number in range(5)} - {gone}
         await replica.stop()
 
-    virtualtime.play(test)
+    virtual_time.play(test)
 
 
 async def test_news_of_an_older_record_change_nothing_and_a_read_of_one_does() -> None:
-    """As they come behind our own writes; and as after a restore of the API server's database."""
+    """Such events come behind our own writes, and after a restore of the API server's database."""
     world, calls = World(), Counter[str]()
 
     def count(call: str) -> ClusterError | None:
         calls[call] += 1
         return None
 
-    registrar = Registrar(
+    record_writer = AdmissionRecordWriter(
         MemoryCluster(world, fails=count),
         limits=OPEN,
         policy_hash="p",
-        size=lambda: Size(10, 10),
+        size=lambda: FleetSize(10, 10),
         causes=dict,
         wall=lambda: 1000.0,
     )
     seen = [world.record]
     for number in range(3):
-        assert await registrar.propose(Proposal(f"n{number}", "i", "", "drain")) is None
+        assert await record_writer.propose(Proposal(f"n{number}", "i", "", "drain")) is None
         seen.append(world.record)
-        assert not registrar.seen(seen[-2])
-    assert set(registrar.record.entries) == {"n0", "n1", "n2"}
+        assert not record_writer.seen(seen[-2])
+    assert set(record_writer.record.entries) == {"n0", "n1", "n2"}
     assert (calls["read_record"], calls["write_record"]) == (1, 3)
-    assert registrar.seen(world.record)
+    assert record_writer.seen(world.record)
     world.record = seen[1]
-    await registrar.read()
-    assert set(registrar.record.entries) == {"n0"}
+    await record_writer.read()
+    assert set(record_writer.record.entries) == {"n0"}
 
 
 async def test_news_of_our_own_write_may_come_before_its_answer_and_so_may_anothers() -> None:
     world = World()
 
     class Early(MemoryCluster):
-        """Its news of a write come before the answer, and may be of another's write behind it."""
+        """An event comes before the answer to a write, and may be of another's later write."""
 
-        async def write_record(self, text: str, version: str) -> RecordText:
-            written = await super().write_record(text, version)
-            assert registrar.seen(written)
+        async def write_record(
+            self, text: str, version: str, *, guard: Guard | None = None
+        ) -> RecordText:
+            written = await super().write_record(text, version, guard=guard)
+            assert record_writer.seen(written)
             if "n1" in text and "n2" not in text:
                 other = parse_record(text).enter([Entry("n2", "i", "", "drain", 9.0)], "p")
-                assert registrar.seen(
+                other = replace(other, generation=other.generation + 1)
+                assert record_writer.seen(
                     await super().write_record(dump_record(other), written.version)
                 )
             return written
 
-    registrar = Registrar(
+    record_writer = AdmissionRecordWriter(
         Early(world),
         limits=OPEN,
         policy_hash="p",
-        size=lambda: Size(10, 10),
+        size=lambda: FleetSize(10, 10),
         causes=dict,
         wall=lambda: 1000.0,
     )
     for node in ("n0", "n1", "n3"):
-        assert await registrar.propose(Proposal(node, "i", "", "drain")) is None
-        assert node in registrar.record.entries
-        assert not registrar.problem
-    assert set(registrar.record.entries) == {"n0", "n1", "n2", "n3"}
-    assert parse_record(world.record.text) == registrar.record
+        assert await record_writer.propose(Proposal(node, "i", "", "drain")) is None
+        assert node in record_writer.record.entries
+        assert not record_writer.problem
+    assert set(record_writer.record.entries) == {"n0", "n1", "n2", "n3"}
+    assert parse_record(world.record.text) == record_writer.record
 
 
 async def test_a_round_through_all_nodes_lets_others_go_between_and_skips_the_forgotten() -> None:
     replica = Replica(World(), clock=Turned())
     await until(lambda: not replica.fleet.view_lost)
-    census = replica.controller._census
+    node_registry = replica.controller._registry
     for number in range(1600):
-        census.case(f"n{number}")
+        node_registry.case(f"n{number}")
     went: list[int] = []
     seen: list[str] = []
 
@@ -357,9 +367,9 @@ async def test_a_round_through_all_nodes_lets_others_go_between_and_skips_the_fo
         while True:
             went.append(len(seen))
             if len(seen) > 1000:
-                known = census.known("n1599")
+                known = node_registry.known("n1599")
                 if known is not None:
-                    census.forget(known)
+                    node_registry.forget_node(known)
             await asyncio.sleep(0)
 
     going = asyncio.create_task(other())

@@ -1,18 +1,18 @@
-"""What the shipped rules make of the disk and network checks: little, but for a node's own loss."""
+"""The shipped rules act little on the disk and network checks, except for a node's own loss."""
 
 import pytest
 
 from aggregator.health.model import Status
 from aggregator.health.node import NodeHealth
-from aggregator.policy.judge import judge
+from aggregator.policy.evaluate import evaluate
 from tests.support.replica import POLICY, component, hello, snapshot
 
 
 def action(check: str, reason: str, status: Status = Status.FAILED, seconds: float = 900) -> str:
-    """What a node's evidence of so many seconds comes to; empty: no incident."""
+    """The action for a node's evidence of so many seconds; empty: no incident."""
     health = NodeHealth(hello("n1"))
     health.snapshot(snapshot(component(check, "thing", status, reason, since=1000.0 - seconds)))
-    incidents = judge(POLICY, health, {}, 1000.0).incidents.values()
+    incidents = evaluate(POLICY, health, {}, 1000.0).incidents.values()
     return ",".join(sorted(incident.action for incident in incidents))
 
 

@@ -1,6 +1,6 @@
 """Drains over time: waits, deadlines, gangs, other maintainers. Virtual time, no network.
 
-The aggregator may die anywhere: what a drain waits for stands on the Quarantine.
+The aggregator may die anywhere: the pods that a drain waits for stand on the Quarantine.
 """
 
 import asyncio
@@ -9,18 +9,19 @@ from typing import Any
 
 import pytest
 
+from aggregator.cluster.node_names import is_marked
+from aggregator.cluster.port import Action, NodeUncordoned, Phase, QuarantineSpec, Taint
 from aggregator.health.model import Cleared
-from aggregator.quarantine.cluster import Action, NodeUncordoned, Phase, QuarantineSpec, Taint
-from aggregator.quarantine.decide.drainplan import DrainRules, Leave, NamespaceRule
+from aggregator.quarantine.decide.admission_record import parse_record
+from aggregator.quarantine.decide.drain_plan import DrainRules, Leave, NamespaceRule
 from aggregator.quarantine.decide.gangs import Gangs
-from aggregator.quarantine.decide.marks import OFF_BALANCERS, is_marked
-from aggregator.quarantine.decide.record import parse_record
+from aggregator.quarantine.decide.node_marks import OFF_BALANCERS
 from aggregator.quarantine.settings import Settings
-from tests.support import virtualtime
+from tests.support import virtual_time
 from tests.support.drains import GANG, begun, drained, status, world_with
-from tests.support.memorycluster import World, phase_of
+from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import SETTINGS, Replica, snapshot
-from tests.support.running import Running
+from tests.support.virtual_replica import Running
 from tests.support.waiting import until
 
 HOUR = 3600.0
@@ -45,7 +46,7 @@ def test_a_namespaces_pods_may_complete_for_their_time_and_are_evicted_then() ->
         assert "may complete, for 2h at most" in status(world).blockers[0].reason
         world.pods["n1/a"] = replace(world.pods["n1/a"], phase="Succeeded")
         await asyncio.sleep(60)
-        assert world.evicted == ["uid-a"]  # what has finished goes
+        assert world.evicted == ["uid-a"]  # a finished pod goes
         await replica.stop()
         replica = await begun(world, rules(namespaces=(waits,)))  # the time goes on
         await asyncio.sleep(HOUR)
@@ -53,7 +54,7 @@ def test_a_namespaces_pods_may_complete_for_their_time_and_are_evicted_then() ->
         await drained(world)
         await replica.stop()
 
-    virtualtime.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_a_pod_behind_a_budget_is_deleted_in_its_time_where_its_namespace_allows_it() -> None:
@@ -73,13 +74,13 @@ def test_a_pod_behind_a_budget_is_deleted_in_its_time_where_its_namespace_allows
         assert replica.notes.kinds("n1").count("pod.forced") == 1
         world.kubelets_finish()
         await asyncio.sleep(3 * HOUR)
-        assert world.forced == ["uid-a"]  # the other's namespace allows nothing
+        assert world.forced == ["uid-a"]  # the other pod's namespace allows no force
         assert phase_of(world, "n1") is Phase.DRAINING
         world.budget_blocks.clear()
         await drained(world)
         await replica.stop()
 
-    virtualtime.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_a_drain_past_its_deadline_says_so_once_and_forces_nothing() -> None:
@@ -92,7 +93,7 @@ def test_a_drain_past_its_deadline_says_so_once_and_forces_nothing() -> None:
         deadline = status(world).deadline_at
         since = status(world).blockers[0].since
         await first.stop()
-        # Another configuration, and another life: what stands on the Quarantine counts.
+        # Another configuration, and another life: the deadline on the Quarantine counts.
         settings = replace(SETTINGS, drain_deadline=100 * HOUR)
         second = await begun(world, settings)
         await asyncio.sleep(HOUR)
@@ -117,7 +118,7 @@ def test_a_drain_past_its_deadline_says_so_once_and_forces_nothing() -> None:
         await drained(world)  # it has gone on asking
         await third.stop()
 
-    virtualtime.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_a_pod_stuck_in_terminating_ends_no_drain_for_ever() -> None:
@@ -132,7 +133,7 @@ def test_a_pod_stuck_in_terminating_ends_no_drain_for_ever() -> None:
         assert status(world).blockers[0].pod == "jobs/a"
         await replica.stop()
 
-    virtualtime.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_a_pod_that_is_kept_by_rule_is_named_and_told_once() -> None:
@@ -148,7 +149,7 @@ def test_a_pod_that_is_kept_by_rule_is_named_and_told_once() -> None:
         assert kinds.count("pod.blocked") == 1
         await again.stop()
 
-    virtualtime.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_a_pod_made_anew_under_its_name_is_another_and_goes_too() -> None:
@@ -163,7 +164,7 @@ def test_a_pod_made_anew_under_its_name_is_another_and_goes_too() -> None:
         await drained(world)
         await replica.stop()
 
-    virtualtime.run(scenario())
+    virtual_time.run(scenario())
 
 
 # -- gangs ---------------------------------------------------------------------------------
@@ -186,7 +187,7 @@ def test_a_gang_of_which_one_may_not_go_stays_whole_until_all_of_it_may() -> Non
         assert sorted(world.evicted) == ["uid-a", "uid-b", "uid-c", "uid-single"]
         await replica.stop()
 
-    virtualtime.run(scenario())
+    virtual_time.run(scenario())
 
 
 @pytest.mark.parametrize(
@@ -211,7 +212,7 @@ def test_the_rest_of_a_gang_goes_with_it_only_where_that_is_asked_for(
         assert world.evicted == gone
         await replica.stop()
 
-    virtualtime.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_a_gang_is_not_taken_whole_while_a_pod_elsewhere_may_not_go() -> None:
@@ -225,7 +226,7 @@ def test_a_gang_is_not_taken_whole_while_a_pod_elsewhere_may_not_go() -> None:
         assert world.evicted == []
         await replica.stop()
 
-    virtualtime.run(scenario())
+    virtual_time.run(scenario())
 
 
 @pytest.mark.parametrize(
@@ -259,7 +260,7 @@ def test_a_gang_stays_whole_while_a_pod_of_it_is_on_a_node_that_is_left_alone(
         assert world.evicted == ["uid-far", "uid-a"]
         await replica.stop()
 
-    virtualtime.run(scenario())
+    virtual_time.run(scenario())
 
 
 # -- somebody else's node --------------------------------------------------------------------
@@ -272,21 +273,21 @@ def test_a_node_that_the_autoscaler_removes_is_left_alone_and_looked_at_again() 
         world = world_with("a")
         world.nodes["n1"] = replace(world.nodes["n1"], taints=(REMOVING,))
         replica = await begun(world, SETTINGS)
-        patient = replica.fleet.patients["n1"]
-        await until(lambda: patient.hold is not None)
+        node_summary = replica.fleet.node_summaries["n1"]
+        await until(lambda: node_summary.hold is not None)
         await asyncio.sleep(300)
-        assert patient.hold is not None
-        assert patient.hold.limit == "maintenance"
-        assert "ToBeDeletedByClusterAutoscaler" in patient.hold.reason
+        assert node_summary.hold is not None
+        assert node_summary.hold.limit == "maintenance"
+        assert "ToBeDeletedByClusterAutoscaler" in node_summary.hold.reason
         assert parse_record(world.record.text).entries == {}  # not counted as ours
         assert {one.split()[0] for one in world.writes} == {"record"}
         assert replica.notes.kinds("n1").count("quarantine.held") == 1
         world.set_node(replace(world.nodes["n1"], taints=()))
-        await drained(world)
+        await drained(world, within=120)
         assert world.evicted == ["uid-a"]
         await replica.stop()
 
-    virtualtime.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_evictions_stop_while_somebody_else_is_at_work_and_go_on_after() -> None:
@@ -302,10 +303,10 @@ def test_evictions_stop_while_somebody_else_is_at_work_and_go_on_after() -> None
         await asyncio.sleep(300)
         assert world.evicted == []
         world.set_node(replace(world.nodes["n1"], taints=node.taints))
-        await drained(world)
+        await drained(world, within=120)
         await replica.stop()
 
-    virtualtime.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_a_quarantine_by_hand_goes_on_beside_them_and_their_marks_stay() -> None:
@@ -323,7 +324,7 @@ def test_a_quarantine_by_hand_goes_on_beside_them_and_their_marks_stay() -> None
         assert keeps.items() <= world.nodes["n1"].annotations.items()
         await replica.stop()
 
-    virtualtime.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_a_node_deleted_in_the_middle_of_its_drain_is_told_and_drains_no_more() -> None:
@@ -341,7 +342,7 @@ def test_a_node_deleted_in_the_middle_of_its_drain_is_told_and_drains_no_more() 
         assert world.evicted == []
         await replica.stop()
 
-    virtualtime.run(scenario())
+    virtual_time.run(scenario())
 
 
 # -- load balancers --------------------------------------------------------------------------
@@ -372,7 +373,7 @@ def test_a_drained_node_is_off_the_load_balancers_and_only_ours_is_undone(*, the
         assert (OFF_BALANCERS in world.nodes["n1"].labels) == theirs
         await replica.stop()
 
-    virtualtime.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_a_cordon_leaves_a_node_on_its_load_balancers() -> None:
@@ -384,4 +385,4 @@ def test_a_cordon_leaves_a_node_on_its_load_balancers() -> None:
         assert OFF_BALANCERS not in world.nodes["n1"].labels
         await replica.stop()
 
-    virtualtime.run(scenario())
+    virtual_time.run(scenario())

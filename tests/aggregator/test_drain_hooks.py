@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
-from aggregator.quarantine.cluster import Action, HookState, Phase
-from aggregator.quarantine.decide.marks import OFF_BALANCERS, is_marked
-from aggregator.quarantine.decide.record import parse_record
-from aggregator.quarantine.hooking import HookAnswer, HookRules, Said
+from aggregator.cluster.node_names import is_marked
+from aggregator.cluster.port import Action, HookState, Phase
+from aggregator.quarantine.decide.admission_record import parse_record
+from aggregator.quarantine.decide.node_marks import OFF_BALANCERS
+from aggregator.quarantine.drain.hooks import HookAnswer, HookResult, HookRules
 from aggregator.quarantine.settings import Settings
-from tests.support import virtualtime
+from tests.support import virtual_time
 from tests.support.drains import GANG, ILL, begun, drained, status, world_with
-from tests.support.memorycluster import World, phase_of
+from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import SETTINGS, Replica
-from tests.support.running import Running
+from tests.support.virtual_replica import Running
 from tests.support.waiting import until
 
 HOUR = 3600.0
@@ -24,7 +25,7 @@ HOUR = 3600.0
 
 @dataclass
 class PlayedHook:
-    """Answers in turn, the last for ever; each attempt takes a while. ``asked``: what it saw."""
+    """Answers in turn, the last for ever; each attempt takes a while. ``asked``: its requests."""
 
     world: World
     answers: list[HookAnswer]
@@ -51,8 +52,8 @@ class PlayedHook:
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
 
-DONE, LATER = HookAnswer(Said.DONE, "drained"), HookAnswer(Said.LATER, "3 jobs run")
-FAILED = HookAnswer(Said.FAILED, "slurmctld is away")
+DONE, LATER = HookAnswer(HookResult.DONE, "drained"), HookAnswer(HookResult.LATER, "3 jobs run")
+FAILED = HookAnswer(HookResult.FAILED, "slurmctld is away")
 
 
 def hooked(hook: PlayedHook, **changes: Any) -> Settings:
@@ -75,10 +76,10 @@ def test_the_hook_is_asked_after_the_taint_until_it_is_done_and_then_pods_go() -
         await replica.stop()
         again = await begun(world, hooked(hook))
         await asyncio.sleep(60)
-        assert len(hook.asked) == 3  # what is done is not done again
+        assert len(hook.asked) == 3  # a hook that has succeeded is not run again
         await again.stop()
 
-    virtualtime.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_a_hook_that_does_not_succeed_holds_the_evictions_and_says_so_once() -> None:
@@ -107,7 +108,7 @@ def test_a_hook_that_does_not_succeed_holds_the_evictions_and_says_so_once() -> 
         await drained(world, within=120)
         await third.stop()
 
-    virtualtime.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_a_drain_goes_on_without_its_hook_where_that_is_configured() -> None:
@@ -122,7 +123,7 @@ def test_a_drain_goes_on_without_its_hook_where_that_is_configured() -> None:
         assert replica.notes.kinds("n1").count("quarantine.hook_failed") == 1
         await replica.stop()
 
-    virtualtime.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_a_hook_ends_with_its_drain_and_a_release_waits_for_none() -> None:
@@ -136,7 +137,7 @@ def test_a_hook_ends_with_its_drain_and_a_release_waits_for_none() -> None:
         assert (hook.at_once, hook.ended, world.evicted) == (0, 0, [])
         await replica.stop()
 
-    virtualtime.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_hooks_run_beside_each_other_only_up_to_their_limit() -> None:
@@ -155,7 +156,7 @@ def test_hooks_run_beside_each_other_only_up_to_their_limit() -> None:
         assert sorted(node for _, node in hook.asked) == names
         await replica.stop()
 
-    virtualtime.run(scenario())
+    virtual_time.run(scenario())
 
 
 @pytest.mark.parametrize("answer", [DONE, FAILED])
@@ -174,7 +175,7 @@ def test_the_hook_after_a_release_is_asked_once_the_node_is_given_back(answer: H
         assert failed == (answer is FAILED)
         await replica.stop()
 
-    virtualtime.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_what_was_never_drained_has_no_hook_after_its_release() -> None:
@@ -189,7 +190,7 @@ def test_what_was_never_drained_has_no_hook_after_its_release() -> None:
         assert hook.asked == []
         await replica.stop()
 
-    virtualtime.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_death_at_any_call_of_a_drain_with_hooks_is_finished_by_the_next() -> None:
@@ -239,4 +240,4 @@ def test_death_at_any_call_of_a_drain_with_hooks_is_finished_by_the_next() -> No
             for after in (False, True):
                 await run(at, after=after)
 
-    virtualtime.run(scenario())
+    virtual_time.run(scenario())

@@ -1,7 +1,7 @@
-"""No false recovery: what is still wrong with the machine stays in force, whoever forgets it.
+"""No false recovery: a fault that the machine still has stays in force, whichever part forgets it.
 
 A machine whose truth is known, its agent (the real latch, its state file, the contract's bytes),
-and an aggregator that keeps what the cluster keeps. Agents are restarted, lose their memory, the
+and an aggregator that keeps the cluster's objects. Agents are restarted, lose their memory, the
 machine is reimaged, late streams of an earlier boot come, aggregators start anew.
 """
 
@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.health.model import Delta, Snapshot
-from aggregator.ingest import wire
+from aggregator.ingest import codec
 from nodeagent.evidence.latch import Latch
 from nodeagent.evidence.state import State, dump, restore
 from nodeagent.model import ClearedBy, Clearing, FaultSighting, Observation, Status
-from nodeagent.uplink import wire as agent_wire
-from tests.aggregator.test_past import Aggregator
+from nodeagent.uplink import codec as agent_wire
+from tests.aggregator.test_windows import Aggregator
 from tests.support.replica import hello
 
 ENDS = {
@@ -28,7 +28,7 @@ GPUS = ("GPU-1", "GPU-2")
 
 
 class Machine:
-    """``truth`` is what is wrong with it: (code, component)."""
+    """``truth`` has the machine's faults: (code, component)."""
 
     def __init__(self) -> None:
         self.truth: set[tuple[str, str]] = set()
@@ -105,11 +105,11 @@ class Machine:
 
     def snapshot(self, now: float) -> Snapshot:
         message = agent_wire.snapshot(self.latch.snapshot(now), now, 0.0)
-        return wire.snapshot(message.snapshot, at=now)
+        return codec.snapshot(message.snapshot, at=now)
 
     def delta(self, now: float) -> Delta:
         out = self.latch.delta(now)
-        return Delta() if out is None else wire.delta(agent_wire.delta(out, now).delta, at=now)
+        return Delta() if out is None else codec.delta(agent_wire.delta(out, now).delta, at=now)
 
 
 def attach(aggregator: Aggregator, boot_id: str, epoch: str, told: Snapshot, now: float) -> None:
@@ -118,7 +118,7 @@ def attach(aggregator: Aggregator, boot_id: str, epoch: str, told: Snapshot, now
 
 
 def spoken(aggregator: Aggregator, machine: Machine, now: float) -> None:
-    """The machine's agent on a new stream; what it says is acknowledged."""
+    """The machine's agent on a new stream; its messages are acknowledged."""
     attach(aggregator, machine.boot_id, machine.latch.epoch, machine.snapshot(now), now)
     machine.latch.acknowledge(machine.latch.last_seq)
 
@@ -162,11 +162,11 @@ def test_what_is_still_wrong_stays_in_force_whoever_forgets_it(
 ) -> None:
     machine, aggregator, now = Machine(), Aggregator(), 1000.0
     spoken(aggregator, machine, now)
-    owed: set[tuple[str, str]] = set()  # wrong, and said to the aggregator for long enough
+    unacked: set[tuple[str, str]] = set()  # wrong, and said to the aggregator for long enough
     for step, passed in many:
         now += passed
         aggregator.at(now)
-        owed |= {key for key in machine.truth if key[0].startswith("nic-link")} & in_force(
+        unacked |= {key for key in machine.truth if key[0].startswith("nic-link")} & in_force(
             aggregator
         )
         machine.happens(step, now)
@@ -174,7 +174,7 @@ def test_what_is_still_wrong_stays_in_force_whoever_forgets_it(
             case "agent restarts" | "agent forgets" | "reboot" | "reimaged":
                 spoken(aggregator, machine, now)
             # With a lost memory as well, the same fault in both boots can't be told from a boot:
-            # then the kubelet's boot id holds the release (decide/release.py).
+            # then the kubelet's boot id holds the release (decide/release_checks.py).
             case "late stream" if machine.earlier is not None and not machine.forgot:
                 boot, told = machine.earlier
                 attach(aggregator, boot, "of then", told, now)
@@ -189,9 +189,9 @@ def test_what_is_still_wrong_stays_in_force_whoever_forgets_it(
                 aggregator.tell(machine.delta(now), now)
                 machine.latch.acknowledge(machine.latch.last_seq)
         if step[0] == "fault":
-            owed.add((step[1], step[2]))
-        owed &= machine.truth
-        assert owed <= in_force(aggregator), (step, owed)
+            unacked.add((step[1], step[2]))
+        unacked &= machine.truth
+        assert unacked <= in_force(aggregator), (step, unacked)
 
 
 def in_force(aggregator: Aggregator) -> set[tuple[str, str]]:
@@ -224,7 +224,7 @@ def test_what_is_mended_is_over_in_the_end(many: list[tuple[tuple[str, ...], flo
 
 
 def test_a_late_stream_of_an_earlier_boot_is_no_boot() -> None:
-    """Nor where the agent has lost its memory of the fault: the present boot is the fault's own."""
+    """Even if the agent has lost its memory of the fault: the present boot is the fault's own."""
     machine, aggregator = Machine(), Aggregator()
     spoken(aggregator, machine, 1000.0)
     machine.happens(("reboot",), 1100.0)

@@ -30,7 +30,7 @@ def test_no_mass_event_quarantines_anybody(event: massplay.Event) -> None:
 
 
 def test_a_controller_that_suspects_nothing_fails_the_gate() -> None:
-    """So the play can tell: it is the judging that keeps the nodes, not the play."""
+    """This shows that the controller's evaluation keeps the nodes, and not the play."""
     settings = replace(FLEET_SETTINGS, limits=OPEN, common=UNSUSPECTING)
     stories = list(massplay.switch_down(Machine(random.Random(1)), 3600.0, 96, LEAF))
     outcome = play(stories, nodes=96, days=0.15, settings=settings, rng=random.Random(1))

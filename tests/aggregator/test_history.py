@@ -1,4 +1,4 @@
-"""History on real databases: nobody waits for it, and what is lost is said."""
+"""History on real databases: no task waits for it, and a lost event is counted and reported."""
 
 # ruff: noqa: ASYNC240 - a test may wait for its own disk
 
@@ -17,13 +17,12 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aggregator.clock import EVEN_FOR, Clocks
+from aggregator.events import EventKind, EventSink, Transition
 from aggregator.history import history as history_module
 from aggregator.history.database import Database, Page
 from aggregator.history.history import History
-from aggregator.history.rows import MAX_TEXT, Numbers, from_row, to_row
-from aggregator.quarantine.acts import Clocks
-from aggregator.quarantine.ledger import Kind, Ledger, Transition
-from aggregator.quarantine.timekeeper import EVEN_FOR
+from aggregator.history.row_codec import MAX_TEXT, IdGenerator, from_row, to_row
 from tests.support.histories import Place, happened
 from tests.support.waiting import until
 
@@ -49,9 +48,9 @@ async def test_what_was_noted_comes_back_newest_first_by_node_and_time(place: Pl
     now = time.time()
     told = [happened(now - age, node) for age in (300, 200, 100) for node in ("n1", "n2", "")]
     async with place.history() as history:
-        ledger: Ledger = history
+        event_sink: EventSink = history
         for transition in told:
-            ledger.note(transition)
+            event_sink.record_event(transition)
         await until(lambda: history.written == len(told))
         assert await history.recent() == [
             *reversed(told[6:]),
@@ -70,7 +69,7 @@ async def test_what_was_noted_comes_back_newest_first_by_node_and_time(place: Pl
 async def test_at_an_orderly_close_everything_queued_is_written(place: Place) -> None:
     async with place.history() as history:
         for number in range(3_000):
-            history.note(happened(1e9 + number))
+            history.record_event(happened(1e9 + number))
         assert history.written < 3_000
     assert (history.written, history.lost, history.depth) == (3_000, 0, 0)
     async with place.history() as again:
@@ -80,7 +79,7 @@ async def test_at_an_orderly_close_everything_queued_is_written(place: Place) ->
 async def test_a_note_after_the_close_is_counted_as_lost(place: Place) -> None:
     async with place.history() as history:
         pass
-    history.note(happened(1.0))
+    history.record_event(happened(1.0))
     assert history.lost == 1
 
 
@@ -97,7 +96,9 @@ async def test_a_limit_or_time_that_makes_no_sense_is_refused(
 async def test_hostile_text_neither_blocks_nor_grows_the_history(place: Place) -> None:
     hostile = "half \ud800 nul \0 long " + "x" * 100_000
     async with place.history() as history:
-        history.note(Transition(1.0, Kind.BLOCKED, "n1", hostile, "", {hostile: hostile}))
+        history.record_event(
+            Transition(1.0, EventKind.BLOCKED, "n1", hostile, "", {hostile: hostile})
+        )
         await until(lambda: history.written == 1)
         (kept,) = await history.recent()
     assert len(kept.summary) == MAX_TEXT
@@ -111,7 +112,7 @@ async def test_hostile_text_neither_blocks_nor_grows_the_history(place: Place) -
 async def test_a_folder_that_comes_late_is_found_and_the_history_catches_up(tmp_path: Path) -> None:
     path = tmp_path / "later" / "history.db"
     async with open_history(path) as history:
-        history.note(happened(1.0))
+        history.record_event(happened(1.0))
         await until(lambda: history.problem)
         assert "No such file" in history.problem
         assert str(path) in history.problem
@@ -126,7 +127,7 @@ async def test_a_folder_that_comes_late_is_found_and_the_history_catches_up(tmp_
 async def test_a_file_that_is_no_database_is_a_problem_until_it_is_moved_away(path: Path) -> None:
     path.write_bytes(b"this is a shopping list, and no database at all\n" * 400)
     async with open_history(path) as history:
-        history.note(happened(1.0))
+        history.record_event(happened(1.0))
         await until(lambda: "not a database" in history.problem, what=lambda: history.problem)
         path.rename(path.with_suffix(".broken"))
         await until(lambda: history.written == 1)
@@ -135,11 +136,11 @@ async def test_a_file_that_is_no_database_is_a_problem_until_it_is_moved_away(pa
 
 async def test_a_file_that_is_taken_away_while_it_is_open_is_made_anew(path: Path) -> None:
     async with open_history(path) as history:
-        history.note(happened(1.0))
+        history.record_event(happened(1.0))
         await until(lambda: history.written == 1)
         for file in path.parent.iterdir():
             file.unlink()
-        history.note(happened(2.0))
+        history.record_event(happened(2.0))
         await until(lambda: history.written == 2)
         assert [one.at for one in await history.recent()] == [2.0]
 
@@ -147,7 +148,7 @@ async def test_a_file_that_is_taken_away_while_it_is_open_is_made_anew(path: Pat
 async def test_a_full_disk_loses_what_does_not_fit_in_memory_and_says_how_many(path: Path) -> None:
     # A page limit is SQLite's own "disk is full"; it holds for the writer's connection alone.
     async with open_history(path, most_waiting=50) as history:
-        history.note(happened(1.0))
+        history.record_event(happened(1.0))
         await until(lambda: history.written == 1)
         full = threading.Event()
         full.set()
@@ -161,7 +162,7 @@ async def test_a_full_disk_loses_what_does_not_fit_in_memory_and_says_how_many(p
 
         try:
             for number in range(80):
-                history.note(happened(2.0 + number))
+                history.record_event(happened(2.0 + number))
             await until(lambda: "disk is full" in history.problem)
             assert history.lost == 30
             assert "(30 transitions lost)" in history.problem
@@ -170,23 +171,23 @@ async def test_a_full_disk_loses_what_does_not_fit_in_memory_and_says_how_many(p
         finally:
             sa.event.remove(sa.Engine, "before_cursor_execute", refuse)
         assert history.problem == ""
-        # The beginning of an outage tells most about it: the oldest were kept.
+        # The oldest events were kept, because the beginning of an outage says most about it.
         gap, *kept = await history.recent()
         assert {one.at for one in kept} == {1.0, *(2.0 + n for n in range(50))}
-        assert gap.kind is Kind.HISTORY_LOST
+        assert gap.kind is EventKind.HISTORY_LOST
         assert gap.details["count"] == "30"
         assert "lost 30 transitions from 1970-01-01T00:00:52Z on" in gap.summary
 
 
 async def test_noting_and_reading_go_on_while_somebody_else_locks_the_file(path: Path) -> None:
     async with open_history(path) as history:
-        history.note(happened(1.0))
+        history.record_event(happened(1.0))
         await until(lambda: history.written == 1)
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN EXCLUSIVE")
         began = time.monotonic()
         for number in range(1_000):
-            history.note(happened(2.0 + number))
+            history.record_event(happened(2.0 + number))
         assert len(await history.recent()) == 1
         assert time.monotonic() - began < 2
         assert history.written == 1
@@ -205,7 +206,7 @@ async def test_a_database_that_never_answers_is_a_problem_and_does_not_hold_the_
     monkeypatch.setattr(history_module, "_CLOSE_WITHIN", 0.2)
     history = History(url(path), keep=DAY, clocks=clocks, rng=random.Random(1))
     history.start()
-    history.note(happened(1.0))
+    history.record_event(happened(1.0))
     await until(lambda: history._busy_since is not None)
     assert history.problem == ""
     now = 40.0
@@ -219,15 +220,15 @@ async def test_a_database_that_never_answers_is_a_problem_and_does_not_hold_the_
 
 async def test_a_kind_of_a_newer_version_is_passed_over(place: Place) -> None:
     async with place.history() as history:
-        history.note(happened(1.0))
-        history.note(happened(2.0))
+        history.record_event(happened(1.0))
+        history.record_event(happened(2.0))
         await until(lambda: history.written == 2)
         place.sql("UPDATE transitions SET kind = 'node.levitates' WHERE at = 2")
         assert [one.at for one in await history.recent()] == [1.0]
 
 
 def test_a_batch_that_is_written_twice_stands_once(place: Place) -> None:
-    numbers = Numbers(5)
+    numbers = IdGenerator(5)
     rows = [to_row(numbers.next(at), happened(at)) for at in (1.0, 2.0, 3.0)]
     database = place.database()
     database.write(rows[:2])
@@ -265,8 +266,8 @@ async def test_what_is_older_than_keep_is_deleted_in_chunks_and_the_rest_stays(
     now = time.time()
     async with place.history(keep=1e6) as history:
         for number in range(1_050):
-            history.note(happened(now - 10 * DAY - number))
-        history.note(happened(now - 5 * DAY))
+            history.record_event(happened(now - 10 * DAY - number))
+        history.record_event(happened(now - 5 * DAY))
     async with place.history(keep=7 * DAY) as history:
 
         def left() -> int:
@@ -278,7 +279,7 @@ async def test_what_is_older_than_keep_is_deleted_in_chunks_and_the_rest_stays(
 
 def test_retention_never_deletes_more_than_a_chunk_at_once(place: Place) -> None:
     database = place.database()
-    numbers = Numbers(5)
+    numbers = IdGenerator(5)
     database.write([to_row(numbers.next(at), happened(at)) for at in map(float, range(10))])
     assert database.delete_before(8.0, 5) == 5
     assert database.delete_before(8.0, 5) == 3
@@ -291,7 +292,7 @@ async def test_there_are_never_many_more_rows_than_may_be(place: Place) -> None:
     now = time.time()
     async with place.history() as history:
         for number in range(200):
-            history.note(happened(now - number))
+            history.record_event(happened(now - number))
             history.record("n1", "change", {"number": number})
         await until(lambda: len(told_of(place)) == 200)
     async with place.history(most_rows=50) as history:
@@ -305,7 +306,7 @@ async def test_there_are_never_many_more_rows_than_may_be(place: Place) -> None:
 
 async def test_the_file_is_settled_as_measured_and_private(path: Path) -> None:
     async with open_history(path) as history:
-        history.note(happened(1.0))
+        history.record_event(happened(1.0))
         await until(lambda: history.written == 1)
         with sqlite3.connect(path) as other:
             assert other.execute("PRAGMA page_size").fetchone() == (8192,)
@@ -316,7 +317,7 @@ async def test_the_file_is_settled_as_measured_and_private(path: Path) -> None:
 
 def test_what_the_page_asks_is_found_by_an_index_and_fast(place: Place) -> None:
     database = place.database()
-    numbers = Numbers(5)
+    numbers = IdGenerator(5)
     for start in range(0, 50_000, 5_000):
         database.write(
             [
@@ -347,7 +348,7 @@ def test_what_the_page_asks_is_found_by_an_index_and_fast(place: Place) -> None:
         assert "Sort" not in plan
 
 
-kinds = st.sampled_from(list(Kind))
+kinds = st.sampled_from(list(EventKind))
 texts = st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 
 
@@ -359,7 +360,7 @@ texts = st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_charac
     details=st.dictionaries(texts, texts, max_size=5),
 )
 def test_a_transition_survives_its_row(
-    at: float, kind: Kind, node: str, summary: str, details: dict[str, str]
+    at: float, kind: EventKind, node: str, summary: str, details: dict[str, str]
 ) -> None:
     before = Transition(at, kind, node[:200], summary, "inc", details)
     assert from_row(to_row(1, before)) == before
@@ -367,7 +368,7 @@ def test_a_transition_survives_its_row(
 
 @given(st.lists(st.floats(0, 1e10, allow_nan=False), max_size=50), st.integers(0, 2**70))
 def test_row_ids_differ_and_fit_what_a_database_calls_big(times: list[float], start: int) -> None:
-    numbers = Numbers(start)
+    numbers = IdGenerator(start)
     ids = [numbers.next(at) for at in times]
     assert len(set(ids)) == len(ids)
     assert all(0 <= ident < 2**63 for ident in ids)
@@ -377,7 +378,7 @@ async def test_noting_costs_the_loop_next_to_nothing(path: Path) -> None:
     async with open_history(path) as history:
         began = time.perf_counter()
         for number in range(10_000):
-            history.note(happened(float(number)))
+            history.record_event(happened(float(number)))
         took = time.perf_counter() - began
         await asyncio.sleep(0)
         assert took / 10_000 < 0.0005
@@ -436,7 +437,7 @@ async def test_a_clock_that_jumps_ahead_deletes_nothing_before_it_has_run_evenly
 
     monkeypatch.setattr(Database, "delete_before", counted)
     async with place.history(keep=3 * DAY, clocks=clocks) as history:
-        history.note(happened(time.time()))
+        history.record_event(happened(time.time()))
         await until(lambda: history.written == 1)
         await looked_at()
         ahead[0] = 30 * DAY
@@ -455,7 +456,7 @@ async def test_under_load_it_is_what_agents_told_that_is_lost_and_said(
     async with place.history() as history:
         for number in range(30):
             history.record("n1", "change", {"number": number})
-        history.note(happened(time.time()))
+        history.record_event(happened(time.time()))
         await until(lambda: history.written == 1)
         await until(lambda: len(told_of(place)) == 10)
         assert (history.lost, history.untold) == (0, 20)
@@ -467,10 +468,10 @@ async def test_the_busiest_nodes_are_found_by_an_index_alone(place: Place) -> No
     async with place.history() as history:
         for node, times in (("n1", 3), ("n2", 5), ("n3", 1), ("", 9)):
             for turn in range(times):
-                history.note(happened(now - turn, node))
-        history.note(happened(now - 9 * DAY, "n9"))
+                history.record_event(happened(now - turn, node))
+        history.record_event(happened(now - 9 * DAY, "n9"))
         await until(lambda: history.written == 19)
-    kinds = [Kind.CORDONED.value, Kind.WOULD_ACT.value]
+    kinds = [EventKind.CORDONED.value, EventKind.WOULD_ACT.value]
     assert place.ask(lambda database: database.busiest(kinds, now - DAY, 2)) == ["n2", "n1"]
     counted = "SELECT node FROM transitions WHERE kind = 'a' AND at >= 1 ORDER BY at DESC LIMIT 99"
     if place.server is None:
@@ -482,7 +483,7 @@ async def test_a_month_is_read_page_by_page_while_more_is_written(place: Place) 
     told = [happened(now - age // 3, f"n{age % 2}") for age in range(100)]  # some at one moment
     async with place.history() as history:
         for one in told:
-            history.note(one)
+            history.record_event(one)
         await until(lambda: history.written == 100)
         for node in ("", "n1"):
             whole = await history.recent(node, limit=1000)
@@ -492,7 +493,7 @@ async def test_a_month_is_read_page_by_page_while_more_is_written(place: Place) 
                 paged += page.transitions
                 if page.after is None:
                     break
-                history.note(happened(now + 1, "n9"))
+                history.record_event(happened(now + 1, "n9"))
                 page = await history.page(node, limit=7, before=page.after)
             assert paged == whole
         await until(lambda: not history.depth)

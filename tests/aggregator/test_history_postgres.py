@@ -1,4 +1,4 @@
-"""PostgreSQL that is killed, paused, not there or not to be trusted: everything else goes on."""
+"""PostgreSQL that is killed, paused, absent or not to be trusted: all other work goes on."""
 
 import asyncio
 import json
@@ -15,16 +15,16 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 
-from aggregator.cli import main
+from aggregator.daemon_cli.main import main
+from aggregator.events import EventKind
 from aggregator.history import database as database_module
 from aggregator.history import history as history_module
 from aggregator.history.database import Database
-from aggregator.history.doors import Credentials, HistoryError
-from aggregator.history.migrating import RETAINING
+from aggregator.history.engine import DatabaseCredentials, HistoryError
+from aggregator.history.migrate import RETAINING
 from aggregator.history.postgres import Postgres
-from aggregator.history.rows import Numbers, evidence_row, to_row
+from aggregator.history.row_codec import IdGenerator, evidence_row, to_row
 from aggregator.history.tables import evidence
-from aggregator.quarantine.ledger import Kind
 from tests.support.histories import Place, happened
 from tests.support.pki import Authority
 from tests.support.postgres import PASSWORD, PostgresServer, StartPostgres
@@ -69,14 +69,14 @@ async def test_a_server_that_is_killed_in_mid_burst_and_comes_back_has_everythin
     assert own.server is not None
     now = time.time()
     async with own.history() as history:
-        history.note(happened(now, "first"))
+        history.record_event(happened(now, "first"))
         await until(lambda: history.written == 1)
         for number in range(4_000):
-            history.note(happened(now + number, f"n{number}"))
+            history.record_event(happened(now + number, f"n{number}"))
         await until(lambda: history.written > 500)
         await off_loop(own.server.kill)
         for number in range(4_000, 6_000):
-            history.note(happened(now + number, f"n{number}"))
+            history.record_event(happened(now + number, f"n{number}"))
         await until(lambda: history.problem)
         assert history.written < 6_001
         with pytest.raises(OSError, match="Connect call failed"):
@@ -92,16 +92,16 @@ async def test_a_server_that_is_killed_in_mid_burst_and_comes_back_has_everythin
 async def test_what_did_not_fit_in_memory_meanwhile_is_a_gap_in_the_timeline(own: Place) -> None:
     assert own.server is not None
     async with own.history(most_waiting=20, replica="sickbay-aggregator-1") as history:
-        history.note(happened(1.0))
+        history.record_event(happened(1.0))
         await until(lambda: history.written == 1)
         await off_loop(own.server.kill)
         for number in range(50):
-            history.note(happened(2.0 + number))
+            history.record_event(happened(2.0 + number))
         await until(lambda: "(30 transitions lost)" in history.problem)
         await off_loop(own.server.start)
         await until(lambda: history.written == 22, lambda: history.problem)
         gap = (await history.recent())[0]
-    assert gap.kind is Kind.HISTORY_LOST
+    assert gap.kind is EventKind.HISTORY_LOST
     assert gap.details["count"] == "30"
     assert gap.details["replica"] == "sickbay-aggregator-1"
 
@@ -114,32 +114,32 @@ async def test_a_server_that_stands_still_holds_up_neither_the_loop_nor_the_end(
     monkeypatch.setattr(database_module, "COUNTING", 2.0)
     monkeypatch.setattr(history_module, "_CLOSE_WITHIN", 0.5)
     async with own.history() as history:
-        history.note(happened(1.0))
+        history.record_event(happened(1.0))
         await until(lambda: history.written == 1)
         await off_loop(own.server.pause)
         async with Pulse() as pulse:
             for number in range(1_000):
-                history.note(happened(2.0 + number))
+                history.record_event(happened(2.0 + number))
             with pytest.raises(OSError, match="no answer"):
                 await history.recent()
             await until(lambda: "no answer" in history.problem)
-        assert pulse.worst < 1.9  # a machine at work; who waits for the server waits 2 s
+        assert pulse.worst < 1.9  # a busy machine; a wait for the server takes 2 s
         await off_loop(own.server.resume)
         await until(lambda: history.written == 1_001, lambda: history.problem)
         await until(lambda: not history.problem)
         await off_loop(own.server.pause)
         for number in range(10):
-            history.note(happened(2.0 + number))
+            history.record_event(happened(2.0 + number))
         began = time.monotonic()
     assert time.monotonic() - began < 10
     assert history.lost == 10
     own.server.resume()
-    # What lay in the server's socket may still be carried out: lost is what was not acknowledged.
+    # Rows in the server's socket may still be written: the lost ones are those not acknowledged.
     assert own.sql("SELECT count(*) FROM transitions")[0][0] in {1_001, 1_011}
 
 
 def test_a_process_ends_although_its_server_stands_still(own: Place) -> None:
-    """What an executor ran would be waited for when the interpreter ends."""
+    """Work of an executor would be waited for when the interpreter ends."""
     assert own.server is not None
     own.ask(lambda database: database.recent("", 0.0, 1))
     own.server.pause()
@@ -148,18 +148,18 @@ import asyncio, random, time
 from pathlib import Path
 from typing import Self
 from aggregator.history import history as module
-from aggregator.history.doors import Credentials
-from aggregator.quarantine.acts import Clocks
-from aggregator.quarantine.ledger import Kind, Transition
+from aggregator.history.engine import DatabaseCredentials
+from aggregator.clock import Clocks
+from aggregator.events import EventKind, Transition
 
 async def main():
     module._CLOSE_WITHIN = 0.2
     history = module.History(
         {own.url!r}, keep=1e10, clocks=Clocks(time.monotonic, time.time), rng=random.Random(1),
-        credentials=Credentials(Path({str(own.server.password_file)!r})),
+        credentials=DatabaseCredentials(Path({str(own.server.password_file)!r})),
     )
     history.start()
-    history.note(Transition(1.0, Kind.CORDONED, "n1", "x"))
+    history.record_event(Transition(1.0, EventKind.CORDONED, "n1", "x"))
     try:
         async with asyncio.timeout(0.5):
             await history.recent()
@@ -183,7 +183,7 @@ async def test_a_server_that_comes_late_is_found(start_postgres: StartPostgres) 
     place = Place(server.new_database(), server)
     await off_loop(server.stop)
     async with place.history() as history:
-        history.note(happened(1.0))
+        history.record_event(happened(1.0))
         await until(lambda: "Connect call failed" in history.problem)
         await off_loop(server.start)
         await until(lambda: history.written == 1, lambda: history.problem)
@@ -197,7 +197,7 @@ async def test_a_password_is_read_anew_and_never_said(
     file.write_text("wrong-s3cr3t\n")
     async with Place(url).history(most_waiting=9) as history:  # no password at all
         await until(lambda: "password" in history.problem)
-    database = Database(url, Credentials(file))
+    database = Database(url, DatabaseCredentials(file))
     with pytest.raises(HistoryError, match="password authentication failed") as wrong:
         await asyncio.to_thread(database.recent, "", 0.0, 1)
     file.write_text(f"{PASSWORD}\n")
@@ -220,16 +220,16 @@ def test_a_certificate_is_verified_where_it_is_said_who_signs(
     server.show(ours.server("postgres", ["127.0.0.1"]))
     server.start()
     url = server.new_database()
-    good = Database(url, Credentials(server.password_file, ours.certificate))
+    good = Database(url, DatabaseCredentials(server.password_file, ours.certificate))
     assert good.recent("", 0.0, 1) == []
     count = "SELECT count(*) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE ssl"
     assert server.run(count, "postgres")[0][0] == 1
     good.close()
-    bad = Database(url, Credentials(server.password_file, theirs.certificate))
+    bad = Database(url, DatabaseCredentials(server.password_file, theirs.certificate))
     with pytest.raises(HistoryError, match="certificate verify failed"):
         bad.recent("", 0.0, 1)
     nobody = tmp_path / "nobody"
-    missing = Database(url, Credentials(server.password_file, nobody))
+    missing = Database(url, DatabaseCredentials(server.password_file, nobody))
     with pytest.raises(HistoryError, match=r"history\.ca_file: .*/nobody can't be read: No such f"):
         missing.recent("", 0.0, 1)
     nobody.write_text("junk")
@@ -254,7 +254,7 @@ def test_over_a_network_nothing_goes_in_plain_text_unless_told_so(
     *, where: str, insecure: bool, tls: str
 ) -> None:
     url = make_url(f"postgresql+asyncpg://{where}")
-    assert Postgres(url, Credentials(insecure_plaintext=insecure), "test")._tls() == tls
+    assert Postgres(url, DatabaseCredentials(insecure_plaintext=insecure), "test")._tls() == tls
 
 
 def test_what_agents_told_is_exported_from_it(
@@ -289,7 +289,7 @@ def test_what_agents_told_is_exported_from_it(
 
 def test_retention_is_one_replicas_at_a_time(postgres: PostgresServer) -> None:
     place = Place(postgres.new_database(), postgres)
-    numbers = Numbers(5)
+    numbers = IdGenerator(5)
     database, other = place.database(), place.database()
     database.write([to_row(numbers.next(at), happened(at)) for at in map(float, range(10))])
 

@@ -53,7 +53,7 @@ class Aggregator:
         wait_until(lambda: self.ask("fleet"), what="the page", timeout_s=60)
 
     def ask(self, what: str) -> Any:
-        """What /api/v1/``what`` answers; None while nobody answers."""
+        """The answer of /api/v1/``what``, which is None while no server answers."""
         try:
             with urllib.request.urlopen(
                 f"http://127.0.0.1:{self._web}/api/v1/{what}", timeout=20

@@ -1,4 +1,4 @@
-"""A history where nothing can be written: a backup, a snapshot, a read-only disk."""
+"""A history on a medium without writes: a backup, a snapshot, a read-only disk."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from aggregator.history.database import Database
-from aggregator.history.doors import HistoryError
+from aggregator.history.engine import HistoryError
 from aggregator.history.tables import evidence
 from tests.agent.real_disks import run
 from tests.aggregator.test_migrations import earlier
@@ -43,7 +43,7 @@ def _write(database: Database, node: str) -> None:
 
 
 def _copied(tmp_path: Path, *ends: str) -> Path:
-    """The file with these beside it: a folder that holds nothing else."""
+    """A folder with only this file and these beside it."""
     folder = tmp_path / "copy"
     folder.mkdir()
     for end in ("", *ends):
@@ -52,7 +52,7 @@ def _copied(tmp_path: Path, *ends: str) -> Path:
 
 
 def _exported(folder: Path) -> "subprocess.CompletedProcess[str]":
-    """What `history export` says of the file in ``folder``, which is mounted read-only."""
+    """The output of `history export` for the file in ``folder``, which is mounted read-only."""
     config = folder.parent / "aggregator.yaml"
     config.write_text(
         "cluster: {kind: local}\nidentity: {kind: insecure-trust-hello}\n"
@@ -60,7 +60,7 @@ def _exported(folder: Path) -> "subprocess.CompletedProcess[str]":
         f"history: {{database: 'sqlite:///{folder}/history.db'}}\n"
     )
     before = sorted(folder.iterdir())
-    program = [sys.executable, "-c", "from aggregator.cli import main; main()"]
+    program = [sys.executable, "-c", "from aggregator.daemon_cli.main import main; main()"]
     words = ["history", "export", "--config", str(config)]
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", _READ_ONLY, folder, *program, *words],
@@ -86,7 +86,7 @@ def test_a_history_that_was_closed_is_exported_from_a_read_only_disk(
 
 
 def test_what_stands_in_its_log_alone_is_exported_too(writing: Database, tmp_path: Path) -> None:
-    """As where the machine died, and where it is written at the same time by another way."""
+    """The machine died, or the file is written at the same time by another way."""
     assert _nodes(_exported(_copied(tmp_path, "-wal", "-shm"))) == ["newer", "older"]
     assert _nodes(_exported(tmp_path / "live")) == ["newer", "older"]
     _write(writing, "newest")
@@ -121,7 +121,7 @@ def test_tables_of_an_earlier_version_are_refused_where_they_cant_be_brought_up_
 
 @pytest.fixture
 def read_only(tmp_path: Path) -> Iterator[Path]:
-    """The folder of ``writing`` by another way, on which nothing can be written."""
+    """The folder of ``writing`` by another way, on which no write is possible."""
     way = tmp_path / "way"
     way.mkdir()
     run("mount", "--bind", tmp_path / "live", way)
@@ -135,7 +135,7 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
 def test_a_writer_that_begins_while_it_is_read_is_noticed(
     writing: Database, read_only: Path
 ) -> None:
-    """It was read as what nobody writes to, without the files by which the two would know."""
+    """The file was read as one without writers, so without the files by which both would know."""
     writing.close()
     reading = Database(f"sqlite:///{read_only}/history.db", reads=True)
     assert len(list(reading.evidence())) == 2

@@ -1,4 +1,4 @@
-"""The site's hooks, for real: commands that run, webhooks that listen, what is sent and signed."""
+"""The site's hooks, for real: commands that run, webhooks that listen, bodies and signatures."""
 
 import asyncio
 import hashlib
@@ -14,11 +14,11 @@ import pytest
 from aiohttp import web
 
 from aggregator.config.settings import ConfigError, load
-from aggregator.hooks.build import hook_rules
 from aggregator.hooks.command import CommandHook
+from aggregator.hooks.factory import hook_rules
 from aggregator.hooks.webhook import WebhookHook
-from aggregator.quarantine.decide.drainplan import Leave, NamespaceRule
-from aggregator.quarantine.hooking import HookAnswer, Said
+from aggregator.quarantine.decide.drain_plan import Leave, NamespaceRule
+from aggregator.quarantine.drain.hooks import HookAnswer, HookResult
 
 VALUES = {
     "hook": "pre_evict",
@@ -41,13 +41,13 @@ def python(script: str, *words: str) -> list[str]:
 @pytest.mark.parametrize(
     ("script", "said", "text"),
     [
-        ("print('drained')", Said.DONE, "drained"),
-        ("import sys; print('3 jobs'); sys.exit(75)", Said.LATER, "3 jobs"),
-        ("import sys; sys.exit('slurmctld is away')", Said.FAILED, "slurmctld is away"),
+        ("print('drained')", HookResult.DONE, "drained"),
+        ("import sys; print('3 jobs'); sys.exit(75)", HookResult.LATER, "3 jobs"),
+        ("import sys; sys.exit('slurmctld is away')", HookResult.FAILED, "slurmctld is away"),
     ],
 )
 async def test_a_command_says_by_its_exit_code_whether_it_is_done(
-    script: str, said: Said, text: str
+    script: str, said: HookResult, text: str
 ) -> None:
     answer = await CommandHook(python(script)).ask(VALUES, limit=60)
     assert (answer.said, text in answer.text) == (said, True)
@@ -57,15 +57,17 @@ async def test_a_command_gets_its_words_as_they_are_and_no_shell(tmp_path: Path)
     script = "import os, sys; print(sys.argv[1:], os.environ['SICKBAY_QUARANTINE'])"
     hook = CommandHook(python(script, "NodeName={node}", "Reason={reason}"))
     answer = await hook.ask(VALUES, limit=60)
-    assert answer == HookAnswer(Said.DONE, "['NodeName=gpu-1', 'Reason=xid:79; rm -rf $HOME'] q-1")
+    assert answer == HookAnswer(
+        HookResult.DONE, "['NodeName=gpu-1', 'Reason=xid:79; rm -rf $HOME'] q-1"
+    )
 
 
 async def test_a_command_that_is_not_there_or_takes_too_long_has_failed() -> None:
     missing = await CommandHook(["/nowhere/scontrol"]).ask(VALUES, limit=60)
-    assert missing.said is Said.FAILED
+    assert missing.said is HookResult.FAILED
     assert "/nowhere/scontrol can't be run" in missing.text
     slow = await CommandHook(python("import time; time.sleep(600)")).ask(VALUES, limit=0.3)
-    assert slow.said is Said.FAILED
+    assert slow.said is HookResult.FAILED
     assert "did not end within 0.3 s" in slow.text
 
 
@@ -73,7 +75,7 @@ async def test_a_command_that_is_not_there_or_takes_too_long_has_failed() -> Non
 
 
 class Receiver:
-    """A webhook's receiver: answers as it is told, and remembers what came."""
+    """A webhook's receiver: gives the answers of the test, and remembers the requests."""
 
     def __init__(self, status: int, text: str = "", headers: dict[str, str] | None = None) -> None:
         self.answer = (status, text, headers or {})
@@ -118,13 +120,13 @@ def secret(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("status", "headers", "expected"),
     [
-        (200, {}, HookAnswer(Said.DONE, "words")),
-        (202, {"Retry-After": "7"}, HookAnswer(Said.LATER, "words", 7.0)),
-        (202, {}, HookAnswer(Said.LATER, "words")),
-        (204, {}, HookAnswer(Said.FAILED, "HTTP 204")),
-        (503, {"Retry-After": "9"}, HookAnswer(Said.FAILED, "HTTP 503: words", 9.0)),
-        (404, {}, HookAnswer(Said.FAILED, "HTTP 404: words")),
-        (302, {"Location": "/elsewhere"}, HookAnswer(Said.FAILED, "HTTP 302: words")),
+        (200, {}, HookAnswer(HookResult.DONE, "words")),
+        (202, {"Retry-After": "7"}, HookAnswer(HookResult.LATER, "words", 7.0)),
+        (202, {}, HookAnswer(HookResult.LATER, "words")),
+        (204, {}, HookAnswer(HookResult.FAILED, "HTTP 204")),
+        (503, {"Retry-After": "9"}, HookAnswer(HookResult.FAILED, "HTTP 503: words", 9.0)),
+        (404, {}, HookAnswer(HookResult.FAILED, "HTTP 404: words")),
+        (302, {"Location": "/elsewhere"}, HookAnswer(HookResult.FAILED, "HTTP 302: words")),
     ],
 )
 async def test_a_webhook_says_by_its_status_whether_it_is_done(
@@ -164,15 +166,15 @@ async def test_a_webhook_that_can_not_be_asked_has_failed_and_says_why(secret: P
     async with listening(Receiver(0)) as receiver:
         hook = WebhookHook(receiver.url, secret, wall=time.time)
         late = await hook.ask(VALUES, limit=0.2)
-        assert late == HookAnswer(Said.FAILED, "no answer within 0.2 s")
+        assert late == HookAnswer(HookResult.FAILED, "no answer within 0.2 s")
         url = receiver.url
         keyless = WebhookHook(url, secret.with_name("none"), wall=time.time)
         unsigned = await keyless.ask(VALUES, limit=60)
-        assert unsigned.said is Said.FAILED
+        assert unsigned.said is HookResult.FAILED
         assert "secret_file" in unsigned.text
-        assert len(receiver.bodies) == 1  # nothing goes out unsigned
+        assert len(receiver.bodies) == 1  # no request goes out unsigned
     away = await WebhookHook(url, secret, wall=time.time).ask(VALUES, limit=60)
-    assert away.said is Said.FAILED
+    assert away.said is HookResult.FAILED
     assert "can't be reached" in away.text
     assert "/hook" not in away.text  # a URL is often a secret
 

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import grpc
@@ -15,8 +16,9 @@ from aggregator.ingest.identity import (
     TrustingAuthenticator,
     peer_is_local,
 )
-from aggregator.ingest.keys import KeyStore
-from aggregator.ingest.streams import GRACE
+from aggregator.ingest.jwks import JwksCache
+from aggregator.ingest.server import STREAMS_PER_CONNECTION
+from aggregator.ingest.stream_table import GRACE, MOST_AWAITED
 from aggregator.ingest.tokens import TokenAuthenticator
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.support.ingest import Agent, Clock, site
@@ -35,7 +37,7 @@ def tokens(folder: Path) -> Callable[[Clock], TokenAuthenticator]:
 
     def make(clock: Clock) -> TokenAuthenticator:
         return TokenAuthenticator(
-            KeyStore(fetch, folder / "jwks.json", now=time.monotonic),
+            JwksCache(fetch, folder / "jwks.json", now=time.monotonic),
             audience="sickbay",
             service_account="sickbay:sickbay-agent",
             issuer="",
@@ -79,12 +81,68 @@ async def test_any_other_token_is_refused_counted_and_unheard(
         site(folder=tmp_path, make_authenticator=tokens(tmp_path)) as running,
         running.agent("node-1", token=token) as agent,
     ):
-        await agent.hello()
+        await agent.try_hello()
         ended, text = await agent.ending()
         assert ended is code
         assert text
         assert running.stats.refused == {why: 1}
         assert running.intake.events == []
+
+
+async def test_a_call_without_valid_credentials_ends_before_it_says_anything(
+    tmp_path: Path,
+) -> None:
+    """Each such call would hold memory for a minute, and thousands of them a gibibyte."""
+    async with site(make_authenticator=tokens(tmp_path)) as running:
+        for token, why in (("", "no_credentials"), ("nonsense", "bad_token")):
+            async with running.agent("node-1", token=token) as silent:
+                async with asyncio.timeout(10):
+                    code, _ = await silent.ending()
+                assert code is Code.UNAUTHENTICATED
+                assert running.stats.refused[why] == 1
+        async with running.agent("node-1", token=ISSUER.token("node-1")) as agent:
+            await agent.attend()
+
+
+async def test_one_connection_carries_a_few_calls_and_the_others_wait(tmp_path: Path) -> None:
+    async with site(make_authenticator=tokens(tmp_path)) as running, running.channel() as channel:
+        first = []
+        for n in range(STREAMS_PER_CONNECTION):
+            first.append(Agent(channel, f"node-{n}", token=ISSUER.token(f"node-{n}")))
+            await first[-1].attend()
+        last = Agent(channel, "node-last", token=ISSUER.token("node-last"))
+        late = asyncio.create_task(last.attend())
+        async with running.agent("node-x", token=ISSUER.token("node-x")) as other:
+            await other.attend()  # another connection is served meanwhile
+        assert not late.done()
+        assert running.stats.opened == STREAMS_PER_CONNECTION + 1
+        first[0].call.cancel()
+        async with asyncio.timeout(10):
+            await late
+
+
+async def test_of_one_nodes_streams_without_a_hello_only_the_newest_few_stay(
+    tmp_path: Path,
+) -> None:
+    """One token is good for any number of calls, and each may wait for a minute."""
+    async with site(make_authenticator=tokens(tmp_path)) as running, AsyncExitStack() as stack:
+        token = ISSUER.token("node-1")
+        waiting: list[Agent] = []
+        while len(waiting) < MOST_AWAITED:
+            waiting.append(await stack.enter_async_context(running.agent("node-1", token=token)))
+            await until(lambda: running.stats.opened == len(waiting))
+        other = await stack.enter_async_context(
+            running.agent("node-2", token=ISSUER.token("node-2"))
+        )
+        newest = await stack.enter_async_context(running.agent("node-1", token=token))
+        async with asyncio.timeout(10):
+            codes = [await waiting[0].ending()]
+        assert codes[0][0] is Code.RESOURCE_EXHAUSTED
+        assert running.stats.refused == {"too_many": 1}
+        await newest.attend()
+        await other.attend()
+        await waiting[1].attend()  # the stream that was kept works, and the other's turn is over
+        assert (await newest.ending())[0] is Code.ABORTED
 
 
 async def test_a_stream_ends_when_its_token_expires(tmp_path: Path) -> None:
@@ -143,7 +201,7 @@ async def test_while_the_api_server_is_away_a_stream_stays_up_on_an_expired_toke
 
         # A new stream with such a token is another matter.
         async with running.agent("node-1", token=ISSUER.token("node-1", expires_in=600)) as new:
-            await new.hello()
+            await new.try_hello()
             assert (await new.ending())[0] is Code.UNAUTHENTICATED
 
         # It is back: the kubelet gets its time to renew, and no more.
@@ -173,13 +231,13 @@ async def test_a_certificate_speaks_for_the_node_it_names(tmp_path: Path) -> Non
         for node, pair, why in (
             ("node-2", by_name, "another_node"),
             ("node-1", by_cn, "another_node"),
-            ("node-3", wildcard, "another_node"),  # with DNS names the CN counts for nothing
+            ("node-3", wildcard, "another_node"),  # with DNS names the CN is ignored
             ("node-4.example.test", wildcard, "another_node"),
             ("node-1", nameless, "no_node"),
         ):
             running.stats.refused.clear()
             async with running.agent(node, certificate=pair) as agent:
-                await agent.hello()
+                await agent.try_hello()
                 assert (await agent.ending())[0] is Code.PERMISSION_DENIED
             assert running.stats.refused == {why: 1}
 
@@ -260,11 +318,11 @@ def test_who_is_on_this_machine(peer: str, local: bool) -> None:  # noqa: FBT001
 
 
 async def test_an_agents_word_counts_on_this_machine_only() -> None:
-    near, far = Caller("n", "ipv4:127.0.0.1:1"), Caller("n", "ipv4:10.0.0.1:1")
-    assert (await TrustingAuthenticator().identify(near)).node == "n"
+    near, far = Caller("ipv4:127.0.0.1:1"), Caller("ipv4:10.0.0.1:1")
+    assert (await TrustingAuthenticator().authenticate(near)).claimed("n").node == "n"
     with pytest.raises(IdentityError, match="own machine"):
-        await TrustingAuthenticator().identify(far)
-    assert (await TrustingAuthenticator(anywhere=True).identify(far)).node == "n"
+        await TrustingAuthenticator().authenticate(far)
+    assert await TrustingAuthenticator(anywhere=True).authenticate(far)
 
 
 async def test_a_unix_socket_is_this_machine(tmp_path: Path) -> None:

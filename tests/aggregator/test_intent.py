@@ -1,4 +1,4 @@
-"""What incidents ask for, what of it is written, and what a quarantine brings back."""
+"""The intent of incidents, the part of it that is written, and incidents restored from it."""
 
 from dataclasses import replace
 
@@ -6,19 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.health.model import ClearedBy
-from aggregator.policy.incident import Evidence, Incident
-from aggregator.quarantine.cluster import (
+from aggregator.cluster.port import (
     Action,
     EvidenceItem,
     Quarantine,
     QuarantineSpec,
     QuarantineStatus,
 )
+from aggregator.health.model import ClearedBy
+from aggregator.policy.incident import Evidence, Incident
 from aggregator.quarantine.decide.intent import (
+    MOST_EVIDENCE,
     OURS,
-    Wanted,
+    DesiredState,
     changed_intent,
+    describe_override,
     ended_by_birth,
     incidents_of,
     wanted_of,
@@ -26,7 +28,9 @@ from aggregator.quarantine.decide.intent import (
 from tests.support.replica import POLICY
 
 ITEM = EvidenceItem("xid:79", "GPU-1", "boot-1", "reboot", "gpu-gone", "inc-1")
-SPEC = QuarantineSpec(Action.DRAIN, "gpu", "xid:79", OURS, "inc-1", "boot-1", "h", (ITEM,))
+SPEC = QuarantineSpec(
+    Action.DRAIN, "gpu", "xid:79", OURS, "inc-1", "boot-1", "h", (ITEM,), Action.DRAIN
+)
 
 
 def evidence(code: str = "xid:79", action: str = "drain", **changes: object) -> Evidence:
@@ -41,7 +45,7 @@ def incident(*items: Evidence, ident: str = "inc-1", kind: str = "gpu") -> Incid
 
 def ask(
     *incidents: Incident, overruled: tuple[str, ...] = (), mode: Action = Action.DRAIN
-) -> Wanted | None:
+) -> DesiredState | None:
     spoken = frozenset((code, "GPU-1") for code in overruled)
     return wanted_of({one.id: one for one in incidents}, spoken, mode, "h")
 
@@ -105,20 +109,21 @@ def test_a_new_node_in_another_boot_ends_what_a_boot_ends(
     assert ended_by_birth(spec, boot_id) is over
 
 
-def asking(spec: QuarantineSpec) -> Wanted:
-    return Wanted(spec, spec.action, spec.action)
+def asking(spec: QuarantineSpec) -> DesiredState:
+    return DesiredState(spec, spec.action, spec.action)
 
 
 def test_intent_is_written_for_more_evidence_a_sign_or_another_action_alone() -> None:
     assert changed_intent(SPEC, asking(SPEC)) is None
     other = replace(SPEC, reason="other words", policy_hash="x")
     assert changed_intent(SPEC, asking(other)) is None
-    stronger = changed_intent(replace(SPEC, action=Action.CORDON), asking(SPEC))
+    weaker = replace(SPEC, action=Action.CORDON, intent_action=Action.CORDON)
+    stronger = changed_intent(weaker, asking(SPEC))
     assert stronger is not None
     assert stronger.action is Action.DRAIN
     more = changed_intent(SPEC, asking(replace(SPEC, evidence=(replace(ITEM, code="xid:48"),))))
     assert more is not None
-    assert [item.code for item in more.evidence] == ["xid:79", "xid:48"]  # none is dropped
+    assert [item.code for item in more.evidence] == ["xid:79", "xid:48"]  # no item is dropped
     sign = changed_intent(SPEC, asking(replace(SPEC, evidence=(replace(ITEM, cleared="reboot"),))))
     assert sign is not None
     assert sign.evidence[0].cleared == "reboot"
@@ -127,10 +132,27 @@ def test_intent_is_written_for_more_evidence_a_sign_or_another_action_alone() ->
     assert changed_intent(spec, asking(replace(spec, evidence=()))) is None
 
 
+def test_evidence_beyond_what_an_object_takes_is_left_out_from_the_end() -> None:
+    size = MOST_EVIDENCE // 10
+    many = [evidence(component=f"GPU-{n}{'x' * size}") for n in range(30)]
+    found = ask(incident(*many, evidence("xid:48")))
+    assert found is not None
+    # A little of each is not its component: nine fit, and then one that is small.
+    kept = [(item.code, item.component) for item in found.spec.evidence]
+    assert kept == [*(one.key for one in many[:9]), ("xid:48", "GPU-1")]
+    # Existing evidence is kept, and takes the place of new evidence.
+    standing = replace(SPEC, evidence=found.spec.evidence[:9])
+    new = ask(incident(*many[9:], evidence("xid:48")))
+    assert new is not None
+    more = changed_intent(standing, new)
+    assert more is not None
+    assert [(item.code, item.component) for item in more.evidence] == kept
+
+
 @pytest.mark.parametrize(
     ("stands", "capped", "uncapped", "becomes"),
     [
-        # A stricter mode after a restart: what was decided stands, and is not done any further.
+        # A stricter mode after a restart: a decided action stands, and is not carried on.
         (Action.DRAIN, Action.OBSERVE, Action.DRAIN, None),
         (Action.DRAIN, Action.CORDON, Action.DRAIN, None),
         (Action.CORDON, Action.OBSERVE, Action.CORDON, None),
@@ -146,9 +168,25 @@ def test_intent_is_written_for_more_evidence_a_sign_or_another_action_alone() ->
 def test_the_mode_raises_no_standing_quarantine_and_lowers_none(
     stands: Action, capped: Action, uncapped: Action, becomes: Action | None
 ) -> None:
-    wish = Wanted(replace(SPEC, action=capped), uncapped, uncapped)
-    changed = changed_intent(replace(SPEC, action=stands), wish)
+    wish = DesiredState(replace(SPEC, action=capped), uncapped, uncapped)
+    changed = changed_intent(replace(SPEC, action=stands, intent_action=stands), wish)
     assert (changed.action if changed is not None else None) is becomes
+    assert changed is None or changed.intent_action is becomes
+
+
+@pytest.mark.parametrize(("decided", "set_to"), [("drain", "cordon"), ("cordon", "drain")])
+@pytest.mark.parametrize("uncapped", ["cordon", "drain"])
+def test_an_action_that_a_person_set_is_changed_by_no_evidence(
+    decided: str, set_to: str, uncapped: str
+) -> None:
+    spec = replace(SPEC, action=Action(set_to), intent_action=Action(decided))
+    more = replace(SPEC, evidence=(replace(ITEM, code="xid:48"),))
+    changed = changed_intent(spec, DesiredState(more, Action(uncapped), Action(uncapped)))
+    assert changed is not None
+    assert (changed.action, changed.intent_action) == (spec.action, spec.intent_action)
+    assert [item.code for item in changed.evidence] == ["xid:79", "xid:48"]
+    assert set_to in describe_override(changed)
+    assert describe_override(replace(spec, action=Action(decided))) == ""
 
 
 codes = st.sampled_from(["xid:79", "xid:48", "disk-space:bytes"])

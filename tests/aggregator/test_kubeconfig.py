@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from aggregator.cli import main
-from aggregator.kube.access import Sources, load
-from aggregator.kube.kubeconfig import KubeconfigError, check
-from aggregator.quarantine.cluster import Refused
+from aggregator.cluster.kubernetes.credentials import CredentialSources, load
+from aggregator.cluster.kubernetes.kubeconfig_check import KubeconfigError, check
+from aggregator.cluster.port import Refused
+from aggregator.daemon_cli.main import main
 from tests.support.pki import Authority, encrypted
 
 Change = Callable[[dict[str, Any]], object]
@@ -43,7 +43,9 @@ def said_of(paths: object, context: str = "") -> str:
 
 
 async def test_what_is_sound_is_read(tmp_path: Path) -> None:
-    assert (await load(Sources(str(written(tmp_path)), "", {}))).url == "https://127.0.0.1:1"
+    assert (
+        await load(CredentialSources(str(written(tmp_path)), "", {}))
+    ).url == "https://127.0.0.1:1"
 
 
 def test_a_proxy_in_plaintext_needs_no_user(tmp_path: Path) -> None:
@@ -202,7 +204,7 @@ async def test_no_file_that_it_names_is_waited_for(tmp_path: Path, key: str, sec
         data["users"][0]["user"].pop("token")
         data[section][0][section[:-1]][key] = "beside"
 
-    sources = Sources(str(written(tmp_path, change)), "", {})
+    sources = CredentialSources(str(written(tmp_path, change)), "", {})
     beside = tmp_path / "beside"
     os.mkfifo(beside)
     with pytest.raises(Refused, match=f"{key} of .*{beside} can't be read: it is a pipe and no"):
@@ -274,7 +276,7 @@ _NO_KEY = "holds no private key; expected PEM, with -----BEGIN and -----END"
 async def test_what_is_no_pem_or_does_not_belong_together_is_said_of_its_key(
     tmp_path: Path, pem: dict[str, bytes], given: dict[str, str], wrong: str, says: str, end: str
 ) -> None:
-    """Of which of them, and not in the library's words."""
+    """The error names the faulty one of them, and not in the library's words."""
     path = written(tmp_path, _holding(tmp_path, {one: pem[given[one]] for one in given}, end))
     where = f'{wrong}{end} of "{"c" if "authority" in wrong else "u"}"'
     file = "" if end else f": {tmp_path / wrong}"
@@ -296,13 +298,13 @@ async def test_what_is_no_pem_or_does_not_belong_together_is_said_of_its_key(
 async def test_certificates_that_the_library_takes_are_not_refused(
     tmp_path: Path, pem: dict[str, bytes], given: dict[str, str], end: str
 ) -> None:
-    """The last one is a key of no certificate, which nobody reads."""
+    """The last one is the key of no certificate, and is never read."""
     path = written(tmp_path, _holding(tmp_path, {one: pem[given[one]] for one in given}, end))
-    assert (await load(Sources(str(path), "", {}))).tls is not None
+    assert (await load(CredentialSources(str(path), "", {}))).tls is not None
 
 
 def _holding(folder: Path, contents: dict[str, bytes], end: str) -> Change:
-    """With these, in the kubeconfig itself (``end`` is "-data") or in files beside it."""
+    """A kubeconfig with these in itself (``end`` is "-data") or in files beside it."""
 
     def change(data: dict[str, Any]) -> None:
         for key, content in contents.items():
@@ -325,7 +327,7 @@ def test_what_is_no_base64_is_said_to(tmp_path: Path, value: object) -> None:
 def test_where_no_temporary_file_can_be_made_that_is_said(
     tmp_path: Path, pem: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a container whose whole disk is read-only, or on a full one."""
+    """A container's whole disk may be read-only, or a disk may be full."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     authority = {"certificate-authority": pem["certificate"]}
     path = written(tmp_path, _holding(tmp_path, authority, "-data"))
@@ -333,7 +335,7 @@ def test_where_no_temporary_file_can_be_made_that_is_said(
 
 
 def test_what_speaks_plaintext_needs_no_certificate_that_can_be_read(tmp_path: Path) -> None:
-    """As a kubeconfig that was made for a proxy, and kept the rest."""
+    """A kubeconfig that was made for a proxy may keep the rest."""
 
     def change(data: dict[str, Any]) -> None:
         data["clusters"][0]["cluster"]["server"] = "http://127.0.0.1:8001"
@@ -348,7 +350,7 @@ async def test_a_kubeconfig_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> 
     os.mkfifo(tmp_path / "pipe")
     for paths in (f"{tmp_path}/pipe", f"{written(tmp_path)}:{tmp_path}/pipe"):
         with pytest.raises(Refused, match=f"{tmp_path}/pipe can't be used: it can't be read: it i"):
-            await load(Sources(paths, "", {}))
+            await load(CredentialSources(paths, "", {}))
 
 
 # -- sickbay-aggregator -----------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Lemons: who comes back again and again, by the history alone; told once; kept out if asked."""
+"""Lemons: nodes that come back again and again, by history alone; told once; kept out if asked."""
 
 import random
 import time
@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from aggregator.clock import Clocks
+from aggregator.cluster.port import Phase
+from aggregator.events import EventKind, Transition
 from aggregator.health.model import Cleared, ClearedBy, Delta, Status
 from aggregator.health.node import NodeHealth
 from aggregator.history.history import History
-from aggregator.history.lemons import LemonWatch, deeds
-from aggregator.policy.lemons import CHECK, SOON, Bounds, Deed, evidence, judge_past
-from aggregator.quarantine.acts import Clocks
-from aggregator.quarantine.cluster import Phase
-from aggregator.quarantine.fleet import Fleet
-from aggregator.quarantine.ledger import Kind, Transition
-from tests.support.memorycluster import World
+from aggregator.history.lemon_detector import LemonDetector, lemon_events
+from aggregator.policy.lemons import CHECK, SOON, LemonEvent, LemonThresholds, evidence, judge_past
+from aggregator.quarantine.state.fleet import FleetState
+from tests.support.memory_cluster import World
 from tests.support.replica import (
     Notes,
     Replica,
@@ -30,22 +30,22 @@ from tests.support.waiting import CLOCKS, until
 
 DAY = 86_400.0
 NOW = 2_000 * DAY
-BOUNDS = Bounds()
+BOUNDS = LemonThresholds()
 
 
-def opened(days_ago: float, *codes: str, incident: str = "") -> Deed:
-    return Deed(NOW - days_ago * DAY, "opened", incident or f"i{days_ago}", frozenset(codes))
+def opened(days_ago: float, *codes: str, incident: str = "") -> LemonEvent:
+    return LemonEvent(NOW - days_ago * DAY, "opened", incident or f"i{days_ago}", frozenset(codes))
 
 
-def quarantined(days_ago: float) -> Deed:
-    return Deed(NOW - days_ago * DAY, "quarantined")
+def quarantined(days_ago: float) -> LemonEvent:
+    return LemonEvent(NOW - days_ago * DAY, "quarantined")
 
 
-def released(days_ago: float) -> Deed:
-    return Deed(NOW - days_ago * DAY, "released")
+def released(days_ago: float) -> LemonEvent:
+    return LemonEvent(NOW - days_ago * DAY, "released")
 
 
-def story(*times: float, codes: tuple[str, ...] = ("xid:79",)) -> list[Deed]:
+def story(*times: float, codes: tuple[str, ...] = ("xid:79",)) -> list[LemonEvent]:
     """A quarantine at each of these many days ago, over within the hour."""
     found = []
     for number, ago in enumerate(times):
@@ -71,7 +71,7 @@ def story(*times: float, codes: tuple[str, ...] = ("xid:79",)) -> list[Deed]:
     ],
 )
 def test_two_signals_of_four_make_a_lemon(
-    past: list[Deed], strikes: tuple[str, ...] | None
+    past: list[LemonEvent], strikes: tuple[str, ...] | None
 ) -> None:
     lemon = judge_past("n1", past, BOUNDS, NOW)
     if strikes is None:
@@ -83,7 +83,7 @@ def test_two_signals_of_four_make_a_lemon(
 
 
 def test_a_return_is_soon_after_a_release() -> None:
-    wide = Bounds(signals=1, returns=1)
+    wide = LemonThresholds(signals=1, returns=1)
     past = [quarantined(20), released(19), quarantined(19 - SOON / DAY - 0.1)]
     assert judge_past("n1", past, wide, NOW) is None
     past[2] = quarantined(19 - SOON / DAY + 0.1)
@@ -94,27 +94,27 @@ def test_a_return_is_soon_after_a_release() -> None:
 
 def test_what_a_restarted_aggregator_tells_again_is_one_incident() -> None:
     again = [opened(n, "xid:79", incident="same") for n in (9, 8, 7, 6, 5)]
-    assert judge_past("n1", again, Bounds(signals=1), NOW) is None
-    closed = Deed(NOW - 7.5 * DAY, "closed", "same")
-    lemon = judge_past("n1", [*again, closed], Bounds(signals=1, quarantines=2), NOW)
+    assert judge_past("n1", again, LemonThresholds(signals=1), NOW) is None
+    closed = LemonEvent(NOW - 7.5 * DAY, "closed", "same")
+    lemon = judge_past("n1", [*again, closed], LemonThresholds(signals=1, quarantines=2), NOW)
     assert lemon is not None
     assert (lemon.quarantines, lemon.days) == (2, 2)
 
 
-def told(kind: Kind, action: str = "drain", **details: str) -> Transition:
+def told(kind: EventKind, action: str = "drain", **details: str) -> Transition:
     words = {"action": action, "evidence": "xid:79 GPU-1 (gpu-gone); disk-write:hung /a (b)"}
     return Transition(NOW, kind, "n1", "", "i1", {**words, **details})
 
 
 def test_what_is_watched_or_explained_or_our_own_word_is_no_deed() -> None:
-    (deed,) = deeds([told(Kind.INCIDENT_OPENED)])
+    (deed,) = lemon_events([told(EventKind.INCIDENT_OPENED)])
     assert deed.what == "opened"
     assert set(deed.codes) == {"xid:79", "disk-write:hung"}
-    assert list(deeds([told(Kind.INCIDENT_OPENED, "observe")])) == []
-    assert list(deeds([told(Kind.INCIDENT_OPENED, cause="leaf-7")])) == []
-    ours = told(Kind.INCIDENT_OPENED, "cordon", evidence="lemon:repeat-offender (lemon)")
-    assert list(deeds([ours])) == []
-    assert list(deeds([told(Kind.EVICTED)])) == []
+    assert list(lemon_events([told(EventKind.INCIDENT_OPENED, "observe")])) == []
+    assert list(lemon_events([told(EventKind.INCIDENT_OPENED, cause="leaf-7")])) == []
+    ours = told(EventKind.INCIDENT_OPENED, "cordon", evidence="lemon:repeat-offender (lemon)")
+    assert list(lemon_events([ours])) == []
+    assert list(lemon_events([told(EventKind.EVICTED)])) == []
 
 
 # -- the word of the aggregator about a node -------------------------------------------------------
@@ -126,14 +126,14 @@ def test_what_we_say_of_a_node_is_no_part_of_what_its_agent_said() -> None:
     digest = health.digest()
     lemon = judge_past("n1", story(25, 17, 9, 1), BOUNDS, NOW)
     said = evidence(lemon, 5.0)
-    assert health.say(said)
-    assert not health.say(said)
+    assert health.record_own_evidence(said)
+    assert not health.record_own_evidence(said)
     assert health.digest() == digest
     health.snapshot(snapshot(component("disk-space", "/", Status.OK)))
     assert health.digest() == digest
     health.greet(hello("n1", "boot-2"))
     assert health.components[CHECK, ""].status is Status.FAILED
-    assert health.say(evidence(None, 9.0))
+    assert health.record_own_evidence(evidence(None, 9.0))
     assert health.components[CHECK, ""].status is Status.OK
 
 
@@ -150,8 +150,13 @@ async def keep_story(history: History, node: str, times: tuple[float, ...]) -> N
         at = wall - ago * DAY
         details = {"action": "drain", "evidence": "xid:79 GPU-1 (gpu-gone)"}
         ident = f"{node}-{number}"
-        for kind in (Kind.INCIDENT_OPENED, Kind.CORDONED, Kind.INCIDENT_CLOSED, Kind.RELEASED):
-            history.note(Transition(at, kind, node, "", ident, details))
+        for kind in (
+            EventKind.INCIDENT_OPENED,
+            EventKind.CORDONED,
+            EventKind.INCIDENT_CLOSED,
+            EventKind.RELEASED,
+        ):
+            history.record_event(Transition(at, kind, node, "", ident, details))
     await until(lambda: not history.depth)
 
 
@@ -170,50 +175,52 @@ async def test_lemons_are_found_told_once_a_week_and_kept_out_where_a_rule_says_
         await keep_story(history, "n1", (20, 15, 10, 5))
         await keep_story(history, "n2", (20, 5))
 
-        def watch(*, leads: bool = True) -> LemonWatch:
-            return LemonWatch(
+        def watch(*, leads: bool = True) -> LemonDetector:
+            return LemonDetector(
                 stories=history,
                 fleet=replica.fleet,
-                ledger=_Both(history, notes),
+                event_sink=_Both(history, notes),
                 clocks=Clocks(replica.clock, time.time),
                 bounds=BOUNDS,
-                say=replica.controller.say,
+                say=replica.controller.record_own_evidence,
                 leads=lambda: leads,
             )
 
         for node in ("n1", "n2"):
             replica.agent(node, snapshot(component("disk-space", "/", Status.OK)))
-        # A replica that does not lead shows what it finds in the shared past, and tells nobody.
-        await watch(leads=False).look()
+        # A replica that does not lead shows its findings in the shared past, and reports none.
+        await watch(leads=False).check_events()
         assert [lemon.node for lemon in replica.fleet.lemons] == ["n1"]
         assert notes.transitions == []
         first = watch()
-        await first.look()
-        first.say()
+        await first.check_events()
+        first.report_lemons()
         assert [lemon.node for lemon in replica.fleet.lemons] == ["n1"]
-        assert [one.kind for one in notes.transitions] == [Kind.LEMON]
-        patient = replica.fleet.patients["n1"]
+        assert [one.kind for one in notes.transitions] == [EventKind.LEMON]
+        node_summary = replica.fleet.node_summaries["n1"]
         await until(
-            lambda: patient.quarantine and patient.quarantine.status.phase is Phase.CORDONED
+            lambda: (
+                node_summary.quarantine and node_summary.quarantine.status.phase is Phase.CORDONED
+            )
         )
-        quarantine = patient.quarantine
+        quarantine = node_summary.quarantine
         assert quarantine is not None
         assert "again and again within four weeks: 4 quarantines" in quarantine.spec.reason
         assert quarantine.spec.kind == "node"
-        assert replica.fleet.patients["n2"].quarantine is None
+        assert replica.fleet.node_summaries["n2"].quarantine is None
 
-        # Another process, or an hour later: not told again; the quarantine stands.
+        # Another process, or an hour later: not reported again; the quarantine stands.
         await until(lambda: not history.depth)
         second = watch()
-        await second.look()
-        second.say()
+        await second.check_events()
+        second.report_lemons()
         assert len(notes.transitions) == 1
-        assert patient.quarantine is not None
+        assert node_summary.quarantine is not None
 
         # Four weeks without it: a positive sign, and the node is released.
         replica.fleet.lemons = ()
-        second.say()
-        await until(lambda: patient.quarantine is None)
+        second.report_lemons()
+        await until(lambda: node_summary.quarantine is None)
     finally:
         await replica.stop()
         await history.close()
@@ -222,33 +229,33 @@ async def test_lemons_are_found_told_once_a_week_and_kept_out_where_a_rule_says_
 async def test_a_history_that_cannot_be_read_keeps_what_was_found(tmp_path: Path) -> None:
     (tmp_path / "history.db").write_text("no database at all, by any means\n" * 100)
     history = History(url(tmp_path), keep=DAY, clocks=CLOCKS, rng=random.Random(1))
-    fleet = Fleet()
+    fleet = FleetState()
     lemon = judge_past("n1", story(25, 17, 9, 1), BOUNDS, NOW)
     assert lemon is not None
     fleet.lemons = (lemon,)
-    watch = LemonWatch(
+    watch = LemonDetector(
         stories=history,
         fleet=fleet,
-        ledger=Notes(),
+        event_sink=Notes(),
         clocks=CLOCKS,
         bounds=BOUNDS,
         say=lambda _, __: True,
     )
-    await watch.look()
+    await watch.check_events()
     assert fleet.lemons == (lemon,)
     assert fleet.lemons_trouble.startswith("history can't be read: ")
     await history.close()
 
 
 class _Both:
-    """A ledger made of two."""
+    """An event sink made of two."""
 
     def __init__(self, one: History, other: Notes) -> None:
         self._one, self._other = one, other
 
-    def note(self, transition: Transition) -> None:
-        self._one.note(transition)
-        self._other.note(transition)
+    def record_event(self, transition: Transition) -> None:
+        self._one.record_event(transition)
+        self._other.record_event(transition)
 
 
 async def test_a_clock_that_jumps_ahead_ends_no_lemon(tmp_path: Path) -> None:
@@ -256,42 +263,42 @@ async def test_a_clock_that_jumps_ahead_ends_no_lemon(tmp_path: Path) -> None:
     clocks = Clocks(time.monotonic, lambda: time.time() + ahead)
     history = History(url(tmp_path), keep=60 * DAY, clocks=clocks, rng=random.Random(1))
     history.start()
-    fleet = Fleet()
-    lemons = LemonWatch(
+    fleet = FleetState()
+    lemons = LemonDetector(
         stories=history,
         fleet=fleet,
-        ledger=Notes(),
+        event_sink=Notes(),
         clocks=clocks,
         bounds=BOUNDS,
         say=lambda *_: True,
     )
     try:
         await keep_story(history, "n1", (20, 15, 10, 5))
-        await lemons.look()
+        await lemons.check_events()
         assert [lemon.node for lemon in fleet.lemons] == ["n1"]
         ahead = 365 * DAY
-        await lemons.look()
+        await lemons.check_events()
         assert [lemon.node for lemon in fleet.lemons] == ["n1"]
     finally:
         await history.close()
 
 
 async def test_a_lemon_does_not_stand_in_the_way_of_its_other_incidents() -> None:
-    """By the shipped rule it is only watched: a repaired GPU is released as on any node."""
+    """By the shipped rule a lemon is only watched: a repaired GPU is released as on any node."""
     world = World()
     world.add_node("n1")
     replica = Replica(world, clock=Turned(1000.0))
     try:
         replica.agent("n1", snapshot(fault("xid:48", cleared_by=ClearedBy.GPU_RESET)))
         lemon = judge_past("n1", story(25, 17, 9, 1), BOUNDS, NOW)
-        assert replica.controller.say("n1", evidence(lemon, 990.0))
-        patient = replica.fleet.patients["n1"]
-        await until(lambda: patient.quarantine is not None)
+        assert replica.controller.record_own_evidence("n1", evidence(lemon, 990.0))
+        node_summary = replica.fleet.node_summaries["n1"]
+        await until(lambda: node_summary.quarantine is not None)
         replica.agent("n1", Delta(cleared=(Cleared("xid:48", "GPU-1", "gpu-reset"),)))
         replica.clock.time += 700
         replica.agent("n1", Delta())
-        actions = sorted(one.action for one in patient.incidents.values())
+        actions = sorted(one.action for one in node_summary.incidents.values())
         assert actions == ["observe"]
-        assert not replica.controller.say("nobody", evidence(lemon, 990.0))
+        assert not replica.controller.record_own_evidence("nobody", evidence(lemon, 990.0))
     finally:
         await replica.stop()

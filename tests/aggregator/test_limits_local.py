@@ -1,4 +1,4 @@
-"""Limits on the local cluster: the record is a row of a real file, and outlives who wrote it."""
+"""Limits on the local cluster: the record is a row of a real file, and outlives its writer."""
 
 import asyncio
 import random
@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.kube.cluster import KubeCluster
-from aggregator.local.cluster import Commands, LocalCluster
-from aggregator.quarantine.acts import Clocks
+from aggregator.clock import Clocks
+from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.cluster.local.cluster import Commands, LocalCluster
 from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.admission import FLEET
-from aggregator.quarantine.decide.record import parse_record
-from aggregator.quarantine.fleet import Fleet
+from aggregator.quarantine.decide.admission_record import parse_record
+from aggregator.quarantine.state.fleet import FleetState
 from tests.support.replica import (
     OPEN,
     POLICY,
@@ -36,16 +36,18 @@ LIMITS = replace(OPEN, new_per_window=2, window=600.0, cooldown=900.0)
 
 
 @asynccontextmanager
-async def life(file: Path, clock: Turned) -> AsyncIterator[tuple[Fleet, LocalCluster, Controller]]:
-    """One process, and agents of six nodes that are all ill."""
-    cluster, fleet = LocalCluster(file, commands=Commands(), wall=clock), Fleet()
+async def life(
+    file: Path, clock: Turned
+) -> AsyncIterator[tuple[FleetState, LocalCluster, Controller]]:
+    """One process, and agents of six nodes that are all unhealthy."""
+    cluster, fleet = LocalCluster(file, commands=Commands(), wall=clock), FleetState()
     await cluster.start()
     controller = Controller(
         cluster=cluster,
         policy=POLICY,
         settings=replace(SETTINGS, limits=LIMITS),
         fleet=fleet,
-        ledger=Notes(),
+        event_sink=Notes(),
         clocks=Clocks(clock, clock),
         rng=random.Random(7),
     )
@@ -53,8 +55,8 @@ async def life(file: Path, clock: Turned) -> AsyncIterator[tuple[Fleet, LocalClu
     try:
         await until(lambda: not fleet.view_lost)
         for name in NAMES:
-            controller.attached(hello(name), FakeLine())
-            controller.heard(name, snapshot(fault()), clock())
+            controller.on_connect(hello(name), FakeLine())
+            controller.on_evidence(name, snapshot(fault()), clock())
         yield fleet, cluster, controller
     finally:
         task.cancel()
@@ -62,18 +64,18 @@ async def life(file: Path, clock: Turned) -> AsyncIterator[tuple[Fleet, LocalClu
         await cluster.close()
 
 
-def sick(fleet: Fleet) -> set[str]:
-    return {one.node for one in fleet.patients.values() if one.quarantine is not None}
+def sick(fleet: FleetState) -> set[str]:
+    return {one.node for one in fleet.node_summaries.values() if one.quarantine is not None}
 
 
-def holds(fleet: Fleet) -> set[str]:
-    return {one.hold.limit for one in fleet.patients.values() if one.hold is not None}
+def holds(fleet: FleetState) -> set[str]:
+    return {one.hold.limit for one in fleet.node_summaries.values() if one.hold is not None}
 
 
 async def test_the_rate_and_the_cooldown_outlive_the_process(tmp_path: Path) -> None:
     file, clock = tmp_path / "cluster.db", Turned()
     async with life(file, clock) as (fleet, cluster, _):
-        await until(lambda: len(sick(fleet)) == 2 and len(fleet.patients) == 6)
+        await until(lambda: len(sick(fleet)) == 2 and len(fleet.node_summaries) == 6)
         await until(lambda: holds(fleet) <= {"limits.new_per_window", "limits.cooldown"})
         first = sick(fleet)
         record = parse_record((await cluster.read_record()).text)
@@ -96,7 +98,7 @@ async def test_the_rate_and_the_cooldown_outlive_the_process(tmp_path: Path) -> 
 async def test_a_record_that_cannot_be_read_says_where_what_and_what_to_do(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And what it says to do mends it: the record is made anew from what stands."""
+    """The advice in the message repairs it: the record is made anew from the existing objects."""
     caplog.set_level("INFO")
     file, clock = tmp_path / "cluster.db", Turned()
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from aggregator.logs import MAX_FIELD, JsonLines
+from aggregator.runtime.logs import MAX_FIELD, JsonLines
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_a_pipe_that_nobody_reads_holds_nothing_up_and_the_gap_is_said(
     got += os.read(reader, 65_536)
     logger.warning("last")
     got += os.read(reader, 65_536)
-    lines = [json.loads(line) for line in got.splitlines()]  # none is torn
+    lines = [json.loads(line) for line in got.splitlines()]  # no line is torn
     whole = [line for line in lines if line["message"].startswith("line")]
     assert lines[-1]["message"] == "last"
     dropped = sum(line.get("lines_dropped_before", 0) for line in lines)

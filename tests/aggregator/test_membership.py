@@ -1,13 +1,20 @@
-"""Observed Leases become the council: expiry, freezing, the newcomer's wait, namesakes. Pure."""
+"""Observed Leases become the membership view: expiry, freezing, newcomers, namesakes. Pure."""
 
 from dataclasses import replace
 
 import pytest
 
-from aggregator.shards.board import Lease
-from aggregator.shards.council import Member
-from aggregator.shards.membership import LAPSED, LEFT, STALE, STARTING, SUPERSEDED, Membership
-from aggregator.shards.timing import TIMES, Times
+from aggregator.replicas.membership.lease_store import Lease
+from aggregator.replicas.membership.lease_timing import TIMES, LeaseTiming
+from aggregator.replicas.membership.membership import (
+    LAPSED,
+    LEFT,
+    STALE,
+    STARTING,
+    SUPERSEDED,
+    Membership,
+)
+from aggregator.replicas.membership.view import Member
 
 ME = Member("a", epoch="a1")
 
@@ -28,7 +35,7 @@ class Story:
         self.is_ours.listed(leases, asked=self.now, answered=self.now)
 
     def renew(self, *, took: float = 0.0) -> None:
-        draft = self.is_ours.draft(now=self.now, wall=self.wall)
+        draft = self.is_ours.next_write(now=self.now, wall=self.wall)
         assert draft is not None
         assert draft.version == (self.mine.version if self.mine else "")
         self.version += 1
@@ -59,7 +66,7 @@ class Story:
 
     @property
     def members(self) -> set[str]:
-        return set(self.is_ours.council(self.now).members)
+        return set(self.is_ours.membership_view(self.now).members)
 
     def acts(self) -> bool:
         return self.is_ours.certain(self.now)
@@ -74,8 +81,8 @@ def lease(name: str, *, since: float = 0.0, leaving: bool = False, epoch: str = 
 
 def test_it_lists_before_it_writes() -> None:
     story = Story(lease("b"))
-    assert story.is_ours.draft(now=story.now, wall=0.0) is None
-    assert story.is_ours.council(story.now).frozen == STARTING
+    assert story.is_ours.next_write(now=story.now, wall=0.0) is None
+    assert story.is_ours.membership_view(story.now).frozen == STARTING
     assert not story.acts()
 
 
@@ -84,10 +91,10 @@ def test_a_newcomer_among_others_waits() -> None:
     assert story.members == {"a", "b"}
     while story.now < 500 + TIMES.wait:
         assert not story.acts()
-        assert not story.is_ours.council(story.now).settled
+        assert not story.is_ours.membership_view(story.now).settled
         story.live(TIMES.tick, "b")
     assert story.acts()
-    assert story.is_ours.council(story.now).settled
+    assert story.is_ours.membership_view(story.now).settled
 
 
 @pytest.mark.parametrize("others", [[], [lease("b", leaving=True)]])
@@ -115,7 +122,7 @@ def test_our_own_dead_predecessor_is_not_waited_for() -> None:
 
 def test_who_joins_is_the_youngest_whatever_its_wall_clock_says() -> None:
     story = Story(lease("b", since=2e9), wall=1e9).begin()
-    leader = story.is_ours.council(story.now).leader
+    leader = story.is_ours.membership_view(story.now).leader
     assert leader is not None
     assert leader.name == "b"
 
@@ -194,7 +201,7 @@ def test_where_we_can_not_write_that_others_stand_still_says_nothing() -> None:
     story.live(30, "b")
     story.live(60, renew=False)
     assert story.members == {"a", "b"}
-    assert story.is_ours.council(story.now).frozen == LAPSED
+    assert story.is_ours.membership_view(story.now).frozen == LAPSED
     story.renew()  # it takes writes again, ours first
     story.look()
     assert "b" in story.members
@@ -235,7 +242,7 @@ def test_who_can_not_renew_stops_before_anybody_may_take_over() -> None:
     story.now = sent + TIMES.certain
     story.look()
     assert not story.acts()
-    assert story.is_ours.council(story.now).frozen == LAPSED
+    assert story.is_ours.membership_view(story.now).frozen == LAPSED
     assert TIMES.certain < TIMES.expiry
 
 
@@ -258,7 +265,7 @@ def test_who_can_not_list_stops_before_a_newcomer_begins() -> None:
     assert story.acts()
     story.now += 0.1
     assert not story.acts()
-    assert story.is_ours.council(story.now).frozen == STALE
+    assert story.is_ours.membership_view(story.now).frozen == STALE
     assert story.members == {"a"}, "frozen as it was"
     assert TIMES.fresh < TIMES.wait
 
@@ -266,16 +273,16 @@ def test_who_can_not_list_stops_before_a_newcomer_begins() -> None:
 def test_a_lapse_with_others_about_is_followed_by_the_newcomers_wait() -> None:
     story = Story(lease("b")).begin()
     story.live(30, "b")
-    eldest = story.is_ours.council(story.now).leader
+    eldest = story.is_ours.membership_view(story.now).leader
     assert eldest is not None
     story.now += 40
     story.renew()
     story.look()
-    assert not story.is_ours.council(story.now).frozen
+    assert not story.is_ours.membership_view(story.now).frozen
     assert not story.acts(), "b may have taken over"
     story.live(TIMES.wait + TIMES.tick, "b")
     assert story.acts()
-    leader = story.is_ours.council(story.now).leader
+    leader = story.is_ours.membership_view(story.now).leader
     assert leader is not None
     assert leader.name == "b", "b led meanwhile, and goes on"
 
@@ -301,14 +308,14 @@ def test_a_late_answer_is_a_lapse_too() -> None:
 def test_our_lease_deleted_by_hand_is_made_anew_and_nothing_stops_if_it_was_soon() -> None:
     story = Story(lease("b")).begin()
     story.live(30, "b")
-    since = story.is_ours.council(story.now).members["a"].since
+    since = story.is_ours.membership_view(story.now).members["a"].since
     story.mine = None
     story.is_ours.missing()
     story.now += TIMES.tick
     story.renew()
     story.look()
     assert story.acts()
-    assert story.is_ours.council(story.now).members["a"].since == since
+    assert story.is_ours.membership_view(story.now).members["a"].since == since
 
 
 # -- namesakes, and leaving ---------------------------------------------------------
@@ -321,8 +328,8 @@ def test_another_process_under_our_name_has_it_and_we_stop() -> None:
     story.mine = Lease(replace(ME, epoch="a2"), "stranger")
     story.look()
     assert not story.acts()
-    assert story.is_ours.council(story.now).frozen == SUPERSEDED
-    assert story.is_ours.draft(now=story.now, wall=0.0) is None, "they don't wrestle for it"
+    assert story.is_ours.membership_view(story.now).frozen == SUPERSEDED
+    assert story.is_ours.next_write(now=story.now, wall=0.0) is None, "they don't wrestle for it"
 
 
 def test_once_the_namesake_is_gone_we_join_again_and_wait() -> None:
@@ -331,10 +338,10 @@ def test_once_the_namesake_is_gone_we_join_again_and_wait() -> None:
     story.mine = Lease(replace(ME, epoch="a2"), "stranger")
     story.look()
     story.live(TIMES.expiry + TIMES.tick, "b", renew=False)
-    assert story.is_ours.council(story.now).frozen == SUPERSEDED
+    assert story.is_ours.membership_view(story.now).frozen == SUPERSEDED
     story.renew()
     story.look()
-    assert not story.is_ours.council(story.now).frozen
+    assert not story.is_ours.membership_view(story.now).frozen
     assert not story.acts()
     story.live(TIMES.wait + TIMES.tick, "b")
     assert story.acts()
@@ -345,12 +352,12 @@ def test_who_leaves_acts_no_more_and_is_no_member() -> None:
     story.live(30, "b")
     story.is_ours.leave()
     assert not story.acts()
-    assert story.is_ours.council(story.now).frozen == LEFT
+    assert story.is_ours.membership_view(story.now).frozen == LEFT
     assert story.members == {"b"}
     story.renew()
     assert story.mine is not None
     assert story.mine.leaving
-    assert story.is_ours.draft(now=story.now, wall=0.0) is None
+    assert story.is_ours.next_write(now=story.now, wall=0.0) is None
 
 
 def test_an_answer_to_an_older_list_is_not_believed() -> None:
@@ -361,13 +368,39 @@ def test_an_answer_to_an_older_list_is_not_believed() -> None:
     story.renew()  # at the version that we wrote, not as "missing"
 
 
+def test_an_older_list_takes_neither_our_lease_nor_another_s() -> None:
+    """A list may be overtaken by a later one: it shows an earlier state."""
+    story = Story(lease("b")).begin()
+    newer = story.now
+    mine = story.mine
+    assert mine is not None
+    story.is_ours.listed(
+        [Lease(replace(mine.member, epoch="another"), "stolen"), lease("c")],
+        asked=newer - 1.0,
+        answered=newer + 1.0,
+    )
+    assert story.members == {"a", "b"}
+    draft = story.is_ours.next_write(now=story.now, wall=0.0)
+    assert draft is not None
+    assert draft.version == mine.version
+    assert not story.is_ours.membership_view(story.now).frozen
+    # The same list, asked for now, is believed: the name is another's.
+    story.is_ours.listed(
+        [Lease(replace(mine.member, epoch="another"), "stolen"), lease("b"), lease("c")],
+        asked=newer + 2.0,
+        answered=newer + 2.0,
+    )
+    assert story.members >= {"b", "c"}
+    assert story.is_ours.membership_view(newer + 2.0).frozen
+
+
 # -- the times ----------------------------------------------------------------------
 
 
 def test_the_times_fit_into_thirty_seconds() -> None:
     assert TIMES.takeover <= 24
-    joining = 2 * TIMES.deadline + TIMES.wait
-    assert joining <= 15
+    replica_runtime = 2 * TIMES.deadline + TIMES.wait
+    assert replica_runtime <= 15
 
 
 @pytest.mark.parametrize(
@@ -379,7 +412,7 @@ def test_times_that_would_let_two_act_are_refused(wrong: dict[str, float]) -> No
 
 
 def test_scaled_times_keep_their_proportions() -> None:
-    assert Times().scaled(0.5).expiry == 6.0
+    assert LeaseTiming().scaled(0.5).expiry == 6.0
 
 
 def test_a_lease_stands_still_by_its_version_whatever_else_it_seems_to_say() -> None:

@@ -1,4 +1,4 @@
-"""The history's tables over time: what is older is migrated, what is newer is left alone."""
+"""The history's tables over time: older ones are migrated, newer ones are left alone."""
 
 import asyncio
 import subprocess
@@ -16,11 +16,11 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from aggregator.history import migrating
+from aggregator.history import migrate
 from aggregator.history.database import Database
-from aggregator.history.doors import HistoryError
-from aggregator.history.migrating import upgrade
-from aggregator.history.rows import to_row
+from aggregator.history.engine import HistoryError
+from aggregator.history.migrate import upgrade
+from aggregator.history.row_codec import to_row
 from aggregator.history.tables import REVISION, evidence, metadata, transitions
 from tests.support.histories import Place, happened
 from tests.support.waiting import until
@@ -71,7 +71,7 @@ def test_the_steps_lead_to_what_the_program_works_with(place: Place) -> None:
 def test_the_newest_step_is_the_one_that_is_looked_for() -> None:
     config = Config()
     config.set_main_option("path_separator", "os")
-    folder = Path(migrating.__file__).parent / "migrations"
+    folder = Path(migrate.__file__).parent / "migrations"
     config.set_main_option("script_location", str(folder))
     steps = ScriptDirectory.from_config(config)
     assert steps.get_heads() == [REVISION]
@@ -106,7 +106,7 @@ def test_half_made_tables_of_before_are_completed(tmp_path: Path) -> None:
 
 
 def test_each_step_is_taken_from_each_earlier_one(place: Place) -> None:
-    """With rows there, which a step must not lose."""
+    """Each step runs on rows, which it must not lose."""
     door = place.database()._door
 
     def first(connection: sa.Connection) -> None:
@@ -131,11 +131,11 @@ def test_each_step_is_taken_from_each_earlier_one(place: Place) -> None:
 
 async def test_tables_of_a_newer_major_are_left_alone_and_everything_goes_on(place: Place) -> None:
     async with place.history() as history:
-        history.note(happened(1.0))
+        history.record_event(happened(1.0))
         await until(lambda: history.written == 1)
     place.sql("UPDATE alembic_version SET version_num = '2.0'")
     async with place.history() as history:
-        history.note(happened(2.0))
+        history.record_event(happened(2.0))
         await until(lambda: "written by a newer sickbay (tables 2.0" in history.problem)
         with pytest.raises(OSError, match="upgrade"):
             await history.recent()
@@ -197,7 +197,7 @@ async def test_two_that_begin_a_file_at_the_same_time_both_get_it(tmp_path: Path
 
 
 def test_a_database_that_is_up_to_date_is_opened_without_alembic(tmp_path: Path) -> None:
-    """Its import costs a start more than everything else that the history needs."""
+    """The import of alembic costs a start more than all other parts of the history."""
     place = Place(f"sqlite:///{tmp_path / 'history.db'}")
     place.ask(lambda database: database.recent("", 0.0, 1))
     code = (

@@ -7,15 +7,18 @@ from pathlib import Path
 import grpc
 import pytest
 
+from aggregator.cluster.port import ClusterError, Phase, Unreachable
 from aggregator.health.model import Cleared, Delta
-from aggregator.ingest.current import CurrentNodeAuthenticator
-from aggregator.ingest.identity import Caller, Identity, IdentityError, Refusal
-from aggregator.quarantine.cluster import ClusterError, Phase, Unreachable
+from aggregator.ingest.current_node_auth import CurrentNodeAuthenticator
+from aggregator.ingest.identity import CallCredentials, Caller, Identity, IdentityError, Refusal
+from aggregator.quarantine.reconcile.current_nodes import KEPT
 from tests.aggregator.test_identity import ISSUER, tokens
-from tests.support import virtualtime
+from tests.support import virtual_time
 from tests.support.ingest import Clock, site
-from tests.support.memorycluster import World, phase_of
+from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import FakeLine, Replica, Turned, fault, snapshot
+from tests.support.virtual_replica import later
+from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import until
 
 ILL = snapshot(fault())
@@ -56,8 +59,8 @@ async def test_the_cluster_is_asked_whether_the_node_of_a_token_is_the_one_there
 class Proves:
     """An authenticator that believes."""
 
-    async def identify(self, caller: Caller) -> Identity:
-        return Identity(caller.claims, "uid-1")
+    async def authenticate(self, caller: Caller) -> CallCredentials:
+        return CallCredentials(Identity("n1", "uid-1"), ("n1",))
 
     async def renew(self, identity: Identity, token: str) -> Identity:
         return replace(identity, node_uid=token)
@@ -68,7 +71,8 @@ async def test_a_renewal_is_asked_about_too() -> None:
         return uid == "uid-1"
 
     door = CurrentNodeAuthenticator(Proves(), is_current)
-    known = await door.identify(Caller("n1", "unix:"))
+    known = (await door.authenticate(Caller("unix:"))).claimed("n1")
+    assert await door.renew(known, "uid-1") == known
     with pytest.raises(IdentityError) as refused:
         await door.renew(known, "uid-2")
     assert refused.value.refusal is Refusal.ANOTHER_NODE
@@ -93,13 +97,54 @@ async def test_the_list_answers_where_it_agrees_and_a_read_where_it_does_not() -
     assert await replica.controller.is_current("n1", world.nodes["n1"].uid) is True
     assert await replica.controller.is_current("nobody", "uid") is False
     down = True
+    clock.time += KEPT[False]  # no answer is kept for longer
     assert await replica.controller.is_current("n1", world.nodes["n1"].uid) is None
+    await replica.stop()
+
+
+@pytest.mark.parametrize("node", ["n1", "never-existed"])
+async def test_a_token_of_a_deleted_node_costs_one_read_a_minute_however_often_it_comes(
+    node: str,
+) -> None:
+    world, clock = World(), Turned()
+    world.add_node("n1")
+    replica = Replica(world, clock=clock)
+    await until(lambda: not replica.fleet.view_lost)
+    calls = replica.cluster.calls
+
+    async def comes() -> bool | None:
+        return await replica.controller.is_current(node, "uid-of-old")
+
+    for _ in range(10):
+        assert await asyncio.gather(*(comes() for _ in range(50))) == [False] * 50
+        clock.time += KEPT[False] / 20
+    assert replica.cluster.calls == calls + 1
+    # One that is made anew is not taken for the one that was asked about.
+    if node == "n1":
+        world.renew_node("n1", "boot-2")
+        assert await replica.controller.is_current("n1", world.nodes["n1"].uid) is True
+    clock.time += KEPT[False]
+    assert await comes() is False
+    assert replica.cluster.calls == calls + (3 if node == "n1" else 2)
+    await replica.stop()
+
+
+async def test_whoever_stops_waiting_for_a_shared_read_takes_it_from_nobody() -> None:
+    world, clock = World(), Turned()
+    replica = Replica(world, clock=clock)
+    await until(lambda: not replica.fleet.view_lost)
+    first = asyncio.create_task(replica.controller.is_current("n1", "uid-old"))
+    second = asyncio.create_task(replica.controller.is_current("n1", "uid-old"))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert await second is False
     await replica.stop()
 
 
 # -- in the controller -----------------------------------------------------------------------------
 
 
+@in_virtual_time
 async def test_a_stream_of_an_older_node_that_came_before_the_view_acts_on_nothing() -> None:
     world, clock = World(), Turned()
     world.add_node("n1")
@@ -107,33 +152,35 @@ async def test_a_stream_of_an_older_node_that_came_before_the_view_acts_on_nothi
     replica.agent("n1", ILL, node_uid="uid-older", line=line)
     await until(lambda: line.closed)
     assert "uid-older" in line.closed
-    late = replica.controller.heard("n1", ILL, clock())  # it has not ended yet
+    late = replica.controller.on_evidence("n1", ILL, clock())  # it has not ended yet
     assert isinstance(late, asyncio.Future)
-    await asyncio.sleep(0.05)
+    await later(600)
     assert not late.done()
     assert world.writes == []
-    assert replica.fleet.patients["n1"].incidents == {}
+    assert replica.fleet.node_summaries["n1"].incidents == {}
     replica.agent("n1", ILL, node_uid="uid-n1")
     await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
     await replica.stop()
 
 
+@in_virtual_time
 async def test_a_node_made_anew_is_not_quarantined_for_what_its_predecessor_says() -> None:
     world, clock = World(), Turned()
     world.add_node("n1")
     replica, line = Replica(world, clock=clock), FakeLine()
     await until(lambda: not replica.fleet.view_lost)
     replica.agent("n1", snapshot(), node_uid="uid-n1", line=line)
-    world.renew_node("n1", "boot-2")  # no list has told of it
+    world.renew_node("n1", "boot-2")  # no list has shown it
     replica.agent("n1", Delta(faults=(fault(),)), node_uid="uid-n1")
     await until(lambda: line.closed)
-    await asyncio.sleep(0.05)
+    await later(600)
     assert [write for write in world.writes if write != "record"] == []
     assert "n1" not in world.record.text
     assert world.nodes["n1"].taints == ()
     await replica.stop()
 
 
+@in_virtual_time
 async def test_a_sign_from_an_older_node_releases_nothing_and_is_not_acknowledged() -> None:
     world, clock = World(), Turned()
     world.add_node("n1")
@@ -150,12 +197,13 @@ async def test_a_sign_from_an_older_node_releases_nothing_and_is_not_acknowledge
     assert safe.cancelled()
     clock.time += 10_000
     replica.agent("n1", ILL, node_uid="uid-n1")
-    await asyncio.sleep(0.05)
+    await later(600)
     assert phase_of(world, "n1") is Phase.DRAINED
     await replica.stop()
 
 
 @pytest.mark.parametrize("proves", [True, False], ids=["token", "certificate"])
+@in_virtual_time
 async def test_a_new_node_in_another_boot_is_not_what_the_old_one_was_quarantined_for(
     *, proves: bool
 ) -> None:
@@ -165,16 +213,16 @@ async def test_a_new_node_in_another_boot_is_not_what_the_old_one_was_quarantine
     world.budget_blocks.add(pod.uid)  # the drain is under way
     replica = Replica(world, clock=clock)
     replica.agent("n1", ILL, node_uid="uid-n1" if proves else "")
-    await until(lambda: "pod.blocked" in replica.notes.kinds("n1"))  # none is in flight
+    await until(lambda: "pod.blocked" in replica.notes.kinds("n1"))  # no eviction is in flight
     world.renew_node("n1", "boot-2")
     world.budget_blocks.clear()
     await until(lambda: not world.quarantines)
-    await asyncio.sleep(0.05)
+    await later(600)
     assert world.evicted == []
     assert world.nodes["n1"].taints == ()
     assert not world.nodes["n1"].unschedulable
     assert world.quarantines == {}
-    # What its own agent says counts.
+    # The messages of its own agent count.
     new = snapshot(fault(boot_id="boot-2"))
     replica.agent("n1", new, boot_id="boot-2", node_uid=world.nodes["n1"].uid if proves else "")
     await until(lambda: world.evicted)
@@ -216,18 +264,18 @@ async def two_agents_go_on_pushing_each_other_out() -> None:
         return replica.notes.kinds("n1").count("agent.conflict")
 
     for port in range(100):
-        replica.controller.conflict("n1", f"two live agents: a at :{port}, and b at :{port + 1}")
+        replica.controller.on_conflict("n1", f"two live agents: a at :{port}, and b at :{port + 1}")
     assert told() == 1
-    assert replica.fleet.patients["n1"].conflict.endswith(":100")
-    replica.controller.conflict("n1", "")
-    replica.controller.conflict("n1", "two live agents: a at :1, and c at :2")
+    assert replica.fleet.node_summaries["n1"].conflict.endswith(":100")
+    replica.controller.on_conflict("n1", "")
+    replica.controller.on_conflict("n1", "two live agents: a at :1, and c at :2")
     assert told() == 2
     await replica.stop()
 
 
 def test_a_conflict_of_two_agents_is_told_once_until_it_is_over() -> None:
-    virtualtime.run(two_agents_go_on_pushing_each_other_out())
+    virtual_time.run(two_agents_go_on_pushing_each_other_out())
 
 
 def test_a_running_stream_ends_when_the_list_shows_that_the_node_is_another() -> None:
-    virtualtime.run(the_list_shows_another_node())
+    virtual_time.run(the_list_shows_another_node())

@@ -1,4 +1,4 @@
-"""NVLink 5: what the registers of a real driver's line mean, by NVIDIA's table."""
+"""NVLink 5: the meaning of the registers in a real driver's line, by NVIDIA's table."""
 
 import itertools
 
@@ -6,8 +6,8 @@ import pytest
 
 from aggregator.health.model import ClearedBy
 from aggregator.health.node import NodeHealth
+from aggregator.policy.evaluate import evaluate
 from aggregator.policy.explain import Question, explain
-from aggregator.policy.judge import judge
 from nodeagent.checks.xid import _nvlink5
 from tests.support.replica import POLICY, fault, hello, snapshot
 
@@ -37,7 +37,7 @@ def test_the_agents_details_of_a_line_are_what_the_table_is_asked_with() -> None
         ("xid:144", "0x00000001", "0x00000001", NEW, "ignore"),
         ("xid:144", "0x00000021", "0x00000002", OLD, "reset"),
         ("xid:144", "0xFC000021", "0x00000002", OLD, "reset"),  # the upper bits are any
-        ("xid:144", "0x00100001", "0x00000002", NEW, "none"),  # but for six of them
+        ("xid:144", "0x00100001", "0x00000002", NEW, "none"),  # except for six of them
         ("xid:144", "0x00000021", "0x00000002", NEW, "none"),  # another branch's layout
         ("xid:145", "0x00000004", "0x00000008", NEW, "follow-154"),
         ("xid:145", "0x00000006", "0x00000001", NEW, "ignore"),  # RLW_RXPIPE
@@ -94,7 +94,7 @@ def test_a_line_that_calls_for_a_reset_drains_and_one_without_a_row_does_not() -
         health.traits = {"driver": NEW}
         event = fault("xid:145", cleared_by=ClearedBy.GPU_RESET, details=registers)
         health.snapshot(snapshot(event))
-        judged = judge(POLICY, health, {}, 1000.0).incidents
+        judged = evaluate(POLICY, health, {}, 1000.0).incidents
         assert [one.action for one in judged.values()] == wanted, registers
 
 
@@ -104,9 +104,9 @@ def test_a_milder_line_of_the_same_code_takes_nothing_back() -> None:
     grave = {"intr_info": "0x00000004", "error_status": "0x00000040"}
     mild = {"intr_info": "0x00000004", "error_status": "0x00000100"}
     health.snapshot(snapshot(fault("xid:145", details=grave)))
-    first = judge(POLICY, health, {}, 1000.0)
+    first = evaluate(POLICY, health, {}, 1000.0)
     health.snapshot(snapshot(fault("xid:145", details=mild, count=2)))
-    second = judge(POLICY, health, first.incidents, 1100.0)
+    second = evaluate(POLICY, health, first.incidents, 1100.0)
     held = [item for one in second.incidents.values() for item in one.in_force]
     (item,) = [item for item in held if item.action != "observe"]
     assert (item.action, item.cleared_by) == ("drain", ClearedBy.GPU_RESET)

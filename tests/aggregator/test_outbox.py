@@ -1,4 +1,4 @@
-"""The alerts' outbox: what was accepted outlives kill -9, full disks and broken files."""
+"""The alerts' outbox: an accepted alert outlives kill -9, full disks and broken files."""
 
 # ruff: noqa: ASYNC240 - a test may wait for its own disk
 
@@ -17,23 +17,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.alerts import alerts as alerts_module
+from aggregator.alerts import notifier as alerts_module
 from aggregator.alerts import outbox as outbox_module
 from aggregator.alerts.alert import (
     DEFAULT_KINDS,
     GROUPED,
     MAX_TEXT,
     alert_of,
-    ends,
+    dedup_key,
+    group,
+    resolves,
     rfc3339,
-    together,
-    topic_of,
 )
-from aggregator.alerts.alerts import Address, Alerts
-from aggregator.alerts.courier import Patience
-from aggregator.alerts.outbox import SAME_WITHIN, Delivery, Item, Outbox, OutboxError
-from aggregator.alerts.post import Retry
-from aggregator.quarantine.ledger import Kind, Transition
+from aggregator.alerts.notifier import Notifier, WebhookConfig
+from aggregator.alerts.outbox import SAME_WITHIN, AlertOutbox, Item, OutboxError, PendingDelivery
+from aggregator.alerts.sender import BatchWait
+from aggregator.alerts.webhook import Retry
+from aggregator.events import EventKind, Transition
 from tests.support.receiver import Receiver, hang, status, taken
 from tests.support.waiting import CLOCKS, until
 
@@ -41,14 +41,16 @@ NOW = 1_750_000_000.0
 HOOK = "hook-1"
 
 
-def happened(node: str = "n1", kind: Kind = Kind.CORDONED, **changes: object) -> Transition:
+def happened(
+    node: str = "n1", kind: EventKind = EventKind.CORDONED, **changes: object
+) -> Transition:
     base = Transition(NOW, kind, node, f"{node}: {kind}", f"inc-{node}")
     return replace(base, **changes)  # type: ignore[arg-type]  # a test's words
 
 
 def item(transition: Transition, *webhooks: str) -> Item:
     keys = webhooks or (HOOK,)
-    return Item(topic_of(transition), alert_of(transition), ends(transition), keys)
+    return Item(dedup_key(transition), alert_of(transition), resolves(transition), keys)
 
 
 @pytest.fixture
@@ -63,17 +65,17 @@ def secret_file(tmp_path: Path) -> Path:
     return file
 
 
-def compose(outbox: Outbox, now: float, webhook: str = HOOK) -> Delivery | float | None:
+def compose(outbox: AlertOutbox, now: float, webhook: str = HOOK) -> PendingDelivery | float | None:
     return outbox.next(webhook, now, linger=1.0, grouped_linger=10.0)
 
 
-def composed(outbox: Outbox, now: float, webhook: str = HOOK) -> Delivery:
+def composed(outbox: AlertOutbox, now: float, webhook: str = HOOK) -> PendingDelivery:
     found = compose(outbox, now, webhook)
-    assert isinstance(found, Delivery)
+    assert isinstance(found, PendingDelivery)
     return found
 
 
-def told(delivery: Delivery) -> list[str]:
+def told(delivery: PendingDelivery) -> list[str]:
     return [node for alert in json.loads(delivery.alerts) for node in alert["nodes"]]
 
 
@@ -81,21 +83,21 @@ def told(delivery: Delivery) -> list[str]:
 
 
 def test_a_delivery_is_the_same_one_however_often_the_file_is_opened(path: Path) -> None:
-    first = Outbox(path)
+    first = AlertOutbox(path)
     first.accept([item(happened("n1")), item(happened("n2"))], NOW)
     delivery = composed(first, NOW + 2)
     assert told(delivery) == ["n1", "n2"]
     first.accept([item(happened("n3"))], NOW + 2)  # comes too late for it
-    again = Outbox(path)  # the first was never closed: it was killed
+    again = AlertOutbox(path)  # the first was never closed: it was killed
     assert composed(again, NOW + 50) == delivery
     tried = again.again(delivery, NOW + 60)
     assert (tried.attempts, tried.next_at, tried.id) == (1, NOW + 60, delivery.id)
-    third = Outbox(path)
+    third = AlertOutbox(path)
     assert composed(third, NOW + 51) == tried
     third.done(tried)
-    following = composed(third, NOW + 52)
-    assert told(following) == ["n3"]
-    assert following.id != delivery.id
+    cluster_events = composed(third, NOW + 52)
+    assert told(cluster_events) == ["n3"]
+    assert cluster_events.id != delivery.id
     for outbox in (first, again, third):
         outbox.close()
 
@@ -103,8 +105,8 @@ def test_a_delivery_is_the_same_one_however_often_the_file_is_opened(path: Path)
 def test_no_two_deliveries_ever_share_an_id(path: Path) -> None:
     seen = set()
     for number in range(5):
-        outbox = Outbox(path)
-        outbox.accept([item(happened(kind=Kind.EVIDENCE_LOST, summary=str(number)))], NOW)
+        outbox = AlertOutbox(path)
+        outbox.accept([item(happened(kind=EventKind.INCIDENT_CHANGED, summary=str(number)))], NOW)
         delivery = composed(outbox, NOW + 2)
         seen.add(delivery.id)
         outbox.done(delivery)
@@ -113,22 +115,22 @@ def test_no_two_deliveries_ever_share_an_id(path: Path) -> None:
 
 
 def test_alerts_wait_for_company_and_grouped_ones_longer(path: Path) -> None:
-    outbox = Outbox(path)
+    outbox = AlertOutbox(path)
     assert compose(outbox, NOW) is None
-    outbox.accept([item(happened("n1", Kind.AGENT_SILENT))], NOW)
+    outbox.accept([item(happened("n1", EventKind.AGENT_SILENT))], NOW)
     assert compose(outbox, NOW + 4) == pytest.approx(6)
     outbox.accept([item(happened("n2"))], NOW + 4)
     assert compose(outbox, NOW + 4.25) == pytest.approx(0.75)
     delivery = composed(outbox, NOW + 5)
     assert told(delivery) == ["n2"]
     outbox.done(delivery)
-    outbox.accept([item(happened("n3", Kind.AGENT_SILENT))], NOW + 9)
+    outbox.accept([item(happened("n3", EventKind.AGENT_SILENT))], NOW + 9)
     assert told(composed(outbox, NOW + 10)) == ["n1", "n3"]
     outbox.close()
 
 
 def test_a_clock_that_was_set_back_holds_no_alert(path: Path) -> None:
-    outbox = Outbox(path)
+    outbox = AlertOutbox(path)
     outbox.accept([item(happened())], NOW)
     assert told(composed(outbox, NOW - 86_400)) == ["n1"]
     outbox.close()
@@ -137,9 +139,9 @@ def test_a_clock_that_was_set_back_holds_no_alert(path: Path) -> None:
 def test_a_clock_that_was_set_back_silences_nothing_for_longer_than_one_that_was_right(
     path: Path,
 ) -> None:
-    """It was a year ahead, as on a machine whose time was not yet set, and said so then."""
-    outbox = Outbox(path)
-    conflict = item(happened(kind=Kind.AGENT_CONFLICT))
+    """The clock was a year ahead, as on a machine whose time was not yet set, when it reported."""
+    outbox = AlertOutbox(path)
+    conflict = item(happened(kind=EventKind.AGENT_CONFLICT))
     assert outbox.accept([conflict], NOW + 365 * 86_400)[0] == 1
     assert outbox.accept([conflict], NOW)[0] == 0, "said a moment ago, as far as anybody knows"
     assert outbox.accept([conflict], NOW + SAME_WITHIN + 1)[0] == 1
@@ -147,10 +149,10 @@ def test_a_clock_that_was_set_back_silences_nothing_for_longer_than_one_that_was
 
 def test_a_post_carries_a_bounded_number(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox_module, "MOST_IN_ONE", 10)
-    outbox = Outbox(path)
+    outbox = AlertOutbox(path)
     outbox.accept([item(happened(f"n{n}")) for n in range(25)], NOW)
     sizes = []
-    while isinstance(delivery := compose(outbox, NOW + 2), Delivery):
+    while isinstance(delivery := compose(outbox, NOW + 2), PendingDelivery):
         sizes.append(delivery.size)
         outbox.done(delivery)
     assert sizes == [10, 10, 5]
@@ -158,7 +160,7 @@ def test_a_post_carries_a_bounded_number(path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_each_webhook_has_a_place_of_its_own(path: Path) -> None:
-    outbox = Outbox(path)
+    outbox = AlertOutbox(path)
     outbox.accept([item(happened("n1"), "a", "b"), item(happened("n2"), "b")], NOW)
     assert outbox.depths() == {"a": 1, "b": 2}
     outbox.done(composed(outbox, NOW + 2, "b"))
@@ -172,14 +174,14 @@ def test_each_webhook_has_a_place_of_its_own(path: Path) -> None:
 
 def test_the_oldest_go_when_too_many_wait(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox_module, "MOST_WAITING", 10)
-    outbox = Outbox(path)
+    outbox = AlertOutbox(path)
     assert outbox.accept([item(happened(f"n{n}")) for n in range(13)], NOW) == (13, 3)
     assert told(composed(outbox, NOW + 2)) == [f"n{n}" for n in range(3, 13)]
     outbox.close()
 
 
 def test_what_is_too_old_is_dropped(path: Path) -> None:
-    outbox = Outbox(path)
+    outbox = AlertOutbox(path)
     outbox.accept([item(happened("n1"))], NOW)
     outbox.accept([item(happened("n2"))], NOW + 100)
     assert outbox.expire(HOOK, NOW + 50) == 1
@@ -191,10 +193,10 @@ def test_dead_letters_are_kept_to_be_looked_at_and_bounded(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox_module, "MOST_DEAD", 3)
-    outbox = Outbox(path)
+    outbox = AlertOutbox(path)
     for number in range(5):
         outbox.accept([item(happened(f"n{number}"))], NOW)
-        outbox.bury(composed(outbox, NOW + 2), "HTTP 400", NOW + 3)
+        outbox.dead_letter(composed(outbox, NOW + 2), "HTTP 400", NOW + 3)
     assert compose(outbox, NOW + 9) is None
     with sqlite3.connect(path) as other:
         rows = other.execute("SELECT because, alerts FROM dead ORDER BY seq").fetchall()
@@ -206,7 +208,7 @@ def test_dead_letters_are_kept_to_be_looked_at_and_bounded(
 
 
 def test_the_file_is_nobody_elses_to_read(path: Path) -> None:
-    outbox = Outbox(path)
+    outbox = AlertOutbox(path)
     outbox.accept([item(happened())], NOW)
     assert path.stat().st_mode & 0o777 == 0o600
     outbox.close()
@@ -218,13 +220,13 @@ def test_a_file_from_the_future_is_refused_and_left_alone(path: Path) -> None:
     other.close()
     before = path.read_bytes()
     with pytest.raises(OutboxError, match="newer sickbay"):
-        Outbox(path).accept([item(happened())], NOW)
+        AlertOutbox(path).accept([item(happened())], NOW)
     assert path.read_bytes() == before
 
 
 def test_a_broken_file_is_put_aside_and_the_next_try_works(path: Path) -> None:
     path.write_bytes(b"not a database, whatever it is called\n" * 500)
-    outbox = Outbox(path)
+    outbox = AlertOutbox(path)
     with pytest.raises(OutboxError, match="put aside as"):
         outbox.accept([item(happened())], NOW)
     assert outbox.accept([item(happened())], NOW) == (1, 0)
@@ -232,20 +234,30 @@ def test_a_broken_file_is_put_aside_and_the_next_try_works(path: Path) -> None:
     outbox.close()
 
 
+def test_a_broken_file_that_cannot_be_put_aside_is_told_and_left_where_it_is(path: Path) -> None:
+    path.write_bytes(b"not a database, whatever it is called\n" * 500)
+    path.with_name("outbox.db.broken").mkdir()
+    with pytest.raises(
+        OutboxError, match="file is not a database; and it can't be put aside: Is a"
+    ):
+        AlertOutbox(path).accept([item(happened())], NOW)
+    assert path.read_bytes().startswith(b"not a database")
+
+
 # -- said once -------------------------------------------------------------------------------------
 
 
 def again(path: Path, *transitions: Transition, at: float = NOW) -> int:
-    """How many of these are new, told one after the other."""
-    outbox = Outbox(path)
+    """How many of these are new, when they come one after the other."""
+    outbox = AlertOutbox(path)
     new, _ = outbox.accept([item(transition) for transition in transitions], at)
     outbox.close()
     return new
 
 
-OPENED = happened(kind=Kind.INCIDENT_OPENED, details={"action": "drain"})
-CLOSED = happened(kind=Kind.INCIDENT_CLOSED, details={"action": "drain"})
-HELD = happened(kind=Kind.HELD, details={"limit": "limits.concurrent"})
+OPENED = happened(kind=EventKind.INCIDENT_OPENED, details={"action": "drain"})
+CLOSED = happened(kind=EventKind.INCIDENT_CLOSED, details={"action": "drain"})
+HELD = happened(kind=EventKind.HELD, details={"limit": "limits.concurrent"})
 
 
 def test_what_a_restart_derives_again_is_not_told_again(path: Path) -> None:
@@ -256,49 +268,59 @@ def test_what_a_restart_derives_again_is_not_told_again(path: Path) -> None:
 
 def test_what_was_over_in_between_is_told_again(path: Path) -> None:
     assert again(path, OPENED, CLOSED, replace(OPENED, at=NOW + 5)) == 3  # closed is one, too
-    silent, back = happened(kind=Kind.AGENT_SILENT), happened(kind=Kind.AGENT_BACK)
+    silent, back = happened(kind=EventKind.AGENT_SILENT), happened(kind=EventKind.AGENT_BACK)
     assert again(path, silent, back, silent, silent, back) == 4
-    stop, go = happened("", Kind.STOPPED), happened("", Kind.RESUMED)
+    stop, go = happened("", EventKind.STOPPED), happened("", EventKind.RESUMED)
     assert again(path, stop, stop, go, stop) == 3
-    rack = [happened("", kind) for kind in (Kind.COMMON_CAUSE, Kind.COMMON_CAUSE_OVER)]
+    rack = [happened("", kind) for kind in (EventKind.COMMON_CAUSE, EventKind.COMMON_CAUSE_OVER)]
     begun, over = (replace(one, incident="rack=r1 check:nic-link") for one in rack)
     assert again(path, begun, begun, replace(begun, incident="check:dns"), over, begun) == 4
-    cooling, on = happened("", Kind.COOLDOWN), happened("", Kind.COOLDOWN_OVER)
+    cooling, on = happened("", EventKind.COOLDOWN), happened("", EventKind.COOLDOWN_OVER)
     assert again(path, cooling, cooling, on, cooling) == 3
-    cordoned, released = happened(kind=Kind.CORDONED), happened(kind=Kind.RELEASED)
-    admitted = happened(kind=Kind.ADMITTED)
+    lost, whole = happened("", EventKind.RECORD_LOST), happened("", EventKind.RECORD_WHOLE)
+    assert again(path, lost, replace(lost, summary="worse"), whole, lost, whole) == 4
+    cordoned, released = happened(kind=EventKind.CORDONED), happened(kind=EventKind.RELEASED)
+    admitted = happened(kind=EventKind.ADMITTED)
     assert again(path, admitted, cordoned, released, admitted, cordoned, released) == 6
 
 
 def test_what_differs_is_told_each(path: Path) -> None:
     other_limit = replace(HELD, details={"limit": "stop"})
     assert again(path, HELD, other_limit, HELD) == 2
-    blocked = [happened(kind=Kind.BLOCKED, details={"pod": name}) for name in ("a", "b", "a")]
+    blocked = [happened(kind=EventKind.BLOCKED, details={"pod": name}) for name in ("a", "b", "a")]
     assert again(path, *blocked) == 2
     assert again(path, OPENED, replace(OPENED, node="n2"), replace(OPENED, incident="x")) == 3
 
 
 def test_one_nodes_end_is_not_the_others(path: Path) -> None:
-    theirs = happened("n2", Kind.INCIDENT_OPENED, details={"action": "drain"})
+    theirs = happened("n2", EventKind.INCIDENT_OPENED, details={"action": "drain"})
     assert again(path, OPENED, theirs, CLOSED, theirs) == 3
 
 
 # -- which transitions are alerts ------------------------------------------------------------------
 
 
+def test_what_a_lost_record_holds_is_told_once_and_not_for_each_node() -> None:
+    assert alert_of(replace(HELD, details={"limit": "record"})) is None
+    assert alert_of(HELD) is not None
+    lost = alert_of(happened("", EventKind.RECORD_LOST))
+    assert lost is not None
+    assert lost.severity == "critical"
+
+
 def test_what_a_common_cause_explains_is_told_once_and_not_for_each_node() -> None:
     cause = {"cause": "check:nic-link", "limit": "limits.common_cause_nodes", "action": "cordon"}
-    assert alert_of(happened(kind=Kind.INCIDENT_OPENED, details=cause)) is None
-    assert alert_of(happened(kind=Kind.HELD, details=cause)) is None
-    assert alert_of(happened(kind=Kind.HELD, details={"limit": "limits.cooldown"})) is None
-    assert alert_of(happened(kind=Kind.CORDONED, details=cause)) is not None
-    fleet = alert_of(happened("", Kind.COMMON_CAUSE, details=cause))
+    assert alert_of(happened(kind=EventKind.INCIDENT_OPENED, details=cause)) is None
+    assert alert_of(happened(kind=EventKind.HELD, details=cause)) is None
+    assert alert_of(happened(kind=EventKind.HELD, details={"limit": "limits.cooldown"})) is None
+    assert alert_of(happened(kind=EventKind.CORDONED, details=cause)) is not None
+    fleet = alert_of(happened("", EventKind.COMMON_CAUSE, details=cause))
     assert fleet is not None
     assert fleet.severity == "critical"
 
 
 def test_an_incident_that_is_only_watched_is_no_alert() -> None:
-    for kind in (Kind.INCIDENT_OPENED, Kind.INCIDENT_CHANGED, Kind.INCIDENT_CLOSED):
+    for kind in (EventKind.INCIDENT_OPENED, EventKind.INCIDENT_CHANGED, EventKind.INCIDENT_CLOSED):
         assert alert_of(happened(kind=kind, details={"action": "observe"})) is None
         assert alert_of(happened(kind=kind, details={"action": "cordon"})) is not None
 
@@ -311,10 +333,10 @@ def test_the_default_kinds_are_those_of_the_documentation() -> None:
         for name, _, default in rows
         if default.strip() in ("yes", "no")
     }
-    assert documented == {kind.value: kind in DEFAULT_KINDS for kind in Kind}
+    assert documented == {kind.value: kind in DEFAULT_KINDS for kind in EventKind}
 
 
-kinds = st.sampled_from(list(Kind))
+kinds = st.sampled_from(list(EventKind))
 transitions = st.builds(
     Transition,
     at=st.floats(0, 4e9),
@@ -340,7 +362,7 @@ def test_telling_together_loses_no_node_and_groups_only_what_is_grouped(
     many: list[Transition],
 ) -> None:
     alerts = [alert for one in many if (alert := alert_of(one)) is not None]
-    told_as = together(alerts)
+    told_as = group(alerts)
     for kind in {alert.kind for alert in alerts}:
         before = [node for alert in alerts if alert.kind == kind for node in alert.nodes]
         after = [node for alert in told_as if alert.kind == kind for node in alert.nodes]
@@ -366,14 +388,14 @@ def test_times_are_rfc_3339_in_utc() -> None:
 
 
 @asynccontextmanager
-async def telling(path: Path, url: str, secret_file: Path) -> AsyncIterator[Alerts]:
-    alerts = Alerts(
+async def telling(path: Path, url: str, secret_file: Path) -> AsyncIterator[Notifier]:
+    alerts = Notifier(
         path,
-        [Address(url, secret_file, timeout=2.0)],
+        [WebhookConfig(url, secret_file, timeout=2.0)],
         clocks=CLOCKS,
         rng=random.Random(2),
         retry=Retry(first=0.02, most=0.1),
-        patience=Patience(linger=0.02, grouped=0.1),
+        patience=BatchWait(linger=0.02, grouped=0.1),
     )
     alerts.start()
     try:
@@ -409,7 +431,7 @@ async def test_kill_9_between_acceptance_and_delivery_loses_no_alert(
 ) -> None:
     receiver = Receiver()
     await receiver.start()
-    await receiver.stop()  # its port is known, and nobody listens
+    await receiver.stop()  # its port is known, and no process listens there
     await killed_after(path, receiver.url(), secret_file, None)
     await receiver.start()
     async with telling(path, receiver.url(), secret_file) as alerts:
@@ -440,7 +462,7 @@ async def test_an_orderly_close_leaves_what_was_noted_to_the_next_process(
     async with Receiver(answer=status(503)) as receiver:
         async with telling(path, receiver.url(), secret_file) as alerts:
             for number in range(2_000):
-                alerts.note(happened(f"n{number}"))
+                alerts.record_event(happened(f"n{number}"))
         assert alerts.counters.lost == 0
         receiver.requests.clear()
         receiver.answer = taken
@@ -451,9 +473,9 @@ async def test_an_orderly_close_leaves_what_was_noted_to_the_next_process(
 
 
 async def test_without_webhooks_there_is_no_outbox(path: Path) -> None:
-    alerts = Alerts(path, [], clocks=CLOCKS, rng=random.Random(1))
+    alerts = Notifier(path, [], clocks=CLOCKS, rng=random.Random(1))
     alerts.start()
-    alerts.note(happened())
+    alerts.record_event(happened())
     assert (alerts.problem, dict(alerts.depth())) == ("", {})
     await alerts.close()
     assert not path.exists()
@@ -463,7 +485,7 @@ async def test_alerts_for_a_webhook_that_is_no_longer_configured_are_dropped_and
     path: Path, secret_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with telling(path, "http://127.0.0.1:1/old", secret_file) as alerts:
-        alerts.note(happened())
+        alerts.record_event(happened())
         await until(lambda: alerts.counters.accepted == 1)
     async with Receiver() as receiver, telling(path, receiver.url(), secret_file) as after:
         await until(lambda: "no longer configured" in caplog.text)
@@ -478,7 +500,7 @@ async def test_an_outbox_that_cannot_be_written_holds_up_nobody_and_catches_up(
     async with Receiver() as receiver, telling(path, receiver.url(), secret_file) as alerts:
         began = time.monotonic()
         for number in range(8):
-            alerts.note(happened(f"n{number}"))
+            alerts.record_event(happened(f"n{number}"))
         assert time.monotonic() - began < 5
         assert alerts.counters.lost == 3
         assert list(alerts.depth().values()) == [5]

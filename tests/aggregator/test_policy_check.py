@@ -1,4 +1,4 @@
-"""What is wrong or odd in a site's rules is said, with file, line and reason."""
+"""Errors and oddities in a site's rules are reported, with file, line and reason."""
 
 import re
 from dataclasses import replace
@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from aggregator.configfile.yaml_source import ConfigError
 from aggregator.policy import lint
+from aggregator.policy.defaults import read_policy
 from aggregator.policy.lint import parse_checks, warnings
 from aggregator.policy.load import load_policy
-from aggregator.policy.rules import Rule
-from aggregator.policy.shipped import read_policy
-from aggregator.reading.yaml_lines import ConfigError
+from aggregator.policy.rules import Policy, Rule
 from nodeagent.checks import registry, xid_codes
 from tests.support.replica import shipped_policy
 
@@ -192,6 +192,36 @@ def test_what_makes_a_difference_is_not_complained_of(text: str) -> None:
     assert odd(rule(text)) == []
 
 
+@pytest.mark.parametrize(
+    ("key", "good", "bad"),
+    [
+        ("minCount", ("1", "1000000"), ("0", "-1", "1000001", "true", "1.0", "'3'")),
+        ("minJobs", ("2", "15"), ("1", "16", "true")),
+        ("flaps", ("2", "20"), ("1", "21", "false")),
+        ("within", ("1m", "24h"), ("59s", "86401s", "0s")),
+        ("repeatWithin", ("0s", "28d"), ("2419201s",)),
+    ],
+)
+def test_numbers_and_times_of_a_rule_are_taken_up_to_their_bounds(
+    key: str, good: tuple[str, ...], bad: tuple[str, ...]
+) -> None:
+    about = {
+        "flaps": "check: nic-link, within: 10m",
+        "within": "check: nic-link, flaps: 3",
+        "minJobs": "faults: ['xid:31'], apart: 1m, within: 24h",
+    }.get(key, "faults: ['xid:79']")
+
+    def policy(value: str) -> Policy:
+        return shipped_policy(rule(f"name: a, kind: gpu, {about}, {key}: {value}, action: observe"))
+
+    for value in good:
+        policy(value)
+    for value in bad:
+        with pytest.raises(ConfigError) as refused:
+            policy(value)
+        assert any(f".{key}: " in line for line in refused.value.lines()), value
+
+
 def test_a_pattern_is_shadowed_by_a_wider_pattern_and_by_no_list() -> None:
     wide = "{name: wide, kind: gpu, faults: ['xid:9*'], action: observe}"
     narrow = "{name: narrow, kind: gpu, faults: ['xid:95*', 'xid:92'], action: observe}"
@@ -268,8 +298,8 @@ def test_the_checks_that_rules_can_be_about_are_the_agents_own() -> None:
 
 
 def test_the_reasons_that_a_check_fails_with_are_known() -> None:
-    """Every word beside Status.FAILED in the check's own source, and none that it never says."""
-    shared = "".join((SOURCE / f"nodeagent/checks/{one}.py").read_text() for one in ("disks",))
+    """Every reason beside Status.FAILED in the check's own source, and none that it never gives."""
+    shared = (SOURCE / "nodeagent/checks/disk_common.py").read_text()
     sources = "".join(path.read_text() for path in (SOURCE / "nodeagent/sources").glob("*.py"))
     for name, reasons in CHECKS.items():
         if name in OWN_WORDS or reasons is None:

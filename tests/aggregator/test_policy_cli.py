@@ -1,17 +1,17 @@
-"""What a person asks of the rules before they meet a fleet: the real command, the shipped rules."""
+"""Questions about the rules before they meet a fleet: the real command, the shipped rules."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from aggregator.cli import main
 from aggregator.config.settings import load
+from aggregator.daemon_cli.main import main
+from aggregator.policy.defaults import read_policy
 from aggregator.policy.explain import Question, explain
-from aggregator.policy.shipped import read_policy
 
 DOCS = Path(__file__).parents[2] / "docs"
-#: A site's file that changes nothing.
+#: A site's file without any change.
 SHIPPED = str(Path(__file__).parents[2] / "aggregator/policy/rules.yaml")
 
 

@@ -1,8 +1,9 @@
-"""When a node that has recovered may go, what holds that, and what looks like recovery and is not.
+"""The release of a recovered node: its time, the holds on it, and false signs of recovery.
 
 In virtual time: the real controller, with all its rounds.
 """
 
+import json
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
@@ -11,24 +12,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.health.model import Cleared, ClearedBy, Component, Delta, Status
-from aggregator.policy.rules import LONGEST_REPEAT
-from aggregator.quarantine.cluster import (
+from aggregator.cluster.node_names import is_marked
+from aggregator.cluster.port import (
     Action,
     ClusterError,
     EvidenceItem,
     Node,
     Phase,
+    Quarantine,
     QuarantineSpec,
+    QuarantineStatus,
     Unreachable,
 )
+from aggregator.health.model import CheckOff, Cleared, ClearedBy, Component, Delta, Status
+from aggregator.health.node import NodeHealth
+from aggregator.policy.rules import LONGEST_REPEAT
 from aggregator.quarantine.decide.admission import Limits
-from aggregator.quarantine.decide.marks import is_marked
-from aggregator.quarantine.decide.record import parse_record
-from aggregator.quarantine.decide.release import RELEASES, remember
-from aggregator.quarantine.decide.wishes import PIN
-from tests.support import virtualtime
-from tests.support.memorycluster import MemoryCluster, World, phase_of
+from aggregator.quarantine.decide.admission_record import parse_record
+from aggregator.quarantine.decide.intent import OURS
+from aggregator.quarantine.decide.operator_requests import PIN, OperatorRequests
+from aggregator.quarantine.decide.release_checks import RELEASES, release_hold, remember
+from tests.support import virtual_time
+from tests.support.memory_cluster import MemoryCluster, World, phase_of
 from tests.support.replica import (
     SETTINGS,
     FakeLine,
@@ -39,7 +44,7 @@ from tests.support.replica import (
     shipped_policy,
     snapshot,
 )
-from tests.support.running import Running, later, soon
+from tests.support.virtual_replica import Running, later, soon
 
 ILL = snapshot(fault())
 CLEARED = (Cleared("xid:79", "GPU-1", "operator"),)
@@ -109,7 +114,7 @@ def test_a_release_waits_until_every_device_is_allocatable_again() -> None:
         change(world, devices={"nvidia.com/gpu": ("8", "8")})
         await gone(world)
 
-    virtualtime.run(main())
+    virtual_time.run(main())
 
 
 def gpus(check: str, status: Status) -> Component:
@@ -136,7 +141,30 @@ def test_a_gpu_goes_back_when_the_inventory_is_whole_and_no_action_is_due(
         replica.agent("n1", Delta((good,)))
         await gone(world)
 
-    virtualtime.run(main())
+    virtual_time.run(main())
+
+
+def inventory(*, off_because: str = "", found: bool = False, listed: bool = True) -> str:
+    """The hold on the release of a GPU's quarantine when the inventory is as said."""
+    recovery = CheckOff("gpu-recovery", 60.0, "")
+    checks = (CheckOff("gpu-inventory", 60.0, off_because),) if listed else ()
+    health = NodeHealth(replace(hello("n1"), checks=(recovery, *checks)))
+    health.snapshot(snapshot(*([gpus("gpu-inventory", Status.OK)] if found else [])))
+    spec = QuarantineSpec(Action.DRAIN, "gpu", "xid:79", OURS)
+    return release_hold(
+        Quarantine("n1", "q", "1", spec, QuarantineStatus(Phase.DRAINED)),
+        node=Node("n1", "uid", "1", True, (), {}, {}, "boot-1"),
+        health=health,
+        policy=shipped_policy(),
+        wishes=OperatorRequests(),
+    )
+
+
+def test_a_gpu_goes_back_when_an_inventory_that_runs_has_looked() -> None:
+    assert inventory() == "gpu-inventory has not looked yet"
+    assert inventory(found=True) == ""
+    assert inventory(off_because="no GPU") == "", "a check that is off will never look"
+    assert inventory(listed=False) == "", "nor will one that the agent does not have"
 
 
 def test_what_the_gpus_say_does_not_hold_a_disks_release() -> None:
@@ -151,7 +179,7 @@ def test_what_the_gpus_say_does_not_hold_a_disks_release() -> None:
         await later(700)
         await gone(world)
 
-    virtualtime.run(main())
+    virtual_time.run(main())
 
 
 def test_the_same_fault_soon_after_a_release_wants_a_person() -> None:
@@ -176,7 +204,7 @@ def test_the_same_fault_soon_after_a_release_wants_a_person() -> None:
         await later(700)
         await gone(world)
 
-    virtualtime.run(main())
+    virtual_time.run(main())
 
 
 def test_a_rule_may_forgive_repeats_and_another_component_is_no_repeat() -> None:
@@ -194,7 +222,7 @@ def test_a_rule_may_forgive_repeats_and_another_component_is_no_repeat() -> None
             await later(700)
             await gone(world)
 
-    virtualtime.run(main())
+    virtual_time.run(main())
 
 
 def test_a_rule_that_wants_a_person_is_released_by_one_alone_whatever_restarts() -> None:
@@ -213,7 +241,7 @@ def test_a_rule_that_wants_a_person_is_released_by_one_alone_whatever_restarts()
         world.person_uncordons("n1")
         await gone(world)
 
-    virtualtime.run(main())
+    virtual_time.run(main())
 
 
 def test_a_pin_keeps_a_node_in_until_it_is_gone_and_not_against_a_person() -> None:
@@ -237,7 +265,7 @@ def test_a_pin_keeps_a_node_in_until_it_is_gone_and_not_against_a_person() -> No
         await gone(world)
         assert PIN in world.nodes["n1"].annotations  # theirs, and it stays
 
-    virtualtime.run(main())
+    virtual_time.run(main())
 
 
 def test_a_person_who_releases_what_has_recovered_overrules_nothing() -> None:
@@ -254,7 +282,7 @@ def test_a_person_who_releases_what_has_recovered_overrules_nothing() -> None:
         replica.agent("n1", Delta(faults=(fault(source_seq=8),)))
         await drained(world)
 
-    virtualtime.run(main())
+    virtual_time.run(main())
 
 
 def test_what_falls_ill_again_while_it_is_held_is_drained_again_and_not_before() -> None:
@@ -270,7 +298,7 @@ def test_what_falls_ill_again_while_it_is_held_is_drained_again_and_not_before()
         await later(1000)
         assert is_marked(world.nodes["n1"])
 
-    virtualtime.run(main())
+    virtual_time.run(main())
 
 
 def test_an_agent_that_falls_silent_while_its_release_is_held_evicts_nobody() -> None:
@@ -286,12 +314,12 @@ def test_an_agent_that_falls_silent_while_its_release_is_held_evicts_nobody() ->
         replica.agent("n1", Delta((replace(disk, status=Status.OK),)))
         await later(700)
         await held(world, "pinned")
-        replica.controller.detached("n1", line, "gone")
+        replica.controller.on_disconnect("n1", line, "gone")
         world.budget_blocks.clear()
         await later(1000)
         assert world.evicted == []
 
-    virtualtime.run(main())
+    virtual_time.run(main())
 
 
 # -- what looks like recovery and is not ----------------------------------------------------------
@@ -305,13 +333,13 @@ def the_agent_restarts(world: World, replica: Replica) -> Replica:
 
 
 def the_agent_lost_its_spool(world: World, replica: Replica) -> Replica:
-    replica.controller.attached(replace(hello("n1"), spool_epoch="another"), FakeLine())
-    replica.controller.heard("n1", snapshot(), replica.clock())
+    replica.controller.on_connect(replace(hello("n1"), spool_epoch="another"), FakeLine())
+    replica.controller.on_evidence("n1", snapshot(), replica.clock())
     return replica
 
 
 def the_snapshot_is_missing(world: World, replica: Replica) -> Replica:
-    replica.controller.attached(hello("n1"), FakeLine())
+    replica.controller.on_connect(hello("n1"), FakeLine())
     return replica
 
 
@@ -368,7 +396,7 @@ def test_what_looks_like_recovery_releases_nobody(trick: Trick) -> None:
         await later(700)
         await gone(world)
 
-    virtualtime.run(main())
+    virtual_time.run(main())
 
 
 def test_a_reimaged_node_is_not_released_from_what_only_a_person_ends() -> None:
@@ -379,12 +407,12 @@ def test_a_reimaged_node_is_not_released_from_what_only_a_person_ends() -> None:
         await soon(lambda: phase_of(world, "n1") in (Phase.CORDONED, Phase.DRAINED))
         change(world, boot_id="boot-2")
         told = replace(hello("n1", "boot-2"), spool_epoch="new", instance="new")
-        replica.controller.attached(told, FakeLine())
-        replica.controller.heard("n1", snapshot(), replica.clock())
+        replica.controller.on_connect(told, FakeLine())
+        replica.controller.on_evidence("n1", snapshot(), replica.clock())
         await later(3600)
         assert is_marked(world.nodes["n1"])
 
-    virtualtime.run(main())
+    virtual_time.run(main())
 
 
 def test_a_late_stream_of_the_boot_before_is_held_by_what_the_kubelet_says() -> None:
@@ -398,7 +426,7 @@ def test_a_late_stream_of_the_boot_before_is_held_by_what_the_kubelet_says() -> 
         [item] = world.quarantines["n1"].spec.evidence
         assert item.cleared == ""
 
-    virtualtime.run(main())
+    virtual_time.run(main())
 
 
 # -- a person's release is held by nothing ---------------------------------------------------------
@@ -430,7 +458,7 @@ def test_a_persons_release_is_held_by_nothing_at_all(word: Callable[[World, str]
         assert failed["patch_node"] >= 4
         assert "quarantine.released" in replica.notes.kinds("n1")
 
-    virtualtime.run(main())
+    virtual_time.run(main())
 
 
 # -- what the node remembers ----------------------------------------------------------------------
@@ -495,7 +523,7 @@ def test_a_quarantine_of_no_node_says_so_takes_no_place_and_is_carried_out_once_
         assert not is_marked(world.nodes["typo"])
         await replica.stop()
 
-    virtualtime.run(main())
+    virtual_time.run(main())
 
 
 def test_one_of_no_node_can_be_deleted_again_and_its_name_is_shown_no_more() -> None:
@@ -506,11 +534,11 @@ def test_one_of_no_node_can_be_deleted_again_and_its_name_is_shown_no_more() -> 
         await later(30)  # the nodes were listed just now
         world.person_creates("typo", smoke)
         await soon(lambda: phase_of(world, "typo") is Phase.INVALID)
-        assert "typo" in replica.fleet.patients
+        assert "typo" in replica.fleet.node_summaries
         began = clock()
         world.person_deletes("typo")
         await soon(lambda: not world.quarantines)
-        await soon(lambda: "typo" not in replica.fleet.patients)
+        await soon(lambda: "typo" not in replica.fleet.node_summaries)
         assert clock() - began < 60, "at once, not when the nodes are next listed"
         # One that an agent speaks for stays: the list of nodes may be older than it.
         replica.agent("new", snapshot())
@@ -519,7 +547,40 @@ def test_one_of_no_node_can_be_deleted_again_and_its_name_is_shown_no_more() -> 
         world.person_deletes("new")
         await soon(lambda: not world.quarantines)
         await later(1)
-        assert "new" in replica.fleet.patients
+        assert "new" in replica.fleet.node_summaries
         await replica.stop()
 
-    virtualtime.run(main())
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize(
+    ("ahead", "waits"),
+    [(-86400.0, True), (60.0, True), (400 * 86400.0, False)],
+    ids=["a day ago", "clocks a minute apart", "more than a year ahead"],
+)
+def test_a_release_that_is_remembered_in_the_future_holds_no_later_one(
+    ahead: float, *, waits: bool
+) -> None:
+    """The wall clock was a year ahead at that release, and is right again."""
+
+    async def main() -> None:
+        clock = Running()
+        at = clock() + 1_000_000 + ahead
+        world = one_node(annotations={RELEASES: json.dumps([["xid:79", "GPU-1", at]])})
+        replica = await falls_ill(world, clock=clock, wall=lambda: clock() + 1_000_000)
+        recovers(replica)
+        if waits:
+            await held(world, "came again")
+        else:
+            await soon(lambda: not world.quarantines)
+            [[_, _, remembered]] = json.loads(world.nodes["n1"].annotations[RELEASES])
+            assert remembered <= clock() + 1_000_000
+
+    virtual_time.run(main())
+
+
+def test_what_is_remembered_in_the_future_is_forgotten_at_the_next_release() -> None:
+    notes = {RELEASES: json.dumps([["xid:48", "GPU-2", 5_000_000], ["xid:74", "GPU-2", 990]])}
+    node = replace(NODE, annotations=notes)
+    kept = json.loads(remember(node, items("xid:79"), earliest=1000.0, latest=1000.0))
+    assert [code for code, _, _ in kept] == ["xid:74", "xid:79"]

@@ -17,18 +17,18 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from aggregator.cli import main
+from aggregator.clock import Clocks
+from aggregator.daemon_cli.main import main
 from aggregator.health.model import ClearedBy, Component, Delta, Snapshot, Status
 from aggregator.health.node import NodeHealth
-from aggregator.history.exported import Exported
+from aggregator.history.evidence_recorder import EvidenceRecorder
+from aggregator.history.export_file import ExportFile
 from aggregator.history.history import History
-from aggregator.history.recorder import Recorder
-from aggregator.history.replays import RecordError, by_node, from_line, since, to_line
-from aggregator.policy.judge import judge
+from aggregator.history.replay_codec import RecordError, by_node, from_line, since, to_line
+from aggregator.policy.evaluate import evaluate
 from aggregator.policy.replay import Episode, compare, live, totals
-from aggregator.quarantine.acts import Clocks
-from tests.aggregator.test_past import FAILED, OK, SITE, Node, happenings, link, seen
-from tests.support.memorycluster import World
+from tests.aggregator.test_windows import FAILED, OK, SITE, Node, happenings, link, seen
+from tests.support.memory_cluster import World
 from tests.support.replica import (
     POLICY,
     FakeLine,
@@ -45,7 +45,7 @@ H = 3600.0
 
 @dataclass
 class Tape:
-    """What a recorder puts, as rows."""
+    """The records of a recorder, as rows."""
 
     clock: Turned
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -72,7 +72,7 @@ def replayed(tape: Tape, until: float, policy: object = SITE) -> list[Episode]:
 def test_what_a_replica_writes_late_of_a_node_that_moved_away_is_not_believed(
     tmp_path: Path,
 ) -> None:
-    """Its stream ended there after it had begun elsewhere; or its clock is behind."""
+    """The stream ended there after it had begun at another replica; or that clock is behind."""
     ill: dict[str, Any] = {"components": []}
     rows = [
         {"at": at, "node": "n1", "kind": kind, "body": body, "replica": replica}
@@ -92,7 +92,7 @@ def test_what_a_replica_writes_late_of_a_node_that_moved_away_is_not_believed(
     # As it comes back from a file, too.
     file = tmp_path / "record.jsonl"
     file.write_text("\n".join(map(to_line, rows)))
-    assert [*by_node(Exported(file).rows())] == [(node, events)]
+    assert [*by_node(ExportFile(file).rows())] == [(node, events)]
 
 
 def test_a_record_is_read_a_node_at_a_time_in_any_order_of_its_lines(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_record_is_read_a_node_at_a_time_in_any_order_of_its_lines(tmp_path: P
                 print(file=lines)
     tracemalloc.start()
     try:
-        record = Exported(file)
+        record = ExportFile(file)
         read = [(row["node"], row["at"], row["kind"]) for row in record.rows()]
         most = tracemalloc.get_traced_memory()[1]
     finally:
@@ -115,7 +115,7 @@ def test_a_record_is_read_a_node_at_a_time_in_any_order_of_its_lines(tmp_path: P
     assert [one[:2] for one in read] == sorted(one[:2] for one in read)
     assert (len(read), record.last) == (6012, 2.0)
     assert most < file.stat().st_size / 4
-    assert {row["node"] for row in Exported(file, "n3").rows()} == {"n3"}
+    assert {row["node"] for row in ExportFile(file, "n3").rows()} == {"n3"}
 
 
 def test_a_record_keeps_what_people_write_whole(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_record_keeps_what_people_write_whole(tmp_path: Path) -> None:
     row = {"at": 1.0, "node": "n1", "kind": "base", "body": told}
     # As it was written before, and as it is.
     file.write_text(f"{json.dumps(row, ensure_ascii=False)}\n{to_line(row)}\n", "utf-8")
-    assert [row["body"] for row in Exported(file).rows()] == [told, told]
+    assert [row["body"] for row in ExportFile(file).rows()] == [told, told]
     assert to_line(row).isascii()
 
 
@@ -133,26 +133,26 @@ def test_a_file_that_is_no_record_is_refused_before_it_fills_the_memory(tmp_path
     file.touch()
     os.truncate(file, 1 << 40)
     with pytest.raises(RecordError, match="jsonl:1: longer than 32 MiB, which no line of ours is"):
-        Exported(file)
+        ExportFile(file)
     for text in ("[" * 20_000, "\xff", "{", "\0"):
         file.write_text(text, "latin-1")
         with pytest.raises(RecordError, match="jsonl:1: no JSON; expected a line of 'sickbay-aggr"):
-            Exported(file)
+            ExportFile(file)
     with pytest.raises(RecordError, match=r"gone can't be read: .*No such file"):
-        Exported(tmp_path / "gone")
+        ExportFile(tmp_path / "gone")
 
 
 def test_what_is_well_and_stays_so_is_no_row() -> None:
     clock = Turned()
     tape = Tape(clock)
-    recorder = Recorder(tape.put)
-    recorder.greeted(hello("n1"))
+    recorder = EvidenceRecorder(tape.put)
+    recorder.record_hello(hello("n1"))
     fine = Component("disk-space", "/", Status.OK, "", "", 900.0, ((900.0, Status.OK),))
-    recorder.told("n1", snapshot(fine), clock())
+    recorder.record_message("n1", snapshot(fine), clock())
     for turn in range(100):
         clock.time += 60
-        recorder.told("n1", Delta((replace(fine, message=f"{turn} %"),)), clock())
-    recorder.left("n1")
+        recorder.record_message("n1", Delta((replace(fine, message=f"{turn} %"),)), clock())
+    recorder.record_disconnect("n1")
     assert [(row["kind"], row["body"]) for row in tape.rows] == [
         ("hello", {"boot": "boot-1", "epoch": "epoch", "driver": ""}),
         ("base", {}),
@@ -162,11 +162,11 @@ def test_what_is_well_and_stays_so_is_no_row() -> None:
 def test_a_storm_of_one_fault_is_few_rows() -> None:
     clock = Turned()
     tape = Tape(clock)
-    recorder = Recorder(tape.put)
-    recorder.greeted(hello("n1"))
+    recorder = EvidenceRecorder(tape.put)
+    recorder.record_hello(hello("n1"))
     for count in range(1, 3000):
         clock.time += 0.1
-        recorder.told("n1", Delta(faults=(fault("xid:95", count=count),)), clock())
+        recorder.record_message("n1", Delta(faults=(fault("xid:95", count=count),)), clock())
     assert len(tape.rows) < 40
     assert tape.rows[-1]["body"]["faults"][0]["count"] > 1900
 
@@ -195,12 +195,12 @@ def test_what_is_exported_since_a_time_begins_with_what_was_known_then() -> None
 def test_a_replay_of_the_same_policy_judges_as_was_judged(
     many: list[tuple[tuple[str, ...], int, set[str]]],
 ) -> None:
-    """Acting incidents: the same, beginning and ending at the same time, whatever happened."""
+    """Acting incidents: the same, beginning and ending at the same time, whichever events came."""
     clock, node = Turned(), Node()
     tape = Tape(clock)
-    recorder = Recorder(tape.put)
+    recorder = EvidenceRecorder(tape.put)
     health = NodeHealth(replace(hello("n1"), spool_epoch="e"))
-    recorder.greeted(replace(hello("n1"), spool_epoch="e"))
+    recorder.record_hello(replace(hello("n1"), spool_epoch="e"))
     incidents: Mapping[str, Any] = {}
     lives: list[tuple[str, float, str]] = []
     closings: list[tuple[str, float]] = []
@@ -208,7 +208,7 @@ def test_a_replay_of_the_same_policy_judges_as_was_judged(
 
     def look(now: float) -> None:
         nonlocal incidents, again
-        judged = judge(SITE, health, incidents, now)
+        judged = evaluate(SITE, health, incidents, now)
         for ident, one in judged.incidents.items():
             if ident not in incidents and one.action != "observe":
                 lives.append((one.kind, round(one.since, 2), one.id))
@@ -227,7 +227,7 @@ def test_a_replay_of_the_same_policy_judges_as_was_judged(
         else:
             health.delta(told)
         look(clock())
-        recorder.told("n1", told, clock())
+        recorder.record_message("n1", told, clock())
 
     say(node.snapshot(clock()))
     for step, passed, _ in many:
@@ -254,20 +254,24 @@ def a_story() -> Tape:
     """One GPU off the bus, a boot; one link that flaps; application Xids over several jobs."""
     clock = Turned()
     tape = Tape(clock)
-    recorder = Recorder(tape.put)
+    recorder = EvidenceRecorder(tape.put)
     for node in ("n1", "n2", "n3"):
-        recorder.greeted(hello(node))
-        recorder.told(node, snapshot(), clock())
+        recorder.record_hello(hello(node))
+        recorder.record_message(node, snapshot(), clock())
     clock.time = 2000.0
-    recorder.told("n1", Delta(faults=(fault("xid:79", first_at=2000.0, last_at=2000.0),)), clock())
-    recorder.told("n2", Delta((link((0.0, OK), (1950.0, FAILED)),)), clock())
+    recorder.record_message(
+        "n1", Delta(faults=(fault("xid:79", first_at=2000.0, last_at=2000.0),)), clock()
+    )
+    recorder.record_message("n2", Delta((link((0.0, OK), (1950.0, FAILED)),)), clock())
     clock.time = 2010.0
-    recorder.told("n2", Delta((link((0.0, OK), (1950.0, FAILED), (2010.0, OK)),)), clock())
+    recorder.record_message(
+        "n2", Delta((link((0.0, OK), (1950.0, FAILED), (2010.0, OK)),)), clock()
+    )
     clock.time = 5000.0
-    recorder.greeted(hello("n1", "boot-2"))
-    recorder.told("n1", snapshot(), clock())
+    recorder.record_hello(hello("n1", "boot-2"))
+    recorder.record_message("n1", snapshot(), clock())
     clock.time = 9000.0
-    recorder.told("n3", Delta(faults=(seen(5000.0, 7000.0, 9000.0),)), clock())
+    recorder.record_message("n3", Delta(faults=(seen(5000.0, 7000.0, 9000.0),)), clock())
     return tape
 
 
@@ -326,7 +330,7 @@ async def test_what_two_agents_of_one_node_say_in_turn_is_not_recorded_and_then_
 ):
     clock = Turned(1000.0)
     tape = Tape(clock)
-    replica = Replica(World(), clock=clock, witness=Recorder(tape.put))
+    replica = Replica(World(), clock=clock, evidence_recording=EvidenceRecorder(tape.put))
     controller, latched = replica.controller, fault("xid:63")
 
     def down() -> Component:
@@ -336,39 +340,43 @@ async def test_what_two_agents_of_one_node_say_in_turn_is_not_recorded_and_then_
     begun = len(tape.rows)
     for number in range(50):
         line = FakeLine()
-        controller.conflict("n1", f"two live agents: {number}")
+        controller.on_conflict("n1", f"two live agents: {number}")
         replica.agent("n1", snapshot(), line=line, boot_id=f"boot-{number % 2}")
         replica.agent("n1", Delta((down(),), (latched,)))
-        assert replica.fleet.patients["n1"].health is not None
-        assert replica.fleet.patients["n1"].health.failed(), "what they say is heard all the same"
-        controller.detached("n1", line, "a newer stream")
+        assert replica.fleet.node_summaries["n1"].health is not None
+        assert replica.fleet.node_summaries["n1"].health.failed(), (
+            "what they say is heard all the same"
+        )
+        controller.on_disconnect("n1", line, "a newer stream")
     assert len(tape.rows) == begun
     replica.agent("n1", snapshot(latched, down()))
-    controller.conflict("n1", "")
+    controller.on_conflict("n1", "")
     greeted, base = tape.rows[begun:]
     assert (greeted["kind"], greeted["body"]["boot"], base["kind"]) == ("hello", "boot-1", "base")
     assert [one["check"] for one in base["body"]["components"]] == ["nic-link"]
     assert [one["code"] for one in base["body"]["faults"]] == ["xid:63"]
     replica.agent("n1", Delta((link((clock(), OK)),)))
     assert tape.rows[-1]["kind"] == "change"
-    # One that is over before the snapshot: nothing is known yet that a base could rest on.
-    controller.conflict("n1", "two live agents")
-    controller.attached(hello("n1", "boot-2"), FakeLine())
+    # A conflict that is over before the snapshot: there is no fact yet that a base could rest on.
+    controller.on_conflict("n1", "two live agents")
+    controller.on_connect(hello("n1", "boot-2"), FakeLine())
     begun = len(tape.rows)
-    controller.conflict("n1", "")
+    controller.on_conflict("n1", "")
     assert len(tape.rows) == begun
-    controller.heard("n1", snapshot(latched, down()), clock())
+    controller.on_evidence("n1", snapshot(latched, down()), clock())
     assert [one["kind"] for one in tape.rows[begun:]] == ["hello", "base"]
     assert [one["check"] for one in tape.rows[-1]["body"]["components"]] == ["nic-link"]
-    # One that is over while nobody is attached, and one whose end nobody tells.
+    # A conflict that is over while no agent is attached, and one whose end is never reported.
     for end in ("", None):
-        controller.conflict("n1", "two live agents")
+        controller.on_conflict("n1", "two live agents")
         replica.agent("n1", snapshot(down()))
-        controller.detached("n1", controller._hearing._lines["n1"], "gone")
+        controller.on_disconnect("n1", controller._agent_events._lines["n1"], "gone")
         if end is not None:
-            controller.conflict("n1", end)
+            controller.on_conflict("n1", end)
         else:
-            replica.fleet.patients["n1"].conflict = ""  # as when its node moves to another replica
+            replica.fleet.node_summaries[
+                "n1"
+            ].conflict = ""  # as when its node moves to another replica
         begun = len(tape.rows)
         replica.agent("n1", snapshot(latched))
         assert [one["kind"] for one in tape.rows[begun:]] == ["hello", "base"]
@@ -383,7 +391,9 @@ async def record(url: str) -> None:
     clocks = Clocks(time.monotonic, time.time)
     history = History(url, keep=86400, clocks=clocks, rng=random.Random(1))
     history.start()
-    replica = Replica(World(), clock=Turned(1000.0), witness=Recorder(history.record))
+    replica = Replica(
+        World(), clock=Turned(1000.0), evidence_recording=EvidenceRecorder(history.record)
+    )
     replica.agent("n1", snapshot())
     replica.agent("n1", Delta(faults=(fault("xid:54", cleared_by=ClearedBy.OPERATOR),)))
     await asyncio.sleep(0)
@@ -421,7 +431,7 @@ def test_an_owner_replays_the_aggregators_own_history(
     assert "cordon becomes drain" in out
     code, out, _ = command(capsys, "policy", "replay", str(policy), *source, "-o", "json")
     with Path("/dev/full").open("wb") as full:
-        program = "from aggregator.cli import main; main()"
+        program = "from aggregator.daemon_cli.main import main; main()"
         words = (sys.executable, "-c", program, "policy", "replay", str(policy), *source)
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     # 1 would read as "something would have been different".

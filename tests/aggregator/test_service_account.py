@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.kube.service_account import REREAD, ServiceAccount
+from aggregator.cluster.kubernetes.service_account import REREAD, ServiceAccount
 from tests.support.pki import Authority
 from tests.support.replica import Turned
 
@@ -15,9 +15,9 @@ ENVIRON = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "44
 _LOADS = """
 import asyncio, sys
 from pathlib import Path
-from aggregator.kube.access import Sources, load
+from aggregator.cluster.kubernetes.credentials import CredentialSources, load
 environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}
-access = asyncio.run(load(Sources("", "", environ, service_account=Path(sys.argv[1]))))
+access = asyncio.run(load(CredentialSources("", "", environ, service_account=Path(sys.argv[1]))))
 print(access.url, asyncio.run(access.authorization()), "kubernetes_asyncio" in sys.modules)
 """
 

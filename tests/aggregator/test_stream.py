@@ -1,4 +1,4 @@
-"""Streams against a real server on loopback: what is taken in, acknowledged, refused and ended."""
+"""Streams against a real server on loopback: intake, acknowledgements, refusals and ends."""
 
 import asyncio
 import gc
@@ -10,10 +10,12 @@ import grpc
 import pytest
 
 from aggregator.health.model import Component, Delta, Snapshot, Status
-from aggregator.ingest.resyncs import EVERY
+from aggregator.ingest.resync_backoff import EVERY
 from aggregator.ingest.stream import Stream
 from sickbay.v1 import sickbay_pb2 as pb
+from tests.support import evidence as said
 from tests.support.ingest import Site, site
+from tests.support.replica import fault
 from tests.support.waiting import until
 
 Code = grpc.StatusCode
@@ -220,9 +222,9 @@ async def test_a_delta_before_its_snapshot_is_refused(plain: Site) -> None:
     ("bad", "code", "says", "why"),
     [
         (
-            message(delta=pb.Delta(seq=2, faults=[pb.Fault(code="xid:79")])),
+            message(snapshot=pb.Snapshot(seq=2, quiesced_for_ms=2**63)),
             Code.INVALID_ARGUMENT,
-            "delta.faults[0].count: 0; expected at least 1",
+            "snapshot.quiesced_for_ms: 9223372036854775808 ms; expected at most ten years",
             "malformed",
         ),
         (
@@ -259,6 +261,40 @@ async def test_a_bad_message_ends_its_stream_says_why_and_harms_no_other(
         assert plain.stats.ended == {why: 1}
         await other.delta(seq=2)
         assert (await other.expect("ack")).seq == 2
+
+
+async def test_a_bad_entry_is_dropped_said_to_its_agent_and_ends_no_stream(plain: Site) -> None:
+    """Digests that differ because of it ask for no further snapshot, which would lack it too."""
+    plain.intake.digests["node-1"] = 5
+    bad = pb.Fault(code="xid:79")
+    xid = said.fault(fault(), 1000.0)
+    async with plain.agent() as agent:
+        await agent.attend()
+        await agent.send(message(delta=pb.Delta(seq=2, faults=[bad, xid])))
+        dropped = await agent.expect("entries_dropped")
+        assert (dropped.seq, dropped.entries) == (2, 1)
+        assert dropped.reason == "faults[0].count: 0; expected at least 1"
+        assert (await agent.expect("ack")).seq == 2
+        _, evidence, _ = plain.intake.evidence[-1]
+        assert [one.code for one in evidence.faults] == ["xid:79"]
+        assert [one.source for one in evidence.lost] == ["aggregator"]
+        assert plain.stats.dropped == 1
+        await agent.beat(4)
+        await agent.delta(seq=3)
+        assert (await agent.expect("ack")).seq == 3  # and no Resync before it
+        await agent.snapshot(seq=4)
+        assert (await agent.expect("ack")).seq == 4
+        await agent.beat(4)
+        await agent.expect("resync")  # all of it was taken, so the digests must agree
+
+
+async def test_a_hello_that_is_refused_is_reported_for_its_node(plain: Site) -> None:
+    """The token has proven whose node it is, so its silence can be reported with its reason."""
+    async with plain.agent() as agent:
+        await agent.send(message(hello=pb.Hello(node="node-1")))
+        code, text = await agent.ending()
+    assert code is Code.INVALID_ARGUMENT
+    assert plain.intake.refusals == [("node-1", text)]
 
 
 async def test_bytes_that_are_no_message_are_refused(plain: Site) -> None:
@@ -438,7 +474,7 @@ async def test_a_stream_closed_by_the_controller_in_the_middle_of_a_message_ends
         plain.intake.safe = close
         await agent.delta(seq=2)
         assert await agent.ending() == (Code.UNAVAILABLE, "go away")
-        # What is asked of it now goes nowhere, quietly.
+        # Later requests to it go nowhere, quietly.
         plain.intake.lines["node-1"].resync("too late")
         plain.intake.lines["node-1"].close("again")
     assert plain.stats.ended == {"closed": 1}
@@ -469,6 +505,45 @@ async def test_a_flood_is_slowed_down_and_delays_no_other(plain: Site) -> None:
         await other.delta(seq=2)
         assert (await asyncio.wait_for(other.expect("ack"), 10)).seq == 2
         assert plain.stats.messages["delta"] < 290
+
+
+async def test_a_new_stream_of_a_node_has_no_new_allowance(plain: Site) -> None:
+    """Otherwise a flooding agent would end its stream after 200 messages, and have 200 more."""
+
+    async def flood(count: int) -> None:
+        async with plain.agent() as agent:
+            await agent.hello()
+            await agent.expect("welcome")
+            for seq in range(1, count):
+                await agent.snapshot(seq=seq)
+            while (await agent.expect("ack")).seq < count - 1:
+                pass
+
+    started = plain.clock.now()
+    await flood(150)
+    assert plain.stats.throttled == 0
+    async with plain.agent("node-2") as other:  # an agent that was quiet has its whole share
+        await other.attend()
+    await flood(150)
+    taken = plain.clock.now() - started
+    assert plain.stats.throttled > 0
+    # 300 messages, 20 a second and 200 at once.
+    assert taken > 3
+
+
+async def test_work_that_a_message_causes_counts_as_messages_do(plain: Site) -> None:
+    def work(*_: object) -> None:
+        plain.clock.ahead += 0.2  # seconds of the event loop
+
+    async with plain.agent() as agent:
+        await agent.attend()
+        plain.intake.safe = work
+        seq = 1
+        while not plain.stats.throttled and seq < 30:
+            seq += 1
+            await agent.delta(seq=seq)
+            assert (await agent.expect("ack")).seq == seq
+    assert 3 < seq < 30
 
 
 async def test_an_agent_that_does_not_read_is_cut_off(plain: Site) -> None:
@@ -515,7 +590,7 @@ async def test_who_does_not_say_hello_or_send_a_snapshot_in_time_is_let_go(
 async def test_too_much_that_waits_to_be_safe_is_asked_for_again_as_one_snapshot(
     plain: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aggregator.ingest.outbox.MAX_UNSAFE", 5)
+    monkeypatch.setattr("aggregator.ingest.send_queue.MAX_UNSAFE", 5)
     loop = asyncio.get_running_loop()
     async with plain.agent() as agent:
         await agent.attend()
@@ -529,7 +604,7 @@ async def test_too_much_that_waits_to_be_safe_is_asked_for_again_as_one_snapshot
 
 
 async def test_a_stream_that_has_ended_is_freed_without_a_search_for_garbage(plain: Site) -> None:
-    """Such a search holds up everything where thousands are attached, and so it is rare."""
+    """Such a search holds up all streams where thousands are attached, and so it is rare."""
 
     def streams() -> int:
         return sum(type(one) is Stream for one in gc.get_objects())
@@ -544,7 +619,7 @@ async def test_a_stream_that_has_ended_is_freed_without_a_search_for_garbage(pla
             await left.call.done_writing()
             await wrong.hello()
             assert (await wrong.ending())[0] is Code.INVALID_ARGUMENT
-        plain.intake.lines.clear()  # the real one forgets who has detached
+        plain.intake.lines.clear()  # the real one forgets agents that have detached
         await until(lambda: streams() == 0)
     finally:
         gc.enable()

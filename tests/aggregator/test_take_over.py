@@ -1,21 +1,21 @@
-"""What a replica knows of a node that becomes its own: all that is durable, and nothing older."""
+"""A replica's knowledge of a node that becomes its own: all durable facts, and none older."""
 
 import asyncio
 from dataclasses import replace
 
 import pytest
 
+from aggregator.cluster.port import ClusterError, EvictionResult, Guard, Phase, Pod, Unreachable
+from aggregator.events import EventKind
 from aggregator.health.model import Cleared, ClearedBy, Delta, Status
 from aggregator.policy.network.verdict import UNREACHABLE, Finding
-from aggregator.quarantine.cluster import ClusterError, EvictionResult, Phase, Pod, Unreachable
-from aggregator.quarantine.decide.doubt import Basis
-from aggregator.quarantine.decide.marks import read_overruled
-from aggregator.quarantine.ledger import Kind
-from tests.support import virtualtime
-from tests.support.memorycluster import MemoryCluster, World, phase_of
+from aggregator.quarantine.decide.node_marks import read_overruled
+from aggregator.quarantine.decide.uncertainty import EvidenceBasis
+from tests.support import virtual_time
+from tests.support.memory_cluster import MemoryCluster, World, phase_of
 from tests.support.replica import SETTINGS, FakeLine, fault, hello, snapshot
-from tests.support.running import later, soon
-from tests.support.two import Two, drained, owned_by, world_of_two
+from tests.support.two_replicas import Two, drained, owned_by, world_of_two
+from tests.support.virtual_replica import later, soon
 
 ILL = snapshot(fault())
 FIRST = fault("xid:48", "GPU-1", cleared_by=ClearedBy.GPU_RESET)
@@ -46,7 +46,7 @@ def test_a_sign_that_another_replica_has_acknowledged_is_known_to_its_heir(world
         await soon(lambda: phase_of(world, node) is None)
         await two.stop()
 
-    virtualtime.run(main())
+    virtual_time.run(main())
 
 
 def test_what_came_to_a_quarantine_after_it_was_made_is_known_to_its_heir(world: World) -> None:
@@ -60,7 +60,7 @@ def test_what_came_to_a_quarantine_after_it_was_made_is_known_to_its_heir(world:
         await soon(lambda: len(world.quarantines[node].spec.evidence) == 2)
         await two.replicas["b"].stop()
         two.become("a")
-        # Its agent has lost its memory: of the second fault nothing positive is known.
+        # Its agent has lost its memory: there is no positive sign for the second fault.
         two.replicas["a"].agent(node, snapshot(cleared=(FIRST_ENDS,)))
         await later(3600)
         assert phase_of(world, node) is Phase.DRAINED
@@ -68,7 +68,7 @@ def test_what_came_to_a_quarantine_after_it_was_made_is_known_to_its_heir(world:
         await soon(lambda: phase_of(world, node) is None)
         await two.stop()
 
-    virtualtime.run(main())
+    virtual_time.run(main())
 
 
 def test_a_person_s_word_of_another_replica_s_time_is_not_ended_by_an_older_sign(
@@ -94,7 +94,7 @@ def test_a_person_s_word_of_another_replica_s_time_is_not_ended_by_an_older_sign
         assert read_overruled(world.nodes[node].annotations)
         two.become("a", "b")
         await soon(lambda: line.sent_to)
-        a.controller.detached(node, line, "left")
+        a.controller.on_disconnect(node, line, "left")
         away.clear()
         b.agent(node, snapshot(cleared=(FIRST_ENDS,)))
         await soon(lambda: not read_overruled(world.nodes[node].annotations))
@@ -112,34 +112,34 @@ def test_a_person_s_word_of_another_replica_s_time_is_not_ended_by_an_older_sign
         assert read_overruled(world.nodes[node].annotations)
         await two.stop()
 
-    virtualtime.run(main())
+    virtual_time.run(main())
 
 
 def test_joining_anew_also_unhears_a_node_that_came_after_the_last_change(world: World) -> None:
-    """Somebody else may have had it meanwhile, heard it mended, and given it back."""
+    """Another replica may have had it meanwhile, heard of its repair, and given it back."""
 
     async def main() -> None:
         two = Two(world)
         await two.settled()
         a, shards, node = two.replicas["a"], two.shards["a"], owned_by("a", 3)[2]
-        shards.take(replace(shards.council, term=1))
+        shards.take(replace(shards.membership_view, term=1))
         await later(1)
         world.add_node(node, boot_id="boot-1")
         shards.asleep, line = True, FakeLine()
         a.agent(node, snapshot(FIRST), line=line)
-        a.controller.detached(node, line, "gone")
-        shards.take(replace(shards.council, term=2))
+        a.controller.on_disconnect(node, line, "gone")
+        shards.take(replace(shards.membership_view, term=2))
         await later(1)
         shards.asleep = False
         await later(900)
         assert phase_of(world, node) is None
         await two.stop()
 
-    virtualtime.run(main())
+    virtual_time.run(main())
 
 
 def test_a_node_that_came_back_while_others_were_sent_home_is_heard_anew() -> None:
-    """Its agent was silent here, and its fault may have ended elsewhere."""
+    """The agent was silent here, and its fault may have ended elsewhere."""
 
     async def main() -> None:
         world = World()
@@ -154,7 +154,7 @@ def test_a_node_that_came_back_while_others_were_sent_home_is_heard_anew() -> No
             two.shards["a"].asleep = node == last
             line = FakeLine()
             a.agent(node, snapshot(FIRST) if node == last else snapshot(), line=line)
-        a.controller.detached(last, line, "gone")
+        a.controller.on_disconnect(last, line, "gone")
         two.shards["a"].become(("a", "b"))
         await later(0.2)  # in the middle of them
         two.shards["a"].become(("a",))
@@ -164,11 +164,11 @@ def test_a_node_that_came_back_while_others_were_sent_home_is_heard_anew() -> No
         assert phase_of(world, last) is None
         await two.stop()
 
-    virtualtime.run(main())
+    virtual_time.run(main())
 
 
 def test_who_may_not_act_for_a_node_acknowledges_no_sign_of_its_agent(world: World) -> None:
-    """It may not know what the sign ends. Its agent says it again to whoever does."""
+    """Such a replica may not know which fault the sign ends. The agent repeats it to its owner."""
 
     async def main() -> None:
         two = Two(world)
@@ -180,7 +180,7 @@ def test_who_may_not_act_for_a_node_acknowledges_no_sign_of_its_agent(world: Wor
         assert not answer.done()
         await two.stop()
 
-    virtualtime.run(main())
+    virtual_time.run(main())
 
 
 def test_a_sign_told_to_a_new_owner_ends_the_word_that_it_has_not_read_yet(world: World) -> None:
@@ -207,7 +207,7 @@ def test_a_sign_told_to_a_new_owner_ends_the_word_that_it_has_not_read_yet(world
         await drained(world, node)
         await two.stop()
 
-    virtualtime.run(main())
+    virtual_time.run(main())
 
 
 def test_what_the_network_was_found_to_be_before_is_no_evidence_when_the_node_is_back(
@@ -221,32 +221,39 @@ def test_what_the_network_was_found_to_be_before_is_no_evidence_when_the_node_is
         b, shards, line = two.replicas["b"], two.shards["b"], FakeLine()
         b.agent(node, snapshot(), line=line)
         found = Finding(Status.FAILED, UNREACHABLE, "nobody reaches it", since=1.0)
-        b.controller._triangulating.answered({node: found})
-        b.controller.detached(node, line, "gone")
+        b.controller._network_tracker.answered({node: found})
+        b.controller.on_disconnect(node, line, "gone")
         others = [f"r{number}" for number in range(20)]  # to one of them it goes, and comes back
         shards.become(("a", *others))
         await later(30)
         shards.become(("a", "b"))
-        b.controller.attached(hello(node), line)
-        health = b.fleet.patients[node].health
+        b.controller.on_connect(hello(node), line)
+        health = b.fleet.node_summaries[node].health
         assert health is not None
         assert health.inferred is None
         await two.stop()
 
-    virtualtime.run(main())
+    virtual_time.run(main())
 
 
 class Slow(MemoryCluster):
-    """Its evictions take a second; ``under_way`` and the most of them are all such clusters'."""
+    """A cluster whose evictions take a second; ``under_way`` and the most of them are shared."""
 
     under_way = most = 0
 
-    async def evict(self, pod: Pod, *, dry_run: bool = False) -> EvictionResult:
+    async def evict(
+        self,
+        pod: Pod,
+        *,
+        dry_run: bool = False,
+        background: bool = False,
+        guard: Guard | None = None,
+    ) -> EvictionResult:
         Slow.under_way += 1
         Slow.most = max(Slow.most, Slow.under_way)
         try:
             await later(1)
-            return await super().evict(pod, dry_run=dry_run)
+            return await super().evict(pod, dry_run=dry_run, background=background, guard=guard)
         finally:
             Slow.under_way -= 1
 
@@ -265,7 +272,7 @@ def test_evictions_at_once_are_counted_over_all_replicas(world: World) -> None:
         assert Slow.most == 3
         await two.stop()
 
-    virtualtime.run(main())
+    virtual_time.run(main())
 
 
 def test_a_stop_that_was_set_while_nobody_led_is_told_by_whoever_leads_next(world: World) -> None:
@@ -278,10 +285,10 @@ def test_a_stop_that_was_set_while_nobody_led_is_told_by_whoever_leads_next(worl
         two.become("b")
         await later(600)
         told = [one.kind for one in two.replicas["b"].notes.transitions]
-        assert told.count(Kind.STOPPED) == 1
+        assert told.count(EventKind.STOPPED) == 1
         await two.stop()
 
-    virtualtime.run(main())
+    virtual_time.run(main())
 
 
 def test_a_stop_is_told_by_the_leader_alone_also_when_another_one_leads_later(
@@ -297,10 +304,10 @@ def test_a_stop_is_told_by_the_leader_alone_also_when_another_one_leads_later(
         await later(600)
         for name, times in (("a", 1), ("b", 0)):
             told = [one.kind for one in two.replicas[name].notes.transitions]
-            assert told.count(Kind.STOPPED) == times
+            assert told.count(EventKind.STOPPED) == times
         await two.stop()
 
-    virtualtime.run(main())
+    virtual_time.run(main())
 
 
 def test_who_joins_anew_asks_a_thousand_agents_for_their_snapshots_bit_by_bit() -> None:
@@ -314,34 +321,34 @@ def test_who_joins_anew_asks_a_thousand_agents_for_their_snapshots_bit_by_bit() 
         shards, lines = two.shards["a"], {node: FakeLine() for node in nodes}
         for node in nodes:
             two.replicas["a"].agent(node, snapshot(), line=lines[node])
-        shards.take(replace(shards.council, term=1))
+        shards.take(replace(shards.membership_view, term=1))
         await later(5)
-        shards.take(replace(shards.council, term=2))
+        shards.take(replace(shards.membership_view, term=2))
         await later(0.25)
         assert 0 < sum(len(line.resyncs) for line in lines.values()) < len(nodes)
         await soon(lambda: all(line.resyncs for line in lines.values()))
         assert all(len(line.resyncs) == 1 for line in lines.values())
         await two.stop()
 
-    virtualtime.run(main())
+    virtual_time.run(main())
 
 
 def test_who_is_left_alone_and_leads_now_blames_nobody_for_the_network_at_once(
     world: World,
 ) -> None:
-    """What the leader before it found is all that it has, and is old."""
+    """The findings of the leader before it are all that it has, and are old."""
 
     async def main() -> None:
         two = Two(world)
         await two.settled()
         await two.replicas["a"].stop()  # it led
         two.become("b")
-        conferring = two.replicas["b"].controller.conferring
+        coordinator = two.replicas["b"].controller.coordinator
         await later(1)
-        assert conferring.doubt().against(Basis.REACH)
-        assert not conferring.doubt().against(Basis.OTHER)
+        assert coordinator.doubt().against(EvidenceBasis.REACH)
+        assert not coordinator.doubt().against(EvidenceBasis.OTHER)
         await later(60)
-        assert not conferring.doubt().against(Basis.REACH)
+        assert not coordinator.doubt().against(EvidenceBasis.REACH)
         await two.stop()
 
-    virtualtime.run(main())
+    virtual_time.run(main())

@@ -1,19 +1,20 @@
-"""Tokens are verified offline: whose they are, for which node, with which of the cluster's keys."""
+"""Tokens are verified offline: their account, their node, and the cluster's key for them."""
 
 import asyncio
 import json
 import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import jwt
 import pytest
 
+from aggregator.cluster.port import Unreachable
 from aggregator.ingest.identity import LEEWAY, Caller, IdentityError, Refusal
-from aggregator.ingest.keys import MAX_AGE, MIN_INTERVAL, KeyStore
-from aggregator.ingest.tokens import TokenAuthenticator
-from aggregator.quarantine.cluster import Unreachable
+from aggregator.ingest.jwks import MAX_AGE, MAX_INTERVAL, MIN_INTERVAL, JwksCache
+from aggregator.ingest.tokens import MAX_TOKEN, TokenAuthenticator
 from tests.support.pki import TokenIssuer, unsigned
 from tests.support.waiting import until
 
@@ -43,8 +44,8 @@ class Cluster:
         first, *others = self.issuers
         return self.issuer, self.text or first.jwks(*others)
 
-    def store(self, cache: Path) -> KeyStore:
-        return KeyStore(self.fetch, cache, now=lambda: self.now)
+    def store(self, cache: Path) -> JwksCache:
+        return JwksCache(self.fetch, cache, now=lambda: self.now)
 
 
 @pytest.fixture
@@ -61,12 +62,16 @@ def saved(cache: Path) -> Any:
     return json.loads(cache.read_text())
 
 
+def stamp(cache: Path) -> tuple[int, int]:
+    return cache.stat().st_mtime_ns, cache.stat().st_ino
+
+
 def spoil(cache: Path, text: str) -> None:
     cache.parent.mkdir()
     cache.write_text(text)
 
 
-def authenticator(store: KeyStore, **how: Any) -> TokenAuthenticator:
+def authenticator(store: JwksCache, **how: Any) -> TokenAuthenticator:
     return TokenAuthenticator(
         store,
         **{
@@ -98,7 +103,7 @@ def bound(**parts: Any) -> dict[str, Any]:
 
 
 def token(**others: Any) -> str:
-    """A sound token but for this; ``bound`` is its kubernetes.io claim."""
+    """A sound token except for this; ``bound`` is its kubernetes.io claim."""
     if "bound" in others:
         others["kubernetes.io"] = others.pop("bound")
     return RSA.sign(RSA.claims(**others))
@@ -171,6 +176,71 @@ async def test_expiry_allows_for_clocks_that_differ_a_little(cluster: Cluster, c
         await authenticator(store, now=lambda: late).verify(token)
 
 
+async def test_a_token_that_is_too_long_is_not_even_read(cluster: Cluster, cache: Path) -> None:
+    def of(length: int) -> str:
+        """A token of ours of this length or a little more, with a claim that fills it."""
+        short = len(RSA.sign({**RSA.claims(), "filling": ""}))
+        return RSA.sign({**RSA.claims(), "filling": "x" * ((length - short) * 3 // 4)})
+
+    verifier = authenticator(cluster.store(cache))
+    fits = of(MAX_TOKEN - 8)
+    assert MAX_TOKEN - 16 < len(fits) <= MAX_TOKEN
+    assert (await verifier.verify(fits)).node == "node-1"
+    asked, cluster.now = cluster.asked, cluster.now + MAX_AGE + 1
+    with pytest.raises(IdentityError, match=f"longer than {MAX_TOKEN} characters") as refused:
+        await verifier.verify(of(MAX_TOKEN + 8))
+    assert refused.value.refusal is Refusal.BAD_TOKEN
+    assert cluster.asked == asked
+
+
+@pytest.mark.parametrize("kid", ["", None])
+async def test_a_token_that_names_no_key_asks_nobody_for_one(
+    cluster: Cluster, cache: Path, kid: str | None
+) -> None:
+    verifier = authenticator(cluster.store(cache))
+    header = {} if kid is None else {"kid": kid}
+    nameless = jwt.encode(RSA.claims(), RSA.key, algorithm=RSA.algorithm, headers=header)
+    with pytest.raises(IdentityError, match="does not say which key signed it") as refused:
+        await verifier.verify(nameless)
+    assert refused.value.refusal is Refusal.BAD_TOKEN
+    assert cluster.asked == 0
+
+
+@pytest.mark.parametrize(
+    ("ahead", "word"),
+    [
+        (-LEEWAY - 1.0, "not valid for another"),
+        (-LEEWAY - 0.1, "not valid for another"),
+        (-LEEWAY, ""),
+        (0.0, ""),
+        (3600.0 + LEEWAY - 0.1, ""),
+        (3600.0 + LEEWAY, "expired"),
+    ],
+)
+async def test_a_token_counts_from_its_first_moment_to_its_last(
+    cluster: Cluster, cache: Path, ahead: float, word: str
+) -> None:
+    begins = int(time.time())
+    shown = RSA.sign({**RSA.claims(), "nbf": begins, "exp": begins + 3600})
+    verifier = authenticator(cluster.store(cache), now=lambda: begins + ahead)
+    if not word:
+        assert (await verifier.verify(shown)).expires == begins + 3600
+        assert await verifier.verify_account(shown) == begins + 3600
+        return
+    with pytest.raises(IdentityError, match=word):
+        await verifier.verify(shown)
+
+
+@pytest.mark.parametrize("times", [{"exp": True}, {"exp": "9999999999"}, {"nbf": "now"}])
+async def test_what_is_no_time_is_no_bound_of_a_token(
+    cluster: Cluster, cache: Path, times: dict[str, object]
+) -> None:
+    verifier = authenticator(cluster.store(cache), now=lambda: 0.5)
+    with pytest.raises(IdentityError) as refused:
+        await verifier.verify(RSA.sign({**RSA.claims(), "nbf": 0, **times}))
+    assert refused.value.refusal is Refusal.BAD_TOKEN
+
+
 async def test_a_configured_issuer_outranks_the_published_one(
     cluster: Cluster, cache: Path
 ) -> None:
@@ -184,13 +254,42 @@ async def test_a_configured_issuer_outranks_the_published_one(
 async def test_a_token_speaks_for_its_own_node_only(cluster: Cluster, cache: Path) -> None:
     verifier = authenticator(cluster.store(cache))
     shown = {"authorization": f"Bearer {RSA.token('node-1')}"}
-    assert (await verifier.identify(Caller("node-1", "ipv4:10.0.0.1:1", shown))).node == "node-1"
+    credentials = await verifier.authenticate(Caller("ipv4:10.0.0.1:1", shown))
+    assert credentials.claimed("node-1").node == "node-1"
     with pytest.raises(IdentityError) as refused:
-        await verifier.identify(Caller("node-2", "ipv4:10.0.0.1:1", shown))
+        credentials.claimed("node-2")
     assert refused.value.refusal is Refusal.ANOTHER_NODE
     assert refused.value.proven
     with pytest.raises(IdentityError) as refused:
-        await verifier.identify(Caller("node-1", "ipv4:10.0.0.1:1"))
+        await verifier.authenticate(Caller("ipv4:10.0.0.1:1"))
+    assert refused.value.refusal is Refusal.NO_CREDENTIALS
+
+
+@pytest.mark.parametrize(
+    ("shown", "read"),
+    [
+        ("Bearer TOKEN", True),
+        ("bearer TOKEN", True),
+        ("BEARER   TOKEN ", True),
+        ("Basic TOKEN", False),
+        ("TOKEN", False),
+        ("Bearer", False),
+        ("Bearer ", False),
+        ("Token TOKEN", False),
+        ("", False),
+    ],
+)
+async def test_a_token_is_shown_as_a_bearer_s_and_in_no_other_scheme(
+    cluster: Cluster, cache: Path, shown: str, *, read: bool
+) -> None:
+    verifier = authenticator(cluster.store(cache))
+    text = shown.replace("TOKEN", RSA.token("node-1"))
+    caller = Caller("ipv4:10.0.0.1:1", {"authorization": text})
+    if read:
+        assert (await verifier.authenticate(caller)).claimed("node-1").node == "node-1"
+        return
+    with pytest.raises(IdentityError, match="authorization: Bearer TOKEN") as refused:
+        await verifier.authenticate(caller)
     assert refused.value.refusal is Refusal.NO_CREDENTIALS
 
 
@@ -253,6 +352,40 @@ async def test_without_keys_and_without_api_server_the_agent_is_told_to_try_agai
     await verifier.verify(RSA.token())
 
 
+async def test_a_key_that_is_unknown_while_the_api_server_is_away_may_be_a_new_one(
+    cluster: Cluster, cache: Path
+) -> None:
+    """The agent is told to try again: its token is good once the keys can be read."""
+    new = TokenIssuer(kid="new")
+    verifier = authenticator(cluster.store(cache))
+    await verifier.verify(RSA.token())
+    with pytest.raises(IdentityError) as refused:
+        await verifier.verify(new.token())
+    assert refused.value.refusal is Refusal.BAD_TOKEN
+    cluster.up = False
+    cluster.now += 2 * MIN_INTERVAL
+    with pytest.raises(IdentityError, match="connection refused") as refused:
+        await verifier.verify(new.token())
+    assert refused.value.refusal is Refusal.KEYS_UNAVAILABLE
+    cluster.up, cluster.issuers = True, [RSA, new]
+    cluster.now += 4 * MIN_INTERVAL
+    await verifier.verify(new.token())
+
+
+async def test_a_request_for_keys_that_fails_by_our_own_mistake_is_no_word_about_the_token(
+    cache: Path,
+) -> None:
+    async def mistaken() -> tuple[str, str]:
+        raise RuntimeError("a mistake of ours")
+
+    verifier = authenticator(JwksCache(mistaken, cache, now=lambda: 1000.0))
+    with pytest.raises(RuntimeError):
+        await verifier.verify(RSA.token())
+    with pytest.raises(IdentityError, match="try again") as refused:
+        await verifier.verify(RSA.token())  # not asked again at once
+    assert refused.value.passing
+
+
 async def test_a_rotated_key_is_fetched_and_a_withdrawn_one_forgotten(
     cluster: Cluster, cache: Path
 ) -> None:
@@ -293,6 +426,90 @@ async def test_an_api_server_that_stays_away_is_asked_ever_more_rarely(
         with pytest.raises(IdentityError):
             await verifier.verify(RSA.token())
     assert 12 <= cluster.asked <= 20  # every 300 s in the end
+
+
+async def test_the_pauses_between_requests_double_with_each_failure_and_end_with_an_answer(
+    cluster: Cluster, cache: Path
+) -> None:
+    cluster.up = False
+    store = cluster.store(cache)
+    asked_at: list[float] = []
+    began = cluster.now
+    for second in range(1400):
+        cluster.now, before = began + second, cluster.asked
+        with pytest.raises(IdentityError) as refused:
+            await store.key("key-rsa-unknown")
+        assert refused.value.refusal is Refusal.KEYS_UNAVAILABLE
+        assert "connection refused" in str(refused.value)
+        asked_at += [float(second)] * (cluster.asked - before)
+    pauses = [after - before for before, after in pairwise(asked_at)]
+    assert asked_at[0] == 0
+    assert pauses[:6] == [20, 40, 80, 160, 300, 300]
+    assert set(pauses[4:]) == {MAX_INTERVAL}
+    cluster.up, cluster.now = True, cluster.now + MAX_INTERVAL
+    await store.key(RSA.kid)
+    assert store.trouble == ""
+    # After an answer: never more often than the shortest pause, and at that again.
+    for wait, more in ((MIN_INTERVAL - 0.5, 0), (0.5, 1), (MIN_INTERVAL - 0.5, 0), (0.5, 1)):
+        cluster.now += wait
+        before = cluster.asked
+        with pytest.raises(IdentityError) as refused:
+            await store.key("key-rsa-unknown")
+        assert refused.value.refusal is Refusal.BAD_TOKEN
+        assert cluster.asked - before == more
+
+
+@pytest.mark.parametrize("age", [MAX_AGE - 1, MAX_AGE, MAX_AGE + 1])
+async def test_keys_are_old_after_an_hour(cluster: Cluster, cache: Path, age: float) -> None:
+    store = cluster.store(cache)
+    await store.key(RSA.kid)
+    assert cluster.asked == 1
+    cluster.now += age
+    cluster.gate = asyncio.Event()
+    await store.key(RSA.kid)  # the caller does not wait
+    await asyncio.sleep(0)
+    assert cluster.asked == (2 if age > MAX_AGE else 1)
+    cluster.gate.set()
+    if age > MAX_AGE:
+        await until(lambda: store._asking is None)
+        await store.key(RSA.kid)
+        assert cluster.asked == 2
+
+
+async def test_an_api_server_that_does_not_answer_is_given_up(
+    cluster: Cluster, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aggregator.ingest.jwks.FETCH_TIMEOUT", 0.05)
+    cluster.gate = asyncio.Event()
+    store = cluster.store(cache)
+    with pytest.raises(IdentityError) as refused:
+        await store.key(RSA.kid)
+    assert refused.value.refusal is Refusal.KEYS_UNAVAILABLE
+    assert "TimeoutError" in store.trouble
+    cluster.gate = None
+    cluster.now += MAX_INTERVAL
+    assert (await store.key(RSA.kid)).key_id == RSA.kid
+
+
+async def test_the_file_is_written_when_what_is_published_changes_and_whole(
+    cluster: Cluster, cache: Path
+) -> None:
+    store = cluster.store(cache)
+    await store.key(RSA.kid)
+    assert saved(cache) == {"issuer": RSA.issuer, "jwks": json.loads(RSA.jwks(EC))}
+    assert store.issuer == RSA.issuer
+    assert [file.name for file in cache.parent.iterdir()] == [cache.name], "nothing beside it"
+    first = stamp(cache)
+    cluster.now += MAX_AGE + 1
+    await store.key(RSA.kid)
+    await until(lambda: store._asking is None)
+    assert cluster.asked == 2
+    assert stamp(cache) == first, "the same is not written"
+    cluster.issuer = "https://another"
+    cluster.now += MAX_AGE + 1
+    await store.key(RSA.kid)
+    await until(lambda: store._asking is None)
+    assert saved(cache)["issuer"] == store.issuer == "https://another"
 
 
 async def test_old_keys_are_looked_at_again_without_keeping_anybody_waiting(

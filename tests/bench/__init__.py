@@ -1,1 +1,1 @@
-"""Benchmarks: they print tables and write build/bench/NAME.json. They assert nothing."""
+"""Benchmarks: they print tables and write build/bench/NAME.json. They have no assertions."""

@@ -1,9 +1,9 @@
-"""What the agent costs on a node: all its processes, at default cadence, over TLS.
+"""The agent's cost on a node: all its processes, at default cadence, over TLS.
 
 Eight GPUs by the real pynvml on the test library, the real kernel log, the machine's own disks and
-NICs; the aggregator runs from another copy of the environment, behind a relay that counts what goes
-over the wire. Then a burst of Xids (burst.py). Run by `make bench-agent`; BENCH_SECONDS sets the
-time at rest (600).
+NICs; the aggregator runs from another copy of the environment, behind a relay that counts the bytes
+on the wire. Then a burst of Xids (burst.py). Run by `make bench-agent`; BENCH_SECONDS sets the time
+at rest (600).
 """
 
 import asyncio

@@ -1,9 +1,9 @@
-"""The contract's streams with nothing behind them: what gRPC itself costs for each agent.
+"""The contract's streams without an aggregator behind them: the cost of gRPC itself per agent.
 
 Over mutual TLS as the aggregator has it, with its options and environment of gRPC and its setting
-of Python's collector: one coroutine for each stream reads, and writes what there is to say: a Hello
-is welcomed, evidence acknowledged, a heartbeat taken. Nothing is folded, kept or looked after, no
-message is held. What the aggregator takes beyond this is its own.
+of Python's collector: one coroutine for each stream reads and answers: it welcomes a Hello,
+acknowledges evidence, takes a heartbeat. It folds and keeps no evidence, has no timers, and holds
+no message. The aggregator's cost beyond this is its own.
 """
 
 import argparse
@@ -14,8 +14,8 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from aggregator import garbage
 from aggregator.ingest.server import OPTIONS
+from aggregator.runtime import gc_tuning
 from sickbay.v1 import sickbay_pb2 as pb
 from sickbay.v1 import sickbay_pb2_grpc as rpc
 
@@ -24,7 +24,7 @@ HEARTBEAT_MS = 10_000
 
 
 class Bare(rpc.WardServicer):
-    """Talks, and remembers nothing."""
+    """Answers, and keeps no state."""
 
     async def Attend(  # type: ignore[override]  # the read and write calls of grpc.aio
         self, _: object, context: "grpc.aio.ServicerContext[pb.AgentMessage, pb.AggregatorMessage]"
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--listen", required=True)
     for name in ("cert", "key", "ca"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    garbage.seldom()
+    gc_tuning.raise_thresholds()
     asyncio.run(_serve(parser.parse_args()))
 
 

@@ -1,7 +1,7 @@
-"""What a burst costs the agent: 40,000 Xid lines in a minute, and then a fault that matters.
+"""The agent's cost of a burst: 40,000 Xid lines in a minute, and then a fault that matters.
 
 A real agent, its kernel log a FIFO that is written as the kernel would, its stream to a real gRPC
-server that stamps what comes.
+server that stamps each message.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ from sickbay.v1 import sickbay_pb2 as pb
 from tests.agent.kernel_log import raw
 from tests.bench.processes import cost
 from tests.nvml import FakeGpus, gpu, link_the_rest, pci_of, uuid_of
+from tests.support.fake_aggregator import Attended, FakeAggregator
 from tests.support.waiting import until
-from tests.support.ward import Attended, FakeWard
 
 LINES = 40_000
 SECONDS = 60.0
@@ -73,7 +73,7 @@ def _line(seq: int) -> bytes:
 
 
 def _pour(kmsg: int) -> None:
-    """All lines, evenly over the time. A full FIFO holds us up, as it would show."""
+    """All lines, evenly over the time. A full FIFO holds us up, which the result would show."""
     begun, sent = time.monotonic(), 0
     while sent < LINES:
         due = min(LINES, int(LINES * (time.monotonic() - begun) / SECONDS) + 1)
@@ -83,7 +83,7 @@ def _pour(kmsg: int) -> None:
         time.sleep(EVERY_S)
 
 
-def _told(ward: FakeWard, has: Callable[[Attended], bool]) -> Callable[[], bool]:
+def _told(ward: FakeAggregator, has: Callable[[Attended], bool]) -> Callable[[], bool]:
     return lambda: bool(ward.streams) and has(ward.latest)
 
 
@@ -91,7 +91,7 @@ async def measure(folder: Path, programs: Path) -> dict[str, float | int | str]:
     """``burst_cpu_s``, ``burst_messages``, ``burst_next_fault_ms`` and how long the burst was."""
     gpus = FakeGpus(folder / "gpus", [gpu(index) for index in range(8)])
     link_the_rest(gpus.sys)
-    ward = FakeWard()
+    ward = FakeAggregator()
     ward.welcome = pb.Welcome(aggregator="fake", heartbeat_interval_ms=HEARTBEAT_MS)
     await ward.start()
     agent, kmsg = _start(folder, programs, gpus, ward.address)

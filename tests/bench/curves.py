@@ -1,9 +1,9 @@
-"""Draws what bench-scale has measured into docs/figures, by matplotlib.
+"""Draws the results of bench-scale into docs/figures, by matplotlib.
 
     build/bench/curves-env/bin/python tests/bench/curves.py
 
-A program by itself, in an environment of its own: nothing else needs matplotlib. What was not
-measured is not drawn, and the curve of an earlier run stays.
+A program by itself, in an environment of its own: no other code needs matplotlib. A curve that was
+not measured is not drawn, and that of an earlier run stays.
 """
 
 import json
@@ -23,7 +23,7 @@ from matplotlib.figure import Figure  # noqa: E402
 ROOT = Path(__file__).parents[2]
 MEASURED = ROOT / "build" / "bench" / "scale-curves.json"
 FOLDER = ROOT / "docs" / "figures"
-#: What a curve of a distribution needs at most: the file stays small.
+#: The most points that a curve of a distribution needs: the file stays small.
 POINTS = 120
 INK, SECOND, FAINT = "#1f5f8b", "#b5532a", "#999999"
 BURSTS = {
@@ -74,7 +74,7 @@ def bursts(curves: dict[str, Any]) -> Figure | None:
 
 
 def failover(curves: dict[str, Any]) -> Figure | None:
-    """A failover second by second: who has an agent's stream, and who is known to own it."""
+    """A failover second by second: agents with a stream, nodes owned, nodes heard by the owner."""
     points = curves.get("failover")
     if not points:
         return None

@@ -1,4 +1,4 @@
-"""One fault drill: its nodes and their pods, who judges them, and what came of their faults."""
+"""One fault drill: its nodes and their pods, its aggregators, and the outcome of the faults."""
 
 import time
 from contextlib import ExitStack
@@ -15,14 +15,14 @@ FAULT = "xid:79"
 #: Seconds after the end of an outage until a fault without a taint counts as lost.
 PATIENCE = 60.0
 PODS = "drills"
-#: Bare pods, which kubectl drain leaves alone unless it is told.
+#: Evict bare pods as well, which kubectl drain by default leaves alone.
 EVERY_POD: dict[str, Any] = {"drain": {"evict_unmanaged": True}}
-#: Simulated agents are let in by their word, on loopback.
+#: Simulated agents are trusted without credentials, on loopback.
 TRUSTING: dict[str, Any] = {"listen": {"tls": None}, "identity": {"kind": "insecure-trust-hello"}}
 
 
 class Drill:
-    """One drill's nodes, its aggregator, and what came of the faults."""
+    """One drill's nodes, its aggregator, and the outcome of the faults."""
 
     def __init__(self, plane: ControlPlane, folder: Path, name: str, ends: ExitStack) -> None:
         self.plane = plane
@@ -30,7 +30,7 @@ class Drill:
         self.name = name
         self.lost = 0
         self.faulty: list[str] = []
-        #: What else is told of it, by the key of the figure.
+        #: Further figures of the drill, by key.
         self.figures: dict[str, float] = {}
         #: Seconds from the end of the outage to each taint that came after it.
         self.recoveries: list[float] = []
@@ -63,12 +63,14 @@ class Drill:
         simulator.until_streaming(nodes, timeout_s=120)
         return stack, simulator
 
-    def shards(self, nodes: int, *, count: int = 3) -> tuple[Replicas, Simulator]:
+    def shards(
+        self, nodes: int, more: dict[str, Any] | None = None, *, count: int = 3
+    ) -> tuple[Replicas, Simulator]:
         """The same with several replicas, which agree and have all agents attached."""
         names = self.folder / "names"
         names.write_text("\n".join(self.made(nodes)))
-        more = TRUSTING_TLS | EVERY_POD
-        replicas = Replicas(self.plane, self.folder / "shards", count=count, more=more)
+        settings = TRUSTING_TLS | EVERY_POD | (more or {})
+        replicas = Replicas(self.plane, self.folder / "shards", count=count, more=settings)
         self._ends.enter_context(replicas)
         replicas.start()
         simulator = replicas.simulator(["--names", names], log=self.folder / "simulator.log")
@@ -92,12 +94,12 @@ class Drill:
         }
 
     def under_way(self, few: int) -> None:
-        """Until the burst has begun. Raises AssertionError when it is over already."""
+        """Wait until the burst has begun. Raises AssertionError when it is over already."""
         wait_until(lambda: len(self.tainted()) >= few, what="the burst", every_s=0.01, timeout_s=60)
         assert len(self.tainted()) < len(self.nodes), "the burst was over before the drill"
 
     def settle(self, faulty: list[str], *, since: float) -> None:
-        """Count what is lost of ``faulty``, and time what came ``since`` the outage's end."""
+        """Count the lost faults of ``faulty``, and time taints ``since`` the outage's end."""
         self.faulty += faulty
         waiting = set(faulty) - self.tainted()
         while waiting and time.monotonic() - since < PATIENCE:
@@ -108,7 +110,7 @@ class Drill:
         self.lost += len(waiting)
 
     def until_drained(self, nodes: list[str]) -> None:
-        """Until nobody has a pod left to evict, so that a second eviction would have come."""
+        """Wait until no node has a pod left to evict: a second eviction would have come by then."""
 
         def left() -> list[str]:
             pods = self.plane.call("GET", f"/api/v1/namespaces/{PODS}/pods")["items"]

@@ -1,7 +1,7 @@
 """Environments as they are installed: the wheel, hashed requirements, compiled bytecode.
 
-The agent's and the aggregator's are copies of their own (no hard links), for two processes that
-share a library's pages would flatter each other's proportional set size by 5 MiB.
+The agent's and the aggregator's are copies of their own (no hard links), because two processes that
+share a library's pages would lower each other's proportional set size by 5 MiB.
 """
 
 import shutil

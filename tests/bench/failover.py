@@ -1,4 +1,4 @@
-"""Three replicas with all agents attached, one of them killed: who owns its nodes, and when.
+"""Three replicas with all agents attached, one of them killed: when others own its nodes.
 
 Every node is owned again (``reowned_s``) when each replica that is left knows just those that are
 left, may act, and their nodes are together all there are. Evidence is complete (``complete_s``)
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from tests.bench.crowd import Crowd
 from tests.bench.parts import LIFTED, Findings, plane_in_memory
+from tests.bench.simulated_agents import Crowd
 from tests.controlplane.waiting import wait_until
 from tests.support.shards import TRUSTING_TLS, Replicas
 
@@ -45,7 +45,7 @@ class Diary:
         self._thread.join()
 
     def since(self, moment: float, what: int, count: int) -> float | None:
-        """Seconds after ``moment`` from which on the column ``what`` says ``count``; None: not."""
+        """Seconds after ``moment`` from which column ``what`` says ``count``, or None if never."""
         found = None
         for row in self.rows:
             if row[0] > moment:
@@ -62,7 +62,7 @@ class Diary:
             )
             owned = sum(one.get("nodes", 0.0) for one in told.values()) if agreed else 0.0
             heard = sum(one.get("attached", 0.0) for one in told.values())
-            at = time.monotonic()  # when they had said so, and not when they were asked
+            at = time.monotonic()  # when they had answered, not when they were asked
             self.rows.append((at, self._crowd.streaming, int(owned), int(heard)))
 
 

@@ -1,13 +1,13 @@
-"""What goes wrong in a fleet of 8-GPU nodes, by published rates: a seed in, a schedule out.
+"""The faults of a fleet of 8-GPU nodes, by published rates: a seed in, a schedule out.
 
-It knows machines and nothing of who judges them: what a fault is, how it shows on the node (kernel
-log lines, what the checks' sources read at their next look), when it ends by itself, and whether
-the node is in truth sick. Sources:
+It knows machines and no rule of the aggregator: the faults, how each shows on the node (kernel log
+lines, the values that the checks' sources read at their next look), when it ends by itself, and
+whether the node is in truth sick. Sources:
 - the rate of node failures, 6.5 in 1,000 node-days: "Revisiting Reliability in Large-Scale Machine
   Learning Research Clusters" (RSC-1), 2024;
 - the mix: root causes of the interruptions of the 54 days of Llama 3 405B's pre-training (The Llama
   3 Herd of Models, table 5): `COUNTS`. Software, operators and host maintenance are left out;
-- which Xid goes with what: NVIDIA's Xid catalogue. How often each of them is it, is our estimate;
+- the Xid of each fault: NVIDIA's Xid catalogue. The share of each Xid is our estimate;
 - lines that an application causes, flaps, restarts and full disks: estimates, on the high side;
 - a link that is down for longer than RDMA retries (`RDMA_GIVES_UP`) has ended the jobs on it: it is
   a fault, and a flap otherwise.
@@ -40,7 +40,7 @@ COUNTS = {
     "cpu": 2,
     "memory": 2,
 }
-#: Of what an application or its user causes, for each node and day.
+#: Lines that an application or its user causes, for each node and day.
 APPLICATION_LINES = 40 / 1000
 FLAPS = 20 / 1000
 FULL_DISKS = 2 / 1000
@@ -63,7 +63,10 @@ LOOKS = {
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line in the kernel log. ``ends`` is what ends its fault, as far as the node knows."""
+    """A line in the kernel log.
+
+    ``ends`` is the event that ends its fault, as far as the node knows.
+    """
 
     code: str
     component: str
@@ -73,7 +76,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a source reads. ``status``: ok, degraded or failed."""
+    """The status that a source reads: ok, degraded or failed."""
 
     check: str
     component: str
@@ -103,7 +106,7 @@ class Story:
 
     ``sick``: the node should take no work until it is repaired, or until ``ends`` (seconds after
     ``at``) where it ends by itself. ``explicit``: its hardware or driver says plainly and at once
-    that it is fatal. ``mass`` names the event that is not this node's own; ``unseen``: nothing on
+    that it is fatal. ``mass`` names the event that is not this node's own; ``unseen``: no sign on
     the node tells of it.
     """
 
@@ -123,7 +126,7 @@ def gpu(number: int) -> str:
 
 
 class Machine:
-    """Draws what happens to single nodes."""
+    """Draws the faults of single nodes."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -194,9 +197,9 @@ class Machine:
                     self.line(154, one, "gpu_reset", "gpu-reset"),
                     self.state("gpu-recovery", one, "failed", "reset"),
                 ], True
-            case "gone":  # without a word in the log
+            case "gone":  # without a line in the log
                 return [self.state("gpu-inventory", one, "failed", "missing")], False
-        return [], False  # slow, or wrong at times: nothing tells of it
+        return [], False  # slow, or wrong at times: no sign tells of it
 
     def _hbm(self) -> tuple[list[tuple[float, Sign]], bool]:
         one = self.one_gpu()
@@ -272,7 +275,7 @@ class Machine:
         looks = LOOKS[check]
         first = self.rng.uniform(0.0, looks)
         signs: list[tuple[float, Sign]] = []
-        if first < lasts:  # else it is over before anybody looks
+        if first < lasts:  # else it is over before any look
             back = first + looks * math.ceil((lasts - first) / looks)
             signs = [
                 (first, State(check, port, "failed", reason)),
@@ -302,7 +305,7 @@ class Machine:
 
 
 def background(nodes: int, days: float, rng: random.Random) -> list[Story]:
-    """All that happens to single nodes in ``days``, each kind by its own rate."""
+    """All faults of single nodes in ``days``, each kind by its own rate."""
     machine = Machine(rng)
 
     def times(rate: float) -> Iterator[tuple[float, int]]:

@@ -1,4 +1,4 @@
-"""Fault drills: what is killed, paused or taken away in the middle of a burst, and what was lost.
+"""Fault drills: kills, pauses or cuts off a process in mid-burst, and counts the lost faults.
 
 Real processes on the real API server. Each drill has nodes of its own, with a pod each, and counts
 the faults that did not become a taint within a minute of the end of its outage; one fault a node.
@@ -19,6 +19,8 @@ from pathlib import Path
 from tests.agent import real_disks
 from tests.bench.drill import FAULT, PODS, Drill
 from tests.bench.figures import percentile, read, table, write
+from tests.bench.hold_drills import begun_after_stop, over_limit_record_lost
+from tests.bench.return_drill import unmarked_after_return_s
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.waiting import wait_until
 from tests.support.evictions import accepted_evictions
@@ -83,10 +85,10 @@ def aggregator_paused_for_40_s(drill: Drill) -> None:
 
 
 def leader_of_three_killed_in_a_burst_of_200(drill: Drill) -> None:
-    """And not started again, so that its outage has no end of its own.
+    """The leader is not started again, so that its outage has no end of its own.
 
-    What counts is the time from when the others know that it is gone: until then nobody may do its
-    work. From the kill it is `failover_p99_s`.
+    The time counts from the moment when the others know that it is gone: until then no replica may
+    do its work. From the kill it is `failover_p99_s`.
     """
     replicas, simulator = drill.shards(200)
     leader = replicas.leader()
@@ -184,6 +186,19 @@ DRILLS: dict[str, Callable[[Drill], None]] = {
 }
 
 
+#: The drills of acts that must not begin, by the key of the figure: each counts those that did.
+HOLDS: dict[str, Callable[[Drill], int]] = {
+    "begun_after_stop": begun_after_stop,
+    "over_limit_record_lost": over_limit_record_lost,
+}
+
+
+#: Drills that measure a longest duration (seconds), by the key of the figure: drill and aim.
+LASTS: dict[str, tuple[Callable[[Drill], float], str]] = {
+    "unmarked_after_return_s": (unmarked_after_return_s, "5 s"),
+}
+
+
 @contextmanager
 def _drill(plane: ControlPlane, folder: Path, name: str) -> Iterator[Drill]:
     folder.mkdir()
@@ -194,19 +209,24 @@ def _drill(plane: ControlPlane, folder: Path, name: str) -> Iterator[Drill]:
 
 
 def _double(plane: ControlPlane) -> int:
-    """Pods whose eviction was accepted more than once; each has a name that no other ever had."""
+    """Pods whose eviction was accepted more than once; no two pods ever have the same name."""
     return sum(times > 1 for times in Counter(accepted_evictions(plane, 0)).values())
 
 
 def main() -> int:
-    chosen = [f"lost_{one}" for one in os.environ.get("BENCH_DRILLS", "").split(",") if one]
-    unknown = [key for key in chosen if key not in DRILLS]
+    named = [one for one in os.environ.get("BENCH_DRILLS", "").split(",") if one]
+    chosen = [one if one in (*HOLDS, *LASTS) else f"lost_{one}" for one in named]
+    unknown = [key for key in chosen if key not in (*DRILLS, *HOLDS, *LASTS)]
     if unknown:
-        names = ", ".join(key.removeprefix("lost_") for key in DRILLS)
+        names = ", ".join(key.removeprefix("lost_") for key in (*DRILLS, *HOLDS, *LASTS))
         sys.stderr.write(f"BENCH_DRILLS: no {unknown[0].removeprefix('lost_')}; it has {names}\n")
         return 2
     drills = {key: run for key, run in DRILLS.items() if not chosen or key in chosen}
-    # Some drills alone: what the others gave in an earlier run stays.
+    holds: dict[str, Callable[[Drill], float]] = {
+        key: run for key, run in HOLDS.items() if not chosen or key in chosen
+    }
+    lasts = {key: run for key, (run, _) in LASTS.items() if not chosen or key in chosen}
+    # Some drills alone: the others' figures of an earlier run stay.
     figures: dict[str, float | int | str] = read("faults") if chosen else {}
     recoveries: dict[str, list[float]] = {}
     with (
@@ -214,10 +234,16 @@ def main() -> int:
         ControlPlane() as plane,
     ):
         plane.create_namespace(PODS)
+        for key, hold in {**holds, **lasts}.items():
+            print(f"{key.replace('_', ' ')} ...", flush=True)
+            with _drill(plane, Path(folder) / key[:5], key.replace("_", "-")) as drill:
+                figures[key] = hold(drill)
+            figures |= drill.figures
+            plane.delete_nodes(drill.nodes)
         for number, (key, run) in enumerate(drills.items()):
             name = key.removeprefix("lost_").replace("_", "-")
             print(f"{_words(run)} ...", flush=True)
-            # A number, for a socket's path has 107 bytes.
+            # A number instead of the name, because a socket's path has at most 107 bytes.
             with _drill(plane, Path(folder) / str(number), name) as drill:
                 run(drill)
             figures[key] = drill.lost
@@ -231,6 +257,8 @@ def main() -> int:
     figures["recovery_p99_s"] = max(float(seconds) for seconds in late)
     path = write("faults", figures)
     rows = [(_words(run), str(figures[key]), "0") for key, run in drills.items()]
+    rows += [(key.replace("_", " "), str(figures[key]), "0") for key in holds]
+    rows += [(key.replace("_", " "), f"{figures[key]} s", LASTS[key][1]) for key in lasts]
     rows += [("pods that were evicted twice", str(figures["double_evictions"]), "0")]
     rows += [
         (

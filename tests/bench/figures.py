@@ -1,4 +1,4 @@
-"""What benchmarks share: percentiles, lines through points, the JSON of figures, a table."""
+"""Helpers of the benchmarks: percentiles, lines through points, the JSON of figures, a table."""
 
 import json
 import math
@@ -16,7 +16,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """Of the line through the points, by least squares."""
+    """The slope of the line through the points, by least squares."""
     across = sum(x for x, _ in points) / len(points)
     up = sum(y for _, y in points) / len(points)
     return sum((x - across) * (y - up) for x, y in points) / sum(
@@ -42,7 +42,7 @@ def write(name: str, figures: Mapping[str, float | int | str]) -> Path:
 
 
 def read(name: str) -> dict[str, Any]:
-    """What ``write`` has written; empty when nothing has."""
+    """The figures that ``write`` has written; empty without a file."""
     path = FOLDER / f"{name}.json"
     found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     return found

@@ -1,14 +1,14 @@
 """A month of a large fleet's faults, lived through by the real judging, admission and controller.
 
 ``BENCH_NODES`` (7,500) nodes of 8 GPUs for ``BENCH_DAYS`` (30), for each of ``BENCH_SEEDS`` (10)
-seeds in ``BENCH_PROCESSES`` (2) processes; the figures are the worst of all seeds. What happens is
-`faultplay`'s and `massplay`'s to say, which know nothing of any rule; how it is lived is
-`fleetplay`'s. Run by `make bench-fleet`; exits 1 when a gate fails, after the figures are written.
+seeds in ``BENCH_PROCESSES`` (2) processes; the figures are the worst of all seeds. `faultplay` and
+`massplay`, which know no rule, decide the faults; `fleetplay` plays them. `make bench-fleet` runs
+this, and exits with 1 when a gate fails, after the figures are written.
 
 - precision: of all quarantines, how many were of a node that was sick in truth at that moment.
 - recall of explicit faults: those that hardware or driver call fatal plainly and at once.
-- the time from such a fault to the node's taint, in virtual time: of the network, the API server
-  and the disk it has nothing (bench-taint has). Faults that a check sees at its next look, and
+- the time from such a fault to the node's taint, in virtual time: it leaves out the network, the
+  API server and the disk (bench-taint has them). Faults that a check sees at its next look, and
   those that a rule waits out (`for`), are the rows "seen by a check".
 - GPU hours lost: see `lost_hours`.
 """
@@ -24,7 +24,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 
 from aggregator.quarantine.decide.admission import Limits
-from aggregator.quarantine.decide.blame import CommonLimits
+from aggregator.quarantine.decide.cause_search import CommonLimits
 from aggregator.quarantine.settings import Settings
 from tests.bench.faultplay import DAY, Story, background
 from tests.bench.figures import percentile, table, write
@@ -32,7 +32,7 @@ from tests.bench.fleetplay import LEAF, Outcome, Trouble, play
 from tests.bench.massplay import FIRST, mass_events
 from tests.support.replica import SETTINGS
 
-#: The shipped limits, but for the count: at 4 hours for a repair some twelve of 7,500 nodes are in
+#: The shipped limits, except the count: at 4 hours for a repair some twelve of 7,500 nodes are in
 #: quarantine at any time, by chance twice as many, and the shipped 20 is for a smaller fleet.
 FLEET_SETTINGS: Settings = replace(
     SETTINGS,
@@ -42,7 +42,7 @@ FLEET_SETTINGS: Settings = replace(
     ),
 )
 
-#: A job of 256 GPUs runs on the node that fails; PyTorch's NCCL watchdog ends what hangs after 10
+#: A job of 256 GPUs runs on the node that fails; PyTorch's NCCL watchdog ends a hung job after 10
 #: minutes; after an interruption it takes 10 minutes until the job is where it was (restart, and
 #: half of the time between two checkpoints).
 JOB, WATCHDOG, RESTART = 256, 600.0, 600.0
@@ -56,7 +56,10 @@ _UNJUDGED = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one seed. ``by_check``: of faults that are seen by checks, not said by a line."""
+    """The figures of one seed.
+
+    ``by_check``: of faults that checks see, and no kernel log line tells.
+    """
 
     seed: int
     quarantines: int
@@ -78,7 +81,7 @@ class Figures:
 
 
 def schedule(seed: int, nodes: int, days: float, *, first_mass: float = FIRST) -> list[Story]:
-    """All that happens with this seed."""
+    """All faults with this seed."""
     rng = random.Random(seed)
     return background(nodes, days, rng) + mass_events(nodes, days, rng, leaf=LEAF, first=first_mass)
 
@@ -138,9 +141,9 @@ def lost_hours(
     """GPU hours lost to faults: with sickbay, without a system, with a poll every 5 minutes.
 
     A fault ends the job that runs there. It hangs until its node is taken from it or its watchdog
-    ends it, then it starts again and makes up for what is lost. On a node that stays it fails again
-    until a person looks. The poll is granted perfect judgement: it takes what is sick, all that
-    sickbay takes and nothing else. What takes a healthy node ends the job there, too.
+    ends it, then it starts again and repeats the lost work. On a node that stays it fails again
+    until a person looks. The poll is granted perfect judgement: it takes exactly those sick nodes
+    that sickbay takes. A system that takes a healthy node ends the job there, too.
     """
     kept = TRIES * (WATCHDOG + RESTART)
     here = none = polled = 0.0
@@ -158,7 +161,7 @@ def lost_hours(
 
 
 def worst(all_seeds: Sequence[Figures], days: float) -> dict[str, float | int | str]:
-    """Of each figure the worst of all seeds; the hours lost are those of the worst seed."""
+    """The worst of all seeds for each figure; the hours lost are those of the worst seed."""
     worst_lost = max(all_seeds, key=lambda one: one.lost)
     held_by: Counter[str] = Counter()
     for one in all_seeds:

@@ -1,11 +1,11 @@
 """A fleet that lives through a schedule of faults under the real judging, admission and controller.
 
-Virtual time and a cluster in memory; agents are played: each keeps what a real one's latch keeps,
-and sends what has changed. People are played too: a node that is quarantined is repaired and booted
-after a while, one that nobody saw fail is found in the end.
+Virtual time and a cluster in memory; agents are played: each keeps the entries of a real one's
+latch, and sends those that have changed. People are played too: a node that is quarantined is
+repaired and booted after a while, and one whose failure no check saw is found in the end.
 
-The controller's rounds look at all nodes every 5 s, for what is held and for silence: 518,400 in
-30 days. Here they come every 10 minutes while nothing happens to many at once, and every 30 s from
+The controller's rounds look at all nodes every 5 s, for held proposals and for silence: 518,400 in
+30 days. Here they come every 10 minutes while no event concerns many at once, and every 30 s from
 before a mass event until after it, and look at 50 of those that are held instead of 500; nodes are
 listed every 6 hours. All else is as it is.
 """
@@ -19,7 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import aggregator.quarantine.controller as controller_module
-import aggregator.quarantine.looking as looking_module
+import aggregator.quarantine.reconcile.poller as looking_module
+from aggregator.events import EventKind, Transition
 from aggregator.health.model import (
     Cleared,
     ClearedBy,
@@ -30,13 +31,12 @@ from aggregator.health.model import (
     Snapshot,
     Status,
 )
-from aggregator.quarantine.ledger import Kind, Transition
 from aggregator.quarantine.settings import Settings
 from tests.bench.faultplay import DAY, GPUS, PORTS, Agent, Line, Machine, Sign, State, Story, gpu
-from tests.support import virtualtime
-from tests.support.memorycluster import World
+from tests.support import virtual_time
+from tests.support.memory_cluster import World
 from tests.support.replica import FakeLine, Replica
-from tests.support.running import LoopClock
+from tests.support.virtual_replica import LoopClock
 from tests.support.waiting import until
 
 LEAF = 32
@@ -44,7 +44,7 @@ RACK = 8
 CLIQUE = 8
 #: An agent's latched faults that expire do so after this.
 EXPIRES = DAY
-#: Seconds: people find out about a node that is dead, and about one that nothing tells of.
+#: Seconds: people find out about a node that is dead, and about one whose fault no sign tells of.
 DEAD_FOUND, UNSEEN_FOUND = 2 * 3600.0, 2 * DAY
 _NEXT_LOOK = 60.0
 #: Seconds between rounds: in quiet times, and around a mass event.
@@ -79,14 +79,17 @@ class Trouble:
     latency: float | None = None
 
     def at_work(self, now: float) -> bool:
-        """What ended by itself is seen to have ended at the next look."""
+        """Whether the fault is at work.
+
+        The end of one that ends by itself shows at the next look.
+        """
         seen = _NEXT_LOOK if self.story.ends < math.inf else 0.0
         return self.story.at <= now < self.over + seen
 
 
 @dataclass(eq=False, slots=True)
 class Played:
-    """A node and its agent. ``wrong``: who holds each component in which state, by trouble."""
+    """A node and its agent. ``wrong``: for each component the state that each trouble gives it."""
 
     name: str
     boot: int = 0
@@ -110,7 +113,9 @@ class Played:
 
 @dataclass
 class Outcome:
-    """What came of it. Times in seconds; ``latencies`` of explicit faults, ``seen`` of the others.
+    """The outcome of the play.
+
+    Times in seconds; ``latencies`` of explicit faults, ``seen`` of the others.
 
     ``false`` and ``mass`` name the causes that were at work on the nodes that were wrongly taken.
     """
@@ -130,7 +135,7 @@ class Play:
 
     def __init__(
         self,
-        loop: virtualtime.VirtualTimeLoop,
+        loop: virtual_time.VirtualTimeLoop,
         stories: list[Story],
         *,
         nodes: int,
@@ -248,8 +253,8 @@ class Play:
             "played",
             traits={"driver": node.driver, "kernel": "6.8.0-87"},
         )
-        self._replica.controller.attached(told, node.line)
-        self._replica.controller.heard(
+        self._replica.controller.on_connect(told, node.line)
+        self._replica.controller.on_evidence(
             node.name,
             Snapshot(tuple(node.states.values()), tuple(node.latched.values())),
             self._loop.time(),
@@ -257,19 +262,22 @@ class Play:
 
     def _send(self, node: Played, delta: Delta) -> None:
         if self._replica is not None and node.attached:
-            self._replica.controller.heard(node.name, delta, self._loop.time())
+            self._replica.controller.on_evidence(node.name, delta, self._loop.time())
 
     def _leave(self, node: Played, down: float) -> None:
         """Its agent ends, and comes back after ``down`` seconds."""
         if self._replica is not None and node.attached:
-            self._replica.controller.detached(node.name, node.line, "its agent ended")
+            self._replica.controller.on_disconnect(node.name, node.line, "its agent ended")
         node.attached = False
         node.away_until = self._now + down
         if down < math.inf:
             self._at(node.away_until, lambda: self._return(node))
 
     def _is_away(self, node: Played) -> bool:
-        """Whether its agent is. Its return is due when the clock says so but for a float's end."""
+        """Whether its agent is away.
+
+        Its return is due by the clock, up to a float's rounding error.
+        """
         return self._now < node.away_until - _A_TICK
 
     def _return(self, node: Played) -> None:
@@ -282,7 +290,7 @@ class Play:
     def _begin(self, story: Story) -> None:
         node = self._nodes[story.node]
         if node.booting or node.away_until == math.inf:
-            return  # the machine is off: nothing happens on it
+            return  # the machine is off, so it shows no fault
         trouble = Trouble(story, over=_over(story))
         node.troubles = [old for old in node.troubles if old.over > self._now - _NEXT_LOOK]
         node.troubles.append(trouble)
@@ -322,7 +330,7 @@ class Play:
         self._leave(node, sign.down)
 
     def _boot(self, node: Played) -> None:
-        """Another boot: what the log said is history; what is broken stays so."""
+        """Another boot: faults from the log are historical; broken parts stay broken."""
         node.boot += 1
         node.booting = True
         node.latched.clear()
@@ -394,7 +402,7 @@ class Play:
     # -- people ------------------------------------------------------------------------------
 
     def _repair(self, node: Played, trouble: Trouble | None = None) -> None:
-        """Mend all that is broken, and boot. With a trouble: only if that is still at work."""
+        """Repair all that is broken, and boot. With a trouble: only if that is still at work."""
         if trouble is not None and not trouble.at_work(self._now):
             return
         if trouble is None and not node.quarantined:
@@ -407,7 +415,7 @@ class Play:
         self._leave(node, self._rng.uniform(240.0, 600.0))
 
     def _note(self, told: Transition) -> None:
-        if told.kind is Kind.HELD:
+        if told.kind is EventKind.HELD:
             limit = told.details.get("limit", "")
             self.outcome.held[limit] = self.outcome.held.get(limit, 0) + 1
             self.outcome.held_nodes.add(told.node)
@@ -415,11 +423,11 @@ class Play:
             return
         node = self._nodes[int(told.node.removeprefix("node-"))]
         at = told.at - self._begun
-        if told.kind is Kind.CORDONED:
+        if told.kind is EventKind.CORDONED:
             node.quarantined = True
             self._judge(node, at)
             self._at(at + self._machine.repair_takes(), lambda: self._repair(node))
-        elif told.kind in (Kind.RELEASED, Kind.OVERRULED):
+        elif told.kind in (EventKind.RELEASED, EventKind.OVERRULED):
             node.quarantined = False
 
     def _judge(self, node: Played, at: float) -> None:
@@ -441,7 +449,7 @@ class Play:
 
 
 def _over(story: Story) -> float:
-    """When it is over by itself: what is no fault has an end, a day after a line of its own."""
+    """When the story is over by itself: one that is no fault ends a day after a line of its own."""
     if story.sick or story.ends < math.inf:
         return story.at + story.ends
     lines = any(isinstance(sign, Line) for _, sign in story.signs)
@@ -466,7 +474,7 @@ def _rounds(every: float) -> None:
 
 @contextmanager
 def fewer_rounds() -> Iterator[None]:
-    """See the module's word."""
+    """See the module's docstring."""
     before = controller_module.ROUNDS, controller_module.REFRESH, looking_module._ROUND
     held = controller_module.HELD_A_ROUND
     controller_module.REFRESH, controller_module.HELD_A_ROUND = 6 * 3600.0, 50
@@ -491,11 +499,11 @@ def play(
 
     async def main() -> Outcome:
         loop = asyncio.get_running_loop()
-        assert isinstance(loop, virtualtime.VirtualTimeLoop)
+        assert isinstance(loop, virtual_time.VirtualTimeLoop)
         acted = Play(
             loop, stories, nodes=nodes, days=days, settings=settings, rng=rng, restarts=restarts
         )
         return await acted.run()
 
     with fewer_rounds():
-        return virtualtime.run(main())
+        return virtual_time.run(main())

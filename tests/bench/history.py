@@ -1,10 +1,10 @@
-"""Ten million transitions: what a page asks of them, and what is written beside, on each database.
+"""Ten million transitions: the page's queries and the writes beside them, on each database.
 
 ``BENCH_ROWS`` (10,000,000) transitions of 10,000 nodes over 28 days, ten to an incident, made by
-the database itself below the tables of before the last migration, which is then run as a start
-would. Then through the aggregator's own code, each on nodes of its own, so that nothing is warm
-but what the operating system kept: a node's whole month, the page's 200 rows of it, the fleet's
-newest 200, pages far back, what lemons ask, a chunk of retention, and batches of 500 as a burst
+the database itself in the tables from before the last migration, which is then run as a start
+would. Then through the aggregator's own code, each on nodes of its own, so that only the operating
+system's cache is warm: a node's whole month, the page's 200 rows of it, the fleet's newest 200,
+pages far back, the lemon detector's query, a chunk of retention, and batches of 500 as a burst
 makes them.
 
 PostgreSQL is Debian's, with fsync, its shipped settings and 512 MB of shared buffers. Needs some
@@ -26,12 +26,12 @@ from unittest.mock import patch
 
 import sqlalchemy as sa
 
+from aggregator.events import EventKind, Transition
 from aggregator.history.database import Cursor, Database
 from aggregator.history.history import BATCH, CHUNK
-from aggregator.history.lemons import MOST_NODES, MOST_ROWS
-from aggregator.history.migrating import upgrade
-from aggregator.history.rows import Numbers, to_row
-from aggregator.quarantine.ledger import Kind, Transition
+from aggregator.history.lemon_detector import MOST_NODES, MOST_ROWS
+from aggregator.history.migrate import upgrade
+from aggregator.history.row_codec import IdGenerator, to_row
 from tests.bench.figures import percentile, table, write
 from tests.support.histories import Place
 from tests.support.postgres import NoPostgres, PostgresServer
@@ -44,14 +44,14 @@ MONTH = 28 * DAY
 END = 1_800_000_000.0
 LOOKS = 100
 BATCHES = 40
-#: What the issue asks for, milliseconds.
+#: The issue's aim, milliseconds.
 WANTED_MS = 50.0
 
 #: One incident: opened, admitted, cordoned, drained with four evictions, released, closed.
 _KINDS = (
-    *(Kind.INCIDENT_OPENED, Kind.ADMITTED, Kind.CORDONED, Kind.DRAINING),
-    *(Kind.EVICTED, Kind.EVICTED, Kind.EVICTED, Kind.DRAINED),
-    *(Kind.RELEASED, Kind.INCIDENT_CLOSED),
+    *(EventKind.INCIDENT_OPENED, EventKind.ADMITTED, EventKind.CORDONED, EventKind.DRAINING),
+    *(EventKind.EVICTED, EventKind.EVICTED, EventKind.EVICTED, EventKind.DRAINED),
+    *(EventKind.RELEASED, EventKind.INCIDENT_CLOSED),
 )
 _SUMMARY = "GPU-5f3c has fallen off the bus (xid:79), the driver asks for a restart of the node"
 _DETAILS = (
@@ -89,7 +89,7 @@ def _of_before(place: Place) -> None:
 
 
 def _fill(place: Place) -> None:
-    """Rows first, indexes afterwards, in one transaction: nothing of it goes through a log."""
+    """Rows first, indexes afterwards, in one transaction: no row goes through a log."""
     select, rows = "", f"INSERT INTO {_COLUMNS} "
     drop = [f"DROP INDEX {name}" for name in _INDEXES]
     make = [f"CREATE INDEX {name} ON transitions {columns}" for name, columns in _INDEXES.items()]
@@ -128,8 +128,8 @@ def _timed(ask: Callable[[], Any]) -> float:
 
 
 def _burst(rng: random.Random) -> Iterator[list[dict[str, Any]]]:
-    """Batches as a burst makes them: new incidents, which are looked up, and what follows."""
-    numbers = Numbers(rng.getrandbits(22))
+    """Batches as a burst makes them: new incidents, which are looked up, and their transitions."""
+    numbers = IdGenerator(rng.getrandbits(22))
     for batch in range(BATCHES):
         rows = []
         for number in range(BATCH):
@@ -144,8 +144,8 @@ def _burst(rng: random.Random) -> Iterator[list[dict[str, Any]]]:
 def _measure(place: Place, rng: random.Random) -> dict[str, float]:
     names = [f"gpu-{number:05d}" for number in rng.sample(range(NODES), 2 * LOOKS)]
     since = END - MONTH
-    acted = [Kind.CORDONED.value, Kind.WOULD_ACT.value]
-    told = [Kind.INCIDENT_OPENED.value, Kind.CORDONED.value, Kind.RELEASED.value]
+    acted = [EventKind.CORDONED.value, EventKind.WOULD_ACT.value]
+    told = [EventKind.INCIDENT_OPENED.value, EventKind.CORDONED.value, EventKind.RELEASED.value]
 
     def ask(database: Database) -> dict[str, float]:
         opened = _timed(lambda: database.page(names[0], since, 1))
@@ -173,7 +173,7 @@ def _measure(place: Place, rng: random.Random) -> dict[str, float]:
             "node_month_rows": rows,
             "node_month_ms": percentile(months, 99),
             "node_month_p50_ms": percentile(months, 50),
-            "node_month_cpu_ms": own,  # of our own thread: what other programs can't slow down
+            "node_month_cpu_ms": own,  # of our own thread: other programs can't slow it
             "node_page_ms": percentile(pages, 99),
             "feed_ms": percentile(feed, 99),
             "back_ms": percentile(back, 99),
@@ -207,7 +207,7 @@ def _of(place: Place, kind: str) -> dict[str, float]:
             _timed(lambda: place.ask(lambda one: one.bound(10 * ROWS) and None)) / 1000
         )
     with _progress("until the disk has all of it"):
-        os.sync()  # or what was made here would be measured with what is asked
+        os.sync()  # or the queries would include the writes of these rows
     figures["mib"] = _size_mib(place)
     with _progress("what is asked"):
         figures |= _measure(place, rng)

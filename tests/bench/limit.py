@@ -1,12 +1,13 @@
-"""What the machine gives at this hour: what a burst's aims rest on, by clients that do little else.
+"""The machine's speed at this hour, on which a burst's aims rest, by clients that do little else.
 
-The pace is that of one client that makes a small object and patches a node, with nothing beside
-it: the aims of the bursts were set where that was 790 a second. The limit is a burst's Quarantines
-and taints by the aggregator's own client and rights, as `aggregator.quarantine.acts` asks for them:
-no judging, no admission. Minutes differ by more than what there is to tell, so bursts of faults and
-of requests take turns: the faults by an aggregator with all agents, the requests meanwhile on a
-cluster of their own. What a fault's burst takes beyond its neighbour's requests is sickbay's doing;
-where these alone take longer than an aim, nothing in sickbay could meet it here, at that hour.
+The pace is that of one client that makes a small object and patches a node, without other load: the
+aims of the bursts were set where that was 790 a second. The limit is a burst's Quarantines and
+taints by the aggregator's own client and rights, as `quarantine.actions.cordon` asks for them: no
+judging, no admission. Minutes differ by more than the effect to measure, so bursts of faults and of
+requests take turns: the faults by an aggregator with all agents, the requests meanwhile on a
+cluster of their own. The time of a fault's burst beyond its neighbour's requests is sickbay's
+doing; where these alone take longer than an aim, no change in sickbay could meet it here, at that
+hour.
 """
 
 import asyncio
@@ -18,16 +19,16 @@ import time
 from collections.abc import Sequence
 from statistics import median
 
-from aggregator.kube import paths
-from aggregator.kube.access import Sources
-from aggregator.kube.cluster import KubeCluster
-from aggregator.kube.limiter import Lane, Limiter
-from aggregator.kube.transport import MERGE_PATCH, Transport
-from aggregator.quarantine.cluster import Action, Conflict, EvidenceItem, QuarantineSpec
-from aggregator.quarantine.decide.marks import cordon_change
+from aggregator.cluster.kubernetes import paths
+from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.cluster.kubernetes.credentials import CredentialSources
+from aggregator.cluster.kubernetes.limiter import Limiter, Priority
+from aggregator.cluster.kubernetes.transport import MERGE_PATCH, Transport
+from aggregator.cluster.port import Action, Conflict, EvidenceItem, QuarantineSpec
+from aggregator.quarantine.decide.node_marks import cordon_change
 from tests.bench import watcher
-from tests.bench.crowd import FAULT, certify
 from tests.bench.parts import LIFTED, SETTLE, Findings, Site, plane_in_memory
+from tests.bench.simulated_agents import FAULT, certify
 from tests.bench.trials import PATIENCE, Trials, until_rest
 from tests.bench.watcher import Watcher
 from tests.controlplane.plane import ControlPlane
@@ -44,7 +45,7 @@ _MOST = LIFTED["cluster"]
 _BOOT = "00000000-0000-4000-8000-000000000000"
 _GPU = "GPU-00000000-0000-0000-0000-000000000000"
 _INCIDENT = "0123456789abcdef"
-#: What the shipped policy makes of the fault that the bursts inject, as long as that.
+#: The Quarantine that the shipped policy makes of the bursts' fault, of the same length.
 SPEC = QuarantineSpec(
     action=Action.DRAIN,
     kind="gpu",
@@ -93,7 +94,7 @@ def limit(found: Findings) -> None:
 async def _pace(plane: ControlPlane, nodes: Sequence[str]) -> float:
     """Pairs a second, the median of the rounds."""
     transport = Transport(
-        Sources(str(plane.kubeconfig), "", os.environ),
+        CredentialSources(str(plane.kubeconfig), "", os.environ),
         Limiter(
             qps=_MOST["requests_per_second"],
             burst=_MOST["burst"],
@@ -112,14 +113,14 @@ async def _pace(plane: ControlPlane, nodes: Sequence[str]) -> float:
             "POST",
             "/api/v1/namespaces/default/configmaps",
             kind="ConfigMap",
-            lane=Lane.TAINT,
+            lane=Priority.TAINT,
             body=json.dumps(thing | {"data": {"fault": FAULT}}).encode(),
         )
         await transport.request(
             "PATCH",
             paths.node(name),
             kind="node",
-            lane=Lane.TAINT,
+            lane=Priority.TAINT,
             body=json.dumps(label).encode(),
             content_type=MERGE_PATCH,
         )
@@ -139,7 +140,7 @@ async def _pace(plane: ControlPlane, nodes: Sequence[str]) -> float:
 async def _turns(
     trials: Trials, apart: ControlPlane, free: list[str]
 ) -> dict[int, list[tuple[float, float]]]:
-    """Seconds of a burst of faults and of its requests alone, by size; who begins takes turns."""
+    """Seconds of a burst of faults and of its requests alone, by size; they take turns to begin."""
     kubeconfig = apart.kubeconfig_for_service_account(NAMESPACE, "sickbay-aggregator")
     cluster = KubeCluster(
         kubeconfig=str(kubeconfig), qps=_MOST["requests_per_second"], burst=_MOST["burst"]
@@ -174,7 +175,7 @@ async def _turns(
 
 
 async def _quarantine(cluster: KubeCluster, name: str) -> None:
-    """The requests for one node, as `aggregator.quarantine.acts` makes them."""
+    """The requests for one node, as `aggregator.quarantine.actions.cordon` makes them."""
     node = await cluster.read_node(name, cached=True)
     quarantine = await cluster.create_quarantine(name, SPEC)
     while node is not None:

@@ -1,6 +1,7 @@
-"""What goes wrong for many nodes at once, and is the fault of none of them: one a week.
+"""Faults of many nodes at once that none of them causes: one a week.
 
-Like `faultplay`: it knows machines, not who judges them. ``leaf`` nodes hang on one leaf switch.
+Like `faultplay`, it knows machines and no rule of the aggregator. ``leaf`` nodes hang on one leaf
+switch.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Whom triangulation blames when a network of known faults fails, over many random graphs.
+"""The components that triangulation blames for known network faults, over many random graphs.
 
 For each kind of fault, ``BENCH_GRAPHS`` fleets (20 by default) of ``BENCH_NODES`` nodes (1,000) in
 racks of 16, labelled, with the peers that the aggregator names. Precision: of those that are
@@ -92,7 +92,7 @@ SCENES: dict[str, Callable[[Network], Guilty]] = {
 
 def _blamed(found: Triangulation, net: Network) -> Guilty:
     guilty = {(verdict.kind, verdict.name) for verdict in found.verdicts()}
-    guilty -= {("unnamed", "")}  # it says that nobody is blamed
+    guilty -= {("unnamed", "")}  # it says that no component is blamed
     for node in range(net.size):
         finding = found.finding(name(node))
         if finding is not None and finding.status is Status.FAILED:
@@ -129,7 +129,7 @@ def update_cost_us(size: int, updates: int) -> float:
     begun = time.process_time()
     for node in picks:
         for status in (Status.FAILED, Status.OK):
-            found.see(name(node), PEERS, address(net.peers[node][0]), status)
+            found.set_edge(name(node), PEERS, address(net.peers[node][0]), status)
             found.settle(1001.0)
     return (time.process_time() - begun) / (2 * updates) * 1e6
 

@@ -1,4 +1,4 @@
-"""The parts of bench-scale: each starts what it measures, on a control plane of its own.
+"""The parts of bench-scale: each starts its own processes, on a control plane of its own.
 
 Nodes are objects on the real API server, whose files are in memory: etcd's disk is not in question.
 """
@@ -15,10 +15,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from aggregator.ingest import core
-from tests.bench.crowd import Crowd, certify, most_agents
+from aggregator.ingest import grpc_env
 from tests.bench.figures import percentile, slope, straightness
 from tests.bench.processes import cost
+from tests.bench.simulated_agents import Crowd, certify, most_agents
 from tests.bench.trials import Trials, requests, requests_by_nodes
 from tests.controlplane.plane import ControlPlane
 from tests.support.pki import Authority
@@ -36,7 +36,7 @@ GROWTH = (1_000, 2_500, 5_000, 10_000, 15_000, 20_000)
 GROWTH_SECONDS = 15.0
 #: A heartbeat of each, and its snapshot's garbage, are over (seconds).
 SETTLE = 12.0
-#: All limits out of the way: what is measured is the way from a fault to its taint.
+#: All limits out of the way: the figure is the time from a fault to its taint.
 RAISED: dict[str, Any] = {
     "identity": {"kind": "certificate"},
     "limits": {
@@ -59,7 +59,7 @@ LIFTED: dict[str, Any] = {
 
 @dataclass
 class Findings:
-    """``figures`` are the keys of scale.json; ``curves`` is what is drawn, by name."""
+    """``figures`` are the keys of scale.json; ``curves`` are the drawn data, by name."""
 
     nodes: int
     seconds: float
@@ -81,7 +81,7 @@ def plane_in_memory() -> Iterator[tuple[ControlPlane, Path]]:
 
 
 class Site:
-    """One address of aggregators that come one after the other, and whom their agents trust."""
+    """One address of successive aggregators, and the authority that their agents trust."""
 
     def __init__(self, plane: ControlPlane, folder: Path) -> None:
         self.plane = plane
@@ -116,7 +116,7 @@ def bare_streams(folder: Path) -> Iterator[tuple[int, Crowd, Authority]]:
     line = [sys.executable, "-m", "tests.bench.bare", "--listen", f"127.0.0.1:{port}"]
     line += ["--cert", str(pair.certificate), "--key", str(pair.key)]
     server = subprocess.Popen(
-        [*line, "--ca", str(authority.certificate)], env=core.ENVIRONMENT | os.environ
+        [*line, "--ca", str(authority.certificate)], env=grpc_env.ENVIRONMENT | os.environ
     )
     where: list[str | Path] = ["--aggregator", f"localhost:{port}"]
     where += ["--ca-file", authority.certificate, "--cert-dir", authority.certificate.parent]
@@ -129,7 +129,7 @@ def bare_streams(folder: Path) -> Iterator[tuple[int, Crowd, Authority]]:
 
 
 def bare(found: Findings) -> None:
-    """What gRPC's streams cost by themselves, with a tenth of the agents, half, and all."""
+    """The cost of gRPC's streams by themselves, with a tenth of the agents, half, and all."""
     nodes = [f"bare-{number:05d}" for number in range(found.nodes)]
     points = []
     with (
@@ -231,7 +231,7 @@ def sustained(found: Findings) -> None:
 def growth(found: Findings) -> None:
     """One replica at 1,000 agents, then 2,500, and so on: cost against number of nodes.
 
-    The last step is twice ``found.nodes``, or what one process may have open here.
+    The last step is twice ``found.nodes``, or as many as one process may have open here.
     """
     top = min(found.nodes * 2, most_agents())
     steps = [step for step in GROWTH if step < top and step * 10 >= found.nodes]
@@ -271,7 +271,7 @@ class Point:
 
 
 def slopes(points: Sequence[Point]) -> Figures:
-    """What a thousand agents cost, and how straight the line is."""
+    """The cost of a thousand agents, and how straight the line is."""
     memory = [(float(one.nodes), one.rss_mib) for one in points]
     work = [(float(one.nodes), one.cpu_percent) for one in points]
     return {

@@ -1,4 +1,4 @@
-"""What a tree of processes costs, from /proc."""
+"""The cost of a tree of processes, from /proc."""
 
 import os
 from dataclasses import dataclass
@@ -7,7 +7,10 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of a process and all its descendants. ``cpu_s`` includes children that have ended."""
+    """The cost of a process and all its descendants.
+
+    ``cpu_s`` includes children that have ended.
+    """
 
     pss_mib: float
     rss_mib: float
@@ -48,7 +51,7 @@ def _one(pid: int) -> Cost:
 
 
 def cost(pid: int) -> Cost:
-    """Of the process and its descendants now; one that ends meanwhile is left out."""
+    """The cost of the process and its descendants now; one that ends meanwhile is left out."""
     parts = []
     for one in _tree(pid):
         try:

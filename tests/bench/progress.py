@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TextIO
 
 _WIDTH = 30
-#: However long a part takes beyond what was expected, it has not ended before it ends.
+#: The most of a part's expected time that the bar shows before the part has ended.
 _ALMOST = 0.97
 
 
@@ -42,7 +42,7 @@ class Progress:
             self._out.flush()
 
     def line(self, name: str, elapsed: float) -> str:
-        """What stands there when ``name`` has run for ``elapsed`` seconds."""
+        """The line when ``name`` has run for ``elapsed`` seconds."""
         expected = self._parts.get(name, 0.0)
         total = sum(self._parts.values()) or 1.0
         share = (self._done + min(elapsed, expected * _ALMOST)) / total

@@ -1,4 +1,4 @@
-"""A TCP relay that counts: what two processes say to each other, in bytes on the wire.
+"""A TCP relay that counts the bytes on the wire between two processes.
 
 TLS and HTTP/2 framing included; TCP's and IP's own headers are not.
 """
@@ -8,7 +8,7 @@ import threading
 
 
 class Relay:
-    """Listens on ``port`` and passes everything on to ``target`` (a port) of this machine."""
+    """Listens on ``port`` and passes all bytes on to ``target`` (a port) of this machine."""
 
     def __init__(self, target: int) -> None:
         self.bytes = 0
@@ -30,7 +30,7 @@ class Relay:
             try:
                 there = socket.create_connection(("127.0.0.1", self._target))
             except OSError:
-                here.close()  # nobody is there yet: whoever asks will come again
+                here.close()  # no listener yet: the client will come again
                 continue
             for pair in ((here, there), (there, here)):
                 threading.Thread(target=self._pass_on, args=pair, daemon=True).start()

@@ -1,4 +1,4 @@
-"""What bench-scale and bench-faults have measured, as tables: for a terminal, and for docs/.
+"""The results of bench-scale and bench-faults as tables: for a terminal, and for docs/.
 
     python -m tests.bench.report
 
@@ -15,11 +15,11 @@ from typing import Any
 from tests.bench.figures import read
 
 DOCS = Path(__file__).parents[2] / "docs"
-#: Of what a replica is expected to take: garbage, a burst, a stampede of agents.
+#: Memory as a multiple of a replica's expected use: for garbage, a burst, a stampede of agents.
 ROOM = 1.5
 
 
-#: What each figure is, its unit, and the most (or, with a ">", the least) that is wanted.
+#: Each figure's meaning, its unit, and the most (or, with a ">", the least) that is wanted.
 SCALE = (
     ("agents on one replica, mutual TLS", "agents", "", ">10000"),
     ("until all are attached", "attached_s", "s", ""),
@@ -65,7 +65,7 @@ SCALE = (
 
 
 def scale_rows(figures: dict[str, float]) -> list[tuple[str, str, str]]:
-    """What was measured, with its share of what is wanted."""
+    """The measured figures, each with its share of the wanted one."""
     told = []
     for what, key, unit, wanted in SCALE:
         if key not in figures:
@@ -131,7 +131,7 @@ def faults_table(figures: Mapping[str, Any]) -> str:
 
 
 def sizing_tables(figures: Mapping[str, Any], curves: Mapping[str, Any]) -> str:
-    """One replica's cost by its agents, the lines through it, and what follows for a fleet."""
+    """One replica's cost by its agents, the lines through it, and the sizes for a fleet."""
     points = curves["growth"]
     base, each = figures["growth_base_mib"], figures["growth_mib_per_1000"] / 1000
     told = ["| agents on one replica | resident | CPU of one core, at rest |", "|---|---|---|"]

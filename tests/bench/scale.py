@@ -1,10 +1,10 @@
-"""What replicas bear: cost at rest and by number of nodes, faults one by one and in bursts.
+"""Load on replicas: cost at rest and by number of nodes, faults one by one and in bursts.
 
 The nodes are objects on the real API server, each with a simulated agent: real latch, real uplink,
 real gRPC over mutual TLS, a connection of its own. Run by `make bench-scale`. BENCH_NODES sets the
-nodes (10,000; whatever needs more than there are is left out), BENCH_SECONDS the time over which
-the cost at rest is taken (60), BENCH_PARTS which parts are run, of bare, limit, steady, sustained,
-growth and failover: what the others gave in an earlier run stays in build/bench/scale.json then.
+nodes (10,000; a part that needs more is left out), BENCH_SECONDS the time over which the cost at
+rest is taken (60), BENCH_PARTS which parts are run, of bare, limit, steady, sustained, growth and
+failover: the others' figures of an earlier run stay in build/bench/scale.json then.
 """
 
 import os
@@ -12,13 +12,13 @@ import sys
 from collections.abc import Callable
 
 from tests.bench import parts
-from tests.bench.crowd import most_agents
 from tests.bench.failover import failover
 from tests.bench.figures import read, table, write
 from tests.bench.limit import limit
 from tests.bench.parts import Findings
 from tests.bench.progress import Progress
 from tests.bench.report import scale_rows
+from tests.bench.simulated_agents import most_agents
 
 #: Each with the seconds that it takes with 10,000 nodes; the others' cost is in their order.
 PARTS: dict[str, tuple[Callable[[Findings], None], float]] = {
@@ -29,7 +29,7 @@ PARTS: dict[str, tuple[Callable[[Findings], None], float]] = {
     "growth": (parts.growth, 250.0),
     "failover": (failover, 160.0),
 }
-#: What one takes however few nodes there are.
+#: The least seconds of a part, however few nodes there are.
 LEAST_S = 40.0
 
 
@@ -51,7 +51,7 @@ def main() -> int:
             if name in chosen:
                 with progress.part(name):
                     PARTS[name][0](found)
-    finally:  # what was measured before a part failed took minutes: it is kept
+    finally:  # figures from before a part failed took minutes: keep them
         progress.close()
         figures = ({} if whole else read("scale")) | {"agents": nodes} | found.figures
         path = write("scale", figures)

@@ -24,7 +24,7 @@ from tests.controlplane.plane import ControlPlane
 from tests.support.stack import Stack, start_job, write_real_kmsg
 
 #: Writes and syncs without end. A megabyte at a time: with sixteen it moves 6 GB/s on a fast disk,
-#: and what is measured is the memory's bandwidth.
+#: and the figure would measure the memory's bandwidth.
 _BUSY = """
 import os, sys
 f = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR, 0o600)

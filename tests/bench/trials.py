@@ -1,7 +1,7 @@
-"""What is done to a fleet that is attached: one fault, bursts, faults at a steady rate.
+"""The trials on a fleet that is attached: one fault, bursts, faults at a steady rate.
 
 Each trial takes nodes that no other has used, and begins when the one before has been told
-everywhere: nothing that trails behind one burst is in the way of the next.
+everywhere, so that no late request of one burst delays the next.
 """
 
 import random
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.bench import watcher
-from tests.bench.crowd import Crowd
+from tests.bench.simulated_agents import Crowd
 from tests.bench.watcher import Watcher
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.waiting import wait_until
@@ -41,7 +41,7 @@ class Trials:
         self._crowd = crowd
         self._fresh = list(nodes)
         random.Random(0).shuffle(self._fresh)
-        #: One watch for both: each costs the server what the trials would measure.
+        #: One watch for both, because each costs the server time that the trials would measure.
         self._nodes = Watcher(plane, watcher.NODES, watcher.marked)
 
     @property
@@ -94,7 +94,7 @@ class Trials:
         )
 
     def until_quiet(self, *, timeout_s: float = 180.0) -> None:
-        """Until the aggregator has changed nothing in the cluster for a second."""
+        """Wait until the aggregator has made no change in the cluster for a second."""
         until_rest(self._plane, AGGREGATOR, timeout_s=timeout_s)
 
     def _take(self, count: int) -> list[str]:
@@ -102,7 +102,7 @@ class Trials:
 
 
 def until_rest(plane: ControlPlane, user: str = "", *, timeout_s: float = 180.0) -> None:
-    """Until ``user``, or nobody at all, has changed anything but a Lease for a second."""
+    """Wait until for a second ``user`` (empty: any) has made no change except to Leases."""
 
     def at_rest() -> bool:
         mark = plane.audit_mark()
@@ -114,7 +114,7 @@ def until_rest(plane: ControlPlane, user: str = "", *, timeout_s: float = 180.0)
 
 
 def requests(plane: ControlPlane, since: int, *, leases: bool = True) -> int:
-    """What the aggregators asked of the API server behind a mark."""
+    """The number of the aggregators' requests to the API server after a mark."""
     return len(list(_asked(plane, since, AGGREGATOR, leases=leases)))
 
 

@@ -1,4 +1,4 @@
-"""When something became visible: a watch on the real API server, its lines timed as they arrive."""
+"""The time at which a change became visible: a watch on the real API server, timed line by line."""
 
 import http.client
 import threading
@@ -19,13 +19,13 @@ CONDITION = "SickbayQuarantined"
 class Watcher:
     """Follows one path; ``seen`` maps a key of each event to the moment it first came.
 
-    ``keys`` makes them of the event's line, in few microseconds: it shares the processors with
-    what is measured.
+    ``keys`` makes them of the event's line, in few microseconds: it shares the processors with the
+    processes under test.
     """
 
     def __init__(self, plane: ControlPlane, path: str, keys: Callable[[bytes], list[str]]) -> None:
         self.seen: dict[str, float] = {}
-        #: How often the server has ended the watch: it does with who reads too slowly.
+        #: How often the server has ended the watch, as it does with a client that reads too slowly.
         self.reopened = 0
         self._keys = keys
         self._come = threading.Condition()
@@ -46,10 +46,10 @@ class Watcher:
                     for key in keys:
                         self.seen.setdefault(key, now)
                     self._come.notify_all()
-            try:  # from version 0 on: what was missed is told as it is now
+            try:  # from version 0 on: missed changes come as they are now
                 lines = self._plane.client.watch(self._path)
             except (OSError, http.client.HTTPException):
-                return  # the server has gone, and with it all that there was to see
+                return  # the server has gone, and with it all objects
             self.reopened += 1
 
     def when(self, key: str, *, within: float = 30.0) -> float:
@@ -88,7 +88,7 @@ class _Name(msgspec.Struct):
 
 
 class _Object(msgspec.Struct, rename="camel"):
-    """What is looked at of any object: only that is decoded."""
+    """The fields that are read of any object: only those are decoded."""
 
     metadata: _Name
     spec: _Marks = msgspec.field(default_factory=_Marks)
@@ -129,6 +129,6 @@ def told(line: bytes) -> list[str]:
 
 
 def drained(line: bytes) -> list[str]:
-    """The node of a Quarantine whose status has come to its end: nobody is left to evict."""
+    """The node of a Quarantine whose status has come to its end: no pod is left to evict."""
     quarantine = _decode(line).object
     return [quarantine.metadata.name] if quarantine.status.phase == "Drained" else []

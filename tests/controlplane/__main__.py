@@ -35,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     names = list(programs())
     parser = argparse.ArgumentParser(prog="python -m tests.controlplane", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    build = commands.add_parser("build", help="build what is missing, helm and kubeconform too")
+    build = commands.add_parser("build", help="build what is missing")
     build.add_argument("program", nargs="*", metavar="PROGRAM", help=f"only: {', '.join(names)}")
     path = commands.add_parser("path", help="print a program's path, building it if need be")
     path.add_argument("program", metavar="PROGRAM", help=", ".join(names))
@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _build(names: list[str]) -> int:
-    for name, path in binaries.ensure(names or list(programs())).items():
+    for name, path in binaries.ensure(names or None).items():
         print(f"{name}\t{path}")
     return 0
 

@@ -1,4 +1,4 @@
-"""A small blocking client of the API server: what tests ask with, and nothing that they test."""
+"""A small blocking client of the API server: tests ask with it, and no test is about it."""
 
 import http.client
 import json
@@ -130,7 +130,7 @@ class ApiClient:
                 if not self._idle:
                     break
                 connection = self._idle.pop()
-            # Something to read on an idle connection is its end: the server closed it.
+            # An idle connection on which there is data to read has ended: the server closed it.
             if connection.sock is not None and not select.select([connection.sock], [], [], 0)[0]:
                 return connection
             connection.close()

@@ -1,4 +1,4 @@
-"""Reads the API server's audit log: who asked what, and how often."""
+"""Reads the API server's audit log: which clients asked for which things, and how often."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Finds the control plane's programs, and builds once what is missing.
+"""Finds the control plane's programs, and builds the missing ones once.
 
 Where they are looked for, in this order:
 1. `KUBEBUILDER_ASSETS`, the folder that envtest uses: taken as it is, whatever its version.
@@ -48,12 +48,12 @@ def program(name: str, progress: Progress = to_stderr) -> Path:
 
 
 def ensure(names: Iterable[str] | None = None, progress: Progress = to_stderr) -> dict[str, Path]:
-    """The paths of these programs (default: those that the plane itself needs), built if need be.
+    """The paths of these programs (default: all of them), built if need be.
 
     Raises NoControlPlane with the reason where a program is missing and can't be built.
     """
     known = programs()
-    wanted = [p.name for p in known.values() if p.default] if names is None else list(names)
+    wanted = list(known) if names is None else list(names)
     unknown = [name for name in wanted if name not in known]
     if unknown:
         raise NoControlPlane(f"no program {', '.join(unknown)}; there are {', '.join(known)}")
@@ -103,7 +103,7 @@ def _build_all(missing: list[Program], progress: Progress) -> None:
     cache = cache_folder()
     cache.mkdir(parents=True, exist_ok=True)
     with _build_lock(cache, progress):
-        # Whoever held the lock before us may have built them.
+        # The previous holder of the lock may have built them.
         still = [p for p in missing if not _cached(p, cache).exists()]
         if not still:
             return
@@ -141,7 +141,7 @@ def _build(go: Path, wanted: Program, cache: Path, progress: Progress) -> None:
             tail = log.read_text(encoding="utf-8", errors="replace")[-1500:].strip()
             raise NoControlPlane(f"{wanted.name} can't be built (`go` exited {code}): {tail}")
         megabytes = built.stat().st_size / 1e6
-        # The rename publishes it: whoever looks sees a whole program or none.
+        # The rename publishes it: a reader sees a whole program or none.
         built.replace(target)
     progress(f"built {wanted.name} in {time.monotonic() - began:.0f} s, {megabytes:.0f} MB")
 

@@ -105,10 +105,10 @@ def apiserver(program: Path, at: Setting, options: Options) -> list[str | Path]:
     """RBAC, Node and NodeRestriction as in a real cluster."""
     disabled = []
     if not options.controller_manager:
-        # Pods would need `default` ServiceAccounts, which nobody creates.
+        # Pods would need `default` ServiceAccounts, which no controller creates.
         disabled.append("ServiceAccount")
     if not options.node_lifecycle:
-        # New nodes would get the not-ready taint, which nobody removes.
+        # New nodes would get the not-ready taint, which no controller removes.
         disabled.append("TaintNodesByCondition")
     return [
         program,
@@ -155,7 +155,7 @@ def scheduler(program: Path, at: Setting, kubeconfig: Path, port: int) -> list[s
 
 
 def kwok(program: Path, kubeconfig: Path, port: int, *, node_leases: bool) -> list[str | Path]:
-    """Plays every node's kubelet but those that a test has sent away."""
+    """Plays every node's kubelet except those that a test has sent away."""
     return [
         program,
         f"--kubeconfig={kubeconfig}",

@@ -1,4 +1,4 @@
-"""Ends what a control plane started when the process that started it is gone, however it went.
+"""Ends the processes of a control plane when the process that started it is gone, however it went.
 
 Run as a program with a folder (or "") as its argument. Reads process ids from its standard input,
 one a line, and at the end of the input kills each of them and removes the folder if one was named.
@@ -16,12 +16,12 @@ import sys
 
 
 def main() -> None:
-    """Watch over the pids that come in until nobody is left to send any."""
+    """Watch over the pids that come in until there is no sender left."""
     folder = sys.argv[1]
     guarded: list[int] = []
     for line in sys.stdin:
-        # A pidfd means this very process, whoever may get its number later. One that is gone
-        # already needs no guard.
+        # A pidfd means this very process, whichever process may get its number later. One that is
+        # gone already needs no guard.
         with contextlib.suppress(ProcessLookupError):
             guarded.append(os.pidfd_open(int(line)))
     for process in guarded:

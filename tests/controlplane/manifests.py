@@ -1,4 +1,4 @@
-"""Creates or updates whatever a YAML text holds, as `kubectl apply --server-side` does."""
+"""Creates or updates all objects of a YAML text, as `kubectl apply --server-side` does."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Nodes, pods and tokens: what almost every test of a cluster needs."""
+"""Nodes, pods and tokens, which almost every test of a cluster needs."""
 
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -102,7 +102,7 @@ class ClusterObjects:
         return boot_id
 
     def lose_kubelet(self, name: str) -> None:
-        """Nobody plays this node's kubelet any more: its pods neither start nor end.
+        """This node has no kubelet any more: its pods neither start nor end.
 
         Its Ready condition becomes Unknown, as the node lifecycle controller would set it.
         """

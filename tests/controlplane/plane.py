@@ -4,16 +4,17 @@
         plane.create_nodes(3)
         subprocess.run(["kubectl", "--kubeconfig", plane.kubeconfig, "get", "nodes"])
 
-No container, no root, nothing outside its folder. Ports are the system's choice, so any number
-of planes can run side by side. README.md says what is real in it and what is played.
+No container, no root, nothing outside its folder. Ports are the system's choice, so any number of
+planes can run side by side. README.md says which parts are real and which are played.
 """
 
 import contextlib
 import http.client
 import itertools
+import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -36,7 +37,7 @@ _SYNC_PREFIX = "sickbay-sync-"
 
 
 class ControlPlane(ClusterObjects):
-    """etcd and kube-apiserver, and whatever else of a cluster is asked for.
+    """etcd and kube-apiserver, and the other parts of a cluster that are asked for.
 
     controller_manager: all controllers (disruption budgets, DaemonSets, garbage collection, ...).
     scheduler: the default one. kwok: plays the kubelets. node_lifecycle: the controller manager
@@ -93,7 +94,8 @@ class ControlPlane(ClusterObjects):
     def stop(self) -> None:
         """End every process that was started here, by its pid, and remove the folder."""
         for server in reversed(self.servers.values()):
-            # No farewell: what they would save goes with the folder.
+            # The servers are killed, not stopped: the data that they would save is deleted with the
+            # folder.
             server.kill()
         self._cleanup.close()
 
@@ -146,6 +148,29 @@ class ControlPlane(ClusterObjects):
         etcd.wait_ready(lambda: _http_ok(self._etcd_port.number, "/health"), 30)
         if self.apiserver.running:
             self.apiserver.wait_ready(self._apiserver_ready, 60)
+
+    def backup_etcd(self, name: str) -> Path:
+        """A copy of etcd's data as it is now, taken while etcd and the API server are stopped."""
+        with self._without_storage():
+            return Path(shutil.copytree(self._etcd_data, self.folder / f"etcd-backup-{name}"))
+
+    def restore_etcd(self, backup: Path) -> None:
+        """Start etcd and the API server anew on such a copy: versions move backwards."""
+        with self._without_storage():
+            shutil.rmtree(self._etcd_data)
+            shutil.copytree(backup, self._etcd_data)
+
+    @contextlib.contextmanager
+    def _without_storage(self) -> Iterator[None]:
+        self.kill_apiserver()
+        self.stop_etcd()
+        yield
+        self.start_etcd()
+        self.restart_apiserver()
+
+    @property
+    def _etcd_data(self) -> Path:
+        return self.folder / "etcd"
 
     # -- identities ------------------------------------------------------------------
 
@@ -219,8 +244,8 @@ class ControlPlane(ClusterObjects):
 
     def _prepare(self) -> None:
         self.folder = self._make_folder()
-        self._keeper = Keeper(self.folder, remove=self._kept_folder is None)
-        self._cleanup.callback(self._keeper.close)
+        self._recorder = Keeper(self.folder, remove=self._kept_folder is None)
+        self._cleanup.callback(self._recorder.close)
         self._authority = Authority.create(self.folder / "pki")
         self.ca_file = self._authority.certificate
         self._etcd_port, self._peer_port = self._reserve(), self._reserve()
@@ -253,7 +278,7 @@ class ControlPlane(ClusterObjects):
             self._options, programs, at, self._ports, self._component_kubeconfig
         )
         self.servers = {
-            name: Server(name, line, self.folder, self._keeper) for name, line in lines.items()
+            name: Server(name, line, self.folder, self._recorder) for name, line in lines.items()
         }
 
     def _start_controllers(self) -> None:

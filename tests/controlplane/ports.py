@@ -6,7 +6,7 @@ from typing import Self
 
 
 class ReservedPort:
-    """A free port of 127.0.0.1, kept from everybody else until `close`.
+    """A free port of 127.0.0.1, kept from all other programs until `close`.
 
     The socket is bound and never listens. On Linux a server with SO_REUSEADDR (every Go server)
     can listen beside it, while the system gives the port neither to another bind(0) nor to an

@@ -10,8 +10,8 @@ def stopped(pid: int) -> bool:
 
 
 def ended(pid: int) -> bool:
-    """Gone, or only waiting for its parent to notice: where nobody reaps orphans at once, a zombie
-    is as good as gone.
+    """Gone, or only waiting for its parent to notice: where no process reaps orphans at once, a
+    zombie is as good as gone.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")

@@ -26,7 +26,7 @@ _BASE_FIXTURE = "control_plane_programs"
 
 
 class StartControlPlane(Protocol):
-    """What the fixture `start_control_plane` is."""
+    """The type of the fixture `start_control_plane`."""
 
     def __call__(self, **arguments: Any) -> ControlPlane:
         """Start a plane with ControlPlane's arguments; it is stopped after the test."""

@@ -54,13 +54,15 @@ class Keeper:
 class Server:
     """One server process that can be started again with the same arguments."""
 
-    def __init__(self, name: str, argv: Sequence[str | Path], folder: Path, keeper: Keeper) -> None:
+    def __init__(
+        self, name: str, argv: Sequence[str | Path], folder: Path, recorder: Keeper
+    ) -> None:
         self.name = name
         self.argv = list(argv)
         self.log_path = folder / f"{name}.log"
         self.paused = False
         self._folder = folder
-        self._keeper = keeper
+        self._recorder = recorder
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -83,14 +85,14 @@ class Server:
             self._process = subprocess.Popen(
                 self.argv,
                 cwd=self._folder,
-                # Nothing of the developer's own: neither ~/.kwok, nor ETCD_*, nor a proxy.
+                # The developer's own settings are left out: ~/.kwok, ETCD_* and proxies.
                 env={"PATH": os.defpath, "HOME": str(self._folder), "TMPDIR": str(self._folder)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._keeper.guard(self._process.pid)
+        self._recorder.guard(self._process.pid)
         self.paused = False
 
     def kill(self) -> None:
@@ -101,7 +103,7 @@ class Server:
         self.paused = False
 
     def pause(self) -> None:
-        """SIGSTOP: it holds its connections and answers nothing."""
+        """SIGSTOP: it holds its connections and gives no answer."""
         pid = self._alive().pid
         os.kill(pid, signal.SIGSTOP)
         # The signal is only on its way: a thread that runs on another core may answer one more

@@ -14,7 +14,7 @@ Progress = Callable[[str], None]
 
 
 class NoControlPlane(Exception):
-    """No control plane can be had here. `reason` says why, and what would change that."""
+    """No control plane can be had here. `reason` says why, and how to change that."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -22,7 +22,7 @@ class NoControlPlane(Exception):
 
 
 def go_environment() -> dict[str, str]:
-    """The environment of every Go command: the caller's, without what would bend the build."""
+    """The environment of every Go command: the caller's, less variables that bend the build."""
     # cgo is off so that the programs are the same with and without a C compiler. A go.work in
     # some folder above must not reach in, nor the GOROOT of another Go than the one that runs.
     kept = {key: value for key, value in os.environ.items() if key != "GOROOT"}

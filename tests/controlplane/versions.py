@@ -1,4 +1,4 @@
-"""What the test control plane is made of: versions.toml, go/go.mod, go/toolchain.txt, read."""
+"""The parts of the test control plane: versions.toml, go/go.mod, go/toolchain.txt, read."""
 
 import re
 import tomllib
@@ -16,8 +16,8 @@ class Program:
     """One program of the control plane.
 
     `locked` programs are built within go/go.mod, the others by `go install package@version`.
-    `minutes` is a build from nothing on two cores. What it prints
-    when called with `asks` must match `answers`.
+    `minutes` is a build from nothing on two cores. Its output when it is called with `asks` must
+    match `answers`.
     """
 
     name: str
@@ -27,11 +27,10 @@ class Program:
     asks: tuple[str, ...]
     answers: str
     minutes: float
-    default: bool
 
     @property
     def release(self) -> str:
-        """The folder in the cache: what is released together lies together."""
+        """The folder in the cache: programs that are released together lie together."""
         family = "kubernetes" if self.package.startswith("k8s.io/kubernetes/") else self.name
         return f"{family}-{self.version}"
 
@@ -68,7 +67,6 @@ def _program(name: str, table: dict[str, object], go_mod: str) -> Program:
             version=re.escape(version), bare=re.escape(version.removeprefix("v"))
         ),
         minutes=float(str(table["minutes"])),
-        default=bool(table["default"]),
     )
 
 

@@ -10,8 +10,8 @@ from types import FrameType
 from tests.controlplane.plane import PlaneError
 from tests.controlplane.toolchain import NoControlPlane
 from tests.demo import cluster, local
-from tests.demo.crew import ChildEnded
 from tests.demo.news import NotSeen
+from tests.demo.processes import ChildEnded
 from tests.demo.terminal import NobodyListens, say
 
 

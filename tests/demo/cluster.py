@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.controlplane.plane import ControlPlane
-from tests.demo.crew import Crew
 from tests.demo.news import News
+from tests.demo.processes import Crew
 from tests.demo.story import BRISK, LEISURELY, POLICY, Stage
 from tests.demo.terminal import note, say
 from tests.support.simulator import Simulator

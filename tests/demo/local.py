@@ -1,4 +1,4 @@
-"""`make demo`: everything on this machine, without root and without a cluster."""
+"""`make demo`: all of it on this machine, without root and without a cluster."""
 
 import http.client
 import os
@@ -6,10 +6,11 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from tests.demo.crew import Crew
 from tests.demo.news import News
+from tests.demo.processes import Crew
 from tests.demo.story import BRISK, LEISURELY, POLICY, Stage
 from tests.demo.terminal import headline, note, say
 from tests.support.simulator import Simulator
@@ -54,9 +55,14 @@ _ADDRESSES = """\
 """
 
 
-def run(*, count: int, once: bool) -> None:
+def _ignore(url: str) -> None:
+    """The demo as a person starts it takes no picture."""
+
+
+def run(*, count: int, once: bool, in_storm: Callable[[str], None] = _ignore) -> None:
     """Tell the story, and go on until interrupted; with ``once`` return after it.
 
+    ``in_storm`` is called with the page's URL while a limit holds most of the storm's nodes.
     Raises ChildEnded, NotSeen, NobodyListens.
     """
     node = _own_name()
@@ -76,14 +82,15 @@ def run(*, count: int, once: bool) -> None:
         crew.adopt("simulator", simulator.process, log)
         _introduce_fleet(news, crew.folder / "agent.toml", count)
         stage = Stage(news, simulator.inject, BRISK if once else LEISURELY)
-        _tell(stage, [f"sim-{number:04d}" for number in range(1, count + 1)])
+        nodes = [f"sim-{number:04d}" for number in range(1, count + 1)]
+        _tell(stage, nodes, lambda: in_storm(f"http://127.0.0.1:{web}/"))
         if not once:
             say()
             note("That was the story. It goes on as long as you look; Ctrl-C ends it.")
             stage.go_on()
 
 
-def _tell(stage: Stage, nodes: list[str]) -> None:
+def _tell(stage: Stage, nodes: list[str], in_storm: Callable[[], None]) -> None:
     pace, news = stage.pace, stage.news
     sick, busy, full, *rest = nodes
     news.rest(pace.first)
@@ -93,10 +100,11 @@ def _tell(stage: Stage, nodes: list[str]) -> None:
     news.rest(pace.between)
     stage.full_disk_recovers(full)
     news.rest(pace.between)
-    storm = rest[: max(8, len(nodes) // 3)]
-    stage.storm_is_held(storm)
+    ack_pacer = rest[: max(8, len(nodes) // 3)]
+    stage.storm_is_held(ack_pacer)
+    in_storm()
     news.rest(pace.between)
-    stage.reboot_releases(sick, storm)
+    stage.reboot_releases(sick, ack_pacer)
 
 
 def _introduce_fleet(news: News, config: Path, count: int) -> None:
@@ -112,7 +120,7 @@ def _introduce_fleet(news: News, config: Path, count: int) -> None:
 
 
 def _settled(news: News, config: Path) -> str:
-    """The table, when each check has had its first look: nothing came in for a second."""
+    """The table, when each check has run once: no event has come in for a second."""
     looks: list[tuple[list[str], str]] = []
 
     def same() -> bool:
@@ -148,7 +156,7 @@ def _own_name() -> str:
 
 
 def _web_port() -> int:
-    """8080, where people look first; where that is taken, whatever is free."""
+    """8080, where people look first; if that is taken, any free port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

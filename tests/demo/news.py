@@ -1,4 +1,4 @@
-"""What the aggregator tells of itself, asked through its JSON API as anybody may."""
+"""The aggregator's reports about itself, read through its JSON API, which is open to any client."""
 
 import datetime as dt
 import http.client
@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.demo.terminal import note
 
-#: Kinds that are shown; between "admitted" and "drained" lies nothing that a reader would miss.
+#: The kinds shown; no event between "admitted" and "drained" matters to a reader.
 SHOWN = frozenset(
     {
         "quarantine.held",
@@ -36,7 +36,7 @@ _WIDEST = 140
 
 
 class NotSeen(Exception):
-    """What the demo waited for did not come; the text says what."""
+    """An event that the demo waited for did not come; the text names the event."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class News:
         return json.loads(body)
 
     def poll(self) -> None:
-        """Ask once; show what is new."""
+        """Ask once; show the new events."""
         self.check()
         query = urllib.parse.urlencode({"since": f"{self._since:.3f}", "limit": 1000})
         try:
@@ -107,7 +107,7 @@ class News:
             time.sleep(0.2)
 
     def of(self, kind: str, *nodes: str) -> list[Event]:
-        """What was told of this kind, of these nodes or of all."""
+        """The events of this kind, of these nodes or of all."""
         return [e for e in self.seen if e.kind == kind and (not nodes or e.node in nodes)]
 
 

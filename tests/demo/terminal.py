@@ -1,4 +1,4 @@
-"""What the demo says: short lines with the time, and nothing to a terminal that has gone."""
+"""The demo's output: short lines with the time, and no write to a terminal that has gone."""
 
 import datetime as dt
 import os
@@ -6,7 +6,7 @@ import sys
 
 
 class NobodyListens(Exception):
-    """Standard output is closed: there is nobody to show anything to."""
+    """Standard output is closed: there is no reader."""
 
 
 def say(text: str = "") -> None:
@@ -26,6 +26,6 @@ def note(text: str, *, at: dt.datetime | None = None) -> None:
 
 
 def headline(text: str) -> None:
-    """What the demo does next, set off from what comes of it."""
+    """The demo's next step, set off from its results."""
     say()
     note(f">> {text}")

@@ -45,7 +45,7 @@ def container(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def mounts(spec: dict[str, Any]) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """By path in the container: the mount, and the volume that it is of.
+    """The mounts by their path in the container, each with its volume.
 
     A StatefulSet's claims are no volumes of its pod; a mount of one has an empty volume.
     """

@@ -1,9 +1,9 @@
-"""A pod's container on this machine, through runc: what containerd would ask of it for the pod.
+"""A pod's container on this machine, through runc: the call that containerd would make for the pod.
 
 The image is this machine's own root under an overlay in memory, so that programs and this tree are
-there and nothing that the container writes stays. hostPath volumes are the machine's real paths
-unless told otherwise. Capabilities, the device cgroup, namespaces, mounts and their propagation
-are as a kubelet and containerd set them for a privileged container, and for one that is not.
+there and no write of the container stays. hostPath volumes are the machine's real paths unless told
+otherwise. Capabilities, the device cgroup, namespaces, mounts and their propagation are as a
+kubelet and containerd set them for a privileged container, and for one that is not.
 """
 
 import json
@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from tests.deploy.manifests import ROOT, container, mounts
 
-#: What a container gets without asking.
+#: Devices that every container gets without asking.
 _DEFAULT_DEVICES = [
     {"allow": False, "access": "rwm"},
     *(
@@ -71,7 +71,7 @@ class Container:
         layers = f"lowerdir=/,upperdir={memory}/upper,workdir={memory}/work"
         _do("mount", "-t", "overlay", "overlay", "-o", layers, str(self._root))
         for folder in _image_folders():
-            # An image's Python can be reached by anybody. The overlay takes the change.
+            # Any user can reach an image's Python. The overlay takes the change.
             for parent in list(Path(folder).parents)[:-1]:
                 inside = self._root / parent.relative_to("/")
                 inside.chmod(inside.stat().st_mode | 0o111)
@@ -183,7 +183,7 @@ def _system_mounts(*, privileged: bool) -> list[dict[str, Any]]:
 
 
 def _image_mounts() -> list[dict[str, Any]]:
-    """What an image would hold, where it is on a filesystem of its own: Python, and this tree."""
+    """The files of an image, where they are on a filesystem of their own: Python, and this tree."""
     return [
         {"destination": each, "source": each, "options": ["rbind", "rprivate", "ro"]}
         for each in _image_folders()

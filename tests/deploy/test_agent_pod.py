@@ -1,8 +1,8 @@
 """The real agent in the container that its DaemonSet asks for, by runc and the real kernel.
 
-What a manifest can't show by being accepted: that the mounts can be made at all, that the kernel
-log can be opened with this device cgroup and not without, what can be written and what cannot, and
-that the host's mounts come and go while the pod runs.
+An accepted manifest does not prove the following facts: that the mounts can be made at all, that
+the kernel log can be opened with this device cgroup and not without, which paths can be written and
+which cannot, and that the host's mounts come and go while the pod runs.
 """
 
 import json
@@ -44,7 +44,8 @@ def restricted(spec: dict[str, Any]) -> dict[str, Any]:
 def start(tmp_path: Path) -> Iterator[Callable[..., Container]]:
     """Starts the agent's container. One a test.
 
-    profile: "" or "restricted". host: what plays the host's root, if it is not this machine's.
+    profile: "" or "restricted". host: a folder that stands for the host's root, if it is not this
+    machine's.
     """
     started: list[Container] = []
 
@@ -81,7 +82,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Container]]:
 
 
 def look(agent: Container) -> dict[str, Any]:
-    """What `kubectl exec POD -- sickbay-agent check -o json` says."""
+    """The output of `kubectl exec POD -- sickbay-agent check -o json`."""
     done = agent.run(*AGENT, "check", *CONFIG, "-o", "json")
     assert done.returncode in {0, 1}, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
@@ -96,7 +97,7 @@ def off(agent: Container) -> dict[str, str]:
 
 
 def statuses(answer: dict[str, Any], check: str) -> dict[str, tuple[str, str]]:
-    """By component: status and reason."""
+    """Status and reason, by component."""
     return {
         each["component"]: (each["status"], each["reason"])
         for each in answer["results"]

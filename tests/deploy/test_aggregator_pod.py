@@ -1,6 +1,6 @@
-"""The real aggregator in the container that its StatefulSet asks for: nobody, and nothing writable.
+"""The real aggregator in the container of its StatefulSet: as user nobody, on a read-only root.
 
-No API server is there: it says so, goes on trying, and serves what needs none.
+There is no API server: it says so, goes on trying, and serves all that needs none.
 """
 
 import os
@@ -27,7 +27,7 @@ pytestmark = [
 
 
 def _get(port: int, authority: Path, path: str) -> tuple[int, str]:
-    """Status and text of an answer over TLS, by the name that agents ask for; 0: nobody listens."""
+    """Status and text of an answer over TLS, by the name that agents ask for; 0: no server."""
     context = ssl.create_default_context(cafile=str(authority))
     try:
         with (

@@ -1,4 +1,4 @@
-"""What the pages for people promise: complete tables, and commands that work."""
+"""The promises of the user pages: complete tables, and commands that work."""
 
 import os
 import re
@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from aggregator.config.settings import Limits as ConfigLimits
-from aggregator.quarantine.cluster import (
+from aggregator.cluster.port import (
     Action,
     Node,
     Quarantine,
@@ -20,13 +19,14 @@ from aggregator.quarantine.cluster import (
     QuarantineStatus,
     Taint,
 )
-from aggregator.quarantine.decide import marks
-from aggregator.quarantine.decide.admission import Limits, Proposal, Size, admit
-from aggregator.quarantine.decide.blame import CommonLimits
-from aggregator.quarantine.decide.common import CommonCauses
-from aggregator.quarantine.decide.record import Entry, Record
-from aggregator.quarantine.decide.signs import NVLINK, Sign
-from aggregator.quarantine.ledger import Kind
+from aggregator.config.settings import LimitsConfig as ConfigLimits
+from aggregator.events import EventKind
+from aggregator.quarantine.decide import node_marks
+from aggregator.quarantine.decide.admission import FleetSize, Limits, Proposal, admit
+from aggregator.quarantine.decide.admission_record import Entry, Record
+from aggregator.quarantine.decide.cause_search import CommonLimits
+from aggregator.quarantine.decide.common_cause import CommonCauses
+from aggregator.quarantine.decide.symptoms import NVLINK, Symptom
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.pytest_plugin import Space
 from tests.deploy.manifests import ROOT
@@ -38,8 +38,8 @@ def page(name: str) -> str:
     return (DOCS / name).read_text("utf-8")
 
 
-@pytest.mark.parametrize("kind", list(Kind), ids=str)
-def test_the_runbook_says_what_each_alert_means(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", list(EventKind), ids=str)
+def test_the_runbook_says_what_each_alert_means(kind: EventKind) -> None:
     rows = [line for line in page("runbook.md").splitlines() if line.startswith("| `")]
     assert any(f"`{kind.value}`" in row.split("|")[1] for row in rows)
 
@@ -47,11 +47,15 @@ def test_the_runbook_says_what_each_alert_means(kind: Kind) -> None:
 def holds() -> Iterator[str]:
     """Every hold that admission can give, by provoking it."""
     proposals = [Proposal("n", "i", "p", "drain", (frozenset({"cause"}),))]
-    full = Limits(concurrent=0), Size(10, 10), ""
-    share = Limits(concurrent=5, concurrent_percent=1), Size(100, 100), ""
-    pool = Limits(concurrent_percent=100, pool_label="x", pool_percent=1), Size(9, 9, {"p": 0}), ""
-    early = Limits(), Size(10, 0), ""
-    stopped = Limits(), Size(10, 10), "why"
+    full = Limits(concurrent=0), FleetSize(10, 10), ""
+    share = Limits(concurrent=5, concurrent_percent=1), FleetSize(100, 100), ""
+    pool = (
+        Limits(concurrent_percent=100, pool_label="x", pool_percent=1),
+        FleetSize(9, 9, {"p": 0}),
+        "",
+    )
+    early = Limits(), FleetSize(10, 0), ""
+    stopped = Limits(), FleetSize(10, 10), "why"
     for limits, size, stop in (full, share, pool, early, stopped):
         record = Record()
         if limits.concurrent_percent == 1:
@@ -64,11 +68,11 @@ def holds() -> Iterator[str]:
     for limits in (wide, narrow):
         record = Record().enter([Entry("m", "j", "p", "drain", 0)], "")
         for _ in range(2):
-            outcome = admit(record, proposals, limits, Size(10, 10), now=0, policy_hash="")
+            outcome = admit(record, proposals, limits, FleetSize(10, 10), now=0, policy_hash="")
             record = outcome.record
             yield outcome.held["n"].limit
     fresh = [Proposal("n", "i", "p", "drain", unsettled="its version has just changed")]
-    yield admit(Record(), fresh, wide, Size(9, 9), now=0, policy_hash="").held["n"].limit
+    yield admit(Record(), fresh, wide, FleetSize(9, 9), now=0, policy_hash="").held["n"].limit
     yield from common_causes()
 
 
@@ -81,13 +85,13 @@ def common_causes() -> Iterator[str]:
         (200, "clique", NVLINK),
     ):
         limits = CommonLimits(domain_labels=("rack",), clique_label="clique")
-        causes = CommonCauses(limits, lambda check, component: 0)
+        causes = CommonCauses(limits, lambda check, components: {})
         ill = 12 if label != "x" else nodes
         for number in range(nodes):
-            signs = {Sign(what, "", 0.0, acting=True)} if number < ill else set()
+            signs = {Symptom(what, "", 0.0, acting=True)} if number < ill else set()
             groups = ((label, str(number // 18)),)
-            causes.told(f"n{number}", frozenset(signs), groups, frozenset())
-        causes.look(0.0)
+            causes.set_symptoms(f"n{number}", frozenset(signs), groups, frozenset())
+        causes.find_causes(0.0)
         yield from (cause.limit for cause in causes.open.values())
 
 
@@ -115,7 +119,7 @@ PAGES = sorted(path.relative_to(ROOT) for path in (*ROOT.glob("*.md"), *DOCS.rgl
 def test_links_between_pages_lead_somewhere(name: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", (ROOT / name).read_text("utf-8")):
         file, _, heading = target.partition("#")
-        if ":" in file:  # somebody else's page
+        if ":" in file:  # another project's page
             continue
         there = (ROOT / name).parent / file if file else ROOT / name
         assert there.exists(), target
@@ -123,7 +127,7 @@ def test_links_between_pages_lead_somewhere(name: Path) -> None:
 
 
 def anchors(path: Path) -> Iterator[str]:
-    """What a page's headings are linked by: in lower case, marks left out, spaces as hyphens."""
+    """The anchors of a page's headings: in lower case, marks left out, spaces as hyphens."""
     for heading in re.findall(r"^#+ (.+)$", path.read_text("utf-8"), re.MULTILINE):
         yield re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
 
@@ -185,7 +189,7 @@ def mark(space: Space, name: str) -> None:
         Action.DRAIN, kind="gpu", reason="xid:79", requester="sickbay", incident="i"
     )
     quarantine = Quarantine(name, "uid-1", "1", spec, QuarantineStatus())
-    change = marks.cordon_change(node, quarantine)
+    change = node_marks.cordon_change(node, quarantine)
     patch: dict[str, Any] = {
         "metadata": {"labels": change.labels, "annotations": change.annotations},
         "spec": {

@@ -54,7 +54,7 @@ def program_of(built: Path) -> str:
 
 
 def run(built: Path, *command: str) -> "subprocess.CompletedProcess[str]":
-    """A command of the image, in an environment that knows nothing of this tree."""
+    """A command of the image, in an environment without this tree."""
     program, *arguments = command
     return subprocess.run(
         [built / "bin" / program, *arguments],

@@ -1,4 +1,4 @@
-"""What the manifests say fits together, and fits the programs: read as files, no cluster needed."""
+"""The manifests agree with each other and with the programs: read as files, no cluster needed."""
 
 import json
 import re
@@ -13,11 +13,11 @@ import msgspec
 import pytest
 import yaml
 
-from aggregator.confer.badges import AUDIENCE
+from aggregator.cluster.kubernetes.objects import PodObject, to_pod
+from aggregator.cluster.port import Action
 from aggregator.config import settings as aggregator_config
-from aggregator.kube.objects import PodObject, to_pod
-from aggregator.quarantine.cluster import Action
-from aggregator.quarantine.decide.drainplan import DrainRules, kept_because
+from aggregator.quarantine.decide.drain_plan import DrainRules, kept_because
+from aggregator.replicas.rpc.auth import AUDIENCE
 from nodeagent.checks import pod_network
 from nodeagent.config import settings as agent_config
 from tests.deploy.manifests import (
@@ -286,8 +286,11 @@ def test_replicas_find_and_believe_each_other_however_many_there_are() -> None:
     assert shards.service_account == f"{NAMESPACE}:{spec['serviceAccountName']}"
 
 
-def test_the_network_policy_example_lets_replicas_reach_each_other() -> None:
-    [policy] = documents(DEPLOY / "examples" / "networkpolicy.yaml")
+def test_the_network_policy_lets_replicas_reach_each_other_and_no_other_pod_the_page() -> None:
+    [policy] = documents(KUBERNETES / "networkpolicy.yaml")
+    for rule in policy["spec"]["ingress"]:
+        if {"port": "web"} in rule["ports"]:
+            assert all("podSelector" in one or "namespaceSelector" in one for one in rule["from"])
     labels = find(*AGGREGATOR)["spec"]["template"]["metadata"]["labels"]
     assert policy["spec"]["podSelector"]["matchLabels"] == labels
     [ports] = [

@@ -9,7 +9,7 @@ import pytest
 from tests.controlplane.pytest_plugin import Space
 from tests.support.stack import Stack, remove_quarantines
 
-#: Starts a stack: what its configuration has more, and options of `Stack`.
+#: Starts a stack, with additions to its configuration and options of `Stack`.
 Start = Callable[..., Stack]
 
 

@@ -1,8 +1,8 @@
-"""Bursts, and whoever dies in the middle of them: nothing is lost.
+"""Bursts in which processes are killed: no fault is lost.
 
 The nodes of the bursts are simulated, through the real uplink and real gRPC, in plaintext and
-trusted by their word (identity insecure-trust-hello): what is proven here is that no fault is lost;
-that no stranger can claim a node is proven in test_first_light and in tests/aggregator.
+trusted by their word (identity insecure-trust-hello): these tests prove that no fault is lost;
+test_first_light and tests/aggregator prove that no stranger can claim a node.
 """
 
 import json
@@ -23,7 +23,7 @@ from tests.support.stack import TAINT, Stack, remove_quarantines
 
 pytestmark = pytest.mark.cluster
 
-#: What lets agents in by their word, on loopback.
+#: The settings that let agents in by their word, on loopback.
 TRUSTING: dict[str, Any] = {"listen": {"tls": None}, "identity": {"kind": "insecure-trust-hello"}}
 
 Begin = Callable[[ControlPlane, list[str]], tuple[Stack, Simulator]]
@@ -154,7 +154,7 @@ def until_named(stack: Stack, node: str, code: str) -> None:
     stack.until(lambda: code in codes(stack, node), f"{code} in the Quarantine of {node}")
 
 
-#: One round each, and each a drain of its own accord.
+#: One round each, and each is a drain of its own.
 FATAL = (46, 48, 62, 64, 79, 95, 110, 119, 120, 136)
 
 
@@ -186,7 +186,7 @@ def test_kill_9_of_the_agent_loses_no_fault(
 def test_kill_9_of_the_agent_after_it_took_the_fault_in_and_before_the_ack_loses_none(
     cluster_space: Space, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """The kernel log is a FIFO here: what was read is gone from it, and only the latch has it."""
+    """The kernel log is a FIFO here: a record that was read is gone, and only the latch has it."""
     plane, [node] = cluster_space.plane, cluster_space.create_nodes(1)
     request.addfinalizer(lambda: remove_quarantines(plane, cluster_space.node_prefix))
     with Stack(plane, tmp_path) as stack:

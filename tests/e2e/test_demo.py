@@ -1,4 +1,4 @@
-"""The demo: it tells its story, and however it ends it leaves nothing behind."""
+"""The demo: it tells its story, and however it ends no process or file of it remains."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Demo:
-    """A demo whose temporary files are under ``folder``, and whose processes can be told by it."""
+    """A demo whose temporary files are under ``folder``, and whose processes can be found by it."""
 
     def __init__(self, folder: Path, where: str) -> None:
         self.temporary = folder / "tmp"
@@ -55,7 +55,7 @@ class Demo:
         return pid
 
     def left_behind(self) -> str:
-        """What is still there; empty when nothing is."""
+        """The processes and files that are still there; empty when there are none."""
         files = list(self.temporary.iterdir())
         return f"{self.alive()} {files}" if self.alive() or files else ""
 

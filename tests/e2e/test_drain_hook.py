@@ -14,7 +14,7 @@ from tests.support.stack import Stack, pods_of, start_job
 
 pytestmark = pytest.mark.cluster
 
-#: Tells that it was asked; not yet, until the site says that its jobs have ended.
+#: Records that it was asked; answers "not yet" until the site says that its jobs have ended.
 HOOK = """
 import pathlib, sys
 folder = pathlib.Path(sys.argv[1])
@@ -35,7 +35,8 @@ def begin(tmp_path: Path, stack_of: Start) -> Callable[[], Stack]:
             "pre_evict": command("pre_evict") | {"timeout": "1h"},
             "post_release": command("post_release"),
         },
-        # What stands on the Quarantine suffices: no need to wait for agents to come back.
+        # The evidence on the Quarantine suffices, so the drain need not wait for agents to come
+        # back.
         "limits": {"silent_drain_after": "1s"},
     }
     return lambda: stack_of(more)

@@ -1,5 +1,5 @@
 """etcd stops answering for a minute: the API server is there, watches stay open, and no write comes
-back. It is the outage in which it can't be known what was written.
+back. It is the outage in which the client can't know which of its writes took effect.
 """
 
 import json
@@ -25,13 +25,13 @@ MORE: dict[str, Any] = TRUSTING | {
     "limits": {"evictions_at_once": 1},
 }
 PODS = 20
-#: Seconds for which etcd is stopped: several tries of everything end without an answer.
+#: Seconds for which etcd is stopped: several tries of every request end without an answer.
 STOPPED = 60.0
 
 
 @pytest.fixture
 def agents(tmp_path: Path) -> Iterator[list[AgentProcess]]:
-    """Two, not started; none outlives the test."""
+    """Two, not started; both have ended by the end of the test."""
     made = [AgentProcess(tmp_path / name) for name in ("one", "other")]
     yield made
     for agent in made:
@@ -39,7 +39,7 @@ def agents(tmp_path: Path) -> Iterator[list[AgentProcess]]:
 
 
 def api(stack: Stack, path: str) -> Any:
-    """What the aggregator's own API says."""
+    """The answer of the aggregator's own API."""
     url = f"http://127.0.0.1:{stack.aggregator.web_port}/api/v1/{path}"
     with urllib.request.urlopen(url, timeout=10) as answer:
         return json.load(answer)
@@ -74,13 +74,14 @@ def test_etcd_stopped_in_the_middle_of_a_drain_loses_nothing_and_evicts_nobody_t
         plane.servers["etcd"].pause()
         paused = time.monotonic()
         agents[1].xid(79)
-        # What the page says meanwhile: what is wrong, and why nothing has been done about it yet.
+        # The page reports the failure meanwhile, and why the controller has taken no step against
+        # it yet.
         stack.until(lambda: "no answer in" in api(stack, f"nodes/{late}")["why"], "its word")
         said = api(stack, f"nodes/{late}")
         assert said["why"].startswith("the last step failed and is tried again: ")
         assert said["incidents"][0]["doing"] == "being admitted"
         assert said["quarantine"] is None
-        # Evidence is taken and acknowledged: the next Snapshot brings it again, whatever happens.
+        # Evidence is accepted and acknowledged: the next Snapshot brings it again in any case.
         agents[1].xid(31)
         stack.until(lambda: len(api(stack, f"nodes/{late}")["faults"]) == 2, "evidence goes on")
         stack.until(lambda: not unacknowledged(agents[1]), "its acknowledgement")

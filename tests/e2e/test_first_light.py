@@ -1,7 +1,7 @@
 """First light: a real fault on a real node, on a real kube-apiserver.
 
-Each test is one sentence of what sickbay promises. The agents' kernel log is a FIFO of real records
-(tests/agent has the real device); everything else is the real thing.
+Each test is one sentence of the promises of sickbay. The agents' kernel log is a FIFO of real
+records (tests/agent has the real device); all other parts are real.
 """
 
 import json
@@ -29,8 +29,9 @@ from tests.support.stack import (
 
 pytestmark = pytest.mark.cluster
 
-#: For one node without pods, and room for a list of the nodes, a read again and a conflict.
-MOST_REQUESTS = 16
+#: For one node without pods, the reads of the stop switch among them, and room for a list of the
+#: nodes, a read again and a conflict.
+MOST_REQUESTS = 18
 
 
 def patch_node(plane: ControlPlane, node: str, body: Mapping[str, Any]) -> None:
@@ -145,15 +146,33 @@ def test_a_persons_release_of_a_latched_fault_is_not_undone_by_the_next_snapshot
     stack.aggregator.kill()
     stack.aggregator.start().ready()  # nor does an aggregator that remembers nothing
     stack.until(lambda: agent.log().count('"streaming"') >= 3, "the third stream")
-    agent.xid(48)  # another fault is another matter, and shows that it looked
+    agent.xid(48)  # a new fault, which shows that it has looked
     stack.until_phase(node, "Drained")
     codes = [item["code"] for item in (stack.quarantine(node) or {})["spec"]["evidence"]]
     assert "xid:48" in codes
 
 
-def test_an_uncordon_is_a_release(cluster_space: Space, stack_of: Start) -> None:
+def test_by_default_an_uncordon_is_answered_with_a_question_and_releases_nothing(
+    cluster_space: Space, stack_of: Start
+) -> None:
     plane, [node] = cluster_space.plane, cluster_space.create_nodes(1)
     stack = stack_of()
+    stack.agent(node).xid(79)
+    stack.until_phase(node, "Drained")
+    patch_node(plane, node, {"spec": {"unschedulable": None}})
+    stack.until(lambda: stack.node(node)["spec"].get("unschedulable"), "another cordon")
+    found = stack.quarantine(node)
+    assert found is not None
+    assert f"sickbay release {node}" in found["status"]["uncordoned"]
+    assert stack.taint(node) == "gpu"
+    assert "sickbay.dev/overruled" not in stack.node(node)["metadata"]["annotations"]
+
+
+def test_an_uncordon_is_a_release_where_the_configuration_says_so(
+    cluster_space: Space, stack_of: Start
+) -> None:
+    plane, [node] = cluster_space.plane, cluster_space.create_nodes(1)
+    stack = stack_of({"release": {"on_uncordon": "release"}})
     stack.agent(node).xid(79)
     stack.until_phase(node, "Drained")
     patch_node(plane, node, {"spec": {"unschedulable": None}})
@@ -226,21 +245,21 @@ def test_nodes_make_no_request_to_the_api_server_and_a_quarantine_costs_few(
     )
     users = {who for who, _ in plane.requests_by_user_and_verb(mark)}
     assert not [user for user in users if "sickbay-agent" in user]
-    # docs/benchmarks.md has what it is: from the record to Drained, with condition and Event.
+    # docs/benchmarks.md lists the requests: from the record to Drained, with condition and Event.
     asked = _asked_of(plane, since)
     assert 5 <= len(asked) <= MOST_REQUESTS, asked
 
 
 def _asked_nothing(plane: ControlPlane) -> bool:
-    """For a second. A start is told as "connected" before it has looked at the cluster."""
+    """Whether no request came for a second: a start reports "connected" before its first read."""
     mark = plane.audit_mark()
     time.sleep(1.0)
     return not _asked_of(plane, mark)
 
 
 def _asked_of(plane: ControlPlane, mark: int) -> list[tuple[str, str]]:
-    """The aggregator's requests since then, by verb and resource; watches, Leases and what is no
-    resource (the keys of tokens) apart.
+    """The aggregator's requests since then, by verb and resource; watches, Leases and paths that
+    are no resource (the keys of tokens) left out.
     """
     user = "system:serviceaccount:sickbay:sickbay-aggregator"
     return [

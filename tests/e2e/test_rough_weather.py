@@ -1,4 +1,4 @@
-"""The API server answers badly: nothing is lost, nothing is done twice, and it is left alone."""
+"""The API server answers badly: no fault is lost, no action repeated, and the server is spared."""
 
 import time
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.controlplane.pytest_plugin import Space
 from tests.controlplane.waiting import wait_until
 from tests.e2e.test_bursts import TRUSTING, quarantined, tainted
 from tests.support.evictions import accepted_evictions
-from tests.support.roughproxy import RoughProxy, Weather
+from tests.support.faulty_proxy import RoughProxy, Weather
 from tests.support.simulator import Simulator
 from tests.support.stack import Stack, remove_quarantines
 
@@ -82,11 +82,11 @@ def test_a_server_that_asks_for_patience_is_asked_nothing_until_then(
             wait_until(
                 lambda: any(entry.what == "busy" for entry in proxy.log), what="a 429", timeout_s=30
             )
-            time.sleep(5)  # what is measured: how often it asks in this time
+            time.sleep(5)  # the measured time: how often it asks in it
             asked = [entry for entry in proxy.log if entry.what == "busy"]
             proxy.weather = Weather()
             wait_until(lambda: tainted(plane, nodes) == sorted(nodes), what="taints", timeout_s=60)
-    # What was under way at the first 429 had been sent; then one pause follows another.
+    # Requests under way at the first 429 had been sent; then one pause follows another.
     later = [entry.at - asked[0].at for entry in asked]
     begun = [at for at in later if at > 0.5]
     assert not [at for at in begun if at < 1.9], "asked before the time was over"

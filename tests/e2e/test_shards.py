@@ -1,4 +1,4 @@
-"""Three replicas on the real API server: killed, stopped between a look and its write, ended."""
+"""Three replicas on the real API server: killed, stopped between a read and its write, ended."""
 
 import signal
 import subprocess
@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from aggregator.quarantine.decide.record import parse_record
-from aggregator.shards.council import Council, Member
+from aggregator.quarantine.decide.admission_record import parse_record
+from aggregator.replicas.membership.view import Member, MembershipView
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
 from tests.controlplane.waiting import wait_until
 from tests.support.evictions import accepted_evictions
-from tests.support.roughproxy import Hold, RoughProxy, Weather
+from tests.support.faulty_proxy import Hold, RoughProxy, Weather
 from tests.support.shards import TRUSTING_TLS, Replicas
 from tests.support.simulator import Simulator
 from tests.support.stack import NAMESPACE, TAINT, AggregatorProcess, remove_quarantines
@@ -26,8 +26,8 @@ pytestmark = pytest.mark.cluster
 
 #: A dead replica's Lease has expired within this (docs/shards.md), on a busy machine.
 TAKEN_OVER = 60.0
-#: A stopped replica's agents are with others within 30 s (docs/shards.md) on a machine that has
-#: time. gRPC's own keepalive would take 75 s.
+#: A stopped replica's agents are with others within 30 s (docs/shards.md) on a machine that is not
+#: busy. gRPC's own keepalive would take 75 s.
 AGENTS_LEFT = 60.0
 
 
@@ -57,12 +57,12 @@ class Trio:
 
     def of(self, name: str) -> list[str]:
         """The nodes of this replica, while all three are there."""
-        council = Council(name, {one: Member(one) for one in self.replicas.names})
-        owners = {node: council.owner(node) for node in self.nodes}
+        membership_view = MembershipView(name, {one: Member(one) for one in self.replicas.names})
+        owners = {node: membership_view.owner(node) for node in self.nodes}
         return [node for node, owner in owners.items() if owner and owner.name == name]
 
     def leader(self) -> str:
-        """By the Leases: the one that joined first."""
+        """The replica that joined first, by the Leases."""
 
         def joined(item: dict[str, Any]) -> float:
             return float(item["metadata"]["annotations"]["sickbay.dev/since"])
@@ -71,7 +71,7 @@ class Trio:
         return min(leases, key=lambda name: (joined(leases[name]), name))
 
     def troubles(self, asked: str) -> dict[str, str]:
-        """By the page of the one that is asked, which replicas don't answer, and why."""
+        """The replicas that don't answer, and why, by the page of the one that is asked."""
         told = self.replicas.answer(asked, "replicas")["items"]
         return {one["name"]: one["trouble"] for one in told}
 
@@ -138,7 +138,7 @@ def _status(held: Hold) -> int:
 def test_a_replica_stopped_between_its_look_and_its_write_fails_when_it_writes(
     cluster_space: Space, tmp_path: Path, ends: ExitStack
 ) -> None:
-    """The leader over its limit; then an actor, after a takeover and a person's release."""
+    """The leader reaches its limit; then one acts, after a takeover and a person's release."""
     trio = Trio(cluster_space, tmp_path, ends, {"limits": {"concurrent": 1}}, nodes=24)
     leader = trio.leader()
     [other, third] = [name for name in trio.replicas.names if name != leader]
@@ -149,7 +149,7 @@ def test_a_replica_stopped_between_its_look_and_its_write_fails_when_it_writes(
     wait_until(lambda: record.happened, what="the leader to write the record", timeout_s=30)
     stopped = time.monotonic()
     trio.simulator.inject(nodes=[quick], fault="xid:79")
-    # Any other's page says so meanwhile, and calls none of its nodes well.
+    # Any other replica's page reports this, and calls none of its nodes healthy.
     wait_until(
         lambda: trio.troubles(other)[leader],
         what="the page to say that the leader does not answer",
@@ -158,7 +158,7 @@ def test_a_replica_stopped_between_its_look_and_its_write_fails_when_it_writes(
     assert "ok" not in trio.standings_of(leader, asked=other)
     wait_until(lambda: trio.tainted() == {quick}, what="the next leader", timeout_s=TAKEN_OVER)
     assert trio.troubles(third)[leader]
-    # Its kernel still takes whatever is sent; that it answers no heartbeat makes its agents go.
+    # Its kernel still takes all data that is sent; its agents go because it answers no heartbeat.
     left = stopped + AGENTS_LEFT - time.monotonic()
     wait_until(
         lambda: trio.attached(other, third) == len(trio.nodes),
@@ -168,10 +168,10 @@ def test_a_replica_stopped_between_its_look_and_its_write_fails_when_it_writes(
     record.let_go()
     assert _status(record) == 409
     trio.wake(leader)
-    # Until the others know that it is back its node is its heir's, whose agent that is by now.
+    # Until the others know that it is back, its node and the node's agent are its successor's.
     trio.replicas.until_settled()
 
-    # It holds what it admitted before it was stopped, and so does everybody else.
+    # It holds the entry that it admitted before it was stopped, and so do all other replicas.
     patch = trio.hold(leader, "PATCH", f"/nodes/{late}")
     assert (trio.entries(), trio.tainted()) == ({quick}, {quick})
     trio.plane.request("DELETE", f"/apis/sickbay.dev/v1alpha1/quarantines/{quick}")
@@ -186,7 +186,7 @@ def test_a_replica_stopped_between_its_look_and_its_write_fails_when_it_writes(
     again = trio.joined_again(leader)
     trio.wake(leader)
     wait_until(again, what="the former actor to join again", timeout_s=30)
-    until = time.monotonic() + 12  # a newcomer's wait, and what it would do then
+    until = time.monotonic() + 12  # a newcomer's wait, and its writes after that
     while time.monotonic() < until:
         assert trio.tainted() == set()
         time.sleep(1)
@@ -194,9 +194,9 @@ def test_a_replica_stopped_between_its_look_and_its_write_fails_when_it_writes(
 
 
 def _at_rest_only_leases_are_asked_for(trio: Trio, *, seconds: float) -> None:
-    """And the list of the nodes' metadata that is due every few minutes. Watches stay open."""
+    """Except for the list of the nodes' metadata, due every few minutes. Watches stay open."""
     marks = {name: len(proxy.log) for name, proxy in trio.proxies.items()}
-    time.sleep(seconds)  # what is measured: what they ask in this time
+    time.sleep(seconds)  # the measured time: their requests in it
     for name, mark in marks.items():
         asked = [entry.request for entry in trio.proxies[name].log[mark:]]
         leases = [one for one in asked if "/leases" in one]
@@ -206,7 +206,7 @@ def _at_rest_only_leases_are_asked_for(trio: Trio, *, seconds: float) -> None:
 
 
 def _a_lease_deleted_by_hand_moves_nobody(trio: Trio) -> None:
-    """It is made anew, and the page says nothing of it: each replica answers all the while."""
+    """The Lease is made anew, and the page reports no change: each replica answers all along."""
     leader = trio.leader()
     [other, _] = [name for name in trio.replicas.names if name != leader]
     before = trio.simulator.at
@@ -224,7 +224,7 @@ def _a_lease_deleted_by_hand_moves_nobody(trio: Trio) -> None:
 
 
 def _a_roll_with_one_fault(trio: Trio, ill: str) -> None:
-    """Each in turn ends in order and comes again; the fault meanwhile is acted on, nothing else."""
+    """Each in turn ends in order and starts again; only the fault during it is acted on."""
     for number, replica in enumerate(trio.replicas.replicas.values()):
         assert replica.stop() == 0
         if number == 0:
@@ -237,7 +237,7 @@ def _a_roll_with_one_fault(trio: Trio, ill: str) -> None:
 
 
 def _the_leader_killed_in_a_burst(trio: Trio, space: Space, well: list[str]) -> None:
-    """All that were well have their taint, and each one's pod is evicted once."""
+    """All unhealthy nodes have their taint, and each one's pod is evicted once."""
     plane, before = trio.plane, trio.tainted()
     for node in well:
         plane.create_pod(space.namespace, node, node=node)
@@ -263,7 +263,7 @@ def _the_leader_killed_in_a_burst(trio: Trio, space: Space, well: list[str]) -> 
 def test_neither_a_roll_nor_the_leaders_death_in_a_burst_loses_a_fault_or_does_more(
     cluster_space: Space, tmp_path: Path, ends: ExitStack
 ) -> None:
-    """Before both: what three ask of the API server at rest, and a Lease that somebody deletes.
+    """The requests of three replicas at rest, and a Lease deleted by hand, before both.
 
     One scene after another on the same three, as it takes half a minute until they have settled.
     """
@@ -280,7 +280,7 @@ def test_neither_a_roll_nor_the_leaders_death_in_a_burst_loses_a_fault_or_does_m
 def test_a_replica_that_was_told_of_no_others_begins_when_none_is_at_work(
     cluster_space: Space, tmp_path: Path, ends: ExitStack
 ) -> None:
-    """Its agent has a fault all the while: nothing comes of it before the other has gone."""
+    """The agent has a fault all the while, on which no step is taken before the other has gone."""
     [node] = cluster_space.create_nodes(1)
     plane = cluster_space.plane
     ends.callback(remove_quarantines, plane, cluster_space.node_prefix)
@@ -311,7 +311,7 @@ def test_a_replica_that_was_told_of_no_others_begins_when_none_is_at_work(
 
 
 def _shown(replica: AggregatorProcess) -> str:
-    """What `sickbay status` says of it."""
+    """The output of `sickbay status` about it."""
     page = f"https://{replica.host}:{replica.web_port}"
     program = Path(sys.executable).parent / "sickbay"
     done = subprocess.run(

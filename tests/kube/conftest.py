@@ -1,13 +1,13 @@
-"""What the tests of the Kubernetes client share."""
+"""Fixtures that the tests of the Kubernetes client share."""
 
 from collections.abc import AsyncIterator
 
 import pytest
 
-from aggregator.kube.cluster import KubeCluster
+from aggregator.cluster.kubernetes.cluster import KubeCluster
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
-from tests.support.kubecluster import DEPLOY, kube_cluster
+from tests.support.kube_cluster import DEPLOY, kube_cluster
 
 
 @pytest.fixture(scope="session")

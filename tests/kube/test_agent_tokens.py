@@ -6,11 +6,11 @@ from pathlib import Path
 import grpc
 import pytest
 
+from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.cluster.port import Unreachable
 from aggregator.ingest.identity import IdentityError, Refusal
-from aggregator.ingest.keys import KeyStore
+from aggregator.ingest.jwks import JwksCache
 from aggregator.ingest.tokens import TokenAuthenticator
-from aggregator.kube.cluster import KubeCluster
-from aggregator.quarantine.cluster import Unreachable
 from tests.controlplane.pytest_plugin import Space
 from tests.support.ingest import site
 
@@ -28,7 +28,7 @@ def node(cluster_space: Space) -> str:
     return name
 
 
-def authenticator(keys: KeyStore, space: Space) -> TokenAuthenticator:
+def authenticator(keys: JwksCache, space: Space) -> TokenAuthenticator:
     return TokenAuthenticator(
         keys,
         audience="sickbay",
@@ -38,8 +38,8 @@ def authenticator(keys: KeyStore, space: Space) -> TokenAuthenticator:
     )
 
 
-def store(kube: KubeCluster, folder: Path) -> KeyStore:
-    return KeyStore(kube.signing_keys, folder / "jwks.json", now=time.monotonic)
+def store(kube: KubeCluster, folder: Path) -> JwksCache:
+    return JwksCache(kube.signing_keys, folder / "jwks.json", now=time.monotonic)
 
 
 async def test_an_agents_token_proves_its_node_and_that_nodes_uid(
@@ -92,7 +92,7 @@ async def test_other_audiences_and_tokens_bound_to_nothing_are_refused(
 async def test_after_a_restart_tokens_are_verified_without_the_api_server(
     cluster_space: Space, node: str, kube: KubeCluster, tmp_path: Path
 ) -> None:
-    """And a deleted pod's token is good until it expires: the price, as docs say."""
+    """A deleted pod's token is good until it expires, too: the price, as docs say."""
     plane, namespace = cluster_space.plane, cluster_space.namespace
     token = plane.token_for(namespace, AGENT, pod="agent")
     await authenticator(store(kube, tmp_path), cluster_space).verify(token)
@@ -102,6 +102,6 @@ async def test_after_a_restart_tokens_are_verified_without_the_api_server(
     async def away() -> tuple[str, str]:
         raise Unreachable("connection refused")
 
-    offline = KeyStore(away, tmp_path / "jwks.json", now=time.monotonic)
+    offline = JwksCache(away, tmp_path / "jwks.json", now=time.monotonic)
     offline.load()
     assert (await authenticator(offline, cluster_space).verify(token)).node == node

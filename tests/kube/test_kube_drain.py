@@ -14,22 +14,23 @@ from typing import Any, TypeVar
 
 import pytest
 
-from aggregator.kube.cluster import KubeCluster
-from aggregator.kube.objects import PodObject, decode, to_pod
-from aggregator.quarantine import drain as drain_module
-from aggregator.quarantine.acts import Clocks
-from aggregator.quarantine.cluster import Evicted, Pod
+from aggregator.clock import Clocks
+from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.cluster.kubernetes.objects import PodObject, decode, to_pod
+from aggregator.cluster.node_names import TAINT
+from aggregator.cluster.port import Evicted, Pod
+from aggregator.events import EventKind
 from aggregator.quarantine.controller import Controller
-from aggregator.quarantine.decide.drainplan import DrainRules, Leave, NamespaceRule
+from aggregator.quarantine.decide.drain_plan import DrainRules, Leave, NamespaceRule
 from aggregator.quarantine.decide.gangs import Gangs
-from aggregator.quarantine.decide.marks import OFF_BALANCERS, TAINT
-from aggregator.quarantine.fleet import Fleet
-from aggregator.quarantine.ledger import Kind
+from aggregator.quarantine.decide.node_marks import OFF_BALANCERS
+from aggregator.quarantine.drain import drainer as drain_module
 from aggregator.quarantine.settings import Settings
+from aggregator.quarantine.state.fleet import FleetState
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.objects import LINGER
 from tests.controlplane.pytest_plugin import Space
-from tests.support.kubecluster import DEPLOY, kube_cluster
+from tests.support.kube_cluster import DEPLOY, kube_cluster
 from tests.support.replica import SETTINGS as MEMORY_SETTINGS
 from tests.support.replica import FakeLine, Notes, fault, hello, shipped_policy, snapshot
 from tests.support.stack import remove_quarantines
@@ -49,10 +50,11 @@ T = TypeVar("T")
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress is written each half second: tests wait for it."""
     monkeypatch.setattr(drain_module, "STATUS_EVERY", 0.5)
+    monkeypatch.setattr(drain_module, "EMPTY_FOR", 0.5)
 
 
 async def until(ask: Callable[[], Coroutine[Any, Any, T]], holds: Callable[[T], object]) -> T:
-    """What is asked for, once it holds; bounded."""
+    """The answer, once it holds; bounded."""
     async with asyncio.timeout(60):
         while True:
             found = await ask()
@@ -64,22 +66,34 @@ async def until(ask: Callable[[], Coroutine[Any, Any, T]], holds: Callable[[T], 
 class Aggregator:
     """A running controller over the real API server."""
 
-    def __init__(self, kube: KubeCluster, space: Space, settings: Settings) -> None:
+    def __init__(
+        self, kube: KubeCluster, space: Space, settings: Settings, notes: Notes | None = None
+    ) -> None:
         self.plane, self.space = space.plane, space
-        self.fleet, self.notes = Fleet(), Notes()
+        self._kube, self._settings, self._notes = kube, settings, notes
+
+    async def start(self) -> None:
+        """A process with no memory of earlier events; returns once it has its view."""
+        self.fleet, self.notes = FleetState(), self._notes or Notes()
         self.controller = Controller(
-            cluster=kube,
+            cluster=self._kube,
             policy=shipped_policy(),
-            settings=settings,
+            settings=self._settings,
             fleet=self.fleet,
-            ledger=self.notes,
+            event_sink=self.notes,
             clocks=Clocks(time.monotonic, time.time),
             rng=random.Random(3),
         )
+        self._task = asyncio.create_task(self.controller.run())
+        await until(lambda: asyncio.sleep(0, self.fleet.view_lost), lambda lost: not lost)
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
 
     def falls_ill(self, node: str) -> None:
-        self.controller.attached(hello(node), FakeLine())
-        self.controller.heard(node, snapshot(fault()), time.monotonic())
+        self.controller.on_connect(hello(node), FakeLine())
+        self.controller.on_evidence(node, snapshot(fault()), time.monotonic())
 
     async def quarantine_by_hand(self, node: str) -> None:
         body = {
@@ -113,23 +127,21 @@ class Aggregator:
         return reason(await self.until_status(node, reason))
 
     async def release(self, node: str) -> None:
-        """As a person: delete it, and see it undone."""
+        """Delete it as a person does, and see it undone."""
         await asyncio.to_thread(self.plane.request, "DELETE", f"{QUARANTINES}/{node}")
         await until(lambda: self.status(node), lambda status: not status)
 
 
 @asynccontextmanager
 async def aggregator(
-    kube: KubeCluster, space: Space, settings: Settings = SETTINGS
+    kube: KubeCluster, space: Space, settings: Settings = SETTINGS, notes: Notes | None = None
 ) -> AsyncIterator[Aggregator]:
-    running = Aggregator(kube, space, settings)
-    task = asyncio.create_task(running.controller.run())
+    running = Aggregator(kube, space, settings, notes)
     try:
-        await until(lambda: asyncio.sleep(0, running.fleet.view_lost), lambda lost: not lost)
+        await running.start()
         yield running
     finally:
-        task.cancel()
-        await asyncio.wait([task])
+        await running.stop()
         await asyncio.to_thread(remove_quarantines, space.plane, space.node_prefix)
 
 
@@ -316,9 +328,9 @@ async def test_pods_are_deleted_only_where_the_right_is_bound(
 
         # The server's view of its rights may trail.
         await until(delete, lambda outcome: outcome is Evicted.ACCEPTED)
-        elsewhere = replace(read, namespace="default", name="nobody")
-        assert (await restricted.delete_pod(elsewhere, grace=1)).outcome is Evicted.FORBIDDEN
-        # What a gang's whole takes is within the rights that every drain has.
+        remote_nodes = replace(read, namespace="default", name="nobody")
+        assert (await restricted.delete_pod(remote_nodes, grace=1)).outcome is Evicted.FORBIDDEN
+        # The reads of a whole gang are within the rights that every drain has.
         assert await restricted.pods_labelled(space.namespace, "app", "x") == []
 
 
@@ -348,7 +360,7 @@ async def test_a_gang_goes_together_and_a_dry_run_evicts_nobody(
         await running.until_phase(node, "Drained")
         assert await pods_left(space) == {}
         notes = running.notes.transitions
-        evicted = [one.details["pod"] for one in notes if one.kind is Kind.EVICTED]
+        evicted = [one.details["pod"] for one in notes if one.kind is EventKind.EVICTED]
         assert len(evicted) == len(set(evicted)) == 3
         await running.release(node)
 
@@ -439,7 +451,7 @@ async def test_a_node_of_somebody_elses_is_left_alone_and_a_drain_is_told_off_th
         )
         assert status["podsRemaining"] == 0
         # The autoscaler's is untouched until it lets go.
-        hold = running.fleet.patients[theirs].hold
+        hold = running.fleet.node_summaries[theirs].hold
         assert hold is not None
         assert hold.limit == "maintenance"
         assert await running.status(theirs) == {}
@@ -465,7 +477,7 @@ async def test_a_pod_made_anew_under_its_name_is_evicted_as_itself(
     space, [node] = cluster_space, cluster_space.create_nodes(1)
     first = await pod(space, node, "web-0", labels={"app": "held"})
     await budget(space, "held", "held")
-    # What stays for longer: without it the drain is over as soon as the first is gone.
+    # This pod stays for longer: without it the drain is over as soon as the first is gone.
     await pod(space, node, "anchor", labels={"app": "anchor"})
     await budget(space, "anchor", "anchor")
     mark = space.plane.audit_mark()
@@ -474,7 +486,7 @@ async def test_a_pod_made_anew_under_its_name_is_evicted_as_itself(
         await running.until_blocked(node, f"{space.namespace}/web-0")
         await asyncio.to_thread(space.plane.request, "DELETE", space.path("pods", "web-0"))
         await asyncio.to_thread(space.plane.wait_gone, space.path("pods", "web-0"), timeout_s=40)
-        # It may be evicted before anybody sees it run.
+        # It may be evicted before it is seen to run.
         second = await asyncio.to_thread(
             space.plane.create_pod, space.namespace, "web-0", node=node, labels={"app": "free"}
         )

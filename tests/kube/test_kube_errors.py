@@ -6,17 +6,10 @@ from typing import Any
 
 import pytest
 
-from aggregator.kube import paths
-from aggregator.kube.errors import Failure, parse_failure
-from aggregator.kube.evictions import read_refusal
-from aggregator.quarantine.cluster import (
-    ClusterError,
-    Conflict,
-    Evicted,
-    NotFound,
-    Refused,
-    Unreachable,
-)
+from aggregator.cluster.kubernetes import paths
+from aggregator.cluster.kubernetes.errors import Failure, parse_failure
+from aggregator.cluster.kubernetes.evictions import read_refusal
+from aggregator.cluster.port import ClusterError, Conflict, Evicted, NotFound, Refused, Unreachable
 
 
 def status(code: int, reason: str, message: str, causes: Sequence[dict[str, str]]) -> bytes:
@@ -122,8 +115,27 @@ def test_another_500_is_not_taken_for_two_budgets() -> None:
 def test_a_pod_of_an_ending_namespace_is_blocked_and_not_forbidden() -> None:
     ending = {"reason": "NamespaceTerminating", "message": "namespace x is being terminated"}
     assert read_refusal(failure(403, causes=[ending])).outcome is Evicted.BLOCKED
-    with pytest.raises(Refused):
-        read_refusal(failure(403))
+    forbidden = read_refusal(failure(403, message="pods may not be evicted here"))
+    assert forbidden.outcome is Evicted.REJECTED
+    assert "403" in forbidden.message
+    assert "pods may not be evicted here" in forbidden.message
+
+
+@pytest.mark.parametrize("code", [400, 401, 403, 409, 422, 429])
+def test_what_admission_denies_is_about_the_pod_whatever_its_code(code: int) -> None:
+    denied = failure(code, message='admission webhook "x" denied the request: no')
+    assert read_refusal(denied).outcome is Evicted.REJECTED
+
+
+def test_a_webhook_that_cannot_be_called_may_pass_and_is_about_the_pod() -> None:
+    down = failure(500, message='Internal error occurred: failed calling webhook "x": refused')
+    assert read_refusal(down).outcome is Evicted.FAILING
+
+
+@pytest.mark.parametrize("code", [401, 408, 410, 429, 500, 503])
+def test_what_is_about_every_request_is_no_pods_state(code: int) -> None:
+    with pytest.raises(ClusterError):
+        read_refusal(failure(code))
 
 
 @pytest.mark.parametrize("name", ["", "/", "//"])

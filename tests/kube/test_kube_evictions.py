@@ -1,4 +1,4 @@
-"""Evictions, and what a pod tells of itself, on a real API server with real disruption budgets."""
+"""Evictions, and a pod's own report, on a real API server with real disruption budgets."""
 
 import asyncio
 import time
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from aggregator.kube.cluster import KubeCluster
-from aggregator.quarantine.cluster import Evicted, Pod
+from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.cluster.port import Evicted, Pod
 from tests.controlplane.objects import LINGER
 from tests.controlplane.pytest_plugin import Space
 from tests.controlplane.waiting import wait_until

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from aggregator.kube.cluster import KubeCluster
-from aggregator.quarantine.cluster import (
+from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.cluster.port import (
     Action,
     Conflict,
     EvidenceItem,
@@ -23,8 +23,8 @@ from aggregator.quarantine.cluster import (
     Refused,
     Taint,
 )
-from aggregator.quarantine.decide.admission import Proposal, Size
-from aggregator.quarantine.registrar import Registrar
+from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
+from aggregator.quarantine.decide.admission import FleetSize, Proposal
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.pytest_plugin import Space
 from tests.support.replica import OPEN
@@ -43,7 +43,7 @@ SPEC = QuarantineSpec(
 
 
 async def change_node(kube: KubeCluster, name: str, change: Callable[[Node], NodeChange]) -> Node:
-    """Read and patch until nobody wrote in between: controllers look at new nodes too."""
+    """Read and patch until no other client writes in between: controllers look at new nodes too."""
     async with asyncio.timeout(30):
         while True:
             node = await kube.read_node(name)
@@ -103,7 +103,7 @@ async def test_one_patch_taints_cordons_labels_and_annotates(
 async def test_what_a_patch_answers_is_the_node_as_it_is_stored(
     kube: KubeCluster, cluster_space: Space
 ) -> None:
-    """Only metadata comes back; the rest is as it was read, but for the change."""
+    """Only metadata comes back; the rest is as it was read, except for the change."""
     [name] = cluster_space.create_nodes(1, labels={"pool": "a"}, annotations={"keep": "me"})
     theirs = {"key": "a", "value": "1", "effect": "NoSchedule", "timeAdded": "2026-01-02T03:04:05Z"}
     cluster_space.plane.call(
@@ -120,7 +120,7 @@ async def test_what_a_patch_answers_is_the_node_as_it_is_stored(
         for change in changes:
             patched, stored = await change_node(kube, name, change), await kube.read_node(name)
             while stored is not None and stored.version != patched.version:
-                # Somebody else wrote in between: once more, so that the two can be compared.
+                # A controller wrote in between: patch once more, so that the two can be compared.
                 patched, stored = await change_node(kube, name, change), await kube.read_node(name)
             assert patched == stored
 
@@ -240,7 +240,7 @@ async def test_a_quarantine_is_stored_whole_and_read_again(
     fewer = QuarantineStatus(Phase.DRAINED, node_uid="uid", admitted_at=5.25)
     rewritten = await kube.write_quarantine_status(written, fewer)
     assert rewritten.status == fewer
-    lesser = QuarantineSpec(Action.CORDON, "gpu", "better now")
+    lesser = replace(SPEC, action=Action.CORDON, reason="better now", evidence=())
     assert (await kube.write_quarantine_spec(rewritten, lesser)).spec == lesser
     read = await kube.read_quarantine(name)
     assert read is not None
@@ -412,23 +412,23 @@ async def test_what_another_replica_says_it_admitted_counts_when_the_api_server_
     kube: KubeCluster,
 ) -> None:
     leader, owner = (
-        Registrar(
+        AdmissionRecordWriter(
             kube,
             limits=OPEN,
             policy_hash="p",
-            size=lambda: Size(10, 10),
+            size=lambda: FleetSize(10, 10),
             causes=dict,
             wall=lambda: 5.0,
         )
         for _ in range(2)
     )
-    told = await owner.stands("n1")
+    told = await owner.confirm_entry("n1")
     assert told is not None
     assert (told.limit, told.value) == ("shards", "no entry")
     assert await leader.propose(Proposal("n1", "i-1", "", "drain")) is None
-    assert "n1" not in owner.record.entries  # no news are followed here
-    assert await asyncio.gather(*(owner.stands("n1") for _ in range(20))) == [None] * 20
+    assert "n1" not in owner.record.entries  # no watch runs here
+    assert await asyncio.gather(*(owner.confirm_entry("n1") for _ in range(20))) == [None] * 20
     entry = await leader.entry("n1")
-    await leader.forget(entry)
-    assert await owner.stands("n2") is not None  # read anew, and the first has gone with it
-    assert await owner.stands("n1") is not None
+    await leader.forget_node(entry)
+    assert await owner.confirm_entry("n2") is not None  # read anew, and the first has gone with it
+    assert await owner.confirm_entry("n1") is not None

@@ -1,4 +1,4 @@
-"""The replicas' Leases on a real API server: the board, and tenures that see each other by it."""
+"""Leases on a real API server: the store, and lease managers that see each other by it."""
 
 import asyncio
 import datetime as dt
@@ -10,18 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.kube.access import Sources
-from aggregator.kube.leases import KubeLeases
-from aggregator.kube.limiter import Limiter
-from aggregator.kube.transport import Transport
-from aggregator.shards.board import BoardError, Forbidden, Missing, Taken
-from aggregator.shards.council import Member
-from aggregator.shards.membership import Membership
-from aggregator.shards.tenure import Tenure
-from aggregator.shards.timing import TIMES
+from aggregator.cluster.kubernetes.credentials import CredentialSources
+from aggregator.cluster.kubernetes.leases import KubeLeases
+from aggregator.cluster.kubernetes.limiter import Limiter
+from aggregator.cluster.kubernetes.transport import Transport
+from aggregator.replicas.membership.lease_manager import LeaseManager
+from aggregator.replicas.membership.lease_store import (
+    LeaseConflict,
+    LeaseForbidden,
+    LeaseNotFound,
+    LeaseStoreError,
+)
+from aggregator.replicas.membership.lease_timing import TIMES
+from aggregator.replicas.membership.membership import Membership
+from aggregator.replicas.membership.view import Member
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.pytest_plugin import Space
-from tests.support.roughproxy import RoughProxy, Weather
+from tests.support.faulty_proxy import RoughProxy, Weather
 from tests.support.waiting import until
 
 MEMBER = Member(
@@ -33,7 +38,7 @@ MEMBER = Member(
     version="0.2.0",
     since=1_700_000_000.123456,
 )
-#: A quarter of what is shipped.
+#: A quarter of the shipped value.
 QUICK = TIMES.scaled(0.25)
 NODES = [f"gpu-{number}" for number in range(20)]
 
@@ -45,7 +50,7 @@ async def board_of(
     # The limiter stands still after one request: Leases must not notice.
     limiter = Limiter(qps=0.0001, burst=1, clock=time.monotonic)
     transport = Transport(
-        Sources(str(kubeconfig), "", {}),
+        CredentialSources(str(kubeconfig), "", {}),
         limiter,
         clock=time.monotonic,
         rng=random.Random(1),
@@ -91,17 +96,17 @@ async def test_a_write_at_another_version_is_refused_and_says_how(
     board: KubeLeases, cluster_space: Space
 ) -> None:
     first = await board.write(MEMBER, "")
-    with pytest.raises(Taken):
+    with pytest.raises(LeaseConflict):
         await board.write(MEMBER, "")
     await board.write(MEMBER, first.version)
-    with pytest.raises(Taken):
+    with pytest.raises(LeaseConflict):
         await board.write(MEMBER, first.version)
 
 
 async def test_one_that_was_deleted_by_hand_is_made_anew_by_its_renewal(
     board: KubeLeases, cluster_space: Space
 ) -> None:
-    """As of Leases, alone of all that we write: the API server lets an update create them."""
+    """Leases differ from all else that we write: the API server lets an update create them."""
     first = await board.write(MEMBER, "")
     cluster_space.plane.call("DELETE", path(cluster_space, MEMBER.name))
     assert await board.list() == []
@@ -135,26 +140,26 @@ async def test_a_lease_whose_time_is_none_reads_the_same_each_time_and_lets_othe
     assert [lease] == await board.list(), "or it would be taken for one that is renewed"
     membership = Membership(Member("b", epoch="b1"), TIMES)
     membership.listed([lease], asked=0.0, answered=0.0)
-    joining = membership.draft(now=0.0, wall=time.time())
-    assert joining is not None
-    await board.write(joining.member, joining.version)
+    replica_runtime = membership.next_write(now=0.0, wall=time.time())
+    assert replica_runtime is not None
+    await board.write(replica_runtime.member, replica_runtime.version)
 
 
 async def test_without_the_namespace_it_says_so_and_does_not_take_it_for_a_deleted_lease(
     cluster_space: Space,
 ) -> None:
     async with board_of(cluster_space.plane.kubeconfig, "nowhere") as board:
-        with pytest.raises(BoardError, match="nowhere") as raised:
+        with pytest.raises(LeaseStoreError, match="nowhere") as raised:
             await board.write(MEMBER, "")
-        assert not isinstance(raised.value, Missing)
-        with pytest.raises(Missing):
+        assert not isinstance(raised.value, LeaseNotFound)
+        with pytest.raises(LeaseNotFound):
             await board.write(MEMBER, "12345")
 
 
 async def test_who_has_no_right_to_them_is_told_so(cluster_space: Space) -> None:
     nobody = cluster_space.plane.kubeconfig_for("nobody-in-particular")
     async with board_of(nobody, cluster_space.namespace) as board:
-        with pytest.raises(Forbidden, match="cannot list resource"):
+        with pytest.raises(LeaseForbidden, match="cannot list resource"):
             await board.list()
 
 
@@ -167,7 +172,7 @@ async def test_an_answer_that_does_not_come_is_not_waited_for(cluster_space: Spa
     own.chmod(0o600)
     async with silent, board_of(own, cluster_space.namespace, deadline=0.2) as board:
         began = time.monotonic()
-        with pytest.raises(BoardError, match=r"no answer in 0\.2 s"):
+        with pytest.raises(LeaseStoreError, match=r"no answer in 0\.2 s"):
             await board.list()
         assert time.monotonic() - began < 5.0  # and not the transport's own ten
 
@@ -191,28 +196,28 @@ def account(space: Space) -> Path:
 
 
 class Replica:
-    """A tenure on the real clock."""
+    """A lease manager on the real clock."""
 
     def __init__(self, name: str, board: KubeLeases) -> None:
-        self.tenure = Tenure(
+        self.lease_manager = LeaseManager(
             Member(name, epoch=f"{name}-1", address=f"{name}:1"),
             board,
             clock=time.monotonic,
             wall=time.time,
             times=QUICK,
         )
-        self.task = asyncio.create_task(self.tenure.run())
+        self.task = asyncio.create_task(self.lease_manager.run())
 
     async def die(self) -> None:
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
 
     def acts(self) -> set[str]:
-        return {node for node in NODES if self.tenure.may_act(node)}
+        return {node for node in NODES if self.lease_manager.may_act(node)}
 
     @property
     def members(self) -> set[str]:
-        return set(self.tenure.council.members)
+        return set(self.lease_manager.membership_view.members)
 
 
 async def test_two_share_the_nodes_through_cuts_deletions_and_deaths(
@@ -236,10 +241,10 @@ async def test_two_share_the_nodes_through_cuts_deletions_and_deaths(
         await until(lambda: b.acts() and a.acts() | b.acts() == both, "they share the nodes")
         assert not a.acts() & b.acts()
         shares = a.acts(), b.acts()
-        assert {a.tenure.home(node) for node in shares[1]} == {"b:1"}
-        assert a.tenure.leads()
+        assert {a.lease_manager.owner_address(node) for node in shares[1]} == {"b:1"}
+        assert a.lease_manager.leads()
 
-        # A Lease deleted by hand: its holder makes it anew, and nobody's nodes move.
+        # A Lease deleted by hand: its holder makes it anew, and no node moves.
         plane.call("DELETE", path(cluster_space, "b"))
         await until(lambda: _there(cluster_space, "b"), "b's Lease is there again")
         assert b.members == {"a", "b"}
@@ -247,19 +252,19 @@ async def test_two_share_the_nodes_through_cuts_deletions_and_deaths(
 
         # b is cut off: it freezes, and a takes over; then b is back, and has its own again.
         proxy.weather.resets = 1.0
-        await until(lambda: b.tenure.council.frozen, "b is frozen")
+        await until(lambda: b.lease_manager.membership_view.frozen, "b is frozen")
         assert not b.acts()
         assert b.members == {"a", "b"}, "as last known"
         await until(lambda: a.acts() == both, "a has b's nodes")
         proxy.weather.resets = 0.0
         await until(lambda: (a.acts(), b.acts()) == shares, "all is as before")
-        assert a.tenure.leads()
+        assert a.lease_manager.leads()
 
-        # a dies without a word, and b inherits; b leaves in order.
+        # a dies without a word, and b takes over; b leaves in order.
         await a.die()
         await until(lambda: b.acts() == both, "b has a's nodes")
-        assert b.tenure.leads()
-        assert await b.tenure.leave()
+        assert b.lease_manager.leads()
+        assert await b.lease_manager.leave()
         assert not b.acts()
         stands = plane.call("GET", path(cluster_space, "b"))
         assert "sickbay.dev/leaving" in stands["metadata"]["annotations"]

@@ -1,4 +1,4 @@
-"""The limiter: lanes over one bucket, on a clock of the test's own."""
+"""The limiter: priorities over one bucket, on a clock of the test's own."""
 
 import asyncio
 from collections import Counter
@@ -7,13 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.kube.limiter import HURRY, Lane, Limiter, TokenBucket
-from aggregator.quarantine.cluster import Unreachable
-from tests.support import virtualtime
+from aggregator.cluster.kubernetes.limiter import (
+    HURRY,
+    URGENT_PAUSE,
+    Limiter,
+    Priority,
+    TokenBucket,
+)
+from aggregator.cluster.port import Unreachable
+from tests.support import virtual_time
 
 
 class FakeTime:
-    """A clock that sleeping moves."""
+    """A clock that advances when the code under test sleeps."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -75,24 +81,34 @@ async def test_a_burst_goes_at_once_and_the_rest_at_the_rate() -> None:
     time = FakeTime()
     limited = limiter(time, qps=10, burst=5)
     for _ in range(5):
-        await limited.acquire(Lane.EVENT)
+        await limited.acquire(Priority.EVENT)
     assert time.now == 1000.0
     for _ in range(20):
-        await limited.acquire(Lane.EVENT)
+        await limited.acquire(Priority.EVENT)
     assert time.now == pytest.approx(1002.0, abs=0.01)
 
 
 async def test_the_more_urgent_go_first_and_equals_in_the_order_they_came() -> None:
     time = FakeTime()
     limited = limiter(time)
-    await limited.acquire(Lane.EVENT)  # the bucket is empty
-    went: list[tuple[Lane, int]] = []
+    await limited.acquire(Priority.EVENT)  # the bucket is empty
+    went: list[tuple[Priority, int]] = []
 
-    async def one(lane: Lane, turn: int) -> None:
+    async def one(lane: Priority, turn: int) -> None:
         await limited.acquire(lane)
         went.append((lane, turn))
 
-    lanes = [Lane.EVENT, Lane.STATUS, Lane.EVICTION, Lane.TAINT, Lane.RECORD, Lane.RELEASE]
+    lanes = [
+        Priority.EVENT,
+        Priority.STATUS,
+        Priority.BACKGROUND,
+        Priority.PHASE,
+        Priority.EVICTION,
+        Priority.READ,
+        Priority.TAINT,
+        Priority.RECORD,
+        Priority.RELEASE,
+    ]
     await asyncio.gather(*(one(lane, turn) for lane in lanes for turn in (1, 2)))
     assert went == [(lane, turn) for lane in reversed(lanes) for turn in (1, 2)]
 
@@ -100,11 +116,11 @@ async def test_the_more_urgent_go_first_and_equals_in_the_order_they_came() -> N
 async def test_a_newcomer_does_not_overtake_those_who_wait() -> None:
     time = FakeTime()
     limited = limiter(time)
-    await limited.acquire(Lane.TAINT)
-    waiting = asyncio.create_task(limited.acquire(Lane.TAINT))
+    await limited.acquire(Priority.TAINT)
+    waiting = asyncio.create_task(limited.acquire(Priority.TAINT))
     await asyncio.sleep(0)
     time.now += 0.1  # a token is there, and it is spoken for
-    late = asyncio.create_task(limited.acquire(Lane.TAINT))
+    late = asyncio.create_task(limited.acquire(Priority.TAINT))
     await waiting
     assert not late.done()
     await late
@@ -113,27 +129,51 @@ async def test_a_newcomer_does_not_overtake_those_who_wait() -> None:
 async def test_a_lease_waits_for_nobody() -> None:
     time = FakeTime()
     limited = limiter(time)
-    await limited.acquire(Lane.EVENT)
+    await limited.acquire(Priority.EVENT)
     limited.pause(3600)
-    await limited.acquire(Lane.LEASE)
+    await limited.acquire(Priority.LEASE)
     assert time.now == 1000.0
 
 
 async def test_a_pause_holds_everybody_for_as_long_as_the_server_asked() -> None:
     time = FakeTime()
     limited = limiter(time, burst=10)
-    limited.pause(7)
-    limited.pause(2)  # a shorter one takes nothing back
-    await limited.acquire(Lane.RELEASE)
-    assert time.now == pytest.approx(1007.0)
+    limited.pause(4)
+    limited.pause(2)  # a shorter pause does not shorten it
+    await limited.acquire(Priority.RELEASE)
+    assert time.now == pytest.approx(1004.0)
+
+
+async def test_a_long_pause_holds_evictions_for_all_of_it_and_a_release_for_seconds() -> None:
+    time = FakeTime()
+    limited = limiter(time, burst=10, at_once=32)
+    limited.pause(60)
+    went: dict[Priority, float] = {}
+
+    async def one(lane: Priority) -> None:
+        await limited.acquire(lane)
+        went[lane] = time.now - 1000.0
+        limited.release(lane)
+
+    lanes = [
+        Priority.EVENT,
+        Priority.EVICTION,
+        Priority.BACKGROUND,
+        Priority.READ,
+        Priority.TAINT,
+        Priority.RELEASE,
+    ]
+    await asyncio.gather(*map(one, lanes))
+    for lane in lanes:
+        assert went[lane] == pytest.approx(60.0 if lane.trails else URGENT_PAUSE, abs=0.2)
 
 
 async def test_one_that_gives_up_takes_no_turn() -> None:
     time = FakeTime()
     limited = limiter(time)
-    await limited.acquire(Lane.TAINT)
-    gone = asyncio.create_task(limited.acquire(Lane.RELEASE))
-    stays = asyncio.create_task(limited.acquire(Lane.EVENT))
+    await limited.acquire(Priority.TAINT)
+    gone = asyncio.create_task(limited.acquire(Priority.RELEASE))
+    stays = asyncio.create_task(limited.acquire(Priority.EVENT))
     await asyncio.sleep(0)
     assert limited.waiting == 2
     gone.cancel()
@@ -146,7 +186,7 @@ async def test_closing_ends_the_waiting() -> None:
     time = FakeTime()
     limited = limiter(time)
     limited.pause(3600)
-    waiting = asyncio.create_task(limited.acquire(Lane.TAINT))
+    waiting = asyncio.create_task(limited.acquire(Priority.TAINT))
     await asyncio.sleep(0)
     limited.close()
     with pytest.raises(Unreachable, match="closed"):
@@ -162,7 +202,7 @@ class Flights:
         self._ends: dict[str, asyncio.Event] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def ask(self, name: str, lane: Lane) -> "asyncio.Task[None]":
+    async def ask(self, name: str, lane: Priority) -> "asyncio.Task[None]":
         async def fly() -> None:
             async with self._limited.turn(lane):
                 self.began.append(name)
@@ -185,7 +225,12 @@ async def settled() -> None:
 
 async def test_only_so_many_are_under_way_and_the_most_urgent_is_next() -> None:
     flights = Flights(limiter(FakeTime(), qps=1e6, burst=1000, at_once=2))
-    for name, lane in (("a", Lane.EVENT), ("b", Lane.EVENT), ("c", Lane.EVENT), ("d", Lane.TAINT)):
+    for name, lane in (
+        ("a", Priority.EVENT),
+        ("b", Priority.EVENT),
+        ("c", Priority.EVENT),
+        ("d", Priority.TAINT),
+    ):
         await flights.ask(name, lane)
     assert flights.began == ["a", "b"]
     await flights.end("b")
@@ -198,10 +243,10 @@ async def test_only_so_many_are_under_way_and_the_most_urgent_is_next() -> None:
 
 async def test_a_release_waits_for_none_of_those_under_way() -> None:
     flights = Flights(limiter(FakeTime(), qps=1e6, burst=1000, at_once=1))
-    await flights.ask("hangs", Lane.TAINT)
-    await flights.ask("waits", Lane.TAINT)
-    await flights.ask("release", Lane.RELEASE)
-    await flights.ask("another", Lane.RELEASE)
+    await flights.ask("hangs", Priority.TAINT)
+    await flights.ask("waits", Priority.TAINT)
+    await flights.ask("release", Priority.RELEASE)
+    await flights.ask("another", Priority.RELEASE)
     assert flights.began == ["hangs", "release", "another"]
     await flights.end("release")
     await flights.end("another")
@@ -214,34 +259,34 @@ async def test_a_release_waits_for_none_of_those_under_way() -> None:
 async def test_one_that_gives_up_under_way_or_just_let_go_leaves_its_room() -> None:
     limited = limiter(FakeTime(), qps=1e6, burst=1000, at_once=1)
     flights = Flights(limited)
-    first = await flights.ask("first", Lane.TAINT)
-    second = await flights.ask("second", Lane.TAINT)
+    first = await flights.ask("first", Priority.TAINT)
+    second = await flights.ask("second", Priority.TAINT)
     first.cancel()
     for _ in range(3):  # the pump lets it go; it has not heard of it when it is cancelled
         await asyncio.sleep(0)
     second.cancel()
     await settled()
-    await flights.ask("third", Lane.TAINT)
+    await flights.ask("third", Priority.TAINT)
     assert flights.began[-1] == "third"
     await flights.end("third")
 
 
 class Storm:
-    """Nodes that come to their taint, and what trails behind each, in virtual time.
+    """Nodes whose taint is due, and the requests that trail behind each, in virtual time.
 
-    An answer takes a millisecond for each that is under way: they share the server. Between two of
-    its requests a node's turn is 10 ms away, for whoever sends them is busy: so for moments none of
-    the urgent waits.
+    An answer takes a millisecond for each request under way, because they share the server. Between
+    two of its requests a node's turn is 10 ms away, because its sender is busy: so for moments no
+    urgent request waits.
     """
 
-    def __init__(self, loop: virtualtime.VirtualTimeLoop, *, qps: float = 1e6) -> None:
+    def __init__(self, loop: virtual_time.VirtualTimeLoop, *, qps: float = 1e6) -> None:
         self.limited = Limiter(qps=qps, burst=10, at_once=16, clock=loop.time)
         self.now = loop.time
-        self.done: list[tuple[float, Lane]] = []
+        self.done: list[tuple[float, Priority]] = []
         self.begun = loop.time()
         self.under_way = 0
 
-    async def request(self, lane: Lane) -> None:
+    async def request(self, lane: Priority) -> None:
         async with self.limited.turn(lane):
             self.under_way += 1
             await asyncio.sleep(0.001 * self.under_way)
@@ -249,11 +294,11 @@ class Storm:
         self.done.append((self.now() - self.begun, lane))
 
     async def node(self) -> None:
-        await self.request(Lane.READ)
+        await self.request(Priority.READ)
         await asyncio.sleep(0.01)
-        await self.request(Lane.TAINT)
+        await self.request(Priority.TAINT)
         await asyncio.sleep(0.01)
-        await self.request(Lane.TAINT)
+        await self.request(Priority.TAINT)
 
     async def nodes(self, count: int) -> None:
         """One after the other, for ever so long."""
@@ -267,13 +312,13 @@ class Storm:
 
 
 def test_what_trails_takes_few_places_while_nodes_are_on_their_way_to_their_taint() -> None:
-    async def test(loop: virtualtime.VirtualTimeLoop) -> None:
-        storm = Storm(loop)
-        trailing = [asyncio.create_task(storm.request(Lane.PHASE)) for _ in range(1000)]
-        storming = [asyncio.create_task(storm.nodes(5)) for _ in range(8)]
+    async def test(loop: virtual_time.VirtualTimeLoop) -> None:
+        ack_pacer = Storm(loop)
+        trailing = [asyncio.create_task(ack_pacer.request(Priority.PHASE)) for _ in range(1000)]
+        storming = [asyncio.create_task(ack_pacer.nodes(5)) for _ in range(8)]
         await asyncio.gather(*storming)
-        took = loop.time() - storm.begun
-        went = storm.so_many(until=took)
+        took = loop.time() - ack_pacer.begun
+        went = ack_pacer.so_many(until=took)
         assert went["urgent"] == 8 * 5 * 3
         assert 3 <= went["trails"] < went["urgent"]  # with all places it would be twice as many
         assert took < 0.27
@@ -281,31 +326,32 @@ def test_what_trails_takes_few_places_while_nodes_are_on_their_way_to_their_tain
         await asyncio.gather(*trailing)
         assert loop.time() - ended < HURRY + 1000 * 0.001 + 0.1  # all places, a moment later
 
-    virtualtime.play(test)
+    virtual_time.play(test)
 
 
 @pytest.mark.parametrize("qps", [100.0, 1e6])
 def test_a_storm_without_an_end_starves_nobody(qps: float) -> None:
-    async def test(loop: virtualtime.VirtualTimeLoop) -> None:
-        storm = Storm(loop, qps=qps)
-        storming = [asyncio.create_task(storm.nodes(10_000)) for _ in range(200)]
+    async def test(loop: virtual_time.VirtualTimeLoop) -> None:
+        ack_pacer = Storm(loop, qps=qps)
+        storming = [asyncio.create_task(ack_pacer.nodes(10_000)) for _ in range(200)]
         await asyncio.sleep(0.2)
-        late = [lane for lane in Lane if lane.trails]
-        waiting = [asyncio.create_task(storm.request(lane)) for lane in late for _ in range(10)]
+        late = [lane for lane in Priority if lane.trails]
+        waiting = [asyncio.create_task(ack_pacer.request(lane)) for lane in late for _ in range(10)]
         await asyncio.sleep(0.02)
-        release = asyncio.create_task(storm.request(Lane.RELEASE))
+        release = asyncio.create_task(ack_pacer.request(Priority.RELEASE))
         asked = loop.time()
         await asyncio.wait([release])
         assert loop.time() - asked < 0.03  # its own time, and the next token
         await asyncio.wait(waiting, timeout=60)
         assert all(one.done() for one in waiting)
-        # Events too: whoever has waited longest is next, and not the most urgent of what trails.
-        went = [lane for _, lane in storm.done if lane.trails]
+        # Events too: the request that has waited longest is next, not the most urgent of those that
+        # trail.
+        went = [lane for _, lane in ack_pacer.done if lane.trails]
         assert sorted(went) == sorted(late * 10)
-        counted = storm.so_many(until=loop.time())
+        counted = ack_pacer.so_many(until=loop.time())
         assert counted["urgent"] > 5 * counted["trails"]
         for one in storming:
             one.cancel()
         await asyncio.wait(storming)
 
-    virtualtime.play(test)
+    virtual_time.play(test)

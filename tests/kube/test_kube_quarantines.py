@@ -1,4 +1,4 @@
-"""The Quarantine's JSON, there and back, and what people write by hand."""
+"""The Quarantine's JSON, there and back, and specs that people write by hand."""
 
 import json
 from typing import Any
@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.kube.objects import seconds
-from aggregator.kube.quarantines import (
+from aggregator.cluster.kubernetes.objects import seconds
+from aggregator.cluster.kubernetes.quarantine_codec import (
     FINALIZER,
-    Spec,
-    State,
+    SpecObject,
+    StatusObject,
     decode_quarantine,
     encode_spec,
     encode_status,
     timestamp,
 )
-from aggregator.quarantine.cluster import (
+from aggregator.cluster.port import (
     Action,
     Blocker,
     EvidenceItem,
@@ -44,6 +44,7 @@ SPEC = st.builds(
     boot_id=TEXT,
     policy_hash=TEXT,
     evidence=st.lists(EVIDENCE, max_size=3).map(tuple),
+    intent_action=st.sampled_from([None, Action.CORDON, Action.DRAIN]),
 )
 STATUS = st.builds(
     QuarantineStatus,
@@ -55,6 +56,11 @@ STATUS = st.builds(
     drain_started_at=MOMENT,
     drained_at=MOMENT,
     released_because=TEXT,
+    override=TEXT,
+    uncordoned=TEXT,
+    uncordoned_at=MOMENT,
+    recordons=st.integers(0, 6),
+    evictions_held_until=MOMENT,
     overruled=st.booleans(),
     pods_remaining=st.one_of(st.none(), st.integers(0, 500)),
     deadline_at=MOMENT,
@@ -64,8 +70,8 @@ STATUS = st.builds(
 )
 
 
-def stored(spec: Spec, status: State) -> bytes:
-    """As the API server keeps what our patch says: null removes."""
+def stored(spec: SpecObject, status: StatusObject) -> bytes:
+    """The patch as the API server stores it: null removes."""
     kept = [
         {key: value for key, value in msgspec.to_builtins(part).items() if value is not None}
         for part in (spec, status)

@@ -13,12 +13,12 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from aggregator.kube.access import Sources
-from aggregator.kube.errors import Failure
-from aggregator.kube.limiter import Lane, Limiter
-from aggregator.kube.patience import TRIES
-from aggregator.kube.transport import Transport
-from aggregator.quarantine.cluster import Refused, Unreachable
+from aggregator.cluster.kubernetes.credentials import CredentialSources
+from aggregator.cluster.kubernetes.errors import Failure
+from aggregator.cluster.kubernetes.limiter import Limiter, Priority
+from aggregator.cluster.kubernetes.retry import TRIES
+from aggregator.cluster.kubernetes.transport import Transport
+from aggregator.cluster.port import GuardRefused, Refused, Unreachable
 from tests.controlplane.plane import ControlPlane
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -46,7 +46,9 @@ async def serving(handler: Handler) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def transport_of(sources: Sources, *, deadline: float = 5.0) -> AsyncIterator[Transport]:
+async def transport_of(
+    sources: CredentialSources, *, deadline: float = 5.0
+) -> AsyncIterator[Transport]:
     limiter = Limiter(qps=1000, burst=1000, clock=time.monotonic)
     transport = Transport(
         sources, limiter, clock=time.monotonic, rng=random.Random(1), deadline=deadline
@@ -58,12 +60,12 @@ async def transport_of(sources: Sources, *, deadline: float = 5.0) -> AsyncItera
         await transport.close()
 
 
-def sources_of(folder: Path, url: str, **user: object) -> Sources:
+def sources_of(folder: Path, url: str, **user: object) -> CredentialSources:
     path = kubeconfig(folder / "config", url, user or {"token": "t1"})
-    return Sources(str(path), "", {})
+    return CredentialSources(str(path), "", {})
 
 
-async def get(transport: Transport, lane: Lane = Lane.TAINT) -> bytes:
+async def get(transport: Transport, lane: Priority = Priority.TAINT) -> bytes:
     return await transport.request("GET", "/x", kind="things", lane=lane)
 
 
@@ -106,8 +108,8 @@ async def test_a_busy_server_is_left_alone_for_as_long_as_it_asks_but_for_leases
         assert raised.value.retry_after == 1.0
         busy[0] = False
         began = time.monotonic()
-        waits = asyncio.create_task(get(transport, Lane.RELEASE))
-        await get(transport, Lane.LEASE)
+        waits = asyncio.create_task(get(transport, Priority.RELEASE))
+        await get(transport, Priority.LEASE)
         assert not waits.done()
         await waits
         assert time.monotonic() - began > 0.9
@@ -143,7 +145,9 @@ async def test_a_read_whose_answer_is_lost_is_asked_again_and_a_write_is_not(
         assert await get(transport) == b"{}"
         assert asked == ["GET", "GET"]
         with pytest.raises(Unreachable):
-            await transport.request("POST", "/things", kind="things", lane=Lane.TAINT, body=b"{}")
+            await transport.request(
+                "POST", "/things", kind="things", lane=Priority.TAINT, body=b"{}"
+            )
         assert asked == ["GET", "GET", "POST"]
 
 
@@ -188,13 +192,76 @@ async def test_a_rotated_token_is_read_again_and_the_request_goes_through(tmp_pa
             await get(transport)
             valid[0] = "new"
             token.write_text("new")
-            # All that were under way when it was rotated go through, on one reading.
+            # All requests under way when it was rotated go through, on one reading.
             await asyncio.gather(*(get(transport) for _ in range(5)))
             assert seen.count("Bearer old") == 6
             valid[0] = "newer"
             with pytest.raises(Refused) as raised:  # the file still says "new"
                 await get(transport)
             assert raised.value.status == 401
+
+
+async def test_a_guard_is_asked_after_the_turn_and_what_it_refuses_is_not_sent(
+    tmp_path: Path,
+) -> None:
+    came: list[str] = []
+    busy, wanted = [True], [True]
+
+    async def handler(request: web.Request) -> web.Response:
+        came.append(request.method)
+        if busy[0]:
+            return web.json_response({}, status=429, headers={"Retry-After": "1"})
+        return web.json_response({})
+
+    async def guard() -> None:
+        if not wanted[0]:
+            raise GuardRefused("not wanted any more")
+
+    async def post(transport: Transport) -> bytes:
+        return await transport.request(
+            "POST", "/x", kind="things", lane=Priority.TAINT, guard=guard
+        )
+
+    async with serving(handler) as url, transport_of(sources_of(tmp_path, url)) as transport:
+        with pytest.raises(Unreachable):
+            await get(transport)
+        busy[0] = False
+        came.clear()
+        queued = asyncio.create_task(post(transport))  # behind the pause that was asked for
+        await asyncio.sleep(0)
+        wanted[0] = False
+        with pytest.raises(GuardRefused):
+            await queued
+        assert came == []
+        wanted[0] = True
+        await post(transport)
+        assert came == ["POST"]
+
+
+async def test_a_guard_is_asked_again_before_a_request_is_sent_again(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("old")
+    came: list[str] = []
+    asked: list[int] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        came.append(request.headers["Authorization"])
+        (tmp_path / "token").write_text("new")
+        return web.json_response({}, status=401)
+
+    async def guard() -> None:
+        asked.append(len(came))
+        if came:
+            raise GuardRefused("not wanted any more")
+
+    async with serving(handler) as url:
+        sources = sources_of(tmp_path, url, tokenFile=str(tmp_path / "token"))
+        async with transport_of(sources) as transport:
+            with pytest.raises(GuardRefused):
+                await transport.ask(
+                    "DELETE", "/x", kind="things", lane=Priority.EVICTION, guard=guard
+                )
+    assert asked == [0, 1]
+    assert came == ["Bearer old"]
 
 
 async def test_a_tokens_file_may_end_with_a_line_break_as_kubectl_writes_it(tmp_path: Path) -> None:
@@ -264,9 +331,9 @@ async def test_in_a_pod_its_own_service_account_is_used(
         "KUBERNETES_SERVICE_PORT": str(control_plane.port),
         "KUBECONFIG": "/nowhere",
     }
-    sources = Sources("", "", environ, service_account=tmp_path)
+    sources = CredentialSources("", "", environ, service_account=tmp_path)
     async with transport_of(sources) as transport:
-        answer = await transport.ask("GET", "/api/v1/secrets", kind="secrets", lane=Lane.TAINT)
+        answer = await transport.ask("GET", "/api/v1/secrets", kind="secrets", lane=Priority.TAINT)
         assert isinstance(answer, Failure)
         assert "system:serviceaccount:default:default" in answer.message
     token.write_text("")
@@ -311,21 +378,21 @@ async def test_a_broken_kubeconfig_is_named(tmp_path: Path, text: str, says: str
     path = tmp_path / "config"
     path.write_text(text)
     with pytest.raises(Refused, match=says) as raised:
-        async with transport_of(Sources(str(path), "", {})):
+        async with transport_of(CredentialSources(str(path), "", {})):
             pass
     assert str(path) in str(raised.value)
 
 
 async def test_a_missing_kubeconfig_says_what_to_set(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"set cluster\.kubeconfig"):
-        async with transport_of(Sources("", "", {"HOME": str(tmp_path)})):
+        async with transport_of(CredentialSources("", "", {"HOME": str(tmp_path)})):
             pass
 
 
 async def test_a_context_that_is_not_there_is_named(tmp_path: Path) -> None:
     path = kubeconfig(tmp_path / "config", "http://127.0.0.1:1", {"token": "t"})
     with pytest.raises(Refused, match="prod"):
-        async with transport_of(Sources(str(path), "prod", {})):
+        async with transport_of(CredentialSources(str(path), "prod", {})):
             pass
 
 
@@ -369,7 +436,7 @@ async def test_a_query_and_a_body_arrive_as_they_were_meant(tmp_path: Path) -> N
             "PATCH",
             "/x",
             kind="things",
-            lane=Lane.TAINT,
+            lane=Priority.TAINT,
             query={"fieldSelector": "spec.nodeName=a&b"},
             body=b'{"x": "y"}',
             content_type="application/merge-patch+json",

@@ -1,7 +1,7 @@
 """Limits and common causes on the real kube-apiserver: the record is what holds, and it lasts.
 
-The real controller with the real client; the test plays the agents and turns the clocks. All that
-needs many nodes or hours is in tests/aggregator/test_mass.py, in virtual time.
+The real controller with the real client; the test plays the agents and turns the clocks. Scenarios
+that need many nodes or hours are in tests/aggregator/test_mass_events.py, in virtual time.
 """
 
 import asyncio
@@ -12,20 +12,20 @@ from dataclasses import replace
 
 import pytest
 
+from aggregator.clock import Clocks
+from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.cluster.port import NodeMeta, Phase
+from aggregator.events import EventKind
 from aggregator.health.model import Cleared, ClearedBy, Delta, Hello, Snapshot, Status
-from aggregator.kube.cluster import KubeCluster
-from aggregator.quarantine.acts import Clocks
-from aggregator.quarantine.cluster import NodeMeta, Phase
 from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.admission import FLEET, Limits
-from aggregator.quarantine.decide.blame import CommonLimits
-from aggregator.quarantine.decide.record import Record, parse_record
-from aggregator.quarantine.fleet import Fleet
-from aggregator.quarantine.ledger import Kind
+from aggregator.quarantine.decide.admission_record import Record, parse_record
+from aggregator.quarantine.decide.cause_search import CommonLimits
 from aggregator.quarantine.settings import Settings
+from aggregator.quarantine.state.fleet import FleetState
 from tests.controlplane.plane import ADMIN
 from tests.controlplane.pytest_plugin import Space, StartControlPlane
-from tests.support.kubecluster import kube_cluster
+from tests.support.kube_cluster import kube_cluster
 from tests.support.replica import (
     POLICY,
     SETTINGS,
@@ -66,46 +66,48 @@ class Ward:
     """One life of an aggregator, and the agents that speak to it."""
 
     def __init__(self, cluster: KubeCluster, settings: Settings, clock: Turned) -> None:
-        self.fleet, self.notes, self.clock = Fleet(), Notes(), clock
+        self.fleet, self.notes, self.clock = FleetState(), Notes(), clock
         self.lines: dict[str, FakeLine] = {}
         self.controller = Controller(
             cluster=cluster,
             policy=POLICY,
             settings=settings,
             fleet=self.fleet,
-            ledger=self.notes,
+            event_sink=self.notes,
             clocks=Clocks(clock, lambda: NIGHT + clock.time),
             rng=random.Random(7),
         )
 
     def attach(self, node: str, told: Snapshot) -> None:
         line = self.lines[node] = FakeLine()
-        self.controller.attached(Hello(node, "boot-1", "epoch", "0.1.0", 1, "agent"), line)
-        self.controller.heard(node, told, self.clock())
+        self.controller.on_connect(Hello(node, "boot-1", "epoch", "0.1.0", 1, "agent"), line)
+        self.controller.on_evidence(node, told, self.clock())
 
     def detach(self, node: str) -> None:
-        self.controller.detached(node, self.lines[node], "its connection broke")
+        self.controller.on_disconnect(node, self.lines[node], "its connection broke")
 
     def break_(self, nodes: Iterable[str]) -> None:
         for node in nodes:
-            self.controller.heard(
+            self.controller.on_evidence(
                 node, Delta(faults=(fault("xid:79", f"GPU-{node}"),)), self.clock()
             )
 
     def mend(self, node: str) -> None:
         sign = Cleared("xid:79", f"GPU-{node}", "operator")
-        self.controller.heard(node, Delta(cleared=(sign,)), self.clock())
+        self.controller.on_evidence(node, Delta(cleared=(sign,)), self.clock())
 
     def holds(self) -> dict[str, str]:
-        patients = self.fleet.patients.values()
-        return {one.node: one.hold.limit for one in patients if one.hold is not None}
+        node_summaries = self.fleet.node_summaries.values()
+        return {one.node: one.hold.limit for one in node_summaries if one.hold is not None}
 
     def sick(self) -> set[str]:
-        return {one.node for one in self.fleet.patients.values() if one.quarantine is not None}
+        return {
+            one.node for one in self.fleet.node_summaries.values() if one.quarantine is not None
+        }
 
     def marked(self) -> set[str]:
-        """Of these, those whose nodes carry our marks by now."""
-        found = ((one.node, one.quarantine) for one in self.fleet.patients.values())
+        """The given nodes that carry our marks by now."""
+        found = ((one.node, one.quarantine) for one in self.fleet.node_summaries.values())
         return {node for node, one in found if one and one.status.phase is not Phase.ADMITTED}
 
 
@@ -119,7 +121,9 @@ async def life(
     ward = Ward(cluster, settings, clock)
     task = asyncio.create_task(ward.controller.run())
     try:
-        await until(lambda: not ward.fleet.view_lost and len(ward.fleet.patients) >= len(told))
+        await until(
+            lambda: not ward.fleet.view_lost and len(ward.fleet.node_summaries) >= len(told)
+        )
         for node, evidence in told.items():
             ward.attach(node, evidence)
         yield ward
@@ -158,7 +162,7 @@ async def test_ten_nodes_three_bad_and_a_pool_of_three_one_bad(
         [first] = ward.sick() & set(small)
         ward.mend(first)
         ward.clock.time += 700
-        ward.controller.heard(first, Delta(), ward.clock())
+        ward.controller.on_evidence(first, Delta(), ward.clock())
         await until(lambda: first not in ward.sick())
         await until(lambda: len(ward.sick()) == 2)  # the next one takes its place
         assert len((await stored(cluster_space)).entries) == 2
@@ -191,13 +195,13 @@ async def test_storm_partial_recovery_new_fault_in_the_cooldown_over_two_lives(
         assert ward.sick() == set(taken)
         clock.time += 250
         await until(lambda: ward.sick() == {*taken, waits[1], nodes[8]})
-        # And many at once by a check: nobody.
+        # One check fails on many nodes at once: no node is quarantined.
         failed = component("disk-readonly", "/data", Status.FAILED, "read-only", since=clock())
         for name in nodes:
-            ward.controller.heard(name, Delta((failed,)), clock())
+            ward.controller.on_evidence(name, Delta((failed,)), clock())
         clock.time += 60
         for name in nodes:
-            ward.controller.heard(name, Delta(), clock())
+            ward.controller.on_evidence(name, Delta(), clock())
         free = set(nodes) - ward.sick()
         await until(lambda: set(ward.holds()) >= free)
         assert set(ward.holds().values()) == {"limits.common_cause_percent"}
@@ -221,10 +225,10 @@ async def test_what_accuses_nobody_touches_no_node_and_38905_lines_of_four_gpus_
     async with life(cluster_space, settings, clock, dict.fromkeys(nodes, snapshot())) as ward:
         for node, code in zip(nodes, ("xid:13", "xid:31", "xid:43", "xid:45"), strict=False):
             lone = fault(code, f"GPU-{node}", cleared_by=ClearedBy.EXPIRY)
-            ward.controller.heard(node, Delta(faults=(lone,)), clock())
+            ward.controller.on_evidence(node, Delta(faults=(lone,)), clock())
         for node in nodes:
             missed = component("reach", "tcp://10.0.0.1:2049", Status.FAILED, "timeout")
-            ward.controller.heard(node, Delta((missed,)), clock())
+            ward.controller.on_evidence(node, Delta((missed,)), clock())
         for node in nodes[:4]:
             ward.detach(node)
         clock.time += 100
@@ -232,9 +236,9 @@ async def test_what_accuses_nobody_touches_no_node_and_38905_lines_of_four_gpus_
         ill = nodes[10:]
         for node, lines in zip(ill, (9726, 9726, 9726, 9727), strict=True):
             said = fault("xid:95", f"GPU-{node}", count=lines, cleared_by=ClearedBy.GPU_RESET)
-            ward.controller.heard(node, Delta(faults=(said,)), clock())
+            ward.controller.on_evidence(node, Delta(faults=(said,)), clock())
         await until(lambda: ward.sick() == set(ill) == ward.marked())
-        told = [note for note in ward.notes.transitions if note.kind is Kind.INCIDENT_OPENED]
+        told = [note for note in ward.notes.transitions if note.kind is EventKind.INCIDENT_OPENED]
         assert sorted(note.node for note in told if "xid:95" in note.summary) == ill
         assert ward.holds() == {}
     patched = {
@@ -260,7 +264,7 @@ async def test_one_target_down_for_all_7500_accuses_nobody_and_one_sick_node_is_
     async with life(whole, settings, clock, dict.fromkeys(nodes, snapshot())) as ward:
         missed = component("reach", "tcp://10.0.0.1:2049", Status.FAILED, "timeout")
         for node in nodes:
-            ward.controller.heard(node, Delta((missed,)), clock())
+            ward.controller.on_evidence(node, Delta((missed,)), clock())
         clock.time += 600
         await until(lambda: len(ward.fleet.causes) == 1)
         [cause] = ward.fleet.causes.values()
@@ -269,7 +273,7 @@ async def test_one_target_down_for_all_7500_accuses_nobody_and_one_sick_node_is_
         ward.break_(nodes[:1])
         await until(lambda: ward.marked() == set(nodes[:1]))
         told = [one.kind for one in ward.notes.transitions]
-        assert told.count(Kind.COMMON_CAUSE) == 1
+        assert told.count(EventKind.COMMON_CAUSE) == 1
     written = {
         entry["objectRef"].get("name", "")
         for entry in plane.audit_entries(mark)

@@ -1,11 +1,12 @@
-"""Judgement, people's word and release, each sentence on the real kube-apiserver.
+"""Evaluation, people's requests and release, each sentence on the real kube-apiserver.
 
-The real controller with the real client; the test plays the agents, and turns the clock that
-judging goes by. What needs hours of rounds is in tests/aggregator (test_release, test_wishes,
-test_silent), in virtual time.
+The real controller with the real client; the test plays the agents, and turns the clock of the
+evaluation. Scenarios that need hours of rounds are in tests/aggregator (test_release,
+test_operator_requests, test_silent_agent), in virtual time.
 """
 
 import asyncio
+import itertools
 import json
 import random
 import time
@@ -16,18 +17,18 @@ from typing import Any
 
 import pytest
 
+from aggregator.clock import Clocks
+from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.cluster.port import Guard, Node, NodeChange
 from aggregator.health.model import Cleared, Component, Delta, Hello, Snapshot, Status
-from aggregator.kube.cluster import KubeCluster
 from aggregator.policy.rules import Policy
-from aggregator.quarantine.acts import Clocks
-from aggregator.quarantine.cluster import Node, NodeChange
 from aggregator.quarantine.controller import Controller
-from aggregator.quarantine.decide.wishes import EXEMPT, FORCE, PIN, exemption
-from aggregator.quarantine.fleet import Fleet
+from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, PIN, exemption
 from aggregator.quarantine.settings import Settings
+from aggregator.quarantine.state.fleet import FleetState
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.pytest_plugin import Space
-from tests.support.kubecluster import kube_cluster
+from tests.support.kube_cluster import kube_cluster
 from tests.support.replica import (
     POLICY,
     SETTINGS,
@@ -60,31 +61,33 @@ class Ward:
         policy: Policy = POLICY,
         settings: Settings = SETTINGS,
     ) -> None:
-        self.plane = space.plane
-        self.fleet, self.notes, self.clock = Fleet(), Notes(), Turned()
+        self.plane, self._space = space.plane, space
+        self._later_nodes = itertools.count(900)  # behind those that a test makes
+        self.fleet, self.notes, self.clock = FleetState(), Notes(), Turned()
         self.lines: dict[str, FakeLine] = {}
+        self.wall_offset = 0.0
         self.controller = Controller(
             cluster=kube,
             policy=policy,
             settings=settings,
             fleet=self.fleet,
-            ledger=self.notes,
-            clocks=Clocks(self.clock, time.time),
+            event_sink=self.notes,
+            clocks=Clocks(self.clock, lambda: time.time() + self.wall_offset),
             rng=random.Random(7),
         )
 
     def attach(self, node: str, told: Snapshot) -> None:
-        """The node's agent, in the boot that the kubelet tells of."""
+        """The node's agent, in the boot that the kubelet reports."""
         boot = self.boot(node)
         line = self.lines[node] = FakeLine()
-        self.controller.attached(Hello(node, boot, "epoch", "0.1.0", 1, "agent"), line)
-        self.controller.heard(node, told, self.clock())
+        self.controller.on_connect(Hello(node, boot, "epoch", "0.1.0", 1, "agent"), line)
+        self.controller.on_evidence(node, told, self.clock())
 
     def says(self, node: str, *components: Component, **delta: Any) -> None:
-        self.controller.heard(node, Delta(tuple(components), **delta), self.clock())
+        self.controller.on_evidence(node, Delta(tuple(components), **delta), self.clock())
 
     def later(self, seconds: float, node: str) -> None:
-        """So much time has passed, and the agent says that all is as it was."""
+        """Let so much time pass; the agent reports no change."""
         self.clock.time += seconds
         self.says(node)
 
@@ -119,18 +122,30 @@ class Ward:
         return bool(self.plane.node(node)["spec"].get("unschedulable"))
 
     async def settles(self) -> None:
-        """Long enough for what must not happen to happen, were it to."""
-        await asyncio.sleep(0.5)
+        """Waits until all begun work is done: a new drain has gone through the same queues.
+
+        A test that asserts after this that no step was taken has seen that one could have been.
+        """
+        [node] = self._space.create_nodes(1, start=next(self._later_nodes))
+        await self.list_nodes_anew()  # a node that is in no list is left alone
+        self.attach(node, snapshot(fault("xid:79", boot_id=self.boot(node))))
+        await self.phase(node, "Draining", "Drained")
 
     async def list_nodes_anew(self) -> None:
-        """What comes every three minutes."""
-        await self.controller._following.refresh_nodes()
+        """The list that the controller makes every three minutes."""
+        await self.controller._cluster_events.refresh_nodes()
 
 
 @asynccontextmanager
 async def warden(
-    kube: KubeCluster, space: Space, policy: Policy = POLICY, settings: Settings = SETTINGS
+    kube: KubeCluster,
+    space: Space,
+    policy: Policy = POLICY,
+    settings: Settings = SETTINGS,
+    *,
+    keep: bool = False,
 ) -> AsyncIterator[Ward]:
+    """``keep``: the quarantines stand when it has ended."""
     ward = Ward(kube, space, policy, settings)
     running = asyncio.create_task(ward.controller.run())
     try:
@@ -139,7 +154,8 @@ async def warden(
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        remove_quarantines(space.plane, space.node_prefix)
+        if not keep:
+            remove_quarantines(space.plane, space.node_prefix)
 
 
 @pytest.fixture
@@ -215,7 +231,7 @@ async def test_a_fault_that_is_gone_before_its_drain_began_evicts_nobody(
     start_job(cluster_space.plane, cluster_space.namespace, "train", node)
 
     class Slow(KubeCluster):
-        """Its node patch waits until the fault has gone."""
+        """A cluster whose node patch waits until the fault has gone."""
 
         def __init__(self) -> None:
             super().__init__(
@@ -223,10 +239,12 @@ async def test_a_fault_that_is_gone_before_its_drain_began_evicts_nobody(
             )
             self.arrived, self.go = asyncio.Event(), asyncio.Event()
 
-        async def patch_node(self, node: Node, change: NodeChange) -> Node:
+        async def patch_node(
+            self, node: Node, change: NodeChange, *, guard: Guard | None = None
+        ) -> Node:
             self.arrived.set()
             await self.go.wait()
-            return await super().patch_node(node, change)
+            return await super().patch_node(node, change, guard=guard)
 
     slow = Slow()
     await slow.start()
@@ -289,8 +307,8 @@ async def test_a_reboot_counts_when_the_kubelet_tells_of_it_too(
     ward.attach(node, snapshot(fault(boot_id=boot)))
     await ward.phase(node, "Drained")
     late = Hello(node, "an-earlier-boot", "epoch", "0.1.0", 1, "agent")
-    ward.controller.attached(late, FakeLine())
-    ward.controller.heard(node, snapshot(), ward.clock())
+    ward.controller.on_connect(late, FakeLine())
+    ward.controller.on_evidence(node, snapshot(), ward.clock())
     ward.later(LONG, node)
     await until(lambda: "still in the boot of xid:79" in ward.status(node, "releaseHeld"))
     ward.plane.reboot_node(node)
@@ -347,15 +365,17 @@ async def test_an_exemption_between_our_read_and_our_write_is_heard(
     set_at: list[str] = []
 
     class Overtaken(KubeCluster):
-        """Somebody exempts the node just before our patch of it goes out."""
+        """A person exempts the node just before our patch of it goes out."""
 
-        async def patch_node(self, read: Node, change: NodeChange) -> Node:
+        async def patch_node(
+            self, read: Node, change: NodeChange, *, guard: Guard | None = None
+        ) -> Node:
             if not set_at:
                 set_at.append(read.version)
                 wish = {EXEMPT: exemption(time.time() + 3600, "do not touch")}
                 body = {"metadata": {"annotations": wish}}
                 cluster_space.plane.call("PATCH", f"/api/v1/nodes/{node}", body, MERGE_PATCH)
-            return await super().patch_node(read, change)
+            return await super().patch_node(read, change, guard=guard)
 
     overtaken = Overtaken(
         kubeconfig=str(cluster_space.plane.kubeconfig), namespace=cluster_space.namespace
@@ -365,10 +385,12 @@ async def test_an_exemption_between_our_read_and_our_write_is_heard(
         async with warden(overtaken, cluster_space) as ward:
             ward.attach(node, snapshot(DISK))
             await until(lambda: set_at)
-            await until(lambda: node in ward.fleet.patients and ward.fleet.patients[node].exempt)
+            await until(
+                lambda: node in ward.fleet.node_summaries and ward.fleet.node_summaries[node].exempt
+            )
             await ward.free(node)
             assert not ward.unschedulable(node)
-            assert "do not touch" in ward.fleet.patients[node].wishes[0]
+            assert "do not touch" in ward.fleet.node_summaries[node].wishes[0]
             assert "quarantine.cordoned" not in ward.notes.kinds(node)
     finally:
         await overtaken.close()
@@ -434,7 +456,8 @@ async def test_a_quarantine_made_by_hand_that_makes_no_sense_is_refused_or_says_
         where = f"/apis/sickbay.dev/v1alpha1/quarantines/{name}"
         return ward.plane.request("PATCH", where, {"spec": spec}, MERGE_PATCH).status
 
-    # Nobody's, or a person's, never becomes the aggregator's: it would end by itself then.
+    # A quarantine of no requester, or of a person, never becomes the aggregator's, because the
+    # aggregator would then end it by itself.
     assert change(typo, requester="sickbay", incident="made-up") == 422
     assert change(typo, requester="hall-2") == 200
     assert change(typo, requester="sickbay", incident="made-up") == 422
@@ -457,7 +480,7 @@ async def test_one_silent_agent_under_a_ready_kubelet_is_counted_and_a_failing_o
     async with warden(kube, cluster_space, settings=settings) as ward:
         for node in (well, slow, away):
             ward.attach(node, snapshot(failing if node != well else WELL))
-            ward.controller.detached(node, ward.lines[node], "gone")
+            ward.controller.on_disconnect(node, ward.lines[node], "gone")
         ward.clock.time += 61
         await ward.phase(slow, "Cordoned")
         assert "its kubelet is ready" in (ward.quarantine(slow) or {})["spec"]["reason"]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.clock import Clock, SystemClock
-from nodeagent.sources.machine import Machine
+from nodeagent.sources.host import HostRoots
 
 _SOURCE = Path(__file__).with_name("nvml.c")
 _FLAGS = ("-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-Wl,-soname,libnvidia-ml.so.1")
@@ -190,11 +190,11 @@ class FakeGpus:
             "SICKBAY_TEST_NVML_CALLS": str(self._calls),
         }
 
-    def machine(self, clock: Clock | None = None, root: Path | None = None) -> Machine:
+    def machine(self, clock: Clock | None = None, root: Path | None = None) -> HostRoots:
         """A machine with this PCI bus and, unless ``root`` says so, nothing of the real host."""
         empty = self.folder / "root"
         empty.mkdir(exist_ok=True)
-        return Machine(clock=clock or SystemClock(), root=root or empty, sys=self.sys)
+        return HostRoots(clock=clock or SystemClock(), root=root or empty, sys=self.sys)
 
     def write(self, gpus: Sequence[FakeGpu], *, pci: Iterable[str] | None = None) -> None:
         """Let NVML list ``gpus``, and the bus the same ones or those at ``pci``."""

@@ -8,9 +8,9 @@ from nodeagent.checks.base import Check, CheckSpec, Off, Report
 from nodeagent.clock import SystemClock
 from nodeagent.model import Clearing, FaultSighting, Gone, Observation, Status
 from nodeagent.sources import Sources
-from nodeagent.sources.diskprobe import DiskProbe
+from nodeagent.sources.disk_probe import DiskProbe
+from nodeagent.sources.gpu_sample import GpuSample
 from nodeagent.sources.gpus import GpuMap
-from nodeagent.sources.gpusample import GpuSample
 from nodeagent.sources.nvml import Nvml
 from tests.nvml import FakeGpu, FakeGpus
 from tests.support.waiting import until
@@ -111,4 +111,4 @@ class Seen:
 
 
 async def look(check: Check) -> Seen:
-    return Seen(await check.look())
+    return Seen(await check.run_check())

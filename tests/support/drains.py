@@ -1,12 +1,12 @@
-"""A node with pods that falls ill and is drained, in virtual time."""
+"""A node with pods that becomes unhealthy and is drained, in virtual time."""
 
 from typing import Any
 
-from aggregator.quarantine.cluster import Phase
+from aggregator.cluster.port import Phase
 from aggregator.quarantine.settings import Settings
-from tests.support.memorycluster import World, phase_of
+from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import Replica, fault, snapshot
-from tests.support.running import Running
+from tests.support.virtual_replica import Running
 from tests.support.waiting import until
 
 ILL = snapshot(fault())

@@ -1,4 +1,4 @@
-"""Evictions as the API server's audit log tells of them."""
+"""Evictions in the API server's audit log."""
 
 from tests.controlplane.plane import ControlPlane
 

@@ -1,4 +1,4 @@
-"""Evidence as messages of the contract: what an agent would have sent."""
+"""Evidence as messages of the contract, in the form in which an agent would have sent it."""
 
 from collections.abc import Iterable
 
@@ -14,7 +14,7 @@ CLEARED_BY = {
 
 
 def hello(told: Hello) -> pb.AgentMessage:
-    """``told`` as the agent says it; the node's UID is the token's business."""
+    """``told`` as the agent sends it; the token decides the node's UID."""
     return pb.AgentMessage(
         hello=pb.Hello(
             node=told.node,
@@ -44,6 +44,7 @@ def snapshot(evidence: Snapshot, *, seq: int = 1, at: float = 0.0) -> pb.AgentMe
             ],
             lost=_lost(evidence.lost),
             quiesced_for_ms=_ms(evidence.quiesced_for),
+            gone=[pb.ComponentState(check=c, component=of) for c, of in evidence.gone],
         )
     )
 

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 import pytest
 
+from aggregator.clock import Clocks
+from aggregator.events import EventKind, Transition
 from aggregator.history.database import Database
-from aggregator.history.doors import Credentials
+from aggregator.history.engine import DatabaseCredentials
 from aggregator.history.history import History
-from aggregator.quarantine.acts import Clocks
-from aggregator.quarantine.ledger import Kind, Transition
 from tests.support.postgres import PostgresServer
 from tests.support.waiting import CLOCKS
 
@@ -30,14 +30,14 @@ class Place:
     server: PostgresServer | None = None
 
     @property
-    def credentials(self) -> Credentials | None:
-        return Credentials(self.server.password_file) if self.server is not None else None
+    def credentials(self) -> DatabaseCredentials | None:
+        return DatabaseCredentials(self.server.password_file) if self.server is not None else None
 
     def database(self) -> Database:
         return Database(self.url, self.credentials)
 
     def ask(self, question: Callable[[Database], T]) -> T:
-        """What it answers to a `Database` of its own. Blocks, in a thread without a loop."""
+        """The answer of a `Database` of its own. Blocks, in a thread without a loop."""
         database = self.database()
         with ThreadPoolExecutor(1) as pool:
             try:
@@ -89,7 +89,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 def happened(
     at: float,
     node: str = "n1",
-    kind: Kind = Kind.CORDONED,
+    kind: EventKind = EventKind.CORDONED,
     text: str = "",
     incident: str = "inc-1",
     **details: str,

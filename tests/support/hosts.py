@@ -16,6 +16,6 @@ def write_hosts(path: Path, names: Mapping[str, Sequence[str]]) -> Path:
 
 
 def with_hosts(hosts: Path) -> list[str]:
-    """What stands before a command line, so that it sees ``hosts``; its pid is the command's."""
+    """The words before a command line that let it see ``hosts``; its pid is the command's."""
     script = 'mount --bind "$1" /etc/hosts && shift && exec "$@"'
     return ["unshare", "--mount", "sh", "-c", script, "sh", str(hosts)]

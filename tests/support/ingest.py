@@ -1,8 +1,9 @@
 """A real ingest server on loopback, and agents that talk to it as the test says."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,10 @@ import grpc
 
 from aggregator.health.model import Delta, Hello, Snapshot
 from aggregator.ingest.identity import Authenticator, TrustingAuthenticator
-from aggregator.ingest.intake import Intake
+from aggregator.ingest.interfaces import EvidenceSink
 from aggregator.ingest.server import IngestServer
 from aggregator.ingest.stats import IngestStats
-from aggregator.ingest.stream import Rules
+from aggregator.ingest.stream import StreamConfig
 from aggregator.ingest.tls import CertificateFiles
 from sickbay.v1 import sickbay_pb2 as pb
 from sickbay.v1 import sickbay_pb2_grpc
@@ -40,7 +41,7 @@ class Clock:
 
 @dataclass
 class Site:
-    """A running server with everything about it that a test wants to hold."""
+    """A running server with all parts that a test wants to hold."""
 
     server: IngestServer
     intake: RecordingIntake
@@ -70,7 +71,7 @@ class Site:
 
     @asynccontextmanager
     async def agent(self, node: str = "node-1", **how: Any) -> AsyncIterator["Agent"]:
-        """An open call that has said nothing yet."""
+        """An open call that has sent no message yet."""
         async with self.channel(certificate=how.pop("certificate", None)) as channel:
             yield Agent(channel, node, **how)
 
@@ -127,6 +128,11 @@ class Agent:
         )
         await self.send(said.hello(told))
 
+    async def try_hello(self) -> None:
+        """Sends what `hello` sends, on a call that may have been refused before."""
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await self.hello()
+
     async def snapshot(self, evidence: Snapshot = NOTHING, *, seq: int = 1) -> None:
         await self.send(said.snapshot(evidence, seq=seq))
 
@@ -155,7 +161,8 @@ async def site(
     heartbeat: float = 10.0,
     clock: Clock | None = None,
     address: str = "localhost:0",
-    intake: Intake | None = None,
+    intake: EvidenceSink | None = None,
+    connections: int | None = None,
 ) -> AsyncIterator[Site]:
     """A server that runs for the block. With ``folder`` it speaks TLS, its files lying there."""
     clock = clock or Clock()
@@ -174,6 +181,7 @@ async def site(
         )
     if make_authenticator is not None:
         authenticator = make_authenticator(clock)
+    believes = authenticator is None  # as with identity.kind insecure-trust-hello
     recorder = RecordingIntake()
     away, among_others = [False], [""]
     server = IngestServer(
@@ -182,7 +190,7 @@ async def site(
         require_client_certificate=client_certificates,
         authenticator=authenticator or TrustingAuthenticator(),
         intake=intake or recorder,
-        rules=Rules(
+        rules=StreamConfig(
             name="aggregator-0",
             version="0.1.0",
             heartbeat=heartbeat,
@@ -193,6 +201,8 @@ async def site(
             among_others=lambda: among_others[0],
         ),
         stats=stats,
+        shared_connections=believes,
+        connections=connections,
     )
     await server.start()
     try:

@@ -1,7 +1,7 @@
 """A name server with the addresses that a test wants, as a cluster's DNS for a headless Service.
 
 Listens on port 53 of an address in 127.0.0.0/8 of its own; ``resolving`` gives the words that run a
-command which asks it and nobody else, in a mount namespace of its own.
+command which asks only this server, in a mount namespace of its own.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ _NO_ERROR, _NO_SUCH_NAME = 0, 3
 
 
 class NameServer(asyncio.DatagramProtocol):
-    """``names`` may change while it runs. Nothing is to be kept by who asks (TTL 0)."""
+    """``names`` may change while it runs. Clients must not cache its answers (TTL 0)."""
 
     def __init__(self, names: dict[str, list[str]] | None = None) -> None:
         self.names = names or {}

@@ -1,5 +1,5 @@
 """Networks that fail in known ways: which nodes probe which, as the aggregator names them, and what
-each then sees. What is blamed for it is not this module's business.
+each then sees. The question of blame is left to other modules.
 """
 
 import random
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from aggregator.health.model import Status
-from aggregator.ingest.peers import Rings
+from aggregator.ingest.probe_assignment import ProbeRings
 from aggregator.policy.network.triangulate import PEERS, REACH, Triangulation
 
 RACK = 16
@@ -18,10 +18,10 @@ TARGET = "tcp://registry.example.org:443"
 class Network:
     """Nodes in racks of ``RACK``; each rack has a leaf switch and a gateway of its own.
 
-    ``down``: nodes that nobody reaches and that reach nobody. ``mute``: nodes whose own probes all
+    ``down``: nodes that no node reaches and that reach none. ``mute``: nodes whose own probes all
     fail, though others reach them. ``missed``: targets that no node reaches. ``walls`` are sets of
-    nodes that nothing passes into or out of. ``noise`` is the share of edges that fail by chance.
-    ``silent``: nodes whose agents say nothing any more.
+    nodes that no packet enters or leaves. ``noise`` is the share of edges that fail by chance.
+    ``silent``: nodes whose agents send no message any more.
     """
 
     size: int
@@ -35,13 +35,21 @@ class Network:
     silent: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        rings = Rings()
+        probe_rings = ProbeRings()
         for node in range(self.size):
-            rings.put(name(node), address(node))
+            probe_rings.put(name(node), address(node))
         whose = {address(node): node for node in range(self.size)}
         self.peers = [
-            [whose[peer] for peer in rings.peers(name(node))] for node in range(self.size)
+            [whose[peer] for peer in probe_rings.peers(name(node))] for node in range(self.size)
         ]
+
+    def assigned(self, node: int) -> tuple[str, ...]:
+        """The addresses that the node is asked to probe."""
+        return tuple(address(peer) for peer in self.peers[node])
+
+    def observers(self, node: int) -> list[int]:
+        """The nodes that are asked to probe this one."""
+        return [other for other in range(self.size) if node in self.peers[other]]
 
     def _passes(self, one: int, other: int) -> bool:
         if one in self.down or other in self.down:
@@ -58,18 +66,20 @@ class Network:
         labels: bool = True,
         order: Callable[[list[int]], None] = lambda _: None,
     ) -> None:
-        """All that the agents see now. A silent one says what it saw before: that all was well."""
+        """All that the agents see now. A silent agent's last report stands: that all was well."""
         nodes = list(range(self.size))
         order(nodes)
         for node in nodes:
+            found.enlist(name(node), listed=True)
             found.place(name(node), address(node))
+            found.assign(name(node), self.assigned(node))
             if labels:
                 found.label(name(node), [f"rack=r{node // RACK}"])
-            found.speak(name(node), speaking=node not in self.silent)
+            found.set_report(name(node), speaking=node not in self.silent)
         for node in nodes:
             for check, component, reached in self._seen_by(node):
                 fine = reached or node in self.silent
-                found.see(name(node), check, component, Status.OK if fine else Status.FAILED)
+                found.set_edge(name(node), check, component, Status.OK if fine else Status.FAILED)
 
     def _seen_by(self, node: int) -> Iterable[tuple[str, str, bool]]:
         alone = node in self.down or node in self.mute
@@ -83,7 +93,7 @@ class Network:
         yield REACH, TARGET, reached
 
     def _behind_gateway(self, one: int, other: int) -> bool:
-        """A gateway that is down passes nothing between its rack and the others."""
+        """A gateway that is down passes no packet between its rack and the others."""
         racks = {one // RACK, other // RACK}
         return len(racks) > 1 and bool(racks & self.gateways_down)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def pipe_with(path: Path, text: str) -> Iterator[Path]:
-    """A pipe at ``path`` with ``text`` in it. Who reads it waits for an end that comes late."""
+    """A pipe at ``path`` with ``text`` in it. A reader waits for an end that comes late."""
     os.mkfifo(path)
     writer = os.open(path, os.O_RDWR)
     os.write(writer, text.encode())

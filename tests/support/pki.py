@@ -58,7 +58,7 @@ class TokenIssuer:
         )
 
     def jwks(self, *others: "TokenIssuer") -> str:
-        """What the API server publishes at /openid/v1/jwks."""
+        """The key set that the API server publishes at /openid/v1/jwks."""
         return json.dumps({"keys": [issuer.jwk() for issuer in (self, *others)]})
 
     def jwk(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class TokenIssuer:
         expires_in: float = 86_400,
         **others: Any,
     ) -> dict[str, Any]:
-        """The claims of a token bound to a pod on ``node``; None in ``others`` omits one."""
+        """The claims of a token bound to a pod on ``node``; a value of None omits the claim."""
         namespace, _, name = account.partition(":")
         now = int(time.time())
         claims = {

@@ -1,7 +1,7 @@
 """A PostgreSQL of the tests' own: a cluster in a folder, run by an unprivileged user.
 
 `postgres`: one server a session, shared; each test takes a database of its own on it with
-`new_database`. Whoever stops or pauses a server starts one for it, with `start_postgres`.
+`new_database`. A test that stops or pauses a server starts one of its own, with `start_postgres`.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from tests.controlplane.processes import ended, stopped
 
 USER, PASSWORD = "sickbay", "not-a-secret-of-anybodys"
 _START_S = 60.0
-#: Whoever is root runs the server as this user: it refuses to run as root.
+#: A test run by root runs the server as this user, because PostgreSQL refuses to run as root.
 _UNPRIVILEGED = "nobody"
 _SETTINGS = {
     "fsync": "off",
@@ -99,7 +99,7 @@ class PostgresServer:
 
     def start(self) -> "PostgresServer":
         """Start it, and wait until it answers."""
-        self._port.close()  # it asks for the address as nobody else may have it
+        self._port.close()  # it asks for the address exclusively
         log = (self.folder / "log").open("ab")
         self._process = subprocess.Popen(
             [programs() / "postgres", "-D", self.data, "-p", str(self.port)],
@@ -158,12 +158,12 @@ class PostgresServer:
             finally:
                 await connection.close()
 
-        # A thread without a loop: whoever asks may have one that runs.
+        # In a thread without a loop, because the caller may have a running loop.
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(asyncio.run, work()).result()
 
     def kill(self) -> None:
-        """As a crash ends it: no word to anybody, and what was not written is not."""
+        """End it as a crash does: no client is told, and unwritten data are lost."""
         self._signal(signal.SIGSTOP)  # so that all of them are known, and none cleans up
         for pid in reversed(self._pids()):
             with suppress(ProcessLookupError):
@@ -173,9 +173,9 @@ class PostgresServer:
         self._process = None
 
     def pause(self) -> None:
-        """Every process of it is stopped: connections stand, and nobody answers."""
+        """Every process of it is stopped: connections stay open, and get no answer."""
         self._signal(signal.SIGSTOP)
-        # One that was just ending stays a zombie, since nobody reaps it now.
+        # A process that was just ending stays a zombie, because its parent is stopped.
         while not all(stopped(pid) or ended(pid) for pid in self._pids()):
             time.sleep(0.005)
 
@@ -192,7 +192,7 @@ class PostgresServer:
                 os.kill(pid, number)
 
     def stop(self) -> None:
-        """At once: nobody is waited for, and nothing is written that a next start would want."""
+        """An immediate stop: it waits for no client, and writes no data for a next start."""
         if self._process is not None:
             self.resume()
             self._process.send_signal(signal.SIGQUIT)

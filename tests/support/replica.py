@@ -6,6 +6,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 
+from aggregator.clock import Clocks
+from aggregator.cluster.port import Action, ClusterError
+from aggregator.events import EvidenceRecording, Transition
 from aggregator.health.model import (
     Cleared,
     ClearedBy,
@@ -18,17 +21,15 @@ from aggregator.health.model import (
 )
 from aggregator.policy.load import load_policy
 from aggregator.policy.rules import Policy
-from aggregator.quarantine.acts import Clocks
-from aggregator.quarantine.cluster import Action, ClusterError
 from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.admission import Limits
-from aggregator.quarantine.decide.blame import CommonLimits
-from aggregator.quarantine.decide.drainplan import DrainRules
-from aggregator.quarantine.fleet import Fleet
-from aggregator.quarantine.ledger import Transition, Witness
+from aggregator.quarantine.decide.cause_search import CommonLimits
+from aggregator.quarantine.decide.drain_plan import DrainRules
+from aggregator.quarantine.decide.uncordon import OnUncordon, UncordonRules
 from aggregator.quarantine.settings import Settings
-from aggregator.shards.council import Shards
-from tests.support.memorycluster import MemoryCluster, World
+from aggregator.quarantine.state.fleet import FleetState
+from aggregator.replicas.membership.view import Ownership
+from tests.support.memory_cluster import MemoryCluster, World
 
 
 def shipped_policy(site: str | None = None) -> Policy:
@@ -61,6 +62,7 @@ SETTINGS = Settings(
     evictions_at_once=50,
     silent_after=60,
     silent_drain_after=300,
+    uncordon=UncordonRules(OnUncordon.RELEASE),
 )
 
 
@@ -76,11 +78,11 @@ class Turned:
 
 @dataclass
 class Notes:
-    """A ledger that remembers."""
+    """An event sink that remembers."""
 
     transitions: list[Transition] = field(default_factory=list)
 
-    def note(self, transition: Transition) -> None:
+    def record_event(self, transition: Transition) -> None:
         self.transitions.append(transition)
 
     def kinds(self, node: str) -> list[str]:
@@ -144,7 +146,7 @@ class FakeLine:
 
 
 class Replica:
-    """A running controller. `stop` is its orderly end, `die` what kill -9 is."""
+    """A running controller. `stop` ends it in order, `die` as kill -9 does."""
 
     def __init__(
         self,
@@ -157,13 +159,13 @@ class Replica:
         after: bool = False,
         fails: Callable[[str], ClusterError | None] = lambda _: None,
         cluster: MemoryCluster | None = None,
-        witness: Witness | None = None,
-        shards: Shards | None = None,
+        evidence_recording: EvidenceRecording | None = None,
+        shards: Ownership | None = None,
         wall: Callable[[], float] | None = None,
     ) -> None:
         """``wall``: the wall clock; unless given, it shows what ``clock`` does."""
         self.cluster = cluster or MemoryCluster(world, crash_at=crash_at, after=after, fails=fails)
-        self.fleet = Fleet()
+        self.fleet = FleetState()
         self.notes = Notes()
         self.clock = clock
         self.controller = Controller(
@@ -171,10 +173,10 @@ class Replica:
             policy=policy,
             settings=settings,
             fleet=self.fleet,
-            ledger=self.notes,
+            event_sink=self.notes,
             clocks=Clocks(clock, wall or clock),
             rng=random.Random(7),
-            witness=witness,
+            evidence_recording=evidence_recording,
             shards=shards,
         )
         self.task = asyncio.create_task(self.controller.run())
@@ -189,11 +191,11 @@ class Replica:
         line: FakeLine | None = None,
     ) -> Awaitable[None] | None:
         """The node's agent attaches, and says this; later words come on the same stream."""
-        patient = self.fleet.patients.get(node)
-        if patient is None or not patient.attached or isinstance(evidence, Snapshot):
+        node_summary = self.fleet.node_summaries.get(node)
+        if node_summary is None or not node_summary.attached or isinstance(evidence, Snapshot):
             told = replace(hello(node, boot_id), node_uid=node_uid)
-            self.controller.attached(told, line or FakeLine())
-        return self.controller.heard(node, evidence, self.clock())
+            self.controller.on_connect(told, line or FakeLine())
+        return self.controller.on_evidence(node, evidence, self.clock())
 
     async def stop(self) -> None:
         self.cluster.crashed.set()

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from aggregator.shards.council import weight
+from aggregator.replicas.membership.view import rendezvous_score
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.waiting import wait_until
 from tests.support.hosts import with_hosts, write_hosts
@@ -35,9 +35,9 @@ from tests.support.stack import (
     install,
 )
 
-#: What all replicas have as addresses, as a headless Service's name would.
+#: The name under which all replicas have their addresses, as with a headless Service.
 SERVICE = "sickbay.test"
-#: Whom the replicas' tokens are for.
+#: The audience of the replicas' tokens.
 AUDIENCE = "sickbay-shards"
 ACCOUNT = f"{NAMESPACE}:sickbay-aggregator"
 #: Simulated agents are let in by their word, over TLS on loopback.
@@ -120,7 +120,7 @@ class Replicas:
         return self
 
     def until_settled(self, *, timeout_s: float = 90) -> None:
-        """Until every replica that runs sees just those that run, and may act."""
+        """Wait until every running replica sees just the running ones, and may act."""
         wait_until(
             lambda: self.agree(self.running),
             what=lambda: f"the replicas to agree on {self.running}: {self.standings()}",
@@ -152,7 +152,7 @@ class Replicas:
 
     @property
     def before(self) -> list[str]:
-        """What stands before a command line that is to find them by that name."""
+        """The words before a command line that let it find the replicas by that name."""
         return with_hosts(self._file)
 
     # -- what they say ---------------------------------------------------------------
@@ -164,11 +164,11 @@ class Replicas:
         return {key: float(value) for key, _, value in pairs if key}
 
     def answer(self, name: str, what: str) -> Any:
-        """What a replica's API says at /api/v1/WHAT; OSError where none comes."""
+        """The answer of a replica's API at /api/v1/WHAT; OSError where no answer comes."""
         return json.loads(self.asked(name, f"/api/v1/{what}"))
 
     def asked(self, name: str, path: str, *, timeout_s: float = 10) -> str:
-        """What a replica's web listener answers there; OSError where nothing comes."""
+        """The answer of a replica's web listener; OSError where no answer comes."""
         trust = ssl.create_default_context(cafile=str(self.authority.certificate))
         replica = self.replicas[name]
         page = http.client.HTTPSConnection(
@@ -183,7 +183,7 @@ class Replicas:
             page.close()
 
     def standings(self, names: Iterable[str] | None = None) -> dict[str, dict[str, float]]:
-        """What each of these (of those that run) says of its shard: members, leader, nodes, ..."""
+        """Each one's report (of those that run) about its shard: members, leader, nodes, ..."""
         told: dict[str, dict[str, float]] = {}
         for name in self.running if names is None else names:
             try:
@@ -217,9 +217,9 @@ class Replicas:
         return wait_until(leads, what="a leader", timeout_s=60)
 
     def owner(self, node: str, names: Sequence[str] | None = None) -> str:
-        """Whose the node is, when these (those that run) are there."""
+        """The replica that owns the node, when these (those that run) are there."""
         among = self.running if names is None else names
-        return max(among, key=lambda name: (weight(name, node), name))
+        return max(among, key=lambda name: (rendezvous_score(name, node), name))
 
     # -- what the cluster shows --------------------------------------------------------
 

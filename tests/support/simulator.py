@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Simulator:
-    """A running simulation. ``guard`` is told its pid: somebody else may have to end it.
+    """A running simulation. ``guard`` is told its pid: another process may have to end it.
 
     ``before`` is a command line that runs ours (`tests.support.hosts.with_hosts`).
     """
@@ -55,7 +55,7 @@ class Simulator:
         self.close()
 
     def inject(self, **event: Any) -> None:
-        """One event, as docs/simulate.md has it; what is ``at`` counts from now."""
+        """One event, as docs/simulate.md has it; its ``at`` counts from now."""
         self._pipe.write(json.dumps(event).encode() + b"\n")
         self._pipe.flush()
 

@@ -84,7 +84,7 @@ spec:
 
 
 def install(plane: ControlPlane) -> None:
-    """What `kubectl apply` of a fresh install brings, with a DaemonSet of the tests' own."""
+    """The objects of a fresh install by `kubectl apply`, with a DaemonSet of the tests' own."""
     plane.apply(MANIFESTS / "crd.yaml")
     plane.apply(MANIFESTS / "aggregator-rbac.yaml")
     plane.apply(AGENTS)
@@ -128,7 +128,7 @@ spec: {{minAvailable: {available}, selector: {{matchLabels: {{job: {job}}}}}}}
 
 
 def remove_quarantines(plane: ControlPlane, prefix: str) -> None:
-    """Nobody is left who would undo them."""
+    """Removes the finalizers too: the aggregator, which would undo the marks, has gone."""
     path = "/apis/sickbay.dev/v1alpha1/quarantines"
     for item in plane.call("GET", path)["items"]:
         name = item["metadata"]["name"]
@@ -311,19 +311,19 @@ class NodeAgent(AgentProcess):
         self.uplink = f'ca_file = "{ca}"\ntoken_file = "{token}"\n'
 
     def reads_the_real_kernel_log(self) -> None:
-        """From now on: what was in the ring before is history, and root's own lines count."""
+        """From now on: earlier records in the ring are history, and root's own lines count."""
         self.kernel_log = "/dev/kmsg"
         self.more_kernel_log = "insecure_accept_user_records = true"
 
     def keep_in_memory(self, folder: Path) -> None:
-        """From now on: what a node has in memory (/run, the pipe that takes the log) is there."""
+        """From now on: the node's files in memory (/run, the pipe that takes the log) are there."""
         folder.mkdir()
         self.run_dir = folder / "run"
         self.socket = self.run_dir / "agent.sock"
         self.log_path = folder / "agent.log"
 
     def results(self) -> Any:
-        """What it would show a person who asks it; None while it does not answer."""
+        """The results that it would show a person who asks it, or None while it does not answer."""
         try:
             status, body = self._ask("/v1/results", "GET", "")
         except OSError:

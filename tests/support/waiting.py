@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from aggregator.quarantine.acts import Clocks
+from aggregator.clock import Clocks
 
 CLOCKS = Clocks(time.monotonic, time.time)
 

@@ -1,4 +1,4 @@
-"""A check is one file, a test of its own and a row in the docs; none may lack a part."""
+"""A check is one file, a test of its own and a row in the docs; each must have all three parts."""
 
 import importlib
 import re
@@ -10,7 +10,7 @@ from nodeagent.checks import registry
 from nodeagent.checks.base import CheckSpec
 
 TESTS = Path(__file__).parents[1] / "agent"
-#: What the tests import, each file's in one text.
+#: The imports of the tests, each file's in one text.
 IMPORTS = {
     path.name: " ".join(
         re.findall(

@@ -16,7 +16,7 @@ PAGES = sorted(
 
 
 def anchors(page: Path) -> set[str]:
-    """As GitHub makes them: lower case, punctuation gone, blanks to hyphens."""
+    """Anchors as GitHub makes them: lower case, punctuation gone, blanks to hyphens."""
     heads = re.findall(r"^#+ +(.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 

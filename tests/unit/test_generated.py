@@ -1,4 +1,4 @@
-"""What is generated and checked in is what its source gives now."""
+"""Generated files that are checked in equal the output of their source now."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""The pure parts of ingest: acknowledgements in order, allowances, conflicts."""
+"""The pure parts of ingest: acknowledgements in order, token buckets, duplicate agents."""
 
 import asyncio
 import random
@@ -6,14 +6,14 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.ingest.allowance import BURST, BYTES_PER_MESSAGE, RATE, Allowance
-from aggregator.ingest.conflicts import ALIVE, CALM, MAX_INSTANCES, Conflicts
-from aggregator.ingest.outbox import Acks
-from aggregator.ingest.stats import Sparingly
+from aggregator.ingest.duplicate_agents import ALIVE, CALM, MAX_INSTANCES, DuplicateAgentDetector
+from aggregator.ingest.rate_limit import BURST, BYTES_PER_MESSAGE, RATE, NodeBudget
+from aggregator.ingest.send_queue import Acks
+from aggregator.ingest.stats import RateLimitedLog
 
 
 class Heard:
-    """A stream that only hears what is safe."""
+    """A stream that only hears which messages are safe."""
 
     def __init__(self) -> None:
         self.acked: list[int] = []
@@ -36,7 +36,7 @@ class Heard:
 def test_an_ack_never_covers_what_is_not_safe_and_everything_safe_is_acked(
     at_once: list[bool], rng: random.Random
 ) -> None:
-    """Whatever becomes safe in whatever order."""
+    """Messages may become safe in any order."""
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
@@ -83,7 +83,7 @@ async def test_after_one_that_failed_nothing_more_is_acked() -> None:
 )
 def test_whoever_waits_as_told_stays_within_the_rate(steps: list[tuple[int, float]]) -> None:
     now, cost = 0.0, 0.0
-    allowance = Allowance(now)
+    allowance = NodeBudget(now)
     for size, pause in steps:
         cost += 1 + size / BYTES_PER_MESSAGE
         now += allowance.spend(size, now) + pause
@@ -91,62 +91,64 @@ def test_whoever_waits_as_told_stays_within_the_rate(steps: list[tuple[int, floa
 
 
 def test_a_burst_is_let_through_at_once() -> None:
-    allowance = Allowance(0.0)
+    allowance = NodeBudget(0.0)
     assert all(allowance.spend(100, 0.0) == 0.0 for _ in range(150))
 
 
-def attach(conflicts: Conflicts, *instances: str, every: float = 1.0, start: float = 0.0) -> bool:
+def attach(
+    conflicts: DuplicateAgentDetector, *instances: str, every: float = 1.0, start: float = 0.0
+) -> bool:
     """Whether the last of these, that came one after the other, showed a conflict."""
     shown = False
     for n, instance in enumerate(instances):
-        shown = conflicts.attached("node", instance, start + n * every)
+        shown = conflicts.on_connect("node", instance, start + n * every)
     return shown
 
 
 def test_an_instance_that_returns_twice_while_the_other_lives_is_a_conflict() -> None:
-    assert not attach(Conflicts(), "a", "b", "a")
-    assert attach(Conflicts(), "a", "b", "a", "b")
-    assert attach(Conflicts(), "a", "b", "a", "a", "a", "b")
+    assert not attach(DuplicateAgentDetector(), "a", "b", "a")
+    assert attach(DuplicateAgentDetector(), "a", "b", "a", "b")
+    assert attach(DuplicateAgentDetector(), "a", "b", "a", "a", "a", "b")
 
 
 def test_reconnects_restarts_and_one_overlap_are_none() -> None:
-    assert not attach(Conflicts(), *["a"] * 20)
-    assert not attach(Conflicts(), *[f"i{n}" for n in range(20)])
-    assert not attach(Conflicts(), "old", "new", "old", "newer", "newest")
+    assert not attach(DuplicateAgentDetector(), *["a"] * 20)
+    assert not attach(DuplicateAgentDetector(), *[f"i{n}" for n in range(20)])
+    assert not attach(DuplicateAgentDetector(), "old", "new", "old", "newer", "newest")
 
 
 def test_returns_long_after_the_other_was_heard_are_none() -> None:
-    assert not attach(Conflicts(), *["a", "b"] * 5, every=ALIVE + 1)
+    assert not attach(DuplicateAgentDetector(), *["a", "b"] * 5, every=ALIVE + 1)
 
 
 def test_what_the_other_said_last_counts_and_not_when_it_came() -> None:
-    conflicts = Conflicts()
+    conflicts = DuplicateAgentDetector()
     attach(conflicts, "a", "b", every=1.0)
-    conflicts.heard("node", "b", 500.0)
-    assert not conflicts.attached("node", "a", 510.0)
-    conflicts.heard("node", "a", 520.0)
-    assert conflicts.attached("node", "b", 530.0)
+    conflicts.on_message("node", "b", 500.0)
+    assert not conflicts.on_connect("node", "a", 510.0)
+    conflicts.on_message("node", "a", 520.0)
+    assert conflicts.on_connect("node", "b", 530.0)
 
 
 def test_a_conflict_is_over_when_it_has_been_calm_and_is_told_once() -> None:
-    conflicts = Conflicts()
+    conflicts = DuplicateAgentDetector()
     attach(conflicts, "a", "b", "a", "b", start=100.0)
     assert conflicts.over(100.0 + CALM) == []
     assert conflicts.over(104.0 + CALM) == ["node"]
     assert conflicts.over(105.0 + CALM) == []
-    assert not conflicts.attached("node", "a", 106.0 + CALM)
+    assert not conflicts.on_connect("node", "a", 106.0 + CALM)
 
 
 @given(st.lists(st.text("abcdefgh", min_size=1, max_size=2), max_size=100))
 def test_what_is_remembered_of_a_node_is_bounded(instances: list[str]) -> None:
-    conflicts = Conflicts()
+    conflicts = DuplicateAgentDetector()
     attach(conflicts, *instances)
     assert all(len(h.earlier) < MAX_INSTANCES for h in conflicts._nodes.values())
     assert all(len(h.returns) <= CALM + 1 for h in conflicts._nodes.values())
 
 
 def test_the_same_trouble_is_said_now_and_then_with_how_often_it_was_not() -> None:
-    say = Sparingly(10.0)
+    say = RateLimitedLog(10.0)
     assert say("bad_token", 0.0) == {}
     assert say("bad_token", 1.0) is None
     assert say("expired", 1.0) == {}

@@ -11,7 +11,7 @@ from nodeagent.terminal.kmsg_file import decode_file
 from tests.agent.kernel_log import FIXTURES
 from tests.support.replica import POLICY
 
-#: Fixtures of lines that kernels print, and what may be done about the faults in them.
+#: Fixtures of lines that kernels print, and the actions that the faults in them may cause.
 MACHINE = ("disk-io.log", "machine-check.log", "pcie-aer.log", "context.log")
 
 
@@ -37,7 +37,7 @@ def test_what_is_context_or_says_little_is_only_observed(fixture: str) -> None:
 
 
 def test_what_ends_an_xid_is_the_catalogues_word_on_the_node_too() -> None:
-    """But for what its line decides, and contained errors: there a day without one is enough."""
+    """Except for codes decided by their line, and contained errors: a day without one suffices."""
     catalogue = POLICY.catalogue
     by_line = {xid_codes.RECOVERY_ACTION, *xid_codes.NVLINK5}
     for code in range(1, 1000):

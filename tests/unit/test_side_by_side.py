@@ -1,4 +1,4 @@
-"""Two runs of pytest beside each other are one: what fails in either is named and fails it."""
+"""Two runs of pytest beside each other are one: a failure in either is named and fails both."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Several replicas on loopback: real web servers with a council made by hand, and bad company."""
+"""Replicas on loopback: real web servers, a membership made by hand, and faulty servers."""
 
 import asyncio
 import time
@@ -8,16 +8,16 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from aggregator.quarantine.fleet import Fleet
-from aggregator.shards.council import Council, Member
-from aggregator.web.feed import Feed
+from aggregator.quarantine.state.fleet import FleetState
+from aggregator.replicas.membership.view import Member, MembershipView
+from aggregator.web.event_broker import EventBroker
 from tests.web.support import Hands, ListHistory, Served, running_clocks, serving, well
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]
 
 
 class Town:
-    """Who is there. Each replica has a seat, and hears when that changes."""
+    """The replicas that are there. Each replica has an identity, and hears when the set changes."""
 
     def __init__(self) -> None:
         self.members: dict[str, Member] = {}
@@ -44,50 +44,50 @@ class Town:
 
 
 class Seat:
-    """`Shards` as one replica of the town has it."""
+    """`Ownership` as one replica of the town has it."""
 
     def __init__(self, me: str, town: Town) -> None:
         self._me = me
         self._town = town
-        self._council = Council(me, {})
+        self._membership_view = MembershipView(me, {})
 
     @property
-    def council(self) -> Council:
+    def membership_view(self) -> MembershipView:
         town = self._town
         members: Mapping[str, Member] = MappingProxyType(dict(town.members))
-        fresh = Council(self._me, members, frozen=town.frozen, settled=town.settled)
-        if fresh != self._council:
-            self._council = fresh
-        return self._council
+        fresh = MembershipView(self._me, members, frozen=town.frozen, settled=town.settled)
+        if fresh != self._membership_view:
+            self._membership_view = fresh
+        return self._membership_view
 
     def owns(self, node: str) -> bool:
-        owner = self.council.owner(node)
+        owner = self.membership_view.owner(node)
         return owner is None or owner.name == self._me
 
     def may_act(self, node: str) -> bool:
         return self.owns(node) and self._town.settled and not self._town.frozen
 
-    def home(self, node: str) -> str:
-        owner = self.council.owner(node)
+    def owner_address(self, node: str) -> str:
+        owner = self.membership_view.owner(node)
         return owner.address if owner is not None and owner.name != self._me else ""
 
     def leads(self) -> bool:
-        leader = self.council.leader
+        leader = self.membership_view.leader
         return leader is not None and leader.name == self._me
 
     def on_change(self, call: Callable[[], None]) -> None:
         self._town.listen(call)
 
 
-def owned(fleet: Fleet, seat: Seat) -> Fleet:
-    """What this replica knows of the fleet: all Quarantines, and the evidence of its own nodes."""
-    mine = replace(fleet, patients={})
-    for name, patient in fleet.patients.items():
-        mine.patients[name] = (
-            patient
+def owned(fleet: FleetState, seat: Seat) -> FleetState:
+    """This replica's view of the fleet: all Quarantines, and the evidence of its own nodes."""
+    mine = replace(fleet, node_summaries={})
+    for name, node_summary in fleet.node_summaries.items():
+        mine.node_summaries[name] = (
+            node_summary
             if seat.owns(name)
             else replace(
-                patient,
+                node_summary,
                 health=None,
                 attached=False,
                 last_heard=None,
@@ -114,18 +114,18 @@ class Replicas:
         await self.stops.pop(name).aclose()
 
     def owner(self, node: str) -> str:
-        owner = Seat("", self.town).council.owner(node)
+        owner = Seat("", self.town).membership_view.owner(node)
         assert owner is not None
         return owner.name
 
     def nodes_of(self, name: str) -> list[str]:
-        every = next(iter(self.served.values())).fleet.patients
+        every = next(iter(self.served.values())).fleet.node_summaries
         return [node for node in every if self.owner(node) == name]
 
 
 @asynccontextmanager
 async def replicas(
-    fleet: Fleet, names: tuple[str, ...] = ("a", "b", "c"), *, town: Town | None = None
+    fleet: FleetState, names: tuple[str, ...] = ("a", "b", "c"), *, town: Town | None = None
 ) -> AsyncIterator[Replicas]:
     """Each with its own part of the fleet. Of names that the town knows already none is started."""
     town = town or Town()
@@ -141,7 +141,7 @@ async def replicas(
                     owned(fleet, seat),
                     running_clocks(),
                     history=ListHistory(),
-                    feed=Feed(epoch=100 + number),
+                    feed=EventBroker(epoch=100 + number),
                     shards=seat,
                 )
             )
@@ -153,7 +153,7 @@ async def replicas(
 
 @asynccontextmanager
 async def answering(handler: Handler) -> AsyncIterator[str]:
-    """Something at an address: its URL."""
+    """A server at an address: its URL."""
     server = await asyncio.start_server(handler, "127.0.0.1", 0)
     async with server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -165,8 +165,8 @@ def hands() -> Hands:
     return Hands(now=time.monotonic())
 
 
-def plain_fleet(count: int = 30) -> Fleet:
-    fleet = Fleet(mode="drain", limits={"concurrent": "20"})
+def plain_fleet(count: int = 30) -> FleetState:
+    fleet = FleetState(mode="drain", limits={"concurrent": "20"})
     for number in range(count):
         well(fleet, f"node-{number}", hands().now)
     return fleet

@@ -1,6 +1,6 @@
 """Validates JSON against the part of JSON Schema that the OpenAPI document uses.
 
-A keyword that it doesn't know is an error, so that nothing passes unchecked.
+A keyword that it doesn't know is an error, so that no part passes unchecked.
 """
 
 import datetime as dt
@@ -35,7 +35,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 def problems(
     value: Any, schema: Mapping[str, Any], document: Mapping[str, Any], at: str = "$"
 ) -> Iterator[str]:
-    """Everything about ``value`` that the schema does not allow."""
+    """All parts of ``value`` that the schema does not allow."""
     assert set(schema) <= _KNOWN, f"{at}: unknown keywords {set(schema) - _KNOWN}"
     if "$ref" in schema:
         name = schema["$ref"].removeprefix("#/components/schemas/")

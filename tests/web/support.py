@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +12,20 @@ from typing import Any
 
 import aiohttp
 
+from aggregator.clock import Clocks
+from aggregator.cluster.port import (
+    Action,
+    Blocker,
+    EvidenceItem,
+    HookState,
+    HookStatus,
+    NodeMeta,
+    Phase,
+    Quarantine,
+    QuarantineSpec,
+    QuarantineStatus,
+)
+from aggregator.events import EventKind, Transition
 from aggregator.health.model import (
     CheckOff,
     ClearedBy,
@@ -26,32 +40,18 @@ from aggregator.health.node import NodeHealth
 from aggregator.ingest.stats import IngestStats
 from aggregator.policy.incident import Evidence, Incident, incident_id
 from aggregator.policy.lemons import Lemon
-from aggregator.quarantine.acts import Clocks
-from aggregator.quarantine.cluster import (
-    Action,
-    Blocker,
-    EvidenceItem,
-    HookState,
-    HookStatus,
-    NodeMeta,
-    Phase,
-    Quarantine,
-    QuarantineSpec,
-    QuarantineStatus,
-)
-from aggregator.quarantine.decide.blame import CommonCause
-from aggregator.quarantine.fleet import Fleet, Hold, Patient
-from aggregator.quarantine.ledger import Kind, Transition
-from aggregator.shards.council import Alone, Shards
-from aggregator.web.courier import Courier
-from aggregator.web.feed import Feed
-from aggregator.web.lookout import Lookout
-from aggregator.web.peers import Peers
-from aggregator.web.pulse import Pulse
+from aggregator.quarantine.decide.cause_search import CommonCause
+from aggregator.quarantine.state.fleet import FleetState, NodeHold, NodeSummary
+from aggregator.replicas.membership.view import Ownership, SingleReplica
+from aggregator.web.change_notifier import ChangeNotifier
+from aggregator.web.event_broker import EventBroker
+from aggregator.web.merge import Owners
+from aggregator.web.node_detail import NodeDetails
+from aggregator.web.replica_client import ReplicaClient
+from aggregator.web.replica_poller import ReplicaPoller
 from aggregator.web.server import Web
-from aggregator.web.stats import Stats
-from aggregator.web.stories import Stories
-from aggregator.web.whole import Owners
+from aggregator.web.snapshot_cache import SnapshotCache
+from aggregator.web.stats_interface import Stats
 
 BOOT = "8b1c7f0e-6a0d-4a53-9a39-0f4f4a0c2f11"
 GPU = "GPU-5d0a9c1e-7f43-4b6e-9a20-1f2e3d4c5b6a"
@@ -82,7 +82,7 @@ def running_clocks(wall: float = NIGHT) -> Clocks:
 
 @dataclass
 class ListHistory:
-    """What was noted, newest first. ``broken`` makes every read fail as a database does."""
+    """The recorded events, newest first. ``broken`` makes every read fail as a database does."""
 
     items: list[Transition] = field(default_factory=list)
     broken: str = ""
@@ -156,21 +156,21 @@ def fault(now: float, code: str = "xid:79", message: str = "", **changes: Any) -
     return replace(made, **changes)
 
 
-def well(fleet: Fleet, node: str, now: float, *, uid: str = "") -> Patient:
+def well(fleet: FleetState, node: str, now: float, *, uid: str = "") -> NodeSummary:
     """A node that is known to the cluster and whose agent says that all is well."""
-    patient = fleet.patient(node)
-    patient.meta = NodeMeta(node, uid or f"uid-{node}", {"sickbay.dev/pool": "h100"})
-    patient.health = NodeHealth(hello(node))
+    node_summary = fleet.node_summary(node)
+    node_summary.meta = NodeMeta(node, uid or f"uid-{node}", {"sickbay.dev/pool": "h100"})
+    node_summary.health = NodeHealth(hello(node))
     parts = [component(now, "gpu-ecc", f"GPU-{i}", Status.OK) for i in range(8)]
     parts.append(component(now, "disk-space", "/var", Status.OK, "41 % used"))
-    patient.health.snapshot(Snapshot(tuple(parts), ()))
-    patient.attached = True
-    patient.last_heard = now - 2.0
-    return patient
+    node_summary.health.snapshot(Snapshot(tuple(parts), ()))
+    node_summary.attached = True
+    node_summary.last_heard = now - 2.0
+    return node_summary
 
 
 def incident_of(
-    patient: Patient,
+    node_summary: NodeSummary,
     now: float,
     *,
     action: str = "drain",
@@ -188,8 +188,8 @@ def incident_of(
         code, component, BOOT, "gpu-off-bus", action, message, cleared_by, now - ago, over
     )
     made = Incident(
-        id=incident_id(patient.node, BOOT, kind),
-        node=patient.node,
+        id=incident_id(node_summary.node, BOOT, kind),
+        node=node_summary.node,
         boot_id=BOOT,
         kind=kind,
         action=action,
@@ -199,12 +199,12 @@ def incident_of(
         healthy_for=600.0,
         recovering_since=None if recovering is None else now - recovering,
     )
-    patient.incidents = {**patient.incidents, made.id: made}
+    node_summary.incidents = {**node_summary.incidents, made.id: made}
     return made
 
 
 def quarantine_of(
-    patient: Patient,
+    node_summary: NodeSummary,
     wall: float,
     *,
     phase: Phase = Phase.DRAINING,
@@ -232,7 +232,7 @@ def quarantine_of(
     )
     status = QuarantineStatus(
         phase=phase,
-        node_uid=f"uid-{patient.node}",
+        node_uid=f"uid-{node_summary.node}",
         admitted_at=at,
         cordoned_at=at + 0.4 if phase in later else 0.0,
         drain_started_at=at + 0.6 if phase in later[1:] else 0.0,
@@ -244,12 +244,14 @@ def quarantine_of(
         pods_remaining=pods,
         blockers=blockers,
     )
-    patient.quarantine = Quarantine(patient.node, f"q-{patient.node}", "7", spec, status, at)
-    patient.in_record = True
-    return patient.quarantine
+    node_summary.quarantine = Quarantine(
+        node_summary.node, f"q-{node_summary.node}", "7", spec, status, at
+    )
+    node_summary.in_record = True
+    return node_summary.quarantine
 
 
-def suspecting(fleet: Fleet, now: float) -> None:
+def suspecting(fleet: FleetState, now: float) -> None:
     """A rack that fails, as its common cause; and the fleet cools down."""
     reason = "rack=<r1>: check nic-link on 9 of 18 nodes, and on 0 of 100 others"
     cause = CommonCause(
@@ -270,10 +272,10 @@ def suspecting(fleet: Fleet, now: float) -> None:
     fleet.admitted_lately = 7
 
 
-def small_fleet(hands: Hands) -> Fleet:
+def small_fleet(hands: Hands) -> FleetState:
     """One node of each standing, and the words that go with it."""
     now, wall = hands.now, hands.wall
-    fleet = Fleet(
+    fleet = FleetState(
         mode="drain",
         record_entries=2,
         limits={
@@ -296,7 +298,7 @@ def small_fleet(hands: Hands) -> Fleet:
             strikes=("5 quarantines", "4 days with an incident"),
         ),
     )
-    sick = fleet.patient("node-2")
+    sick = fleet.node_summary("node-2")
     assert sick.health is not None
     sick.health.snapshot(
         Snapshot(
@@ -315,11 +317,11 @@ def small_fleet(hands: Hands) -> Fleet:
     incident_of(sick, now)
     blocker = Blocker("training/llm-worker-17", "disruption budget llm allows 0 more", wall - 120)
     quarantine_of(sick, wall, blockers=(blocker,))
-    held = fleet.patient("node-3")
+    held = fleet.node_summary("node-3")
     incident_of(held, now, ago=60.0)
     text = "20 nodes are in quarantine; the limit is 20"
-    held.hold = Hold("limits.concurrent", "20", text, wall - 55.0)
-    watched = fleet.patient("node-4")
+    held.hold = NodeHold("limits.concurrent", "20", text, wall - 55.0)
+    watched = fleet.node_summary("node-4")
     incident_of(
         watched,
         now,
@@ -330,11 +332,11 @@ def small_fleet(hands: Hands) -> Fleet:
         cleared_by=ClearedBy.EXPIRY,
         ago=7200.0,
     )
-    silent = fleet.patient("node-5")
+    silent = fleet.node_summary("node-5")
     silent.attached, silent.last_heard = False, now - 900.0
-    unknown = fleet.patient("node-6")
+    unknown = fleet.node_summary("node-6")
     unknown.health, unknown.attached, unknown.last_heard = None, False, None
-    by_hand = fleet.patient("node-7")
+    by_hand = fleet.node_summary("node-7")
     quarantine_of(
         by_hand,
         wall - 86400,
@@ -347,26 +349,28 @@ def small_fleet(hands: Hands) -> Fleet:
     return fleet
 
 
-def big_fleet(hands: Hands, count: int = 7500) -> Fleet:
+def big_fleet(hands: Hands, count: int = 7500) -> FleetState:
     """Many nodes, a few per cent of them in trouble of every kind, some with long messages."""
     now, wall = hands.now, hands.wall
-    fleet = Fleet(mode="drain", limits={"concurrent": "200", "concurrent_percent": "5%"})
+    fleet = FleetState(mode="drain", limits={"concurrent": "200", "concurrent_percent": "5%"})
     for number in range(count):
-        patient = well(fleet, f"gpu-{number // 18:03d}-{number % 18:02d}", now)
+        node_summary = well(fleet, f"gpu-{number // 18:03d}-{number % 18:02d}", now)
         if number % 97 == 3:
-            incident_of(patient, now, ago=float(number))
+            incident_of(node_summary, now, ago=float(number))
             phase = (Phase.DRAINING, Phase.DRAINED, Phase.CORDONED)[number % 3]
-            quarantine_of(patient, wall - number, phase=phase, pods=number % 9)
+            quarantine_of(node_summary, wall - number, phase=phase, pods=number % 9)
             fleet.record_entries += 1
         elif number % 151 == 5:
-            incident_of(patient, now, ago=float(number))
-            patient.hold = Hold("limits.concurrent", "200", "the limit is 200", wall - 60.0)
+            incident_of(node_summary, now, ago=float(number))
+            node_summary.hold = NodeHold(
+                "limits.concurrent", "200", "the limit is 200", wall - 60.0
+            )
         elif number % 61 == 7:
-            incident_of(patient, now, action="observe", kind="network", ago=float(number))
+            incident_of(node_summary, now, action="observe", kind="network", ago=float(number))
         elif number % 83 == 11 or 3000 < number < 3036:
-            patient.attached, patient.last_heard = False, now - 600.0
+            node_summary.attached, node_summary.last_heard = False, now - 600.0
         elif number % 211 == 17:
-            patient.health, patient.attached, patient.last_heard = None, False, None
+            node_summary.health, node_summary.attached, node_summary.last_heard = None, False, None
     return fleet
 
 
@@ -374,16 +378,21 @@ def some_past(wall: float) -> list[Transition]:
     """A quarantine's course, and what else there was."""
     node = "node-2"
     told = [
-        (231, Kind.INCIDENT_OPENED, node, f"{node}: xid:79 (GPU has fallen off the bus) on 1 GPU"),
-        (230, Kind.ADMITTED, node, f"{node}: drain admitted: xid:79 on 1 GPU"),
-        (229, Kind.CORDONED, node, f"{node}: tainted gpu and unschedulable"),
-        (229, Kind.DRAINING, node, f"{node}: evicting 6 pods"),
-        (200, Kind.EVICTED, node, f"{node}: evicted training/llm-worker-3"),
-        (198, Kind.EVICTED, node, f"{node}: evicted training/llm-worker-9"),
-        (120, Kind.BLOCKED, node, f"{node}: training/llm-worker-17 may not go: budget llm"),
-        (55, Kind.HELD, "node-3", "node-3: held by limits.concurrent: the limit is 20"),
-        (900, Kind.AGENT_SILENT, "node-5", "node-5: its agent is silent"),
-        (90000, Kind.RESUMED, "", "the stop switch is off again"),
+        (
+            231,
+            EventKind.INCIDENT_OPENED,
+            node,
+            f"{node}: xid:79 (GPU has fallen off the bus) on 1 GPU",
+        ),
+        (230, EventKind.ADMITTED, node, f"{node}: drain admitted: xid:79 on 1 GPU"),
+        (229, EventKind.CORDONED, node, f"{node}: tainted gpu and unschedulable"),
+        (229, EventKind.DRAINING, node, f"{node}: evicting 6 pods"),
+        (200, EventKind.EVICTED, node, f"{node}: evicted training/llm-worker-3"),
+        (198, EventKind.EVICTED, node, f"{node}: evicted training/llm-worker-9"),
+        (120, EventKind.BLOCKED, node, f"{node}: training/llm-worker-17 may not go: budget llm"),
+        (55, EventKind.HELD, "node-3", "node-3: held by limits.concurrent: the limit is 20"),
+        (900, EventKind.AGENT_SILENT, "node-5", "node-5: its agent is silent"),
+        (90000, EventKind.RESUMED, "", "the stop switch is off again"),
     ]
     return [
         Transition(wall - ago, kind, name, text, details={"kind": "gpu"})
@@ -391,12 +400,14 @@ def some_past(wall: float) -> list[Transition]:
     ]
 
 
-def pulse_alone(fleet: Fleet, clocks: Clocks, feed: Feed) -> Pulse:
+def pulse_alone(fleet: FleetState, clocks: Clocks, feed: EventBroker) -> ChangeNotifier:
     """The pulse of a replica that is alone, without a server."""
-    shards, lookout = Alone(), Lookout(fleet, clocks)
-    peers = Peers(shards, Courier(None, deadline=1.0), clocks, feed, lookout.moment)
-    stories = Stories(me="here", fleet=fleet, lookout=lookout, owners=Owners(shards), peers=peers)
-    return Pulse(lookout.look, stories, feed)
+    shards, snapshots = SingleReplica(), SnapshotCache(fleet, clocks)
+    peers = ReplicaPoller(shards, ReplicaClient(None, deadline=1.0), clocks, feed, snapshots.moment)
+    stories = NodeDetails(
+        me="here", fleet=fleet, snapshots=snapshots, owners=Owners(shards), peers=peers
+    )
+    return ChangeNotifier(snapshots.current_snapshot, stories, feed)
 
 
 # -- the server --------------------------------------------------------------------------------
@@ -408,8 +419,8 @@ class Served:
 
     web: Web
     url: str
-    fleet: Fleet
-    feed: Feed
+    fleet: FleetState
+    feed: EventBroker
     history: ListHistory
     ingest: IngestStats
     api: ApiCounts
@@ -430,19 +441,21 @@ class Served:
 
 @asynccontextmanager
 async def serving(
-    fleet: Fleet,
+    fleet: FleetState,
     clocks: Clocks,
     *,
     history: ListHistory | None = None,
-    feed: Feed | None = None,
+    feed: EventBroker | None = None,
     address: str = "127.0.0.1:0",
     ssl: Any = None,
-    shards: Shards | None = None,
+    shards: Ownership | None = None,
     ca_file: Path | None = None,
     version: str = "0.1.0",
     ingest: IngestStats | None = None,
+    connections: int = 1_024,
+    hosts: Sequence[str] = (),
 ) -> AsyncIterator[Served]:
-    feed = feed or Feed(epoch=1)
+    feed = feed or EventBroker(epoch=1)
     history = history or ListHistory(some_past(clocks.wall()))
     ingest, api = ingest or IngestStats(), ApiCounts()
     troubles, untold = list[str](), list[str]()
@@ -462,6 +475,8 @@ async def serving(
         ready=lambda: list(troubles),
         shards=shards,
         ca_file=ca_file,
+        connections=connections,
+        hosts=hosts,
     )
     bound = await web.start(address, ssl)
     try:

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, Page, async_playwright, expect
 
-from aggregator.quarantine.cluster import Phase
-from aggregator.quarantine.ledger import Kind, Transition
-from aggregator.sharing import NOTHING
+from aggregator.cluster.port import Phase
+from aggregator.events import EventKind, Transition
+from aggregator.runtime.interning import EMPTY
+from tests.support.chromium import ARGUMENTS, CHROMIUM
 from tests.support.waiting import until
 from tests.web.replicas import replicas
 from tests.web.support import (
@@ -29,23 +30,12 @@ from tests.web.support import (
 
 pytestmark = pytest.mark.browser
 
-CHROMIUM = "/usr/bin/chromium"
 SCREENS = Path(__file__).parents[2] / "build" / "screens"
-ARGUMENTS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 
 
 @dataclass
 class Tab:
-    """A page, and everything that it complained of."""
+    """A page, and all of its complaints."""
 
     page: Page
     complaints: list[str] = field(default_factory=list)
@@ -101,22 +91,24 @@ async def test_a_quarantine_appears_moves_on_and_ends_without_a_reload(browser: 
         page = one.page
         await page.evaluate("window.sameDocument = true")
         await expect(page.locator("h1")).to_contain_text("2 in quarantine")
-        patient = fleet.patients["node-8"]
-        incident_of(patient, hands.now, ago=1.0)
-        quarantine_of(patient, hands.wall, phase=Phase.CORDONED, pods=6)
-        served.feed.note(Transition(hands.wall, Kind.CORDONED, "node-8", "node-8: tainted gpu"))
+        node_summary = fleet.node_summaries["node-8"]
+        incident_of(node_summary, hands.now, ago=1.0)
+        quarantine_of(node_summary, hands.wall, phase=Phase.CORDONED, pods=6)
+        served.feed.record_event(
+            Transition(hands.wall, EventKind.CORDONED, "node-8", "node-8: tainted gpu")
+        )
         row = page.locator("#quarantines tr", has_text="node-8")
         await expect(row).to_contain_text("Cordoned")
         await expect(page.locator("h1")).to_contain_text("3 in quarantine")
         await expect(page.locator("#incidents tr", has_text="node-8")).to_be_visible()
         await expect(page.locator("#lately")).to_contain_text("node-8: tainted gpu")
         await expect(page).to_have_title("3 in quarantine · sickbay")
-        # Pods leave: no transition tells of it.
-        quarantine_of(patient, hands.wall, phase=Phase.DRAINING, pods=3)
+        # Pods leave: no event reports it.
+        quarantine_of(node_summary, hands.wall, phase=Phase.DRAINING, pods=3)
         await expect(row).to_contain_text("Draining")
         await expect(row.locator(".number")).to_have_text("3")
-        patient.quarantine = None
-        patient.incidents = NOTHING
+        node_summary.quarantine = None
+        node_summary.incidents = EMPTY
         await expect(row).to_have_count(0)
         await expect(page.locator("h1")).to_contain_text("2 in quarantine")
         assert await page.evaluate("window.sameDocument") is True
@@ -132,12 +124,12 @@ async def test_a_lost_connection_is_said_and_heals_by_itself(browser: Browser) -
     await expect(one.page.locator("#lost")).to_contain_text("Connection lost since 03:1")
     await expect(one.page.locator("#live")).to_have_text("connection lost")
     await one.screenshot("connection-lost")
-    fleet.patients["node-8"].attached = False
+    fleet.node_summaries["node-8"].attached = False
     async with serving(fleet, running_clocks(), address=address) as served:
         await expect(one.page.locator("#live")).to_have_text("live", timeout=30_000)
         await expect(one.page.locator("#lost")).to_be_hidden()
         await expect(one.page.locator("#silent")).to_contain_text("node-8")
-    # The network's own errors are all that the browser had to say.
+    # The browser reported only the network's own errors.
     assert all("ERR_" in text for text in one.complaints), one.complaints
 
 
@@ -152,7 +144,7 @@ async def test_every_page_works_in_light_and_dark(browser: Browser, scheme: str)
 
 
 async def contrast(page: Page) -> list[str]:
-    """Text whose contrast with what is behind it is below 4.5 (WCAG AA)."""
+    """Text whose contrast with its background is below 4.5 (WCAG AA)."""
     found: list[str] = await page.evaluate(
         """() => {
       const parse = (c) => (c.match(/[\\d.]+/g) || []).map(Number);
@@ -219,10 +211,12 @@ async def test_one_nodes_page_follows_that_node(browser: Browser) -> None:
     async with serving(fleet, running_clocks()) as served:
         one = await tab(browser, served.url + "/nodes/node-8")
         await expect(one.page.locator("h1")).to_contain_text("well")
-        patient = fleet.patients["node-8"]
-        incident_of(patient, hands.now, ago=1.0)
-        quarantine_of(patient, hands.wall, phase=Phase.ADMITTED, pods=None)
-        served.feed.note(Transition(hands.wall, Kind.ADMITTED, "node-8", "node-8: admitted"))
+        node_summary = fleet.node_summaries["node-8"]
+        incident_of(node_summary, hands.now, ago=1.0)
+        quarantine_of(node_summary, hands.wall, phase=Phase.ADMITTED, pods=None)
+        served.feed.record_event(
+            Transition(hands.wall, EventKind.ADMITTED, "node-8", "node-8: admitted")
+        )
         await expect(one.page.locator("h1")).to_contain_text("in quarantine")
         await expect(one.page.locator("#timeline")).to_contain_text("node-8: admitted")
         assert one.complaints == []
@@ -234,8 +228,10 @@ async def test_hostile_text_is_text_in_the_browser_too(browser: Browser) -> None
     evil = '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>'
     async with serving(fleet, running_clocks()) as served:
         one = await tab(browser, served.url)
-        incident_of(fleet.patients["node-1"], hands.now, summary=evil, message=evil, code=evil)
-        served.feed.note(Transition(hands.wall, Kind.INCIDENT_OPENED, "node-1", evil))
+        incident_of(
+            fleet.node_summaries["node-1"], hands.now, summary=evil, message=evil, code=evil
+        )
+        served.feed.record_event(Transition(hands.wall, EventKind.INCIDENT_OPENED, "node-1", evil))
         await expect(one.page.locator("#incidents")).to_contain_text(evil)
         await expect(one.page.locator("#lately")).to_contain_text(evil)
         assert await one.page.evaluate("window.pwned") is None
@@ -248,7 +244,7 @@ async def test_focus_stays_where_it_was_when_the_page_changes(browser: Browser) 
     async with serving(fleet, running_clocks()) as served:
         one = await tab(browser, served.url)
         await one.page.locator("#incidents a", has_text="node-3").focus()
-        incident_of(fleet.patients["node-8"], hands.now, ago=1.0)
+        incident_of(fleet.node_summaries["node-8"], hands.now, ago=1.0)
         await expect(one.page.locator("#incidents")).to_contain_text("node-8")
         focused = await one.page.evaluate("document.activeElement.textContent")
         assert focused == "node-3"
@@ -286,6 +282,10 @@ async def test_a_hidden_page_asks_for_nothing_until_it_is_looked_at(browser: Bro
     fleet = small_fleet(monotonic_hands())
     async with serving(fleet, running_clocks()) as served:
         one = await tab(browser, served.url)
+        # The page asks for the map once after it is loaded, which a busy machine delays.
+        await one.page.wait_for_function(
+            "() => performance.getEntriesByType('resource').some(r => r.name.endsWith('/v1/map'))"
+        )
         await one.page.evaluate(
             """() => {
           Object.defineProperty(document, "hidden", { get: () => window.away, configurable: true });
@@ -294,9 +294,11 @@ async def test_a_hidden_page_asks_for_nothing_until_it_is_looked_at(browser: Bro
         )
         asked: list[str] = []
         one.page.on("request", lambda request: asked.append(request.url))
-        fleet.patients["node-8"].attached = False
-        fleet.patients["node-1"].attached = False
-        served.feed.note(Transition(1.0, Kind.AGENT_SILENT, "node-8", "node-8: silent"))
+        fleet.node_summaries["node-8"].attached = False
+        fleet.node_summaries["node-1"].attached = False
+        served.feed.record_event(
+            Transition(1.0, EventKind.AGENT_SILENT, "node-8", "node-8: silent")
+        )
         await asyncio.sleep(1.5)
         assert asked == []
         await one.page.evaluate(

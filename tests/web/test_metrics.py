@@ -1,4 +1,4 @@
-"""/metrics: what it tells, that it is bounded, and that each metric is documented."""
+"""/metrics: its contents, their bounds, and that each metric is documented."""
 
 import re
 from pathlib import Path
@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from aggregator.cluster.kubernetes.transport import RequestCounters
+from aggregator.events import EventKind, Transition
 from aggregator.ingest.stats import IngestStats
-from aggregator.kube.transport import Counters
-from aggregator.quarantine.fleet import Fleet
-from aggregator.quarantine.ledger import Kind, Transition
-from aggregator.web.stats import ApiStats
-from aggregator.web.stats import IngestStats as WhatWeAskOfIngest
+from aggregator.quarantine.state.fleet import FleetState
+from aggregator.web.stats_interface import ApiStats
+from aggregator.web.stats_interface import IngestStatsReader as WhatWeAskOfIngest
 from tests.web.support import (
     NIGHT,
     Hands,
@@ -40,7 +40,7 @@ def labels(**values: str) -> frozenset[tuple[str, str]]:
 
 def test_what_ingest_and_the_cluster_count_is_what_is_asked_of_them() -> None:
     ingest: WhatWeAskOfIngest = IngestStats()
-    api: ApiStats = Counters()
+    api: ApiStats = RequestCounters()
     assert ingest.acks == api.throttled == 0
 
 
@@ -54,7 +54,7 @@ async def test_the_numbers_are_the_fleets() -> None:
         served.api.answers["GET", "nodes", 503] = 2
         served.api.answers["GET", "nodes", 0] = 1
         served.api.throttled = 3
-        served.feed.note(Transition(NIGHT, Kind.EVICTED, "node-2", "evicted"))
+        served.feed.record_event(Transition(NIGHT, EventKind.EVICTED, "node-2", "evicted"))
         served.fleet.stop = "the network is being worked on"
         suspecting(served.fleet, hands.now)
         await served.text("/nodes/none", 404)
@@ -101,12 +101,12 @@ async def test_a_nodes_name_stands_only_on_metrics_of_nodes_in_quarantine() -> N
             await served.text(f"/guess-{number}", 404)
         found = await scrape(served)
     named = {dict(own)["node"] for _, own in found if "node" in dict(own)}
-    assert named == {name for name, one in served.fleet.patients.items() if one.quarantine}
+    assert named == {name for name, one in served.fleet.node_summaries.items() if one.quarantine}
     assert len([1 for _, own in found if "node" not in dict(own)]) < 250
 
 
 async def test_openmetrics_is_spoken_when_asked_for() -> None:
-    async with serving(Fleet(), Hands().clocks()) as served:
+    async with serving(FleetState(), Hands().clocks()) as served:
         text = await served.text("/metrics", Accept="application/openmetrics-text; version=1.0.0")
         assert text.endswith("# EOF\n")
 

@@ -1,4 +1,4 @@
-"""The whole fleet from any replica: one that hangs, is dead, or talks nonsense breaks nothing."""
+"""The whole fleet from any replica: one that hangs, is dead, or answers nonsense breaks no page."""
 
 import asyncio
 import json
@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.quarantine.fleet import Standing
-from aggregator.quarantine.ledger import Kind, Transition
-from aggregator.web import parts
-from aggregator.web.courier import TrustError
-from aggregator.web.parts import Answer, Part
+from aggregator.events import EventKind, Transition
+from aggregator.quarantine.state.fleet import QuarantineSummary
+from aggregator.web import replica_messages
+from aggregator.web.replica_client import TrustError
+from aggregator.web.replica_messages import PageAnswer, Part
 from tests.support.pki import Authority
 from tests.web.replicas import Seat, Town, hands, plain_fleet, replicas, told_until, whole
 from tests.web.schema import problems
@@ -28,8 +28,8 @@ from tests.web.support import (
     small_fleet,
     well,
 )
-from tests.web.test_server import read_events
-from tests.web.test_ward import sickbay
+from tests.web.test_cli import sickbay
+from tests.web.test_server import read_node
 
 
 async def test_each_replica_shows_the_same_whole_fleet() -> None:
@@ -73,7 +73,7 @@ async def test_one_nodes_story_is_its_owners_from_every_replica() -> None:
     async with replicas(fleet) as running:
         owner = running.owner("node-2")
         running.served[owner].history.items.append(
-            Transition(NIGHT, Kind.BLOCKED, "node-2", "node-2: a pod stays")
+            Transition(NIGHT, EventKind.BLOCKED, "node-2", "node-2: a pod stays")
         )
         for served in running.served.values():
             await told_until(served, "/api/v1/fleet", whole)
@@ -97,14 +97,16 @@ async def test_a_change_at_another_replica_comes_by_the_stream_within_two_second
         asked, owner = running.served["a"], running.served["b"]
         async with asked.session.get(asked.url + "/api/v1/stream") as response:
             await told_until(asked, "/api/v1/fleet", whole)
-            [(name, _, _), *_] = await read_events(response, 1)
+            [(name, _, _), *_] = await read_node(response, 1)
             assert name == "hello"
             began = time.monotonic()
-            incident_of(owner.fleet.patients[node], began, ago=1.0, action="observe")
-            owner.feed.note(Transition(NIGHT, Kind.INCIDENT_OPENED, node, f"{node}: xid:79"))
+            incident_of(owner.fleet.node_summaries[node], began, ago=1.0, action="observe")
+            owner.feed.record_event(
+                Transition(NIGHT, EventKind.INCIDENT_OPENED, node, f"{node}: xid:79")
+            )
             heard: set[str] = set()
             while heard != {"transition", "fleet"}:
-                [(name, data, _)] = await read_events(response, 1)
+                [(name, data, _)] = await read_node(response, 1)
                 if name == "transition" and data["node"] == node:
                     heard.add(name)
                 if name == "fleet" and data["counts"]["warning"] == 1:
@@ -114,7 +116,7 @@ async def test_a_change_at_another_replica_comes_by_the_stream_within_two_second
         # machine that is busy.
         assert took < 5, took
         assert f"{node}: xid:79" in await asked.text("/")
-        assert asked.feed.counts[Kind.INCIDENT_OPENED] == 0, "a metric counts its own alone"
+        assert asked.feed.counts[EventKind.INCIDENT_OPENED] == 0, "a metric counts its own alone"
 
 
 async def test_the_stream_of_another_replicas_node_says_when_that_node_changes() -> None:
@@ -124,9 +126,9 @@ async def test_the_stream_of_another_replicas_node_says_when_that_node_changes()
         await told_until(asked, "/api/v1/fleet", whole)
         url = f"{asked.url}/api/v1/stream?node={node}"
         async with asked.session.get(url) as response:
-            assert [name for name, _, _ in await read_events(response, 2)] == ["hello", "fleet"]
-            owner.fleet.patients[node].foreign = "hall-2 is at work"
-            assert (await read_events(response, 1))[0][0] == "fleet"
+            assert [name for name, _, _ in await read_node(response, 2)] == ["hello", "fleet"]
+            owner.fleet.node_summaries[node].foreign = "hall-2 is at work"
+            assert (await read_node(response, 1))[0][0] == "fleet"
 
 
 async def test_a_dead_replicas_nodes_are_last_known_and_never_well_and_it_comes_back() -> None:
@@ -135,11 +137,11 @@ async def test_a_dead_replicas_nodes_are_last_known_and_never_well_and_it_comes_
         asked, dying = running.served["a"], running.served["b"]
         nodes = running.nodes_of("b")
         sick, quarantined, held, *rest = nodes
-        incident_of(dying.fleet.patients[sick], time.monotonic(), action="observe")
-        incident_of(dying.fleet.patients[held], time.monotonic())
-        dying.fleet.patients[held].would = "drain it"
-        quarantine_of(asked.fleet.patients[quarantined], NIGHT)
-        quarantine_of(dying.fleet.patients[quarantined], NIGHT)
+        incident_of(dying.fleet.node_summaries[sick], time.monotonic(), action="observe")
+        incident_of(dying.fleet.node_summaries[held], time.monotonic())
+        dying.fleet.node_summaries[held].would = "drain it"
+        quarantine_of(asked.fleet.node_summaries[quarantined], NIGHT)
+        quarantine_of(dying.fleet.node_summaries[quarantined], NIGHT)
         await told_until(
             asked,
             "/api/v1/fleet",
@@ -182,7 +184,8 @@ async def test_a_dead_replicas_nodes_are_last_known_and_never_well_and_it_comes_
         assert rows[quarantined]["standing"] == "quarantined"
         assert rows[rest[0]]["standing"] == "unknown"
         assert rows[rest[0]]["last_heard"] is not None, "it was heard until then"
-        # Of its nodes' stories: in full what somebody had looked at, of the others what is known.
+        # Details of its nodes: in full for those that were looked at, for the others the known
+        # part.
         for name in (sick, rest[0], quarantined):
             story = await asked.json(f"/api/v1/nodes/{name}")
             assert story["last_known"] is not None
@@ -192,7 +195,7 @@ async def test_a_dead_replicas_nodes_are_last_known_and_never_well_and_it_comes_
             assert bool(story["quarantine"]) == (name == quarantined)
             assert "This is only last known" in await asked.text(f"/nodes/{name}")
         # A quarantine that ends meanwhile is seen to.
-        asked.fleet.patients[quarantined].quarantine = None
+        asked.fleet.node_summaries[quarantined].quarantine = None
         await told_until(asked, "/api/v1/fleet", lambda told: told["counts"]["quarantined"] == 0)
         async with serving(
             dying.fleet, running_clocks(), address=page, shards=Seat("b", running.town)
@@ -209,25 +212,25 @@ async def test_at_rest_little_is_sent_and_a_heartbeat_is_no_change() -> None:
         url = other.url + "/replica/part"
         async with asked.session.get(url) as response:
             body = await response.read()
-            first = parts.decode(body, Answer)
+            first = replica_messages.decode(body, PageAnswer)
         assert first.part is not None
         assert [one.node for one in first.part.nodes] == running.nodes_of("b")
         assert len(body) < 100 + 20 * len(first.part.nodes)
         have = f"?have={first.revision}&seen={first.seen}"
         async with asked.session.get(url + have) as response:
             assert len(again := await response.read()) < 100 + len(first.part.nodes)
-            assert parts.decode(again, Answer).part is None
+            assert replica_messages.decode(again, PageAnswer).part is None
         # A heartbeat is no change; a component that turns is one.
-        patient = other.fleet.patients[first.part.nodes[0].node]
-        patient.last_heard = time.monotonic()
+        node_summary = other.fleet.node_summaries[first.part.nodes[0].node]
+        node_summary.last_heard = time.monotonic()
         await asyncio.sleep(0.4)
         async with asked.session.get(url + have) as response:
-            assert parts.decode(await response.read(), Answer).part is None
-        patient.attached = False
+            assert replica_messages.decode(await response.read(), PageAnswer).part is None
+        node_summary.attached = False
 
         async def news() -> Part | None:
             async with asked.session.get(url + have) as response:
-                return parts.decode(await response.read(), Answer).part
+                return replica_messages.decode(await response.read(), PageAnswer).part
 
         async with asyncio.timeout(30):
             while (fresh := await news()) is None:  # noqa: ASYNC110 - as above
@@ -239,7 +242,7 @@ async def test_a_replicas_own_part_holds_nothing_of_the_others() -> None:
     async with replicas(plain_fleet()) as running:
         for name, served in running.served.items():
             await told_until(served, "/api/v1/fleet", whole)
-            served.feed.note(Transition(NIGHT, Kind.HELD, "node-0", f"told by {name}"))
+            served.feed.record_event(Transition(NIGHT, EventKind.HELD, "node-0", f"told by {name}"))
         for name, served in running.served.items():
             others = [f"told by {other}" for other in running.served if other != name]
             await told_until(
@@ -248,7 +251,7 @@ async def test_a_replicas_own_part_holds_nothing_of_the_others() -> None:
                 lambda told: {one["summary"] for one in told["items"]} >= set(others),  # noqa: B023
             )
             async with served.session.get(served.url + "/replica/part?seen=0.0") as response:
-                told = parts.decode(await response.read(), Answer)
+                told = replica_messages.decode(await response.read(), PageAnswer)
             assert told.part is not None
             assert [one.node for one in told.part.nodes] == running.nodes_of(name)
             assert [one.summary for one in told.events] == [f"told by {name}"]
@@ -259,16 +262,18 @@ async def test_what_is_the_fleets_own_is_told_once_though_each_replica_notes_it(
         for served in running.served.values():
             await told_until(served, "/api/v1/fleet", whole)
         for number, served in enumerate(running.served.values()):
-            served.feed.note(Transition(NIGHT + number, Kind.STOPPED, "", "stopped: a switch"))
+            served.feed.record_event(
+                Transition(NIGHT + number, EventKind.STOPPED, "", "stopped: a switch")
+            )
         for served in running.served.values():
-            served.feed.note(Transition(NIGHT, Kind.HELD, "node-0", "said after it"))
+            served.feed.record_event(Transition(NIGHT, EventKind.HELD, "node-0", "said after it"))
         served = running.served["a"]
         await told_until(
             served,
             "/api/v1/transitions",
-            lambda _: [one.kind for one in served.feed.recent()].count(Kind.HELD) == 3,
+            lambda _: [one.kind for one in served.feed.recent()].count(EventKind.HELD) == 3,
         )
-        assert [one.kind for one in served.feed.recent()].count(Kind.STOPPED) == 1
+        assert [one.kind for one in served.feed.recent()].count(EventKind.STOPPED) == 1
 
 
 async def test_metrics_tell_of_a_replicas_own_nodes_so_that_sums_are_right() -> None:
@@ -280,7 +285,7 @@ async def test_metrics_tell_of_a_replicas_own_nodes_so_that_sums_are_right() -> 
             await told_until(served, "/api/v1/fleet", whole)
         scrapes = [_samples(await one.text("/metrics")) for one in running.served.values()]
         for name in (
-            *(f'sickbay_nodes{{standing="{standing}"}}' for standing in Standing),
+            *(f'sickbay_nodes{{standing="{standing}"}}' for standing in QuarantineSummary),
             'sickbay_incidents{action="drain",kind="gpu"}',
             'sickbay_quarantines{phase="Draining"}',
             "sickbay_agents_attached",
@@ -338,7 +343,7 @@ async def test_of_a_replica_that_has_left_its_last_word_counts_until_its_agents_
         served = running.served["a"]
         nodes = running.nodes_of("c")
         incident_of(
-            running.served["c"].fleet.patients[nodes[0]], time.monotonic(), action="observe"
+            running.served["c"].fleet.node_summaries[nodes[0]], time.monotonic(), action="observe"
         )
         await told_until(served, "/api/v1/fleet", lambda told: told["counts"]["warning"] == 1)
         running.town.leaves("c")
@@ -353,7 +358,7 @@ async def test_of_a_replica_that_has_left_its_last_word_counts_until_its_agents_
         story = await served.json(f"/api/v1/nodes/{nodes[0]}")
         assert story["standing"] == "warning"
         assert "UTC, c has left" in story["why"]
-        # Now the agents come to those whose the nodes are.
+        # Now the agents come to the replicas that own their nodes.
         for name, one in running.served.items():
             for node in nodes:
                 if running.owner(node) == name:

@@ -10,10 +10,10 @@ import aiohttp
 import pytest
 from yarl import URL
 
+from aggregator.events import EventKind, Transition
 from aggregator.health.model import Component, Snapshot, Status
-from aggregator.quarantine.fleet import Fleet
-from aggregator.quarantine.ledger import Kind, Transition
-from aggregator.web.feed import Feed
+from aggregator.quarantine.state.fleet import FleetState
+from aggregator.web.event_broker import EventBroker
 from aggregator.web.server import WebListenError
 from tests.web.schema import problems
 from tests.web.support import (
@@ -226,18 +226,24 @@ async def test_assets_are_cached_by_their_hash_alone(served: Served) -> None:
 
 async def test_what_nodes_and_people_write_is_shown_and_never_run() -> None:
     hands = Hands()
-    fleet = Fleet(mode="drain", stop=HOSTILE, view_lost=HOSTILE, waiting_for_quorum=HOSTILE)
+    fleet = FleetState(mode="drain", stop=HOSTILE, view_lost=HOSTILE, waiting_for_quorum=HOSTILE)
     fleet.incomplete = fleet.clock_doubt = HOSTILE
-    patient = well(fleet, "node-1", hands.now)
-    assert patient.health is not None
+    node_summary = well(fleet, "node-1", hands.now)
+    assert node_summary.health is not None
     bad = Component(HOSTILE, HOSTILE, Status.FAILED, HOSTILE, HOSTILE, hands.now)
-    patient.health.snapshot(Snapshot((bad,), (fault(hands.now, HOSTILE, HOSTILE),)))
-    patient.health.traits = {HOSTILE: HOSTILE}
-    incident_of(patient, hands.now, code=HOSTILE, message=HOSTILE, summary=HOSTILE)
-    patient.last_error = patient.conflict = patient.foreign = patient.would = HOSTILE
-    patient.wishes, patient.spared, patient.release_held = (HOSTILE,), HOSTILE, HOSTILE
+    node_summary.health.snapshot(Snapshot((bad,), (fault(hands.now, HOSTILE, HOSTILE),)))
+    node_summary.health.traits = {HOSTILE: HOSTILE}
+    incident_of(node_summary, hands.now, code=HOSTILE, message=HOSTILE, summary=HOSTILE)
+    node_summary.last_error = node_summary.conflict = node_summary.foreign = node_summary.would = (
+        HOSTILE
+    )
+    node_summary.wishes, node_summary.spared, node_summary.release_held = (
+        (HOSTILE,),
+        HOSTILE,
+        HOSTILE,
+    )
     well(fleet, HOSTILE.replace("/", ""), hands.now)
-    past = [Transition(NIGHT, Kind.INCIDENT_OPENED, "node-1", HOSTILE, details={"x": HOSTILE})]
+    past = [Transition(NIGHT, EventKind.INCIDENT_OPENED, "node-1", HOSTILE, details={"x": HOSTILE})]
     async with serving(fleet, hands.clocks(), history=ListHistory(past)) as served:
         served.troubles.append(HOSTILE)
         for path in ("/", "/nodes", "/nodes/node-1", "/?fragment=1", "/nodes/%3Cscript%3E"):
@@ -250,7 +256,7 @@ async def test_what_nodes_and_people_write_is_shown_and_never_run() -> None:
 
 
 async def test_the_page_shows_commands_with_the_options_that_they_need() -> None:
-    fleet = Fleet(mode="drain", stop="maintenance", how=" --local /var/lib/a/cluster.db")
+    fleet = FleetState(mode="drain", stop="maintenance", how=" --local /var/lib/a/cluster.db")
     well(fleet, "node-1", Hands().now).would = "drain: xid:79"
     async with serving(fleet, Hands().clocks()) as served:
         for path in ("/", "/nodes/node-1"):
@@ -261,7 +267,7 @@ async def test_the_page_shows_commands_with_the_options_that_they_need() -> None
 
 async def test_every_node_is_reachable_by_its_link_whatever_its_name() -> None:
     hands = Hands()
-    fleet = Fleet()
+    fleet = FleetState()
     for name in ("a/b", "a b?c#d", "ä%2F", "..", "a&b"):
         well(fleet, name, hands.now)
     async with serving(fleet, hands.clocks()) as served:
@@ -321,7 +327,7 @@ async def test_the_page_says_stop_view_lost_and_quorum(served: Served) -> None:
 
 async def test_a_replica_that_waits_for_others_has_a_headline_of_its_own_and_says_it_once() -> None:
     why = "replica r-0 is at work in this cluster"
-    async with serving(Fleet(view_lost=why, in_company=True), Hands().clocks()) as served:
+    async with serving(FleetState(view_lost=why, in_company=True), Hands().clocks()) as served:
         served.troubles.append(why)
         text = await served.text("/")
         told = await served.json("/api/v1/fleet")
@@ -358,7 +364,7 @@ async def test_a_history_that_is_broken_is_said_and_the_story_is_told_from_memor
     served: Served,
 ) -> None:
     served.history.broken = "database is locked"
-    served.feed.note(Transition(NIGHT, Kind.BLOCKED, "node-2", "node-2: a pod stays"))
+    served.feed.record_event(Transition(NIGHT, EventKind.BLOCKED, "node-2", "node-2: a pod stays"))
     story = await served.json("/api/v1/nodes/node-2")
     assert "database is locked" in story["timeline_trouble"]
     assert "node-2: a pod stays" in [one["summary"] for one in story["timeline"]]
@@ -411,11 +417,11 @@ async def test_alerts_that_do_not_get_out_are_said_on_the_page_in_the_numbers_an
 
 async def test_what_a_takeover_says_again_is_told_once(served: Served) -> None:
     before, again = (
-        Transition(NIGHT + at, Kind.INCIDENT_OPENED, "node-2", "node-2: gone", "inc-9")
+        Transition(NIGHT + at, EventKind.INCIDENT_OPENED, "node-2", "node-2: gone", "inc-9")
         for at in (1, 60)
     )
     served.history.items.append(before)
-    served.feed.note(again)
+    served.feed.record_event(again)
     answer = await served.json("/api/v1/transitions?node=node-2")
     opened = [one["at"] for one in answer["items"] if one["incident"] == "inc-9"]
     assert len(opened) == 1
@@ -424,8 +430,8 @@ async def test_what_a_takeover_says_again_is_told_once(served: Served) -> None:
 
 
 async def test_what_was_noted_a_moment_ago_is_told_before_history_has_it(served: Served) -> None:
-    fresh = Transition(NIGHT + 1, Kind.RELEASED, "node-2", "node-2: released")
-    served.feed.note(fresh)
+    fresh = Transition(NIGHT + 1, EventKind.RELEASED, "node-2", "node-2: released")
+    served.feed.record_event(fresh)
     assert (await served.json("/api/v1/nodes/node-2"))["timeline"][0]["kind"] == fresh.kind
     served.history.items.append(fresh)
     story = await served.json("/api/v1/nodes/node-2")
@@ -439,7 +445,9 @@ async def test_transitions_can_be_asked_for_since_a_time(served: Served) -> None
 
 
 async def test_what_happened_is_read_backwards_page_by_page(served: Served) -> None:
-    told = [Transition(NIGHT - 500 - n / 8, Kind.EVICTED, "node-2", f"pod {n}") for n in range(40)]
+    told = [
+        Transition(NIGHT - 500 - n / 8, EventKind.EVICTED, "node-2", f"pod {n}") for n in range(40)
+    ]
     served.history.items += told
     query = f"/api/v1/transitions?node=node-2&since={NIGHT - 600}&limit=15"
     found: list[str] = []
@@ -457,13 +465,13 @@ async def test_a_port_in_use_is_said_plainly() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(WebListenError, match=f"127.0.0.1:{port}.*listens there already"):
-            async with serving(Fleet(), Hands().clocks(), address=f"127.0.0.1:{port}"):
+            async with serving(FleetState(), Hands().clocks(), address=f"127.0.0.1:{port}"):
                 pass
 
 
 async def test_it_listens_on_a_unix_socket_too(tmp_path: Any) -> None:
     path = tmp_path / "web.sock"
-    async with serving(Fleet(), Hands().clocks(), address=f"unix:{path}"):
+    async with serving(FleetState(), Hands().clocks(), address=f"unix:{path}"):
         connector = aiohttp.UnixConnector(str(path))
         async with (
             aiohttp.ClientSession(connector=connector) as session,
@@ -475,7 +483,7 @@ async def test_it_listens_on_a_unix_socket_too(tmp_path: Any) -> None:
 # -- the stream ------------------------------------------------------------------------------
 
 
-async def read_events(response: aiohttp.ClientResponse, count: int) -> list[tuple[str, Any, str]]:
+async def read_node(response: aiohttp.ClientResponse, count: int) -> list[tuple[str, Any, str]]:
     """The next ``count`` events: name, data, id."""
     found: list[tuple[str, Any, str]] = []
     name = data = ident = ""
@@ -505,11 +513,13 @@ async def test_a_stream_tells_what_happens_and_that_the_fleet_has_changed() -> N
         document = await served.json("/api/v1/openapi.json")
         events = document["paths"]["/api/v1/stream"]["get"]["responses"]["200"]["content"]
         shapes = events["text/event-stream"]["schema"]["x-events"]
-        (hello, tick) = await read_events(response, 2)
+        (hello, tick) = await read_node(response, 2)
         assert (hello[0], tick[0]) == ("hello", "fleet")
-        fleet.patients["node-8"].attached = False
-        served.feed.note(Transition(NIGHT, Kind.AGENT_SILENT, "node-8", "node-8: silent"))
-        told = await read_events(response, 2)
+        fleet.node_summaries["node-8"].attached = False
+        served.feed.record_event(
+            Transition(NIGHT, EventKind.AGENT_SILENT, "node-8", "node-8: silent")
+        )
+        told = await read_node(response, 2)
         assert {name for name, _, _ in told} == {"transition", "fleet"}
         for name, data, _ in (hello, tick, *told):
             assert list(problems(data, shapes[name], document)) == []
@@ -521,28 +531,28 @@ async def test_a_reader_that_comes_back_misses_nothing() -> None:
     async with serving(small_fleet(Hands()), running_clocks()) as served:
         url = served.url + "/api/v1/stream?node=node-1"
         async with served.session.get(url) as response:
-            await read_events(response, 1)
-            served.feed.note(Transition(NIGHT, Kind.HELD, "node-1", "first"))
-            events = await read_events(response, 2)
+            await read_node(response, 1)
+            served.feed.record_event(Transition(NIGHT, EventKind.HELD, "node-1", "first"))
+            events = await read_node(response, 2)
             ident = next(one for name, _, one in events if name == "transition")
-        served.feed.note(Transition(NIGHT, Kind.HELD, "node-2", "another's"))
-        served.feed.note(Transition(NIGHT, Kind.ADMITTED, "node-1", "second"))
+        served.feed.record_event(Transition(NIGHT, EventKind.HELD, "node-2", "another's"))
+        served.feed.record_event(Transition(NIGHT, EventKind.ADMITTED, "node-1", "second"))
         async with served.session.get(url, headers={"Last-Event-ID": ident}) as response:
-            events = await read_events(response, 2)
+            events = await read_node(response, 2)
             assert events[0][1]["resumed"]
             assert events[1][1]["summary"] == "second"
 
 
 async def test_streams_are_bounded_and_the_next_is_told_why() -> None:
-    async with serving(Fleet(), Hands().clocks(), feed=Feed(epoch=1, most=1)) as served:
+    async with serving(FleetState(), Hands().clocks(), feed=EventBroker(epoch=1, most=1)) as served:
         url = served.url + "/api/v1/stream"
         async with served.session.get(url) as response:
-            await read_events(response, 1)
+            await read_node(response, 1)
             problem = await served.json("/api/v1/stream", 503)
             assert "1 event streams are open" in problem["error"]
         async with asyncio.timeout(10):
             while served.feed.streams:
-                served.feed.note(Transition(NIGHT, Kind.HELD, "", "something"))
+                served.feed.record_event(Transition(NIGHT, EventKind.HELD, "", "something"))
                 await asyncio.sleep(0.02)
         async with served.session.get(url) as response:
             assert response.status == 200
@@ -550,10 +560,10 @@ async def test_streams_are_bounded_and_the_next_is_told_why() -> None:
 
 async def test_the_server_closes_at_once_with_streams_open() -> None:
     async with (
-        serving(Fleet(), Hands().clocks()) as served,
+        serving(FleetState(), Hands().clocks()) as served,
         served.session.get(served.url + "/api/v1/stream") as response,
     ):
-        await read_events(response, 1)
+        await read_node(response, 1)
         async with asyncio.timeout(10):
             await served.web.close()
             await response.content.read()  # to its end, which has come
@@ -563,15 +573,17 @@ async def test_a_reader_that_takes_nothing_holds_up_neither_others_nor_the_feed(
     async with serving(small_fleet(Hands()), running_clocks()) as served:
         host, port = served.url.removeprefix("http://").split(":")
         _, stuck = await asyncio.open_connection(host, int(port), limit=1024)
-        stuck.write(b"GET /api/v1/stream HTTP/1.1\r\nHost: x\r\n\r\n")
+        stuck.write(b"GET /api/v1/stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await stuck.drain()
         async with served.session.get(served.url + "/api/v1/stream") as response:
-            await read_events(response, 1)
+            await read_node(response, 1)
             for number in range(5000):
-                served.feed.note(Transition(NIGHT, Kind.EVICTED, "node-2", f"{number} " * 200))
+                served.feed.record_event(
+                    Transition(NIGHT, EventKind.EVICTED, "node-2", f"{number} " * 200)
+                )
                 if number % 100 == 0:
                     await asyncio.sleep(0)
             assert await served.text("/healthz") == "ok\n"
-            names = [name for name, _, _ in await read_events(response, 50)]
+            names = [name for name, _, _ in await read_node(response, 50)]
             assert "transition" in names
         stuck.close()

@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.quarantine.cluster import HookState, HookStatus, Phase
-from aggregator.quarantine.decide.words import Word
-from aggregator.quarantine.fleet import Fleet, Hold, Standing
-from aggregator.quarantine.ledger import Kind, Transition
-from aggregator.web import advice, parts, view, words
-from aggregator.web.glance import glance, headline
-from aggregator.web.survey import Findings, natural, survey
-from aggregator.web.view import Moment
+from aggregator.cluster.port import HookState, HookStatus, Phase
+from aggregator.events import EventKind, Transition
+from aggregator.quarantine.decide.overrides import Override
+from aggregator.quarantine.decide.uncordon import describe_left
+from aggregator.quarantine.state.fleet import FleetState, NodeHold, QuarantineSummary
+from aggregator.web import advice, node_view, replica_messages, timefmt
+from aggregator.web.fleet_view import FleetViewFindings, natural, survey
+from aggregator.web.node_view import ViewMoment
+from aggregator.web.summary import glance, headline
 from tests.web.support import (
     NIGHT,
     Hands,
@@ -30,10 +31,10 @@ from tests.web.support import (
 )
 
 HANDS = Hands()
-NOW = Moment(HANDS.now, HANDS.wall)
+NOW = ViewMoment(HANDS.now, HANDS.wall)
 
 
-def look(fleet: Fleet) -> Findings:
+def look(fleet: FleetState) -> FleetViewFindings:
     return survey(fleet, NOW)
 
 
@@ -49,10 +50,10 @@ def test_no_time_that_a_node_could_send_breaks_the_page(at: float) -> None:
 
 
 def test_every_standing_is_counted_even_those_of_nobody() -> None:
-    fleet = Fleet()
+    fleet = FleetState()
     well(fleet, "node-1", HANDS.now)
-    nobody = dict.fromkeys(Standing, 0)
-    assert look(fleet).counts == nobody | {Standing.OK: 1}
+    nobody = dict.fromkeys(QuarantineSummary, 0)
+    assert look(fleet).counts == nobody | {QuarantineSummary.OK: 1}
 
 
 def test_the_small_fleet_has_one_of_each() -> None:
@@ -80,12 +81,15 @@ def test_natural_order_is_total_for_any_names(names: list[str]) -> None:
 
 def test_the_headline_says_the_worst_first() -> None:
     assert headline(look(small_fleet(HANDS))).startswith("2 in quarantine, 1 held back")
-    quiet = Fleet()
+    quiet = FleetState()
     assert headline(look(quiet)) == "No node is known yet."
     well(quiet, "a", HANDS.now)
     assert headline(look(quiet)) == "The only node is well."
     well(quiet, "b", HANDS.now)
     assert headline(look(quiet)) == "All 2 nodes are well."
+    conflicting = next(iter(quiet.node_summaries.values()))
+    conflicting.conflict = "two live agents claim this node: a, and b"
+    assert headline(look(quiet)) == "1 with a warning. 1 of 2 nodes are well."
 
 
 def test_a_limit_says_how_full_it_is() -> None:
@@ -101,10 +105,10 @@ def test_a_limit_says_how_full_it_is() -> None:
 def test_the_fullest_pool_is_shown() -> None:
     fleet = small_fleet(HANDS)
     fleet.limits = {"pool_label": "sickbay.dev/pool", "pool_percent": "25%"}
-    for patient in fleet.patients.values():
-        assert patient.meta is not None
-        pool = "small" if patient.node in {"node-1", "node-2"} else "large"
-        patient.meta.labels["sickbay.dev/pool"] = pool  # type: ignore[index]  # a dict here
+    for node_summary in fleet.node_summaries.values():
+        assert node_summary.meta is not None
+        pool = "small" if node_summary.node in {"node-1", "node-2"} else "large"
+        node_summary.meta.labels["sickbay.dev/pool"] = pool  # type: ignore[index]  # a dict here
     found = {one.name: one for one in look(fleet).limits}["limits.pool_percent"]
     assert (found.used, found.most, found.full) == (1, 1, True)
     assert "small" in found.text
@@ -139,9 +143,9 @@ def test_a_quarantine_says_until_when_it_drains_and_what_the_sites_own_step_has_
 
 def test_who_else_is_at_work_on_a_node_is_why_it_stands_as_it_does() -> None:
     fleet = small_fleet(HANDS)
-    patient = fleet.patient("node-8")
-    patient.maintained = patient.foreign = "its GPU driver is being upgraded"
-    assert view.why(patient, patient.standing()) == (
+    node_summary = fleet.node_summary("node-8")
+    node_summary.maintained = node_summary.foreign = "its GPU driver is being upgraded"
+    assert node_view.why(node_summary, node_summary.standing()) == (
         "somebody else is at work on it: its GPU driver is being upgraded"
     )
 
@@ -155,17 +159,17 @@ def test_what_a_person_made_says_how_a_person_ends_it() -> None:
 def test_an_invalid_object_comes_first_and_says_how_to_mend_it() -> None:
     fleet = small_fleet(HANDS)
     quarantine_of(well(fleet, "node-8", HANDS.now), HANDS.wall, phase=Phase.INVALID, pods=None)
-    fleet.patients["node-2"].quarantine = None
+    fleet.node_summaries["node-2"].quarantine = None
     first = look(fleet).quarantines[0]
     assert first.node == "node-8"
     assert "kubectl delete quarantine node-8" in first.advice
 
 
 def test_what_the_mode_keeps_us_from_is_held_by_the_mode() -> None:
-    fleet = Fleet(mode="observe")
-    patient = well(fleet, "node-1", HANDS.now)
-    incident_of(patient, HANDS.now)
-    patient.would = "drain: xid:79 on 1 GPU"
+    fleet = FleetState(mode="observe")
+    node_summary = well(fleet, "node-1", HANDS.now)
+    incident_of(node_summary, HANDS.now)
+    node_summary.would = "drain: xid:79 on 1 GPU"
     (held,) = look(fleet).holds
     assert (held.limit, held.value) == ("mode", "observe")
     assert "drain: xid:79" in held.reason
@@ -173,21 +177,21 @@ def test_what_the_mode_keeps_us_from_is_held_by_the_mode() -> None:
 
 
 def test_a_hold_says_what_lifts_it() -> None:
-    fleet = Fleet(stop="the switch is being replaced")
-    patient = well(fleet, "node-1", HANDS.now)
-    patient.hold = Hold("stop", fleet.stop, "the stop switch is set", HANDS.wall)
+    fleet = FleetState(stop="the switch is being replaced")
+    node_summary = well(fleet, "node-1", HANDS.now)
+    node_summary.hold = NodeHold("stop", fleet.stop, "the stop switch is set", HANDS.wall)
     (held,) = look(fleet).holds
     assert "sickbay resume" in held.advice
-    patient.hold = Hold("shards", "incomplete", "r2 has not told of all nodes", HANDS.wall)
+    node_summary.hold = NodeHold("shards", "incomplete", "r2 has not told of all nodes", HANDS.wall)
     assert "sickbay replicas" in look(fleet).holds[0].advice
-    patient.hold = Hold("limits.new_thing", "3", "for a reason", HANDS.wall)
+    node_summary.hold = NodeHold("limits.new_thing", "3", "for a reason", HANDS.wall)
     assert "limits.new_thing" in look(fleet).holds[0].advice
 
 
 def test_a_drain_that_waits_for_a_hook_says_so_and_what_to_do_once_it_is_late() -> None:
-    fleet = Fleet()
-    patient = well(fleet, "node-1", HANDS.now)
-    drain = quarantine_of(patient, HANDS.wall)
+    fleet = FleetState()
+    node_summary = well(fleet, "node-1", HANDS.now)
+    drain = quarantine_of(node_summary, HANDS.wall)
     asked = HookStatus(HookState.ASKING, asked_at=HANDS.wall - 60)
     for hook, said in (
         (asked, "drain.pre_evict is asked until it is done"),
@@ -197,14 +201,14 @@ def test_a_drain_that_waits_for_a_hook_says_so_and_what_to_do_once_it_is_late() 
             "it is under way. While the stop switch is set it waits",
         ),
     ):
-        patient.quarantine = replace(drain, status=replace(drain.status, pre_evict=hook))
+        node_summary.quarantine = replace(drain, status=replace(drain.status, pre_evict=hook))
         assert said in look(fleet).quarantines[0].advice
 
 
 def test_a_recovering_incident_says_when_it_closes() -> None:
-    fleet = Fleet()
-    patient = well(fleet, "node-1", HANDS.now)
-    incident_of(patient, HANDS.now, recovering=100.0)
+    fleet = FleetState()
+    node_summary = well(fleet, "node-1", HANDS.now)
+    incident_of(node_summary, HANDS.now, recovering=100.0)
     (found,) = look(fleet).incidents
     assert found.closes_at is not None
     assert found.closes_at.timestamp() == pytest.approx(NIGHT + 500)
@@ -213,11 +217,11 @@ def test_a_recovering_incident_says_when_it_closes() -> None:
 
 
 def test_an_incident_that_a_person_overruled_says_so() -> None:
-    fleet = Fleet()
-    patient = well(fleet, "node-1", HANDS.now)
-    found = incident_of(patient, HANDS.now)
-    patient.overruled = frozenset(
-        Word(item.code, item.component, item.boot_id, item.cleared_by or "")
+    fleet = FleetState()
+    node_summary = well(fleet, "node-1", HANDS.now)
+    found = incident_of(node_summary, HANDS.now)
+    node_summary.overruled = frozenset(
+        Override(item.code, item.component, item.boot_id, item.cleared_by or "")
         for item in found.evidence
     )
     assert look(fleet).incidents[0].doing == "overruled by a person"
@@ -225,13 +229,13 @@ def test_an_incident_that_a_person_overruled_says_so() -> None:
 
 def test_a_reason_as_long_as_a_log_is_cut_and_says_so() -> None:
     """The object's definition has no limit: one that stands must not become one to be refused."""
-    fleet = Fleet()
-    patient = well(fleet, "node-1", HANDS.now)
+    fleet = FleetState()
+    node_summary = well(fleet, "node-1", HANDS.now)
     fleet.stop = long = "a pasted log " * 10_000
-    patient.quarantine = quarantine_of(patient, NIGHT, reason=long, requester=long)
+    node_summary.quarantine = quarantine_of(node_summary, NIGHT, reason=long, requester=long)
     (row,) = look(fleet).quarantines
-    told = view.node(patient, NOW, "drain", how="")
-    happened = view.event(Transition(NIGHT, Kind.CORDONED, "node-1", long))
+    told = node_view.node(node_summary, NOW, "drain", how="")
+    happened = node_view.event(Transition(NIGHT, EventKind.CORDONED, "node-1", long))
     for text, most in (
         (row.reason, 1000),
         (row.requester, 100),
@@ -244,22 +248,25 @@ def test_a_reason_as_long_as_a_log_is_cut_and_says_so() -> None:
 
 
 def test_an_exempt_node_is_shown_and_what_would_be_done_is_held_by_it() -> None:
-    fleet = Fleet()
-    patient = well(fleet, "node-1", HANDS.now)
-    patient.exempt, patient.wishes = True, ("exempt until 2026-12-01T00:00:00Z: test",)
+    fleet = FleetState()
+    node_summary = well(fleet, "node-1", HANDS.now)
+    node_summary.exempt, node_summary.wishes = True, ("exempt until 2026-12-01T00:00:00Z: test",)
     found = look(fleet)
     assert found.exempt == 1
     assert found.wished[0].why == "exempt until 2026-12-01T00:00:00Z: test"
-    assert not found.holds  # it is well: nothing is held
-    patient.would, patient.spared = "drain: xid:79", "exempt until 2026-12-01T00:00:00Z: test"
+    assert not found.holds  # the node is healthy: no limit holds it back
+    node_summary.would, node_summary.spared = (
+        "drain: xid:79",
+        "exempt until 2026-12-01T00:00:00Z: test",
+    )
     (hold,) = look(fleet).holds
-    assert (hold.limit, hold.value) == ("exempt", patient.spared)
+    assert (hold.limit, hold.value) == ("exempt", node_summary.spared)
     assert hold.reason == "a person exempted it; else: drain: xid:79"
-    told = view.node(patient, NOW, "drain", how="")
+    told = node_view.node(node_summary, NOW, "drain", how="")
     assert told.why == (
         "a person exempted it (exempt until 2026-12-01T00:00:00Z: test); else: drain: xid:79"
     )
-    incident_of(patient, HANDS.now)
+    incident_of(node_summary, HANDS.now)
     assert look(fleet).incidents[0].doing == "a person exempted the node"
     assert "would" not in f"{told.why}{hold.reason}"
     assert "sickbay unexempt node-1" in hold.advice
@@ -272,20 +279,20 @@ def test_where_commands_need_an_option_each_one_shown_has_it() -> None:
     acts = re.compile(r"sickbay (?:stop|resume|release|quarantine|(?:un)?exempt|(?:un)?pin)\b")
     plain, local = small_fleet(HANDS), small_fleet(HANDS)
     for fleet in (plain, local):
-        incident_of(fleet.patients["node-3"], HANDS.now)
-        fleet.patients["node-7"].release_held = "pinned by a person (RMA)"
+        incident_of(fleet.node_summaries["node-3"], HANDS.now)
+        fleet.node_summaries["node-7"].release_held = "pinned by a person (RMA)"
         spared = well(fleet, "node-8", HANDS.now)
         spared.would, spared.spared = "drain: xid:79", "exempt until 2026-12-01T00:00:00Z: test"
         well(fleet, "node-9", HANDS.now).would = "drain: xid:79"
         for number, limit in enumerate(advice.HOLDS):
             held = well(fleet, f"held-{number}", HANDS.now)
-            held.hold = Hold(limit=limit, value="1", reason="why", since=HANDS.wall)
+            held.hold = NodeHold(limit=limit, value="1", reason="why", since=HANDS.wall)
     local.how = how
     shown, known = look(local), 0
     listed = {one.advice for one in shown.incidents} | {one.advice for one in shown.holds}
     listed |= {one.advice for one in shown.quarantines}
-    for patient in local.patients.values():
-        found = view.node(patient, NOW, "drain", how=how)
+    for node_summary in local.node_summaries.values():
+        found = node_view.node(node_summary, NOW, "drain", how=how)
         said = [one.advice for one in found.incidents]
         said += [found.hold.advice] if found.hold is not None else []
         said += [found.quarantine.advice] if found.quarantine is not None else []
@@ -293,30 +300,30 @@ def test_where_commands_need_an_option_each_one_shown_has_it() -> None:
             known += len(acts.findall(text))
             assert text.count(how) == len(acts.findall(text)), text
         assert listed.issuperset(said)
-        assert parts.tell(patient, NOW, "drain", how).hold == found.hold
+        assert replica_messages.tell(node_summary, NOW, "drain", how).hold == found.hold
     assert known > 10
     assert "--local" not in str(
-        [view.node(one, NOW, "drain", how="") for one in plain.patients.values()]
+        [node_view.node(one, NOW, "drain", how="") for one in plain.node_summaries.values()]
     )
 
 
 def test_a_release_that_is_held_says_why_and_what_to_do_and_comes_first() -> None:
     fleet = small_fleet(HANDS)
-    patient = fleet.patients["node-7"]
+    node_summary = fleet.node_summaries["node-7"]
     assert look(fleet).quarantines[0].node == "node-2"
-    patient.release_held = "pinned by a person (RMA)"
+    node_summary.release_held = "pinned by a person (RMA)"
     found = look(fleet).quarantines
     (held,) = [one for one in found if one.node == "node-7"]
     assert held.release_held == "pinned by a person (RMA)"
     assert "sickbay unpin node-7" in held.advice
     assert "sickbay release node-7" in held.advice
-    patient.release_held = "allocatable nvidia.com/gpu is 7 of 8"
+    node_summary.release_held = "allocatable nvidia.com/gpu is 7 of 8"
     (held,) = [one for one in look(fleet).quarantines if one.node == "node-7"]
     assert "unpin" not in held.advice
 
 
 def test_historical_and_missing_faults_are_marked_and_old_boots_come_last() -> None:
-    node = view.node(small_fleet(HANDS).patients["node-2"], NOW, "drain", how="")
+    node = node_view.node(small_fleet(HANDS).node_summaries["node-2"], NOW, "drain", how="")
     assert [(one.code, one.missing, one.historical) for one in node.faults] == [
         ("xid:63", True, False),
         ("xid:79", False, False),
@@ -338,28 +345,28 @@ def test_historical_and_missing_faults_are_marked_and_old_boots_come_last() -> N
     ],
 )
 def test_each_standing_says_why_in_a_line(name: str, expected: str) -> None:
-    patient = small_fleet(HANDS).patients[name]
-    assert view.node_row(patient, NOW).why.startswith(expected)
+    node_summary = small_fleet(HANDS).node_summaries[name]
+    assert node_view.node_row(node_summary, NOW).why.startswith(expected)
 
 
 def test_a_failed_component_without_an_incident_is_the_reason() -> None:
-    fleet = Fleet()
-    patient = well(fleet, "node-1", HANDS.now)
-    assert patient.health is not None
-    patient.health.faults = {("xid:79", ""): fault(HANDS.now)}
-    assert view.node_row(patient, NOW).why.startswith("xid:79: NVRM")
+    fleet = FleetState()
+    node_summary = well(fleet, "node-1", HANDS.now)
+    assert node_summary.health is not None
+    node_summary.health.faults = {("xid:79", ""): fault(HANDS.now)}
+    assert node_view.node_row(node_summary, NOW).why.startswith("xid:79: NVRM")
 
 
 def test_a_heartbeat_is_no_change() -> None:
-    patient = small_fleet(HANDS).patients["node-2"]
-    before = view.steady(view.node(patient, NOW, "drain", how=""))
-    patient.last_heard = HANDS.now - 0.1
-    assert view.steady(view.node(patient, NOW, "drain", how="")) == before
+    node_summary = small_fleet(HANDS).node_summaries["node-2"]
+    before = node_view.steady(node_view.node(node_summary, NOW, "drain", how=""))
+    node_summary.last_heard = HANDS.now - 0.1
+    assert node_view.steady(node_view.node(node_summary, NOW, "drain", how="")) == before
 
 
 def test_nothing_in_a_look_changes_with_time_alone() -> None:
     fleet = small_fleet(HANDS)
-    assert survey(fleet, NOW) == survey(fleet, Moment(HANDS.now + 7.5, HANDS.wall + 7.5))
+    assert survey(fleet, NOW) == survey(fleet, ViewMoment(HANDS.now + 7.5, HANDS.wall + 7.5))
 
 
 def test_a_glance_is_encodable_and_small_for_a_large_fleet() -> None:
@@ -382,15 +389,40 @@ def test_a_glance_is_encodable_and_small_for_a_large_fleet() -> None:
 )
 def test_times_are_said_in_one_unit(seconds: float, said: str) -> None:
     now = dt.datetime.fromtimestamp(NIGHT, dt.UTC)
-    assert words.ago(now - dt.timedelta(seconds=seconds), now) == said
+    assert timefmt.ago(now - dt.timedelta(seconds=seconds), now) == said
 
 
 def test_advice_promises_no_release_that_will_not_come() -> None:
-    fleet = Fleet()
-    patient = well(fleet, "node-1", HANDS.now)
-    incident_of(patient, HANDS.now)
+    fleet = FleetState()
+    node_summary = well(fleet, "node-1", HANDS.now)
+    incident_of(node_summary, HANDS.now)
     assert look(fleet).incidents[0].advice == "Reboot the node."
-    quarantine_of(patient, HANDS.wall, requester="hall-2")
+    quarantine_of(node_summary, HANDS.wall, requester="hall-2")
     assert "sickbay release node-1" in look(fleet).incidents[0].advice
-    quarantine_of(patient, HANDS.wall)
+    quarantine_of(node_summary, HANDS.wall)
     assert "released by itself" in look(fleet).incidents[0].advice
+
+
+def test_a_node_whose_quarantine_is_not_known_is_named_beside_those_that_are() -> None:
+    fleet = small_fleet(HANDS)
+    assert look(fleet).marked_only() == []
+    for name in ("node-30", "node-4"):
+        well(fleet, name, HANDS.now)
+        fleet.node_summaries[name].marked = True
+    found = look(fleet)
+    assert found.marked_only() == ["node-4", "node-30"]
+    assert found.counts[QuarantineSummary.QUARANTINED] == len(found.quarantines) + 2
+
+
+def test_a_node_in_quarantine_that_is_left_schedulable_says_so_in_its_line() -> None:
+    fleet = small_fleet(HANDS)
+    node_summary = next(one for one in fleet.node_summaries.values() if one.quarantine is not None)
+    assert node_summary.quarantine is not None
+    status = replace(
+        node_summary.quarantine.status,
+        uncordoned=describe_left(node_summary.quarantine, "it is a test"),
+    )
+    node_summary.quarantine = replace(node_summary.quarantine, status=status)
+    (row,) = (one for one in look(fleet).quarantines if one.node == node_summary.node)
+    assert "the node is schedulable" in node_view.why(node_summary, QuarantineSummary.QUARANTINED)
+    assert row.uncordoned.startswith("schedulable: it was uncordoned, and it is a test")

@@ -1,0 +1,84 @@
+"""Connect timeouts: a real uplink to a server that is slow, and to servers that never answer."""
+
+import asyncio
+import random
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from nodeagent.clock import SystemClock
+from nodeagent.config.settings import UplinkConfig
+from nodeagent.simulate.node import SimulatedNode
+from nodeagent.uplink.dialer import Dialer
+from sickbay.v1 import sickbay_pb2 as pb
+from tests.support.fake_aggregator import FakeAggregator
+from tests.support.waiting import until
+
+
+@pytest.fixture(autouse=True)
+def _seconds_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodeagent.uplink.reconnect.GREETING", 1.0)
+
+
+@pytest.fixture
+def paused() -> Iterator[str]:
+    """The address of a process that is stopped: the kernel takes connections in its place."""
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def node_of(address: str) -> SimulatedNode:
+    draw = random.Random(7).random
+    return SimulatedNode(
+        "node-a",
+        gpus=1,
+        seed=7,
+        address=address,
+        dialer=Dialer(UplinkConfig(address=address)),
+        clock=SystemClock(),
+        draw=draw,
+        jitter=draw,
+        on_change=lambda: None,
+    )
+
+
+async def test_where_a_connection_stands_and_nobody_lives_it_leaves_soon(paused: str) -> None:
+    node = node_of(paused)
+    node.start()
+    await until(lambda: node.trouble == "no greeting in 1 s", within=30)
+    await _gone(node)
+
+
+async def test_who_lives_and_is_slow_is_waited_for_and_does_the_work_once(
+    ward: FakeAggregator,
+) -> None:
+    welcome, ward.welcome = ward.welcome, None
+    assert welcome is not None
+    node = node_of(ward.address)
+    node.start()
+    await until(lambda: len(ward.streams) == 1, within=30)
+    await asyncio.sleep(2.5)  # far longer than it waits for a sign of life
+    assert (node.trouble, len(ward.streams), ward.latest.ended) == ("", 1, False)
+    ward.latest.say(welcome=pb.Welcome(aggregator="slow"))
+    await until(lambda: node.streaming, within=30)
+    assert len(ward.streams) == 1
+    await _gone(node)
+
+
+async def test_who_lives_and_never_greets_is_left_too(
+    ward: FakeAggregator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nodeagent.uplink.reconnect.LIVING", 1.5)
+    ward.welcome = None
+    node = node_of(ward.address)
+    node.start()
+    await until(lambda: "though somebody lives there" in node.trouble, within=30)
+    await until(lambda: len(ward.streams) == 2, within=30)
+    await _gone(node)
+
+
+async def _gone(node: SimulatedNode) -> None:
+    task = node.cut()
+    assert task is not None
+    await asyncio.wait([task])

@@ -1,0 +1,641 @@
+"""The thresholds of the disk checks, on them and beside them, and the words that people read."""
+
+import errno
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.checks import (
+    disk_common,
+    disk_ext4,
+    disk_io,
+    disk_md,
+    disk_mounts,
+    disk_nvme,
+    disk_readonly,
+    disk_space,
+    disk_write,
+)
+from nodeagent.model import Status
+from nodeagent.sources.disk_probe import Hung, NotProbed, ProbeRefused, Result, Space, Written
+from nodeagent.sources.mdraid import Array
+from nodeagent.sources.mountinfo import Mount, parse
+from nodeagent.sources.nvme import Controller, Health
+from tests.agent.kernel_log import HandClock, record
+from tests.agent.machines import made_up, observations, options, sources, verdicts
+from tests.agent.test_disk_nvme import Drives, controller, nvme
+
+GIB = 1 << 30
+OK = (Status.OK, "")
+FULL = (Status.FAILED, "full")
+
+
+def mount(line: str) -> Mount:
+    return parse(line.encode())[0]
+
+
+DISK = mount("1 0 8:1 / /data rw - ext4 /dev/sda1 rw")
+HOME = mount("2 1 0:9 / /home rw - nfs4 filer:/home rw")
+
+
+# -- disk-space -----------------------------------------------------------------------------------
+
+
+def limits(*, min_free: int = 0, plenty: int = 50 * GIB) -> disk_space.SpaceLimits:
+    return disk_space.SpaceLimits(90, 97, 80, 95, min_free, plenty)
+
+
+@pytest.mark.parametrize(
+    ("used", "status"),
+    [(899, Status.OK), (900, Status.DEGRADED), (969, Status.DEGRADED), (970, Status.FAILED)],
+)
+def test_a_disk_is_full_from_each_threshold_on(used: int, status: Status) -> None:
+    found = disk_space.judge(DISK, Space(1000, used, 1000 - used, 0, 0), limits())
+    assert (found.status, found.reason) == (status, "full" if status is not Status.OK else "")
+    assert found.message == f"{used / 10:.0f} % used, {1000 - used} B free"
+
+
+@pytest.mark.parametrize(
+    ("taken", "status"),
+    [(799, Status.OK), (800, Status.DEGRADED), (949, Status.DEGRADED), (950, Status.FAILED)],
+)
+def test_inodes_are_used_up_from_each_threshold_on(taken: int, status: Status) -> None:
+    roomy = Space(1000 * GIB, 0, 1000 * GIB, 1000, 1000 - taken)
+    found = disk_space.judge(DISK, roomy, limits())
+    assert found.status is status
+    if status is Status.OK:
+        assert (found.reason, found.message) == ("", "0 % used, 1000 GiB free")
+    else:
+        assert found.reason == "inodes"
+        assert found.message == f"{taken / 10:.0f} % of inodes used, {1000 - taken} free"
+
+
+@pytest.mark.parametrize(
+    ("free", "min_free", "plenty", "verdict"),
+    [
+        (10, 10, 10**9, (Status.DEGRADED, "full")),
+        (9, 10, 10**9, FULL),
+        (9, 10, 9, FULL),  # less than the required minimum is never plenty
+        (9, 9, 9, OK),
+        (9, 0, 10, (Status.DEGRADED, "full")),
+        (0, 0, 0, OK),
+    ],
+)
+def test_what_must_be_free_and_what_is_plenty_to_the_byte(
+    free: int, min_free: int, plenty: int, verdict: tuple[Status, str]
+) -> None:
+    space = Space(free * 20, free * 19, free, 0, 0)  # 95 % of it is used
+    found = disk_space.judge(DISK, space, limits(min_free=min_free, plenty=plenty))
+    assert (found.status, found.reason) == verdict
+
+
+def test_space_outranks_inodes_unless_those_are_worse() -> None:
+    both = Space(1000, 910, 90, 100, 15)
+    assert disk_space.judge(DISK, both, limits()).reason == "full", "degraded by either"
+    worse = replace(both, inodes_free=5)
+    found = disk_space.judge(DISK, worse, limits())
+    assert (found.status, found.reason) == (Status.FAILED, "inodes")
+    one = Space(1000, 0, 1000, 1, 0)
+    assert disk_space.judge(DISK, one, limits()).reason == "inodes", "a filesystem with one inode"
+
+
+@pytest.mark.parametrize(
+    ("free", "words"),
+    [
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (1024**2 - 1, "1024 KiB"),
+        (1024**2, "1 MiB"),
+        (1024**3, "1 GiB"),
+        (1024**4, "1.0 TiB"),
+        (5 * 1024**4 // 2, "2.5 TiB"),
+        (2048 * 1024**4, "2048.0 TiB"),
+    ],
+)
+def test_sizes_as_people_read_them(free: int, words: str) -> None:
+    found = disk_space.judge(DISK, Space(free, 0, free, 0, 0), limits())
+    assert found.message == f"0 % used, {words} free"
+
+
+@pytest.mark.parametrize(("size", "verdict"), [(0, OK), (1, FULL)])
+def test_a_filesystem_of_no_size_is_never_full(size: int, verdict: tuple[Status, str]) -> None:
+    """Even with limits that any percentage exceeds, as for a configured proc or cgroup."""
+    strict = disk_space.SpaceLimits(0, 0, 0, 0, min_free=0, plenty=1)
+    found = disk_space.judge(DISK, Space(size, size, 0, 0, 0), strict)
+    assert (found.status, found.reason) == verdict
+    assert found.message == f"{100 * size} % used, 0 B free"
+
+
+@pytest.mark.parametrize("judged", [disk_mounts.judge, disk_write.judge])
+def test_an_answer_to_another_question_is_a_defect_and_no_verdict(judged: Any) -> None:
+    wrong: Result = Written(0.1) if judged is disk_mounts.judge else Space(1, 0, 1, 0, 0)
+    with pytest.raises(TypeError, match="no answer to a"):
+        judged(HOME, wrong)
+
+
+async def test_what_is_no_answer_about_space_or_a_log_page_is_a_defect(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="no answer to a question about a log page"):
+        disk_nvme._health(Written(0.1))
+    check = disk_space.build(sources(made_up(tmp_path)), options(disk_space.SPEC))
+    with pytest.raises(TypeError, match="no answer to a question about space"):
+        check._verdict(DISK, Written(0.1))
+
+
+def test_an_image_that_is_full_says_that_it_is_read_only() -> None:
+    image = mount("1 0 8:1 / /usr ro - squashfs /dev/loop0 ro")
+    found = disk_space.judge(image, Space(1000, 1000, 0, 10, 0), limits())
+    assert (found.status, found.message) == (Status.OK, "100 % used, 0 B free, read-only")
+
+
+def test_only_what_fails_of_a_remote_filesystem_becomes_degraded() -> None:
+    for result, here, there in (
+        (Space(1000, 980, 20, 0, 0), Status.FAILED, Status.DEGRADED),
+        (Space(1000, 920, 80, 0, 0), Status.DEGRADED, Status.DEGRADED),
+        (Space(1000, 0, 1000, 0, 0), Status.OK, Status.OK),
+    ):
+        assert disk_space.judge(DISK, result, limits()).status is here
+        assert disk_space.judge(HOME, result, limits()).status is there
+    unknown = disk_space.refused(HOME, ProbeRefused(errno.EACCES, "statvfs"))
+    assert disk_space.of_mount(HOME, unknown) == unknown
+
+
+@pytest.mark.parametrize(
+    ("number", "verdict"),
+    [
+        (errno.EIO, (Status.FAILED, "io-error")),
+        (errno.ESHUTDOWN, (Status.FAILED, "shut-down")),
+        (errno.ENOTCONN, (Status.FAILED, "shut-down")),
+        (errno.ESTALE, (Status.FAILED, "stale")),
+        (errno.EPERM, (Status.UNKNOWN, "probe-failed")),
+    ],
+)
+def test_each_refusal_by_its_errno(number: int, verdict: tuple[Status, str]) -> None:
+    found = disk_space.refused(DISK, ProbeRefused(number, "statvfs"))
+    assert (found.component, found.status, found.reason) == ("/data", *verdict)
+    assert found.message == str(ProbeRefused(number, "statvfs"))
+
+
+# -- what the disk checks share -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "status"), [(59.9, Status.DEGRADED), (60.0, Status.FAILED), (61.0, Status.FAILED)]
+)
+def test_a_probe_that_hangs_for_a_minute_has_failed(seconds: float, status: Status) -> None:
+    found = disk_common.hung("disk-write", "/data", Hung(seconds, "D in io_schedule"))
+    assert (found.status, found.reason) == (status, "hung")
+    assert found.message == f"no answer for {seconds:.0f} s; the probe is D in io_schedule"
+    assert disk_common.hung("disk-write", "/data", Hung(1, "")).message.endswith(
+        "the probe is gone"
+    )
+
+
+def test_mounts_are_named_without_the_last_slash() -> None:
+    assert disk_common.absolute_paths(["/", "//", "/data//", "/a/b"]) == ("/", "/", "/data", "/a/b")
+    with pytest.raises(ValueError, match="'' is not an absolute path"):
+        disk_common.absolute_paths([""])
+
+
+# -- disk-write and disk-mounts -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("result", "verdict", "message"),
+    [
+        (Written(0.0024), OK, "took 2 ms"),
+        (ProbeRefused(errno.ENOTDIR, "open"), (Status.UNKNOWN, "no-directory"), "there is no such"),
+        (ProbeRefused(errno.EPERM, "open"), (Status.UNKNOWN, "not-permitted"), "open"),
+        (ProbeRefused(errno.EUCLEAN, "fsync"), (Status.FAILED, "io-error"), "fsync"),
+        (NotProbed("no python"), (Status.UNKNOWN, "probe-failed"), "no python"),
+    ],
+)
+def test_the_words_of_a_write_probe(
+    result: Result, verdict: tuple[Status, str], message: str
+) -> None:
+    found = disk_write.judge("/data", result)
+    assert (found.check, found.component) == ("disk-write", "/data")
+    assert (found.status, found.reason) == verdict
+    assert message in found.message
+
+
+@pytest.mark.parametrize(
+    ("table", "reason"),
+    [
+        ("1 0 8:1 / @ ro - ext4 /dev/sda rw", "read-only-mount"),  # the mount's flag alone
+        ("1 0 8:1 / @ rw - ext4 /dev/sda ro", "read-only"),
+        ("1 0 8:1 / @ ro - ext4 /dev/sda ro", "read-only"),
+        ("1 0 8:1 / @ rw - ext4 /dev/sda rw", "read-only"),  # the mount table shows no reason
+        ("", "read-only"),
+    ],
+)
+async def test_a_refused_write_is_the_disks_fault_unless_this_mount_alone_forbids_it(
+    tmp_path: Path, table: str, reason: str
+) -> None:
+    machine = made_up(tmp_path)
+    if table:
+        (tmp_path / "proc/self/mountinfo").write_text(table.replace("@", str(tmp_path)) + "\n")
+    check = disk_write.build(sources(machine), options(disk_write.SPEC, paths=(str(tmp_path),)))
+
+    class Refusing:
+        answer: Result = ProbeRefused(errno.EROFS, "open")
+
+        async def write(self, paths: tuple[str, ...]) -> dict[str, Result]:
+            return dict.fromkeys(paths, self.answer)
+
+    check._probe = probe = Refusing()  # type: ignore[assignment]
+    assert {reason for _, reason in verdicts(await check.run_check()).values()} == {reason}
+    probe.answer = ProbeRefused(errno.EIO, "write")
+    assert [*verdicts(await check.run_check()).values()] == [(Status.FAILED, "io-error")]
+
+
+@pytest.mark.parametrize(
+    ("result", "verdict", "message"),
+    [
+        (Space(1, 0, 1, 0, 0), OK, "filer:/home answers"),
+        (
+            ProbeRefused(errno.EHOSTDOWN, "statvfs"),
+            (Status.FAILED, "io-error"),
+            f"filer:/home: {ProbeRefused(errno.EHOSTDOWN, 'statvfs')}",
+        ),
+        (
+            ProbeRefused(errno.ECONNABORTED, "statvfs"),
+            (Status.FAILED, "shut-down"),
+            f"filer:/home: {ProbeRefused(errno.ECONNABORTED, 'statvfs')}",
+        ),
+        (
+            ProbeRefused(errno.ETIMEDOUT, "statvfs"),
+            (Status.FAILED, "hung"),
+            f"filer:/home: {ProbeRefused(errno.ETIMEDOUT, 'statvfs')}",
+        ),
+        (
+            ProbeRefused(errno.EACCES, "statvfs"),
+            (Status.UNKNOWN, "probe-failed"),
+            f"filer:/home: {ProbeRefused(errno.EACCES, 'statvfs')}",
+        ),
+        (NotProbed("no python"), (Status.UNKNOWN, "probe-failed"), "no python"),
+        (Hung(60, "D"), (Status.FAILED, "hung"), "no answer for 60 s; the probe is D"),
+    ],
+)
+def test_a_remote_filesystem_s_answer(
+    result: Result, verdict: tuple[Status, str], message: str
+) -> None:
+    found = disk_mounts.judge(HOME, result)
+    assert (found.status, found.reason) == verdict
+    assert (found.check, found.component, found.message) == ("disk-mounts", "/home", message)
+
+
+# -- disk-nvme ------------------------------------------------------------------------------------
+
+DRIVE = Controller("nvme0", "resetting", "PM9A3", "S1")
+HEALTHY = Health(warning=0, temperature=41, spare=100, spare_threshold=10, used=3, media_errors=0)
+
+
+@pytest.mark.parametrize(
+    ("state", "seconds", "verdict", "words"),
+    [
+        ("live", 900.0, None, ""),
+        ("dead", 0.0, (Status.FAILED, "dead"), "the kernel has given the controller up"),
+        ("dead (new word)", 0.0, (Status.FAILED, "dead"), "the kernel has given"),
+        ("resetting", 299.9, (Status.DEGRADED, "not-live"), "resetting for 300 s"),
+        ("resetting", 300.0, (Status.FAILED, "stuck"), "resetting for 300 s"),
+        ("connecting", 12.0, (Status.DEGRADED, "not-live"), "connecting for 12 s"),
+    ],
+)
+def test_a_controller_that_is_not_live(
+    state: str, seconds: float, verdict: tuple[Status, str] | None, words: str
+) -> None:
+    found = disk_nvme.judge_state(replace(DRIVE, state=state), seconds, stuck_for=300.0)
+    assert (found and (found.status, found.reason)) == verdict
+    if found is not None:
+        assert found.message.startswith(f"PM9A3 S1: {words}")
+        assert found.component == "nvme0"
+
+
+@pytest.mark.parametrize(
+    ("health", "new", "reason", "words"),
+    [
+        (HEALTHY, 0, "", "3 % of its life used, 41 degrees Celsius"),
+        (replace(HEALTHY, used=99), 0, "", "99 % of its life used, 41 degrees Celsius"),
+        (replace(HEALTHY, used=100), 0, "worn", "100 % of its rated life is used"),
+        (
+            replace(HEALTHY, media_errors=9, warning=0x13, used=100),
+            1,
+            "media-errors",
+            "1 media errors within a day, 9 in all",
+        ),
+        (
+            replace(HEALTHY, warning=0x13, spare=9, used=100),
+            0,
+            "spare-low",
+            "9 % of spare blocks left, below 10 %",
+        ),
+        (replace(HEALTHY, warning=0x12, used=100), 0, "hot", "41 degrees Celsius"),
+        (
+            replace(HEALTHY, warning=0x10, used=100),
+            0,
+            "backup-failed",
+            "the backup of its volatile memory has failed",
+        ),
+    ],
+)
+def test_of_what_a_drive_says_the_worst_is_told(
+    health: Health, new: int, reason: str, words: str
+) -> None:
+    found = disk_nvme.judge_health(DRIVE, health, new)
+    assert found.status is (Status.DEGRADED if reason else Status.OK)
+    assert (found.reason, found.message) == (reason, f"PM9A3 S1: {words}")
+
+
+@pytest.mark.parametrize(
+    ("model", "serial", "said"),
+    [("M", "", "M: live"), ("", "S", "S: live"), ("", "", "live"), ("M", "S", "M S: live")],
+)
+def test_a_drive_is_called_by_what_is_known_of_it(model: str, serial: str, said: str) -> None:
+    assert disk_nvme._named(Controller("nvme0", "live", model, serial), "live") == said
+
+
+async def test_drives_that_are_expected_missing_and_back(tmp_path: Path) -> None:
+    clock = HandClock(1000.0)
+    machine = made_up(tmp_path, clock)
+    first, second = (controller(machine, number) for number in (0, 1))
+    drives = Drives(machine)
+    check = nvme(machine, drives, expected=2, stuck_for=300.0)
+    report = await check.run_check()
+    assert verdicts(report) == {"": OK, "nvme0": OK, "nvme1": OK}
+    assert observations(report)[""].message == "2 drives"
+    first.rename(tmp_path / "away")
+    report = await check.run_check()
+    missing = (Status.FAILED, "missing")
+    assert verdicts(report) == {"": OK, "nvme0": missing, "nvme1": OK}, "it is told by its name"
+    fresh = nvme(machine, drives, expected=2)
+    report = await fresh.run_check()
+    assert verdicts(report) == {"": missing, "nvme1": OK}
+    assert observations(report)[""].message == "1 drives, and the configuration expects 2"
+    (tmp_path / "away").rename(first)
+    assert verdicts(await check.run_check()) == {"": OK, "nvme0": OK, "nvme1": OK}
+    for after, reason in ((0.0, "not-live"), (299.0, "not-live"), (1.0, "stuck")):
+        (second / "state").write_text("resetting\n")
+        clock.now += after
+        assert verdicts(await check.run_check())["nvme1"][1] == reason
+    drives.answer = ProbeRefused(errno.EACCES, "open")
+    report = await check.run_check()
+    assert verdicts(report)["nvme0"] == (Status.UNKNOWN, "no-log")
+    words = f"PM9A3 S0: live; its health log can't be read: {ProbeRefused(errno.EACCES, 'open')}"
+    assert observations(report)["nvme0"].message == words
+
+
+# -- disk-md, disk-readonly, disk-ext4 ------------------------------------------------------------
+
+
+RAID = Array("md0", "raid1", "clean", 2, 0, (), "idle", None)
+
+
+@pytest.mark.parametrize(
+    ("array", "verdict", "message"),
+    [
+        (RAID, OK, "raid1 of 2: clean"),
+        (replace(RAID, action="frozen"), OK, "raid1 of 2: clean"),
+        (replace(RAID, action="check"), OK, "raid1 of 2: clean; check"),
+        (replace(RAID, action="check", done=41.7), OK, "raid1 of 2: clean; check 42 %"),
+        (replace(RAID, level="", state="active"), OK, "array of 2: active"),
+        (
+            replace(RAID, missing=1, faulty=("sdb1",), action="recover", done=0.0),
+            (Status.DEGRADED, "degraded"),
+            "raid1 of 2: 1 missing or not in sync; faulty: sdb1; recover 0 %",
+        ),
+        (
+            replace(RAID, state="readonly"),
+            (Status.DEGRADED, "read-only"),
+            "raid1 of 2: set read-only",
+        ),
+        (
+            replace(RAID, state="readonly", missing=1),
+            (Status.DEGRADED, "degraded"),
+            "raid1 of 2: 1 missing or not in sync",
+        ),
+        (
+            replace(RAID, state="inactive", missing=2),
+            (Status.FAILED, "inactive"),
+            "raid1 of 2: not started",
+        ),
+    ],
+)
+def test_an_array(array: Array, verdict: tuple[Status, str], message: str) -> None:
+    found = disk_md.judge(array)
+    assert (found.status, found.reason) == verdict
+    assert (found.check, found.component, found.message) == ("disk-md", "md0", message)
+
+
+@pytest.mark.parametrize(
+    ("line", "signs", "why"),
+    [
+        ("rw - ext4 /dev/sda1 rw,emergency_ro", {"seen_writable": True}, "(emergency_ro)"),
+        ("ro - ext4 /dev/sda1 ro", {"seen_writable": True, "must_write": True}, "was writable"),
+        ("ro - ext4 /dev/sda1 ro", {"must_write": True, "fstab_writable": True}, "configuration"),
+        ("rw - ext4 /dev/sda1 ro", {"fstab_writable": True}, "mounted writable"),
+        ("ro - ext4 /dev/sda1 ro", {"fstab_writable": True, "errors": 1}, "/etc/fstab"),
+        ("ro - ext4 /dev/sda1 ro,errors=remount-ro", {"errors": 1}, "1 filesystem errors"),
+        ("ro - ext4 /dev/sda1 ro,errors=remount-ro", {}, None),
+        ("ro - ext4 /dev/sda1 ro,errors=continue", {"errors": 5}, None),
+    ],
+)
+def test_the_strongest_sign_of_a_read_only_filesystem_is_told(
+    line: str, signs: dict[str, object], why: str | None
+) -> None:
+    none = {"seen_writable": False, "must_write": False, "fstab_writable": False, "errors": 0}
+    found = disk_readonly.judge(mount(f"1 0 8:1 / /d {line}"), **(none | signs))  # type: ignore[arg-type]
+    if why is None:
+        assert (found.status, found.message) == (Status.OK, "read-only since it was first seen")
+    else:
+        assert found.status is Status.FAILED
+        assert found.message.startswith("ext4 on /dev/sda1 is read-only: ")
+        assert why in found.message
+
+
+def test_a_filesystem_that_has_shut_down_is_told_before_all_else() -> None:
+    found = disk_readonly.judge(
+        mount("1 0 8:1 / /d rw - xfs /dev/sda1 rw,shutdown"),
+        seen_writable=False,
+        must_write=False,
+        fstab_writable=False,
+        errors=0,
+    )
+    assert (found.status, found.reason) == (Status.FAILED, "shut-down")
+    assert found.message == "xfs on /dev/sda1 has shut itself down after an error"
+
+
+@pytest.mark.parametrize(
+    ("line", "writable"),
+    [
+        ("/dev/sda1 /data ext4 defaults", True),  # the last two fields may be left out
+        ("/dev/sda1 /data ext4", False),
+        ("/dev/sda1 /data ext4 noauto,rw 0 0", False),
+        ("/dev/sda1 /data ext4 nofail,ro 0 0", False),
+        ("/dev/sda1 /data ext4 errors=remount-ro,nofail 0 0", True),
+        ("#/dev/sda1 /data ext4 defaults 0 0", False),
+        ("# /data /data ext4 defaults 0 0", False),
+    ],
+)
+def test_a_line_of_fstab(line: str, *, writable: bool) -> None:
+    assert ("/data" in disk_readonly.writable_in_fstab(line)) is writable
+
+
+@pytest.mark.parametrize(
+    ("last", "rose", "reason"),
+    [
+        (940, False, "errors"),  # clocks are set at a boot: a minute before it may be of it
+        (939, False, "old-errors"),
+        (939, True, "errors"),
+        (2000, False, "errors"),
+    ],
+)
+def test_ext4_s_errors_are_new_from_a_minute_before_the_boot(
+    last: int, reason: str, *, rose: bool
+) -> None:
+    errors = disk_ext4.Errors(3, last, "ext4_lookup")
+    found = disk_ext4.judge(DISK, errors, booted=1000.0, rose=rose)
+    assert found.reason == reason
+    assert found.status is (Status.FAILED if reason == "errors" else Status.DEGRADED)
+    assert found.message.startswith("3 errors on /dev/sda1, the last at 1970-01-01 00:")
+    assert found.message.endswith(" in ext4_lookup") is (reason == "errors")
+    assert ("before this boot" in found.message) is (reason == "old-errors")
+
+
+def test_ext4_without_an_error_and_with_one_of_no_known_time_or_place() -> None:
+    well = disk_ext4.judge(DISK, disk_ext4.Errors(0, 0, ""), booted=1000.0, rose=False)
+    assert (well.status, well.reason, well.message) == (Status.OK, "", "no errors")
+    found = disk_ext4.judge(DISK, disk_ext4.Errors(1, 10**18, ""), booted=1000.0, rose=False)
+    assert found.message == f"1 errors on /dev/sda1, the last at {10**18}"
+
+
+# -- disk-io --------------------------------------------------------------------------------------
+
+
+class Everywhere:
+    """Every device is under /data; the requests are kept."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, int | None]] = []
+
+    def on(self, device: str, sector: int | None) -> tuple[str, ...]:
+        self.asked.append((device, sector))
+        return ("/data",)
+
+    def on_controller(self, controller: str) -> tuple[str, ...]:
+        self.asked.append((controller, -1))
+        return ("/data",)
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "asked", "details"),
+    [
+        (
+            b"I/O error, dev sda, sector 2048 op 0x1:(WRITE) flags 0x800",
+            "error",
+            ("sda", 2048),
+            {"sector": "2048", "operation": "write"},
+        ),
+        (
+            b"critical medium error, dev nvme0n1, sector 7",
+            "medium",
+            ("nvme0n1", 7),
+            {"sector": "7", "operation": ""},
+        ),
+        (
+            b"blk_update_request: timeout error, dev sda, sector 7",
+            "timeout",
+            ("sda", 7),
+            {"sector": "7", "operation": ""},
+        ),
+        (
+            b"device offline error, dev sda, sector 7 op 0x0:(READ)",
+            "lost",
+            ("sda", 7),
+            {"sector": "7", "operation": "read"},
+        ),
+        (
+            b"Buffer I/O error on dev sda1, logical block 9, lost async page write",
+            "error",
+            ("sda1", None),
+            {"operation": "lost async page write"},
+        ),
+        (
+            b"Buffer I/O error on device sda1, logical block 9",
+            "error",
+            ("sda1", None),
+            {"operation": ""},
+        ),
+        (
+            b"nvme nvme0: I/O tag 5 (1005) opcode 0x2 (Read) QID 3 timeout, aborting",
+            "timeout",
+            ("nvme0", -1),
+            {"controller": "nvme0"},
+        ),
+        (
+            b"nvme nvme0: controller is down; will reset: CSTS=0xffffffff",
+            "lost",
+            ("nvme0", -1),
+            {"controller": "nvme0"},
+        ),
+        (b"EXT4-fs error (device dm-3): ext4_lookup:1", "filesystem", ("dm-3", None), {}),
+        (b"XFS (md0): log I/O error -5", "filesystem", ("md0", None), {}),
+        (b"Aborting journal on device sda1-8.", "filesystem", ("sda1", None), {}),
+        (
+            b"md/raid1:md0: Disk failure on sdb1, disabling device.",
+            "array",
+            ("md0", None),
+            {"member": "sdb1"},
+        ),
+    ],
+)
+def test_a_disk_s_line_with_its_device_and_details(
+    line: bytes, code: str, asked: tuple[str, int | None], details: dict[str, str]
+) -> None:
+    mounts = Everywhere()
+    check = disk_io.DiskIo(mounts)
+    [found] = check.read(record(line, seq=7, historical=True))
+    assert mounts.asked == [asked]
+    assert (found.code, found.check, found.component) == (f"disk-io:{code}", "disk-io", "/data")
+    expected = {"device": asked[0]} | {name: value for name, value in details.items() if value}
+    assert {name: value for name, value in found.details.items() if value} == expected
+    assert found.message == f"{asked[0]}, under /data: {line.decode()}"
+    assert (found.source_seq, found.historical, check.remote_nodes) == (7, True, 0)
+    assert check.read(record(b"x" + line)) == (), "only where the kernel's own words begin"
+
+
+async def test_a_disk_without_its_count_of_errors_is_judged_by_the_other_signs(
+    tmp_path: Path,
+) -> None:
+    machine = made_up(tmp_path)
+    table = f"1 0 8:1 / {tmp_path} ro - ext4 /dev/sda ro,errors=remount-ro\n"
+    (tmp_path / "proc/self/mountinfo").write_text(table)
+    check = disk_readonly.build(sources(machine), options(disk_readonly.SPEC))
+    assert observations(await check.run_check())["/"].status is Status.OK
+
+
+def test_a_storm_of_a_disk_s_lines_reads_the_mount_table_once_in_ten_seconds(
+    tmp_path: Path,
+) -> None:
+    clock = HandClock(1000.0)
+    machine = made_up(tmp_path, clock)
+    (tmp_path / "proc/self/mountinfo").write_text(f"1 0 8:1 / {tmp_path} rw - ext4 /dev/sda rw\n")
+    watched = disk_common.Watch(machine, options(disk_io.SPEC))
+    read, reads = watched.mounts, []
+
+    def mounts() -> tuple[Mount, ...]:
+        reads.append(clock.now)
+        return read()
+
+    watched.mounts = mounts  # type: ignore[method-assign]
+    check = disk_io.DiskIo(disk_io.WatchedMounts(machine, watched))
+    line = record(b"I/O error, dev sdz, sector 2048")
+    for after in (0.0, 0.0, 9.9, 0.1, 1.0):
+        clock.now += after
+        assert check.read(line) == ()
+    assert reads == [1000.0, 1010.0]
+    assert check.remote_nodes == 5
+    (tmp_path / "proc/self/mountinfo").unlink()
+    clock.now += 10.0
+    assert check.read(line) == (), "what was known stays"

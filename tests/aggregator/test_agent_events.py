@@ -1,0 +1,406 @@
+"""What an agent's connection, words and silence make of its node: the handler alone, no replica."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aggregator.clock import Clocks
+from aggregator.cluster.port import (
+    Action,
+    NodeMeta,
+    Phase,
+    Quarantine,
+    QuarantineSpec,
+    QuarantineStatus,
+)
+from aggregator.health.model import Cleared, Delta, Lost
+from aggregator.quarantine.decide.intent import OURS
+from aggregator.quarantine.reconcile.agent_events import AgentEventHandler, _may_be_back
+from aggregator.quarantine.state.fleet import FleetState
+from aggregator.quarantine.state.registry import NodeRegistry
+from tests.support.replica import POLICY, FakeLine, fault, hello, snapshot
+from tests.support.virtual_time import VirtualTimeLoop, play
+
+SIGN = Cleared("xid:79", "GPU-1", "operator")
+SILENT_AFTER = 60.0
+
+
+def quarantine(node_uid: str = "u1") -> Quarantine:
+    spec = QuarantineSpec(Action.DRAIN, "gpu", "x", OURS)
+    return Quarantine(
+        "n1", "q", "1", spec, QuarantineStatus(phase=Phase.CORDONED, node_uid=node_uid)
+    )
+
+
+class Bench:
+    """A handler; ``did`` is what it asked of everybody else."""
+
+    def __init__(self, loop: VirtualTimeLoop) -> None:
+        self.loop = loop
+        self.did: list[str] = []
+        self.told: list[str] = []
+        self.home, self.owns, self.may, self.work = "", True, True, False
+        self.node_registry = NodeRegistry(FleetState(), "", now=loop.time)
+
+        def note(name: str, answer: Callable[[], Any] = lambda: None) -> Any:
+            def act(*_: Any) -> Any:
+                self.did.append(name)
+                return answer()
+
+            return act
+
+        def recorder(*names: str) -> Any:
+            return SimpleNamespace(**{name: note(name) for name in names})
+
+        self.reconciler = SimpleNamespace(
+            view=True,
+            enqueue=note("enqueue"),
+            look_anew=note("look_anew"),
+            has_work=lambda _: self.work,
+        )
+        shards: Any = SimpleNamespace(
+            owner_address=lambda _: self.home,
+            may_act=lambda _: self.may,
+            owns=lambda _: self.owns,
+        )
+        acts: Any = SimpleNamespace(
+            emit_event=lambda _, kind, text, *__: self.told.append(f"{kind.value}: {text}")
+        )
+        reconciler: Any = self.reconciler
+        self.made: Any = AgentEventHandler(
+            node_registry=self.node_registry,
+            evaluator=recorder("evaluate_node"),
+            reconciler=reconciler,
+            acts=acts,
+            policy=POLICY,
+            clocks=Clocks(loop.time, loop.time),
+            silent_after=SILENT_AFTER,
+            network_tracker=recorder("renew", "on_evidence", "silent", "drop_finding"),
+            evidence_recording=recorder(
+                "record_hello",
+                "record_message",
+                "restart_node",
+                "record_disconnect",
+                "forget_node",
+            ),
+            shards=shards,
+        )
+        self.case: Any = self.node_registry.case("n1")
+        self.line: Any = FakeLine()
+
+    def connect(self, uid: str = "") -> list[str]:
+        self.did.clear()
+        self.made.on_connect(replace(hello("n1"), node_uid=uid), self.line)
+        return self.did
+
+    def hear(self, evidence: Any) -> Any:
+        self.did.clear()
+        return self.made.on_evidence("n1", evidence, self.loop.time())
+
+
+def on_bench(test: Callable[[Bench], Any]) -> None:
+    async def main(loop: VirtualTimeLoop) -> None:
+        await test(Bench(loop))
+
+    play(main)
+
+
+def test_who_greets_is_attached_and_has_said_nothing_yet() -> None:
+    async def test(bench: Bench) -> None:
+        bench.case.silent_failing, bench.case.misnamed = "x", True
+        assert bench.connect("u9") == ["renew", "record_hello"]
+        summary = bench.case.node_summary
+        assert (summary.attached, summary.last_heard) == (True, bench.loop.time())
+        assert (bench.case.claimed, bench.case.misnamed) == ("u9", False)
+        assert bench.case.silent_failing == ""
+        assert not bench.case.was_heard
+        summary.last_heard = 1.0
+        assert bench.connect() == ["record_hello"]
+        assert summary.last_heard == 1.0, "to come back is not to be heard"
+
+    on_bench(test)
+
+
+def test_a_snapshot_counts_and_a_greeting_takes_that_back() -> None:
+    async def test(bench: Bench) -> None:
+        bench.connect()
+        assert bench.node_registry.size().reported == 0
+        bench.hear(snapshot())
+        assert bench.node_registry.size().reported == 1
+        bench.made.hand_over(bench.case)
+        assert bench.node_registry.size().reported == 0
+
+    on_bench(test)
+
+
+@pytest.mark.parametrize(
+    ("listed", "uid", "stands", "reads"),
+    [
+        ("", "u1", None, False),
+        ("u1", "u1", None, False),
+        ("u1", "", None, False),
+        ("u1", "u2", None, True),
+        ("u2", "u2", quarantine("u1"), True),
+        ("u1", "u1", quarantine("u1"), False),
+    ],
+)
+def test_the_node_is_read_where_its_agent_proves_another_uid(
+    listed: str, uid: str, stands: Quarantine | None, *, reads: bool
+) -> None:
+    async def test(bench: Bench) -> None:
+        bench.case.node_summary.meta = NodeMeta("n1", listed) if listed else None
+        bench.case.node_summary.quarantine = stands
+        assert ("look_anew" in bench.connect(uid)) == reads
+
+    on_bench(test)
+
+
+@pytest.mark.parametrize(
+    ("stands", "gone", "uid", "back"),
+    [
+        (None, True, "u2", False),
+        (quarantine("u1"), True, "", True),
+        (quarantine("u1"), False, "", False),
+        (quarantine("u1"), False, "u1", False),
+        (quarantine("u1"), False, "u2", True),
+        (quarantine(""), False, "u2", False),
+    ],
+)
+def test_an_agent_tells_of_a_node_that_may_be_back(
+    stands: Quarantine | None, uid: str, *, gone: bool, back: bool
+) -> None:
+    case: Any = NodeRegistry(FleetState(), "").case("n1")
+    case.node_summary.quarantine, case.node_gone = stands, gone
+    assert _may_be_back(case, uid) == back
+
+
+def test_nothing_is_heard_of_a_stream_that_was_shut_out() -> None:
+    async def test(bench: Bench) -> None:
+        never = bench.hear(snapshot())
+        assert not never.done()
+        assert bench.did == []
+        bench.connect()
+        bench.made._lines.clear()
+        assert not bench.hear(snapshot()).done()
+        assert bench.did == []
+
+    on_bench(test)
+
+
+def test_a_sign_is_acknowledged_at_once_only_where_nothing_can_be_left_to_do() -> None:
+    async def test(bench: Bench) -> None:
+        bench.connect()
+        assert bench.hear(snapshot(fault())) is None, "no sign"
+        assert bench.hear(Delta()) is None
+        case = bench.case
+        case.node_summary.meta = NodeMeta("n1", "u1")
+        assert bench.hear(Delta(cleared=(SIGN,))) is None
+        assert bench.hear(Delta(gone=(("xid", ""),))) is None
+        assert not case.suspect
+        for name, owner, value in (
+            ("work", bench, True),
+            ("may", bench, False),
+            ("view", bench.reconciler, False),
+            ("meta", case.node_summary, None),
+            ("unread", case, True),
+            ("ours", case, False),
+        ):
+            before = getattr(owner, name)
+            setattr(owner, name, value)
+            for said in (Delta(cleared=(SIGN,)), snapshot(cleared=(SIGN,))):
+                case.waiters, case.suspect = (), False
+                waits = bench.hear(said)
+                assert case.waiters == (waits,), name
+                assert "enqueue" in bench.did
+                assert case.suspect == (name in ("unread", "ours"))
+            setattr(owner, name, before)
+
+    on_bench(test)
+
+
+def test_signs_are_kept_until_the_node_was_read() -> None:
+    async def test(bench: Bench) -> None:
+        bench.connect()
+        bench.hear(snapshot(cleared=(SIGN,)))
+        assert bench.case.signs == (SIGN,)
+        bench.case.signs, bench.case.node_summary.meta = (), NodeMeta("n1", "u1")
+        bench.hear(snapshot(cleared=(SIGN,)))
+        assert bench.case.signs == ()
+
+    on_bench(test)
+
+
+def test_a_fault_of_a_node_that_may_be_back_has_it_read() -> None:
+    async def test(bench: Bench) -> None:
+        bench.connect()
+        bench.case.node_summary.quarantine, bench.case.node_gone = quarantine(), True
+        bench.hear(snapshot())
+        assert not bench.case.suspect
+        bench.hear(snapshot(fault()))
+        assert bench.case.suspect
+
+    on_bench(test)
+
+
+def test_lost_evidence_and_a_return_are_told() -> None:
+    async def test(bench: Bench) -> None:
+        bench.connect()
+        bench.case.silent, bench.case.node_summary.refused = True, "x"
+        bench.hear(Delta(lost=(Lost("kmsg", 1, "overrun"),)))
+        assert bench.told == ["evidence.lost: evidence lost (kmsg): overrun"]
+        assert bench.case.silent, "a delta is no snapshot"
+        bench.hear(snapshot())
+        assert (bench.case.silent, bench.case.node_summary.refused) == (False, "")
+        assert len(bench.told) == 2
+        bench.hear(snapshot())
+        assert len(bench.told) == 2
+
+    on_bench(test)
+
+
+def test_of_two_agents_nothing_is_recorded_until_one_is_left() -> None:
+    async def test(bench: Bench) -> None:
+        bench.connect()
+        assert "record_message" in (bench.hear(snapshot()), bench.did)[1]
+        bench.made.on_conflict("n1", "two claim it")
+        bench.made.on_conflict("n1", "two claim it still")
+        assert len(bench.told) == 1
+        assert "record_hello" not in bench.connect()
+        bench.hear(snapshot())
+        assert not {"record_message", "restart_node"} & set(bench.did)
+        bench.made.on_disconnect("n1", bench.line, "bye")
+        assert "record_disconnect" not in bench.did
+        bench.connect()
+        bench.hear(snapshot())
+        bench.did.clear()
+        bench.made.on_conflict("n1", "")
+        assert bench.did == ["restart_node", "enqueue"]
+        assert bench.case.node_summary.conflict == ""
+        bench.hear(Delta())
+        assert "record_message" in bench.did
+        bench.made.on_conflict("n1", "again")
+        bench.connect()
+        bench.made.on_disconnect("n1", bench.line, "bye")
+        bench.did.clear()
+        bench.made.on_conflict("n1", "")
+        assert bench.did == ["forget_node", "enqueue"]
+        assert bench.made._untaken == set()
+        bench.made._untaken.add("unknown")
+        bench.made.on_conflict("unknown", "")
+        assert bench.made._untaken == set()
+        assert bench.node_registry.known("unknown") is None
+
+    on_bench(test)
+
+
+def test_the_end_of_a_stream_counts_only_for_the_one_that_is_attached() -> None:
+    async def test(bench: Bench) -> None:
+        bench.connect()
+        waits = bench.loop.create_future()
+        bench.case.waiters = (waits,)
+        bench.made.on_disconnect("n1", FakeLine(), "another's")
+        assert bench.case.node_summary.attached
+        bench.did.clear()
+        bench.made.on_disconnect("n1", bench.line, "bye")
+        assert bench.did == ["silent", "record_disconnect"]
+        assert waits.cancelled()
+        assert bench.case.waiters == ()
+        summary = bench.case.node_summary
+        assert not summary.attached
+        assert summary.refused == "no snapshot of it was accepted: bye"
+        summary.refused, summary.last_heard = "", 1.0
+        bench.connect()
+        bench.hear(snapshot())
+        summary.last_heard = 1.0
+        bench.made.on_disconnect("n1", bench.line, "bye")
+        assert (summary.refused, summary.last_heard) == ("", bench.loop.time())
+        assert summary.health is not None
+        bench.connect()
+        bench.owns = False
+        bench.made.on_disconnect("n1", bench.line, "bye")
+        assert [summary.health] == [None], "it is another's"
+
+    on_bench(test)
+
+
+def test_an_agent_is_sent_home_only_where_its_home_is_known() -> None:
+    async def test(bench: Bench) -> None:
+        bench.home = "r2:1"
+        bench.made.send_home(bench.case, "x")
+        bench.connect()
+        bench.home = ""
+        bench.made.send_home(bench.case, "x")
+        assert bench.line.sent_to == ""
+        bench.home = "r2:1"
+        bench.made.send_home(bench.case, "x")
+        assert bench.line.sent_to == "r2:1"
+
+    on_bench(test)
+
+
+def test_what_was_said_is_asked_for_again() -> None:
+    async def test(bench: Bench) -> None:
+        bench.made.ask_again(bench.case)
+        bench.made.start_over(bench.case)
+        assert bench.case.node_summary.health is None
+        bench.connect()
+        bench.hear(snapshot(fault()))
+        bench.made.ask_again(bench.case)
+        assert bench.line.resyncs == [], "it was heard"
+        bench.made.start_over(bench.case)
+        assert bench.case.node_summary.attached
+        assert not bench.case.was_heard
+        assert bench.case.node_summary.last_heard == bench.loop.time()
+        bench.made.ask_again(bench.case)
+        assert len(bench.line.resyncs) == 1
+
+    on_bench(test)
+
+
+def test_a_refused_stream_is_shown_unless_its_node_is_anothers() -> None:
+    async def test(bench: Bench) -> None:
+        summary = bench.case.node_summary
+        bench.home = "r2:1"
+        bench.made.on_refusal("n1", "too old")
+        assert (summary.refused, summary.last_heard) == ("", None)
+        bench.home = ""
+        bench.made.on_refusal("n1", "too old")
+        assert (summary.refused, summary.last_heard) == ("too old", bench.loop.time())
+        summary.last_heard = 1.0
+        bench.made.on_refusal("n1", "too old")
+        assert summary.last_heard == 1.0
+        bench.made.on_heartbeat("n1", 7.0)
+        assert summary.last_heard == 7.0
+
+    on_bench(test)
+
+
+def test_silence_is_told_once_with_its_reason() -> None:
+    async def test(bench: Bench) -> None:
+        case, silence = bench.case, bench.made.note_silence
+        silence(case, 1e9)
+        assert bench.told == [], "it was never heard"
+        bench.connect()
+        now = bench.loop.time()
+        silence(case, now + SILENT_AFTER - 0.1)
+        assert not case.silent
+        silence(case, now + SILENT_AFTER)
+        assert case.silent
+        silence(case, now + SILENT_AFTER)
+        assert len(bench.told) == 1
+        assert "attached, but has sent no snapshot" in bench.told[0]
+        case.silent, case.node_summary.refused = False, "too old"
+        silence(case, now + SILENT_AFTER)
+        assert "not understood (too old)" in bench.told[1]
+        case.silent, case.node_summary.refused, case.node_summary.attached = False, "", False
+        silence(case, now + SILENT_AFTER)
+        assert "its agent is silent;" in bench.told[2]
+        case.silent, case.node_summary.attached = False, True
+        bench.hear(snapshot())
+        silence(case, 1e9)
+        assert not case.silent
+
+    on_bench(test)

@@ -1,0 +1,353 @@
+"""What a list of nodes makes of each case: kept, looked at anew, or forgotten. Called directly."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from aggregator.cluster.node_names import APPLIED
+from aggregator.cluster.port import (
+    Action,
+    NodeMeta,
+    Phase,
+    Quarantine,
+    QuarantineSpec,
+    QuarantineStatus,
+)
+from aggregator.health.model import Cleared
+from aggregator.quarantine.controller import _is_absent, _is_schedulable
+from aggregator.quarantine.decide.admission_record import Entry
+from aggregator.quarantine.decide.intent import OURS
+from aggregator.quarantine.decide.operator_requests import PIN
+from aggregator.quarantine.decide.uncordon import Uncordoned
+from aggregator.quarantine.reconcile.cluster_events import FORGOTTEN_AFTER, ClusterEventHandler
+from aggregator.quarantine.state.fleet import NodeSummary
+from aggregator.quarantine.state.node import NodeState
+from tests.support.memory_cluster import MemoryCluster, World
+from tests.support.replica import Replica, Turned
+from tests.support.virtual_time import VirtualTimeLoop, play
+from tests.support.waiting import until
+
+
+class NotAll(MemoryCluster):
+    """A cluster whose list lacks nodes."""
+
+    lists_all = False
+
+
+def quarantine(**status: Any) -> Quarantine:
+    spec = QuarantineSpec(Action.DRAIN, "gpu", "x", OURS)
+    return Quarantine("n1", "q", "1", spec, QuarantineStatus(**status))
+
+
+class Bench:
+    """A stopped replica's following, and whom it would attend to next."""
+
+    def __init__(self, replica: Replica, world: World, patch: pytest.MonkeyPatch) -> None:
+        self.replica, self.world = replica, world
+        self.clock = replica.clock
+        self.cluster_events: ClusterEventHandler = replica.controller._cluster_events
+        self.node_registry = replica.controller._registry
+        self.kicked: list[str] = []
+        reconciler = self.cluster_events._reconciler
+        patch.setattr(reconciler, "enqueue", lambda case, *_, **__: self.kicked.append(case.node))
+
+    def case(self, node: str) -> NodeState:
+        return self.node_registry.case(node)
+
+    def listed(self, **annotations: str) -> NodeState:
+        """The list has node "n1" with these."""
+        case = self.case("n1")
+        self.cluster_events._node_listed(case, NodeMeta("n1", "uid-n1", {}, annotations))
+        return case
+
+
+def on_a_bench(
+    patch: pytest.MonkeyPatch,
+    test: Callable[[Bench], Awaitable[None]],
+    *,
+    kind: type[MemoryCluster] = MemoryCluster,
+) -> None:
+    async def main(_: VirtualTimeLoop) -> None:
+        world = World()
+        world.add_node("n1")
+        replica = Replica(world, clock=Turned(), cluster=kind(world))
+        await until(lambda: not replica.fleet.view_lost)
+        await asyncio.sleep(1)
+        await replica.stop()
+        replica.cluster.crashed.clear()
+        await test(Bench(replica, world, patch))
+
+    play(main)
+
+
+def test_a_name_that_the_cluster_lacks_is_forgotten_when_nothing_stands_on_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(bench: Bench) -> None:
+        is_no_more, now = bench.cluster_events._is_no_more, bench.clock()
+        assert not is_no_more(bench.case("n1")), "the list has it"
+        ghost = bench.case("ghost")
+        assert is_no_more(ghost)
+        for name, value in (
+            ("orphan", "uid"),
+            ("unclaimed", True),
+            ("waiters", (asyncio.get_running_loop().create_future(),)),
+        ):
+            before = getattr(ghost, name)
+            setattr(ghost, name, value)
+            assert not is_no_more(ghost), name
+            setattr(ghost, name, before)
+        ghost.node_summary.attached = True
+        assert not is_no_more(ghost)
+        ghost.node_summary.attached = False
+        ghost.node_summary.quarantine = quarantine()
+        assert not is_no_more(ghost)
+        ghost.node_summary.quarantine = None
+        ghost.task = asyncio.ensure_future(asyncio.sleep(5))
+        assert not is_no_more(ghost), "something is being done"
+        await ghost.task
+        assert is_no_more(ghost)
+        ghost.node_summary.last_heard = now - FORGOTTEN_AFTER + 1
+        assert not is_no_more(ghost)
+        ghost.node_summary.last_heard = now - FORGOTTEN_AFTER
+        assert is_no_more(ghost)
+        await bench.replica.controller._record_writer.enter(Entry("ghost", "", "", "drain", 1.0))
+        assert not is_no_more(ghost)
+
+    on_a_bench(monkeypatch, test)
+
+
+def test_where_the_list_lacks_nodes_one_that_was_heard_is_forgotten_only_if_it_was_listed_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(bench: Bench) -> None:
+        ghost = bench.case("ghost")
+        ghost.node_summary.last_heard = bench.clock() - 2 * FORGOTTEN_AFTER
+        assert not bench.cluster_events._is_no_more(ghost)
+        ghost.node_summary.meta = NodeMeta("ghost", "uid")
+        assert bench.cluster_events._is_no_more(ghost)
+
+    on_a_bench(monkeypatch, test, kind=NotAll)
+
+
+@pytest.mark.parametrize(
+    ("node", "found", "gone", "unlisted"),
+    [
+        ("ghost", quarantine(node_uid="u"), False, True),
+        ("ghost", quarantine(node_uid="u"), True, False),
+        ("ghost", quarantine(), False, False),
+        ("ghost", None, False, False),
+        ("n1", quarantine(node_uid="u"), False, False),
+    ],
+)
+def test_a_marked_node_that_the_list_lacks_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch,
+    node: str,
+    found: Quarantine | None,
+    *,
+    gone: bool,
+    unlisted: bool,
+) -> None:
+    async def test(bench: Bench) -> None:
+        case = bench.case(node)
+        case.node_summary.quarantine, case.node_gone = found, gone
+        assert bench.cluster_events._is_unlisted(case) == unlisted
+
+    on_a_bench(monkeypatch, test)
+
+
+@pytest.mark.parametrize(
+    ("node", "found", "read"),
+    [("ghost", None, True), ("ghost", quarantine(), False), ("n1", None, False)],
+)
+def test_an_entry_whose_node_and_object_are_gone_is_attended_to(
+    monkeypatch: pytest.MonkeyPatch, node: str, found: Quarantine | None, *, read: bool
+) -> None:
+    async def test(bench: Bench) -> None:
+        case = bench.case(node)
+        case.suspect, case.node_summary.quarantine = False, found
+        bench.cluster_events._entry_stands(case)
+        assert case.suspect == read
+        assert bench.kicked == ([node] if read else [])
+
+    on_a_bench(monkeypatch, test)
+
+
+def prepare_nothing(_: NodeState) -> None:
+    """The positive control: the list tells what is known."""
+
+
+def another_uid_is_claimed(case: NodeState) -> None:
+    case.claimed = "another"
+
+
+def this_uid_is_claimed(case: NodeState) -> None:
+    case.claimed = "uid-n1"
+
+
+def it_was_gone(case: NodeState) -> None:
+    case.node_gone = True
+
+
+def others_cordoned_it(case: NodeState) -> None:
+    case.node_summary.foreign = "cordoned by somebody else"
+
+
+def others_cordoned_it_and_it_is_waited_for(case: NodeState) -> None:
+    others_cordoned_it(case)
+    case.node_summary.quarantine = quarantine(phase=Phase.ADMITTED)
+    case.node_summary.maintained = "kured"
+
+
+def its_quarantine_is_of_another_node(case: NodeState) -> None:
+    case.node_summary.quarantine = quarantine(node_uid="another")
+
+
+def its_quarantine_is_of_no_node_yet(case: NodeState) -> None:
+    case.node_summary.quarantine = quarantine(phase=Phase.ADMITTED)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "suspect"),
+    [
+        (prepare_nothing, False),
+        (another_uid_is_claimed, True),
+        (this_uid_is_claimed, False),
+        (it_was_gone, True),
+        (others_cordoned_it, True),
+        (others_cordoned_it_and_it_is_waited_for, False),
+        (its_quarantine_is_of_another_node, True),
+        (its_quarantine_is_of_no_node_yet, False),
+    ],
+)
+def test_a_node_is_read_where_the_list_differs_from_what_is_known(
+    monkeypatch: pytest.MonkeyPatch, prepare: Callable[[NodeState], None], *, suspect: bool
+) -> None:
+    async def test(bench: Bench) -> None:
+        case = bench.listed()
+        case.suspect = case.node_gone = False
+        case.unread = True
+        bench.kicked.clear()
+        prepare(case)
+        bench.listed()
+        assert case.suspect == suspect
+        assert bench.kicked == (["n1"] if suspect else [])
+        assert not case.unread
+        assert case.node_summary.read_at == bench.clock()
+
+    on_a_bench(monkeypatch, test)
+
+
+def test_marks_in_the_list_are_unclaimed_where_no_quarantine_stands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def is_unclaimed(case: NodeState) -> bool:
+        return case.unclaimed
+
+    def is_marked(case: NodeState) -> bool:
+        return case.node_summary.marked
+
+    async def test(bench: Bench) -> None:
+        case = bench.listed(**{APPLIED: "x"})
+        assert is_unclaimed(case)
+        assert is_marked(case)
+        assert bench.kicked == ["n1"]
+        case.unclaimed, case.orphan = False, "uid"
+        bench.listed(**{APPLIED: "x"})
+        assert not is_unclaimed(case), "its marks are being undone"
+        case.orphan, case.node_summary.unclaimed = "", "shown"
+        bench.listed(**{APPLIED: "x"})
+        assert not is_unclaimed(case), "nothing is made of them in mode observe"
+        bench.listed()
+        assert case.node_summary.unclaimed == ""
+        assert not is_marked(case)
+        case.node_summary.quarantine = quarantine(node_uid="uid-n1", phase=Phase.ADMITTED)
+        bench.listed(**{APPLIED: "x"})
+        assert not is_unclaimed(case)
+
+    on_a_bench(monkeypatch, test)
+
+
+def test_other_wishes_in_the_list_are_read_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(bench: Bench) -> None:
+        case = bench.listed()
+        case.suspect = False
+        bench.listed(**{PIN: "x"})
+        assert case.suspect
+
+    on_a_bench(monkeypatch, test)
+
+
+def test_a_long_list_gives_way_to_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(bench: Bench) -> None:
+        for number in range(450):
+            bench.world.add_node(f"m{number}")
+        turns = 0
+
+        async def other_work() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        work = asyncio.ensure_future(other_work())
+        await asyncio.sleep(0)
+        listing: list[int] = []
+        for step in (
+            bench.cluster_events.refresh_nodes(),
+            bench.cluster_events._view_restored(frozenset()),
+        ):
+            before = turns
+            await step
+            listing.append(turns - before)
+        work.cancel()
+        assert listing[0] >= 4
+        assert listing[1] >= listing[0] + 4
+
+    on_a_bench(monkeypatch, test)
+
+
+def test_after_the_news_are_whole_again_only_marked_nodes_that_are_schedulable_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(bench: Bench) -> None:
+        case = bench.listed()
+        signs = (Cleared("xid:79", "GPU-1", "operator"),)
+        for phase, unschedulable, suspect in (
+            (Phase.CORDONED, False, True),
+            (Phase.DRAINED, False, True),
+            (Phase.CORDONED, True, False),
+            (Phase.ADMITTED, False, False),
+            (Phase.RELEASING, False, False),
+        ):
+            case.node_summary.quarantine = quarantine(phase=phase, node_uid="uid-n1")
+            case.suspect, case.signs, case.definition_going = False, signs, True
+            bench.cluster_events._reconciler.view = False
+            names = frozenset({"n1"} if unschedulable else ())
+            # What the list alone says of it is another test's.
+            monkeypatch.setattr(bench.cluster_events, "_node_listed", lambda *_: None)
+            await bench.cluster_events._view_restored(names)
+            assert case.suspect == suspect, phase
+            assert case.signs == (signs if suspect else ())
+            assert not case.definition_going
+            assert bench.cluster_events._reconciler.view
+        case.vanished = "uid"
+        await bench.cluster_events._view_restored(frozenset())
+        assert (case.vanished, case.unclaimed) == ("", True)
+
+    on_a_bench(monkeypatch, test)
+
+
+def test_which_cases_are_schedulable_or_absent() -> None:
+    case = NodeState(NodeSummary("n1"), lambda: 1.0)
+    assert not _is_schedulable(case)
+    assert not _is_absent(case)
+    for whose in Uncordoned:
+        case.uncordoned = whose
+        assert _is_schedulable(case) == (whose is not Uncordoned.NO)
+    case.node_summary.quarantine = quarantine(node_absent_since=0.0)
+    assert not _is_absent(case)
+    case.node_summary.quarantine = quarantine(node_absent_since=0.5)
+    assert _is_absent(case)

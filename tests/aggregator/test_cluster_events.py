@@ -1,0 +1,407 @@
+"""What each event of the cluster's watch does, by itself: no replica."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aggregator.clock import Clocks
+from aggregator.cluster.port import (
+    Action,
+    Node,
+    NodeSeen,
+    NodeUncordoned,
+    Phase,
+    Quarantine,
+    QuarantineGone,
+    QuarantineSeen,
+    QuarantineSpec,
+    QuarantineStatus,
+    RecordSeen,
+    RecordText,
+    StopSeen,
+    StopText,
+    WatchLost,
+    WatchSynced,
+)
+from aggregator.quarantine.decide.admission_record import Entry
+from aggregator.quarantine.decide.intent import OURS
+from aggregator.quarantine.reconcile import cluster_events
+from aggregator.quarantine.reconcile.cluster_events import ClusterEventHandler
+from aggregator.quarantine.state.fleet import FleetState
+from aggregator.quarantine.state.quarantine_index import QuarantineIndex
+from aggregator.quarantine.state.registry import NodeRegistry
+from aggregator.runtime.interning import EMPTY
+from tests.support.replica import POLICY, Notes
+from tests.support.virtual_time import VirtualTimeLoop, play
+
+ENTRY = Entry("n1", "i", "", "drain", 1.0)
+
+
+def made(phase: Phase = Phase.CORDONED, **changes: Any) -> Quarantine:
+    names = set(Quarantine.__dataclass_fields__)
+    own = {name: changes.pop(name) for name in list(changes) if name in names}
+    spec = QuarantineSpec(Action.DRAIN, "gpu", "x", OURS)
+    return replace(
+        Quarantine("n1", "q", "1", spec, QuarantineStatus(phase=phase, **changes)), **own
+    )
+
+
+class Bench:
+    """The handler, and what it has others do."""
+
+    def __init__(self, loop: VirtualTimeLoop) -> None:
+        self.loop = loop
+        self.did: list[str] = []
+        self.fleet = FleetState()
+        self.notes = Notes()
+        self.takes_record = self.leads = True
+        self.standing = QuarantineIndex()
+        self.registry = NodeRegistry(self.fleet, "pool", now=loop.time)
+        self.record = SimpleNamespace(
+            record=SimpleNamespace(entries={}),
+            problem="",
+            trouble="",
+            seen=lambda _: self.takes_record,
+            forget_version=lambda: self.did.append("forget version"),
+        )
+        self.reconciler = SimpleNamespace(
+            view=True,
+            enqueue=self._note("enqueue"),
+            enqueue_if_pending=self._note("pending"),
+            look_anew=self._note("look"),
+        )
+        self.switch = SimpleNamespace(
+            reason="",
+            apply_seen=lambda _: self.did.append("stop seen"),
+            view_lost=lambda: self.did.append("stop view lost"),
+        )
+        given: dict[str, Any] = {
+            "cluster": SimpleNamespace(),
+            "policy": POLICY,
+            "node_registry": self.registry,
+            "record_writer": self.record,
+            "reconciler": self.reconciler,
+            "evaluator": SimpleNamespace(evaluate_node=self._note("evaluate")),
+            "suspecting": SimpleNamespace(),
+            "network_tracker": SimpleNamespace(),
+            "fleet": self.fleet,
+            "event_sink": self.notes,
+            "clocks": Clocks(loop.time, lambda: 5000.0),
+            "shards": SimpleNamespace(leads=lambda: self.leads),
+            "switch": self.switch,
+            "standing": self.standing,
+            "look_at_held": lambda: self.did.append("held"),
+        }
+        self.made: Any = ClusterEventHandler(**given)
+        self.made._listing = False
+
+    def _note(self, what: str) -> Callable[[Any], None]:
+        return lambda case: self.did.append(f"{what} {case.node}")
+
+    async def hear(self, news: Any) -> list[str]:
+        self.did.clear()
+        await self.made._hear_news(news)
+        return self.did
+
+    def case(self, quarantine: Quarantine | None = None) -> Any:
+        found: Any = self.registry.case("n1")
+        found.node_summary.quarantine = quarantine
+        return found
+
+
+def on_bench(test: Callable[[Bench], Any]) -> None:
+    async def main(loop: VirtualTimeLoop) -> None:
+        await test(Bench(loop))
+
+    play(main)
+
+
+# -- quarantines ----------------------------------------------------------------------------------
+
+
+def test_a_quarantine_that_is_seen_is_taken_evaluated_and_attended_to_once() -> None:
+    async def test(bench: Bench) -> None:
+        seen = made()
+        assert await bench.hear(QuarantineSeen(seen)) == ["evaluate n1", "enqueue n1"]
+        case = bench.registry.case("n1")
+        assert case.node_summary.quarantine is seen
+        assert list(bench.standing.quarantines()) == [seen]
+        assert await bench.hear(QuarantineSeen(seen)) == [], "it is no news"
+        newer = replace(seen, version="2")
+        assert len(await bench.hear(QuarantineSeen(newer))) == 2
+        assert await bench.hear(QuarantineSeen(seen)) == [], "it is older"
+        assert case.node_summary.quarantine is newer
+        bench.made._listing = True
+        assert len(await bench.hear(QuarantineSeen(seen))) == 2, "a list counts"
+        assert case.node_summary.quarantine is seen
+
+    on_bench(test)
+
+
+def test_an_absence_gives_room_to_others_once() -> None:
+    async def test(bench: Bench) -> None:
+        gone = made(node_absent_since=1.0)
+        assert "held" in await bench.hear(QuarantineSeen(gone))
+        assert bench.registry.absent == {"n1"}
+        assert "held" not in await bench.hear(QuarantineSeen(replace(gone, version="2")))
+        assert "held" not in await bench.hear(QuarantineSeen(made(version="3")))
+        assert bench.registry.absent == set()
+
+    on_bench(test)
+
+
+def test_the_end_of_a_quarantine_that_is_not_the_known_one_changes_nothing() -> None:
+    async def test(bench: Bench) -> None:
+        assert await bench.hear(QuarantineGone("n1", "q")) == []
+        assert bench.registry.known("n1") is None
+        case = bench.case(made())
+        assert await bench.hear(QuarantineGone("n1", "r")) == []
+        assert case.node_summary.quarantine is not None
+        bench.case(None)
+        assert await bench.hear(QuarantineGone("n1", "q")) == []
+        assert case.ended == ""
+
+    on_bench(test)
+
+
+def test_a_quarantine_that_somebody_took_away_leaves_an_orphan() -> None:
+    async def test(bench: Bench) -> None:
+        case = bench.case()
+        await bench.hear(QuarantineSeen(made(node_absent_since=1.0)))
+        case.node_summary.incidents, case.wanted = {"i": 1}, object()
+        case.node_summary.release_held, case.release_look = "x", 9.0
+        case.definition_going = True
+        assert await bench.hear(QuarantineGone("n1", "q")) == ["enqueue n1"]
+        assert list(bench.standing.quarantines()) == []
+        assert bench.registry.absent == set()
+        assert [case.node_summary.quarantine] == [None]
+        assert (case.orphan, case.ended, case.vanished) == ("q", "q", "")
+        assert (case.unclaimed, case.suspect, case.definition_going) == (False, False, False)
+        assert (case.node_summary.incidents, case.wanted) == (EMPTY, None)
+        assert (case.node_summary.release_held, case.release_look) == ("", 0.0)
+
+    on_bench(test)
+
+
+def test_the_end_of_our_own_release_leaves_none_and_an_agents_evidence_stays() -> None:
+    async def test(bench: Bench) -> None:
+        case = bench.case(made())
+        health: Any = SimpleNamespace(has_snapshot=True)
+        case.node_summary.health, case.ended = health, "q"
+        case.node_summary.incidents = incidents = {"i": 1}
+        await bench.hear(QuarantineGone("n1", "q"))
+        assert case.orphan == ""
+        assert case.node_summary.incidents is incidents
+
+    on_bench(test)
+
+
+def test_one_that_a_read_missed_first_is_told_of_by_the_watch() -> None:
+    async def test(bench: Bench) -> None:
+        case = bench.case(None)
+        case.vanished = "q"
+        assert await bench.hear(QuarantineGone("n1", "q")) == ["enqueue n1"]
+        assert (case.orphan, case.vanished, case.ended) == ("q", "", "q")
+        case.vanished, case.orphan = "r", ""
+        await bench.hear(QuarantineGone("n1", "r", with_definition=True))
+        assert (case.orphan, case.unclaimed, case.definition_going) == ("", True, True)
+        assert [case.remains] == [None]
+
+    on_bench(test)
+
+
+def test_one_that_goes_with_its_definition_is_made_again() -> None:
+    async def test(bench: Bench) -> None:
+        known = made()
+        case = bench.case(known)
+        await bench.hear(QuarantineGone("n1", "q", with_definition=True))
+        assert (case.orphan, case.unclaimed, case.remains) == ("", True, known.spec)
+        assert case.definition_going
+
+    on_bench(test)
+
+
+@pytest.mark.parametrize("with_definition", [True, False])
+def test_the_end_of_another_installations_makes_us_read_the_node(*, with_definition: bool) -> None:
+    async def test(bench: Bench) -> None:
+        case = bench.case(made(foreign="elsewhere"))
+        await bench.hear(QuarantineGone("n1", "q", with_definition=with_definition))
+        assert (case.suspect, case.orphan, case.unclaimed) == (True, "", False)
+
+    on_bench(test)
+
+
+@pytest.mark.parametrize("heard", [None, 1.0])
+def test_a_name_that_only_a_quarantine_told_of_is_forgotten_with_its_last_step(
+    heard: float | None,
+) -> None:
+    async def test(bench: Bench) -> None:
+        forgotten: list[Any] = []
+        bench.made._is_no_more = lambda _: True
+        bench.made._forget = forgotten.append
+        case = bench.case(made())
+        case.node_gone, case.node_summary.last_heard = True, heard
+        case.task = asyncio.create_task(asyncio.sleep(1))
+        await bench.hear(QuarantineGone("n1", "q"))
+        assert forgotten == []
+        await asyncio.sleep(2)
+        assert forgotten == ([case] if heard is None else [])
+        case.node_gone = False
+        bench.made._was_made_up(case)
+        assert len(forgotten) == (heard is None)
+
+    on_bench(test)
+
+
+# -- nodes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("quarantine", "foreign", "attended"),
+    [
+        (made(), "", True),
+        (made(Phase.DRAINED), "", True),
+        (made(Phase.ADMITTED), "", False),
+        (made(Phase.RELEASING), "", False),
+        (made(Phase.ADMITTED), "theirs", True),
+        (None, "theirs", True),
+        (None, "", False),
+    ],
+)
+def test_an_uncordon_matters_to_a_node_that_was_cordoned(
+    quarantine: Quarantine | None, foreign: str, *, attended: bool
+) -> None:
+    async def test(bench: Bench) -> None:
+        case = bench.case(quarantine)
+        case.node_summary.foreign = foreign
+        assert await bench.hear(NodeUncordoned("n1")) == ["enqueue n1"] * attended
+        assert case.suspect == attended
+
+    on_bench(test)
+
+
+def test_a_quarantined_node_that_lacks_marks_is_read_at_once_and_then_now_and_then() -> None:
+    async def test(bench: Bench) -> None:
+        node = Node("n1", "u", "1", True, (), {}, {})
+        assert await bench.hear(NodeSeen(node)) == []
+        case = bench.case(None)
+        assert await bench.hear(NodeSeen(node)) == []
+        bench.case(made(Phase.ADMITTED, node_uid="u"))
+        assert await bench.hear(NodeSeen(node)) == []
+        bench.case(made(node_uid="u"))
+        assert await bench.hear(NodeSeen(node)) == ["look n1"]
+        assert case.looked_at == bench.loop.time()
+        began = bench.loop.time()
+        for _ in range(3):
+            assert await bench.hear(NodeSeen(node)) == []
+        bench.did.clear()
+        await asyncio.sleep(1.9)
+        assert bench.did == []
+        await asyncio.sleep(0.2)
+        assert bench.did == ["look n1"]
+        assert case.looked_at == pytest.approx(began + 2.0)
+        assert bench.made._timer is None
+        assert bench.made._changed == set()
+        await asyncio.sleep(2.0)
+        assert await bench.hear(NodeSeen(node)) == ["look n1"]
+        await bench.hear(NodeSeen(node))
+        bench.made.close()
+        await asyncio.sleep(5)
+        assert bench.did == []
+
+    on_bench(test)
+
+
+# -- the record and the switch --------------------------------------------------------------------
+
+
+def test_nodes_whose_entry_came_or_went_are_attended_to_and_a_place_goes_to_others() -> None:
+    async def test(bench: Bench) -> None:
+        seen = RecordSeen(RecordText("", "1", ""))
+        bench.case()
+        bench.record.record.entries = {"n1": ENTRY}
+        assert await bench.hear(seen) == ["pending n1"]
+        assert bench.fleet.record_entries == 1
+        assert await bench.hear(seen) == []
+        bench.record.record.entries = {}
+        assert await bench.hear(seen) == ["pending n1", "held"]
+        assert bench.fleet.record_entries == 0
+        bench.registry.case("n2")
+        bench.record.problem = "unreadable"
+        assert await bench.hear(seen) == ["pending n1", "pending n2"]
+        assert await bench.hear(seen) == []
+        bench.record.problem = ""
+        assert await bench.hear(seen) == ["pending n1", "pending n2"]
+        bench.takes_record, bench.record.problem = False, "x"
+        assert await bench.hear(seen) == [], "it is an older one"
+
+    on_bench(test)
+
+
+def test_a_stop_is_shown_told_once_and_attended_to_everywhere() -> None:
+    async def test(bench: Bench) -> None:
+        assert await bench.hear(StopSeen(StopText("x", "1"))) == ["stop seen"]
+        bench.case()
+        bench.switch.reason = "a drill"
+        bench.made.stop_changed()
+        assert bench.fleet.stop == "a drill"
+        assert bench.did[1:] == ["pending n1"]
+        bench.made.tell_stop()
+        bench.switch.reason = ""
+        bench.made.stop_changed()
+        assert [(one.summary, one.at) for one in bench.notes.transitions] == [
+            ("the stop switch is set: a drill", 5000.0),
+            ("the stop switch is off again", 5000.0),
+        ]
+        kinds = [one.kind.name for one in bench.notes.transitions]
+        assert kinds == ["STOPPED", "RESUMED"]
+        bench.leads = False
+        bench.switch.reason = "another"
+        bench.made.stop_changed()
+        assert len(bench.notes.transitions) == 2
+
+    on_bench(test)
+
+
+def test_a_lost_record_is_told_and_its_end() -> None:
+    async def test(bench: Bench) -> None:
+        for trouble in ("", "it is gone", "it is gone", ""):
+            bench.record.trouble = trouble
+            bench.made.tell_record()
+        told = [(one.kind.name, one.summary) for one in bench.notes.transitions]
+        assert told == [
+            ("RECORD_LOST", "it is gone"),
+            ("RECORD_WHOLE", "the admission record is whole again: admission goes on"),
+        ]
+
+    on_bench(test)
+
+
+# -- the view -------------------------------------------------------------------------------------
+
+
+def test_a_lost_view_stops_all_and_the_next_list_counts_whatever_its_versions() -> None:
+    async def test(bench: Bench) -> None:
+        bench.standing.whole = True
+        found = await bench.hear(WatchLost("the API server is away"))
+        assert found == ["stop view lost", "forget version"]
+        assert not bench.standing.whole
+        assert not bench.reconciler.view
+        assert bench.made._listing
+        assert bench.fleet.view_lost == "the API server is away"
+        restored: list[frozenset[str]] = []
+
+        async def restore(unschedulable: frozenset[str]) -> None:
+            assert not bench.made._listing
+            restored.append(unschedulable)
+
+        bench.made._view_restored = restore
+        await bench.hear(WatchSynced(frozenset({"n1"})))
+        assert restored == [frozenset({"n1"})]
+        assert cluster_events._BETWEEN_LOOKS == 2.0
+
+    on_bench(test)

@@ -1,0 +1,84 @@
+"""The aggregator makes its own folders, or says plainly which it can't."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.waiting import until
+
+
+def settings(folder: Path) -> Path:
+    file = folder / "aggregator.yaml"
+    file.write_text(
+        f"""cluster: {{kind: local, local: {{database: {folder}/a/cluster.db}}}}
+listen: {{grpc: "127.0.0.1:0", web: "localhost:0"}}
+identity: {{kind: insecure-trust-hello}}
+history: {{database: "sqlite:///{folder}/b/deep/history.db"}}
+alerts:
+  outbox: {folder}/c/outbox.db
+  webhooks: [{{url: "http://127.0.0.1:9/x", secret_file: {folder}/secret}}]
+"""
+    )
+    (folder / "secret").write_text("s")
+    return file
+
+
+def command(file: Path) -> list[str]:
+    program = "from aggregator.daemon_cli.main import main; main()"
+    return [sys.executable, "-c", program, "run", "--config", str(file)]
+
+
+async def test_missing_folders_are_made_for_nobody_else_and_used(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *command(settings(tmp_path)),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    files = [tmp_path / "a/cluster.db", tmp_path / "b/deep/history.db", tmp_path / "c/outbox.db"]
+    await until(lambda: all(file.exists() for file in files) or process.returncode, within=30)
+    assert [file.parent.stat().st_mode & 0o777 for file in files] == [0o700] * 3
+    process.send_signal(signal.SIGTERM)
+    _, stderr = await process.communicate()
+    assert (process.returncode, stderr) == (0, b"")
+
+
+def test_a_folder_that_cannot_be_made_is_named_with_its_key(tmp_path: Path) -> None:
+    file = settings(tmp_path)
+    (tmp_path / "b").write_text("a file where a folder should be")
+    done = subprocess.run(command(file), capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"sickbay-aggregator: history.database: the folder {tmp_path}/b/deep can't be made: "
+        "Not a directory; make it and let this user write to it, or name another\n"
+    )
+
+
+async def test_a_second_aggregator_on_a_local_clusters_file_refuses_to_start(
+    tmp_path: Path,
+) -> None:
+    file = settings(tmp_path)
+    first = await asyncio.create_subprocess_exec(*command(file), stdout=asyncio.subprocess.DEVNULL)
+    database = tmp_path / "a/cluster.db"
+    await until(lambda: database.exists() or first.returncode, within=30)
+    second = await asyncio.create_subprocess_exec(
+        *command(file), stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+    )
+    _, said = await asyncio.wait_for(second.communicate(), 60)
+    assert second.returncode == 1
+    assert said.decode() == (
+        f"sickbay-aggregator: cluster.local.database: another aggregator runs on {database}: it "
+        f"holds {database}.lock; stop it first, or name another file\n"
+    )
+    first.kill()
+    await first.wait()
+    third = await asyncio.create_subprocess_exec(
+        *command(file), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    assert third.stdout is not None
+    while b'"connected"' not in (line := await asyncio.wait_for(third.stdout.readline(), 30)):
+        assert line, "it ended"
+    third.send_signal(signal.SIGTERM)
+    await third.communicate()
+    assert third.returncode == 0

@@ -1,0 +1,270 @@
+"""What a drain remembers between its rounds, what is told of lost evidence, and small waits."""
+
+import asyncio
+import random
+
+from aggregator.cluster.port import Action, Pod, Quarantine, QuarantineSpec, QuarantineStatus
+from aggregator.health.model import Lost
+from aggregator.quarantine.state.drain_memory import (
+    RETRY_FIRST,
+    RETRY_MOST,
+    RETURN_FIRST,
+    RETURN_MOST,
+    BlockedPod,
+    DrainMemory,
+    retry_first,
+)
+from aggregator.quarantine.state.fleet import NodeSummary
+from aggregator.quarantine.state.lazy_event import LazyEvent
+from aggregator.quarantine.state.loss_reports import EVERY, MOST_SOURCES, LossReports
+from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.quarantine_index import QuarantineIndex
+from aggregator.quarantine.state.race import while_it_stands
+from tests.support.virtual_time import VirtualTimeLoop, play
+
+
+class Most(random.Random):
+    """Draws the upper bound, and remembers the bounds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bounds: list[tuple[float, float]] = []
+
+    def uniform(self, a: float, b: float) -> float:
+        self.bounds.append((a, b))
+        return b
+
+
+def pod(uid: str) -> Pod:
+    return Pod(
+        "default", uid, uid, "1", "Running", deleting=False, mirror=False, owner_kind="",
+        owner_name="", empty_dir=False,
+    )  # fmt: skip
+
+
+def refusal(memory: DrainMemory, uid: str = "a", **changes: object) -> BlockedPod:
+    given: dict[str, object] = {
+        "now": 100.0,
+        "rng": Most(),
+        "at_least": 0.0,
+        "drains": 1,
+        "hopeless": False,
+        "passing": False,
+    }
+    block = BlockedPod("a budget", 7.0, "1", own=True)
+    return memory.block(uid, block, **{**given, **changes})  # type: ignore[arg-type]
+
+
+def test_the_first_retry_is_later_beside_many_drains() -> None:
+    assert retry_first(1) == RETRY_FIRST
+    assert retry_first(8) == 1.0
+    assert retry_first(80) == 10.0
+
+
+def test_each_refusal_doubles_the_wait_up_to_the_most() -> None:
+    memory, rng = DrainMemory("q"), Most()
+    waits = [refusal(memory, rng=rng).wait for _ in range(8)]
+    assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, RETRY_MOST, RETRY_MOST]
+    assert memory.blocked["a"].tries == 8
+    assert memory.blocked["a"].retry_at == 100.0 + RETRY_MOST
+    assert set(rng.bounds) == {(0.7, 1.0)}
+    many = DrainMemory("q")
+    assert refusal(many, drains=400).wait == 50.0
+    assert [refusal(many, drains=400).wait for _ in range(3)] == [100.0, 200.0, 200.0]
+
+
+def test_a_refusal_keeps_the_time_of_the_first_and_a_pause_that_is_asked_for() -> None:
+    memory = DrainMemory("q")
+    refusal(memory)
+    later = BlockedPod("another budget", 50.0, "2", own=False)
+    found = memory.block(
+        "a", later, now=100.0, rng=Most(), at_least=30.0, drains=1, hopeless=False, passing=False
+    )
+    assert (found.since, found.reason, found.version, found.own) == (
+        7.0,
+        "another budget",
+        "2",
+        False,
+    )
+    assert found.retry_at == 130.0
+    assert memory.blocked["a"] is found
+
+
+def test_what_only_a_person_can_change_is_asked_for_seldom() -> None:
+    memory = DrainMemory("q")
+    assert refusal(memory, hopeless=True).wait == RETRY_MOST
+    assert refusal(DrainMemory("q"), hopeless=True, drains=400).wait == 200.0
+
+
+def test_a_webhook_that_fails_is_named_from_its_third_failure_on() -> None:
+    memory = DrainMemory("q")
+    assert [refusal(memory, passing=True).named for _ in range(4)] == [False, False, True, True]
+    assert refusal(DrainMemory("q")).named
+
+
+def test_a_pod_that_is_gone_is_forgotten_and_one_that_changed_is_asked_soon() -> None:
+    memory, rng = DrainMemory("q"), Most()
+    for uid in ("a", "b", "c"):
+        refusal(memory, uid, hopeless=True)  # until 160
+    refusal(memory, "d")  # until 101
+    memory.keep_only({"a": "1", "b": "2", "d": "2"}, 110.0, rng)
+    assert {uid: one.retry_at for uid, one in memory.blocked.items()} == {
+        "a": 160.0,
+        "b": 125.0,
+        "d": 101.0,
+    }
+    assert memory.blocked["b"].version == "2"
+    assert set(rng.bounds) == {(0.5, 1.0)}
+    memory.keep_only({"a": "1", "b": "2", "d": "2"}, 111.0, rng)
+    assert len(rng.bounds) == 2, "it has not changed since"
+
+
+def test_pods_that_go_together_wait_for_the_last_of_them() -> None:
+    memory = DrainMemory("q")
+    refusal(memory, "a")
+    refusal(memory, "b", hopeless=True)
+    assert memory.due_at([pod("a"), pod("b"), pod("c")]) == 160.0
+    assert memory.due_at([pod("c")]) == float("-inf")
+
+
+def test_a_pod_that_came_back_is_asked_again_after_a_wait_that_doubles() -> None:
+    memory, rng = DrainMemory("q"), Most()
+    memory.note_return("a", 0.0, rng)
+    assert memory.returns["a"].retry_at == RETURN_FIRST * 1.2
+    memory.note_return("a", 50.0, rng)
+    assert memory.returns["a"].retry_at == RETURN_FIRST * 1.2, "it is known"
+    memory.note_retried(["a", "unknown"], RETURN_FIRST * 1.2 - 1, rng)
+    assert memory.returns["a"].wait == RETURN_FIRST, "it was not due"
+    now = RETURN_FIRST * 1.2
+    memory.note_retried(["a"], now, rng)
+    assert memory.returns["a"].wait == 2 * RETURN_FIRST
+    assert memory.returns["a"].retry_at == now + 2 * RETURN_FIRST * 1.2
+    for _ in range(5):
+        memory.note_retried(["a"], 1e9, rng)
+    assert memory.returns["a"].wait <= RETURN_MOST
+    memory.returns["a"].retry_at = 0.0
+    memory.note_retried(["a"], 1e9, rng)
+    memory.returns["a"].retry_at = 0.0
+    memory.note_retried(["a"], 1e9, rng)
+    memory.returns["a"].retry_at = 0.0
+    memory.note_retried(["a"], 1e9, rng)
+    assert memory.returns["a"].wait == RETURN_MOST
+    assert set(rng.bounds) == {(0.8, 1.2)}
+
+
+# -- lost evidence --------------------------------------------------------------------------------
+
+
+def lost(source: str) -> Lost:
+    return Lost(source, 1, "words")
+
+
+def test_each_source_of_a_node_is_told_once_a_minute_and_so_many_sources_at_most() -> None:
+    reports = LossReports()
+    assert reports.due("n1", [lost("a"), lost("a"), lost("b")], 0.0) == [lost("a"), lost("b")]
+    assert reports.due("n1", [lost("a")], EVERY - 0.1) == []
+    assert reports.due("n2", [lost("a")], EVERY - 0.1) == [lost("a")]
+    assert reports.due("n1", [lost("a")], EVERY) == [lost("a")]
+    many = [lost(str(number)) for number in range(MOST_SOURCES + 3)]
+    assert reports.due("n3", many, 0.0) == many[:MOST_SOURCES]
+    assert reports.due("n3", [lost("more")], 1.0) == []
+
+
+def test_nodes_that_lost_nothing_lately_are_not_remembered() -> None:
+    reports = LossReports()
+    reports.due("n1", [lost("a")], 0.0)
+    reports.due("n2", [lost("a")], EVERY - 1)
+    assert set(reports._told) == {"n1", "n2"}
+    reports.due("n3", [lost("a")], EVERY + 1)
+    assert set(reports._told) == {"n2", "n3"}
+    reports.due("n3", [], 3 * EVERY)
+    assert "n3" not in reports._told
+
+
+# -- waiting --------------------------------------------------------------------------------------
+
+
+def test_whoever_waits_for_news_of_a_node_returns_when_it_comes_or_is_there() -> None:
+    async def test(_: VirtualTimeLoop) -> None:
+        news = LazyEvent()
+        assert not news.is_set()
+        news.set()
+        assert news.is_set()
+        await asyncio.wait_for(news.wait(), 1)
+        news.clear()
+        assert not news.is_set()
+        waits = asyncio.ensure_future(news.wait())
+        await asyncio.sleep(1)
+        assert not waits.done()
+        news.set()
+        await asyncio.wait_for(waits, 1)
+        news.clear()
+        waits = asyncio.ensure_future(news.wait())
+        await asyncio.sleep(1)
+        assert not waits.done(), "it was cleared after the first wait"
+        waits.cancel()
+
+    play(test)
+
+
+def test_a_wait_ends_with_what_it_is_for_or_as_soon_as_news_void_it() -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        case, asked, cancelled = NodeState(NodeSummary("n1"), loop.time), [], []
+        stands = True
+
+        def still() -> bool:
+            asked.append(loop.time())
+            return stands
+
+        async def work() -> str:
+            try:
+                await asyncio.sleep(100)
+            except asyncio.CancelledError:
+                cancelled.append("work")
+                raise
+            return "done"
+
+        begun = loop.time()
+        waits = asyncio.ensure_future(while_it_stands(case, work(), still))
+        await asyncio.sleep(10)
+        case.again.set()
+        await asyncio.sleep(10)
+        assert len(asked) == 1
+        assert not case.again.is_set(), "the news were taken"
+        assert await waits == "done"
+        assert loop.time() - begun == 100.0
+        assert cancelled == []
+        waits = asyncio.ensure_future(while_it_stands(case, work(), still))
+        await asyncio.sleep(10)
+        stands = False
+        case.again.set()
+        assert await waits is None
+        assert loop.time() - begun == 110.0
+        assert case.again.is_set(), "for whoever comes next"
+        assert cancelled == ["work"]
+
+    play(test)
+
+
+# -- the quarantines of the whole cluster ---------------------------------------------------------
+
+
+def quarantine(node: str, uid: str, generation: int = 0, foreign: str = "") -> Quarantine:
+    spec = QuarantineSpec(Action.DRAIN, "gpu", "x", record_generation=generation)
+    return Quarantine(node, uid, "1", spec, QuarantineStatus(), foreign=foreign)
+
+
+def test_the_index_has_our_quarantines_and_the_newest_generation_of_them() -> None:
+    index = QuarantineIndex()
+    assert not index.whole
+    assert (index.newest, index.pool_of("n1")) == (0, "")
+    index.seen(quarantine("n1", "a", 3))
+    index.seen(quarantine("n2", "b", 7))
+    index.seen(quarantine("n3", "c", 9, foreign="elsewhere"))
+    assert [one.uid for one in index.quarantines()] == ["a", "b"]
+    assert index.newest == 7
+    index.gone("n2", "older")
+    index.gone("unknown", "x")
+    assert index.newest == 7
+    index.gone("n2", "b")
+    assert [one.uid for one in index.quarantines()] == ["a"]

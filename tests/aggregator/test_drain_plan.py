@@ -1,0 +1,278 @@
+"""Which pods of a node go, which wait, which stay: decided without a cluster."""
+
+from dataclasses import replace
+
+import pytest
+
+from aggregator.cluster.port import Node, Pod, Taint
+from aggregator.quarantine.decide.drain_plan import (
+    DrainMoment,
+    DrainPlan,
+    DrainRules,
+    Leave,
+    NamespaceRule,
+    plan_drain,
+)
+from aggregator.quarantine.decide.gangs import gang_of
+from aggregator.quarantine.decide.maintenance import maintained_by
+from aggregator.rfc3339 import span
+
+HOUR = 3600.0
+BEGAN = 1_000_000.0
+DEADLINE = BEGAN + 168 * HOUR
+POD = Pod("jobs", "a", "uid-a", "1", "Running", False, False, "Job", "j", False)
+TERMINATING = replace(POD, deleting=True, deletion_at=BEGAN + 30)
+
+
+def at(seconds: float) -> DrainMoment:
+    return DrainMoment(BEGAN + seconds, BEGAN, DEADLINE)
+
+
+def plan(*pods: Pod, rules: DrainRules | None = None, after: float = 1.0) -> DrainPlan:
+    return plan_drain(pods, rules or DrainRules(), at(after))
+
+
+def rules_of(leave: Leave, **times: float) -> DrainRules:
+    return DrainRules(namespaces=(NamespaceRule("jobs", leave, **times),))
+
+
+def where(found: DrainPlan, pod: Pod) -> str:
+    """In which heap of the plan the pod is; empty for none."""
+    heaps = {
+        "evict": [one.key for one in found.evict],
+        "force": [one.key for one in found.force],
+        "leaving": [one.key for one in found.leaving],
+        "kept": found.kept or {},
+        "waiting": found.waiting or {},
+        "stuck": found.stuck or {},
+    }
+    [*heap] = [name for name, keys in heaps.items() if pod.key in keys]
+    assert len(heap) <= 1
+    return heap[0] if heap else ""
+
+
+OFF, ON = DrainRules(), DrainRules(True, True, True)
+PROTECTED = DrainRules(protected={"tier": "db"})
+SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+
+
+@pytest.mark.parametrize(
+    ("changes", "rules", "heap"),
+    [
+        ({}, OFF, "evict"),
+        ({"phase": "Pending"}, OFF, "evict"),
+        ({"owner_kind": "DaemonSet"}, ON, ""),
+        ({"mirror": True, "owner_kind": "Node"}, ON, ""),
+        ({"empty_dir": True}, OFF, "kept"),
+        ({"empty_dir": True}, ON, "evict"),
+        ({"empty_dir": True, "phase": "Succeeded"}, OFF, "evict"),
+        ({"empty_dir": True, "annotations": {SAFE_TO_EVICT: "true"}}, OFF, "evict"),
+        ({"empty_dir": True, "annotations": {SAFE_TO_EVICT: "false"}}, OFF, "kept"),
+        ({"owner_kind": "", "annotations": {SAFE_TO_EVICT: "true"}}, OFF, "kept"),
+        ({"owner_kind": ""}, OFF, "kept"),
+        ({"owner_kind": ""}, ON, "evict"),
+        ({"owner_kind": "", "phase": "Failed"}, OFF, "evict"),
+        ({"labels": {"tier": "db"}}, PROTECTED, "kept"),
+        ({"labels": {"tier": "db"}, "phase": "Succeeded"}, PROTECTED, "kept"),
+        ({"labels": {"tier": "web"}}, PROTECTED, "evict"),
+        ({"annotations": {SAFE_TO_EVICT: "false"}}, OFF, "kept"),
+        ({"annotations": {"karpenter.sh/do-not-disrupt": "true"}}, OFF, "kept"),
+        ({"annotations": {"karpenter.sh/do-not-disrupt": "true"}}, ON, "evict"),
+        ({"annotations": {SAFE_TO_EVICT: "true"}}, OFF, "evict"),
+    ],
+)
+def test_each_kind_of_pod_goes_or_stays_as_kubectl_drain_has_it(
+    changes: dict[str, object], rules: DrainRules, heap: str
+) -> None:
+    pod = replace(POD, **changes)  # type: ignore[arg-type]  # a test's words
+    found = plan(pod, rules=rules)
+    assert where(found, pod) == heap
+    assert found.remaining == (heap != "")
+
+
+def test_a_pod_is_protected_by_every_label_of_the_selector_and_not_by_one() -> None:
+    rules = DrainRules(protected={"tier": "db", "site": "a"})
+    for labels, heap in (
+        ({"tier": "db", "site": "a", "also": "x"}, "kept"),
+        ({"tier": "db"}, "evict"),
+        ({"tier": "db", "site": "b"}, "evict"),
+        ({"site": "a"}, "evict"),
+        ({}, "evict"),
+    ):
+        pod = replace(POD, labels=labels)
+        assert where(plan(pod, rules=rules), pod) == heap, labels
+
+
+@pytest.mark.parametrize(
+    ("rules", "after", "heap"),
+    [
+        (rules_of(Leave.EVICT), 1, "evict"),
+        (rules_of(Leave.EVICT), 200 * HOUR, "evict"),  # without its policy no pod is forced
+        (rules_of(Leave.NEVER), 200 * HOUR, "kept"),
+        (rules_of(Leave.WAIT, wait=2 * HOUR), 2 * HOUR - 1, "waiting"),
+        (rules_of(Leave.WAIT, wait=2 * HOUR), 2 * HOUR, "evict"),
+        (rules_of(Leave.WAIT, wait=2 * HOUR), 200 * HOUR, "evict"),
+        (rules_of(Leave.FORCE, force_after=24 * HOUR), 24 * HOUR - 1, "evict"),
+        (rules_of(Leave.FORCE, force_after=24 * HOUR), 24 * HOUR, "force"),
+        (rules_of(Leave.FORCE), 168 * HOUR - 1, "evict"),  # at the deadline
+        (rules_of(Leave.FORCE), 168 * HOUR, "force"),
+        (rules_of(Leave.FORCE, wait=HOUR, force_after=2 * HOUR), HOUR - 1, "waiting"),
+        (rules_of(Leave.FORCE, wait=HOUR, force_after=2 * HOUR), HOUR, "evict"),
+        (rules_of(Leave.FORCE, wait=HOUR, force_after=2 * HOUR), 2 * HOUR, "force"),
+    ],
+)
+def test_a_namespaces_policy_says_how_its_pods_leave(
+    rules: DrainRules, after: float, heap: str
+) -> None:
+    assert where(plan(POD, rules=rules, after=after), POD) == heap
+    remote_nodes = replace(POD, namespace="other")
+    assert where(plan(remote_nodes, rules=rules, after=after), remote_nodes) == "evict"
+
+
+@pytest.mark.parametrize("rules", [OFF, rules_of(Leave.EVICT), rules_of(Leave.FORCE)])
+def test_a_drain_that_began_by_a_clock_ahead_of_ours_keeps_nobody_who_need_not_wait(
+    rules: DrainRules,
+) -> None:
+    """Another replica began it, or our own clock has been set back since."""
+    assert where(plan(POD, rules=rules, after=-24 * HOUR), POD) == "evict"
+
+
+def test_a_finished_pod_waits_for_nothing_and_force_takes_no_pod_that_is_kept() -> None:
+    done = replace(POD, phase="Succeeded")
+    assert where(plan(done, rules=rules_of(Leave.WAIT, wait=HOUR)), done) == "evict"
+    bare = replace(POD, owner_kind="")
+    found = plan(bare, rules=rules_of(Leave.FORCE, force_after=HOUR), after=2 * HOUR)
+    assert where(found, bare) == "kept"
+
+
+def test_the_first_namespace_that_matches_decides() -> None:
+    rules = DrainRules(
+        namespaces=(
+            NamespaceRule("slurm-login", Leave.NEVER),
+            NamespaceRule("slurm-*", Leave.WAIT, HOUR),
+            NamespaceRule("*", Leave.FORCE),
+        )
+    )
+    told = [rules.of(name).leave for name in ("slurm-login", "slurm-a", "web")]
+    assert told == [Leave.NEVER, Leave.WAIT, Leave.FORCE]
+
+
+def test_a_pod_stuck_in_terminating_is_named_and_not_waited_for_after_its_time() -> None:
+    rules = DrainRules(stuck_after=600)
+    still = plan(TERMINATING, rules=rules, after=30 + 599)
+    assert (where(still, TERMINATING), still.remaining) == ("leaving", 1)
+    over = plan(TERMINATING, rules=rules, after=30 + 600)
+    assert (where(over, TERMINATING), over.remaining) == ("stuck", 0)
+    assert "stuck in Terminating for more than 10m" in over.named[TERMINATING.key]
+
+
+def gang(*names: str, **changes: object) -> list[Pod]:
+    label = {"scheduling.x-k8s.io/pod-group": "train"}
+    return [
+        replace(POD, name=name, uid=f"uid-{name}", labels=label, **changes)  # type: ignore[arg-type]  # a test's words
+        for name in names
+    ]
+
+
+def test_a_gang_goes_together_or_not_at_all() -> None:
+    a, b = gang("a", "b")
+    single = replace(POD, name="single", uid="uid-single")
+    assert {one.key for one in plan(a, b, single).evict} == {a.key, b.key, single.key}
+    stays = replace(b, empty_dir=True)
+    found = plan(a, stays, single)
+    assert where(found, single) == "evict"
+    assert where(found, stays) == "kept"
+    assert where(found, a) == "waiting"
+    assert found.named[a.key].startswith("goes together with its gang: jobs/b has emptyDir")
+
+
+def test_who_has_finished_or_goes_already_holds_up_no_gang() -> None:
+    a, b = gang("a", "b")
+    stuck = replace(b, deleting=True, deletion_at=BEGAN)
+    assert where(plan(a, stuck, after=3 * HOUR), a) == "evict"
+    done = replace(b, phase="Succeeded")
+    kept = gang("c", owner_kind="")[0]
+    assert where(plan(kept, done), done) == "evict"
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "name"),
+    [
+        ({"labels": {"scheduling.x-k8s.io/pod-group": "g"}}, "scheduling.x-k8s.io/pod-group", "g"),
+        ({"labels": {"kueue.x-k8s.io/pod-group-name": "g"}}, "kueue.x-k8s.io/pod-group-name", "g"),
+        (
+            {"labels": {"jobset.sigs.k8s.io/jobset-name": "g"}},
+            "jobset.sigs.k8s.io/jobset-name",
+            "g",
+        ),
+        (
+            {
+                "labels": {
+                    "leaderworkerset.sigs.k8s.io/name": "lws",
+                    "leaderworkerset.sigs.k8s.io/group-key": "g",
+                    "kueue.x-k8s.io/pod-group-name": "other",
+                }
+            },
+            "leaderworkerset.sigs.k8s.io/group-key",
+            "g",
+        ),
+        (
+            {"annotations": {"scheduling.k8s.io/group-name": "g"}},
+            "scheduling.k8s.io/group-name",
+            "g",
+        ),
+        ({"group": "w/workers/0"}, "spec", "w/workers/0"),
+    ],
+)
+def test_a_gang_is_known_by_what_its_makers_write(
+    changes: dict[str, object], key: str, name: str
+) -> None:
+    found = gang_of(replace(POD, **changes))  # type: ignore[arg-type]  # a test's words
+    assert found is not None
+    assert (found.namespace, found.key, found.name) == ("jobs", key, name)
+    assert found.label == (key if "labels" in changes else "")
+
+
+def test_a_pod_of_no_gang_is_of_none() -> None:
+    assert gang_of(replace(POD, labels={"app": "x", "scheduling.x-k8s.io/pod-group": ""})) is None
+
+
+NODE = Node("n1", "uid", "1", False, (), {}, {})
+UPGRADE = "nvidia.com/gpu-driver-upgrade-state"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, ""),
+        ({"taints": (Taint("ToBeDeletedByClusterAutoscaler", "1", "NoSchedule"),)}, "autoscaler"),
+        ({"taints": (Taint("DeletionCandidateOfClusterAutoscaler", "1", "NoSchedule"),)}, ""),
+        ({"taints": (Taint("karpenter.sh/disrupted", "", "NoSchedule"),)}, "Karpenter"),
+        (
+            {"taints": (Taint("node.cloudprovider.kubernetes.io/shutdown", "", "NoExecute"),)},
+            "shut",
+        ),
+        ({"taints": (Taint("node.kubernetes.io/out-of-service", "x", "NoExecute"),)}, "declared"),
+        ({"annotations": {"karpenter.sh/do-not-disrupt": "true"}}, "not to be disrupted"),
+        ({"annotations": {"karpenter.sh/do-not-disrupt": "false"}}, ""),
+        ({"labels": {"remediation.medik8s.io/exclude-from-remediation": "true"}}, "excluded"),
+        ({"labels": {UPGRADE: "pod-restart-required"}}, "driver is being upgraded"),
+        ({"labels": {UPGRADE: "upgrade-failed"}}, "driver is being upgraded"),
+        ({"labels": {UPGRADE: "upgrade-done"}}, ""),
+        ({"labels": {UPGRADE: "upgrade-required"}}, ""),
+        ({"annotations": {"cluster-autoscaler.kubernetes.io/scale-down-disabled": "true"}}, ""),
+    ],
+)
+def test_who_else_is_at_work_on_a_node_is_told_by_their_own_marks(
+    changes: dict[str, object], says: str
+) -> None:
+    told = maintained_by(replace(NODE, **changes))  # type: ignore[arg-type]  # a test's words
+    assert says in told
+    assert bool(told) == bool(says)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(604800, "7d"), (7200, "2h"), (90, "90s"), (600, "10m"), (0.5, "0.5s")]
+)
+def test_a_duration_reads_as_it_is_configured(seconds: float, text: str) -> None:
+    assert span(seconds) == text

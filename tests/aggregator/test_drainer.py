@@ -1,0 +1,623 @@
+"""A drain's begin, rounds and rests, and a site's hooks around it, called one by one."""
+
+import asyncio
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aggregator.clock import Clocks
+from aggregator.cluster.port import Action, GuardRefused, HookState, HookStatus, Phase
+from aggregator.quarantine.decide.drain_plan import DrainMoment, DrainPlan, DrainRules
+from aggregator.quarantine.decide.node_marks import OFF_BALANCERS, cordon_change
+from aggregator.quarantine.drain import drainer
+from aggregator.quarantine.drain.drainer import NODE_EVERY, STATUS_EVERY, Drainer
+from aggregator.quarantine.drain.hooks import HookAnswer, HookResult, HookRules, HookRunner
+from aggregator.quarantine.state.drain_memory import DrainMemory
+from tests.aggregator.test_node_actions import Bench, made
+from tests.support.virtual_time import VirtualTimeLoop, play
+
+DONE = HookAnswer(HookResult.DONE, "ok")
+LATER = HookAnswer(HookResult.LATER, "3 jobs run")
+FAILED = HookAnswer(HookResult.FAILED, "")
+INFINITE = float("inf")
+
+
+class Most(random.Random):
+    """Draws the upper bound."""
+
+    def uniform(self, a: float, b: float) -> float:
+        assert a < b
+        return b
+
+
+class Drain(Bench):
+    """A drainer whose evictions the test plays."""
+
+    def __init__(self, loop: VirtualTimeLoop, *, off_balancers: bool = False) -> None:
+        super().__init__(loop)
+        self.loop = loop
+        self.standing = True
+        self.due = INFINITE
+        self.moved: list[bool] = []
+        self.asked_at: list[float] = []
+        self.made: Any = Drainer(
+            cluster=self.cluster,
+            acts=self.acts,
+            clocks=Clocks(loop.time, lambda: 5000.0 + loop.time()),
+            rules=DrainRules(),
+            hook_runner=SimpleNamespace(),  # type: ignore[arg-type]
+            lanes=SimpleNamespace(),  # type: ignore[arg-type]
+            deadline=600.0,
+            off_balancers=off_balancers,
+            rng=Most(),
+        )
+        self.memory = DrainMemory("q")
+        self.evictions: Any = SimpleNamespace(
+            memory=self.memory,
+            still=self.still,
+            next_due=lambda _: self.due,
+            blockers=lambda _: (),
+            ask=self._ask,
+        )
+
+    def still(self) -> bool:
+        return self.standing
+
+    async def _ask(self, _: Any) -> bool:
+        self.asked_at.append(self.loop.time())
+        return self.moved.pop(0) if self.moved else False
+
+    async def marked(self, phase: Phase = Phase.CORDONED, **changes: Any) -> Any:
+        node = self.world.nodes["n1"]
+        known = self.stands(made(phase, node_uid=node.uid, cordoned_at=4000.0, **changes))
+        await self.cluster.patch_node(node, cordon_change(node, known))
+        return known
+
+
+@pytest.fixture(autouse=True)
+def five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two empty reads, as in production."""
+    monkeypatch.setattr(drainer, "EMPTY_FOR", 5.0)
+
+
+def on_drain(test: Callable[[Drain], Any], **changes: Any) -> None:
+    async def main(loop: VirtualTimeLoop) -> None:
+        await test(Drain(loop, **changes))
+
+    play(main)
+
+
+# -- the begin ------------------------------------------------------------------------------------
+
+
+def test_a_drain_begins_with_its_phase_its_time_and_its_deadline() -> None:
+    async def test(bench: Drain) -> None:
+        await bench.marked()
+        assert await bench.made._begin(bench.case, bench.still) is True
+        status = bench.now().status
+        assert (status.phase, status.message) == (Phase.DRAINING, "evicting pods")
+        assert status.drain_started_at == pytest.approx(6000.0, abs=10)
+        assert status.deadline_at == status.drain_started_at + 600
+        assert status.did is not None
+        assert bench.kinds() == ["quarantine.draining"]
+        assert bench.case.node_found
+        assert OFF_BALANCERS not in bench.world.nodes["n1"].labels
+        version = bench.now().version
+        assert await bench.made._begin(bench.case, bench.still) is True
+        assert bench.now().version == version, "it has begun"
+        assert len(bench.kinds()) == 1
+
+    on_drain(test)
+
+
+def test_a_drain_that_is_taken_up_again_keeps_its_times() -> None:
+    async def test(bench: Drain) -> None:
+        await bench.marked(drain_started_at=4500.0, deadline_at=4900.0)
+        assert await bench.made._begin(bench.case, bench.still) is True
+        status = bench.now().status
+        assert (status.drain_started_at, status.deadline_at) == (4500.0, 4900.0)
+
+    on_drain(test)
+
+
+@pytest.mark.parametrize("happens", ["no node", "no object", "over", "not marked"])
+def test_nothing_is_drained_that_is_gone_over_or_not_marked(happens: str) -> None:
+    async def test(bench: Drain) -> None:
+        await bench.marked(Phase.ADMITTED if happens == "not marked" else Phase.CORDONED)
+        if happens == "no node":
+            del bench.world.nodes["n1"]
+        if happens == "no object":
+            del bench.world.quarantines["n1"]
+        bench.standing = happens != "over"
+        before = len(bench.world.writes)
+        assert await bench.made._begin(bench.case, bench.still) is False
+        assert bench.world.writes[before:] == []
+        assert bench.kinds() == []
+        assert bench.case.node_gone == (happens == "no node")
+
+    on_drain(test, off_balancers=True)
+
+
+def test_a_node_is_taken_off_the_load_balancers_once_and_not_where_we_may_not_act() -> None:
+    async def test(bench: Drain) -> None:
+        await bench.marked()
+        bench.may = False
+        with pytest.raises(GuardRefused):
+            await bench.made._begin(bench.case, bench.still)
+        assert OFF_BALANCERS not in bench.world.nodes["n1"].labels
+        bench.may = True
+        await bench.made._begin(bench.case, bench.still)
+        assert OFF_BALANCERS in bench.world.nodes["n1"].labels
+        did = bench.now().status.did
+        assert did is not None
+        assert did.off_balancers
+        patched = bench.cluster.asked["patch_node"]
+        await bench.made._begin(bench.case, bench.still)
+        assert bench.cluster.asked["patch_node"] == patched
+
+    on_drain(test, off_balancers=True)
+
+
+# -- the rounds -----------------------------------------------------------------------------------
+
+
+async def rounds(bench: Drain, node_at: float | None = None) -> Any:
+    begun = bench.loop.time() if node_at is None else node_at
+    return await bench.made._until_empty(bench.case, bench.evictions, begun)
+
+
+def test_a_node_is_empty_when_two_reads_apart_say_so() -> None:
+    async def test(bench: Drain) -> None:
+        await bench.marked(Phase.DRAINING)
+        bench.case.node_summary.quarantine = bench.now()
+        began = bench.loop.time()
+        read = await rounds(bench)
+        assert read.plan.remaining == 0
+        assert bench.loop.time() - began == 5.0
+        assert bench.cluster.asked["pods_on"] == 2
+        assert bench.cluster.in_background["pods_on"] == 1, "the first read is of a new drain"
+        assert bench.memory.first_seen == frozenset()
+
+    on_drain(test)
+
+
+def test_a_pod_that_comes_between_the_two_reads_is_asked_to_go_first() -> None:
+    async def test(bench: Drain) -> None:
+        await bench.marked(Phase.DRAINING)
+        bench.case.node_summary.quarantine = bench.now()
+        began = bench.loop.time()
+        bench.loop.call_later(2, lambda: bench.world.add_pod("n1", "a"))
+        bench.loop.call_later(6, bench.world.pods.clear)
+        read = await rounds(bench)
+        assert read.plan.remaining == 0
+        assert bench.loop.time() - began == 6 + 5
+
+    on_drain(test)
+
+
+def test_rounds_end_with_their_drain() -> None:
+    async def test(bench: Drain) -> None:
+        await bench.marked(Phase.DRAINING)
+        bench.standing = False
+        assert await rounds(bench) is None
+        assert bench.cluster.asked["pods_on"] == 0
+        bench.standing, bench.case.node_summary.quarantine = True, None
+        assert await rounds(bench) is None
+        assert bench.cluster.asked["pods_on"] == 1
+        bench.case.node_summary.quarantine = bench.now()
+        bench.world.add_pod("n1", "a")
+        bench.loop.call_later(3, lambda: setattr(bench, "standing", False))
+        assert await rounds(bench) is None
+        assert bench.asked_at != []
+
+    on_drain(test)
+
+
+def test_pods_are_read_ever_less_often_while_nothing_moves_and_soon_after_one_has_gone() -> None:
+    async def test(bench: Drain) -> None:
+        await bench.marked(Phase.DRAINING)
+        bench.case.node_summary.quarantine = bench.now()
+        bench.world.add_pod("n1", "a")
+        bench.made._running = 1
+        bench.moved = [True, False, False, False, True]
+        bench.loop.call_later(20, lambda: setattr(bench, "standing", False))
+        await rounds(bench)
+        waits = [round(later - sooner, 4) for sooner, later in itertools.pairwise(bench.asked_at)]
+        assert waits[:7] == [0.1, 0.15, 0.225, 0.3375, 0.1, 0.15, 0.225]
+
+    on_drain(test)
+
+
+def test_a_pod_that_is_deleted_by_now_is_looked_at_sooner_than_one_that_only_came() -> None:
+    async def test(bench: Drain) -> None:
+        await bench.marked(Phase.DRAINING)
+        bench.case.node_summary.quarantine = bench.now()
+        pod = bench.world.add_pod("n1", "a")
+        bench.made._running = 1
+        bench.loop.call_later(1.5, lambda: setattr(bench, "standing", False))
+        await rounds(bench)
+        assert round(bench.asked_at[1] - bench.asked_at[0], 3) == 1.0
+        bench.standing, bench.asked_at = True, []
+        bench.world.pods["n1/a"] = replace(pod, deleting=True)
+        bench.loop.call_later(0.5, lambda: setattr(bench, "standing", False))
+        assert await rounds(bench) is None
+        assert round(bench.asked_at[1] - bench.asked_at[0], 3) == 0.1
+
+    on_drain(test)
+
+
+@pytest.mark.parametrize(
+    ("age", "due", "reads"),
+    [
+        (NODE_EVERY, 0.0, 1),
+        (NODE_EVERY - 0.1, 0.0, 0),
+        (NODE_EVERY + 5, INFINITE, 0),
+    ],
+)
+def test_no_eviction_follows_an_old_read_of_the_node(age: float, due: float, reads: int) -> None:
+    async def test(bench: Drain) -> None:
+        await bench.marked(Phase.DRAINING)
+        bench.case.node_summary.quarantine = bench.now()
+        bench.world.add_pod("n1", "a")
+        bench.due = due
+        bench.loop.call_later(0.05, lambda: setattr(bench, "standing", False))
+        assert NODE_EVERY == 10.0
+        await rounds(bench, bench.loop.time() - age)
+        assert bench.cluster.asked["read_node"] == reads
+        assert bench.cluster.in_background["read_node"] == reads
+        assert len(bench.asked_at) == 1
+
+    on_drain(test)
+
+
+# -- the rests ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("look", "due", "empty", "rests"),
+    [
+        (3.0, INFINITE, False, 3.0),
+        (3.0, 2.0, False, 2.0),
+        (3.0, 4.0, False, 3.0),
+        (3.0, 0.0, False, 3.0),
+        (3.0, -1.0, False, 3.0),
+        (3.0, 2.0, True, 5.0),
+    ],
+)
+def test_a_rest_lasts_until_the_next_request_or_the_next_read(
+    look: float, due: float, rests: float, *, empty: bool
+) -> None:
+    async def test(bench: Drain) -> None:
+        began = bench.loop.time()
+        bench.due, bench.memory.found_empty = began + due, empty
+        await bench.made._rest(bench.case, SimpleNamespace(plan=DrainPlan()), bench.evictions, look)
+        assert bench.loop.time() - began == pytest.approx(rests)
+
+    on_drain(test)
+
+
+@pytest.mark.parametrize(("written", "shown"), [(5.0, True), (9.0, True), (STATUS_EVERY, False)])
+def test_progress_that_was_held_back_is_written_during_the_rest(
+    written: float, *, shown: bool
+) -> None:
+    async def test(bench: Drain) -> None:
+        await bench.marked(Phase.DRAINING)
+        bench.case.node_summary.quarantine = bench.now()
+        bench.world.add_pod("n1", "a")
+        began = bench.loop.time()
+        pods = await bench.cluster.pods_on("n1")
+        read = bench.made._read(bench.case, pods, bench.memory)
+        bench.memory.written_at = began - written
+        version = bench.now().version
+        await bench.made._rest(bench.case, read, bench.evictions, 8.0)
+        assert bench.loop.time() - began == pytest.approx(8.0)
+        assert (bench.now().version != version) == shown
+        if shown:
+            assert bench.now().status.pods_remaining == 1
+            assert bench.memory.written_at == pytest.approx(began + STATUS_EVERY - written)
+
+    on_drain(test)
+
+
+def test_a_drain_forgets_only_what_belongs_to_another_quarantine() -> None:
+    async def test(bench: Drain) -> None:
+        bench.stands(made(Phase.DRAINING))
+        first = bench.made._memory(bench.case)
+        first.found_empty = True
+        assert bench.made._memory(bench.case) is first
+        assert not first.found_empty, "a read of before the error proves nothing"
+        bench.stands(made(Phase.DRAINING, uid="r"))
+        assert bench.made._memory(bench.case).uid == "r"
+
+    on_drain(test)
+
+
+def test_a_longer_wait_has_a_most_that_grows_with_the_drains() -> None:
+    async def test(bench: Drain) -> None:
+        bench.made._running = 1
+        assert bench.made._longer(1.0) == 1.5
+        assert bench.made._longer(100.0) == 30.0
+        bench.made._running = 300
+        assert bench.made._longer(100.0) == 100.0
+        moment = bench.made._moment(made(Phase.DRAINING, drain_started_at=100.0).status)
+        assert moment == DrainMoment(pytest.approx(6000.0, abs=10), 100.0, 700.0)  # type: ignore[arg-type]
+
+    on_drain(test)
+
+
+def test_an_end_shows_what_stays_behind() -> None:
+    async def test(bench: Drain) -> None:
+        await bench.marked(Phase.DRAINING)
+        bench.case.node_summary.quarantine = bench.now()
+        bench.made._memories["n1"] = bench.memory
+        moment = DrainMoment(1.0, 1.0, 2.0)
+        read = drainer._Read(DrainPlan(stuck={"jobs/a": "x"}), moment, 77.0)
+        await bench.made._finish(bench.case, read, bench.evictions)
+        status = bench.now().status
+        assert status.phase is Phase.DRAINED
+        assert status.message.endswith("not waited for: jobs/a")
+        assert (status.pods_remaining, status.pods_read_at) == (0, 77.0)
+        assert status.drained_at == pytest.approx(6000.0, abs=10)
+        assert "drained: no pods are left" in bench.notes.transitions[-1].summary
+        assert bench.made._memories == {}
+        bench.case.node_summary.quarantine = None
+        await bench.made._finish(bench.case, read, bench.evictions)
+        assert len(bench.kinds()) == 1
+
+    on_drain(test)
+
+
+# -- the hooks ------------------------------------------------------------------------------------
+
+
+class Hooked(Bench):
+    """A runner of hooks whose answers come in turn, the last for ever."""
+
+    def __init__(self, loop: VirtualTimeLoop, **rules: Any) -> None:
+        super().__init__(loop)
+        self.loop = loop
+        self.standing = True
+        self.answers = [DONE]
+        self.takes = 1.0
+        self.asked: list[tuple[float, float, dict[str, str]]] = []
+        hook: Any = SimpleNamespace(ask=self._answer)
+        which = rules.pop("which", ("pre_evict", "post_release"))
+        given = dict.fromkeys(which, hook)
+        self.made: Any = HookRunner(
+            acts=self.acts,
+            clocks=Clocks(loop.time, lambda: 5000.0 + loop.time()),
+            rules=HookRules(**given, **rules),
+            rng=Most(),
+        )
+
+    async def _answer(self, values: dict[str, str], *, limit: float) -> HookAnswer:
+        self.asked.append((self.loop.time(), limit, values))
+        await asyncio.sleep(self.takes)
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+    def still(self) -> bool:
+        return self.standing
+
+    def spaced(self) -> list[float]:
+        """The pauses between two requests, without what an answer takes."""
+        at = [one[0] for one in self.asked]
+        return [round(b - a - self.takes, 3) for a, b in itertools.pairwise(at)]
+
+    @property
+    def hook(self) -> HookStatus:
+        found = self.now().status.pre_evict
+        assert found is not None
+        return found
+
+
+def on_hooked(test: Callable[[Hooked], Any], **rules: Any) -> None:
+    async def main(loop: VirtualTimeLoop) -> None:
+        await test(Hooked(loop, **rules))
+
+    play(main)
+
+
+def test_without_a_hook_a_drain_goes_on_while_its_quarantine_stands() -> None:
+    async def test(bench: Hooked) -> None:
+        assert await bench.made.before_evictions(bench.case, bench.still) is False
+        bench.stands(made(Phase.DRAINING))
+        assert await bench.made.before_evictions(bench.case, bench.still) is True
+        assert bench.asked == []
+
+    on_hooked(test, which=())
+
+
+@pytest.mark.parametrize("state", [HookState.DONE, HookState.GIVEN_UP])
+def test_a_hook_that_has_ended_is_not_asked_again(state: HookState) -> None:
+    async def test(bench: Hooked) -> None:
+        bench.stands(made(Phase.DRAINING, pre_evict=HookStatus(state, 5900.0)))
+        assert await bench.made.before_evictions(bench.case, bench.still) is True
+        assert bench.asked == []
+
+    on_hooked(test)
+
+
+def test_a_hook_that_was_asked_before_keeps_its_time() -> None:
+    async def test(bench: Hooked) -> None:
+        bench.stands(made(Phase.DRAINING, pre_evict=HookStatus(HookState.ASKING, asked_at=5900.0)))
+        assert await bench.made.before_evictions(bench.case, bench.still) is True
+        assert bench.hook.asked_at == 5900.0
+        assert bench.hook.state is HookState.DONE
+
+    on_hooked(test)
+
+
+def test_a_hook_is_told_of_its_node_and_its_result_is_shown() -> None:
+    async def test(bench: Hooked) -> None:
+        bench.stands(made(Phase.DRAINING))
+        began = bench.loop.time()
+        assert await bench.made.before_evictions(bench.case, bench.still) is True
+        ((_, limit, values),) = bench.asked
+        assert limit == 600.0
+        assert values == {
+            "hook": "pre_evict",
+            "node": "n1",
+            "reason": "x",
+            "action": "drain",
+            "kind": "gpu",
+            "incident": "",
+            "quarantine": "q",
+        }
+        assert bench.hook.asked_at == pytest.approx(5000 + began)
+        assert bench.hook.ended_at == pytest.approx(5001 + began)
+        assert bench.hook.message == "ok"
+        assert bench.now().status.message == "evicting pods"
+        assert len(bench.kinds()) == 1
+        assert bench.notes.transitions[0].details == {"hook": "pre_evict"}
+        assert values["action"] == Action.DRAIN.value
+
+    on_hooked(test)
+
+
+def test_a_hook_is_asked_again_ever_later_and_as_it_asks() -> None:
+    async def test(bench: Hooked) -> None:
+        bench.stands(made(Phase.DRAINING))
+        bench.answers = [LATER] * 7 + [replace(LATER, retry_after=45.0), DONE]
+        assert await bench.made.before_evictions(bench.case, bench.still) is True
+        assert bench.spaced() == [1, 2, 4, 8, 16, 30, 30, 45]
+
+    on_hooked(test, pre_evict_timeout=10_000.0)
+
+
+def test_a_late_hook_is_told_of_once_and_holds_the_drain() -> None:
+    async def test(bench: Hooked) -> None:
+        bench.stands(made(Phase.DRAINING))
+        began = bench.loop.time()
+        bench.answers = [FAILED] * 12 + [DONE]
+        assert await bench.made.before_evictions(bench.case, bench.still) is True
+        assert len(bench.kinds()) == 2
+        late, done = bench.notes.transitions
+        assert late.summary.endswith(
+            "drain.pre_evict was not done in 60 s; nothing is evicted: failed"
+        )
+        assert "drain.pre_evict is done" in done.summary
+        assert bench.loop.time() - began > 60
+        assert bench.hook.state is HookState.DONE
+        assert {limit for _, limit, _ in bench.asked} == {60.0}
+
+    on_hooked(test, pre_evict_timeout=60.0)
+
+
+def test_changed_words_of_a_hook_are_written_at_most_every_ten_seconds() -> None:
+    async def test(bench: Hooked) -> None:
+        bench.stands(made(Phase.DRAINING))
+        bench.answers, bench.takes = [LATER], 0.0
+        task = asyncio.create_task(bench.made.before_evictions(bench.case, bench.still))
+        await asyncio.sleep(7.5)
+        assert "is asked; nothing is evicted before" in bench.now().status.message
+        assert bench.hook.message == ""
+        await asyncio.sleep(8)
+        assert bench.now().status.message == ("drain.pre_evict is waited for: not yet: 3 jobs run")
+        assert bench.hook.message == "not yet: 3 jobs run"
+        assert bench.hook.ended_at == 0.0
+        bench.standing = False
+        bench.case.again.set()
+        assert await task is False
+
+    on_hooked(test)
+
+
+def test_a_drain_goes_on_without_a_hook_that_is_late_where_that_is_configured() -> None:
+    async def test(bench: Hooked) -> None:
+        bench.stands(made(Phase.DRAINING))
+        bench.answers = [LATER]
+        began = bench.loop.time()
+        assert await bench.made.before_evictions(bench.case, bench.still) is True
+        assert 20.0 <= bench.loop.time() - began <= 22.0
+        assert bench.hook.state is HookState.GIVEN_UP
+        assert bench.hook.message == "not yet: 3 jobs run"
+        limits = [limit for _, limit, _ in bench.asked]
+        assert limits[0] == pytest.approx(20.0)
+        assert limits[-1] == 1.0
+        assert limits == sorted(limits, reverse=True)
+        assert len(bench.kinds()) == 1
+        text = bench.notes.transitions[0].summary
+        assert "was not done in 20 s, the drain goes on: not yet: 3 jobs run" in text
+
+    on_hooked(test, pre_evict_timeout=20.0, go_on=True)
+
+
+def test_a_hook_ends_with_its_drain() -> None:
+    async def test(bench: Hooked) -> None:
+        bench.standing = False
+        bench.stands(made(Phase.DRAINING))
+        assert await bench.made.before_evictions(bench.case, bench.still) is False
+        assert bench.asked == []
+        bench.standing, bench.takes = True, 100.0
+        task = asyncio.create_task(bench.made.before_evictions(bench.case, bench.still))
+        await asyncio.sleep(1)
+        assert len(bench.asked) == 1
+        bench.standing = False
+        bench.case.again.set()
+        assert await task is False
+        assert bench.hook.state is HookState.ASKING
+
+    on_hooked(test)
+
+
+@pytest.mark.parametrize(
+    ("which", "status", "asks"),
+    [
+        (("pre_evict", "post_release"), {"pre_evict": HookStatus(HookState.DONE, 5900.0)}, 1),
+        (("pre_evict", "post_release"), {"drain_started_at": 1.0}, 0),
+        (("post_release",), {"drain_started_at": 1.0}, 1),
+        (("post_release",), {}, 0),
+        (("pre_evict",), {"pre_evict": HookStatus(HookState.DONE, 5900.0)}, 0),
+    ],
+)
+def test_the_hook_after_a_release_runs_only_where_the_drain_had_begun(
+    which: tuple[str, ...], status: dict[str, Any], asks: int
+) -> None:
+    async def test(bench: Hooked) -> None:
+        await bench.made.after_release(bench.case, made(Phase.RELEASING, **status))
+        assert len(bench.asked) == len(bench.kinds()) == asks
+        if asks:
+            assert bench.asked[0][1] == 60.0
+            assert bench.asked[0][2]["hook"] == "post_release"
+            assert "drain.post_release is done" in bench.notes.transitions[0].summary
+
+    on_hooked(test, which=which)
+
+
+def test_the_hook_after_a_release_is_given_up_after_its_time() -> None:
+    async def test(bench: Hooked) -> None:
+        bench.answers = [LATER, replace(LATER, retry_after=5.0), LATER]
+        began = bench.loop.time()
+        await bench.made.after_release(bench.case, made(Phase.RELEASING, drain_started_at=1.0))
+        assert bench.loop.time() - began <= 60
+        assert bench.spaced() == [1, 5, 4, 8, 16]
+        assert len(bench.kinds()) == 1
+        text = bench.notes.transitions[0].summary
+        assert "drain.post_release was not done in 60 s: 3 jobs run" in text
+        assert bench.notes.transitions[0].details == {"hook": "post_release"}
+
+    on_hooked(test, which=("post_release",))
+
+
+def test_a_hook_that_waits_for_its_turn_is_given_up_too() -> None:
+    async def test(bench: Hooked) -> None:
+        bench.takes = 500.0
+        first = asyncio.create_task(bench.made._in_time(*hook_call(bench), 1000.0))
+        await asyncio.sleep(1)
+        began = bench.loop.time()
+        answer = await bench.made._in_time(*hook_call(bench), 7.0)
+        assert bench.loop.time() - began == 7.0
+        assert (answer.said, len(bench.asked)) == (HookResult.FAILED, 1)
+        assert "drain.hooks_at_once" in answer.text
+        assert (await first).said is HookResult.DONE
+
+    on_hooked(test, at_once=1)
+
+
+def hook_call(bench: Hooked) -> tuple[Any, Any]:
+    return bench.made._rules.post_release, made(Phase.RELEASING)

@@ -1,0 +1,541 @@
+"""Folding and evaluation: invariants for any messages of an agent, in any order and number."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aggregator.health.model import (
+    Cleared,
+    ClearedBy,
+    Component,
+    Delta,
+    Fault,
+    Lost,
+    Snapshot,
+    Status,
+)
+from aggregator.health.node import REMEMBERED, NodeHealth, ends
+from aggregator.policy.evaluate import Evaluation, evaluate
+from aggregator.policy.incident import Evidence, Incident
+from tests.support.replica import POLICY, component, fault, hello, shipped_policy, snapshot
+
+#: Codes of every class that matters here, with what ends them by the catalogue.
+CODES = {
+    "xid:79": ClearedBy.REBOOT,
+    "xid:48": ClearedBy.GPU_RESET,
+    "xid:54": ClearedBy.OPERATOR,
+    "xid:31": ClearedBy.EXPIRY,
+    "xid:109": ClearedBy.GPU_RESET,
+    "xid:4711": ClearedBy.EXPIRY,
+}
+CHECKS = {
+    "disk-space": ("bytes", "inodes"),
+    "disk-write": ("io-error", "read-only", "timeout"),
+    "gpu-inventory": ("missing", "lost"),
+    "nic-link": ("down",),
+    "reach": ("timeout",),
+}
+COMPONENTS = ("GPU-1", "GPU-2", "/data")
+
+
+def latched(code: str, of: str = "GPU-1", **changes: object) -> Fault:
+    return fault(code, of, **{"cleared_by": CODES[code], **changes})  # type: ignore[arg-type]
+
+
+faults = st.builds(
+    lambda code, of, count, seq, historical: latched(
+        code, of, count=count, source_seq=seq, historical=historical
+    ),
+    st.sampled_from(sorted(CODES)),
+    st.sampled_from(COMPONENTS),
+    st.integers(1, 3),
+    st.integers(0, 3),
+    st.booleans(),
+)
+components = st.sampled_from(sorted(CHECKS)).flatmap(
+    lambda check: st.builds(
+        lambda of, status, reason, since: component(
+            check, of, status, "" if status is Status.OK else reason, since=since
+        ),
+        st.sampled_from(COMPONENTS),
+        st.sampled_from(list(Status)),
+        st.sampled_from(CHECKS[check]),
+        st.floats(0, 1000),
+    )
+)
+cleared = st.builds(
+    Cleared,
+    st.sampled_from(["", *CODES]),
+    st.sampled_from(COMPONENTS),
+    st.sampled_from(["gpu-reset", "reboot", "expiry", "operator", "replaced"]),
+)
+lost = st.builds(Lost, st.sampled_from(["kmsg", "nvml"]), st.integers(1, 3), st.just("gap"))
+gone = st.tuples(st.sampled_from(sorted(CHECKS)), st.sampled_from(COMPONENTS))
+
+
+def few(of: st.SearchStrategy[object], most: int = 3) -> st.SearchStrategy[tuple[object, ...]]:
+    return st.lists(of, max_size=most).map(tuple)
+
+
+snapshots = st.builds(Snapshot, few(components), few(faults), few(cleared, 1), few(lost, 2))
+deltas = st.builds(Delta, few(components), few(faults), few(cleared, 1), few(lost, 2), few(gone, 1))
+messages = st.one_of(snapshots, deltas)
+
+
+def tell(health: NodeHealth, message: Snapshot | Delta) -> None:
+    if isinstance(message, Snapshot):
+        health.snapshot(message)
+    else:
+        health.delta(message)
+
+
+def state(health: NodeHealth) -> tuple[object, ...]:
+    return (
+        {one.key: one for one in health.components.all()},
+        dict(health.faults),
+        dict(health.cleared),
+        list(health.lost),
+        health.digest(),
+    )
+
+
+# -- folding ---------------------------------------------------------------------------------------
+
+
+@given(st.lists(messages, max_size=6))
+def test_applying_a_message_twice_changes_nothing(many: list[Snapshot | Delta]) -> None:
+    health = NodeHealth(hello("n1"))
+    for message in many:
+        tell(health, message)
+        once = state(health)
+        tell(health, message)
+        assert state(health) == once
+
+
+@given(st.lists(messages, max_size=6), st.sampled_from(["boot-1", "boot-2"]))
+def test_a_fault_leaves_by_a_sign_or_another_boot_and_by_nothing_else(
+    many: list[Snapshot | Delta], boot: str
+) -> None:
+    health = NodeHealth(hello("n1"))
+    for message in many:
+        before = dict(health.faults)
+        tell(health, message)
+        for key, known in before.items():
+            if key in health.faults:
+                continue
+            assert any(
+                sign.component == known.component
+                and sign.code in ("", known.code)
+                and ends(sign.how, known.cleared_by, explicit=bool(sign.code))
+                for sign in message.cleared
+            )
+    before = dict(health.faults)
+    health.greet(hello("n1", boot))
+    for key, known in before.items():
+        gone_with_the_boot = known.cleared_by is not ClearedBy.OPERATOR
+        assert (key not in health.faults) == (boot != "boot-1" and gone_with_the_boot)
+
+
+@given(st.lists(messages, max_size=6))
+def test_the_digest_is_of_the_state_and_not_of_its_order(many: list[Snapshot | Delta]) -> None:
+    health = NodeHealth(hello("n1"))
+    health.snapshot(Snapshot((), ()))
+    for message in many:
+        tell(health, message)
+    present = [known for known in health.faults.values() if not known.missing]
+    told = Snapshot(tuple(reversed([*health.components.all()])), tuple(reversed(present)))
+    other = NodeHealth(hello("n1"))
+    assert other.digest() is None
+    other.snapshot(told)
+    assert other.digest() == health.digest()
+
+
+def test_the_digest_is_that_of_the_contract_page() -> None:
+    health = NodeHealth(hello("n1", "b"))
+    assert health.digest() is None, "an agent that has not spoken holds nothing to be compared"
+    mine = fault("xid:79", boot_id="b", count=2)
+    lost = fault("xid:48", "GPU-2", boot_id="b")
+    health.snapshot(snapshot(component("disk-space", "/", Status.FAILED, "full"), mine, lost))
+    health.snapshot(snapshot(component("disk-space", "/", Status.FAILED, "full"), mine))
+    assert health.faults[lost.code, lost.component].missing, "what was lost is remembered"
+    assert health.digest() == 0x32DD7D21C253ECE2
+    assert health.digest() == 0x32DD7D21C253ECE2, "a second time, from what is kept"
+    health.delta(Delta(gone=(("disk-space", "/"),)))
+    assert health.digest() != 0x32DD7D21C253ECE2
+    health.snapshot(Snapshot((), (), ()))
+    nothing = NodeHealth(hello("n1", "b"))
+    nothing.snapshot(Snapshot((), (), ()))
+    assert health.digest() == nothing.digest() == NO_BYTES
+
+
+#: BLAKE2b of no bytes at all, of 8 bytes, big endian.
+NO_BYTES = int.from_bytes(blake2b(b"", digest_size=8).digest(), "big")
+
+
+def test_a_gpu_reset_does_not_undo_a_gpu_that_fell_off_the_bus() -> None:
+    health = NodeHealth(hello("n1"))
+    health.snapshot(snapshot(latched("xid:79"), latched("xid:48"), latched("xid:48", "GPU-2")))
+    health.delta(Delta(cleared=(Cleared("", "GPU-1", "gpu-reset"),)))
+    assert set(health.faults) == {("xid:79", "GPU-1"), ("xid:48", "GPU-2")}
+
+
+def test_memory_of_signs_and_losses_is_bounded() -> None:
+    health = NodeHealth(hello("n1"))
+    for number in range(REMEMBERED * 2):
+        sign = Cleared("xid:48", f"GPU-{number}", "operator")
+        health.delta(Delta(cleared=(sign,), lost=(Lost("kmsg", number, ""),)))
+    assert len(health.cleared) == REMEMBERED
+    assert 0 < len(health.lost) < REMEMBERED
+
+
+def test_a_component_that_came_back_is_not_gone() -> None:
+    """Gone, then there again in the snapshot of a new stream, but not looked at yet."""
+    health, ward = NodeHealth(hello("n1")), Ward()
+    failed = component("nic-link", "eth0", Status.FAILED, "down", since=0.0)
+    health.snapshot(snapshot(failed))
+    ward.judge(health, 100.0)
+    health.delta(Delta(gone=(("nic-link", "eth0"),)))
+    health.greet(hello("n1"))
+    health.snapshot(snapshot(failed))
+    ward.judge(health, 200.0)
+    health.snapshot(snapshot(component("nic-link", "eth0", Status.UNKNOWN, "hung")))
+    for now in (300.0, 1000.0, 5000.0):
+        ward.judge(health, now)
+    assert [incident.recovering_since for incident in ward.incidents.values()] == [None]
+
+
+# -- judging ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class Ward:
+    """The controller's state between two evaluations."""
+
+    incidents: Mapping[str, Incident] = field(default_factory=dict)
+    closed: list[Incident] = field(default_factory=list)
+
+    def judge(self, health: NodeHealth, now: float, *, speaking: bool = True) -> Evaluation:
+        judgement = evaluate(POLICY, health, self.incidents, now, speaking=speaking)
+        self.incidents = judgement.incidents
+        self.closed += judgement.closed
+        return judgement
+
+    @property
+    def acting(self) -> list[Incident]:
+        return [one for one in self.incidents.values() if one.action != "observe"]
+
+    @property
+    def observed(self) -> list[Incident]:
+        return [one for one in self.incidents.values() if one.action == "observe"]
+
+
+def is_signed_off(item: Evidence, health: NodeHealth) -> bool:
+    """Whether a positive sign has come for this evidence, now or since it was last there."""
+    if item.cleared_by is None:
+        check = item.code.partition(":")[0]
+        seen = health.components.get((check, item.component))
+        if seen is None:
+            return health.cleared.get((check, item.component)) == "gone"
+        return seen.status in (Status.OK, Status.DEGRADED) or (
+            seen.status is Status.FAILED and f"{check}:{seen.reason}" != item.code
+        )
+    if item.boot_id != health.boot_id and item.cleared_by is not ClearedBy.OPERATOR:
+        return True
+    return (item.code, item.component) in health.cleared or ("", item.component) in health.cleared
+
+
+steps = st.lists(
+    st.tuples(
+        st.one_of(messages, st.sampled_from(["boot-1", "boot-2", "same"]), st.none()),
+        st.sampled_from([0.0, 5.0, 31.0, 700.0]),
+        st.booleans(),
+    ),
+    max_size=10,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(steps)
+def test_whatever_happens_the_invariants_of_judging_hold(
+    many: list[tuple[Snapshot | Delta | str | None, float, bool]],
+) -> None:
+    health, ward, now = NodeHealth(hello("n1")), Ward(), 1000.0
+    health.snapshot(Snapshot((), ()))
+    recovering: dict[str, float] = {}
+    for step, passed, speaks in many:
+        now += passed
+        speaking = True
+        if isinstance(step, str):
+            health.greet(hello("n1", health.boot_id if step == "same" else step))
+            if speaks:
+                health.snapshot(Snapshot((), ()))
+            speaking = health.has_snapshot
+        elif step is not None:
+            tell(health, step)
+        else:
+            speaking = speaks
+        before = dict(ward.incidents)
+        judgement = ward.judge(health, now, speaking=speaking)
+        after = judgement.incidents
+
+        for ident, incident in after.items():
+            assert incident.id == ident
+            assert incident.evidence
+            assert all(item.since <= now for item in incident.evidence)
+            counts = speaking and not incident.in_force
+            assert (incident.recovering_since is not None) == counts
+            if ident in before:
+                assert incident.since == before[ident].since
+                assert incident.boot_id == before[ident].boot_id
+                assert {i.key for i in before[ident].evidence} <= {
+                    i.key for other in after.values() for i in other.evidence
+                }
+            else:
+                assert incident.since <= now
+                assert not all(item.lost for item in incident.evidence)
+        for ident, earlier in before.items():
+            was = {item.key: item for item in earlier.in_force if item.action != "observe"}
+            now_there = {
+                item.key: item
+                for other in (*after.values(), *judgement.closed)
+                for item in other.evidence
+            }
+            for key, item in was.items():
+                assert key in now_there
+                if now_there[key].over:
+                    assert is_signed_off(item, health)
+            if ident in {one.id for one in judgement.closed}:
+                assert speaking
+                assert not any(one.in_force for one in judgement.closed)
+                assert now >= recovering.get(ident, now) + earlier.healthy_for
+        for one in judgement.closed:
+            assert one.id not in after
+        recovering = {
+            ident: incident.recovering_since
+            for ident, incident in after.items()
+            if incident.recovering_since is not None
+        }
+        assert len({(i.kind, i.action != "observe") for i in after.values()}) == len(after)
+        if judgement.look_again is not None:
+            assert judgement.look_again > now
+        # A second evaluation at the same time makes no change.
+        again = evaluate(POLICY, health, after, now, speaking=speaking)
+        assert dict(again.incidents) == dict(after)
+        assert again.closed == ()
+
+
+@settings(deadline=None)
+@given(st.lists(faults, max_size=4), st.lists(components, max_size=4))
+def test_every_replica_computes_the_same_incidents(
+    some: list[Fault], others: list[Component]
+) -> None:
+    found = []
+    for order in (1, -1):
+        health = NodeHealth(hello("n1"))
+        health.snapshot(Snapshot(tuple(others), tuple(some)))
+        ward = Ward()
+        ward.judge(health, 5_000.0)
+        found.append(
+            {
+                ident: (one.kind, one.action, {item.key for item in one.evidence})
+                for ident, one in ward.incidents.items()
+            }
+        )
+        some, others = some[::order], others[::order]
+    assert found[0] == found[1]
+
+
+@given(st.lists(faults, max_size=4), st.lists(components, max_size=4))
+def test_what_acts_is_failed_or_latched_known_and_of_this_boot(
+    some: list[Fault], others: list[Component]
+) -> None:
+    health, ward = NodeHealth(hello("n1")), Ward()
+    health.snapshot(Snapshot(tuple(others), tuple(some)))
+    ward.judge(health, 5_000.0)
+    for incident in ward.acting:
+        for item in incident.evidence:
+            if item.action == "observe":
+                continue
+            if item.cleared_by is not None:
+                found = health.faults[item.key]
+                assert not found.historical
+                assert item.code not in ("xid:31", "xid:4711")
+                assert item.code != "xid:109" or found.count >= 2
+            else:
+                check = item.code.partition(":")[0]
+                assert health.components[check, item.component].status is Status.FAILED
+                assert check != "reach"
+
+
+def test_a_fault_that_vanished_in_its_own_boot_is_lost_and_holds_the_incident() -> None:
+    health, ward = NodeHealth(hello("n1")), Ward()
+    health.snapshot(snapshot(latched("xid:79")))
+    ward.judge(health, 1000.0)
+    health.snapshot(snapshot())
+    for now in (1001.0, 100_000.0):
+        ward.judge(health, now)
+    (incident,) = ward.acting
+    assert incident.in_force[0].lost
+    assert incident.recovering_since is None
+
+
+def test_a_fault_that_was_never_judged_and_is_lost_opens_nothing() -> None:
+    health, ward = NodeHealth(hello("n1")), Ward()
+    health.snapshot(snapshot(latched("xid:79")))
+    health.snapshot(snapshot())
+    ward.judge(health, 1000.0)
+    assert ward.incidents == {}
+
+
+@pytest.mark.parametrize(("code", "over"), [("xid:79", True), ("xid:48", True), ("xid:54", False)])
+def test_another_boot_ends_what_a_boot_ends(code: str, over: bool) -> None:  # noqa: FBT001
+    health, ward = NodeHealth(hello("n1")), Ward()
+    health.snapshot(snapshot(latched(code)))
+    ward.judge(health, 1000.0)
+    health.greet(hello("n1", "boot-2"))
+    ward.judge(health, 1010.0, speaking=False)
+    health.snapshot(snapshot())
+    ward.judge(health, 1020.0)
+    ward.judge(health, 1619.0)
+    assert len(ward.acting) == 1
+    assert bool(ward.acting[0].in_force) != over
+    ward.judge(health, 1621.0)
+    assert (ward.acting == []) == over
+
+
+def test_recovery_begins_again_when_it_fails_again_or_falls_silent() -> None:
+    health, ward = NodeHealth(hello("n1")), Ward()
+    down = component("nic-link", "eth0", Status.FAILED, "down", since=900.0)
+    up = component("nic-link", "eth0", Status.OK)
+    health.snapshot(snapshot(down))
+    ward.judge(health, 1000.0)
+    (opened,) = ward.acting
+    health.delta(Delta((up,)))
+    ward.judge(health, 1100.0)  # healthyFor is 5m: well again at 1400
+    health.delta(Delta((replace(down, since=1390.0),)))
+    ward.judge(health, 1395.0)
+    assert len(ward.acting) == 1  # its own `for` hasn't passed, and still it is not well
+    health.delta(Delta((up,)))
+    ward.judge(health, 1405.0)
+    ward.judge(health, 1500.0, speaking=False)
+    ward.judge(health, 1799.0)
+    (incident,) = ward.acting
+    assert incident.since == opened.since
+    ward.judge(health, 2098.0)
+    assert len(ward.acting) == 1
+    assert [one.id for one in ward.judge(health, 2101.0).closed] == [opened.id]
+
+
+def test_reasons_that_alternate_are_one_incident_whose_start_stands() -> None:
+    health, ward = NodeHealth(hello("n1")), Ward()
+    now = 1000.0
+    first = component("disk-space", "/data", Status.FAILED, "bytes", since=900.0)
+    health.snapshot(snapshot(first))
+    ward.judge(health, now)
+    (opened,) = ward.acting
+    for turn in range(100):  # each lasts for less than the rule's 30 s
+        now += 20.0
+        reason = ("inodes", "bytes")[turn % 2]
+        health.delta(
+            Delta((component("disk-space", "/data", Status.FAILED, reason, since=now - 1),))
+        )
+        ward.judge(health, now)
+        (incident,) = ward.acting
+        assert incident.since == opened.since
+        assert incident.in_force, "it has failed all the time"
+
+
+def test_a_reason_that_no_rule_names_does_not_make_a_failed_disk_well() -> None:
+    health, ward = NodeHealth(hello("n1")), Ward()
+    health.snapshot(
+        snapshot(component("disk-write", "/data", Status.FAILED, "io-error", since=900.0))
+    )
+    ward.judge(health, 1000.0)
+    health.delta(Delta((component("disk-write", "/data", Status.FAILED, "timeout", since=1001.0),)))
+    for now in (1001.0, 5_000.0, 50_000.0):
+        ward.judge(health, now)
+    assert [bool(one.in_force) for one in ward.acting] == [True]
+
+
+def test_what_is_only_watched_does_not_keep_a_repaired_gpu_in_quarantine() -> None:
+    health, ward = NodeHealth(hello("n1")), Ward()
+    health.snapshot(snapshot(latched("xid:48"), latched("xid:31")))
+    ward.judge(health, 1000.0)
+    assert (len(ward.acting), len(ward.observed)) == (1, 1)
+    health.delta(Delta(cleared=(Cleared("xid:48", "GPU-1", "gpu-reset"),)))
+    ward.judge(health, 1100.0)
+    assert len(ward.judge(health, 1701.0).closed) == 1
+    assert (len(ward.acting), len(ward.observed)) == (0, 1)
+
+
+def test_a_repeat_makes_what_was_watched_act_and_it_is_one_incident() -> None:
+    health, ward = NodeHealth(hello("n1")), Ward()
+    health.snapshot(snapshot(latched("xid:109", count=1)))
+    ward.judge(health, 1000.0)
+    assert (len(ward.acting), len(ward.observed)) == (0, 1)
+    health.delta(Delta(faults=(latched("xid:109", count=2),)))
+    ward.judge(health, 1010.0)
+    assert (len(ward.acting), len(ward.observed)) == (1, 0)
+
+
+def test_a_failure_that_has_not_lasted_asks_to_be_looked_at_when_it_has() -> None:
+    health, ward = NodeHealth(hello("n1")), Ward()
+    health.snapshot(
+        snapshot(component("disk-space", "/data", Status.FAILED, "bytes", since=1000.0))
+    )
+    assert ward.judge(health, 1001.0).look_again == 1030.0
+    assert ward.incidents == {}
+    ward.judge(health, 1030.0)
+    assert [one.action for one in ward.acting] == ["cordon"]
+
+
+def test_the_next_look_is_the_earliest_of_all_that_time_may_change() -> None:
+    health, ward = NodeHealth(hello("n1")), Ward()
+    health.snapshot(
+        snapshot(
+            *(
+                component("disk-space", f"/{since:.0f}", Status.FAILED, "bytes", since=since)
+                for since in (1008.0, 1003.0, 1005.0)
+            )
+        )
+    )
+    assert ward.judge(health, 1010.0).look_again == 1033.0
+    # Evidence that is due is looked at no more for that; the next of the others is.
+    assert ward.judge(health, 1033.0).look_again == 1035.0
+    assert ward.judge(health, 1035.5).look_again == 1038.0
+    assert ward.judge(health, 1038.0).look_again is None
+
+
+def test_the_strongest_evidence_leads_and_names_the_rest() -> None:
+    health, ward = NodeHealth(hello("n1")), Ward()
+    health.snapshot(snapshot(latched("xid:54"), latched("xid:79", "GPU-2")))
+    ward.judge(health, 1000.0)
+    (incident,) = ward.acting
+    assert incident.action == "drain"
+    assert incident.summary == ("xid:79 (GPU has fallen off the bus) on GPU-2, and 1 more")
+    health.delta(Delta(cleared=(Cleared("xid:79", "GPU-2", "operator"),)))
+    ward.judge(health, 1001.0)
+    (incident,) = ward.acting
+    assert incident.action == "cordon"
+
+
+def test_a_rule_that_asks_for_less_later_does_not_weaken_what_stands() -> None:
+    site = shipped_policy(
+        """rules:
+- {name: gone-confirmed, kind: gpu, action: cordon, faults: [gpu-off-bus],
+   confirmedBy: gpu-inventory}
+"""
+    )
+    health = NodeHealth(hello("n1"))
+    off = fault("gpu-off-bus", "GPU-1", cleared_by=ClearedBy.REBOOT)
+    missing = component("gpu-inventory", "GPU-1", Status.FAILED, "missing", since=990.0)
+    health.snapshot(snapshot(off, missing))
+    first = evaluate(site, health, {}, 1000.0)
+    health.delta(Delta((replace(missing, status=Status.OK, reason=""),)))
+    second = evaluate(site, health, first.incidents, 1001.0)
+    acting = [one for one in second.incidents.values() if one.action != "observe"]
+    assert [item.action for one in acting for item in one.in_force] == ["drain"]

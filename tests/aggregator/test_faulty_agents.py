@@ -1,0 +1,284 @@
+"""Agents that do not behave, against the real listener, controller and page.
+
+Other tests of this kind: streams that begin badly or lie, and one that does not read
+(test_stream.py); tokens, and clocks of their signers (test_tokens.py); a Node of the same name
+(test_node_identity.py); the API server away (tests/e2e).
+"""
+
+import asyncio
+import datetime as dt
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aggregator.health.model import Delta
+from aggregator.ingest.duplicate_agents import CALM
+from aggregator.ingest.jwks import JwksCache
+from aggregator.ingest.tokens import TokenAuthenticator
+from tests.agent.agent_process import AgentProcess
+from tests.support.in_process_aggregator import Bedside, bedside
+from tests.support.ingest import Agent, Clock
+from tests.support.pki import TokenIssuer
+from tests.support.waiting import until
+
+ROOT = Path(__file__).parents[2]
+DAY = 86_400
+
+Make = Callable[..., AgentProcess]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Makes agents of node-a, each in a folder of its own; all end with the test."""
+    made: list[AgentProcess] = []
+
+    def make(name: str, ward: Bedside) -> AgentProcess:
+        made.append(AgentProcess(tmp_path / name, aggregator=ward.address))
+        return made[-1]
+
+    yield make
+    for agent in made:
+        agent.close()
+
+
+async def shown(ward: Bedside, node: str, is_so: Callable[[Any], object]) -> Any:
+    """The API's answer about the node, once this holds."""
+    said: Any = None
+    async with asyncio.timeout(60):
+        while True:
+            said = await ward.node(node)
+            if said is not None and is_so(said):
+                return said
+            await asyncio.sleep(0.02)
+
+
+async def uplink(agent: AgentProcess) -> Any:
+    return json.loads((await agent.ask("/v1/results"))[1])["agent"]["uplink"]
+
+
+async def trouble(agent: AgentProcess, text: str) -> str:
+    """The agent's report on its uplink, once that contains ``text``."""
+    async with asyncio.timeout(60):
+        while True:
+            error: str = (await uplink(agent))["error"]
+            if text in error:
+                return error
+            await asyncio.sleep(0.02)
+
+
+# -- two agents with one node's name --------------------------------------------------------------
+
+
+async def test_two_agents_of_one_node_are_shown_nothing_new_is_done_and_it_ends(make: Make) -> None:
+    async with bedside("node-a") as ward:
+        ours, other = make("ours", ward), make("other", ward)
+        ours.start()
+        await shown(ward, "node-a", lambda node: node["agent"] == "attached")
+        other.start()
+        said = await shown(ward, "node-a", lambda node: node["conflict"])
+        assert said["conflict"].startswith("two live agents claim this node: ")
+        glance = await ward.page.json("/api/v1/fleet")
+        assert (glance["counts"]["ok"], glance["counts"]["warning"]) == (0, 1)
+        assert "are well" not in glance["headline"].replace("0 of 1 nodes are well", "")
+        ours.xid(79)
+        said = await shown(ward, "node-a", lambda node: node["incidents"])
+        assert said["incidents"][0]["doing"] == "nothing: two agents claim the node"
+        assert said["why"] == said["conflict"]
+        assert "two live agents claim" in await ward.page.text("/nodes/node-a")
+        await other.up()
+        await trouble(other, "a newer stream of node 'node-a' has taken over")
+
+        assert await other.terminate() == 0
+        ward.clock.ahead += CALM / 2
+        await shown(ward, "node-a", lambda node: node["agent"] == "attached" and node["faults"])
+        assert ward.world.quarantines == {}
+        ward.clock.ahead += CALM / 2 + 1
+        said = await shown(ward, "node-a", lambda node: node["quarantine"])
+        assert said["conflict"] == ""
+        assert ward.world.nodes["node-a"].unschedulable
+
+
+# -- a clock that is a day off --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wrong_clock(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that sets the wall clock of one process wrong."""
+    if shutil.which("gcc") is None:
+        pytest.skip("needs gcc: tests/setup-debian.sh")
+    library = tmp_path_factory.mktemp("clock") / "wall_clock.so"
+    source = ROOT / "tests/agent/wall_clock.c"
+    subprocess.run(
+        ["gcc", "-Wall", "-Werror", "-O", "-shared", "-fPIC", "-o", library, source], check=True
+    )
+    return library
+
+
+def off_by(library: Path, seconds: int) -> tuple[str, ...]:
+    return ("env", f"LD_PRELOAD={library}", f"WALL_CLOCK_AHEAD={seconds}")
+
+
+@asynccontextmanager
+async def token_ward(issuer: TokenIssuer, folder: Path, *nodes: str) -> AsyncIterator[Bedside]:
+    """An aggregator that judges tokens of ``issuer`` by its own clock."""
+
+    async def fetch() -> tuple[str, str]:
+        return issuer.issuer, issuer.jwks()
+
+    def tokens(clock: Clock) -> TokenAuthenticator:
+        keys = JwksCache(fetch, folder / "jwks.json", now=clock.now)
+        return TokenAuthenticator(
+            keys,
+            audience="sickbay",
+            service_account="sickbay:sickbay-agent",
+            issuer="",
+            now=clock.wall,
+        )
+
+    async with bedside(*nodes, make_authenticator=tokens) as ward:
+        yield ward
+
+
+async def test_an_agent_whose_clock_is_a_day_off_tells_the_same_as_any_other(
+    make: Make, wrong_clock: Path, tmp_path: Path
+) -> None:
+    """Evidence has ages and no times. Whether a token is valid is the aggregator's to say."""
+    issuer = TokenIssuer()
+    offsets = {"right": 0, "ahead": DAY, "behind": -DAY}
+    async with token_ward(issuer, tmp_path, *offsets) as ward:
+        agents = {}
+        for name, offset in offsets.items():
+            agent = agents[name] = make(name, ward)
+            agent.node = name
+            token = tmp_path / f"token-{name}"
+            token.write_text(issuer.token(name, expires_in=3600))
+            agent.uplink = f'token_file = "{token}"\n'
+            agent.prefix = off_by(wrong_clock, offset)
+            agent.start()
+        for name in agents:
+            await shown(ward, name, lambda node: node["agent"] == "attached")
+        for agent in agents.values():
+            agent.xid(79)
+        began = time.monotonic()
+        said = [await shown(ward, name, lambda node: node["quarantine"]) for name in agents]
+        took = time.monotonic() - began
+        for node in said:
+            [fault] = node["faults"]
+            assert fault["code"] == "xid:79"
+            assert not fault["historical"]
+            assert node["standing"] == said[0]["standing"]
+        first = [_when(node["faults"][0]["first_at"]) for node in said]
+        assert max(first) - min(first) < took + 1
+        # Their own clocks are as wrong as they are meant to be.
+        days = {name: agents[name].log()[10:20] for name in agents}
+        assert sorted(days, key=days.__getitem__) == ["behind", "right", "ahead"]
+
+        # A token that has expired: an agent that takes it for valid is told so, and reports it.
+        stale = tmp_path / "token-behind"
+        stale.write_text(issuer.token("behind", expires_in=-3600))
+        ward.site.server.table.close_all("so that it comes back")
+        assert "UNAUTHENTICATED: the token expired 36" in await trouble(agents["behind"], "expired")
+        said_of = await shown(ward, "behind", lambda node: node["agent"] != "attached")
+        assert said_of["quarantine"] is not None, "what was known stays in force"
+
+
+def _when(time: str) -> float:
+    return dt.datetime.fromisoformat(time).timestamp()
+
+
+async def test_a_clock_that_takes_a_certificate_for_one_of_tomorrow_is_named(
+    make: Make, wrong_clock: Path, tmp_path: Path
+) -> None:
+    """TLS is the one place where a node's own wall clock counts."""
+    (tmp_path / "pki").mkdir()
+    async with bedside("node-a", folder=tmp_path / "pki") as ward:
+        agent = make("behind", ward)
+        assert ward.site.authority is not None
+        agent.uplink = f'ca_file = "{ward.site.authority.certificate}"\n'
+        agent.prefix = off_by(wrong_clock, -DAY)
+        await agent.start().up()
+        error = await trouble(agent, "UNAVAILABLE")
+        assert "certificate is not yet valid" in error
+        assert "clock" in error
+        said = await ward.node("node-a")
+        assert (said["standing"], said["agent"]) == ("unknown", "never")
+
+
+# -- an agent that floods -------------------------------------------------------------------------
+
+
+async def acknowledged(agent: Agent, first: int, count: int) -> float:
+    """The median time from a delta to its Ack, in seconds."""
+    took = []
+    for seq in range(first, first + count):
+        began = time.perf_counter()
+        await agent.delta(Delta(), seq=seq)
+        assert (await agent.expect("ack")).seq == seq
+        took.append(time.perf_counter() - began)
+        await asyncio.sleep(0.01)
+    return statistics.median(took)
+
+
+async def test_an_agent_that_floods_is_held_back_and_no_other_is_the_slower_for_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with bedside("node-a", "node-b") as ward, ward.site.agent("node-b") as other:
+        await other.attend()
+        quiet = await acknowledged(other, 2, 60)
+        line = [sys.executable, "-m", "tests.aggregator.flooding_agent", ward.address, "node-a"]
+        process = await asyncio.create_subprocess_exec(*line, cwd=ROOT)
+        try:
+            await until(lambda: ward.site.stats.throttled > 2, what="the flood")
+            before, began = ward.site.stats.messages["delta"], time.monotonic()
+            flooded = await acknowledged(other, 62, 60)
+            taken = ward.site.stats.messages["delta"] - before - 60
+            seconds = time.monotonic() - began
+            # The page answers as before: both are read, and the flooding agent's evidence is
+            # folded.
+            stands = {name: await ward.node(name) for name in ("node-a", "node-b")}
+            said = await ward.page.text("/metrics")
+        finally:
+            process.kill()
+            await process.wait()
+        print(f"median Ack of another: {quiet * 1000:.2f} ms, in a flood {flooded * 1000:.2f} ms")
+        # 20 a second, however many it sends; each of them is work for us.
+        assert taken <= 20 * seconds + 2
+        assert flooded < 3 * quiet + 0.02, (quiet, flooded)
+        [held] = [line for line in said.splitlines() if line.startswith("sickbay_ingest_throttled")]
+        assert float(held.split()[-1]) > 0
+        assert [one["agent"] for one in stands.values()] == ["attached", "attached"]
+        checks = [one["check"] for one in stands["node-a"]["components"]]
+        assert checks.count("disk-space") == 50
+        assert ward.world.quarantines == {}
+        held_back = [one for one in caplog.records if "sends more than it may" in one.message]
+        assert {vars(one)["node"] for one in held_back} == {"node-a"}
+        assert len(held_back) <= seconds / 10 + 2, "the log is not flooded too"
+
+
+# -- half-open connections ------------------------------------------------------------------------
+
+
+@pytest.mark.root
+def test_a_connection_that_swallows_everything_is_noticed_on_both_sides_and_loses_nothing(
+    half_open: "subprocess.Popen[str]",
+) -> None:
+    out, err = half_open.communicate(timeout=180)
+    assert half_open.returncode == 0, err
+    told = json.loads(out.splitlines()[-1])
+    # The agent is silent after 5 s here. No node is quarantined for silence.
+    assert told["silent_at"] >= 4
+    assert told["why"].startswith("its agent is silent")
+    assert told["quarantined_meanwhile"] == []
+    # A second to the next heartbeat and 15 until TCP gives up; not the 75 of a ping.
+    assert told["noticed_at"] < 60, told
+    assert "timed out" in told["error"]
+    assert told["faults"] == ["xid:79"]

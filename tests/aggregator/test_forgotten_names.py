@@ -1,0 +1,182 @@
+"""Names that agents once came by are forgotten, wherever they were kept.
+
+With ``identity.kind: certificate`` an agent may come by a name that the cluster never had, and a
+fleet that grows and shrinks uses up names for years.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from aggregator.health.model import Component, Hello, Snapshot, Status
+from aggregator.ingest.ack_pacing import AckPacer
+from aggregator.ingest.duplicate_agents import CALM, RETURNS
+from aggregator.ingest.identity import Caller, TrustingAuthenticator
+from aggregator.ingest.stats import MOST_SAID, IngestStats, RateLimitedLog
+from aggregator.ingest.stream import Stream, StreamConfig
+from aggregator.ingest.stream_table import LINGER, StreamTable
+from aggregator.quarantine.controller import REFRESH
+from aggregator.quarantine.reconcile.cluster_events import FORGOTTEN_AFTER
+from tests.support import evidence as said
+from tests.support import virtual_time
+from tests.support.agent_calls import Call
+from tests.support.memory_cluster import MemoryCluster, World
+from tests.support.reachable_text import places_of
+from tests.support.replica import Replica
+from tests.support.virtual_replica import LoopClock
+from tests.support.waiting import until
+
+STRANGER = "a-name-that-the-cluster-never-had"
+LISTED = "n1"
+
+
+class NotAll(MemoryCluster):
+    """A cluster whose list lacks nodes, as a local one's does."""
+
+    lists_all = False
+
+
+class Site:
+    """One aggregator, the streams of its agents, and a clock that jumps."""
+
+    def __init__(self, loop: virtual_time.VirtualTimeLoop, *, lists_all: bool) -> None:
+        world = World()
+        world.add_node(LISTED)
+        cluster = MemoryCluster(world) if lists_all else NotAll(world)
+        self.replica = Replica(world, clock=LoopClock(loop), cluster=cluster)
+        self.stats = IngestStats()
+        self.rules = StreamConfig(
+            name="aggregator-0",
+            version="0.1.0",
+            heartbeat=10.0,
+            silent_after=1e9,
+            now=loop.time,
+            wall=loop.time,
+            cluster_away=lambda: False,
+        )
+        self.loop = loop
+        self.table = StreamTable(self.replica.controller, self.stats, self.rules)
+
+    async def attach(self, node: str, *, instance: str = "i", address: str = "10.0.0.1") -> Stream:
+        """The node's agent comes, and reports a failure and the nodes that it reaches."""
+        call = Call(address)
+        stream = Stream(
+            call,
+            caller=lambda: Caller("ipv4:127.0.0.1:1", {}, {}),
+            rules=self.rules,
+            authenticator=TrustingAuthenticator(),
+            intake=self.replica.controller,
+            streams=self.table,
+            stats=self.stats,
+            sparingly=RateLimitedLog(),
+            ack_pacer=AckPacer(),
+        )
+        task = asyncio.create_task(stream.serve())
+        self.tasks = [*getattr(self, "tasks", []), task]
+        told = Hello(node, "boot-1", "epoch-1", "0.1.0", 1, instance=instance)
+        call.incoming.put_nowait(said.hello(told))
+        now = self.loop.time()
+        components = (
+            Component("nic-link", "eth0", Status.FAILED, "no-carrier", "", now),
+            Component("reach", "gateway", Status.FAILED, "", "", now),
+            Component("peers", "10.0.0.9", Status.FAILED, "", "", now),
+        )
+        acks = self.stats.acks
+        call.incoming.put_nowait(said.snapshot(Snapshot(components, ()), at=now))
+        await until(lambda: self.stats.acks > acks)
+        return stream
+
+    async def pass_time(self, seconds: float) -> None:
+        until_then = self.loop.time() + seconds
+        while self.loop.time() < until_then:
+            self.table.tick()
+            await asyncio.sleep(1)
+
+
+def on_a_site(test: Callable[[Site], Awaitable[None]], *, lists_all: bool = True) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, virtual_time.VirtualTimeLoop)
+        site = Site(loop, lists_all=lists_all)
+        await until(lambda: not site.replica.fleet.view_lost)
+        await test(site)
+        site.table.close_all("the test is over")
+        await asyncio.gather(*site.tasks, return_exceptions=True)
+        await site.replica.stop()
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("lists_all", [True, False])
+def test_a_name_that_the_cluster_never_had_is_forgotten_an_hour_after_its_agent_left(
+    lists_all: bool,  # noqa: FBT001 - pytest gives it
+) -> None:
+    """The exception is a list that is known to lack nodes: then only the agent's word is there."""
+
+    async def test(site: Site) -> None:
+        stream = await site.attach(STRANGER)
+        await site.attach(LISTED, address="10.0.0.2")
+        await site.pass_time(FORGOTTEN_AFTER + 2 * REFRESH)
+        node_summaries = site.replica.fleet.node_summaries
+        assert {STRANGER, LISTED} <= node_summaries.keys(), "its agent is there"
+        stream.close("the test ends it")
+        await site.pass_time(FORGOTTEN_AFTER - 60)
+        assert STRANGER in node_summaries
+        await site.pass_time(60 + 2 * REFRESH)
+        assert (STRANGER in node_summaries) == (not lists_all)
+        assert LISTED in node_summaries
+
+    on_a_site(test, lists_all=lists_all)
+
+
+def test_nothing_remembers_a_name_that_was_forgotten() -> None:
+    """Looked for in every container that the controller and the streams reach."""
+
+    async def test(site: Site) -> None:
+        for instance in ["a", "b"] * (RETURNS + 1):  # two agents push each other out
+            stream = await site.attach(STRANGER, instance=instance)
+        assert site.replica.fleet.node_summaries[STRANGER].conflict
+        roots = (site.table, site.replica.controller, site.replica.fleet)
+        assert places_of(STRANGER, *roots), "positive control"
+        stream.close("the test ends it")
+        await site.attach(LISTED)  # it takes the address of the one that left
+        await site.pass_time(FORGOTTEN_AFTER + 2 * REFRESH)
+        assert STRANGER not in site.replica.fleet.node_summaries
+        site.replica.notes.transitions.clear()  # the events that the test remembers
+        assert places_of(STRANGER, *roots) == []
+
+    on_a_site(test)
+
+
+def test_a_conflict_whose_agents_are_gone_is_over_and_said_to_be() -> None:
+    async def test(site: Site) -> None:
+        for instance in ["a", "b"] * (RETURNS + 1):
+            stream = await site.attach(LISTED, instance=instance)
+        node_summary = site.replica.fleet.node_summaries[LISTED]
+        assert node_summary.conflict
+        stream.close("the test ends it")
+        await site.pass_time(max(LINGER, CALM) + 5)
+        assert node_summary.conflict == ""
+        assert len(site.table._conflicts) == 0
+        await site.attach(LISTED, instance="c")
+        assert node_summary.conflict == ""
+        assert places_of(LISTED, site.replica.controller._agent_events._untaken) == []
+
+    on_a_site(test)
+
+
+def test_what_is_said_sparingly_is_remembered_of_the_latest_only() -> None:
+    sparingly = RateLimitedLog(interval=10.0)
+    for number in range(3 * MOST_SAID):
+        assert sparingly(f"held back: n{number}", float(number) / 1e6) == {}
+    assert len(sparingly._said) == MOST_SAID
+    last = f"held back: n{3 * MOST_SAID - 1}"
+    assert sparingly(last, 1.0) is None
+    assert sparingly(last, 20.0) == {"unsaid": 1}
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)

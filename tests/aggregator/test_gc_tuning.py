@@ -1,0 +1,68 @@
+"""The search for garbage that holds itself waits for a quiet second."""
+
+import gc
+
+import pytest
+
+from aggregator.runtime import gc_tuning
+from aggregator.runtime.gc_tuning import QUIET, TOO_MANY, WORTH_IT
+
+
+class Told:
+    """Says what has come to stay, second by second; remembers after which it was searched."""
+
+    def __init__(self, *counts: int, searches: int = 0, thorough: int = 0) -> None:
+        self.counts = list(counts)
+        self.searches = searches
+        self.thorough = thorough
+        self.at = -1
+        self.searched: list[tuple[int, int]] = []
+
+    async def second(self, _: float) -> None:
+        self.at += 1
+        if self.at == len(self.counts):
+            raise EOFError
+
+    def get_count(self) -> tuple[int, int, int]:
+        return self.counts[self.at], self.searches, self.thorough
+
+    def collect(self, generation: int) -> int:
+        self.searched.append((self.at, generation))
+        return 0
+
+
+async def searched(told: Told) -> list[tuple[int, int]]:
+    with pytest.raises(EOFError):
+        await gc_tuning.collect_when_idle(told, sleep=told.second)
+    return told.searched
+
+
+async def test_a_storm_is_left_in_peace_and_the_second_after_it_is_used() -> None:
+    ack_pacer = [20_000, 40_000, 60_000]
+    assert await searched(Told(*ack_pacer, ack_pacer[-1] + QUIET, 0, 0)) == [(3, 0)]
+
+
+async def test_where_little_came_there_is_no_search() -> None:
+    assert await searched(Told(0, *[WORTH_IT - 1] * 5)) == []
+
+
+async def test_the_older_are_searched_now_and_then() -> None:
+    assert await searched(Told(*[WORTH_IT] * 2, searches=20)) == [(1, 0)]
+    assert await searched(Told(*[WORTH_IT] * 2, searches=21)) == [(1, 1)]
+    assert await searched(Told(*[WORTH_IT] * 2, searches=21, thorough=50)) == [(1, 1)]
+
+
+async def test_the_oldest_are_searched_in_a_quiet_second_and_are_left_to_no_storm() -> None:
+    """Objects left unsearched stay due, and are searched when a storm has left very much."""
+    due = Told(*[WORTH_IT] * 2, thorough=51)
+    assert await searched(due) == [(1, 2)]
+
+
+def test_no_search_begins_by_itself_before_there_is_very_much() -> None:
+    before = gc.get_threshold()
+    try:
+        gc_tuning.raise_thresholds()
+        assert gc.get_threshold()[0] == TOO_MANY
+        assert gc.isenabled()
+    finally:
+        gc.set_threshold(*before)

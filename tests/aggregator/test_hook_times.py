@@ -1,0 +1,281 @@
+"""When a site's hooks are asked, for how long, and what is written of it: in virtual time."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import cast
+
+import pytest
+
+from aggregator.clock import Clocks
+from aggregator.cluster.port import (
+    Action,
+    HookState,
+    HookStatus,
+    Quarantine,
+    QuarantineSpec,
+    QuarantineStatus,
+)
+from aggregator.events import EventKind
+from aggregator.quarantine.actions.cordon import NodeActions
+from aggregator.quarantine.coordination.alerts import DIFFERING_FOR, MISSING_FOR, CoordinationAlerts
+from aggregator.quarantine.decide.uncertainty import NO_UNCERTAINTY, Uncertainty
+from aggregator.quarantine.drain.hooks import HookAnswer, HookResult, HookRules, HookRunner
+from aggregator.quarantine.state.fleet import NodeSummary
+from aggregator.quarantine.state.node import NodeState
+from tests.support.replica import Notes, Turned
+from tests.support.virtual_time import VirtualTimeLoop, play
+
+LATER, FAILED, DONE = (
+    HookAnswer(said, "x") for said in (HookResult.LATER, HookResult.FAILED, HookResult.DONE)
+)
+
+
+class HighestDraw(random.Random):
+    """Draws the highest of each range: 1.0 of the jitter."""
+
+    def uniform(self, a: float, b: float) -> float:
+        assert (a, b) == (0.7, 1.0)
+        return b
+
+
+class ScriptedHook:
+    """Answers by its list, then always with the last."""
+
+    def __init__(self, loop: VirtualTimeLoop, *answers: HookAnswer) -> None:
+        self._loop, self._answers, self._began = loop, list(answers), loop.time()
+        self.asked: list[tuple[float, float]] = []
+        self.values: Mapping[str, str] = {}
+
+    async def ask(self, values: Mapping[str, str], *, limit: float) -> HookAnswer:
+        self.asked.append((self._loop.time() - self._began, limit))
+        self.values = values
+        return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+
+
+class Recorder:
+    """Stands for `NodeActions`: keeps what is noted and written."""
+
+    def __init__(self) -> None:
+        self.notes: list[tuple[str, str]] = []
+        self.written: list[QuarantineStatus] = []
+
+    def emit_event(
+        self, _: NodeState, kind: EventKind, text: str, details: Mapping[str, str]
+    ) -> None:
+        assert details["hook"] in ("pre_evict", "post_release")
+        self.notes.append((kind.value, text))
+
+    async def write_status(
+        self, case: NodeState, known: Quarantine, status: QuarantineStatus
+    ) -> None:
+        self.written.append(status)
+        case.node_summary.quarantine = replace(known, status=status)
+
+
+SPEC = QuarantineSpec(Action.DRAIN, "gpu", "xid:79", "us", "inc-1")
+
+
+class Desk:
+    """A `HookRunner` and one node in quarantine."""
+
+    def __init__(self, loop: VirtualTimeLoop, rules: HookRules, **status: object) -> None:
+        self.acts, self.loop = Recorder(), loop
+        known = QuarantineStatus(**status)  # type: ignore[arg-type]  # a test's words
+        self.quarantine = Quarantine("n1", "uid-q", "1", SPEC, known)
+        self.case = NodeState(NodeSummary("n1", quarantine=self.quarantine), loop.time)
+        self.hook_runner = HookRunner(
+            acts=cast(NodeActions, self.acts),
+            clocks=Clocks(loop.time, loop.time),
+            rules=rules,
+            rng=HighestDraw(),
+        )
+
+    async def before_evictions(self) -> bool:
+        return await self.hook_runner.before_evictions(self.case, lambda: True)
+
+    @property
+    def hook(self) -> HookStatus:
+        assert self.case.node_summary.quarantine is not None
+        found = self.case.node_summary.quarantine.status.pre_evict
+        assert found is not None
+        return found
+
+
+def test_a_hook_is_asked_with_growing_pauses_until_it_is_done_and_never_again() -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        hook = ScriptedHook(loop, *([LATER] * 8), DONE)
+        queries = Desk(loop, HookRules(hook))
+        assert await queries.before_evictions()
+        times = [at for at, _ in hook.asked]
+        assert times == pytest.approx([0, 1, 3, 7, 15, 31, 61, 91, 121])
+        assert {limit for _, limit in hook.asked} == {600.0}
+        assert hook.values == {
+            "hook": "pre_evict",
+            "node": "n1",
+            "reason": "xid:79",
+            "action": "drain",
+            "kind": "gpu",
+            "incident": "inc-1",
+            "quarantine": "uid-q",
+        }
+        assert queries.hook.state is HookState.DONE
+        assert queries.hook.asked_at == 1000.0
+        assert queries.hook.ended_at == pytest.approx(1121.0)
+        assert queries.acts.notes == [("quarantine.hook", "drain.pre_evict is done")]
+        assert await queries.before_evictions()
+        assert len(hook.asked) == 9
+
+    play(test)
+
+
+def test_what_a_hook_says_is_written_every_ten_seconds_at_most() -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        answers = [HookAnswer(HookResult.LATER, f"word {number}") for number in range(6)]
+        hook = ScriptedHook(loop, *answers, DONE)
+        queries = Desk(loop, HookRules(hook))
+        assert await queries.before_evictions()
+        words = [one.pre_evict.message for one in queries.acts.written if one.pre_evict is not None]
+        assert words == ["", "not yet: word 4", "not yet: word 5", "x"]
+        assert [one.message for one in queries.acts.written[:2]] == [
+            "drain.pre_evict is asked; nothing is evicted before",
+            "drain.pre_evict is waited for: not yet: word 4",
+        ]
+
+    play(test)
+
+
+def test_a_hook_that_is_late_evicts_nothing_and_is_told_once() -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        hook = ScriptedHook(loop, *([FAILED] * 8), DONE)
+        queries = Desk(loop, HookRules(hook, pre_evict_timeout=31.0))
+        assert await queries.before_evictions()
+        told = "drain.pre_evict was not done in 31 s; nothing is evicted: failed: x"
+        assert queries.acts.notes == [
+            ("quarantine.hook_failed", told),
+            ("quarantine.hook", "drain.pre_evict is done"),
+        ]
+        late = [one.pre_evict for one in queries.acts.written if one.message == told]
+        assert next(one.ended_at for one in late if one is not None) == pytest.approx(1031.0)
+
+    play(test)
+
+
+def test_a_drain_that_may_go_on_does_when_the_hooks_time_is_over() -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        hook = ScriptedHook(loop, FAILED)
+        queries = Desk(loop, HookRules(hook, pre_evict_timeout=20.0, go_on=True))
+        assert await queries.before_evictions()
+        assert [at for at, _ in hook.asked] == pytest.approx([0, 1, 3, 7, 15, 20])
+        assert [limit for _, limit in hook.asked] == pytest.approx([20, 19, 17, 13, 5, 1])
+        assert queries.hook.state is HookState.GIVEN_UP
+        assert queries.acts.notes == [
+            (
+                "quarantine.hook_failed",
+                "drain.pre_evict was not done in 20 s, the drain goes on: failed: x",
+            )
+        ]
+
+    play(test)
+
+
+def test_a_pause_that_the_hook_asks_for_is_kept_where_it_is_longer() -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        answers = [HookAnswer(HookResult.LATER, "", 5.0), HookAnswer(HookResult.LATER, "", 0.5)]
+        hook = ScriptedHook(loop, *answers, DONE)
+        assert await Desk(loop, HookRules(hook)).before_evictions()
+        assert [at for at, _ in hook.asked] == pytest.approx([0.0, 5.0, 7.0])
+
+    play(test)
+
+
+def test_without_a_hook_nothing_waits() -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        queries = Desk(loop, HookRules())
+        assert await queries.before_evictions()
+        queries.case.node_summary.quarantine = None
+        assert not await queries.before_evictions()
+        assert queries.acts.written == []
+
+    play(test)
+
+
+@pytest.mark.parametrize(
+    ("pre_evict", "drain_started_at", "asked_before", "asks"),
+    [
+        (False, 0.0, False, False),
+        (False, 5.0, False, True),
+        (True, 5.0, False, False),
+        (True, 5.0, True, True),
+    ],
+)
+def test_after_a_release_the_site_is_told_where_the_drain_had_begun(
+    drain_started_at: float, *, pre_evict: bool, asked_before: bool, asks: bool
+) -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        hook = ScriptedHook(loop, LATER, LATER, DONE)
+        rules = HookRules(hook if pre_evict else None, post_release=hook)
+        known = HookStatus(HookState.DONE, 1.0) if asked_before else None
+        queries = Desk(loop, rules, drain_started_at=drain_started_at, pre_evict=known)
+        await queries.hook_runner.after_release(queries.case, queries.quarantine)
+        if not asks:
+            assert hook.asked == []
+            return
+        assert [at for at, _ in hook.asked] == pytest.approx([0.0, 1.0, 3.0])
+        assert [limit for _, limit in hook.asked] == pytest.approx([60.0, 59.0, 57.0])
+        assert hook.values["hook"] == "post_release"
+        assert queries.acts.notes == [("quarantine.hook", "drain.post_release is done")]
+
+    play(test)
+
+
+def test_a_hook_after_a_release_is_given_up_in_its_time() -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        hook = ScriptedHook(loop, FAILED)
+        rules = HookRules(post_release=hook, post_release_timeout=15.0)
+        queries = Desk(loop, rules, drain_started_at=5.0)
+        await queries.hook_runner.after_release(queries.case, queries.quarantine)
+        assert [at for at, _ in hook.asked] == pytest.approx([0.0, 1.0, 3.0, 7.0])
+        assert queries.acts.notes == [
+            ("quarantine.hook_failed", "drain.post_release was not done in 15 s: x")
+        ]
+        short = ScriptedHook(loop, FAILED)
+        rules = HookRules(post_release=short, post_release_timeout=0.5)
+        other = Desk(loop, rules, drain_started_at=5.0)
+        await other.hook_runner.after_release(other.case, other.quarantine)
+        assert [limit for _, limit in short.asked] == [1.0], "a second is the least"
+
+    play(test)
+
+
+# -- replicas that do not agree -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("doubt", "after"),
+    [(Uncertainty(missing="r2"), MISSING_FOR), (Uncertainty(differing="r2"), DIFFERING_FOR)],
+)
+def test_replicas_that_are_apart_are_told_of_when_it_has_lasted_and_when_it_is_over(
+    doubt: Uncertainty, after: float
+) -> None:
+    clock, notes = Turned(), Notes()
+    apart = CoordinationAlerts(notes, Clocks(clock, clock))
+    apart.check_replicas(doubt)
+    clock.time += after - 0.5
+    apart.check_replicas(doubt)
+    assert notes.kinds("") == []
+    clock.time += 0.5
+    apart.check_replicas(doubt)
+    apart.check_replicas(doubt)
+    assert notes.kinds("") == ["fleet.replicas-apart"]
+    assert notes.transitions[0].summary.endswith(": r2")
+    apart.check_replicas(NO_UNCERTAINTY)
+    apart.check_replicas(NO_UNCERTAINTY)
+    assert notes.kinds("") == ["fleet.replicas-apart", "fleet.replicas-together"]
+    apart.check_replicas(doubt)
+    clock.time += after - 0.5
+    apart.check_replicas(NO_UNCERTAINTY)
+    apart.check_replicas(doubt)
+    clock.time += after - 0.5
+    apart.check_replicas(doubt)
+    assert len(notes.transitions) == 2, "each time it has to last anew"

@@ -1,0 +1,466 @@
+"""Nodes that are gone, names made anew, and a change of owner: each rule by itself, no replica."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aggregator.cluster.port import ClusterError, Unreachable
+from aggregator.quarantine.reconcile import current_nodes, missing_nodes, ownership
+from aggregator.quarantine.reconcile.current_nodes import CurrentNodes
+from aggregator.quarantine.reconcile.missing_nodes import MissingNodes
+from aggregator.quarantine.reconcile.ownership import HEIRS_LOOK, PAUSE, SLICE, OwnershipHandler
+from aggregator.quarantine.state.fleet import FleetState, NodeSummary
+from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.registry import NodeRegistry
+from aggregator.replicas.membership.view import Member, MembershipView
+from tests.support.virtual_time import VirtualTimeLoop, play
+
+# -- names whose Node is gone ---------------------------------------------------------------------
+
+
+class Missing:
+    """Follows names of a cluster that the test plays."""
+
+    def __init__(self) -> None:
+        self.back: list[str] = []
+        self.polled: list[str] = []
+        self.there: set[str] = set()
+        self.may = True
+        self.error: ClusterError | None = None
+        self.arrivals: dict[str, asyncio.Event] = {}
+        cluster: Any = self
+        self.made: Any = MissingNodes(
+            cluster=cluster,
+            returned=lambda case: self.back.append(case.node),
+            may_act=lambda _: self.may,
+            rng=random.Random(1),
+        )
+
+    async def wait_for_node(self, name: str) -> None:
+        if self.error is not None:
+            raise self.error
+        await self.arrivals.setdefault(name, asyncio.Event()).wait()
+
+    async def read_node(self, name: str, *, cached: bool) -> object | None:
+        assert cached
+        self.polled.append(name)
+        if self.error is not None:
+            raise self.error
+        return object() if name in self.there else None
+
+    def case(self, name: str, *, gone: bool = True, stands: bool = True) -> Any:
+        found: Any = NodeState(NodeSummary(name), lambda: 1.0)
+        found.node_gone = gone
+        found.node_summary.quarantine = object() if stands else None
+        return found
+
+
+def test_a_name_is_followed_while_its_node_is_gone_its_quarantine_stands_and_it_is_ours() -> None:
+    async def test(_: VirtualTimeLoop) -> None:
+        bench = Missing()
+        for given in ({"gone": False}, {"stands": False}):
+            bench.made.follow(bench.case("n1", **given))
+        bench.may = False
+        bench.made.follow(bench.case("n1"))
+        assert bench.made._watches == {}
+        bench.may = True
+        case = bench.case("n1")
+        bench.made.follow(case)
+        (_, first) = bench.made._watches["n1"]
+        bench.made.follow(case)
+        assert bench.made._watches["n1"] == (case, first), "one watch for a name"
+        await asyncio.sleep(0)
+        assert bench.back == []
+        bench.arrivals["n1"].set()
+        await first
+        assert bench.back == ["n1"]
+        assert bench.made._watches == {}
+
+    play(test)
+
+
+def test_a_watch_that_fails_is_reported_as_a_return_after_a_pause() -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        bench = Missing()
+        bench.error = Unreachable("x")
+        began = loop.time()
+        bench.made.follow(bench.case("n1"))
+        await bench.made._watches["n1"][1]
+        least, most = missing_nodes._BACKOFF
+        assert (least, most) == (1.0, 3.0)
+        assert least <= loop.time() - began <= most
+        assert bench.back == ["n1"], "a read tells, and follows it again"
+        assert bench.made._watches == {}
+
+    play(test)
+
+
+def test_names_beyond_those_with_a_watch_are_polled_in_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(missing_nodes, "FOLLOWED", 1)
+
+    async def test(loop: VirtualTimeLoop) -> None:
+        bench = Missing()
+        cases = {name: bench.case(name) for name in ("a", "b", "c")}
+        for case in cases.values():
+            bench.made.follow(case)
+        assert bench.made._watches.keys() == {"a"}
+        assert list(bench.made._polled) == ["b", "c"]
+        began = loop.time()
+        running = asyncio.create_task(bench.made.run())
+        await asyncio.sleep(0.9)
+        assert bench.polled == ["b", "c", "b", "c", "b"], "five in a second"
+        assert bench.back == []
+        bench.there.add("c")
+        await asyncio.sleep(0.2)
+        assert bench.back == ["c"]
+        cases["c"].node_gone = False
+        await asyncio.sleep(1)
+        assert "c" not in bench.made._polled, "it is there"
+        bench.arrivals["a"].set()
+        await asyncio.sleep(0.5)
+        assert bench.back.count("a") == 1
+        assert bench.made._watches.keys() == {"b"}, "a watch is free"
+        assert bench.made._polled == {}
+        polled = len(bench.polled)
+        cases["b"].node_gone = False
+        await asyncio.sleep(2)
+        assert bench.made._watches == {}
+        assert bench.back.count("b") == 0
+        assert len(bench.polled) == polled
+        assert loop.time() - began < 10
+        bench.arrivals.clear()
+        bench.made.follow(cases["a"])
+        (_, watch) = bench.made._watches["a"]
+        await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await asyncio.gather(watch, return_exceptions=True)
+        assert watch.cancelled()
+
+    play(test)
+
+
+def test_a_poll_that_fails_keeps_the_name_for_its_next_turn() -> None:
+    async def test(_: VirtualTimeLoop) -> None:
+        bench = Missing()
+        bench.made._polled = {"a": bench.case("a"), "b": bench.case("b")}
+        bench.error = Unreachable("x")
+        await bench.made._poll(bench.made._polled["a"])
+        assert list(bench.made._polled) == ["b", "a"]
+        assert bench.made._watches == {}
+        assert bench.back == []
+
+    play(test)
+
+
+# -- whether a token's Node is current ------------------------------------------------------------
+
+
+class Current:
+    def __init__(self, loop: VirtualTimeLoop) -> None:
+        self.nodes: dict[str, str] = {}
+        self.reads = 0
+        self.view = True
+        self.error: ClusterError | None = None
+        self.registry = NodeRegistry(FleetState(), "pool", now=loop.time)
+        cluster: Any = self
+        self.made: Any = CurrentNodes(
+            cluster=cluster, node_registry=self.registry, now=loop.time, view=lambda: self.view
+        )
+
+    async def read_node(self, node: str) -> object | None:
+        self.reads += 1
+        await asyncio.sleep(0.1)
+        if self.error is not None:
+            raise self.error
+        return SimpleNamespace(uid=self.nodes[node]) if node in self.nodes else None
+
+
+def test_a_nodes_uid_is_asked_of_the_list_first_and_else_of_one_read_for_all() -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        bench = Current(loop)
+        bench.nodes["n1"] = "u2"
+        bench.view = False
+        assert [await bench.made.is_current("n1", "u2")] == [None]
+        bench.view = True
+        meta: Any = SimpleNamespace(uid="u1")
+        bench.registry.case("n1").node_summary.meta = meta
+        assert await bench.made.is_current("n1", "u1") is True
+        assert bench.reads == 0
+        found = await asyncio.gather(*(bench.made.is_current("n1", "u2") for _ in range(5)))
+        assert found == [True] * 5
+        assert bench.reads == 1
+        assert await bench.made.is_current("n1", "u3") is False
+        assert await bench.made.is_current("n2", "u2") is False
+        assert bench.reads == 3
+        assert bench.made._reads == {}
+
+    play(test)
+
+
+@pytest.mark.parametrize(
+    ("uid", "error", "answer", "kept"),
+    [
+        ("u1", None, True, 10.0),
+        ("other", None, False, 60.0),
+        ("u1", Unreachable("x"), None, 2.0),
+    ],
+)
+def test_an_answer_is_kept_for_its_time(
+    uid: str, error: ClusterError | None, answer: object, kept: float
+) -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        bench = Current(loop)
+        bench.nodes["n1"], bench.error = "u1", error
+        assert await bench.made.is_current("n1", uid) is answer
+        await asyncio.sleep(kept - 0.5)
+        assert await bench.made.is_current("n1", uid) is answer
+        assert bench.reads == 1
+        await asyncio.sleep(0.5)
+        await bench.made.is_current("n1", uid)
+        assert bench.reads == 2
+
+    play(test)
+
+
+def test_the_oldest_answer_is_dropped_where_there_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(current_nodes, "MOST_KEPT", 2)
+
+    async def test(loop: VirtualTimeLoop) -> None:
+        bench = Current(loop)
+        for node in ("a", "b"):
+            await bench.made.is_current(node, "u")
+        assert list(bench.made._kept) == [("a", "u"), ("b", "u")]
+        await asyncio.sleep(100)
+        await bench.made.is_current("a", "u")
+        await bench.made.is_current("c", "u")
+        assert list(bench.made._kept) == [("a", "u"), ("c", "u")]
+
+    play(test)
+
+
+# -- a change of owner ----------------------------------------------------------------------------
+
+
+def view(*names: str, term: int = 1, me: str = "a") -> MembershipView:
+    members = {name: Member(name) for name in names}
+    return MembershipView(me, MappingProxyType(members), term=term)
+
+
+class Owner:
+    """A replica's handling of its nodes, whose steps are noted."""
+
+    def __init__(self, loop: VirtualTimeLoop) -> None:
+        self.loop = loop
+        self.ours: set[str] = set()
+        self.membership_view = view("a", "b")
+        self.did: list[tuple[str, str]] = []
+        self.at: list[float] = []
+        self.lists = 0
+        self.work: set[str] = set()
+        self.registry = NodeRegistry(FleetState(), "pool", now=loop.time)
+        self.reconciler = SimpleNamespace(
+            resume=lambda case: self._note("resume", case),
+            enqueue=lambda case: self._note("enqueue", case),
+            has_work=lambda case: case.node in self.work,
+            view=True,
+        )
+        agent_events: Any = SimpleNamespace(
+            start_over=lambda case: self._note("start over", case),
+            ask_again=lambda case: self._note("ask again", case),
+            send_home=lambda case, _: self._note("send home", case),
+            hand_over=lambda case: self._note("hand over", case),
+        )
+        self.changed: Callable[[], None] = lambda: None
+        shards: Any = self
+        reconciler: Any = self.reconciler
+        self.made: Any = OwnershipHandler(
+            shards=shards,
+            node_registry=self.registry,
+            agent_events=agent_events,
+            reconciler=reconciler,
+            list_nodes=self._list,
+            clocks=SimpleNamespace(now=loop.time),  # type: ignore[arg-type]
+        )
+
+    def owns(self, node: str) -> bool:
+        return node in self.ours
+
+    def on_change(self, call: Callable[[], None]) -> None:
+        self.changed = call
+
+    def _note(self, what: str, case: NodeState) -> None:
+        self.did.append((what, case.node))
+        self.at.append(self.loop.time())
+
+    async def _list(self) -> bool:
+        self.lists += 1
+        return True
+
+    async def move(self) -> list[tuple[str, str]]:
+        self.did.clear()
+        self.at.clear()
+        await self.made._move()
+        return [one for one in self.did if one[0] != "resume"]
+
+    def heard(self, node: str, *, snapshot: bool = False) -> Any:
+        case: Any = self.registry.case(node)
+        case.node_summary.attached = True
+        case.node_summary.health = SimpleNamespace(has_snapshot=snapshot)
+        return case
+
+
+def test_a_node_that_becomes_ours_is_read_anew_and_listed_and_once() -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        bench = Owner(loop)
+        bench.ours, bench.work = {"n1", "n2"}, {"n1"}
+        first, second = bench.registry.case("n1"), bench.registry.case("n2")
+        assert await bench.move() == [("enqueue", "n1")]
+        assert bench.did.count(("resume", "n1")) == bench.did.count(("resume", "n2")) == 1
+        assert (first.ours, first.ours_since) == (True, loop.time())
+        assert (first.unread, second.unread) == (True, True)
+        assert (first.suspect, second.suspect) == (True, False)
+        assert bench.lists == 1
+        await asyncio.sleep(5)
+        first.unread = False
+        assert await bench.move() == []
+        assert bench.lists == 1
+        assert (first.unread, first.ours_since) == (False, loop.time() - 5)
+        first.ours, bench.reconciler.view = False, False
+        assert await bench.move() == [("enqueue", "n1")]
+        assert bench.lists == 1, "without a view there is nothing to list"
+
+    play(test)
+
+
+def test_a_node_that_is_ours_no_more_is_handed_over_or_its_agent_sent_home() -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        bench = Owner(loop)
+        bench.heard("n1")
+        second = bench.registry.case("n2")
+        second.ours = True
+        began = loop.time()
+        assert await bench.move() == [("send home", "n1"), ("hand over", "n2")]
+        assert second.ours is False
+        assert loop.time() == began
+        assert await bench.move() == []
+        assert bench.lists == 0
+
+    play(test)
+
+
+def test_who_leaves_waits_for_its_successors_and_takes_back_what_is_its_own_again() -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        bench = Owner(loop)
+        bench.membership_view = view("b")
+        bench.heard("n1")
+        bench.heard("n2")
+        began = loop.time()
+        loop.call_later(HEIRS_LOOK / 2, bench.ours.add, "n2")
+        assert await bench.move() == [
+            ("send home", "n1"),
+            ("start over", "n2"),
+            ("ask again", "n2"),
+        ]
+        assert loop.time() - began == HEIRS_LOOK
+        assert ownership.HEIRS_LOOK > 0.5
+        began = loop.time()
+        bench.ours.clear()
+        await bench.move()
+        assert loop.time() == began, "no node left"
+
+    play(test)
+
+
+def test_agents_are_sent_home_and_asked_a_slice_at_a_time() -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        bench = Owner(loop)
+        names = [f"n{number}" for number in range(2 * SLICE + 1)]
+        for name in names:
+            bench.heard(name)
+        await bench.move()
+        sent = [at for at, one in zip(bench.at, bench.did, strict=True) if one[0] == "send home"]
+        assert [round(at - sent[0], 3) for at in (sent[SLICE - 1], sent[SLICE], sent[-1])] == [
+            0,
+            PAUSE,
+            2 * PAUSE,
+        ]
+        assert (SLICE, PAUSE) == (50, 0.1)
+        bench.ours = set(names)
+        bench.membership_view = view("a", "b", term=2)
+        await bench.move()
+        asked = [at for at, one in zip(bench.at, bench.did, strict=True) if one[0] == "ask again"]
+        assert len(asked) == len(names)
+        assert round(asked[SLICE] - asked[SLICE - 1], 3) == PAUSE
+        assert round(asked[-1] - asked[0], 3) == 2 * PAUSE
+
+    play(test)
+
+
+def test_who_joined_anew_among_others_starts_its_nodes_over() -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        bench = Owner(loop)
+        bench.ours = {"n1", "n2", "n3"}
+        for name in ("n1", "n2"):
+            bench.registry.case(name).ours = True
+        bench.heard("n1")
+        bench.heard("n2", snapshot=True)
+        assert await bench.move() == [], "the first term is none anew"
+        bench.registry.case("n3")
+        bench.registry.case("n4").ours = None
+        bench.membership_view = view("a", term=2)
+        await asyncio.sleep(5)
+        assert await bench.move() == [
+            ("start over", "n1"),
+            ("start over", "n2"),
+            ("start over", "n3"),
+            ("ask again", "n1"),
+            ("hand over", "n4"),
+        ]
+        assert bench.registry.case("n1").ours_since == loop.time()
+        assert bench.registry.case("n3").ours is True
+        assert bench.registry.case("n4").ours is False
+        assert await bench.move() == []
+
+    play(test)
+
+
+def test_who_was_always_alone_starts_nothing_over() -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        bench = Owner(loop)
+        bench.membership_view = view("a")
+        assert not bench.made._has_joined_anew()
+        bench.membership_view = view("a", term=2)
+        assert not bench.made._has_joined_anew()
+        bench.membership_view = view("a", "b", term=2)
+        assert not bench.made._has_joined_anew()
+        bench.membership_view = view("a", term=3)
+        assert bench.made._has_joined_anew()
+
+    play(test)
+
+
+def test_each_change_of_members_moves_nodes_once() -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        bench = Owner(loop)
+        bench.registry.case("n1").ours = True
+        bench.ours = {"n1"}
+        running = asyncio.create_task(bench.made.run())
+        await asyncio.sleep(1)
+        assert bench.did == []
+        for count in (1, 2):
+            bench.changed()
+            await asyncio.sleep(1)
+            assert bench.did == [("resume", "n1")] * count
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    play(test)

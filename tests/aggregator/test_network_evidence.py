@@ -1,0 +1,425 @@
+"""What goes into triangulation, from whom, and what its findings change: called directly."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aggregator.clock import Clocks
+from aggregator.cluster.port import NodeMeta
+from aggregator.health.model import Status
+from aggregator.policy.network.triangulate import PEERS
+from aggregator.policy.network.verdict import (
+    CHECK,
+    UNREACHABLE_SILENT,
+    Edge,
+    Finding,
+    NetworkVerdict,
+)
+from aggregator.quarantine.correlation import network
+from aggregator.quarantine.correlation.network import (
+    ASSIGNED_ANEW_WITHIN,
+    GATHER,
+    SILENT_FOR,
+    NetworkTracker,
+)
+from aggregator.quarantine.decide.replica_messages import NodeReport
+from aggregator.quarantine.state.fleet import FleetState
+from aggregator.quarantine.state.registry import NodeRegistry
+from aggregator.quarantine.state.remote import DirtyNodes, RemoteNodes
+from tests.support.replica import Notes, component, snapshot
+from tests.support.virtual_time import VirtualTimeLoop, play
+
+FINDING = Finding(Status.FAILED, "r", "m", 990.0)
+
+
+class Graph:
+    """Notes what it is given; its findings and verdicts are the test's."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[Any, ...]] = []
+        self.earlier: list[str] = []
+        self.found: dict[str, Finding] = {}
+        self.settled: tuple[dict[str, Finding], bool] = ({}, False)
+        self.settles = 0
+        self.blamed: list[NetworkVerdict] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def note(*given: Any, **named: Any) -> None:
+            self.given.append((name, *given, *named.values()))
+
+        return note
+
+    def assign(self, node: str, addresses: tuple[str, ...]) -> list[str]:
+        self.given.append(("assign", node, addresses))
+        return self.earlier
+
+    def finding(self, node: str) -> Finding | None:
+        return self.found.get(node)
+
+    def settle(self, _: float) -> tuple[dict[str, Finding], bool]:
+        self.settles += 1
+        return self.settled
+
+    def verdicts(self) -> list[NetworkVerdict]:
+        return self.blamed
+
+    def taken(self) -> list[tuple[Any, ...]]:
+        given, self.given = self.given, []
+        return given
+
+
+class Desk:
+    def __init__(self, loop: VirtualTimeLoop) -> None:
+        self.loop = loop
+        self.fleet, self.notes = FleetState(), Notes()
+        self.remote_nodes, self.dirty = RemoteNodes(), DirtyNodes()
+        self.registry = NodeRegistry(self.fleet, "", self.remote_nodes, now=loop.time)
+        self.ours = {"n1", "n2"}
+        self.quorum = True
+        self.judged: list[str] = []
+        self.told: list[str] = []
+        self.dirty.listen(lambda: None)
+        self.made: Any = NetworkTracker(
+            node_registry=self.registry,
+            fleet=self.fleet,
+            event_sink=self.notes,
+            clocks=Clocks(loop.time, lambda: 5000.0),
+            labels=("rack",),
+            judge=lambda case: self.judged.append(case.node),
+            owns=lambda node: node in self.ours,
+            remote_nodes=self.remote_nodes,
+            dirty_nodes=self.dirty,
+            quorum=lambda: self.quorum,
+        )
+        self.graph = Graph()
+        self._feed()
+
+    def _feed(self) -> None:
+        self.made._network = self.graph
+        self.made.tell_owner = self.told.append
+
+    def marked(self) -> list[str]:
+        return [self.dirty.take_dirty() for _ in range(len(self.dirty))]
+
+    def has_health(self, node: str) -> Any:
+        case: Any = self.registry.case(node)
+        case.node_summary.health = SimpleNamespace(inferred=None)
+        return case
+
+
+def at_desk(test: Callable[[Desk], Any]) -> None:
+    async def main(loop: VirtualTimeLoop) -> None:
+        desk = Desk(loop)
+        await test(desk)
+        desk.made.close()
+
+    play(main)
+
+
+def test_addresses_of_our_nodes_are_taken_and_those_of_others_are_not() -> None:
+    async def test(desk: Desk) -> None:
+        made = desk.made
+        made.placed("n1", "")
+        made.assigned("n1", ())
+        assert (desk.graph.given, desk.marked(), made._timer) == ([], [], None)
+        made.placed("n1", "10.0.0.1")
+        assert desk.graph.taken() == [("enlist", "n1", False), ("place", "n1", "10.0.0.1")]
+        assert desk.marked() == ["n1"]
+        assert made._timer is not None
+        made.placed("n1", "")
+        assert desk.graph.taken() == [("place", "n1", "")]
+        made.assigned("n1", ("10.0.0.2",))
+        assert desk.graph.taken() == [("assign", "n1", ("10.0.0.2",))]
+        assert desk.marked() == ["n1"]
+        made.assigned("n1", ())
+        assert desk.graph.taken() == [("assign", "n1", ())]
+        for node in ("n2", "n9"):
+            desk.remote_nodes.apply_reports("b", NodeReport(node))
+        desk.marked()
+        made.placed("n9", "x")
+        made.assigned("n9", ("x",))
+        assert (desk.graph.taken(), desk.marked()) == ([], [])
+        made.placed("n2", "x")
+        assert desk.marked() == ["n2"]
+
+    at_desk(test)
+
+
+def test_a_snapshot_replaces_all_results_of_network_checks() -> None:
+    async def test(desk: Desk) -> None:
+        made = desk.made
+        down = component(PEERS, "10.0.0.2", Status.FAILED, "x")
+        reach = component("reach", "storage", Status.OK, "")
+        made.on_evidence("n1", snapshot(down, reach, component("disk", "a", Status.FAILED, "x")))
+        edges = [one for one in desk.graph.taken() if one[0] == "set_edge"]
+        assert sorted(edges) == [
+            ("set_edge", "n1", PEERS, "10.0.0.2", Status.FAILED),
+            ("set_edge", "n1", "reach", "storage", Status.OK),
+        ]
+        assert desk.marked() == ["n1"]
+        made.on_evidence("n1", snapshot(reach))
+        given = desk.graph.taken()
+        assert ("set_report", "n1", True) in given
+        assert ("set_edge", "n1", PEERS, "10.0.0.2", None) in given
+        assert made._words["n1"].sees == {("reach", "storage"): Status.OK}
+        desk.marked()
+        made.silent("n9")
+        assert desk.marked() == []
+        made.silent("n1")
+        assert desk.graph.taken() == [("set_report", "n1", False)]
+        assert desk.marked() == ["n1"]
+
+    at_desk(test)
+
+
+def test_a_report_names_only_peers_that_the_agent_was_assigned() -> None:
+    async def test(desk: Desk) -> None:
+        made = desk.made
+        assert made.node_report("n1") == ("", False, (), ())
+        made.placed("n1", "10.0.0.1")
+        made.assigned("n1", ("10.0.0.2",))
+        seen = [component(PEERS, name, Status.OK, "") for name in ("10.0.0.2", "10.0.0.3")]
+        made.on_evidence("n1", snapshot(*seen, component("dns", "d", Status.OK, "")))
+        address, speaking, sees, assigned = made.node_report("n1")
+        assert (address, speaking, assigned) == ("10.0.0.1", True, ("10.0.0.2",))
+        assert set(sees) == {(PEERS, "10.0.0.2", Status.OK), ("dns", "d", Status.OK)}
+
+    at_desk(test)
+
+
+def test_results_from_before_an_assignment_count_from_then_on() -> None:
+    async def test(desk: Desk) -> None:
+        made = desk.made
+        made.on_evidence("n1", snapshot(component(PEERS, "10.0.0.2", Status.OK, "")))
+        desk.graph.taken()
+        desk.graph.earlier = ["10.0.0.2", "10.0.0.3"]
+        made.assigned("n1", ("10.0.0.2", "10.0.0.3"))
+        assert desk.graph.taken()[1:] == [("set_edge", "n1", PEERS, "10.0.0.2", Status.OK)]
+
+    at_desk(test)
+
+
+def test_another_replicas_report_replaces_its_last_and_one_that_ends_leaves_nothing() -> None:
+    async def test(desk: Desk) -> None:
+        made = desk.made
+        sees = ((PEERS, "x", Status.OK), ("disk-mounts", "d", Status.OK))
+        made.set_report(NodeReport("n9", speaking=True, address="10.0.0.9", sees=sees))
+        word = made._words["n9"]
+        assert (word.address, word.speaking) == ("10.0.0.9", True)
+        assert word.sees == {(PEERS, "x"): Status.OK}
+        made.set_report(NodeReport("n9", assigned=("y",)))
+        assert (word.sees, word.speaking, word.assigned) == ({}, False, ("y",))
+        made.set_report(NodeReport("n9", speaking=True, sees=sees))
+        desk.registry.case("n9")
+        made.unreported_nodes("n9")
+        assert (word.sees, word.speaking, word.assigned) == ({}, False, ())
+        made.set_report(NodeReport("n8"))
+        made.unreported_nodes("n8")
+        assert made._words.keys() == {"n9"}
+        assert ("forget_node", "n8") in desk.graph.taken()
+
+    at_desk(test)
+
+
+def test_who_follows_feeds_nothing_and_who_leads_again_feeds_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(desk: Desk) -> None:
+        made = desk.made
+        monkeypatch.setattr(network, "Triangulation", Graph)
+        made.listed([NodeMeta("n1", "u", {"rack": "r1"}, {}), NodeMeta("n3", "u", {}, {})])
+        assert ("label", "n1", ["rack=r1"]) in desk.graph.taken()
+        made._lost, made._told = {"n1": 1.0}, {"n1"}
+        made.follow()
+        assert (made._lost, made._told) == ({}, set())
+        made.placed("n1", "10.0.0.1")
+        made.assigned("n1", ("x",))
+        made.on_evidence("n1", snapshot(component(PEERS, "x", Status.OK, "")))
+        made.listed([NodeMeta("n1", "u", {"rack": "r2"}, {})])
+        assert made._network.given == []
+        made._told_findings = {"n1": FINDING}
+        assert made.finding("n1") is FINDING
+        made._had_quorum = made._waited = True
+        made.lead(7.0)
+        assert (made._from, made._had_quorum, made._waited) == (7.0, False, False)
+        assert made._network.given == [
+            ("label", "n1", ["rack=r2"]),
+            ("enlist", "n1", False),
+            ("place", "n1", "10.0.0.1"),
+            ("assign", "n1", ("x",)),
+            ("set_report", "n1", True),
+            ("set_edge", "n1", PEERS, "x", Status.OK),
+        ]
+        known = made._network
+        made.lead(9.0)
+        assert made._network is known
+        assert made._from == 9.0
+        known.found["n1"] = other = replace(FINDING, reason="s")
+        assert made.finding("n1") is other
+        made.drop_finding("n1")
+        assert made._told_findings == {}
+        made.forget_node("n1")
+        assert (made._words, made._places) == ({}, {})
+
+    at_desk(test)
+
+
+def test_the_leaders_findings_are_taken_by_those_who_follow_for_their_own_nodes() -> None:
+    async def test(desk: Desk) -> None:
+        made = desk.made
+        case = desk.has_health("n1")
+        made.answered({"n1": FINDING})
+        assert made._told_findings == {}
+        made.follow()
+        made.answered({"n1": FINDING, "n9": FINDING})
+        assert made._told_findings == {"n1": FINDING}
+        assert case.node_summary.health.inferred.reason == "r"
+
+    at_desk(test)
+
+
+def test_nothing_is_judged_before_its_time_and_the_quorum() -> None:
+    async def test(desk: Desk) -> None:
+        made = desk.made
+        assert (GATHER, ASSIGNED_ANEW_WITHIN, SILENT_FOR) == (1.0, 120.0, 300.0)
+        now = desk.loop.time()
+        assert made._may_judge(now)
+        made.lead(now + 10)
+        assert not made._may_judge(now + 9)
+        assert made._may_judge(now + 10)
+        made.follow()
+        made.lead(now)
+        desk.quorum = False
+        assert not made._may_judge(now)
+        desk.quorum = True
+        assert not made._may_judge(now)
+        assert not made._may_judge(now + ASSIGNED_ANEW_WITHIN - 1)
+        assert made._may_judge(now + ASSIGNED_ANEW_WITHIN)
+
+    at_desk(test)
+
+
+def test_changes_are_judged_together_after_a_moment() -> None:
+    async def test(desk: Desk) -> None:
+        made, case = desk.made, desk.has_health("n1")
+        made._told_findings = {"n2": FINDING}
+        desk.graph.settled = ({"n1": FINDING}, False)
+        desk.graph.blamed = [NetworkVerdict("target", "t", "m", 1.0, 1, 2, ())]
+        made.placed("n1", "a")
+        made.placed("n2", "b")
+        await asyncio.sleep(GATHER / 2)
+        assert desk.graph.settles == 0
+        await asyncio.sleep(GATHER)
+        assert desk.graph.settles == 1
+        assert made._timer is None
+        assert made._told_findings == {}
+        assert desk.judged == ["n1"]
+        assert case.node_summary.health.inferred.status is Status.FAILED
+        assert desk.fleet.network == {}, "no subject has changed"
+        made._from = desk.loop.time() + 2
+        made.placed("n1", "c")
+        await asyncio.sleep(1.5)
+        assert desk.graph.settles == 1
+        desk.graph.settled = ({}, True)
+        await asyncio.sleep(2)
+        assert desk.graph.settles == 2
+        assert desk.fleet.network.keys() == {"target t"}
+        made.placed("n1", "d")
+        made._leading = False
+        await asyncio.sleep(2)
+        assert desk.graph.settles == 2
+
+    at_desk(test)
+
+
+def test_a_finding_is_evidence_with_the_time_of_the_one_before() -> None:
+    async def test(desk: Desk) -> None:
+        made = desk.made
+        made._put("n1", FINDING)
+        assert desk.judged == []
+        case = desk.has_health("n1")
+        made._put("n1", replace(FINDING, edges=(Edge("n2", "10.0.0.1"),)))
+        found = case.node_summary.health.inferred
+        assert (found.check, found.message, found.since) == (CHECK, "m (n2 to 10.0.0.1)", 990.0)
+        made._put("n1", replace(FINDING, since=995.0))
+        assert case.node_summary.health.inferred.since == 990.0
+        made._put("n1", replace(FINDING, since=995.0, reason="s"))
+        assert case.node_summary.health.inferred.since == 995.0
+        desk.judged.clear()
+        well = Finding(Status.OK, "", "", 996.0)
+        made._put("n1", well)
+        assert desk.judged == []
+        case.node_summary.incidents = {"i": 1}
+        made._put("n1", well)
+        assert desk.judged == ["n1"]
+        desk.graph.found["n1"] = FINDING
+        made.renew(case)
+        assert case.node_summary.health.inferred.status is Status.OK
+        case.node_summary.health.inferred = None
+        made.renew(case)
+        assert case.node_summary.health.inferred.status is Status.FAILED
+
+    at_desk(test)
+
+
+def test_a_node_that_is_unreachable_and_silent_is_told_after_its_time_and_found_again() -> None:
+    async def test(desk: Desk) -> None:
+        made = desk.made
+        lost = Finding(Status.UNKNOWN, UNREACHABLE_SILENT, "nobody reaches it", desk.loop.time())
+        desk.graph.found["n1"] = lost
+        made._take("n1", lost)
+        await asyncio.sleep(SILENT_FOR - 1)
+        made.go_round()
+        assert desk.notes.transitions == []
+        made._take("n1", replace(lost, since=desk.loop.time()))
+        await asyncio.sleep(1)
+        made.go_round()
+        made.go_round()
+        (told,) = desk.notes.transitions
+        assert (told.kind.name, told.summary) == ("NODE_LOST", "n1: nobody reaches it")
+        made._take("n1", Finding(Status.UNKNOWN, "little", "", 1.0))
+        assert len(desk.notes.transitions) == 1
+        made._take("n1", Finding(Status.OK, "", "", 1.0))
+        assert desk.notes.transitions[1].kind.name == "NODE_FOUND"
+        assert (made._lost, made._told) == ({}, set())
+        made._take("n1", Finding(Status.OK, "", "", 1.0))
+        assert len(desk.notes.transitions) == 2
+        assert desk.told == []
+        desk.remote_nodes.apply_reports("b", NodeReport("n9"))
+        made._take("n9", FINDING)
+        assert desk.told == ["n9"]
+
+    at_desk(test)
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "cause"),
+    [("target", 999, True), ("target", 1, False), ("domain", 999, False)],
+)
+def test_a_subject_is_told_when_it_is_blamed_and_when_no_more(
+    kind: str, count: int, *, cause: bool
+) -> None:
+    async def test(desk: Desk) -> None:
+        made = desk.made
+        verdict = NetworkVerdict(kind, "t", "all miss it", 5.0, count, 9, ("n1", "n2"))
+        desk.graph.blamed = [verdict]
+        made.assign_targets()
+        desk.graph.blamed = [replace(verdict, since=8.0)]
+        made.assign_targets()
+        assert desk.fleet.network[verdict.subject].since == 5.0
+        (told,) = desk.notes.transitions
+        assert (told.summary, told.incident) == ("network: all miss it", f"{kind} t")
+        assert told.details["nodes"] == "n1, n2"
+        assert (told.details["blamed"], told.details["name"]) == (kind, "t")
+        assert ("cause" in told.details) == cause
+        desk.graph.blamed = []
+        made.assign_targets()
+        assert desk.fleet.network == {}
+        assert desk.notes.transitions[1].kind.name == "NETWORK_CLEARED"
+        assert desk.notes.transitions[1].summary == f"network: {kind} t is blamed no more"
+
+    at_desk(test)

@@ -1,0 +1,763 @@
+"""The steps of a quarantine, called one by one: what each writes, holds and tells, and when not."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aggregator.clock import Clocks
+from aggregator.cluster.port import (
+    Action,
+    Blocker,
+    Cluster,
+    ClusterError,
+    Conflict,
+    GuardRefused,
+    MarksStatus,
+    Phase,
+    Quarantine,
+    QuarantineSpec,
+    QuarantineStatus,
+    Unreachable,
+)
+from aggregator.events import EventKind
+from aggregator.quarantine.actions import cordon
+from aggregator.quarantine.actions.cordon import NodeActions, origin_of
+from aggregator.quarantine.decide.admission import Held
+from aggregator.quarantine.decide.admission_record import Entry
+from aggregator.quarantine.decide.intent import OURS, DesiredState
+from aggregator.quarantine.decide.node_marks import MOST_REASON, read_did
+from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, FORCED
+from aggregator.quarantine.decide.uncertainty import EvidenceBasis
+from aggregator.quarantine.decide.uncordon import LEFT, OnUncordon, Uncordoned, UncordonRules
+from aggregator.quarantine.state.fleet import NodeHold, NodeSummary
+from aggregator.quarantine.state.node import NodeState
+from tests.support.memory_cluster import MemoryCluster, World
+from tests.support.replica import POLICY, Notes
+from tests.support.virtual_time import VirtualTimeLoop, play
+
+LIMIT = Held("limits.concurrent", "1", "one is enough")
+EXEMPTED = {EXEMPT: "until 2100-01-01T00:00:00Z x"}
+UPGRADE = {"nvidia.com/gpu-driver-upgrade-state": "drain-required"}
+
+
+def wanted(action: Action = Action.DRAIN, in_force: Action = Action.DRAIN) -> DesiredState:
+    spec = QuarantineSpec(action, "gpu", "a bad GPU", OURS, incident="i")
+    return DesiredState(spec, Action.DRAIN, in_force)
+
+
+def made(phase: Phase = Phase.ADMITTED, requester: str = OURS, **changes: Any) -> Quarantine:
+    names = set(Quarantine.__dataclass_fields__)
+    own = {name: changes.pop(name) for name in list(changes) if name in names}
+    action, intent = changes.pop("action", Action.DRAIN), changes.pop("intent_action", None)
+    spec = QuarantineSpec(action, "gpu", "x", requester, intent_action=intent)
+    status = QuarantineStatus(phase=phase, **changes)
+    return replace(Quarantine("n1", "q", "1", spec, status), **own)
+
+
+class Bench:
+    """The acts of one replica, with whom to ask played by the test."""
+
+    def __init__(self, loop: VirtualTimeLoop) -> None:
+        self.world = World()
+        self.world.add_node("n1")
+        self.cluster = MemoryCluster(self.world)
+        self.notes = Notes()
+        self.entries: dict[str, Entry] = {}
+        self.withdrawn: list[Entry | None] = []
+        self.entered: list[Entry] = []
+        self.grants = self.may = self.likely = True
+        self.held: Held | None = None
+        self.restrained: Held | None = None
+        self.proposed: list[Any] = []
+        self.switch = SimpleNamespace(reason="", check=self._check)
+        self.stopped = False
+        self.meanwhile: Callable[[], None] = lambda: None
+        self.case: Any = NodeState(NodeSummary("n1"), loop.time)
+        record_writer: Any = SimpleNamespace(
+            record=SimpleNamespace(entries=self.entries, generation=4),
+            grants=lambda _: self.grants,
+            withdraw=self._withdraw,
+            enter=self._enter,
+        )
+        admission: Any = SimpleNamespace(
+            restrained=self._restrained, would_admit=lambda _: self.likely, propose=self._propose
+        )
+        switch: Any = self.switch
+        cluster: Cluster = self.cluster
+        self.acts: Any = NodeActions(
+            cluster=cluster,
+            record_writer=record_writer,
+            admission=admission,
+            event_sink=self.notes,
+            clocks=Clocks(loop.time, lambda: 5000.0 + loop.time()),
+            policy=POLICY,
+            pool_of=lambda _: "pool-a",
+            suspects=lambda _: (frozenset({"begun"}),),
+            drain_suspects=lambda _: (frozenset({"drained"}),),
+            unsettled=lambda _: "too soon",
+            basis=lambda _: EvidenceBasis.REACH,
+            off_balancers=False,
+            may_act=lambda _: self.may,
+            switch=switch,
+            uncordon=UncordonRules(OnUncordon.RECORDON),
+        )
+
+    async def _check(self) -> None:
+        if self.stopped:
+            raise GuardRefused("stopped")
+
+    async def _withdraw(self, entry: Entry | None) -> None:
+        self.withdrawn.append(entry)
+
+    async def _enter(self, entry: Entry) -> None:
+        self.entered.append(entry)
+
+    def _restrained(self, proposal: Any) -> Held | None:
+        self.proposed.append(proposal)
+        return self.restrained
+
+    async def _propose(self, proposal: Any) -> Held | None:
+        self.proposed.append(proposal)
+        await asyncio.sleep(0)
+        self.meanwhile()
+        return self.held
+
+    def stands(self, quarantine: Quarantine) -> Quarantine:
+        """The cluster has it, and the case knows it."""
+        found = self.world.put_quarantine(quarantine)
+        self.case.node_summary.quarantine = found
+        return found
+
+    def now(self) -> Quarantine:
+        return self.world.quarantines["n1"]
+
+    def annotated(self, notes: dict[str, str]) -> None:
+        self.world.set_node(replace(self.world.nodes["n1"], annotations=notes))
+
+    def labelled(self, labels: dict[str, str]) -> None:
+        self.world.set_node(replace(self.world.nodes["n1"], labels=labels))
+
+    def kinds(self) -> list[str]:
+        return self.notes.kinds("n1")
+
+
+def on_bench(test: Callable[[Bench], Any]) -> None:
+    async def main(loop: VirtualTimeLoop) -> None:
+        await test(Bench(loop))
+
+    play(main)
+
+
+# -- the guard ------------------------------------------------------------------------------------
+
+
+def test_an_act_is_refused_when_stopped_not_admitted_or_not_ours_any_more() -> None:
+    async def test(bench: Bench) -> None:
+        await bench.acts.guard(bench.case)()
+        for name, value in (("stopped", True), ("grants", False), ("may", False)):
+            setattr(bench, name, value)
+            with pytest.raises(GuardRefused):
+                await bench.acts.guard(bench.case)()
+            setattr(bench, name, not value)
+        bench.grants = False
+        await bench.acts.guard(bench.case, granted=False)()
+
+    on_bench(test)
+
+
+# -- what is wanted -------------------------------------------------------------------------------
+
+
+def test_a_cordon_that_stands_becomes_a_drain_only_where_nothing_keeps_it_from_that() -> None:
+    async def test(bench: Bench) -> None:
+        case, acts = bench.case, bench.acts
+        assert acts.wanted_now(case) is None
+        case.wanted, case.node_summary.hold = wanted(), NodeHold("x", "1", "y", 1.0)
+        assert acts.wanted_now(case) is case.wanted
+        assert case.node_summary.hold is not None, "nothing stands: its proposal was held"
+        bench.stands(made(action=Action.CORDON))
+        assert acts.wanted_now(case) is case.wanted
+        assert [case.node_summary.hold] == [None]
+        (proposal,) = bench.proposed
+        assert proposal.suspects == (frozenset({"drained"}),)
+        assert (proposal.pool, proposal.unsettled) == ("pool-a", "too soon")
+        assert (proposal.incident, proposal.action) == ("i", "drain")
+        assert proposal.basis is EvidenceBasis.REACH
+        bench.restrained = LIMIT
+        found = acts.wanted_now(case)
+        assert found.spec.action is Action.CORDON
+        assert found.uncapped is Action.DRAIN
+        assert case.node_summary.hold is not None
+        assert len(bench.kinds()) == 1
+        for stands in (
+            made(action=Action.DRAIN),
+            made(action=Action.CORDON, intent_action=Action.DRAIN),
+        ):
+            bench.stands(stands)
+            case.node_summary.hold = NodeHold("x", "1", "y", 1.0)
+            assert acts.wanted_now(case) is case.wanted
+            assert case.node_summary.hold is None
+        bench.stands(made(action=Action.CORDON, requester="alice"))
+        assert acts.wanted_now(case) is case.wanted
+
+    on_bench(test)
+
+
+def test_a_stop_holds_on_and_any_other_hold_ends_where_nothing_keeps_an_action() -> None:
+    async def test(bench: Bench) -> None:
+        node_summary = bench.case.node_summary
+        for limit, reason, ends in (("stop", "x", False), ("stop", "", True), ("y", "x", True)):
+            node_summary.hold, bench.switch.reason = NodeHold(limit, "1", "y", 1.0), reason
+            bench.acts._unhold(bench.case)
+            assert (node_summary.hold is None) == ends
+
+    on_bench(test)
+
+
+def test_a_stop_that_is_over_holds_a_quarantine_no_more() -> None:
+    async def test(bench: Bench) -> None:
+        node_summary = bench.case.node_summary
+        for stands, limit, reason, ends in (
+            (True, "stop", "", True),
+            (True, "stop", "x", False),
+            (True, "maintenance", "", False),
+            (False, "stop", "", False),
+        ):
+            node_summary.quarantine = made() if stands else None
+            node_summary.hold, bench.switch.reason = NodeHold(limit, "1", "y", 1.0), reason
+            bench.acts.unhold_resumed(bench.case)
+            assert (node_summary.hold is None) == ends
+
+    on_bench(test)
+
+
+def test_a_stop_is_told_of_each_node_that_is_not_marked_yet_once() -> None:
+    async def test(bench: Bench) -> None:
+        bench.switch.reason, node_summary = "a drill", bench.case.node_summary
+        bench.acts.hold_stopped(bench.case)
+        assert [node_summary.hold] == [None], "nothing stands"
+        bench.stands(made(Phase.CORDONED))
+        bench.acts.hold_stopped(bench.case)
+        assert node_summary.hold.limit == "stop"
+        assert len(bench.kinds()) == 0
+        first = node_summary.hold
+        bench.acts.hold_stopped(bench.case)
+        assert node_summary.hold is first
+        node_summary.hold = NodeHold("maintenance", "1", "y", 1.0)
+        bench.stands(made(Phase.ADMITTED))
+        bench.acts.hold_stopped(bench.case)
+        assert node_summary.hold.limit == "stop"
+        assert len(bench.kinds()) == 1
+
+    on_bench(test)
+
+
+def test_another_installations_quarantine_holds_only_what_we_want_too() -> None:
+    async def test(bench: Bench) -> None:
+        case = bench.case
+        for foreign, state, holds in (
+            (True, wanted(), True),
+            (True, wanted(in_force=Action.OBSERVE), False),
+            (True, None, False),
+            (False, wanted(), False),
+        ):
+            case.node_summary.hold, case.wanted = NodeHold("x", "1", "y", 1.0), state
+            case.node_summary.quarantine = made(foreign="elsewhere") if foreign else None
+            bench.acts.hold_foreign(case)
+            assert (case.node_summary.hold is not None) == holds
+        assert len(bench.kinds()) == 1
+
+    on_bench(test)
+
+
+def test_a_hold_keeps_its_time_and_is_told_when_its_limit_changes() -> None:
+    async def test(bench: Bench) -> None:
+        node_summary = bench.case.node_summary
+        bench.acts._hold(bench.case, LIMIT, wanted())
+        since = node_summary.hold.since
+        await asyncio.sleep(10)
+        bench.acts._hold(bench.case, replace(LIMIT, value="2"), wanted())
+        assert (node_summary.hold.since, node_summary.hold.value) == (since, "2")
+        assert len(bench.kinds()) == 1
+        assert bench.notes.transitions[0].details == {"limit": "limits.concurrent", "value": "1"}
+        bench.acts._hold(bench.case, Held("common", "x", "y", "c1"), wanted())
+        assert (node_summary.hold.since, node_summary.hold.cause) == (since, "c1")
+        assert bench.notes.transitions[1].details["cause"] == "c1"
+
+    on_bench(test)
+
+
+# -- a proposal -----------------------------------------------------------------------------------
+
+
+def test_what_is_admitted_is_made_and_marked_and_what_is_held_is_not() -> None:
+    async def test(bench: Bench) -> None:
+        case = bench.case
+        bench.held = LIMIT
+        assert await bench.acts.propose(case, wanted()) is False
+        assert case.node_summary.hold.limit == "limits.concurrent"
+        assert bench.proposed[0].suspects == (frozenset({"begun"}),)
+        assert "n1" not in bench.world.quarantines
+        bench.held = None
+        assert await bench.acts.propose(case, wanted()) is True
+        assert case.node_summary.hold is None
+        assert bench.now().status.phase is Phase.CORDONED
+        assert bench.now().spec.record_generation == 4
+        assert bench.now().spec.intent_action is Action.DRAIN
+        assert case.restored == bench.now().uid
+        assert bench.withdrawn == []
+        assert case.node_summary.marked
+
+    on_bench(test)
+
+
+def test_a_node_that_the_cluster_lacks_is_held_and_not_proposed() -> None:
+    async def test(bench: Bench) -> None:
+        del bench.world.nodes["n1"]
+        bench.case.node_gone = True
+        assert await bench.acts.propose(bench.case, wanted()) is False
+        assert bench.case.node_summary.hold.limit == "no-node"
+        assert bench.proposed == []
+        bench.world.add_node("n1")
+        assert await bench.acts.propose(bench.case, wanted()) is True
+
+    on_bench(test)
+
+
+def test_a_read_that_is_not_needed_is_given_up() -> None:
+    async def test(bench: Bench) -> None:
+        readings: list[str] = []
+
+        async def slow(*_: Any, **__: Any) -> None:
+            try:
+                await asyncio.sleep(1000)
+            except asyncio.CancelledError:
+                readings.append("cancelled")
+                raise
+
+        bench.acts._picture = slow
+        bench.held = LIMIT
+        assert await bench.acts.propose(bench.case, wanted()) is False
+        assert readings == ["cancelled"]
+
+        def break_down() -> None:
+            raise Unreachable("no answer")
+
+        bench.meanwhile = break_down
+        with pytest.raises(Unreachable):
+            await bench.acts.propose(bench.case, wanted())
+        assert readings == ["cancelled"] * 2
+        bench.likely = False
+        with pytest.raises(Unreachable):
+            await bench.acts.propose(bench.case, wanted())
+        assert readings == ["cancelled"] * 2, "thousands that are held read nothing"
+
+    on_bench(test)
+
+
+@pytest.mark.parametrize("step", ["propose", "create"])
+@pytest.mark.parametrize(
+    ("change", "withdraws"),
+    [
+        (lambda bench: bench.world.nodes.pop("n1"), True),
+        (lambda bench: bench.annotated(EXEMPTED), None),
+        (lambda bench: bench.labelled(UPGRADE), True),
+        (lambda bench: bench.annotated({"sickbay.dev/did": "{}"}), False),
+        (lambda bench: setattr(bench.case, "claimed", "another"), None),
+    ],
+)
+def test_what_a_read_finds_after_the_admission_decides(
+    step: str, change: Callable[[Bench], None], *, withdraws: bool | None
+) -> None:
+    """``withdraws`` None: a proposal is taken back, and what was begun is decided on again."""
+
+    async def test(bench: Bench) -> None:
+        entry = bench.entries["n1"] = Entry("n1", "i", "", "drain", 1.0)
+        bench.meanwhile = lambda: change(bench)
+        bench.likely = False
+        if step == "create":
+            change(bench)
+        await getattr(bench.acts, step)(bench.case, wanted())
+        assert "n1" not in bench.world.quarantines
+        gives_back = step == "propose" if withdraws is None else withdraws
+        assert bench.withdrawn == ([entry] if gives_back else [])
+        assert bench.case.unclaimed == (withdraws is False)
+
+    on_bench(test)
+
+
+def test_nothing_is_made_by_a_replica_whose_place_is_not_certain() -> None:
+    async def test(bench: Bench) -> None:
+        bench.may = False
+        with pytest.raises(Conflict):
+            await bench.acts.create(bench.case, wanted())
+        bench.annotated({FORCE: "drain x"})
+        with pytest.raises(Conflict):
+            await bench.acts.force(bench.case)
+        assert bench.world.quarantines == {}
+
+    on_bench(test)
+
+
+# -- a cordon -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stands", "change", "marks"),
+    [
+        (made(), None, True),
+        (made(deleting=True), None, False),
+        (made(Phase.RELEASING), None, False),
+        (made(), EXEMPTED, False),
+        (made(requester="alice"), EXEMPTED, True),
+        (made(), UPGRADE, False),
+        (made(requester="alice"), UPGRADE, True),
+    ],
+)
+def test_a_node_is_marked_only_while_that_is_still_to_be_done(
+    stands: Quarantine, change: dict[str, str] | None, *, marks: bool
+) -> None:
+    async def test(bench: Bench) -> None:
+        if change is UPGRADE:
+            bench.labelled(UPGRADE)
+        elif change:
+            bench.annotated(change)
+        bench.stands(replace(stands, has_finalizer=False))
+        bench.case.node_replaced, bench.case.node_summary.missing = True, ("taint",)
+        await bench.acts.cordon(bench.case)
+        assert bench.world.nodes["n1"].unschedulable == marks
+        assert bench.now().has_finalizer == marks
+        if marks:
+            assert (bench.case.node_replaced, bench.case.node_summary.missing) == (False, ())
+            assert bench.now().status.admitted_at == bench.now().status.cordoned_at > 0
+            assert bench.now().status.node_uid == "uid-n1"
+            assert bench.now().status.did is not None
+            assert bench.now().status.marks is None
+
+    on_bench(test)
+
+
+@pytest.mark.parametrize(
+    ("stands", "phase"),
+    [
+        (made(), Phase.ADMITTED),
+        (made(requester="alice"), Phase.INVALID),
+        (made(Phase.CORDONED, requester="alice"), Phase.CORDONED),
+    ],
+)
+def test_without_a_node_a_quarantine_says_so_once(stands: Quarantine, phase: Phase) -> None:
+    async def test(bench: Bench) -> None:
+        del bench.world.nodes["n1"]
+        bench.stands(stands)
+        await bench.acts.cordon(bench.case)
+        assert bench.now().status.phase is phase
+        assert bench.now().status.message == bench.case.node_summary.last_error
+        before = bench.now().version
+        await bench.acts.cordon(bench.case)
+        assert bench.now().version == before
+
+    on_bench(test)
+
+
+def test_on_another_node_nothing_of_the_one_before_is_told() -> None:
+    async def test(bench: Bench) -> None:
+        kept: dict[str, Any] = {
+            "node_uid": "old",
+            "admitted_at": 1.0,
+            "release_held": "h",
+            "override": "o",
+            "uncordoned": "u",
+            "uncordoned_at": 2.0,
+            "recordons": 3,
+            "evictions_held_until": 4.0,
+        }
+        known = bench.stands(
+            made(Phase.DRAINED, cordoned_at=5.0, drained_at=6.0, pods_remaining=7, **kept)
+        )
+        bench.case.node_replaced = True
+        await bench.acts.restart(bench.case, known)
+        status = bench.now().status
+        assert status.phase is Phase.ADMITTED
+        assert {name: getattr(status, name) for name in kept} == kept
+        assert (status.cordoned_at, status.drained_at, status.pods_remaining) == (0.0, 0.0, None)
+        assert isinstance(status.marks, MarksStatus)
+        assert status.marks.since > 5000.0
+        assert not bench.case.node_replaced
+        assert len(bench.kinds()) == 1
+
+    on_bench(test)
+
+
+# -- an uncordon ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stands", "cordoned"),
+    [
+        (made(Phase.CORDONED, node_uid="uid-n1"), True),
+        (made(Phase.DRAINED, node_uid="uid-n1"), True),
+        (made(Phase.CORDONED, node_uid="uid-n1", deleting=True), False),
+        (made(Phase.ADMITTED, node_uid="uid-n1"), False),
+        (made(Phase.CORDONED, node_uid="uid-n1", recordons=6, uncordoned_at=4999.0), False),
+        (made(Phase.CORDONED, node_uid="another"), False),
+    ],
+)
+def test_a_node_is_cordoned_again_only_while_it_is_uncordoned_and_due(
+    stands: Quarantine, *, cordoned: bool
+) -> None:
+    async def test(bench: Bench) -> None:
+        bench.stands(stands)
+        await bench.acts.recordon(bench.case)
+        assert bench.world.nodes["n1"].unschedulable == cordoned
+        assert bench.now().status.recordons == (1 if cordoned else stands.status.recordons)
+        assert len(bench.kinds()) == (1 if cordoned else 0)
+        if cordoned:
+            assert bench.now().status.did == read_did(bench.world.nodes["n1"])
+            assert bench.now().status.did is not None
+
+    on_bench(test)
+
+
+# -- what is entered, written and shown -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("requester", "node", "entered"),
+    [(OURS, True, True), (OURS, False, True), ("alice", True, True), ("alice", False, False)],
+)
+def test_one_made_by_hand_is_entered_only_with_its_node(
+    requester: str, *, node: bool, entered: bool
+) -> None:
+    async def test(bench: Bench) -> None:
+        known = bench.stands(made(requester=requester))
+        if not node:
+            del bench.world.nodes["n1"]
+        await bench.acts.enter(bench.case, known)
+        assert bool(bench.entered) == entered
+        assert (bench.now().status.phase is Phase.INVALID) == (not entered)
+        if entered:
+            (entry,) = bench.entered
+            assert (entry.pool, entry.action) == ("pool-a", "drain")
+            assert entry.requester == ("" if requester == OURS else "alice")
+            who = "by sickbay" if requester == OURS else "by hand"
+            assert f"made {who}" in bench.notes.transitions[0].summary
+
+    on_bench(test)
+
+
+def test_the_record_keeps_the_origin_of_what_was_made_by_hand_and_not_all_of_its_text() -> None:
+    assert origin_of(made().spec) == {}
+    long = replace(made(requester="a" * 900).spec, reason="r" * 900)
+    found = origin_of(long)
+    assert found["requester"] == "a" * MOST_REASON
+    assert found["reason"] == "r" * MOST_REASON
+    assert found["kind"] == "gpu"
+
+
+def test_an_intent_is_written_where_it_has_changed_and_told_where_its_action_has() -> None:
+    async def test(bench: Bench) -> None:
+        known = bench.stands(made(action=Action.CORDON, intent_action=Action.CORDON))
+        same = DesiredState(known.spec, Action.CORDON, Action.CORDON)
+        await bench.acts.update(bench.case, known, same)
+        assert bench.now() == known
+        await bench.acts.update(bench.case, known, wanted())
+        assert bench.now().spec.action is Action.DRAIN
+        assert len(bench.kinds()) == 1
+        assert bench.case.node_summary.quarantine == bench.now()
+
+    on_bench(test)
+
+
+def test_a_force_makes_or_changes_a_quarantine_as_the_node_says_by_now() -> None:
+    async def test(bench: Bench) -> None:
+        await bench.acts.force(bench.case)
+        assert bench.world.quarantines == {}, "taken back in between"
+        bench.annotated({FORCE: "cordon for a test"})
+        bench.case.claimed = "another"
+        await bench.acts.force(bench.case)
+        assert bench.world.quarantines == {}
+        bench.case.claimed, bench.grants = "", False
+        await bench.acts.force(bench.case)
+        spec = bench.now().spec
+        assert (spec.action, spec.requester, spec.kind) == (Action.CORDON, FORCED, "manual")
+        assert spec.reason == "for a test"
+        bench.annotated({FORCE: "drain now"})
+        await bench.acts.force(bench.case)
+        spec = bench.now().spec
+        assert (spec.action, spec.intent_action, spec.reason) == (
+            Action.DRAIN,
+            Action.DRAIN,
+            "now",
+        )
+
+    on_bench(test)
+
+
+def test_a_persons_action_is_shown_and_ends_a_drain() -> None:
+    async def test(bench: Bench) -> None:
+        blockers = (Blocker("jobs/a", "x", 1.0),)
+        known = bench.stands(
+            made(
+                Phase.DRAINING, action=Action.CORDON, intent_action=Action.DRAIN, blockers=blockers
+            )
+        )
+        await bench.acts.show_override(bench.case, known)
+        status = bench.now().status
+        assert (status.phase, status.blockers) == (Phase.CORDONED, ())
+        assert "a person set cordon" in status.override
+        assert "a person set cordon" in bench.notes.transitions[-1].summary
+
+    on_bench(test)
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "told"),
+    [
+        (f"{LEFT}x", {}, True),
+        ("cordoned again", {}, False),
+        (f"{LEFT}x", {"recordons": 1, "uncordoned_at": 5000.0}, True),
+        (f"{LEFT}x", {"recordons": 6, "uncordoned_at": 5000.0}, False),
+    ],
+)
+def test_a_node_that_is_left_schedulable_is_told_of_unless_that_was_told(
+    text: str, status: dict[str, Any], *, told: bool
+) -> None:
+    async def test(bench: Bench) -> None:
+        await asyncio.sleep(20)
+        known = bench.stands(made(Phase.CORDONED, **status))
+        bench.case.uncordoned = Uncordoned.UNKNOWN
+        await bench.acts.show_cordon(bench.case, known, text)
+        assert bench.now().status.uncordoned == text
+        assert len(bench.kinds()) == int(told)
+
+    on_bench(test)
+
+
+@pytest.mark.parametrize("requester", [OURS, "alice"])
+@pytest.mark.parametrize("phase", [Phase.CORDONED, Phase.INVALID])
+@pytest.mark.parametrize("gone", [True, False])
+def test_an_absence_is_shown_with_its_time_and_told(
+    phase: Phase, requester: str, *, gone: bool
+) -> None:
+    async def test(bench: Bench) -> None:
+        known = bench.stands(made(phase, requester=requester))
+        bench.case.node_gone = gone
+        await bench.acts.show_absence(bench.case, known)
+        status, told = bench.now().status, bench.notes.transitions[-1].summary
+        assert (status.node_absent_since > 5000.0) == gone
+        assert (status.message == cordon._NO_NODE) == (phase is Phase.INVALID)
+        assert ("its Node is back" in told) == (not gone)
+        if gone:
+            assert ("ends by itself" in told) == (requester == OURS)
+        assert ("back" in bench.kinds()[0]) == (not gone)
+
+    on_bench(test)
+
+
+# -- reads ----------------------------------------------------------------------------------------
+
+
+def test_a_hint_stays_where_the_node_cant_be_read() -> None:
+    async def test(bench: Bench) -> None:
+        bench.case.suspect = True
+        await bench.acts.look_at_node(bench.case)
+        assert not bench.case.suspect
+        assert bench.case.node_found
+        fails = MemoryCluster(bench.world, fails=lambda _: Unreachable("no answer"))
+        bench.acts._cluster = fails
+        bench.case.suspect = True
+        with pytest.raises(ClusterError):
+            await bench.acts.look_at_node(bench.case)
+        assert bench.case.suspect
+
+    on_bench(test)
+
+
+def test_an_object_that_a_read_does_not_find_has_vanished_unless_its_end_is_known() -> None:
+    async def test(bench: Bench) -> None:
+        assert await bench.acts.reread(bench.case) is None
+        assert bench.case.vanished == ""
+        for ended, vanished in (("", "q"), ("q", "")):
+            bench.case.node_summary.quarantine, bench.case.ended = made(), ended
+            bench.case.vanished = ""
+            assert await bench.acts.reread(bench.case) is None
+            assert bench.case.node_summary.quarantine is None
+            assert bench.case.vanished == vanished
+
+    on_bench(test)
+
+
+def test_an_event_names_the_incident_of_the_object_or_else_of_what_is_wanted() -> None:
+    async def test(bench: Bench) -> None:
+        kind = EventKind.HELD
+        bench.acts.emit_event(bench.case, kind, "x")
+        bench.case.wanted = wanted()
+        bench.acts.emit_event(bench.case, kind, "x", {"a": "b"})
+        theirs = made()
+        bench.case.node_summary.quarantine = replace(
+            theirs, spec=replace(theirs.spec, incident="j")
+        )
+        bench.acts.emit_event(bench.case, kind, "x")
+        assert [one.incident for one in bench.notes.transitions] == ["", "i", "j"]
+        assert [one.details for one in bench.notes.transitions] == [{}, {"a": "b"}, {}]
+
+    on_bench(test)
+
+
+# -- announcements --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "tries", "seconds"),
+    [
+        (None, 1, 0.0),
+        (Unreachable("x"), 6, 31.5),
+        (Unreachable("x", retry_after=2.0), 6, 12.0),
+        (ClusterError("x"), 1, 0.0),
+    ],
+)
+def test_an_announcement_is_tried_a_few_times_while_nobody_answers(
+    error: ClusterError | None, tries: int, seconds: float
+) -> None:
+    async def test(bench: Bench) -> None:
+        said: list[tuple[str, str]] = []
+
+        async def announce(*_: Any, reason: str, message: str, **__: Any) -> None:
+            said.append((reason, message))
+            if error is not None:
+                raise error
+
+        bench.acts._cluster = SimpleNamespace(announce=announce)
+        loop = asyncio.get_running_loop()
+        before = loop.time()
+        await bench.acts.log_action(bench.case, "u", quarantined=False, message="")
+        assert said == [("Released", "Released")] * tries
+        assert loop.time() - before == seconds
+
+    on_bench(test)
+
+
+def test_a_newer_announcement_waits_for_the_older() -> None:
+    async def test(bench: Bench) -> None:
+        said: list[str] = []
+
+        async def announce(*_: Any, message: str, **__: Any) -> None:
+            await asyncio.sleep(10 if message == "first" else 1)
+            said.append(message)
+
+        bench.acts._cluster = SimpleNamespace(announce=announce)
+        await bench.acts.settle_announcement(bench.case)
+        bench.case.condition_seen = True
+        bench.acts.announce(bench.case, "u", quarantined=True, message="first")
+        assert not bench.case.condition_seen
+        bench.acts.announce(bench.case, "u", quarantined=True, message="second")
+        await bench.acts.settle_announcement(bench.case)
+        assert said == ["first", "second"]
+        assert bench.case.trail.done()
+        await bench.acts.settle_announcement(bench.case)
+
+    on_bench(test)

@@ -1,0 +1,180 @@
+"""What is told of a node when it is judged anew, and when it is judged again: no replica."""
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from aggregator.clock import Clocks
+from aggregator.cluster.port import (
+    Action,
+    Phase,
+    Quarantine,
+    QuarantineSpec,
+    QuarantineStatus,
+)
+from aggregator.health.node import NodeHealth
+from aggregator.policy.incident import Evidence, Incident
+from aggregator.quarantine.decide.intent import OURS, DesiredState
+from aggregator.quarantine.decide.operator_requests import NONE
+from aggregator.quarantine.reconcile.evaluate import NodeEvaluator, _is_done
+from aggregator.quarantine.state.fleet import NodeHold, NodeSummary
+from aggregator.quarantine.state.node import NodeState
+from tests.support.replica import POLICY, Notes, fault, hello, snapshot
+from tests.support.virtual_time import VirtualTimeLoop, play
+
+ITEM = Evidence("xid:79", "GPU-1", "boot-1", "gpu", "drain", "", None, 1.0)
+OPEN = Incident("i", "n1", "boot-1", "gpu", "drain", "bad", 1.0, (ITEM,), 60.0)
+
+
+class Bench:
+    """An evaluator, and what it tells."""
+
+    def __init__(self, loop: VirtualTimeLoop, mode: Action = Action.DRAIN) -> None:
+        self.loop, self.notes = loop, Notes()
+        self.seen_to: list[float] = []
+        self.acted: list[str] = []
+        self.case: Any = NodeState(NodeSummary("n1"), loop.time)
+        tracker: Any = SimpleNamespace(
+            receive_symptoms=lambda _: None, explains=lambda *_: "cause-1"
+        )
+        acts: Any = SimpleNamespace(
+            emit_event=lambda _, kind, text: self.acted.append(f"{kind.value}: {text}")
+        )
+        self.made: Any = NodeEvaluator(
+            policy=POLICY,
+            mode=mode,
+            acts=acts,
+            event_sink=self.notes,
+            clocks=Clocks(loop.time, loop.time),
+            suspecting=tracker,
+            see_to=lambda _: self.seen_to.append(loop.time()),
+        )
+
+
+def desired(action: Action, uncapped: Action, in_force: Action = Action.DRAIN) -> DesiredState:
+    return DesiredState(QuarantineSpec(action, "gpu", "bad", OURS), uncapped, in_force)
+
+
+def test_a_node_is_judged_again_when_time_alone_may_change_it() -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        bench, asked = Bench(loop), []
+        due: list[float | None] = [loop.time() + 10.0, loop.time() - 5.0, None]
+
+        def rejudge(*_: Any, **__: Any) -> tuple[list[Incident], float | None]:
+            asked.append(round(loop.time() - begun, 2))
+            return [], due.pop(0)
+
+        begun = loop.time()
+        case: Any = SimpleNamespace(
+            node_summary=bench.case.node_summary,
+            timer=None,
+            wishes=NONE,
+            wanted=None,
+            hear_wishes=lambda _: (),
+            rejudge=rejudge,
+        )
+        bench.made.evaluate_node(case)
+        await asyncio.sleep(100)
+        assert asked == [0.0, 10.0, 10.0]
+        assert case.timer is None
+        assert len(bench.seen_to) == 3
+        cancelled: list[str] = []
+        case.timer, due[:] = SimpleNamespace(cancel=lambda: cancelled.append("x")), [None]
+        bench.made.evaluate_node(case)
+        assert cancelled == ["x"]
+        assert case.timer is None
+
+    play(test)
+
+
+def test_an_incident_is_told_when_it_opens_changes_and_closes() -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        bench = Bench(loop)
+        many = replace(OPEN, evidence=(ITEM,) * 9)
+        for before, now, closed, kinds in (
+            ({}, {"i": many}, [], ["incident.opened"]),
+            ({"i": OPEN}, {"i": OPEN}, [], []),
+            ({"i": OPEN}, {"i": replace(OPEN, summary="worse")}, [], ["incident.changed"]),
+            ({"i": OPEN}, {"i": replace(OPEN, action="cordon")}, [], ["incident.changed"]),
+            ({"i": OPEN}, {}, [OPEN], ["incident.closed"]),
+        ):
+            bench.notes.transitions.clear()
+            bench.case.node_summary.incidents = now
+            bench.made._tell_incidents(bench.case, before, closed)
+            assert bench.notes.kinds("n1") == kinds
+            for told in bench.notes.transitions:
+                opened = kinds == ["incident.opened"]
+                assert told.details.get("cause") == ("cause-1" if opened else None)
+                assert told.details["evidence"].count("xid:79") == (8 if opened else 1)
+
+    play(test)
+
+
+def test_what_the_mode_keeps_from_being_done_is_told_once() -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        bench = Bench(loop, Action.CORDON)
+        summary = bench.case.node_summary
+        bench.made._tell_would(bench.case)
+        assert summary.would == ""
+        bench.case.wanted = desired(Action.CORDON, Action.DRAIN)
+        bench.made._tell_would(bench.case)
+        bench.made._tell_would(bench.case)
+        assert summary.would == "drain: bad"
+        assert len(bench.acted) == 1
+        assert "mode cordon keeps us from this: drain: bad" in bench.acted[0]
+        bench.case.wanted = desired(Action.DRAIN, Action.DRAIN)
+        bench.made._tell_would(bench.case)
+        assert summary.would == ""
+
+    play(test)
+
+
+def test_a_hold_ends_where_nothing_is_to_be_done() -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        bench = Bench(loop)
+        for wanted, ends in (
+            (None, True),
+            (desired(Action.OBSERVE, Action.DRAIN), True),
+            (desired(Action.DRAIN, Action.DRAIN, Action.OBSERVE), True),
+            (desired(Action.DRAIN, Action.DRAIN), False),
+        ):
+            bench.case.wanted = wanted
+            bench.case.node_summary.hold = NodeHold("x", "1", "y", 1.0)
+            bench.made._tell_would(bench.case)
+            assert (bench.case.node_summary.hold is None) == ends
+
+    play(test)
+
+
+def test_an_action_is_done_by_the_phase_that_it_leads_to() -> None:
+    assert not _is_done(None, Action.CORDON)
+    for phase, cordoned, drained in (
+        (Phase.ADMITTED, False, False),
+        (Phase.CORDONED, True, False),
+        (Phase.DRAINING, True, False),
+        (Phase.DRAINED, True, True),
+    ):
+        spec = QuarantineSpec(Action.DRAIN, "gpu", "x", OURS)
+        found = Quarantine("n1", "q", "1", spec, QuarantineStatus(phase=phase))
+        assert _is_done(found, Action.CORDON) == cordoned
+        assert _is_done(found, Action.DRAIN) == drained
+
+
+def test_what_people_ask_caps_what_is_wanted() -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        bench = Bench(loop)
+        await asyncio.sleep(2000)
+        bench.case.node_summary.health = NodeHealth(hello("n1"))
+        bench.case.node_summary.health.snapshot(snapshot(fault()))
+        bench.case.node_summary.attached = True
+        bench.made.evaluate_node(bench.case)
+        found = [bench.case.wanted.spec.action]
+        bench.case.wishes = replace(NONE, exempt_until=1e9, exempt_reason="mine")
+        bench.made.evaluate_node(bench.case)
+        found.append(bench.case.wanted.spec.action)
+        assert found == [Action.DRAIN, Action.OBSERVE]
+        assert bench.case.node_summary.spared
+        assert any("exempt until" in text for text in bench.acted)
+
+    play(test)

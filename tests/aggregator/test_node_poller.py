@@ -1,0 +1,444 @@
+"""Which nodes are read now and then, in which order, and what a read makes of each: no replica."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import pytest
+
+from aggregator.clock import Clocks
+from aggregator.cluster.port import (
+    Action,
+    Node,
+    Phase,
+    Quarantine,
+    QuarantineSpec,
+    QuarantineStatus,
+    Unreachable,
+)
+from aggregator.events import EventKind
+from aggregator.health.model import Status
+from aggregator.health.node import NodeHealth
+from aggregator.policy.incident import Evidence, Incident
+from aggregator.quarantine.decide.intent import OURS
+from aggregator.quarantine.decide.operator_requests import PIN
+from aggregator.quarantine.decide.uncordon import Uncordoned
+from aggregator.quarantine.reconcile.poller import (
+    A_SECOND,
+    DRAINED_EVERY,
+    DRAINING_EVERY,
+    SILENT_EVERY,
+    WAITING_FIRST,
+    WAITING_MOST,
+    NodePoller,
+    failing_in_silence,
+)
+from aggregator.quarantine.state.fleet import FleetState, NodeHold
+from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.registry import NodeRegistry
+from tests.support.replica import component, hello, snapshot
+from tests.support.virtual_time import VirtualTimeLoop, play
+
+UPGRADE = {"nvidia.com/gpu-driver-upgrade-state": "drain-required"}
+FOREVER = float("-inf")
+HELD = NodeHold("maintenance", "others", "x", 1.0)
+
+
+def bare(**changes: Any) -> Node:
+    found = Node("n1", "u1", "1", unschedulable=True, taints=(), labels={}, annotations={})
+    return replace(found, **changes)
+
+
+def quarantine(phase: Phase, *, foreign: str = "") -> Quarantine:
+    spec = QuarantineSpec(Action.DRAIN, "gpu", "x", OURS)
+    return Quarantine(
+        "n1", "q", "1", spec, QuarantineStatus(phase=phase, node_uid="u1"), foreign=foreign
+    )
+
+
+class Most(random.Random):
+    """Draws the upper bound."""
+
+    def uniform(self, a: float, b: float) -> float:
+        assert a < b
+        return b
+
+
+@dataclass
+class Bench:
+    """A poller, and what it reads, sees to, judges and tells."""
+
+    time: float = 1000.0
+    nodes: dict[str, Node | None] = field(default_factory=lambda: {"n1": bare()})
+    loop: VirtualTimeLoop | None = None
+    ours: bool = True
+    fails: bool = False
+    reads: list[tuple[str, bool]] = field(default_factory=list)
+    seen_to: list[str] = field(default_factory=list)
+    judged: list[str] = field(default_factory=list)
+    told: list[tuple[str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.node_registry = NodeRegistry(FleetState(), "", now=self.now)
+        self.poller = NodePoller(
+            cluster=cast(Any, self),
+            node_registry=self.node_registry,
+            evaluator=cast(Any, self),
+            acts=cast(Any, self),
+            clocks=Clocks(self.now, self.now),
+            shards=cast(Any, self),
+            see_to=lambda case: self.seen_to.append(case.node),
+            rng=Most(),
+        )
+
+    def now(self) -> float:
+        return self.loop.time() if self.loop else self.time
+
+    async def read_node(self, name: str, *, cached: bool, background: bool) -> Node | None:
+        assert background
+        self.reads.append((name, cached))
+        if self.fails:
+            raise Unreachable("no answer")
+        return self.nodes[name]
+
+    def may_act(self, _: str) -> bool:
+        return self.ours
+
+    def evaluate_node(self, case: NodeState) -> None:
+        self.judged.append(case.node)
+
+    def emit_event(self, case: NodeState, kind: EventKind, text: str) -> None:
+        assert kind is EventKind.SILENT_FAILING
+        self.told.append((case.node, text))
+
+    def case(self, name: str = "n1") -> Any:
+        return self.node_registry.case(name)
+
+    def due(self) -> list[str]:
+        return [case.node for case in self.poller._due()]
+
+    def is_due(self, case: NodeState, *, after: float, every: float) -> None:
+        """It is due so long after it was looked at, and not before."""
+        for waited, due in ((every - 0.1, False), (every, True)):
+            case.looked_at, self.time = 5000.0, 5000.0 + after + waited
+            assert self.poller._is_due(case) == due, waited
+
+    async def poll(self, case: NodeState) -> None:
+        self.seen_to.clear()
+        self.judged.clear()
+        case.suspect = False
+        await self.poller.poll_node(case)
+
+
+def silent_case(bench: Bench) -> Any:
+    case = bench.case()
+    case.node_summary.health = NodeHealth(hello("n1"))
+    case.node_summary.health.snapshot(snapshot(component("disk", "/data", Status.FAILED, "dead")))
+    case.silent = True
+    return case
+
+
+def run(test: Callable[[], Any]) -> None:
+    async def main(_: VirtualTimeLoop) -> None:
+        await test()
+
+    play(main)
+
+
+# -- what is due ----------------------------------------------------------------------------------
+
+
+def test_how_often_a_node_is_looked_at_goes_by_what_it_is_in() -> None:
+    bench = Bench()
+    case = bench.case()
+    assert not bench.poller._is_due(case), "nothing is known of it"
+    case.node_summary.quarantine = quarantine(Phase.DRAINING)
+    bench.is_due(case, after=0, every=DRAINING_EVERY)
+    case.node_summary.quarantine = quarantine(Phase.DRAINED)
+    bench.is_due(case, after=0, every=DRAINED_EVERY)
+    case.uncordoned = Uncordoned.UNKNOWN
+    bench.is_due(case, after=0, every=DRAINING_EVERY)
+    case.uncordoned = Uncordoned.NO
+    for phase in (Phase.CORDONED, Phase.ADMITTED, Phase.RELEASING):
+        case.node_summary.quarantine = quarantine(phase)
+        case.looked_at = FOREVER
+        assert not bench.poller._is_due(case)
+    case.node_summary.quarantine = quarantine(Phase.DRAINING, foreign="elsewhere")
+    assert not bench.poller._is_due(case)
+    bench.ours = False
+    case.node_summary.quarantine = quarantine(Phase.DRAINING)
+    assert not bench.poller._is_due(case)
+
+
+def test_the_kubelet_of_a_silent_agent_is_looked_at_once_a_minute() -> None:
+    bench = Bench()
+    bench.is_due(silent_case(bench), after=0, every=SILENT_EVERY)
+
+
+def test_a_node_that_waits_is_read_when_its_wait_is_over() -> None:
+    bench = Bench()
+    case = bench.case()
+    case.node_summary.quarantine, case.node_summary.maintained = quarantine(Phase.CORDONED), "kured"
+    assert bench.due() == []
+    bench.time += WAITING_FIRST - 0.1
+    assert bench.due() == []
+    bench.time += 0.1
+    assert bench.due() == ["n1"]
+    case.node_summary.maintained = "the autoscaler is removing it"
+    assert bench.due() == [], "another waits anew"
+    case.node_summary.maintained = ""
+    assert bench.due() == []
+    assert bench.poller._waits == {}
+
+
+def test_what_is_drained_comes_first_then_what_waits_then_the_longest_unseen() -> None:
+    bench = Bench()
+    for number, name in enumerate(("old", "older", "waits", "drains", "drains-2")):
+        bench.case(name).looked_at = 100.0 - number
+    for name in ("old", "older"):
+        bench.case(name).node_summary.quarantine = quarantine(Phase.DRAINED)
+    waits = bench.case("waits")
+    waits.node_summary.quarantine, waits.node_summary.maintained = (
+        quarantine(Phase.CORDONED),
+        "kured",
+    )
+    bench.due()
+    for name in ("drains", "drains-2"):
+        bench.case(name).node_summary.quarantine = quarantine(Phase.DRAINING)
+    bench.time += 1000
+    assert bench.due() == ["drains-2", "drains", "waits", "older", "old"]
+
+
+def test_a_round_has_so_many_nodes_at_most() -> None:
+    bench = Bench()
+    for number in range(40):
+        case = bench.case(f"n{number}")
+        case.node_summary.quarantine, case.looked_at = quarantine(Phase.DRAINING), 0.0
+    assert len(bench.due()) == 25
+
+
+def test_the_pods_of_a_drained_node_are_not_read_at_once_after_a_restart() -> None:
+    bench = Bench()
+    case = bench.case()
+    case.node_summary.quarantine = quarantine(Phase.DRAINED)
+    assert bench.due() == []
+    assert case.looked_at == 1000.0 - DRAINED_EVERY * 0.3
+    case.looked_at = 1.0
+    assert bench.due() == ["n1"]
+    assert case.looked_at == 1.0
+    other = bench.case("n2")
+    other.node_summary.quarantine = quarantine(Phase.DRAINING)
+    assert bench.due() == ["n2", "n1"]
+    assert other.looked_at == FOREVER
+
+
+def test_nodes_are_read_a_few_a_second_and_only_while_each_is_still_due() -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        bench = Bench(loop=loop)
+        for name in ("n1", "n2", "n3"):
+            bench.nodes[name] = bare()
+            bench.case(name).node_summary.quarantine = quarantine(Phase.DRAINING)
+        begun = loop.time()
+        rounds = asyncio.ensure_future(bench.poller.run())
+        await asyncio.sleep(0.01)
+        assert len(bench.reads) == 1
+        bench.case("n2").node_summary.quarantine = None
+        await asyncio.sleep(1 / A_SECOND)
+        assert [name for name, _ in bench.reads] == ["n1", "n3"]
+        await asyncio.sleep(DRAINING_EVERY - 1)
+        assert len(bench.reads) == 2
+        await asyncio.sleep(8)
+        assert len(bench.reads) == 4
+        assert loop.time() - begun < 30
+        rounds.cancel()
+
+    play(test)
+
+
+# -- what a read makes of a node ------------------------------------------------------------------
+
+
+def test_the_wait_of_a_node_doubles_with_each_read_that_finds_nothing_new() -> None:
+    async def test() -> None:
+        bench = Bench()
+        case = bench.case()
+        bench.nodes["n1"] = bare(labels=UPGRADE)
+        case.take_node(bench.nodes["n1"])
+        case.node_summary.quarantine = quarantine(Phase.CORDONED)
+        bench.due()
+        wait = bench.poller._waits["n1"]
+        assert (wait.pause, wait.next_at) == (WAITING_FIRST, 1000.0 + WAITING_FIRST)
+        pauses = []
+        for _ in range(4):
+            bench.time = wait.next_at
+            await bench.poll(case)
+            assert bench.seen_to == []
+            pauses.append(wait.next_at - bench.time)
+        assert pauses == [15.0, 30.0, WAITING_MOST, WAITING_MOST]
+        assert bench.reads == [("n1", True)] * 4
+        for number in range(100):
+            other = bench.case(f"m{number}")
+            other.node_summary.quarantine, other.node_summary.maintained = (
+                quarantine(Phase.CORDONED),
+                "x",
+            )
+        bench.due()
+        await bench.poll(case)
+        assert wait.pause == 101.0, "one read a second for all that wait"
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("gone", "labels", "suspect"),
+    [(False, UPGRADE, False), (True, UPGRADE, True), (False, {}, True)],
+)
+def test_a_node_is_read_in_full_when_those_it_waits_for_have_ended_or_it_is_back(
+    *, gone: bool, labels: dict[str, str], suspect: bool
+) -> None:
+    async def test() -> None:
+        bench = Bench()
+        case = bench.case()
+        case.take_node(bare(labels=UPGRADE))
+        case.node_summary.hold, case.node_gone = HELD, gone
+        bench.due()
+        bench.nodes["n1"] = bare(labels=labels, annotations={PIN: "x"})
+        await bench.poll(case)
+        assert case.suspect == suspect
+        assert bench.seen_to == (["n1"] if suspect else [])
+        assert bench.judged == [], "what people ask is read with the node"
+
+    run(test)
+
+
+def test_a_drained_nodes_pods_are_read_and_the_node_only_where_it_is_schedulable() -> None:
+    async def test() -> None:
+        bench = Bench()
+        case = bench.case()
+        case.node_summary.quarantine, case.looked_at = quarantine(Phase.DRAINED), 1.0
+        await bench.poll(case)
+        assert case.recheck_pods
+        assert bench.seen_to == ["n1"]
+        assert bench.reads == []
+        assert case.looked_at == 1000.0 - DRAINED_EVERY * 0.3
+        case.uncordoned = Uncordoned.UNKNOWN
+        await bench.poll(case)
+        assert bench.reads == [("n1", False)]
+
+    run(test)
+
+
+def test_what_cant_be_read_or_is_gone_changes_nothing() -> None:
+    async def test() -> None:
+        bench = Bench()
+        case = bench.case()
+        case.node_summary.quarantine = quarantine(Phase.DRAINING)
+        case.uncordoned = Uncordoned.UNKNOWN
+        bench.fails = True
+        await bench.poll(case)
+        assert not case.suspect
+        bench.fails, bench.nodes["n1"] = False, None
+        await bench.poll(case)
+        assert not case.suspect
+        assert case.looked_at == bench.time
+        bench.nodes["n1"] = bare()
+        await bench.poll(case)
+        assert case.suspect, "the positive control"
+
+    run(test)
+
+
+def test_a_node_that_was_left_schedulable_is_read_when_it_is_cordoned_or_has_lost_more() -> None:
+    async def test() -> None:
+        bench = Bench()
+        case = bench.case()
+        left = bare(unschedulable=False)
+        case.node_summary.quarantine = quarantine(Phase.CORDONED)
+        for uncordoned, node, lacks, suspect in (
+            (Uncordoned.UNKNOWN, left, True, False),
+            (Uncordoned.UNKNOWN, bare(), True, True),
+            (Uncordoned.UNKNOWN, left, False, True),
+            (Uncordoned.NO, bare(), False, False),
+        ):
+            case.uncordoned, bench.nodes["n1"] = uncordoned, node
+            case.node_summary.missing = (
+                case.lacks(node, case.node_summary.quarantine) if lacks else ()
+            )
+            await bench.poll(case)
+            assert case.suspect == suspect
+            assert bench.seen_to == (["n1"] if suspect else [])
+
+    run(test)
+
+
+def test_what_people_and_others_do_to_a_node_that_is_drained_is_heard() -> None:
+    async def test() -> None:
+        bench = Bench()
+        case = bench.case()
+        case.node_summary.quarantine = quarantine(Phase.DRAINING)
+        await bench.poll(case)
+        assert (case.suspect, bench.judged, bench.seen_to) == (False, [], [])
+        bench.nodes["n1"] = bare(annotations={PIN: "x"})
+        await bench.poll(case)
+        assert (case.suspect, bench.judged, bench.seen_to) == (False, ["n1"], [])
+        assert case.wishes.pinned
+        await bench.poll(case)
+        assert bench.judged == []
+        bench.nodes["n1"] = bare(annotations={PIN: "x"}, labels=UPGRADE)
+        await bench.poll(case)
+        assert (case.suspect, bench.judged, bench.seen_to) == (True, [], ["n1"])
+
+    run(test)
+
+
+# -- silence --------------------------------------------------------------------------------------
+
+
+def test_a_silent_agents_last_word_is_told_once_and_only_where_its_kubelet_is_ready() -> None:
+    async def test() -> None:
+        bench = Bench()
+        case = silent_case(bench)
+        for ready in (None, False):
+            bench.nodes["n1"] = bare(ready=ready)
+            await bench.poll(case)
+            assert (case.silent_failing, bench.told) == ("", [])
+        bench.nodes["n1"] = bare(ready=True)
+        await bench.poll(case)
+        assert case.silent_failing == "disk /data: dead"
+        assert case.silent_failing_since == bench.time
+        assert bench.judged == ["n1"]
+        await bench.poll(case)
+        assert len(bench.told) == 1
+        assert bench.judged == []
+        case.silent, case.silent_failing = False, ""
+        await bench.poll(case)
+        assert case.silent_failing == ""
+
+    run(test)
+
+
+def test_only_a_silent_node_that_is_not_in_quarantine_was_failing_in_silence() -> None:
+    case = silent_case(Bench())
+    assert failing_in_silence(case) == "disk /data: dead"
+    case.node_summary.attached = True
+    assert failing_in_silence(case) == ""
+    case.node_summary.attached, case.silent = False, False
+    assert failing_in_silence(case) == ""
+    case.silent, case.node_summary.conflict = True, "two agents"
+    assert failing_in_silence(case) == ""
+    case.node_summary.conflict, case.node_summary.quarantine = "", quarantine(Phase.CORDONED)
+    assert failing_in_silence(case) == ""
+    case.node_summary.quarantine = None
+    item = Evidence("xid:79", "GPU-1", "boot-1", "gpu", "drain", "", None, 1.0)
+    drained = Incident("i", "n1", "boot-1", "gpu", "drain", "a bad GPU", 1.0, (item,), 60.0)
+    case.node_summary.incidents = {"i": drained}
+    assert failing_in_silence(case) == "a bad GPU"
+    case.node_summary.incidents = {"i": replace(drained, action="observe")}
+    assert failing_in_silence(case) == "disk /data: dead"
+    over = replace(drained, evidence=(replace(item, over="cleared"),))
+    case.node_summary.incidents = {"i": over}
+    assert failing_in_silence(case) == "disk /data: dead"
+    case.node_summary.health = None
+    assert failing_in_silence(case) == ""

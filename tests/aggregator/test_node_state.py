@@ -1,0 +1,629 @@
+"""What is kept of one node, method by method: no replica, no cluster."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from aggregator.cluster.node_names import APPLIED, CODES, LABEL, TAINT
+from aggregator.cluster.port import (
+    Action,
+    MarksStatus,
+    Node,
+    Phase,
+    Quarantine,
+    QuarantineSpec,
+    QuarantineStatus,
+    Taint,
+)
+from aggregator.health.model import Cleared, Component, Fault, Status
+from aggregator.health.node import REMEMBERED, NodeHealth
+from aggregator.policy.incident import Evidence, Incident
+from aggregator.quarantine.decide.intent import OURS
+from aggregator.quarantine.decide.lost_marks import ALL_MARKS, RestoreRules
+from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, NONE, PIN
+from aggregator.quarantine.decide.overrides import Override
+from aggregator.quarantine.decide.uncordon import (
+    MOST_RECORDONS,
+    OnUncordon,
+    Uncordoned,
+    UncordonRules,
+)
+from aggregator.quarantine.state.fleet import NodeHold, NodeSummary, QuarantineSummary
+from aggregator.quarantine.state.node import MARKED, NodeState, _joined
+from tests.support.replica import POLICY, component, fault, hello, snapshot
+
+NOW = 500.0
+WORD = Override("xid:79", "GPU-1", "boot-1", "reboot")
+OTHER_WORD = Override("xid:95", "GPU-2", "boot-1", "reboot")
+SIGN = Cleared("xid:79", "GPU-1", "operator")
+EVIDENCE = Evidence("xid:79", "GPU-1", "boot-1", "gpu", "drain", "", None, 1.0)
+
+
+def state(**node_summary: Any) -> Any:
+    return NodeState(NodeSummary("n1", **node_summary), lambda: NOW)
+
+
+def health(*evidence: Fault | Component) -> NodeHealth:
+    found = NodeHealth(hello("n1"))
+    found.snapshot(snapshot(*evidence))
+    return found
+
+
+def fresh(*evidence: Fault | Component) -> Any:
+    return state(health=health(*evidence), attached=True)
+
+
+def quarantine(
+    phase: Phase = Phase.CORDONED, *, uid: str = "q", version: str = "5", **changes: Any
+) -> Quarantine:
+    names = set(Quarantine.__dataclass_fields__)
+    own = {name: changes.pop(name) for name in list(changes) if name in names}
+    requester = changes.pop("requester", OURS)
+    spec = QuarantineSpec(Action.DRAIN, "gpu", "x", requester)
+    status = QuarantineStatus(phase=phase, **{"node_uid": "u1", **changes})
+    return replace(Quarantine("n1", uid, version, spec, status), **own)
+
+
+def node(**changes: Any) -> Node:
+    bare = Node("n1", "u1", "1", unschedulable=False, taints=(), labels={}, annotations={})
+    return replace(bare, **changes)
+
+
+def marked_node(**changes: Any) -> Node:
+    notes = {APPLIED: '{"unschedulable": true, "value": "gpu"}', CODES: "xid:79"}
+    full = node(
+        unschedulable=True,
+        taints=(Taint(TAINT, "gpu", "NoSchedule"),),
+        labels={LABEL: "gpu"},
+        annotations=notes,
+    )
+    return replace(full, **changes)
+
+
+def incident(action: str = "drain", **changes: Any) -> Incident:
+    base = Incident("i", "n1", "boot-1", "gpu", action, "bad", 10.0, (EVIDENCE,), 60.0)
+    return replace(base, **changes)
+
+
+# -- the page's colours ---------------------------------------------------------------------------
+
+
+HELD = NodeHold("stop", "set", "x", 1.0)
+WELL = component("xid", "", Status.OK)
+
+
+@pytest.mark.parametrize(
+    ("node_summary", "expected"),
+    [
+        ({"marked": True}, QuarantineSummary.QUARANTINED),
+        ({"unclaimed": "x"}, QuarantineSummary.QUARANTINED),
+        ({"quarantine": quarantine()}, QuarantineSummary.QUARANTINED),
+        ({"hold": HELD}, QuarantineSummary.HELD),
+        ({"would": "drain"}, QuarantineSummary.HELD),
+        ({}, QuarantineSummary.UNKNOWN),
+        ({"health": health(WELL)}, QuarantineSummary.SILENT),
+        ({"health": health(WELL), "attached": True, "refused": "x"}, QuarantineSummary.SILENT),
+        ({"health": health(WELL), "attached": True}, QuarantineSummary.OK),
+        ({"health": health(WELL), "attached": True, "conflict": "two"}, QuarantineSummary.WARNING),
+        (
+            {"health": health(WELL), "attached": True, "incidents": {"i": incident()}},
+            QuarantineSummary.WARNING,
+        ),
+        (
+            {"health": health(component("xid", "", Status.DEGRADED, "slow")), "attached": True},
+            QuarantineSummary.WARNING,
+        ),
+        (
+            {"health": health(component("xid", "", Status.UNKNOWN, "x")), "attached": True},
+            QuarantineSummary.UNKNOWN,
+        ),
+    ],
+)
+def test_a_node_is_shown_by_the_worst_that_is_known_of_it(
+    node_summary: dict[str, Any], expected: QuarantineSummary
+) -> None:
+    assert NodeSummary("n1", **node_summary).standing() is expected
+
+
+# -- its agent ------------------------------------------------------------------------------------
+
+
+def test_a_node_was_heard_with_its_first_snapshot_and_is_fresh_while_its_agent_is_attached() -> (
+    None
+):
+    case = state(attached=True)
+    assert (case.was_heard, case.is_fresh) == (False, False)
+    case.node_summary.health = NodeHealth(hello("n1"))
+    assert (case.was_heard, case.is_fresh) == (False, False)
+    case.node_summary.health = health()
+    assert (case.was_heard, case.is_fresh) == (True, True)
+    case.node_summary.attached = False
+    assert (case.was_heard, case.is_fresh) == (True, False)
+
+
+def test_an_incident_that_is_only_observed_does_not_act() -> None:
+    case = state()
+    assert not case.acting
+    case.node_summary.incidents = {"i": incident("observe")}
+    assert not case.acting
+    case.node_summary.incidents = {"i": incident("observe"), "j": incident("cordon")}
+    assert case.acting
+
+
+# -- the object -----------------------------------------------------------------------------------
+
+
+def test_an_older_version_counts_unless_news_came_while_it_was_read() -> None:
+    case, new, old = state(), quarantine(version="7"), quarantine(version="6")
+    case.take_read(new, POLICY, NOW, before=None)
+    case.take_read(old, POLICY, NOW, before=new)
+    assert case.node_summary.quarantine is old, "a restored etcd counts backwards"
+    case.take_read(new, POLICY, NOW, before=old)
+    case.take_read(old, POLICY, NOW, before=old)
+    assert case.node_summary.quarantine is new, "the news came later than what was read"
+    another = quarantine(uid="q2", version="1")
+    case.take_read(another, POLICY, NOW, before=old)
+    assert case.node_summary.quarantine is another
+
+
+@pytest.mark.parametrize(
+    ("seen", "taken"),
+    [
+        (quarantine(), True),
+        (quarantine(deleting=True), True),
+        (quarantine(deleting=True, has_finalizer=False), False),
+        (quarantine(has_finalizer=False), True),
+    ],
+)
+def test_one_that_had_ended_is_there_again_unless_it_is_about_to_go(
+    seen: Quarantine, *, taken: bool
+) -> None:
+    case = state()
+    case.ended = "q"
+    case.take_quarantine(seen, POLICY, NOW)
+    assert case.node_summary.quarantine is None, "news of it come late"
+    case.take_read(seen, POLICY, NOW, before=None)
+    assert (case.node_summary.quarantine is not None) == taken
+    assert (case.ended == "") == taken
+
+
+def test_another_object_brings_nothing_of_the_one_before_it() -> None:
+    told = MarksStatus(missing=("taint",), since=1.0)
+    case = state(release_held="its GPU is missing", missing=("label",))
+    case.node_summary.quarantine = quarantine()
+    case.release_look = 9.0
+    case.orphan = case.vanished = case.node_summary.unclaimed = "x"
+    case.unclaimed, case.remains = True, quarantine().spec
+    case.take_quarantine(quarantine(version="6", marks=told), POLICY, NOW)
+    assert (case.node_summary.release_held, case.release_look) == ("its GPU is missing", 9.0)
+    assert case.node_summary.missing == ("label",), "the node's last read is newer than its object"
+    assert (case.orphan, case.vanished, case.node_summary.unclaimed) == ("", "", "")
+    assert (case.unclaimed, case.remains) == (False, None)
+    case.take_quarantine(quarantine(uid="q2", marks=told), POLICY, NOW)
+    assert (case.node_summary.release_held, case.release_look) == ("", 0.0)
+    assert case.node_summary.missing == ("taint",)
+    case.node_summary.missing, case.ours = (), False
+    case.take_quarantine(quarantine(uid="q2", version="6", marks=told), POLICY, NOW)
+    assert case.node_summary.missing == ("taint",), "its owner reads the node, and we don't"
+
+
+def test_what_the_object_says_is_news_unless_we_know_that_version_or_a_later_one() -> None:
+    case = state()
+    assert case.is_news(quarantine())
+    case.node_summary.quarantine = quarantine(version="5")
+    assert not case.is_news(quarantine(version="5"))
+    assert not case.is_news(quarantine(version="4"))
+    assert case.is_news(quarantine(version="6"))
+    assert case.is_news(quarantine(uid="q2", version="4"))
+
+
+def test_what_was_written_is_known_unless_it_has_ended() -> None:
+    case = state()
+    case.ended = "q"
+    case.wrote(quarantine())
+    assert case.node_summary.quarantine is None
+    case.wrote(quarantine(uid="q2"))
+    assert case.node_summary.quarantine is not None
+
+
+def test_what_goes_with_its_definition_is_made_again_unless_it_was_being_released() -> None:
+    case, released = state(), state()
+    case.lost_with_definition(quarantine())
+    assert (case.orphan, case.unclaimed, case.remains) == ("", True, quarantine().spec)
+    released.lost_with_definition(quarantine(Phase.RELEASING))
+    assert (released.orphan, released.unclaimed, released.remains) == ("q", False, None)
+    assert case.definition_going
+    assert released.definition_going
+
+
+# -- its node -------------------------------------------------------------------------------------
+
+
+MAINTAINED = {"nvidia.com/gpu-driver-upgrade-state": "drain-required"}
+EXEMPTED = {EXEMPT: "until 2100-01-01T00:00:00Z x"}
+
+
+def test_a_picture_says_nothing_new_where_all_that_it_shows_is_known() -> None:
+    case = state()
+    assert case.bears_out(node())
+    assert not case.bears_out(None)
+    assert not case.bears_out(marked_node())
+    assert not case.bears_out(node(labels=MAINTAINED))
+    assert not case.bears_out(node(annotations=EXEMPTED))
+    for name in ("unread", "node_gone", "misnamed"):
+        setattr(case, name, True)
+        assert not case.bears_out(node()), name
+        setattr(case, name, False)
+    case.claimed = "u2"
+    assert not case.bears_out(node())
+    case.claimed = "u1"
+    assert case.bears_out(node())
+    case.node_summary.quarantine = quarantine()
+    assert not case.bears_out(node())
+    case.node_summary.quarantine = None
+    case.node_summary.maintained = "its GPU driver is being upgraded"
+    assert not case.bears_out(node()), "they have ended"
+    case.take_node(node(labels=MAINTAINED))
+    assert not case.bears_out(node(labels=MAINTAINED)), "others are at work: a read decides"
+    case.take_node(node())
+    case.node_summary.overruled = frozenset({WORD})
+    assert not case.bears_out(node())
+
+
+def test_a_read_that_finds_no_node_leaves_nothing_of_what_stood_on_it() -> None:
+    case = state(foreign="x", maintained="x", marked=True)
+    case.claimed = "u2"
+    case.take_node(node(annotations=EXEMPTED))
+    assert (case.node_gone, case.node_found, case.misnamed) == (False, True, True)
+    assert case.wishes_known
+    assert case.wishes != NONE
+    case.node_replaced, case.uncordoned, case.reborn = True, Uncordoned.PERSON, "boot-2"
+    case.node_summary.foreign, case.node_summary.maintained, case.unread = "x", "x", True
+    case.take_node(None)
+    assert (case.node_gone, case.node_found, case.misnamed) == (True, False, False)
+    assert (case.node_replaced, case.uncordoned, case.reborn) == (False, Uncordoned.NO, "")
+    assert (case.node_summary.foreign, case.node_summary.maintained) == ("", "")
+    assert (case.wishes, case.wishes_known) == (NONE, False)
+    assert not case.unread
+    assert not case.node_summary.marked
+    assert case.node_summary.read_at == NOW
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_only_of_a_node_that_was_marked_it_is_told_what_it_lacks(phase: Phase) -> None:
+    case = state(quarantine=quarantine(phase))
+    case.take_node(node())
+    assert (case.node_summary.missing == ALL_MARKS[:4]) == (phase in MARKED)
+    assert (case.uncordoned is not Uncordoned.NO) == (phase in MARKED)
+    case.take_node(node(uid="u2"))
+    assert case.node_replaced == (phase in MARKED)
+    assert case.uncordoned is Uncordoned.NO
+
+
+def test_the_condition_trails_and_all_else_that_a_node_lacks_does_not() -> None:
+    case, without = state(), marked_node(condition="False")
+    assert case.lacks(marked_node(condition="True"), quarantine()) == ()
+    assert case.condition_seen
+    case.condition_seen = False
+    assert case.lacks(without, quarantine()) == ("condition",)
+    assert not case.condition_seen
+    case.ours = True
+    assert case.lacks(without, quarantine()) == ("condition",)
+    case.ours = False
+    assert case.lacks(without, quarantine()) == (), "its owner may be writing it"
+    assert case.lacks(replace(without, labels={}), quarantine()) == ("label",)
+    assert case.lacks(replace(without, uid="u2"), quarantine()) == ALL_MARKS
+    case.condition_seen = True
+    case.lacks(without, quarantine())
+    assert case.condition_seen, "it was seen with it before"
+
+
+def test_the_condition_trails_for_two_rounds_after_it_was_written() -> None:
+    async def test() -> None:
+        case = state(quarantine=quarantine())
+        assert not case.age_trail()
+        gate = asyncio.Event()
+
+        async def write() -> None:
+            await gate.wait()
+
+        case.trail, case.trail_aged = asyncio.create_task(write()), True
+        assert not case.age_trail()
+        assert not case.trail_aged
+        gate.set()
+        await case.trail
+        assert not case.age_trail()
+        assert case.trail is not None
+        assert case.age_trail(), "a marked node was not seen with it"
+        assert case.trail is None
+        assert not case.trail_aged
+        for seen, phase in ((True, Phase.CORDONED), (False, Phase.ADMITTED)):
+            case.condition_seen, case.node_summary.quarantine = seen, quarantine(phase)
+            case.trail, case.trail_aged = asyncio.create_task(write()), True
+            await case.trail
+            assert not case.age_trail()
+            assert case.trail is None
+        case.node_summary.quarantine, case.condition_seen = None, False
+        case.trail, case.trail_aged = asyncio.create_task(write()), True
+        await case.trail
+        assert not case.age_trail()
+
+    asyncio.run(test())
+
+
+# -- whose it is ----------------------------------------------------------------------------------
+
+
+def test_a_node_of_another_replica_keeps_what_the_cluster_tells_and_nothing_its_agent_said() -> (
+    None
+):
+    told = MarksStatus(missing=("taint",), since=1.0)
+    case = fresh(fault())
+    node_summary = case.node_summary
+    node_summary.quarantine, node_summary.missing = quarantine(marks=told), ("label",)
+    node_summary.overruled, case.over = frozenset({WORD}), frozenset({OTHER_WORD})
+    node_summary.refused, node_summary.conflict, node_summary.last_error = "r", "c", "e"
+    node_summary.would, node_summary.spared, node_summary.release_held = "w", "s", "h"
+    node_summary.last_heard, node_summary.hold = 3.0, HELD
+    case.claimed, case.misnamed, case.silent, case.silent_failing = "u2", True, True, "x"
+    case.signs, case.orphan, case.unclaimed, case.vanished = (SIGN,), "o", True, "v"
+    case.restored = "q"
+    cancelled: list[str] = []
+
+    class Timer:
+        def cancel(self) -> None:
+            cancelled.append("timer")
+
+    case.timer = Timer()
+    case.hand_over(POLICY, NOW)
+    assert (case.claimed, case.misnamed, case.silent, case.silent_failing) == ("", False, False, "")
+    assert (node_summary.attached, node_summary.health, node_summary.refused) == (False, None, "")
+    assert (node_summary.last_heard, node_summary.hold, node_summary.conflict) == (None, None, "")
+    assert (node_summary.would, node_summary.spared, node_summary.release_held) == ("", "", "")
+    assert (node_summary.last_error, case.signs, case.orphan, case.vanished) == ("", (), "", "")
+    assert not case.unclaimed
+    assert node_summary.overruled == {WORD, OTHER_WORD}
+    assert case.over == frozenset()
+    assert node_summary.missing == ("taint",), "as its object says"
+    assert case.restored == "q", "its object's evidence is back"
+    assert (cancelled, case.timer) == (["timer"], None)
+    assert node_summary.quarantine is not None
+
+
+# -- people's words -------------------------------------------------------------------------------
+
+
+def test_new_wishes_are_told_once_and_their_end_too() -> None:
+    case = state()
+    assert case.hear_wishes(1.0) == ()
+    case.take_node(node(annotations={PIN: "mine"}))
+    assert case.hear_wishes(1.0) == ("pinned: mine",)
+    assert case.hear_wishes(1.0) == ()
+    assert not case.node_summary.exempt
+    case.take_node(node(annotations={PIN: "mine", **EXEMPTED}))
+    assert case.hear_wishes(1.0) == ("exempt until 2100-01-01T00:00:00Z: x",)
+    assert case.node_summary.exempt
+    case.take_node(node(annotations={PIN: "mine"}))
+    assert case.hear_wishes(1.0) == (), "something is still asked of it"
+    case.take_node(node())
+    assert case.hear_wishes(1.0) == ("nobody asks anything special of it any more",)
+    assert case.node_summary.wishes == ()
+
+
+def test_signs_are_kept_for_a_word_that_is_not_read_yet() -> None:
+    case = state(overruled=frozenset({OTHER_WORD}))
+    case.take_signs((SIGN,), node_read=True)
+    assert case.signs == ()
+    case.take_signs((SIGN,), node_read=False)
+    case.take_signs((SIGN,), node_read=False)
+    assert case.signs == (SIGN, SIGN)
+    case.take_overruled(frozenset({WORD, OTHER_WORD}))
+    assert case.node_summary.overruled == {OTHER_WORD}
+    assert case.over == {WORD}
+    assert case.signs == ()
+    case.take_overruled(frozenset({WORD, OTHER_WORD}))
+    assert case.node_summary.overruled == {OTHER_WORD}, "it stays over while the node remembers it"
+    case.take_overruled(frozenset({OTHER_WORD}))
+    assert case.over == frozenset()
+    for _ in range(REMEMBERED + 5):
+        case.take_signs((SIGN,), node_read=False)
+    assert len(case.signs) == REMEMBERED
+
+
+def test_what_is_judged_of_a_silent_node_is_what_was_known_and_what_silence_adds() -> None:
+    case = state()
+    assert case.rejudge(POLICY, Action.DRAIN, NOW) == ([], None)
+    case = fresh(component("xid", "", Status.OK))
+    case.rejudge(POLICY, Action.DRAIN, NOW)
+    assert case.node_summary.incidents == {}
+    case.node_summary.attached = False
+    case.silent_failing, case.silent_failing_since = "disk", 400.0
+    case.rejudge(POLICY, Action.DRAIN, NOW, silent_action="cordon")
+    (found,) = case.node_summary.incidents.values()
+    assert (found.action, found.since) == ("cordon", 400.0)
+    assert case.wanted is not None
+    assert case.wanted.spec.action is Action.CORDON
+
+
+def test_a_word_ends_with_what_it_is_about_only_while_the_agent_speaks() -> None:
+    level = Override("xid:lost", "", "", "")
+    for attached in (True, False):
+        case = fresh(component("xid", "", Status.OK))
+        case.node_summary.attached = attached
+        case.node_summary.overruled = frozenset({level})
+        case.rejudge(POLICY, Action.DRAIN, NOW)
+        assert (level in case.over) == attached
+        assert (level in case.node_summary.overruled) != attached
+
+
+# -- what is decided on ---------------------------------------------------------------------------
+
+ASK = UncordonRules(OnUncordon.ASK)
+RELEASE = UncordonRules(OnUncordon.RELEASE)
+
+
+def situation(case: NodeState, **changes: Any) -> Any:
+    given: dict[str, Any] = {
+        "mode": Action.DRAIN,
+        "wanted": None,
+        "in_record": False,
+        "stopped": False,
+        "patient_enough": False,
+        "uncordon": ASK,
+        "marks": RestoreRules(),
+        "now": NOW,
+        "wall": 1000.0,
+    }
+    return case.situation(**{**given, **changes})
+
+
+def test_evictions_wait_while_an_uncordon_is_not_settled() -> None:
+    def waits(uncordoned: Uncordoned, wall: float = 1000.0, **status: Any) -> bool:
+        case = state(quarantine=quarantine(**status))
+        case.uncordoned = uncordoned
+        found: bool = situation(case, wall=wall).evictions_wait
+        return found
+
+    assert not situation(state()).evictions_wait
+    assert not waits(Uncordoned.NO)
+    assert waits(Uncordoned.UNKNOWN)
+    assert not waits(Uncordoned.UNKNOWN, recordons=MOST_RECORDONS + 1)
+    assert waits(Uncordoned.NO, 999.0, evictions_held_until=1000.0)
+    assert not waits(Uncordoned.NO, 1000.0, evictions_held_until=1000.0)
+
+
+def test_a_node_is_cordoned_again_when_its_wait_is_over() -> None:
+    status: Any = {"recordons": 2, "uncordoned_at": 1000.0}  # the wait is 40 s
+    case = state(quarantine=quarantine(**status))
+    for wall, due in ((1039.0, False), (1040.0, True), (1041.0, True)):
+        found = situation(case, wall=wall)
+        assert (found.recordon, found.recordon_at) == (due, 1040.0)
+    free = situation(state(), wall=7.0)
+    assert (free.recordon, free.recordon_at) == (True, 7.0)
+
+
+def test_an_uncordon_is_a_release_by_the_rules_and_only_of_a_quarantine() -> None:
+    case = state()
+    case.uncordoned = Uncordoned.UNKNOWN
+    assert not case.is_released_by_uncordon(RELEASE)
+    assert situation(case).schedulable
+    case.node_summary.quarantine = quarantine()
+    assert case.is_released_by_uncordon(RELEASE)
+    assert not case.is_released_by_uncordon(ASK)
+    case.uncordoned = Uncordoned.NO
+    assert not situation(case).schedulable
+
+
+def test_what_holds_a_release_counts_only_while_a_quarantine_stands() -> None:
+    case = state(release_held="ours")
+    assert case.release_held == ""
+    case.node_summary.quarantine = quarantine(release_held="its own")
+    assert case.release_held == "ours"
+    case.node_summary.release_held = ""
+    assert case.release_held == "its own"
+    assert situation(case).release_held
+
+
+def test_missing_marks_are_to_be_told_where_the_object_says_otherwise() -> None:
+    case = state(missing=("label",))
+    assert not situation(case).marks_untold
+    for phase in Phase:
+        case.node_summary.quarantine = quarantine(phase)
+        assert situation(case).marks_untold == (phase in MARKED)
+    case.node_summary.quarantine = quarantine()
+    case.node_gone = True
+    assert not situation(case).marks_untold
+    case.node_gone = False
+    case.node_summary.quarantine = quarantine(marks=MarksStatus(("label",), since=1.0))
+    assert not situation(case).marks_untold
+
+
+def test_missing_marks_are_set_again_when_their_grace_is_over() -> None:
+    told = MarksStatus(("label",), since=900.0)
+    case = state(missing=("label",))
+    assert not situation(case).restore_due
+    for phase in Phase:
+        case.node_summary.quarantine = quarantine(phase, marks=told)
+        assert situation(case, wall=960.0).restore_due == (phase in MARKED)
+    case.node_summary.quarantine = quarantine(marks=told)
+    assert not situation(case, wall=959.0).restore_due
+    assert not situation(case, marks=RestoreRules(times=0)).restore_due
+    case.node_summary.missing = ()
+    assert not situation(case).restore_due
+    case.node_summary.missing, case.node_summary.quarantine = ("label",), quarantine()
+    assert not situation(case).restore_due
+
+
+def test_what_people_ask_caps_the_mode_unless_a_person_made_the_quarantine() -> None:
+    case = state()
+    case.take_node(node(annotations={**EXEMPTED, FORCE: "drain x"}))
+    assert situation(case).mode is Action.OBSERVE
+    assert situation(case).exempt
+    assert situation(case).forced is None
+    case.node_summary.quarantine = quarantine()
+    assert situation(case).mode is Action.OBSERVE
+    case.node_summary.quarantine = quarantine(requester="alice")
+    assert situation(case).mode is Action.DRAIN
+    assert situation(case, mode=Action.CORDON).mode is Action.CORDON
+    case = state()
+    assert situation(case, mode=Action.CORDON).mode is Action.CORDON
+
+
+def test_a_force_is_taken_back_where_the_node_is_read_without_it_or_gone() -> None:
+    case = state()
+    assert not situation(case).unforced, "nothing is known of the node"
+    case.take_node(node(annotations={FORCE: "drain x"}))
+    assert not situation(case).unforced
+    assert situation(case).forced is Action.DRAIN
+    case.take_node(node())
+    assert situation(case).unforced
+    case.take_node(None)
+    assert situation(case).unforced
+
+
+def test_a_situation_says_what_is_known_of_the_node() -> None:
+    silent, speaking, ill = state(), fresh(), fresh()
+    ill.node_summary.incidents = {"i": incident()}
+    assert not situation(silent).knows
+    assert situation(silent, patient_enough=True).knows
+    assert situation(speaking).knows
+    assert [situation(one).fresh for one in (silent, speaking, ill)] == [False, True, True]
+    assert [situation(one).recovered for one in (silent, speaking, ill)] == [False, True, False]
+    speaking.node_summary.attached = False
+    assert not situation(speaking).recovered
+    assert not situation(speaking).absent_too_long
+    for later, look in ((NOW + 1, True), (NOW, False)):
+        silent.release_look = later
+        assert situation(silent).look_later == look
+
+
+# -- what is remembered and what is heard again ---------------------------------------------------
+
+
+def test_an_incident_that_was_remembered_joins_the_one_that_is_open() -> None:
+    ended = replace(EVIDENCE, over="cleared")
+    other = replace(EVIDENCE, code="xid:95")
+    joined = _joined(
+        incident(healthy_for=60.0, since=10.0, recovering_since=20.0),
+        incident("cordon", boot_id="boot-0", healthy_for=90.0, since=5.0, evidence=(ended, other)),
+    )
+    assert joined.evidence == (ended, other), "its sign, and what is not heard any more"
+    assert (joined.since, joined.healthy_for, joined.recovering_since) == (5.0, 90.0, 20.0)
+    assert (joined.boot_id, joined.action) == ("boot-0", "drain")
+    mine = replace(EVIDENCE, over="rebooted")
+    assert _joined(incident(evidence=(mine,)), incident(evidence=(ended,))).evidence == (mine,)
+
+
+def test_what_is_overruled_is_all_that_it_stands_on_and_that_is_not_over() -> None:
+    case = fresh(fault())
+    case.rejudge(POLICY, Action.DRAIN, 2000.0)
+    assert {word.key for word in case.overrule()} == {("xid:79", "GPU-1")}
+    assert case.overrule(frozenset({OTHER_WORD})) - case.overrule() == {OTHER_WORD}
+    over = {
+        key: replace(one, evidence=tuple(replace(item, over="x") for item in one.evidence))
+        for key, one in case.node_summary.incidents.items()
+    }
+    case.node_summary.incidents = over
+    assert case.overrule() == frozenset()

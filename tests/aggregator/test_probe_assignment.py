@@ -1,0 +1,258 @@
+"""The assignment of probe targets: the graph's shape, and that agents are told of it."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.health.model import Hello
+from aggregator.ingest.ack_pacing import AckPacer
+from aggregator.ingest.identity import Caller, TrustingAuthenticator
+from aggregator.ingest.probe_assignment import DEGREE, ProbeRings, address_of
+from aggregator.ingest.stats import IngestStats, RateLimitedLog
+from aggregator.ingest.stream import Stream, StreamConfig
+from aggregator.ingest.stream_table import LINGER, PEERS_EVERY, StreamTable
+from tests.support import evidence as said
+from tests.support.agent_calls import Call
+from tests.support.intake import RecordingIntake
+from tests.support.waiting import until
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:10.0.0.5:43512", "10.0.0.5"),
+        ("ipv6:%5Bfd00::5%5D:43512", "fd00::5"),
+        ("ipv6:[fd00::5]:43512", "fd00::5"),
+        ("ipv6:%5B::ffff:10.0.0.5%5D:43512", "10.0.0.5"),  # a server that listens on [::]
+        ("ipv4:127.0.0.1:43512", ""),
+        ("ipv6:%5B::1%5D:43512", ""),
+        ("ipv6:%5Bfe80::1%25eth0%5D:43512", ""),
+        ("unix:/run/x.sock", ""),
+        ("ipv4:what?:1", ""),
+        ("", ""),
+    ],
+)
+def test_where_an_agent_comes_from(peer: str, address: str) -> None:
+    assert address_of(peer) == address
+
+
+def fleet(count: int) -> ProbeRings:
+    ring = ProbeRings()
+    for number in range(count):
+        ring.put(f"n{number}", f"10.0.{number // 250}.{number % 250}")
+    return ring
+
+
+def test_a_fleet_probes_itself_evenly() -> None:
+    ring = fleet(1000)
+    probed: dict[str, int] = {}
+    for number in range(1000):
+        peers = ring.peers(f"n{number}")
+        assert DEGREE - 2 <= len(peers) <= DEGREE  # two rings may agree
+        assert f"10.0.{number // 250}.{number % 250}" not in peers
+        for peer in peers:
+            probed[peer] = probed.get(peer, 0) + 1
+    assert len(probed) == 1000
+    assert min(probed.values()) >= DEGREE - 2
+    assert max(probed.values()) <= DEGREE
+
+
+def test_a_node_that_goes_changes_few_others() -> None:
+    ring = fleet(500)
+    before = {f"n{number}": ring.peers(f"n{number}") for number in range(500)}
+    ring.remove("n7")
+    changed = [n for n, peers in before.items() if n != "n7" and ring.peers(n) != peers]
+    assert 0 < len(changed) <= DEGREE
+    assert all("10.0.0.7" in before[node] for node in changed)
+    assert not any("10.0.0.7" in ring.peers(node) for node in before)
+
+
+def test_few_nodes_probe_each_other() -> None:
+    assert fleet(2).peers("n0") == ("10.0.0.1",)
+    assert fleet(1).peers("n0") == ()
+    assert ProbeRings().peers("n0") == ()
+
+
+def test_a_node_that_cannot_be_probed_probes_others() -> None:
+    probe_rings = fleet(50)
+    probe_rings.put("behind-a-proxy", "")
+    assert len(probe_rings.peers("behind-a-proxy")) >= DEGREE - 2
+
+
+def test_an_address_that_hides_several_nodes_is_nobodys_peer() -> None:
+    ring = fleet(3)
+    ring.put("n9", "10.0.0.1")
+    assert ring.peers("n0") == ("10.0.0.2",)
+    ring.remove("n9")
+    assert "10.0.0.1" in ring.peers("n2") + ring.peers("n0")
+
+
+def test_a_node_that_comes_from_elsewhere_probes_the_same_nodes() -> None:
+    """Otherwise it could try addresses until it is asked to probe a node of its choice."""
+    probe_rings = fleet(200)
+    before = probe_rings.peers("n7")
+    for number in range(20):
+        probe_rings.put("n7", f"10.9.0.{number}")
+        assert probe_rings.peers("n7") == before
+    probe_rings.put("n7", "")
+    assert probe_rings.peers("n7") == before
+
+
+def test_who_probes_whom_hangs_on_the_secret() -> None:
+    fleets = [ProbeRings(key) for key in (b"one", b"one", b"another")]
+    for probe_rings in fleets:
+        for number in range(100):
+            probe_rings.put(f"n{number}", f"10.0.0.{number}")
+    peers = [[probe_rings.peers(f"n{number}") for number in range(100)] for probe_rings in fleets]
+    assert peers[0] == peers[1]
+    same = sum(len(set(a) & set(b)) for a, b in zip(peers[0], peers[2], strict=True))
+    assert same < 200, "of some 800; 64 by chance"
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abcdef"), st.sampled_from(["", "10.0.0.1", "10.0.0.2", "10.0.0.3"])
+        ),
+        max_size=40,
+    )
+)
+def test_what_happened_before_does_not_matter(steps: list[tuple[str, str]]) -> None:
+    ring, anew = ProbeRings(), ProbeRings()
+    last: dict[str, str] = {}
+    for node, address in steps:
+        ring.put(node, address)
+        last[node] = address
+    for node, address in sorted(last.items()):
+        anew.put(node, address)
+    for node in "abcdef":
+        assert ring.peers(node) == anew.peers(node)
+
+
+# -- the streams -------------------------------------------------------------------------------
+
+
+class Ward:
+    """A table of streams without a server below it, and a clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.among_others = ""
+        self.intake = RecordingIntake()
+        self.stats = IngestStats()
+        self.rules = StreamConfig(
+            name="aggregator-0",
+            version="0.1.0",
+            heartbeat=10.0,
+            silent_after=1e9,
+            now=lambda: self.now,
+            wall=lambda: self.now,
+            cluster_away=lambda: False,
+            among_others=lambda: self.among_others,
+        )
+        self.table = StreamTable(self.intake, self.stats, self.rules)
+        self.tasks: list[asyncio.Task[object]] = []
+
+    async def attach(self, node: str, address: str) -> Call:
+        call = Call(address)
+        stream = Stream(
+            call,
+            # It believes this machine; the peers come from the address of the call itself.
+            caller=lambda: Caller("ipv4:127.0.0.1:1", {}, {}),
+            rules=self.rules,
+            authenticator=TrustingAuthenticator(),
+            intake=self.intake,
+            streams=self.table,
+            stats=self.stats,
+            sparingly=RateLimitedLog(),
+            ack_pacer=AckPacer(),
+        )
+        self.tasks.append(asyncio.create_task(stream.serve()))
+        hello = Hello(node, "boot-1", "epoch-1", "0.1.0", 1, instance=f"i-{node}")
+        call.incoming.put_nowait(said.hello(hello))
+        await until(lambda: call.sent)
+        return call
+
+
+@pytest.fixture
+def ward() -> Iterator[Ward]:
+    found = Ward()
+    yield found
+    for task in found.tasks:
+        task.cancel()
+
+
+async def test_agents_are_told_of_their_peers_and_again_when_they_change(ward: Ward) -> None:
+    first = await ward.attach("n1", "10.0.0.1")
+    second = await ward.attach("n2", "10.0.0.2")
+    assert (first.peers(), second.peers()) == ([[]], [["10.0.0.1"]])
+    ward.table.tick()
+    assert first.peers() == [[]], "not at once: at a failover all come within a minute"
+    ward.now += PEERS_EVERY
+    ward.table.tick()
+    await until(lambda: len(first.peers()) == 2)
+    assert first.peers() == [[], ["10.0.0.2"]]
+    assert ward.intake.assignments == {"n1": ("10.0.0.2",), "n2": ("10.0.0.1",)}
+    ward.now += PEERS_EVERY
+    ward.table.tick()
+    await asyncio.sleep(0)
+    assert (len(first.peers()), len(second.peers())) == (2, 1), "what is known is not told again"
+    ward.table.close_all("the test is over")
+
+
+async def test_agents_are_promised_answers_once_there_are_others_and_told_no_more(
+    ward: Ward,
+) -> None:
+    def promises(call: Call) -> list[tuple[int, str]]:
+        told = [message.welcome for message in call.sent]
+        return [(welcome.answer_within_ms, welcome.address) for welcome in told]
+
+    first = await ward.attach("n1", "10.0.0.1")
+    ward.among_others = "replica-0:1"
+    second = await ward.attach("n2", "10.0.0.1")
+    ward.now += PEERS_EVERY
+    ward.table.tick()
+    await until(lambda: len(first.sent) == 2)
+    nothing, promise = (0, ""), (12_000, "replica-0:1")
+    assert (promises(first), promises(second)) == ([nothing, promise], [promise])
+    ward.among_others = ""  # one of two is restarted
+    ward.now += PEERS_EVERY
+    ward.table.tick()
+    await asyncio.sleep(0)
+    assert (len(first.sent), len(second.sent)) == (2, 1)
+    ward.table.close_all("the test is over")
+
+
+async def test_a_node_whose_stream_has_ended_is_looked_for_a_while(ward: Ward) -> None:
+    await ward.attach("n1", "10.0.0.1")
+    second = await ward.attach("n2", "10.0.0.2")
+    assert ward.intake.places == {"n1": "10.0.0.1", "n2": "10.0.0.2"}
+    ward.tasks[0].cancel()
+    await until(lambda: ("detached", "n1") in {event[:2] for event in ward.intake.events})
+    ward.now += LINGER - 1
+    ward.table.tick()
+    await asyncio.sleep(0)
+    assert second.peers() == [["10.0.0.1"]], "who does not answer now is asked on"
+    assert ward.intake.places["n1"] == "10.0.0.1"
+    ward.now += 1 + PEERS_EVERY
+    ward.table.tick()
+    await until(lambda: second.peers() == [["10.0.0.1"], []])
+    assert ward.intake.places["n1"] == ""
+    assert ward.intake.assignments == {"n1": (), "n2": ()}
+    ward.table.close_all("the test is over")
+
+
+async def test_who_takes_the_address_of_a_node_that_has_left_is_looked_for_there(
+    ward: Ward,
+) -> None:
+    await ward.attach("n1", "10.0.0.1")
+    ward.tasks[0].cancel()
+    await until(lambda: ("detached", "n1") in {event[:2] for event in ward.intake.events})
+    await ward.attach("n1-replaced", "10.0.0.1")
+    assert ward.intake.places == {"n1": "", "n1-replaced": "10.0.0.1"}
+    second = await ward.attach("n2", "10.0.0.2")
+    assert second.peers() == [["10.0.0.1"]]
+    ward.table.close_all("the test is over")

@@ -1,0 +1,640 @@
+"""What a node's one task does next, and how it waits after a failure: no replica."""
+
+import asyncio
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aggregator.clock import Clocks
+from aggregator.cluster.port import (
+    Action,
+    ClusterError,
+    Conflict,
+    GuardRefused,
+    NotFound,
+    Phase,
+    Quarantine,
+    QuarantineSpec,
+    QuarantineStatus,
+    Refused,
+    Unreachable,
+)
+from aggregator.quarantine.decide.admission_record import Entry
+from aggregator.quarantine.decide.intent import OURS, DesiredState
+from aggregator.quarantine.decide.operator_requests import NONE
+from aggregator.quarantine.decide.overrides import Override
+from aggregator.quarantine.decide.planner import NextStep, Situation, Step
+from aggregator.quarantine.reconcile import worker
+from aggregator.quarantine.reconcile.worker import Reconciler
+from aggregator.quarantine.state.fleet import FleetState, NodeHold, NodeSummary
+from aggregator.quarantine.state.node import NodeState
+from tests.support.replica import SETTINGS
+from tests.support.virtual_time import VirtualTimeLoop, play
+
+WORD = Override("xid:79", "GPU-1", "boot-1", "reboot")
+WANTED = DesiredState(QuarantineSpec(Action.DRAIN, "gpu", "x", OURS), Action.DRAIN, Action.DRAIN)
+
+
+def quarantine(phase: Phase = Phase.CORDONED, **changes: Any) -> Quarantine:
+    status = changes.pop("status", {})
+    spec = QuarantineSpec(Action.DRAIN, "gpu", "x", OURS)
+    return replace(
+        Quarantine("n1", "q", "1", spec, QuarantineStatus(phase=phase, **status)), **changes
+    )
+
+
+class Most(random.Random):
+    """Draws the upper bound."""
+
+    def uniform(self, a: float, b: float) -> float:
+        assert a == 0
+        return b
+
+
+class Recorder:
+    """Every method is there: it notes its name, and returns or raises what the test has set."""
+
+    def __init__(self, bench: "Bench", *plain: str) -> None:
+        self._bench, self._plain = bench, plain
+
+    def __getattr__(self, name: str) -> Any:
+        def act(*_: Any, **__: Any) -> Any:
+            bench = self._bench
+            bench.did.append(name)
+            answer = bench.answers.get(name)
+            if callable(answer):
+                answer = answer()
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        async def act_later(*given: Any, **named: Any) -> Any:
+            return act(*given, **named)
+
+        return act if name in self._plain else act_later
+
+
+class Bench:
+    """A reconciler whose steps only note that they were called."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, loop: VirtualTimeLoop) -> None:
+        self.did: list[str] = []
+        self.answers: dict[str, Any] = {}
+        self.step = NextStep(Step.NOTHING)
+        self.decided_on: list[Situation] = []
+        self.may = True
+        self.entries: dict[str, Entry] = {}
+        self.fleet = FleetState()
+        self.loop = loop
+        acts = Recorder(self, "wanted_now", "unhold_resumed", "hold_stopped")
+        self.made: Any = Reconciler(
+            cluster=Recorder(self),
+            acts=acts,  # type: ignore[arg-type]
+            release_actions=Recorder(self),  # type: ignore[arg-type]
+            adopter=Recorder(self),  # type: ignore[arg-type]
+            drain=Recorder(self),  # type: ignore[arg-type]
+            restorer=Recorder(self),  # type: ignore[arg-type]
+            record_writer=SimpleNamespace(record=SimpleNamespace(entries=self.entries)),  # type: ignore[arg-type]
+            settings=SETTINGS,
+            fleet=self.fleet,
+            clocks=Clocks(loop.time, loop.time),
+            rng=Most(),
+            shards=SimpleNamespace(may_act=lambda _: self.may),
+            judge=lambda _: self.did.append("judge"),
+            shut_out=lambda _: self.did.append("shut_out"),
+            follow_missing=lambda _: self.did.append("follow_missing"),
+        )
+        self.made.view = True
+        self.case: Any = NodeState(NodeSummary("n1"), loop.time)
+
+        def decide(situation: Situation) -> NextStep:
+            self.decided_on.append(situation)
+            return self.step
+
+        patch.setattr(worker, "next_step", decide)
+
+    async def next(self, **node_summary: Any) -> tuple[bool, list[str]]:
+        """What one step returns, and what it did."""
+        for name, value in node_summary.items():
+            setattr(self.case.node_summary, name, value)
+        self.did.clear()
+        done = await self.made._one_step(self.case)
+        return done, [name for name in self.did if name not in ("wanted_now", "unhold_resumed")]
+
+
+@pytest.fixture
+def play_bench(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Bench], Any]], None]:
+    def run(test: Callable[[Bench], Any]) -> None:
+        async def main(loop: VirtualTimeLoop) -> None:
+            await test(Bench(monkeypatch, loop))
+
+        play(main)
+
+    return run
+
+
+Play = Callable[[Callable[[Bench], Any]], None]
+
+
+# -- what there is to do --------------------------------------------------------------------------
+
+
+def test_there_is_work_for_each_single_reason(play_bench: Play) -> None:
+    async def test(bench: Bench) -> None:
+        assert not bench.made.has_work(bench.case)
+        for owner, name, value in (
+            (bench.case, "wanted", WANTED),
+            (bench.case.node_summary, "quarantine", quarantine()),
+            (bench.case.node_summary, "hold", NodeHold("stop", "set", "x", 1.0)),
+            (bench.case, "wishes", replace(NONE, force=Action.CORDON)),
+            (bench.case, "suspect", True),
+            (bench.case, "orphan", "uid"),
+            (bench.case, "over", frozenset({WORD})),
+            (bench.case, "waiters", (bench.loop.create_future(),)),
+            (bench.case, "unclaimed", True),
+        ):
+            before = getattr(owner, name)
+            setattr(owner, name, value)
+            assert bench.made.has_work(bench.case), name
+            setattr(owner, name, before)
+        bench.entries["n1"] = Entry("n1", "", "", "drain", 1.0)
+        assert bench.made.has_work(bench.case)
+        assert bench.case.node_summary.in_record
+
+    play_bench(test)
+
+
+def test_a_node_has_one_task_and_none_while_nothing_may_be_done(play_bench: Play) -> None:
+    async def test(bench: Bench) -> None:
+        case, made = bench.case, bench.made
+        made.view = False
+        made.enqueue(case)
+        assert [case.task] == [None]
+        assert case.again.is_set()
+        made.view, bench.may = True, False
+        made.enqueue(case)
+        assert [case.task] == [None]
+        bench.may = True
+        made.resume(case)
+        assert [case.task] == [None], "there is nothing to do for it"
+        made.look_anew(case)
+        first: Any = case.task
+        assert first is not None
+        made.enqueue(case)
+        assert case.task is first
+        bench.answers["look_at_node"] = lambda: setattr(case, "suspect", False)
+        await first
+        assert bench.did.count("look_at_node") == 1
+        assert not case.again.is_set()
+        case.suspect = True
+        made.resume(case)
+        assert case.task is first, "nothing has waited"
+        made.enqueue_if_pending(case)
+        assert case.task is not first
+        await case.task
+        case.suspect, second = False, case.task
+        made.enqueue_if_pending(case)
+        assert case.task is second
+
+    play_bench(test)
+
+
+def test_nothing_more_is_begun_once_it_may_not_be(play_bench: Play) -> None:
+    async def test(bench: Bench) -> None:
+        def act() -> None:
+            bench.may, bench.case.suspect = False, bench.did.count("look_at_node") < 2
+
+        bench.answers["look_at_node"] = act
+        bench.made.look_anew(bench.case)
+        await bench.case.task
+        assert bench.did.count("look_at_node") == 1
+        assert bench.case.again.is_set(), "it waits for leave"
+
+    play_bench(test)
+
+
+# -- the order of steps ---------------------------------------------------------------------------
+
+
+def test_another_installations_quarantine_is_left_alone_before_anything_else(
+    play_bench: Play,
+) -> None:
+    async def test(bench: Bench) -> None:
+        bench.case.suspect, bench.case.over = True, frozenset({WORD})
+        assert await bench.next(quarantine=quarantine(foreign="elsewhere")) == (
+            True,
+            ["leave_foreign"],
+        )
+
+    play_bench(test)
+
+
+def test_a_hint_is_looked_into_first(play_bench: Play) -> None:
+    async def test(bench: Bench) -> None:
+        bench.case.suspect, bench.case.orphan = True, "uid"
+        assert await bench.next() == (False, ["look_at_node", "explain"])
+
+    play_bench(test)
+
+
+def test_pods_are_read_again_once_and_the_step_goes_on(play_bench: Play) -> None:
+    async def test(bench: Bench) -> None:
+        bench.case.recheck_pods = True
+        assert await bench.next() == (True, ["recheck"])
+        assert await bench.next() == (True, [])
+
+    play_bench(test)
+
+
+def test_whether_the_definition_goes_is_asked_of_an_object_that_is_deleted(
+    play_bench: Play,
+) -> None:
+    async def test(bench: Bench) -> None:
+        bench.answers["definition_is_going"] = True
+        await bench.next(quarantine=quarantine())
+        assert not bench.case.definition_going
+        assert await bench.next(quarantine=quarantine(deleting=True)) == (
+            True,
+            ["definition_is_going"],
+        )
+        assert bench.case.definition_going
+        assert bench.decided_on[-1].definition_going
+
+    play_bench(test)
+
+
+@pytest.mark.parametrize(
+    ("case", "stands", "expected"),
+    [
+        ({"vanished": "q"}, False, (True, [])),
+        ({"vanished": "q", "orphan": "q"}, False, (True, [])),
+        ({"orphan": "q", "unclaimed": True}, False, (False, ["sweep"])),
+        ({"orphan": "q"}, True, (True, [])),
+        ({"unclaimed": True, "over": frozenset({WORD})}, False, (False, ["adopt"])),
+        ({"unclaimed": True}, True, (True, [])),
+        ({"unclaimed": True, "definition_going": True}, False, (True, [])),
+        ({"over": frozenset({WORD})}, False, (False, ["clear_overrides"])),
+        ({"over": frozenset({WORD})}, True, (False, ["clear_overrides"])),
+    ],
+)
+def test_marks_without_an_object_come_before_words_that_are_over(
+    play_bench: Play, case: dict[str, Any], expected: tuple[bool, list[str]], *, stands: bool
+) -> None:
+    async def test(bench: Bench) -> None:
+        for name, value in case.items():
+            setattr(bench.case, name, value)
+        assert await bench.next(quarantine=quarantine() if stands else None) == expected
+
+    play_bench(test)
+
+
+def test_words_that_are_over_wait_for_a_release_that_is_under_way(play_bench: Play) -> None:
+    async def test(bench: Bench) -> None:
+        bench.case.over = frozenset({WORD})
+        assert await bench.next(quarantine=quarantine(Phase.RELEASING)) == (True, [])
+
+    play_bench(test)
+
+
+@pytest.mark.parametrize(
+    ("step", "stands", "expected"),
+    [
+        (Step.NOTHING, True, (True, [])),
+        (Step.HOLD, True, (True, ["hold_stopped"])),
+        (Step.CREATE, False, (False, ["create"])),
+        (Step.FORCE, False, (False, ["force"])),
+        (Step.FORGET, False, (False, ["forget_node"])),
+        (Step.UNDO, True, (False, ["undo", "judge"])),
+        (Step.CORDON, True, (False, ["cordon"])),
+        (Step.ENTER, True, (False, ["enter"])),
+        (Step.VOID, True, (False, ["void"])),
+        (Step.REFUSE, True, (False, ["refuse"])),
+        (Step.UPDATE, True, (False, ["update"])),
+        (Step.RECORDON, True, (False, ["recordon"])),
+        (Step.ABSENCE, True, (False, ["show_absence"])),
+        (Step.OVERRIDE, True, (False, ["show_override"])),
+        (Step.TELL_CORDON, True, (False, ["show_cordon"])),
+        (Step.RESTART, True, (False, ["restart"])),
+        (Step.TELL_MARKS, True, (False, ["report"])),
+        (Step.RESTORE, True, (False, ["restore"])),
+        (Step.DRAIN, True, (False, ["run"])),
+        (Step.RELEASE, True, (False, ["release"])),
+        (Step.UNHOLD, True, (False, ["unhold"])),
+        (Step.LET_GO, True, (False, ["drop_finalizer"])),
+        (Step.REFUSE, False, (False, [])),
+    ],
+)
+def test_each_step_is_carried_out_by_its_own_act(
+    play_bench: Play, step: Step, expected: tuple[bool, list[str]], *, stands: bool
+) -> None:
+    async def test(bench: Bench) -> None:
+        bench.step, bench.answers["wanted_now"] = NextStep(step), WANTED
+        assert await bench.next(quarantine=quarantine() if stands else None) == expected
+
+    play_bench(test)
+
+
+@pytest.mark.parametrize("step", [Step.PROPOSE, Step.CREATE, Step.UPDATE])
+def test_what_is_not_wanted_any_more_is_not_begun(play_bench: Play, step: Step) -> None:
+    async def test(bench: Bench) -> None:
+        bench.step = NextStep(step)
+        assert await bench.next(quarantine=None) == (False, [])
+        assert await bench.next(quarantine=quarantine()) == (False, [])
+
+    play_bench(test)
+
+
+def test_a_proposal_that_is_held_is_all_for_now_and_one_that_is_admitted_goes_on(
+    play_bench: Play,
+) -> None:
+    async def test(bench: Bench) -> None:
+        bench.step, bench.answers["wanted_now"] = NextStep(Step.PROPOSE), WANTED
+        bench.answers["propose"] = False
+        assert await bench.next() == (True, ["propose"])
+        bench.answers["propose"] = True
+        assert await bench.next() == (False, ["propose", "judge"])
+
+    play_bench(test)
+
+
+def test_a_cordon_ends_where_its_node_proved_gone(play_bench: Play) -> None:
+    async def test(bench: Bench) -> None:
+        bench.step = NextStep(Step.CORDON)
+        bench.answers["cordon"] = lambda: setattr(bench.case, "node_gone", True)
+        assert await bench.next(quarantine=quarantine()) == (True, ["cordon", "follow_missing"])
+
+    play_bench(test)
+
+
+def test_a_drain_that_waits_is_explained(play_bench: Play) -> None:
+    async def test(bench: Bench) -> None:
+        assert await bench.next(quarantine=quarantine(Phase.DRAINING)) == (True, ["explain"])
+        assert await bench.next(quarantine=quarantine(Phase.DRAINED)) == (True, [])
+
+    play_bench(test)
+
+
+def test_what_a_step_has_learned_counts_also_where_it_failed(play_bench: Play) -> None:
+    async def test(bench: Bench) -> None:
+        case = bench.case
+
+        def learn(name: str, value: object) -> list[str]:
+            def act() -> Exception:
+                setattr(case.node_summary if name == "overruled" else case, name, value)
+                return Unreachable("no answer")
+
+            bench.answers["look_at_node"], case.suspect = act, True
+            bench.did.clear()
+            return []
+
+        for name, value, told in (
+            ("node_gone", True, "follow_missing"),
+            ("misnamed", True, "shut_out"),
+            ("overruled", frozenset({WORD}), "judge"),
+            ("wishes", replace(NONE, pinned=True), "judge"),
+        ):
+            learn(name, value)
+            with pytest.raises(Unreachable):
+                await bench.made._one_step(case)
+            assert bench.did == ["look_at_node", told]
+            case.node_gone = case.misnamed = False
+
+    play_bench(test)
+
+
+# -- after a failure ------------------------------------------------------------------------------
+
+
+async def fail(bench: Bench, *errors: Exception) -> list[float]:
+    """The times (seconds) between the steps that fail so, one after the other, and the end."""
+    times: list[float] = []
+    waiting = list(errors)
+
+    def act() -> Exception | None:
+        times.append(bench.loop.time())
+        if waiting:
+            return waiting.pop(0)
+        bench.case.suspect = False
+        return None
+
+    bench.case.suspect = True
+    bench.answers["look_at_node"] = act
+    bench.made.enqueue(bench.case)
+    await bench.case.task
+    return [round(b - a, 3) for a, b in itertools.pairwise(times)]
+
+
+def test_waits_grow_after_each_failure_up_to_the_most(play_bench: Play) -> None:
+    async def test(bench: Bench) -> None:
+        waits = await fail(bench, *(Unreachable("no answer") for _ in range(8)))
+        assert waits == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 15.0]
+        assert bench.case.node_summary.last_error == ""
+        waits = await fail(bench, Unreachable("x"))
+        assert waits == [0.2], "each success begins anew"
+
+    play_bench(test)
+
+
+def test_a_pause_that_the_cluster_asks_for_is_kept(play_bench: Play) -> None:
+    async def test(bench: Bench) -> None:
+        assert await fail(bench, Unreachable("x", retry_after=40.0)) == [40.0]
+        bench.step = NextStep(Step.UNDO)
+        bench.answers["wanted_now"] = None
+        way_out = bench.made._back_off(bench.case, 0.5, 40.0)
+        before = bench.loop.time()
+        await way_out
+        assert bench.loop.time() - before == 5.0, "what ends a quarantine waits less"
+        before = bench.loop.time()
+        await bench.made._back_off(bench.case, 0.5, 0.1)
+        assert bench.loop.time() - before == 0.5
+
+    play_bench(test)
+
+
+def test_a_conflict_is_read_again_at_once_and_told_only_when_it_goes_on(play_bench: Play) -> None:
+    async def test(bench: Bench) -> None:
+        errors: list[str] = []
+
+        def reread() -> None:
+            errors.append(bench.case.node_summary.last_error)
+
+        bench.answers["reread"] = reread
+        waits = await fail(bench, *(Conflict("x") for _ in range(5)))
+        assert waits == [0.0, 0.4, 0.8, 1.6, 3.2]
+        assert errors == ["", "", "", "changed in between", "changed in between"]
+
+    play_bench(test)
+
+
+def test_what_was_not_found_is_read_and_what_a_guard_refused_is_not(play_bench: Play) -> None:
+    async def test(bench: Bench) -> None:
+        assert await fail(bench, NotFound("gone")) == [0.0]
+        assert bench.did.count("reread") == 1
+        bench.did.clear()
+        assert await fail(bench, GuardRefused("stopped")) == [0.2]
+        assert bench.did.count("reread") == 0
+
+    play_bench(test)
+
+
+@pytest.mark.parametrize("error", [Refused("forbidden"), ValueError("a bug")])
+def test_what_will_not_pass_by_itself_is_tried_seldom(play_bench: Play, error: Exception) -> None:
+    async def test(bench: Bench) -> None:
+        assert await fail(bench, error) == [6.4]
+        assert await fail(bench, error, error) == [6.4, 15.0]
+
+    play_bench(test)
+
+
+def test_an_error_is_shown_while_it_lasts(play_bench: Play) -> None:
+    async def test(bench: Bench) -> None:
+        seen: list[str] = []
+        for error in (Unreachable("no answer"), Refused("forbidden"), ValueError("a bug")):
+            going = asyncio.ensure_future(fail(bench, error))
+            await asyncio.sleep(0.1)
+            seen.append(bench.case.node_summary.last_error)
+            await going
+            assert bench.case.node_summary.last_error == ""
+        assert seen[:2] == ["no answer", "forbidden"]
+        assert "a bug" in seen[2]
+
+    play_bench(test)
+
+
+def test_a_second_read_that_fails_is_shown_too(play_bench: Play) -> None:
+    async def test(bench: Bench) -> None:
+        bench.answers["reread"] = ClusterError("no answer either")
+        await bench.made._after_failure(bench.case, 0, "x", reread=True)
+        assert bench.case.node_summary.last_error == "no answer either"
+        assert bench.case.again.is_set()
+
+    play_bench(test)
+
+
+def test_news_of_a_way_out_or_a_hint_end_a_wait(play_bench: Play) -> None:
+    async def test(bench: Bench) -> None:
+        changes: list[tuple[Callable[[], None], float]] = [
+            (lambda: None, 100.0),
+            (lambda: setattr(bench, "step", NextStep(Step.RELEASE)), 10.0),
+            (lambda: setattr(bench.case, "suspect", True), 10.0),
+        ]
+        for change, waited in changes:
+            bench.step, bench.case.suspect = NextStep(Step.NOTHING), False
+            bench.case.again.clear()
+            before = bench.loop.time()
+            wait = asyncio.ensure_future(bench.made._back_off(bench.case, 100.0, 0.0))
+            await asyncio.sleep(10)
+            change()
+            bench.case.again.set()
+            await wait
+            assert bench.loop.time() - before == waited
+
+    play_bench(test)
+
+
+# -- a drain that goes on -------------------------------------------------------------------------
+
+
+def test_a_drain_goes_on_only_while_it_is_the_nodes_next_step(play_bench: Play) -> None:
+    async def test(bench: Bench) -> None:
+        bench.step = NextStep(Step.DRAIN)
+        going = bench.made._still_draining
+        assert going(bench.case)
+        bench.may = False
+        assert not going(bench.case)
+        bench.may, bench.case.suspect = True, True
+        assert not going(bench.case)
+        bench.case.suspect, bench.case.over = False, frozenset({WORD})
+        assert not going(bench.case)
+        bench.case.over, bench.step = frozenset(), NextStep(Step.UPDATE)
+        waiter = bench.loop.create_future()
+        bench.case.waiters = (waiter,)
+        assert not going(bench.case)
+        assert not waiter.done()
+        bench.step = NextStep(Step.DRAIN)
+        assert going(bench.case)
+        assert waiter.done(), "nothing of what was heard is left to do"
+
+    play_bench(test)
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "settled"),
+    [
+        (None, None, True),
+        (None, WANTED, True),
+        (quarantine(), None, True),
+        (quarantine(), WANTED, False),
+        (quarantine(foreign="elsewhere"), WANTED, True),
+    ],
+)
+def test_what_was_heard_is_acknowledged_when_it_is_durable(
+    play_bench: Play,
+    monkeypatch: pytest.MonkeyPatch,
+    found: Quarantine | None,
+    wanted: DesiredState | None,
+    *,
+    settled: bool,
+) -> None:
+    async def test(bench: Bench) -> None:
+        monkeypatch.setattr(worker, "unsaved", lambda _, wanted: wanted is not None)
+        bench.answers["wanted_now"] = wanted
+        bench.case.node_summary.quarantine = found
+        gone, waits = bench.loop.create_future(), bench.loop.create_future()
+        gone.cancel()
+        bench.case.waiters = (gone, waits)
+        bench.made._settle_waiters(bench.case)
+        assert waits.done() == settled
+        assert bench.case.waiters == (() if settled else (gone, waits))
+
+    play_bench(test)
+
+
+# -- what a step is decided on --------------------------------------------------------------------
+
+
+def test_a_process_waits_for_an_agent_since_its_start_or_since_the_node_is_ours(
+    play_bench: Play,
+) -> None:
+    async def test(bench: Bench) -> None:
+        begun, after = bench.loop.time(), SETTINGS.silent_drain_after
+        assert not bench.made._situation(bench.case).knows
+        await asyncio.sleep(after - 1)
+        assert not bench.made._situation(bench.case).knows
+        await asyncio.sleep(1)
+        assert bench.made._situation(bench.case).knows
+        bench.case.ours_since = begun + 10
+        assert not bench.made._situation(bench.case).knows
+        await asyncio.sleep(10)
+        assert bench.made._situation(bench.case).knows
+
+    play_bench(test)
+
+
+def test_a_node_is_absent_too_long_by_what_its_object_says(play_bench: Play) -> None:
+    async def test(bench: Bench) -> None:
+        await asyncio.sleep(2 * SETTINGS.absent_node_after)
+        now, most = bench.loop.time(), SETTINGS.absent_node_after
+        assert not bench.made._situation(bench.case).absent_too_long
+        for since, too_long in ((0.0, False), (now - most, True), (now - most + 1, False)):
+            bench.case.node_summary.quarantine = quarantine(status={"node_absent_since": since})
+            assert bench.made._situation(bench.case).absent_too_long == too_long
+
+    play_bench(test)
+
+
+def test_a_stop_and_an_entry_are_part_of_what_is_decided_on(play_bench: Play) -> None:
+    async def test(bench: Bench) -> None:
+        found = bench.made._situation(bench.case)
+        assert (found.stopped, found.in_record) == (False, False)
+        bench.fleet.stop = "a drill"
+        bench.entries["n1"] = Entry("n1", "", "", "drain", 1.0)
+        found = bench.made._situation(bench.case)
+        assert (found.stopped, found.in_record) == (True, True)
+
+    play_bench(test)

@@ -1,0 +1,391 @@
+"""A step that meets another picture than it was decided on: it does nothing, or what fits that one.
+
+The steps are called directly: between decision and step nothing else in the process may run, so no
+order of events would show each of these in time.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from aggregator.cluster.node_names import APPLIED, LABEL, is_marked
+from aggregator.cluster.port import (
+    Action,
+    MarksStatus,
+    Phase,
+    Quarantine,
+    QuarantineSpec,
+    QuarantineStatus,
+)
+from aggregator.health.model import Cleared, Delta, Status
+from aggregator.quarantine.actions.adoption import UNKNOWN
+from aggregator.quarantine.decide.admission_record import Entry, parse_record
+from aggregator.quarantine.decide.intent import OURS
+from aggregator.quarantine.decide.planner import NextStep, Step
+from aggregator.quarantine.reconcile.poller import waits_for_its_node
+from aggregator.quarantine.state.fleet import NodeSummary
+from aggregator.quarantine.state.node import NodeState
+from tests.support.memory_cluster import World, phase_of
+from tests.support.replica import FakeLine, Replica, component, fault, snapshot
+from tests.support.virtual_replica import LoopClock, Running, later, soon
+from tests.support.virtual_time import VirtualTimeLoop, play
+
+ILL = snapshot(fault())
+CLEARED = (Cleared("xid:79", "GPU-1", "operator"),)
+RECOVERED = NextStep(Step.RELEASE, because="its cause is over")
+
+
+async def drained(world: World, line: FakeLine | None = None) -> tuple[Replica, NodeState]:
+    world.add_node("n1")
+    replica = Replica(world, clock=Running())
+    replica.agent("n1", ILL, line=line)
+    await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
+    case = replica.controller._registry.case("n1")
+    await soon(lambda: not case.again.is_set() and case.node_summary.quarantine is not None)
+    await later(1)
+    return replica, case
+
+
+def standing(case: NodeState) -> Quarantine:
+    assert case.node_summary.quarantine is not None
+    return case.node_summary.quarantine
+
+
+def entries(world: World) -> set[str]:
+    return set(parse_record(world.record.text).entries)
+
+
+# -- release --------------------------------------------------------------------------------------
+
+
+def it_falls_silent(replica: Replica, line: FakeLine) -> None:
+    replica.controller.on_disconnect("n1", line, "its connection broke")
+
+
+def it_falls_ill(replica: Replica, _: FakeLine) -> None:
+    replica.agent("n1", Delta(faults=(fault("xid:95", source_seq=9),)))
+
+
+def nothing_happens(_: Replica, __: FakeLine) -> None:
+    """The positive control."""
+
+
+@pytest.mark.parametrize(
+    ("happens", "released"),
+    [(it_falls_silent, False), (it_falls_ill, False), (nothing_happens, True)],
+)
+def test_a_node_that_falls_silent_or_ill_while_its_release_is_looked_at_stays(
+    happens: Callable[[Replica, FakeLine], None], *, released: bool
+) -> None:
+    async def test(_: VirtualTimeLoop) -> None:
+        world, line = World(), FakeLine()
+        replica, case = await drained(world, line)
+        release_actions = replica.controller._reconciler._release_actions
+        replica.agent("n1", snapshot(cleared=CLEARED), line=line)
+        case.node_summary.incidents = {}  # it has been well for long enough
+
+        def while_we_look() -> str:
+            happens(replica, line)
+            return ""
+
+        release_actions._differing = while_we_look
+        await release_actions.release(case, standing(case), RECOVERED)
+        assert (phase_of(world, "n1") is Phase.RELEASING) == released
+        await replica.stop()
+
+    play(test)
+
+
+def test_only_a_quarantine_that_is_being_released_is_undone() -> None:
+    async def test(_: VirtualTimeLoop) -> None:
+        world = World()
+        replica, case = await drained(world)
+        release_actions, before = replica.controller._reconciler._release_actions, len(world.writes)
+        await release_actions.undo(case)
+        assert world.writes[before:] == []
+        assert is_marked(world.nodes["n1"])
+        assert entries(world) == {"n1"}
+        assert phase_of(world, "n1") is Phase.DRAINED
+        await replica.stop()
+
+    play(test)
+
+
+def test_a_quarantine_that_was_made_without_leave_is_void_unless_the_record_has_its_entry() -> None:
+    async def test(_: VirtualTimeLoop) -> None:
+        world = World()
+        replica, case = await drained(world)
+        release_actions = replica.controller._reconciler._release_actions
+        await replica.stop()  # nobody else acts on it
+        replica.cluster.crashed.clear()
+        await release_actions.void(case, standing(case))
+        assert phase_of(world, "n1") is Phase.DRAINED
+        await replica.controller._record_writer.forget_node(
+            await replica.controller._record_writer.entry("n1")
+        )
+        await release_actions.void(case, standing(case))
+        status = world.quarantines["n1"].status
+        assert status.phase is Phase.RELEASING
+        assert status.released_because == status.message
+        assert status.message == "made late, when its admission was over"
+
+    play(test)
+
+
+# -- the intent -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("action", "before", "after"),
+    [
+        (Action.CORDON, Phase.DRAINING, Phase.CORDONED),
+        (Action.CORDON, Phase.DRAINED, Phase.DRAINED),
+        (Action.DRAIN, Phase.DRAINING, Phase.DRAINING),
+        (Action.OBSERVE, Phase.DRAINING, Phase.CORDONED),
+    ],
+)
+@pytest.mark.parametrize("step", ["_write_spec", "show_override"])
+def test_a_drain_that_is_no_longer_wanted_is_a_cordon_again_and_nothing_else_is(
+    step: str, action: Action, before: Phase, after: Phase
+) -> None:
+    async def test(_: VirtualTimeLoop) -> None:
+        world = World()
+        replica, case = await drained(world)
+        await replica.stop()  # nobody else acts on it
+        acts = replica.controller._reconciler._acts
+        known = world.quarantines["n1"]
+        spec = replace(known.spec, action=action)
+        known = replace(known, status=replace(known.status, phase=before), spec=spec)
+        world.quarantines["n1"] = known
+        replica.cluster.crashed.clear()
+        if step == "_write_spec":
+            await acts._write_spec(case, known, spec)
+        else:
+            await acts.show_override(case, known)
+        assert phase_of(world, "n1") is after
+        await asyncio.sleep(0)
+
+    play(test)
+
+
+# -- marks that are set again ---------------------------------------------------------------------
+
+
+def nothing_else(_: World, __: NodeState) -> None:
+    """The positive control."""
+
+
+def the_node_is_gone(world: World, _: NodeState) -> None:
+    del world.nodes["n1"]
+
+
+def the_quarantine_is_gone(world: World, _: NodeState) -> None:
+    del world.quarantines["n1"]
+
+
+def it_is_being_released(world: World, _: NodeState) -> None:
+    known = world.quarantines["n1"]
+    status = replace(known.status, phase=Phase.RELEASING)
+    world.quarantines["n1"] = replace(known, status=status)
+
+
+def it_is_another_node(world: World, _: NodeState) -> None:
+    world.nodes["n1"] = replace(world.nodes["n1"], uid="another")
+
+
+def it_is_uncordoned(world: World, _: NodeState) -> None:
+    world.nodes["n1"] = replace(world.nodes["n1"], unschedulable=False)
+
+
+def it_is_maintained(world: World, _: NodeState) -> None:
+    node = world.nodes["n1"]
+    labels = {**node.labels, "nvidia.com/gpu-driver-upgrade-state": "drain-required"}
+    world.nodes["n1"] = replace(node, labels=labels)
+
+
+def it_is_exempt(world: World, _: NodeState) -> None:
+    node = world.nodes["n1"]
+    notes = {**node.annotations, "sickbay.dev/exempt": "until 2100-01-01T00:00:00Z x"}
+    world.nodes["n1"] = replace(node, annotations=notes)
+
+
+@pytest.mark.parametrize(
+    ("happens", "restored"),
+    [
+        (nothing_else, True),
+        (the_node_is_gone, False),
+        (the_quarantine_is_gone, False),
+        (it_is_being_released, False),
+        (it_is_another_node, False),
+        (it_is_uncordoned, False),
+        (it_is_maintained, False),
+        (it_is_exempt, False),
+    ],
+)
+def test_a_mark_is_set_again_only_while_its_quarantine_stands_on_that_node(
+    happens: Callable[[World, NodeState], None], *, restored: bool
+) -> None:
+    async def test(_: VirtualTimeLoop) -> None:
+        world = World()
+        replica, case = await drained(world)
+        await replica.stop()
+        replica.cluster.crashed.clear()
+        node = world.nodes["n1"]
+        labels = {key: text for key, text in node.labels.items() if key != LABEL}
+        world.nodes["n1"] = replace(node, labels=labels)
+        happens(world, case)
+        before = len(world.writes)
+        await replica.controller._reconciler._restorer.restore(case)
+        assert ("patch n1" in world.writes[before:]) == restored
+        assert (LABEL in world.nodes["n1"].labels if "n1" in world.nodes else False) == restored
+        if restored:
+            marks = world.quarantines["n1"].status.marks
+            assert isinstance(marks, MarksStatus)
+            assert marks.restored == 1
+
+    play(test)
+
+
+# -- an adoption ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("entry", "spec"),
+    [
+        (None, (Action.CORDON, "manual", UNKNOWN)),
+        (Entry("n1", "i", "", "drain", 1.0, kind="gpu"), (Action.CORDON, "manual", UNKNOWN)),
+        (Entry("n1", "", "", "drain", 1.0), (Action.DRAIN, "manual", UNKNOWN)),
+        (Entry("n1", "", "", "cordon", 1.0), (Action.CORDON, "manual", UNKNOWN)),
+        (
+            Entry("n1", "", "", "drain", 1.0, "alice", "smoke", "node"),
+            (Action.DRAIN, "node", "alice"),
+        ),
+    ],
+)
+def test_marks_that_cant_be_read_are_adopted_by_the_record_where_a_person_made_them(
+    entry: Entry | None, spec: tuple[Action, str, str]
+) -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        world = World()
+        world.add_node("n1")
+        replica = Replica(world, clock=LoopClock(loop))
+        await soon(lambda: not replica.fleet.view_lost)
+        if entry is not None:
+            await replica.controller._record_writer.enter(entry)
+        case = replica.controller._registry.case("n1")
+        node = replace(world.nodes["n1"], annotations={APPLIED: "nonsense"}, labels={LABEL: "x"})
+        found = replica.controller._reconciler._adopter._spec(case, node)
+        assert found is not None
+        assert (found.action, found.kind, found.requester) == spec
+        unreadable = "can't be read" in found.reason
+        assert unreadable == (entry is None or not entry.reason)
+        await replica.stop()
+
+    play(test)
+
+
+# -- admission ------------------------------------------------------------------------------------
+
+
+def test_a_node_that_is_back_when_it_is_proposed_is_quarantined_and_one_that_is_not_is_held() -> (
+    None
+):
+    async def test(_: VirtualTimeLoop) -> None:
+        world = World()
+        world.add_node("n1")
+        replica = Replica(world, clock=Running())
+        await soon(lambda: not replica.fleet.view_lost)
+        world.person_stops("a drill")
+        replica.agent("n1", ILL)
+        case = replica.controller._registry.case("n1")
+        await soon(lambda: case.wanted is not None and case.node_summary.hold is not None)
+        await replica.stop()
+        replica.cluster.crashed.clear()
+        assert case.wanted is not None
+        acts = replica.controller._reconciler._acts
+        node = world.nodes.pop("n1")
+        case.node_gone = True
+        assert await acts.propose(case, case.wanted) is False
+        assert case.node_summary.hold is not None
+        assert case.node_summary.hold.limit == "no-node"
+        world.nodes["n1"] = node
+        await acts.propose(case, case.wanted)
+        assert not case.node_gone
+        assert case.node_summary.hold.limit == "stop"
+
+    play(test)
+
+
+# -- who waits for what ---------------------------------------------------------------------------
+
+
+def quarantine(phase: Phase, requester: str = OURS, *, deleting: bool = False) -> Quarantine:
+    spec = QuarantineSpec(Action.DRAIN, "gpu", "x", requester)
+    return Quarantine("n1", "q", "1", spec, QuarantineStatus(phase=phase), deleting=deleting)
+
+
+@pytest.mark.parametrize(
+    ("found", "maintained", "waits"),
+    [
+        (quarantine(Phase.CORDONED), "kured", True),
+        (quarantine(Phase.ADMITTED), "kured", True),
+        (quarantine(Phase.DRAINING), "kured", True),
+        (quarantine(Phase.DRAINED), "kured", False),
+        (quarantine(Phase.RELEASING), "kured", False),
+        (quarantine(Phase.CORDONED), "", False),
+        (quarantine(Phase.CORDONED, "alice"), "kured", False),
+        (quarantine(Phase.CORDONED, deleting=True), "kured", False),
+        (None, "kured", False),
+        (None, "", False),
+    ],
+)
+def test_a_quarantine_waits_for_others_work_on_its_node_until_it_is_drained(
+    found: Quarantine | None, maintained: str, *, waits: bool
+) -> None:
+    case = NodeState(NodeSummary("n1", quarantine=found, maintained=maintained), lambda: 1.0)
+    assert waits_for_its_node(case) == waits
+    case.node_summary.release_held = "its GPU is missing"
+    assert not waits_for_its_node(case)
+
+
+# -- what is forgotten ----------------------------------------------------------------------------
+
+
+def test_a_stream_that_is_shut_out_leaves_nothing_behind() -> None:
+    async def test(_: VirtualTimeLoop) -> None:
+        world, line = World(), FakeLine()
+        world.add_node("n1")
+        replica = Replica(world, clock=Running())
+        await soon(lambda: not replica.fleet.view_lost)
+        replica.agent("n1", snapshot(component("xid", "", Status.OK)), line=line)
+        agent_events = replica.controller._agent_events
+        assert "n1" in agent_events._hellos
+        assert "n1" in agent_events._lines
+        agent_events.reject(replica.controller._registry.case("n1"))
+        assert "n1" not in agent_events._hellos
+        assert "n1" not in agent_events._lines
+        assert "which is gone" in line.closed
+        assert replica.notes.kinds("n1").count("agent.conflict") == 1
+        await replica.stop()
+
+    play(test)
+
+
+def test_a_quarantine_that_is_gone_is_absent_no_more() -> None:
+    async def test(_: VirtualTimeLoop) -> None:
+        world = World()
+        replica, case = await drained(world)
+        node_registry = replica.controller._registry
+        node_registry.note_absence("n1", absent=True)
+        assert node_registry.absent == {"n1"}
+        uid = standing(case).uid
+        cluster_events: Any = replica.controller._cluster_events
+        cluster_events._quarantine_gone(case, uid, with_definition=False)
+        assert node_registry.absent == set()
+        assert case.node_summary.quarantine is None
+        await replica.stop()
+
+    play(test)

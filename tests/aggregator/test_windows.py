@@ -1,0 +1,591 @@
+"""Evidence judged over time: flaps, jobs, `for`; and that no memory is needed for it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aggregator.cluster.port import Action, Phase, Quarantine, QuarantineStatus
+from aggregator.health.model import ClearedBy, Component, Delta, Fault, Hello, Snapshot, Status
+from aggregator.health.node import NodeHealth
+from aggregator.ingest import codec
+from aggregator.policy.evaluate import Evaluation, evaluate
+from aggregator.policy.incident import Incident
+from aggregator.policy.rules import Policy, matches
+from aggregator.policy.windows import Flapping, failing, flapping, jobs, timeline
+from aggregator.quarantine.decide.intent import changed_intent, incidents_of, wanted_of
+from nodeagent.evidence.latch import Latch
+from nodeagent.evidence.state import State, dump, restore
+from nodeagent.model import ClearedBy as NodeClearedBy
+from nodeagent.model import Clearing, FaultSighting, Gone, Observation
+from nodeagent.model import Status as NodeStatus
+from nodeagent.uplink import codec as agent_wire
+from tests.support.memory_cluster import World
+from tests.support.replica import Replica, Turned, fault, hello, shipped_policy, snapshot
+from tests.support.virtual_replica import later
+from tests.support.virtual_time import in_virtual_time
+from tests.support.waiting import until
+
+H = 3600.0
+OK, FAILED, UNKNOWN, DEGRADED = Status.OK, Status.FAILED, Status.UNKNOWN, Status.DEGRADED
+
+SITE = shipped_policy(
+    """rules:
+  - {name: application-xid-repeated, action: cordon}
+  - {name: link-flapping, flaps: 3, within: 1h, action: cordon, healthyFor: 5m}
+"""
+)
+
+
+def link(*told: tuple[float, Status]) -> Component:
+    at, status = told[-1]
+    reason = {FAILED: "link-down", UNKNOWN: "no-sysfs"}.get(status, "")
+    return Component("nic-link", "eth0", status, reason, "", at, told)
+
+
+def flaps(*starts: float, lasting: float = 5.0) -> tuple[tuple[float, Status], ...]:
+    """Well at first, then down at each of these for a few seconds."""
+    told = [(0.0, OK)]
+    for at in starts:
+        told += [(at, FAILED), (at + lasting, OK)]
+    return tuple(told)
+
+
+def seen(*times: float, of: str = "GPU-1") -> Fault:
+    return fault(
+        "xid:31",
+        of,
+        cleared_by=ClearedBy.EXPIRY,
+        first_at=times[0],
+        last_at=times[-1],
+        count=len(times),
+        occurrences=times,
+    )
+
+
+@dataclass
+class Ward:
+    """An aggregator's memory of one node."""
+
+    policy: Policy = SITE
+    health: NodeHealth = field(default_factory=lambda: NodeHealth(hello("n1")))
+    incidents: Mapping[str, Incident] = field(default_factory=dict)
+    closed: list[Incident] = field(default_factory=list)
+
+    def tell(self, told: Snapshot | Delta, now: float) -> Evaluation:
+        if isinstance(told, Snapshot):
+            self.health.snapshot(told)
+        else:
+            self.health.delta(told)
+        return self.at(now)
+
+    def at(self, now: float) -> Evaluation:
+        judgement = evaluate(self.policy, self.health, self.incidents, now)
+        self.incidents = judgement.incidents
+        self.closed += judgement.closed
+        return judgement
+
+    @property
+    def acting(self) -> list[Incident]:
+        return [one for one in self.incidents.values() if one.action != "observe"]
+
+
+# -- flapping --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        (flaps(100, 200), None),
+        (flaps(100, 200, 300), Flapping(300, 100 + H)),
+        (flaps(100, 200, 100 + H), None),  # the first is too old when the third comes
+        (flaps(100, 200, 300, 400), Flapping(300, 200 + H)),  # it has flapped since the third
+        (flaps(100, 200, 300, 2 * H, 2 * H + 1, 2 * H + 2), Flapping(2 * H + 2, 3 * H)),
+        # At the very moment at which the first flapping is over the next has come: it goes on.
+        (flaps(0, 10, 20, H), Flapping(20, 10 + H)),
+        (flaps(0, 10, 20, H + 1), Flapping(H + 1, 10 + H)),
+        # Unknown is not well: one failure with a look between that gave no result.
+        (((0, OK), (1, FAILED), (2, UNKNOWN), (3, FAILED), (4, UNKNOWN), (5, FAILED)), None),
+        # No look saw it well before the first.
+        (((0, FAILED), (1, OK), (2, FAILED), (3, OK), (4, FAILED)), None),
+        (((0, DEGRADED), (1, FAILED), (2, DEGRADED), (3, FAILED), (4, OK), (5, FAILED)), None),
+    ],
+)
+def test_flapping_is_changes_from_well_to_failed(
+    told: tuple[tuple[float, Status], ...], found: Flapping | None
+) -> None:
+    least = 4 if told[0][1] is DEGRADED else 3
+    assert flapping(link(*told), least, H) == found
+
+
+def test_a_component_that_flaps_counts_as_failing_until_it_has_been_steady() -> None:
+    ward = Ward()
+    ward.tell(snapshot(link(*flaps(1000, 1100))), 1200.0)
+    assert ward.acting == []
+    ward.tell(Delta((link(*flaps(1000, 1100, 1200)),)), 1300.0)
+    (incident,) = ward.acting
+    assert [item.code for item in incident.in_force] == ["nic-link:flaps"]
+    assert (incident.action, incident.since) == ("cordon", 1200.0)
+    look_again = ward.at(1301.0).look_again
+    assert look_again == 1000.0 + H
+    ward.at(look_again - 1)
+    assert ward.acting[0].in_force
+    ward.at(look_again)
+    assert ward.acting[0].in_force == ()  # steady: now it must stay well for its time
+    ward.at(look_again + 299)
+    assert ward.acting
+    assert [one.id for one in ward.at(look_again + 301).closed] == [incident.id]
+
+
+def test_a_flapping_link_that_is_down_at_the_end_is_not_well() -> None:
+    ward = Ward()
+    down = (*flaps(1000, 1100, 1200)[:-1],)
+    ward.tell(snapshot(link(*down)), 1210.0)
+    for now in (1000 + H, 1000 + 2 * H, 1000 + 20 * H):
+        ward.at(now)
+    (incident,) = ward.acting
+    assert {item.code for item in incident.in_force} == {"nic-link:flaps", "nic-link:link-down"}
+
+
+def test_a_failure_that_no_message_showed_begins_the_recovery_anew() -> None:
+    ward = Ward()
+    ward.tell(snapshot(link((0.0, OK), (900.0, FAILED))), 1000.0)
+    (opened,) = ward.acting
+    ward.tell(Delta((link((0.0, OK), (900.0, FAILED), (1010.0, OK)),)), 1010.0)
+    # It went and came back between two messages; the ring shows it.
+    told = ((0.0, OK), (900.0, FAILED), (1010.0, OK), (1250.0, FAILED), (1255.0, OK))
+    ward.tell(Delta((link(*told),)), 1256.0)
+    ward.at(1400.0)  # five minutes after the first recovery
+    assert [one.id for one in ward.acting] == [opened.id]
+    ward.at(1554.0)
+    assert ward.acting
+    ward.at(1556.0)
+    assert ward.acting == []
+
+
+@in_virtual_time
+async def test_a_person_who_uncordons_a_flapping_node_is_not_contradicted() -> None:
+    """The node is well when they look; its past must not quarantine it again at once."""
+    world = World()
+    world.add_node("n1")
+    clock = Turned(1300.0)
+    replica = Replica(world, clock=clock, policy=SITE)
+    try:
+        replica.agent("n1", snapshot(link(*flaps(1000, 1100, 1200))))
+        node_summary = replica.fleet.node_summaries["n1"]
+        await until(
+            lambda: (
+                node_summary.quarantine and node_summary.quarantine.status.phase is Phase.CORDONED
+            )
+        )
+        world.person_uncordons("n1")
+        await until(lambda: node_summary.quarantine is None)
+        for number in range(5):
+            clock.time += 10
+            told = flaps(*(1000 + 100 * n for n in range(4 + number)))
+            replica.agent("n1", Delta((link(*told),)))
+        await later(600)
+        assert node_summary.quarantine is None
+        assert node_summary.overruled
+        # That it is down for good is another matter.
+        clock.time = 5000.0
+        replica.agent("n1", Delta((link(*flaps(1000, 1100, 1200), (4900.0, FAILED)),)))
+        await until(lambda: node_summary.quarantine is not None)
+    finally:
+        await replica.stop()
+
+
+# -- `for` -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("told", "began", "counted"),
+    [
+        (((0, OK), (10, FAILED)), 10, 10),
+        (((0, OK), (10, FAILED), (20, UNKNOWN), (50, FAILED)), 10, 40),
+        (((0, OK), (10, FAILED), (20, OK), (30, UNKNOWN), (50, FAILED)), 50, 50),
+        (((10, FAILED), (20, UNKNOWN), (30, FAILED), (31, UNKNOWN), (40, FAILED)), 10, 29),
+    ],
+)
+def test_a_look_that_told_nothing_neither_ends_a_failure_nor_counts_to_it(
+    told: tuple[tuple[float, Status], ...], began: float, counted: float
+) -> None:
+    assert failing(link(*told)) == (began, counted)
+
+
+def test_a_rule_of_several_components_is_about_each_of_them_and_no_other() -> None:
+    site = shipped_policy(
+        """rules:
+  - {name: two-ports, kind: network, check: nic-link, components: [eth0, "ib*"], action: cordon}
+  - {name: two-gpus, kind: gpu, faults: [xid:79], components: [GPU-1, GPU-2], action: drain}
+"""
+    )
+    names = [rule.name for rule in site.rules]
+    assert {"two-ports", "two-gpus"} <= {*names}
+    down = [
+        Component("nic-link", name, FAILED, "link-down", "", 0.0)
+        for name in ("eth0", "ib3", "eth1", "xib0")
+    ]
+    faults = [fault("xid:79", f"GPU-{number}") for number in (1, 2, 3)]
+    health = NodeHealth(hello("n1"))
+    health.snapshot(snapshot(*down, *faults))
+    found = {(one.rule.name, one.component) for one in matches(site, health, 5000.0)}
+    assert {one for one in found if one[0] in ("two-ports", "two-gpus")} == {
+        ("two-ports", "eth0"),
+        ("two-ports", "ib3"),
+        ("two-gpus", "GPU-1"),
+        ("two-gpus", "GPU-2"),
+    }
+
+
+# -- jobs ------------------------------------------------------------------------------------------
+
+
+def repeated(first: Fault, *others: Fault) -> float | None:
+    return jobs(first, timeline((first, *others)), least=3, apart=600.0, within=24 * H)
+
+
+def test_jobs_are_told_apart_by_the_time_between_them() -> None:
+    assert repeated(seen(0, 600, 1200)) == 1200
+    assert repeated(seen(0, 599, 1198, 1797)) is None  # one job that goes on
+    assert repeated(seen(0, 10, 700, 710, 1400)) == 1400
+    assert repeated(seen(0, 12 * H, 24 * H)) is None
+    assert repeated(seen(0, 12 * H, 24 * H, 24 * H + 700)) == 24 * H + 700
+
+
+def test_a_job_that_goes_on_for_a_day_is_one_job() -> None:
+    assert repeated(seen(*(float(at) for at in range(0, 24 * 3600, 599)))) is None
+    # Its end is its last occurrence: another GPU's occurrence then is of the same job.
+    long = seen(*(float(at) for at in range(0, 6001, 500)), 20_000.0, 40_000.0, 60_000.0)
+    assert repeated(long, seen(6500, of="GPU-2")) == 60_000.0
+    assert repeated(long) == 40_000.0
+
+
+occurrences = st.lists(st.integers(0, 60), min_size=1, max_size=12, unique=True).map(sorted)
+
+
+@given(occurrences, st.lists(st.integers(0, 60), max_size=3), st.integers(1, 4))
+def test_jobs_are_what_a_count_by_hand_finds(
+    mine: list[int], others: list[int], least: int
+) -> None:
+    apart, within = 5, 40
+    cuts = [0, *(n for n in range(1, len(mine)) if mine[n] - mine[n - 1] >= apart), len(mine)]
+    runs = [mine[begin:end] for begin, end in pairwise(cuts)]
+    alone = [
+        run[0]
+        for run in runs
+        if all(at <= run[0] - apart or at >= run[-1] + apart for at in others)
+    ]
+    windows = [alone[n : n + least] for n in range(len(alone) - least + 1)]
+    expected = next((one[-1] for one in windows if one[-1] - one[0] < within), None)
+    remote_nodes = [seen(float(at), of=f"GPU-{2 + n}") for n, at in enumerate(others)]
+    told = seen(*map(float, mine))
+    found = jobs(told, timeline((told, *remote_nodes)), least=least, apart=apart, within=within)
+    assert found == expected
+
+
+def test_what_comes_to_several_gpus_at_once_is_the_jobs() -> None:
+    mine = seen(0, 7200, 14400)
+    assert repeated(mine, seen(7300, of="GPU-2")) is None
+    assert repeated(mine, seen(3600, of="GPU-2")) == 14400
+    assert repeated(seen(0, 7200, 14400, 20000), seen(7300, of="GPU-2")) == 20000
+
+
+def test_an_application_xid_over_several_jobs_acts_where_a_site_says_so() -> None:
+    ward = Ward()
+    ward.tell(snapshot(seen(100, 110, 120, 800)), 900.0)
+    assert ward.acting == []
+    ward.tell(Delta(faults=(seen(100, 110, 120, 800, 1500),)), 1500.0)
+    (incident,) = ward.acting
+    assert (incident.action, incident.since) == ("cordon", 1500.0)
+    shipped = Ward(shipped_policy())
+    shipped.tell(snapshot(seen(100, 800, 1500)), 1600.0)
+    assert shipped.acting == []
+    assert [item.rule for one in shipped.incidents.values() for item in one.evidence] == [
+        "application-xid-repeated"
+    ]
+
+
+def test_the_job_of_eight_gpus_acts_on_none_of_them() -> None:
+    ward = Ward()
+    all_gpus = [seen(100 + n, 900 + n, 1700 + n, 2500 + n, of=f"GPU-{n}") for n in range(8)]
+    ward.tell(snapshot(*all_gpus), 3000.0)
+    assert ward.acting == []
+
+
+def test_an_incident_begins_when_its_evidence_had_lasted_and_not_when_we_looked() -> None:
+    late = Ward()
+    late.tell(snapshot(link((0.0, OK), (1000.0, FAILED)), seen(400)), 9000.0)
+    assert {one.action: one.since for one in late.incidents.values()} == {
+        "cordon": 1030.0,
+        "observe": 400.0,
+    }
+
+
+@given(st.lists(st.tuples(st.integers(0, 90), st.sampled_from(list(Status))), max_size=30))
+def test_flapping_is_what_a_count_second_by_second_finds(changes: list[tuple[int, Status]]) -> None:
+    least, within = 3, 20
+    told: list[tuple[float, Status]] = []
+    for second, status in sorted(changes, key=lambda change: change[0]):
+        if not told or second > told[-1][0]:
+            told.append((float(second), status))
+    if not told:
+        return
+    well, starts = False, []
+    for at, status in told:
+        if status is FAILED and well:
+            starts.append(at)
+        if status is not UNKNOWN:
+            well = status is not FAILED
+    flapped = [
+        second
+        for second in range(130)
+        if sum(1 for start in starts if second - within < start <= second) >= least
+    ]
+    found = flapping(link(*told), least, within)
+    assert (found is None) == (not flapped)
+    if found is not None:
+        assert found.until == flapped[-1] + 1
+        assert found.since in flapped
+        assert found.since - 1 not in flapped
+
+
+@given(
+    st.lists(st.integers(0, 100), min_size=1, max_size=20),
+    st.lists(st.integers(0, 100), max_size=6),
+)
+def test_more_of_the_past_never_makes_fewer_jobs_and_another_gpu_never_makes_more(
+    mine: list[int], others: list[int]
+) -> None:
+    def when(times: list[int], remote_nodes: list[int]) -> float | None:
+        other = (
+            [seen(*(float(at) for at in sorted(remote_nodes)), of="GPU-2")] if remote_nodes else []
+        )
+        told = seen(*(float(at) for at in sorted(times)))
+        return jobs(told, timeline((told, *other)), least=3, apart=10.0, within=60.0)
+
+    alone, shared = when(mine, []), when(mine, others)
+    if shared is not None:
+        assert alone is not None
+        assert alone <= shared
+    if alone is not None:
+        assert alone in mine
+        later = [*mine, max(mine) + 200]
+        assert when(later, []) == alone
+
+
+# -- restarts --------------------------------------------------------------------------------------
+
+
+class Node:
+    """The agent's latch, through its own state file and the contract's own bytes."""
+
+    def __init__(self) -> None:
+        self.latch = Latch(boot_id="boot-1", epoch="e")
+        self.seq = 0
+
+    def sees(self, step: tuple[str, ...], now: float) -> None:
+        match step:
+            case ("level", check, of, status, reason):
+                seen_now = Observation(check, of, NodeStatus[status], reason)
+                self.latch.apply([seen_now], now)
+            case ("fault", code, of):
+                self.seq += 1
+                ends = {
+                    "xid:79": NodeClearedBy.REBOOT,
+                    "xid:48": NodeClearedBy.GPU_RESET,
+                    "xid:31": NodeClearedBy.EXPIRY,
+                }[code]
+                self.latch.apply(
+                    [FaultSighting(code, "xid", of, "", "kmsg", self.seq, now, ends)], now
+                )
+            case ("gone", check, of):
+                self.latch.apply([Gone(check, of)], now)
+            case ("reset", of):
+                self.latch.apply([Clearing(of, "gpu-reset")], now)
+            case ("restart",):
+                document = dump(State(self.latch), now)
+                self.latch = restore(document, boot_id="boot-1", new_epoch=None).latch
+        self.latch.expire(now)
+
+    def delta(self, now: float) -> Delta:
+        out = self.latch.delta(now)
+        if out is None:
+            return Delta()
+        return codec.delta(agent_wire.delta(out, now).delta, at=now)
+
+    def acknowledged(self) -> None:
+        self.latch.acknowledge(self.latch.last_seq)
+
+    def snapshot(self, now: float) -> Snapshot:
+        message = agent_wire.snapshot(self.latch.snapshot(now), now, 0.0)
+        return codec.snapshot(message.snapshot, at=now)
+
+
+class Aggregator:
+    """Evaluates, and keeps the cluster's object: the quarantine's intent."""
+
+    def __init__(self) -> None:
+        self.ward = Ward(health=NodeHealth(_hello()))
+        self.quarantine: Quarantine | None = None
+
+    def tell(self, told: Snapshot | Delta, now: float) -> None:
+        self.ward.tell(told, now)
+        self._keep()
+
+    def at(self, now: float) -> None:
+        self.ward.at(now)
+        self._keep()
+
+    def greet(self, told: Snapshot, now: float) -> None:
+        """The agent attaches anew."""
+        self.ward.health.greet(_hello())
+        self.tell(told, now)
+
+    def restart(
+        self, told: Snapshot, now: float, *, boot: str = "boot-1", epoch: str = "e"
+    ) -> None:
+        self.ward = Ward(health=NodeHealth(replace(hello("n1", boot), spool_epoch=epoch)))
+        if self.quarantine is not None:
+            self.ward.incidents = incidents_of(self.quarantine, SITE, now)
+        self.tell(told, now)
+
+    def _keep(self) -> None:
+        wanted = wanted_of(self.ward.incidents, frozenset(), Action.DRAIN, SITE.hash)
+        if wanted is None:
+            self.quarantine = None
+        elif self.quarantine is None:
+            if wanted.in_force is not Action.OBSERVE:
+                status = QuarantineStatus(phase=Phase.ADMITTED)
+                self.quarantine = Quarantine("n1", "u", "1", wanted.spec, status)
+        else:
+            spec = changed_intent(self.quarantine.spec, wanted)
+            if spec is not None:
+                self.quarantine = replace(self.quarantine, spec=spec)
+
+    def judged(self) -> set[tuple[object, ...]]:
+        """The evidence in force, with its incident."""
+        return {
+            (ident, one.kind, item.code, item.component, item.action, item.lost)
+            for ident, one in self.ward.incidents.items()
+            for item in one.in_force
+        }
+
+    def remembered(self) -> set[tuple[str, str]]:
+        """The quarantine's evidence: only level evidence is forgotten with its own end."""
+        spec = self.quarantine.spec.evidence if self.quarantine is not None else ()
+        return {(item.code, item.component) for item in spec if not item.cleared_by}
+
+    def starts(self) -> dict[str, float]:
+        return {ident: one.since for ident, one in self.ward.incidents.items() if one.in_force}
+
+
+def _hello() -> Hello:
+    return replace(hello("n1"), spool_epoch="e")
+
+
+levels = st.tuples(
+    st.just("level"),
+    st.just("nic-link"),
+    st.sampled_from(["eth0", "eth1"]),
+    st.sampled_from(["OK", "FAILED", "UNKNOWN", "DEGRADED"]),
+    st.just("link-down"),
+)
+disks = st.tuples(
+    st.just("level"),
+    st.just("disk-write"),
+    st.just("/data"),
+    st.sampled_from(["OK", "FAILED"]),
+    st.sampled_from(["io-error", "read-only"]),
+)
+latched = st.tuples(
+    st.just("fault"),
+    st.sampled_from(["xid:31", "xid:31", "xid:48", "xid:79"]),
+    st.sampled_from(["GPU-1", "GPU-2"]),
+)
+gone = st.tuples(st.just("gone"), st.just("nic-link"), st.sampled_from(["eth0", "eth1"]))
+resets = st.tuples(st.just("reset"), st.sampled_from(["GPU-1", "GPU-2"]))
+happenings = st.lists(
+    st.tuples(
+        st.one_of(levels, levels, disks, latched, latched, resets, gone),
+        st.sampled_from([1, 5, 31, 200, 700, 4000]),  # seconds before it
+        st.sets(st.sampled_from(["agent", "aggregator"])),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(happenings)
+def test_restarts_of_aggregator_and_agent_change_no_judgement(
+    many: list[tuple[tuple[str, ...], int, set[str]]],
+) -> None:
+    """One node, two aggregators: one that never restarts and hears all, one that does, often.
+
+    Both hear of the same latch, which lives in one agent that is restarted too.
+    """
+    node, steady, shaken, now = Node(), Aggregator(), Aggregator(), 1000.0
+    steady.tell(node.snapshot(now), now)
+    shaken.tell(node.snapshot(now), now)
+    for step, passed, trouble in many:
+        now += passed
+        steady.at(now)
+        shaken.at(now)
+        node.sees(step, now)
+        if "agent" in trouble:
+            node.sees(("restart",), now)
+            steady.greet(node.snapshot(now), now)
+            shaken.greet(node.snapshot(now), now)
+        else:
+            told = node.delta(now)
+            steady.tell(told, now)
+            if "aggregator" not in trouble:
+                shaken.tell(told, now)
+        if "aggregator" in trouble:
+            shaken.restart(node.snapshot(now), now)
+        node.acknowledged()
+        # No evidence is forgotten, and only evidence that failed before in this quarantine, had
+        # recovered, and fails again is added: it need not last for its time a second time.
+        assert steady.judged() <= shaken.judged()
+        more = {(str(code), str(of)) for _, _, code, of, _, _ in shaken.judged() - steady.judged()}
+        assert more <= shaken.remembered()
+        assert {one.id for one in steady.ward.acting} <= {one.id for one in shaken.ward.acting}
+        for ident, start in shaken.starts().items():
+            assert start <= now
+            assert ident in steady.ward.incidents or more
+
+
+def test_a_restart_does_not_move_the_start_of_what_is_still_failing() -> None:
+    node, aggregator = Node(), Aggregator()
+    aggregator.tell(node.snapshot(1000.0), 1000.0)
+    for at, status in ((1100.0, "OK"), (1200.0, "FAILED")):
+        node.sees(("level", "nic-link", "eth0", status, "link-down"), at)
+        aggregator.tell(node.delta(at), at)
+    aggregator.at(1230.0)
+    before = aggregator.starts()
+    assert list(before.values()) == [1230.0]
+    aggregator.restart(node.snapshot(5000.0), 5000.0)
+    assert aggregator.starts() == before
+
+
+def test_a_component_that_is_gone_for_good_is_so_after_a_restart_too() -> None:
+    """Such an end can't be seen twice: it is written, or the node would never be released."""
+    node, aggregator = Node(), Aggregator()
+    aggregator.tell(node.snapshot(1000.0), 1000.0)
+    for at, step in (
+        (1100.0, ("level", "nic-link", "eth0", "FAILED", "link-down")),
+        (1200.0, ("level", "nic-link", "eth0", "OK", "")),
+        (1300.0, ("gone", "nic-link", "eth0")),
+    ):
+        aggregator.at(at)
+        node.sees(step, at)
+        aggregator.tell(node.delta(at), at)
+        node.acknowledged()
+    aggregator.restart(node.snapshot(1310.0), 1310.0)
+    (incident,) = aggregator.ward.acting
+    assert incident.in_force == ()
+    aggregator.at(1310.0 + incident.healthy_for + 1)
+    assert aggregator.ward.acting == []

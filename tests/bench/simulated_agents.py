@@ -1,0 +1,96 @@
+"""Thousands of simulated agents of nodes that exist: certificates, processes, faults by node."""
+
+import resource
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.controlplane.waiting import wait_until
+from tests.support.pki import Authority
+from tests.support.simulator import Simulator
+
+FAULT = "xid:79"
+#: Files that a process has open beside its connections.
+_OTHER_FILES = 600
+
+
+def most_agents() -> int:
+    """How many connections one process may have here; allows what the system allows."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard - _OTHER_FILES if hard != resource.RLIM_INFINITY else 1_000_000
+
+
+def certify(authority: Authority, nodes: Sequence[str]) -> None:
+    """A client certificate for each node, beside the authority's own."""
+    for node in nodes:
+        authority.client(node, dns=[node])
+
+
+class Crowd:
+    """Simulators that come one after the other; each node is of one of them."""
+
+    def __init__(
+        self, folder: Path, where: Sequence[str | Path], *, before: Sequence[str] = ()
+    ) -> None:
+        """``where``: options that say where agents connect, and how; ``before``: `Simulator`'s."""
+        self.folder = folder
+        self._before = before
+        self._where = list(where)
+        self.simulators: list[Simulator] = []
+        self._of: dict[str, Simulator] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def close(self) -> None:
+        for simulator in self.simulators:
+            simulator.close()
+
+    def come(self, nodes: Sequence[str], *, timeout_s: float = 600) -> float:
+        """Start agents for ``nodes``; seconds until each has a stream."""
+        number = len(self.simulators)
+        listed = self.folder / f"names-{number}"
+        listed.write_text("\n".join(nodes) + "\n")
+        begun = time.monotonic()
+        log = self.folder / f"simulator-{number}.log"
+        simulator = Simulator(["--names", listed, *self._where], log=log, before=self._before)
+        self.simulators.append(simulator)
+        self._of |= dict.fromkeys(nodes, simulator)
+        simulator.until_streaming(len(nodes), timeout_s=timeout_s)
+        return time.monotonic() - begun
+
+    def all_here(self, *, timeout_s: float) -> None:
+        """Wait until every node has a stream (again)."""
+        wait_until(
+            lambda: self.streaming == len(self._of),
+            what=lambda: f"all streams: {self.streaming} of {len(self._of)}",
+            timeout_s=timeout_s,
+        )
+
+    @property
+    def streaming(self) -> int:
+        return sum(simulator.streaming for simulator in self.simulators)
+
+    def fall_ill(self, nodes: Sequence[str], *, at_s: float = 0.0) -> None:
+        """A fault on each of the nodes, all at once."""
+        by: dict[int, list[str]] = defaultdict(list)
+        for node in nodes:
+            by[self.simulators.index(self._of[node])].append(node)
+        for number, mine in by.items():
+            at = {"at": f"{at_s * 1000:.0f}ms"} if at_s else {}
+            self.simulators[number].inject(nodes=mine, fault=FAULT, **at)

@@ -1,0 +1,114 @@
+"""The demo's processes and its folder: all of it ends with the demo, however that ends."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.controlplane.servers import Keeper
+
+ROOT = Path(__file__).parents[2]
+
+#: Seconds that a process has to end in order, and its children after it.
+_FAREWELL = 8.0
+_LAST_CHILDREN = 3.0
+
+
+class ChildEnded(Exception):
+    """A process of the demo ended without having been told to; the text has its last words."""
+
+
+class Crew:
+    """Use it as a context manager. ``folder`` is the demo's own, and goes with it.
+
+    When this process is killed, the keeper of tests.controlplane kills what was guarded and
+    removes the folder.
+    """
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="sickbay-demo-"))
+        self._recorder = Keeper(self.folder, remove=True)
+        self._members: list[tuple[str, subprocess.Popen[bytes], Path]] = []
+
+    def start(self, name: str, argv: Sequence[str | Path]) -> None:
+        """Start a process in a session of its own: Ctrl-C at the terminal is ours to hear."""
+        log = self.folder / f"{name}.log"
+        with log.open("ab") as file:
+            process = subprocess.Popen(
+                argv,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.guard(process.pid)
+        self.adopt(name, process, log)
+
+    def adopt(self, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
+        """See to the end of a process that another part has started, and guarded."""
+        self._members.append((name, process, log))
+
+    def guard(self, pid: int) -> None:
+        """Have it killed if we are."""
+        self._recorder.guard(pid)
+
+    def check(self) -> None:
+        """Raise ChildEnded when one has ended."""
+        for name, process, log in self._members:
+            if process.poll() is not None:
+                words = log.read_text(errors="replace")[-2000:]
+                raise ChildEnded(
+                    f"{name} ended with {process.returncode}. Its last words:\n{words}"
+                )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # a second Ctrl-C must not cut this short
+            signal.signal(signal.Signals[name], signal.SIG_IGN)
+        for _, process, _ in reversed(self._members):
+            _end(process)
+        self._recorder.close()
+        # A last copy of an agent's state may have come after the keeper's look.
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """In order; by force when it does not listen; then the children that it left."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_FAREWELL)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+    _end_group(process.pid)
+
+
+def _end_group(group: int) -> None:
+    """A process that we started leads its session and group, so what is in it is its own."""
+    if group == os.getpgid(0):
+        return
+    deadline = time.monotonic() + _LAST_CHILDREN
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        while time.monotonic() < deadline:
+            os.killpg(group, 0)
+            time.sleep(0.02)
+        os.killpg(group, signal.SIGKILL)

@@ -1,0 +1,50 @@
+"""`python -m tests.demo.screenshot [FILE]`: a picture of the status page, taken from the demo.
+
+It needs Debian's chromium. The demo runs its story; the picture shows the moment at which a limit
+holds most of a storm.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from playwright.sync_api import expect, sync_playwright
+
+from tests.demo import local
+from tests.support.chromium import ARGUMENTS, CHROMIUM
+
+TARGET = Path(__file__).parents[2] / "docs" / "figures" / "status-page.png"
+SIZE = (1200, 795)
+_NODES = 40
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the picture; returns the exit status. Raises what `tests.demo.local.run` raises."""
+    if not Path(CHROMIUM).exists():
+        print(f"screenshot: there is no {CHROMIUM} (Debian: apt-get install chromium)")
+        return 2
+    target = Path(argv[0]) if argv else TARGET
+    local.run(count=_NODES, once=True, in_storm=lambda url: photograph(url, target))
+    print(f"{target}: {target.stat().st_size / 1024:.0f} KiB")
+    return 0
+
+
+def photograph(url: str, target: Path) -> None:
+    """Save what a browser shows of the page at `url`, as a PNG of `SIZE` pixels."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        try:
+            page = browser.new_page(
+                viewport={"width": SIZE[0], "height": SIZE[1]}, color_scheme="light"
+            )
+            page.goto(url)
+            expect(page.locator("#live")).to_have_text("live")
+            expect(page.locator("h1")).to_contain_text("in quarantine")
+            page.screenshot(path=target)
+        finally:
+            browser.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

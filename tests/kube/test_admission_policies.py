@@ -1,0 +1,383 @@
+"""The shipped admission policies on the real API server: requests that each denies or allows."""
+
+import itertools
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.quarantine.decide.operator_requests import EXEMPT
+from aggregator.quarantine.decide.uncordon import OnUncordon, UncordonRules
+from tests.controlplane.api import JSON, MERGE_PATCH, STRATEGIC_PATCH, ApiClient
+from tests.controlplane.plane import ControlPlane
+from tests.controlplane.pytest_plugin import Space
+from tests.kube.test_release_scenarios import Ward, warden
+from tests.support.kube_cluster import DEPLOY, kube_cluster
+from tests.support.replica import SETTINGS, fault, snapshot
+from tests.support.stack import start_job
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.cluster
+
+OWN = "sickbay.dev/probe"
+ACCOUNT = ("sickbay", "sickbay-aggregator")
+POLICIES = DEPLOY / "admission-policies.yaml"
+AUTHORS = DEPLOY.parent / "examples" / "uncordoned-by.yaml"
+REGISTRATION = "/apis/admissionregistration.k8s.io/v1"
+PATHS = {
+    "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
+    "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
+    "MutatingAdmissionPolicy": "mutatingadmissionpolicies",
+    "MutatingAdmissionPolicyBinding": "mutatingadmissionpolicybindings",
+}
+
+
+def remove(plane: ControlPlane, file: Path) -> None:
+    for one in yaml.safe_load_all(file.read_text()):
+        name = one["metadata"]["name"]
+        plane.request("DELETE", f"{REGISTRATION}/{PATHS[one['kind']]}/{name}")
+
+
+@pytest.fixture
+def aggregator(control_plane: ControlPlane, quarantine_definition: None) -> Path:
+    """A kubeconfig of the aggregator's own service account."""
+    control_plane.apply(DEPLOY / "aggregator-rbac.yaml")
+    return control_plane.kubeconfig_for_service_account(*ACCOUNT)
+
+
+@pytest.fixture
+async def policies(
+    control_plane: ControlPlane, aggregator: Path, cluster_space: Space
+) -> AsyncIterator[None]:
+    """All three are in force: each has denied something."""
+    [probe] = cluster_space.create_nodes(1, start=900)
+    account = control_plane.client_with_token(control_plane.token_for(*ACCOUNT, audience=None))
+    probes = ((kubelet_of(control_plane, probe), OWN), (account, "example.test/probe"))
+    values = itertools.count()
+
+    def allowed() -> list[bool]:
+        """Whether each may set its label to a value that it does not have."""
+        return [
+            patch(
+                client, f"/api/v1/nodes/{probe}", {"metadata": {"labels": {key: str(next(values))}}}
+            )[0]
+            == 200
+            for client, key in probes
+        ]
+
+    control_plane.apply(POLICIES)
+    try:
+        await until(lambda: allowed() == [False, False], within=20)
+        yield
+    finally:
+        remove(control_plane, POLICIES)
+        await until(lambda: allowed() == [True, True], within=20)
+
+
+def kubelet_of(plane: ControlPlane, node: str) -> ApiClient:
+    """A kubelet's client: its certificate, with Node authorization and NodeRestriction."""
+    return plane.client_for(f"system:node:{node}", ["system:nodes"])
+
+
+def patch(client: ApiClient, path: str, body: Any, kind: str = MERGE_PATCH) -> tuple[int, str]:
+    answer = client.request("PATCH", path, body, kind)
+    return answer.status, str(answer.body.get("message", ""))
+
+
+@pytest.fixture
+async def ward(aggregator: Path, cluster_space: Space, policies: None) -> AsyncIterator[Ward]:
+    """The aggregator, as its own account, under its own policy, which it must not notice."""
+    async with kube_cluster(aggregator, namespace="sickbay") as kube:
+        async with warden(kube, cluster_space) as made:
+            yield made
+        refused = [key for key in kube.counters.answers if key[2] in {401, 403, 422}]
+        assert refused == []
+
+
+# -- the aggregator ------------------------------------------------------------------------------
+
+
+async def test_the_aggregator_does_all_that_it_has_to_under_its_policy(
+    ward: Ward, cluster_space: Space
+) -> None:
+    """Cordon, drain, condition, a change of intent, a release; and marks set earlier by others."""
+    plane, space = cluster_space.plane, cluster_space.namespace
+    plain, marked = cluster_space.create_nodes(2)
+    start_job(plane, space, "train", plain)
+    theirs = {"key": "sickbay.dev/quarantine", "value": "mine", "effect": "NoSchedule"}
+    other = {"key": "example.test/x", "value": "y", "effect": "NoExecute"}
+    before = {
+        "metadata": {"labels": {"sickbay.dev/quarantined": "mine"}},
+        "spec": {"taints": [theirs, other], "unschedulable": True},
+    }
+    plane.call("PATCH", f"/api/v1/nodes/{marked}", before, MERGE_PATCH)
+    for node in (plain, marked):
+        ward.attach(node, snapshot(fault(boot_id=ward.boot(node))))
+        await ward.phase(node, "Drained")
+    assert (
+        plane.node(plain)["metadata"]["labels"][
+            "node.kubernetes.io/exclude-from-external-load-balancers"
+        ]
+        == ""
+    )
+
+    def condition(node: str) -> str:
+        found = plane.node(node)["status"]["conditions"]
+        return next((one["status"] for one in found if one["type"] == "SickbayQuarantined"), "")
+
+    await until(lambda: condition(plain) == "True")
+    ward.says(plain, faults=(fault("xid:48", "GPU-2", boot_id=ward.boot(plain)),))
+    await until(lambda: "xid:48" in str((ward.quarantine(plain) or {}).get("spec")))
+    for node in (plain, marked):
+        ward.delete(node)
+        await until(lambda: ward.quarantine(node) is None)  # noqa: B023
+    await until(lambda: condition(plain) == "False")
+    after = plane.node(marked)
+    assert [
+        (one["key"], one["value"], one["effect"])
+        for one in after["spec"]["taints"]
+        if one["key"] in (theirs["key"], other["key"])
+    ] == [tuple(one[key] for key in ("key", "value", "effect")) for one in (other, theirs)]
+    assert after["metadata"]["labels"]["sickbay.dev/quarantined"] == "mine"
+    assert not ward.unschedulable(plain)
+    assert ward.unschedulable(marked)
+
+
+async def test_the_aggregator_cordons_again_under_its_policy(
+    aggregator: Path, cluster_space: Space, policies: None
+) -> None:
+    [node] = cluster_space.create_nodes(1)
+    settings = replace(SETTINGS, uncordon=UncordonRules(OnUncordon.ASK))
+    async with (
+        kube_cluster(aggregator, namespace="sickbay") as kube,
+        warden(kube, cluster_space, settings=settings) as ward,
+    ):
+        ward.attach(node, snapshot(fault(boot_id=ward.boot(node))))
+        await ward.phase(node, "Drained")
+        ward.patch(node, {"spec": {"unschedulable": None}})
+        await until(lambda: ward.unschedulable(node) and ward.status(node, "uncordoned"))
+
+
+TAINT = {"key": "sickbay.dev/quarantine", "value": "gpu", "effect": "NoSchedule"}
+FORBIDDEN: dict[str, Any] = {
+    "a NoExecute taint of its key": {"spec": {"taints": [{**TAINT, "effect": "NoExecute"}]}},
+    "a taint of another key": {"spec": {"taints": [{**TAINT, "key": "example.test/x"}]}},
+    "the end of another's taint": {"spec": {"taints": []}},
+    "another's label": {"metadata": {"labels": {"example.test/pool": "b"}}},
+    "the end of another's label": {"metadata": {"labels": {"kubernetes.io/hostname": None}}},
+    "another's annotation": {"metadata": {"annotations": {"example.test/x": "y"}}},
+    "a finalizer": {"metadata": {"finalizers": ["example.test/x"]}},
+    "an owner": {
+        "metadata": {
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "u"}]
+        }
+    },
+    "a provider": {"spec": {"providerID": "x://y"}},
+}
+FORBIDDEN_STATUS: dict[str, Any] = {
+    "an address": {"status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.7"}]}},
+    "capacity": {"status": {"capacity": {"nvidia.com/gpu": "80"}}},
+    "allocatable": {"status": {"allocatable": {"nvidia.com/gpu": "0"}}},
+    "the kubelet's port": {"status": {"daemonEndpoints": {"kubeletEndpoint": {"Port": 1}}}},
+    "another's condition": {"status": {"conditions": [{"type": "Ready", "status": "False"}]}},
+    "another's label by the status": {"metadata": {"labels": {"example.test/pool": "b"}}},
+    "an annotation by the status": {"metadata": {"annotations": {"example.test/x": "y"}}},
+}
+
+
+async def test_every_other_write_of_the_aggregator_is_denied(
+    control_plane: ControlPlane, cluster_space: Space, policies: None
+) -> None:
+    """RBAC alone allows each of them: the second half is the positive control."""
+    [node] = cluster_space.create_nodes(1)
+    path = f"/api/v1/nodes/{node}"
+    taint = {"spec": {"taints": [{"key": "example.test/t", "effect": "NoSchedule"}]}}
+    control_plane.call("PATCH", path, taint, MERGE_PATCH)
+    account = control_plane.client_with_token(control_plane.token_for(*ACCOUNT, audience=None))
+    tried = [(what, path, body) for what, body in FORBIDDEN.items()]
+    tried += [(what, f"{path}/status", body) for what, body in FORBIDDEN_STATUS.items()]
+    for what, where, body in tried:
+        status, message = patch(
+            account, where, body, STRATEGIC_PATCH if "status" in body else MERGE_PATCH
+        )
+        assert status == 422, (what, status, message)
+        assert "sickbay-aggregator" in message, (what, message)
+        assert "the aggregator may" in message, (what, message)
+
+
+async def test_without_its_policy_rbac_allows_what_the_policy_denies(
+    control_plane: ControlPlane, cluster_space: Space, aggregator: Path
+) -> None:
+    """The blast radius that docs/security.md describes, tried."""
+    account = control_plane.client_with_token(control_plane.token_for(*ACCOUNT, audience=None))
+    nodes = iter(cluster_space.create_nodes(len(FORBIDDEN) + len(FORBIDDEN_STATUS)))
+    for what, body in FORBIDDEN.items():
+        assert patch(account, f"/api/v1/nodes/{next(nodes)}", body)[0] == 200, what
+    for what, body in FORBIDDEN_STATUS.items():
+        where = f"/api/v1/nodes/{next(nodes)}/status"
+        assert patch(account, where, body, STRATEGIC_PATCH)[0] == 200, what
+
+
+# -- kubelets ------------------------------------------------------------------------------------
+
+
+async def test_a_kubelet_can_neither_lift_its_quarantine_nor_exempt_itself(
+    ward: Ward, cluster_space: Space, authors: None
+) -> None:
+    [node] = cluster_space.create_nodes(1)
+    ward.attach(node, snapshot(fault(boot_id=ward.boot(node))))
+    await ward.phase(node, "Drained")
+    kubelet, path = kubelet_of(ward.plane, node), f"/api/v1/nodes/{node}"
+    exemption = {EXEMPT: "until 2099-01-01T00:00:00Z mine"}
+    for where in (path, f"{path}/status"):
+        for body in (
+            {"metadata": {"annotations": exemption}},
+            {"metadata": {"annotations": {"sickbay.dev/did": None}}},
+            {"metadata": {"annotations": {"sickbay.dev/codes": "none"}}},
+            {"metadata": {"labels": {"sickbay.dev/quarantined": None}}},
+            {"metadata": {"labels": {"sickbay.dev/new": "x"}}},
+        ):
+            status, message = patch(kubelet, where, body, STRATEGIC_PATCH)
+            assert status == 422, (where, body, message)
+            assert "a kubelet may not" in message
+    for uncordon in (False, None):
+        status, message = patch(kubelet, path, {"spec": {"unschedulable": uncordon}})
+        assert status == 422, message
+        assert "a kubelet may not uncordon a node in quarantine" in message
+    assert ward.unschedulable(node)
+    # The routine requests of kubelets pass.
+    heartbeat = {"status": {"conditions": [{"type": "Ready", "status": "True", "reason": "K"}]}}
+    assert patch(kubelet, f"{path}/status", heartbeat, STRATEGIC_PATCH)[0] == 200
+    labels = {"metadata": {"labels": {"example.test/x": "y"}}}
+    assert patch(kubelet, path, labels)[0] == 200
+
+
+async def test_a_kubelet_may_cordon_and_uncordon_a_node_that_is_not_in_quarantine(
+    control_plane: ControlPlane, cluster_space: Space, policies: None
+) -> None:
+    [node] = cluster_space.create_nodes(1)
+    kubelet, path = kubelet_of(control_plane, node), f"/api/v1/nodes/{node}"
+    for cordoned in (True, False):
+        assert patch(kubelet, path, {"spec": {"unschedulable": cordoned}})[0] == 200
+
+
+async def test_a_kubelet_may_not_register_its_node_with_our_words_on_it(
+    control_plane: ControlPlane, cluster_space: Space, policies: None
+) -> None:
+    name = f"{cluster_space.node_prefix}-new"
+    kubelet = kubelet_of(control_plane, name)
+    body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
+    notes = {"metadata": {"name": name, "annotations": {EXEMPT: "until 2099-01-01T00:00:00Z x"}}}
+    answer = kubelet.request("POST", "/api/v1/nodes", {**body, **notes}, JSON)
+    assert answer.status == 422, answer.body
+    assert kubelet.request("POST", "/api/v1/nodes", body, JSON).status == 201
+    control_plane.request("DELETE", f"/api/v1/nodes/{name}")
+
+
+async def test_without_the_policy_a_kubelets_uncordon_releases_nothing_and_its_exemption_shows(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    """A cluster older than 1.30, or one where they were not applied."""
+    [node] = cluster_space.create_nodes(1)
+    settings = replace(SETTINGS, uncordon=UncordonRules())
+    async with warden(kube, cluster_space, settings=settings) as ward:
+        ward.attach(node, snapshot(fault(boot_id=ward.boot(node))))
+        await ward.phase(node, "Drained")
+        kubelet, path = kubelet_of(ward.plane, node), f"/api/v1/nodes/{node}"
+        assert patch(kubelet, path, {"spec": {"unschedulable": False}})[0] == 200
+        await until(lambda: ward.unschedulable(node) and ward.status(node, "uncordoned"))
+        exemption = {EXEMPT: "until 2099-01-01T00:00:00Z mine"}
+        assert patch(kubelet, path, {"metadata": {"annotations": exemption}})[0] == 200
+        await ward.list_nodes_anew()
+        await until(lambda: "mine" in str(ward.fleet.node_summaries[node].wishes))
+        assert "node.wished" in ward.notes.kinds(node)
+        # Exempting it does not lift its quarantine.
+        assert ward.quarantine(node) is not None
+
+
+# -- Quarantines ---------------------------------------------------------------------------------
+
+
+async def test_a_person_may_not_edit_what_the_aggregator_would_write_again(
+    ward: Ward, cluster_space: Space
+) -> None:
+    [node] = cluster_space.create_nodes(1)
+    ward.attach(node, snapshot(fault(boot_id=ward.boot(node))))
+    await ward.phase(node, "Drained")
+    path = f"/apis/sickbay.dev/v1alpha1/quarantines/{node}"
+    found = ward.quarantine(node)
+    assert found is not None
+    [item] = found["spec"]["evidence"]
+    client = ward.plane.client
+    edits: list[tuple[Any, str]] = [
+        ({"spec": {"evidence": [{**item, "cleared": "operator"}]}}, "sickbay release NODE"),
+        ({"spec": {"evidence": None}}, "sickbay-agent cleared"),
+        ({"spec": {"intentAction": "cordon"}}, "set spec.action instead"),
+    ]
+    for body, says in edits:
+        status, message = patch(client, path, body)
+        assert status == 422, (body, message)
+        assert says in message
+    status, message = patch(client, f"{path}/status", {"status": {"phase": "Releasing"}})
+    assert status == 422, message
+    assert "aggregator's alone" in message
+    for body in (
+        {"spec": {"action": "cordon", "reason": "other words"}},
+        {"metadata": {"labels": {"a": "b"}, "annotations": {"ticket": "7"}}},
+    ):
+        assert patch(client, path, body)[0] == 200, body
+    await until(lambda: "a person set cordon" in ward.status(node, "override"))
+
+
+# -- who uncordoned -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def authors(control_plane: ControlPlane) -> Iterator[None]:
+    control_plane.apply(AUTHORS)
+    yield
+    remove(control_plane, AUTHORS)
+
+
+async def test_with_the_policy_that_names_authors_a_persons_uncordon_releases_and_a_tools_does_not(
+    kube: KubeCluster, cluster_space: Space, authors: None
+) -> None:
+    plane, [node] = cluster_space.plane, cluster_space.create_nodes(1)
+    settings = replace(SETTINGS, uncordon=UncordonRules(OnUncordon.ASK, trusts_author=True))
+    space = cluster_space.namespace
+    plane.create_service_account(space, "kured")
+    group = "rbac.authorization.k8s.io"
+    role = {
+        "apiVersion": f"{group}/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": f"kured-{space}"},
+        "roleRef": {"kind": "ClusterRole", "name": "cluster-admin", "apiGroup": group},
+        "subjects": [{"kind": "ServiceAccount", "name": "kured", "namespace": space}],
+    }
+    plane.call("POST", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", role)
+    tool = plane.client_with_token(plane.token_for(space, "kured", audience=None))
+    path, uncordon = f"/api/v1/nodes/{node}", {"spec": {"unschedulable": None}}
+    async with warden(kube, cluster_space, settings=settings) as ward:
+        ward.attach(node, snapshot(fault(boot_id=ward.boot(node))))
+        await ward.phase(node, "Drained")
+
+        def is_named() -> bool:
+            """The policy is in force a moment after it was applied."""
+            patch(tool, path, uncordon)
+            return "kured" in ward.status(node, "uncordoned")
+
+        await until(is_named)
+        assert ward.quarantine(node) is not None
+        forged = {"metadata": {"annotations": {"sickbay.dev/uncordoned-by": "mary"}}}
+        status, message = patch(tool, path, forged)
+        assert status == 422, message
+        await until(lambda: ward.unschedulable(node), within=120)
+        mary = plane.client_for("mary", ["system:masters"])
+        assert patch(mary, path, uncordon)[0] == 200
+        await ward.free(node)
+        assert not ward.unschedulable(node)
+    plane.request("DELETE", f"/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/kured-{space}")

@@ -1,0 +1,159 @@
+"""`sickbay stop`, `resume`, `release` and `quarantine` on a real API server, as processes."""
+
+import asyncio
+import json
+import shlex
+
+import pytest
+
+from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.cluster.port import Action
+from aggregator.quarantine.decide.operator_requests import OperatorRequests, read_operator_requests
+from tests.controlplane.pytest_plugin import Space
+from tests.web.test_cli import Done, sickbay
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture
+def person(cluster_space: Space) -> list[str]:
+    """The options of a person with a kubeconfig."""
+    kubeconfig = str(cluster_space.plane.kubeconfig)
+    return ["--kubeconfig", kubeconfig, "--namespace", cluster_space.namespace]
+
+
+async def test_stop_is_set_in_its_own_object_and_the_record_and_resume_ends_both(
+    kube: KubeCluster, person: list[str]
+) -> None:
+    await kube.read_record()
+    done = await sickbay("stop", "--reason", "fabric work", *person)
+    assert done.code == 0, done.err
+    assert f"To go on: sickbay resume {shlex.join(person)}\n" in done.out
+    assert (await kube.read_stop()).reason == "fabric work"
+    record = await kube.read_record()
+    assert record.stop == "fabric work"  # an older aggregator reads this place
+    await kube.write_record('{"entries": {}}', record.version)
+    again = await sickbay("stop", "--reason", "still", *person)
+    assert 'stopped already: "fabric work"' in again.out
+    seen = await kube.read_record()
+    assert (seen.stop, seen.text) == ("still", '{"entries": {}}')
+    done = await sickbay("resume", *person)
+    assert 'it was stopped: "still"' in done.out
+    seen, resumed = await kube.read_record(), await kube.read_stop()
+    assert (seen.stop, seen.text, resumed.reason) == ("", '{"entries": {}}', "")
+    # The switch may have been deleted since: then this does end a stop that an aggregator keeps.
+    unset = (await sickbay("resume", *person)).out
+    assert "No stop is written in the cluster" in unset
+    assert "not stopped" not in unset
+
+
+async def test_a_stop_outlasts_the_record_and_a_resume_is_always_a_change(
+    kube: KubeCluster, cluster_space: Space, person: list[str]
+) -> None:
+    await kube.read_record()
+    await sickbay("stop", "--reason", "fabric work", *person)
+    where = f"/api/v1/namespaces/{cluster_space.namespace}/configmaps/sickbay-record"
+    cluster_space.plane.call("DELETE", where)
+    assert (await kube.read_record()).stop == ""
+    assert (await kube.read_stop()).reason == "fabric work"
+    assert (await kube.read_stop_in_record()).stop == ""
+    done = await sickbay("resume", *person)
+    assert 'it was stopped: "fabric work"' in done.out
+    first = await kube.read_stop()
+    await asyncio.sleep(1.1)  # the time of a resume is written in seconds
+    await sickbay("resume", *person)
+    second = await kube.read_stop()
+    assert (first.reason, second.reason) == ("", "")
+    assert first.version != second.version
+
+
+async def test_a_stop_where_no_sickbay_is_says_that_it_may_stop_nothing(
+    cluster_space: Space, person: list[str]
+) -> None:
+    done = await sickbay("stop", "--reason", "fabric work", *person)
+    assert done.code == 0, done.err
+    assert f"BUT: there was no record in namespace {cluster_space.namespace}" in done.out
+    again = await sickbay("stop", "--reason", "fabric work", *person)
+    assert 'stopped already: "fabric work"' in again.out
+    assert "BUT" not in again.out
+
+
+async def test_a_quarantine_by_hand_is_made_and_released(
+    kube: KubeCluster, cluster_space: Space, person: list[str]
+) -> None:
+    (node,) = cluster_space.create_nodes(1)
+    ask = ["--action", "drain", "--reason", "fan 3 is dead", "--requester", "hall-2", *person]
+    await sickbay("stop", "--reason", "fabric work", *person)
+    done = await sickbay("quarantine", node, *ask)
+    assert done.code == 0, done.err
+    assert f"sickbay release {node} {shlex.join(person)}\n" in done.out
+    assert "sickbay is stopped: fabric work\nNothing begins until the stop is lifted" in done.out
+    assert f"sickbay resume {shlex.join(person)}\n" in done.out
+    made = await kube.read_quarantine(node)
+    assert made is not None
+    assert (made.spec.action, made.spec.kind) == (Action.DRAIN, "manual")
+    assert (made.spec.reason, made.spec.requester) == ("fan 3 is dead", "hall-2")
+    assert not made.has_finalizer, "the aggregator adds its own"
+    again = await sickbay("quarantine", node, *ask)
+    assert again.code == 1
+    assert "in quarantine already (drain, by hall-2: fan 3 is dead)" in again.err
+    done = await sickbay("release", node, *person, "-o", "json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["done"]
+    assert await kube.read_quarantine(node) is None
+
+
+async def test_release_leaves_the_undoing_to_the_aggregator(
+    kube: KubeCluster, cluster_space: Space, person: list[str]
+) -> None:
+    (node,) = cluster_space.create_nodes(1)
+    ask = ["--action", "cordon", "--reason", "to be looked at", *person]
+    assert (await sickbay("quarantine", node, *ask)).code == 0
+    made = await kube.read_quarantine(node)
+    assert made is not None
+    await kube.add_finalizer(made)
+    assert (await sickbay("release", node, *person)).code == 0
+    held = await kube.read_quarantine(node)
+    assert held is not None
+    assert held.deleting
+    await kube.drop_quarantine(held)
+
+
+async def test_a_node_is_exempted_and_pinned_and_let_go(
+    kube: KubeCluster, cluster_space: Space, person: list[str]
+) -> None:
+    (node,) = cluster_space.create_nodes(1)
+    ask = ["exempt", node, "--for", "30m", "--reason", "firmware test", *person]
+    done = await sickbay(*ask)
+    assert done.code == 0, done.err
+    assert (await sickbay("pin", node, "--reason", "RMA 12345", *person)).code == 0
+    read = await kube.read_node(node)
+    assert read is not None
+    found = read_operator_requests(read.annotations)
+    assert (found.exempt_reason, found.pin_reason) == ("firmware test", "RMA 12345")
+    undone = [await sickbay(word, node, *person) for word in ("unexempt", "unpin")]
+    assert [one.code for one in undone] == [0, 0]
+    read = await kube.read_node(node)
+    assert read is not None
+    assert read_operator_requests(read.annotations) == OperatorRequests()
+    typo = await refused("pin", "no-such-node", "--reason", "x", *person)
+    assert 'there is no node "no-such-node"' in typo.err
+
+
+async def refused(*arguments: str) -> Done:
+    done = await sickbay(*arguments)
+    assert done.code == 1, done
+    assert "Traceback" not in done.err
+    return done
+
+
+async def test_what_is_not_there_is_said(kube: KubeCluster, person: list[str]) -> None:
+    ask = ["--action", "drain", "--reason", "x", *person]
+    typo, nothing, nowhere = await asyncio.gather(
+        refused("quarantine", "no-such-node", *ask),
+        refused("release", "no-such-node", *person),
+        refused("stop", "--reason", "x", *person[:2], "--namespace", "no-such-namespace"),
+    )
+    assert 'there is no node "no-such-node"' in typo.err
+    assert "nothing to release" in nothing.err
+    assert "no-such-namespace" in nowhere.err

@@ -1,0 +1,132 @@
+"""Many drains at once on a real API server: 200 that budgets block, and 200 that begin together.
+
+Each time is compared with the same at rest, in one run on one machine.
+"""
+
+import asyncio
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.cluster.port import Action, QuarantineSpec
+from aggregator.events import EventKind, Transition
+from tests.controlplane.pytest_plugin import Space
+from tests.kube.test_kube_drain import Aggregator, aggregator
+from tests.support.replica import Notes
+from tests.support.waiting import until
+
+BLOCKED = 200
+FAULTS = 40
+EVICTABLE = 20
+BURST = 200
+BY_HAND = QuarantineSpec(Action.DRAIN, "manual", "blocked on purpose", requester="test")
+
+
+@dataclass
+class TimedNotes(Notes):
+    """Keeps when the first transition of each kind was noted of a node (monotonic seconds)."""
+
+    at: dict[tuple[str, EventKind], float] = field(default_factory=dict)
+
+    def record_event(self, transition: Transition) -> None:
+        super().record_event(transition)
+        self.at.setdefault((transition.node, transition.kind), time.monotonic())
+
+    def all_have(self, nodes: list[str], kind: EventKind) -> Callable[[], bool]:
+        return lambda: all((node, kind) in self.at for node in nodes)
+
+
+async def latencies(
+    running: Aggregator, notes: TimedNotes, nodes: list[str], kind: EventKind
+) -> list[float]:
+    """Seconds from each node's fault to this transition of it, one node after the other."""
+    found: list[float] = []
+    for node in nodes:
+        began = time.monotonic()
+        running.falls_ill(node)
+        await until(notes.all_have([node], kind), f"{kind} of {node}", within=60)
+        found.append(notes.at[node, kind] - began)
+        await asyncio.sleep(0.1)
+    return found
+
+
+def create_pods(space: Space, nodes: list[str], app: str) -> None:
+    for node in nodes:
+        space.plane.create_pod(space.namespace, f"{app}-{node}", node=node, labels={"app": app})
+
+
+async def block(space: Space, app: str, count: int) -> None:
+    """A budget that lets none of the app's pods go, once the controller has counted them."""
+    body = {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": app},
+        "spec": {"minAvailable": count, "selector": {"matchLabels": {"app": app}}},
+    }
+    base = f"/apis/policy/v1/namespaces/{space.namespace}/poddisruptionbudgets"
+    await asyncio.to_thread(space.plane.call, "POST", base, body)
+    async with asyncio.timeout(120):
+        while True:
+            found = await asyncio.to_thread(space.plane.call, "GET", f"{base}/{app}")
+            if found.get("status", {}).get("currentHealthy") == count:
+                return
+            await asyncio.sleep(0.2)
+
+
+def p90(values: list[float]) -> float:
+    return statistics.quantiles(values, n=10, method="inclusive")[8]
+
+
+async def test_blocked_drains_slow_neither_new_taints_nor_first_evictions(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    space, notes = cluster_space, TimedNotes()
+    nodes = await asyncio.to_thread(space.create_nodes, BLOCKED + 2 * FAULTS + EVICTABLE)
+    blocked, rest = nodes[:BLOCKED], nodes[BLOCKED:]
+    idle, busy, evictable = rest[:FAULTS], rest[FAULTS : 2 * FAULTS], rest[2 * FAULTS :]
+    await asyncio.to_thread(create_pods, space, blocked, "held")
+    await asyncio.to_thread(create_pods, space, evictable, "free")
+    await block(space, "held", BLOCKED)
+    async with aggregator(kube, space, notes=notes) as running:
+        at_rest = await latencies(running, notes, idle, EventKind.CORDONED)
+        for node in blocked:
+            await kube.create_quarantine(node, BY_HAND)
+        await until(notes.all_have(blocked, EventKind.BLOCKED), "every drain blocked", within=180)
+        await asyncio.sleep(30)  # past the first retries
+        before, began = Counter(kube.counters.answers), time.monotonic()
+        loaded = await latencies(running, notes, busy, EventKind.CORDONED)
+        evicted = await latencies(running, notes, evictable, EventKind.EVICTED)
+        took = time.monotonic() - began
+        asked = Counter(kube.counters.answers) - before
+    told = (
+        f"taints at rest {p90(at_rest):.3f} s, loaded {p90(loaded):.3f} s (p90); "
+        f"evicted after {p90(evicted):.3f} s, at most {max(evicted):.3f} s; "
+        f"a second: { ({key: round(count / took, 1) for key, count in asked.items()}) }"
+    )
+    print(told)
+    assert asked["POST", "pods/eviction", 429] / took <= 12, told
+    assert asked["GET", "pods", 200] / took <= 30, told
+    assert p90(loaded) <= 6 * p90(at_rest), told
+    assert max(evicted) <= 1.5, told
+
+
+async def test_of_many_drains_that_begin_together_the_first_evicts_soon_after_the_taints(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    """A drain that is begun goes on before the next begins, so that no eviction waits for all."""
+    space, notes = cluster_space, TimedNotes()
+    nodes = await asyncio.to_thread(space.create_nodes, BURST)
+    await asyncio.to_thread(create_pods, space, nodes, "job")
+    async with aggregator(kube, space, notes=notes) as running:
+        began = time.monotonic()
+        for node in nodes:
+            running.falls_ill(node)
+        await until(notes.all_have(nodes, EventKind.EVICTED), "all evicted", within=240)
+    tainted = max(notes.at[node, EventKind.CORDONED] for node in nodes) - began
+    first, *_, last = sorted(notes.at[node, EventKind.EVICTED] - began for node in nodes)
+    told = f"tainted {tainted:.2f} s, first eviction {first:.2f} s, last {last:.2f} s"
+    print(told)
+    assert first <= 1.6 * tainted, told

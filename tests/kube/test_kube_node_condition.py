@@ -1,0 +1,122 @@
+"""The node's condition and its Events, on a real API server."""
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+
+from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.cluster.node_names import APPLIED, TAINT
+from aggregator.cluster.port import Conflict, NodeChange, NotFound, Taint
+from tests.controlplane.pytest_plugin import Space
+
+
+def condition_of(space: Space, name: str) -> dict[str, Any]:
+    conditions = space.plane.node(name)["status"]["conditions"]
+    [found] = [one for one in conditions if one["type"] == "SickbayQuarantined"]
+    assert isinstance(found, dict)
+    return found
+
+
+def events_of(space: Space, name: str) -> list[dict[str, Any]]:
+    listed = space.plane.call("GET", "/apis/events.k8s.io/v1/namespaces/default/events")
+    return [one for one in listed["items"] if one["regarding"].get("name") == name]
+
+
+async def announce(kube: KubeCluster, space: Space, name: str, **arguments: Any) -> None:
+    """Publish as the controller does: the node has been marked, or undone, before."""
+    uid = await marked(kube, name, there=arguments["quarantined"])
+    await kube.announce(name, node_uid=uid, **arguments)
+
+
+async def marked(kube: KubeCluster, name: str, *, there: bool) -> str:
+    """The uid of the node, which bears our taint and annotation now, or neither."""
+    ours = (Taint(TAINT, "gpu", "NoSchedule"),) if there else ()
+    change = NodeChange(taints=ours, annotations={APPLIED: "{}" if there else None})
+    while True:
+        node = await kube.read_node(name)
+        assert node is not None
+        if node.taints == ours:
+            return node.uid
+        with contextlib.suppress(Conflict):  # others write to a new node, too
+            await kube.patch_node(node, change)
+
+
+async def test_the_condition_and_one_event_tell_of_each_transition(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    [name] = cluster_space.create_nodes(1)
+    sick = {"quarantined": True, "reason": "Xid79", "message": "GPU 3 fell off the bus"}
+    await announce(kube, cluster_space, name, **sick)
+    await announce(kube, cluster_space, name, **sick)  # no change: no new Event
+    first = condition_of(cluster_space, name)
+    assert (first["status"], first["reason"]) == ("True", "Xid79")
+    [event] = events_of(cluster_space, name)
+    assert (event["type"], event["reason"], event["note"]) == ("Warning", "Xid79", sick["message"])
+
+    await asyncio.sleep(1.1)  # times in conditions are whole seconds
+    await announce(
+        kube, cluster_space, name, quarantined=True, reason="Drained", message="12 pods left"
+    )
+    second = condition_of(cluster_space, name)
+    assert second["reason"] == "Drained"
+    assert second["lastTransitionTime"] == first["lastTransitionTime"]
+
+    await announce(kube, cluster_space, name, quarantined=False, reason="Released", message="ok")
+    third = condition_of(cluster_space, name)
+    assert third["status"] == "False"
+    assert third["lastTransitionTime"] > first["lastTransitionTime"]
+    assert [one["type"] for one in events_of(cluster_space, name)].count("Warning") == 2
+    assert len(events_of(cluster_space, name)) == 3
+    kept = {one["type"] for one in cluster_space.plane.node(name)["status"]["conditions"]}
+    assert "Ready" in kept
+
+
+async def test_a_long_message_is_cut_for_the_event_and_whole_in_the_condition(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    [name] = cluster_space.create_nodes(1)
+    message = "ä" * 2000
+    await announce(kube, cluster_space, name, quarantined=True, reason="R" * 200, message=message)
+    [event] = events_of(cluster_space, name)
+    assert event["note"] == "ä" * 512
+    assert condition_of(cluster_space, name)["message"] == message
+
+
+async def test_a_namesake_hears_nothing(kube: KubeCluster, cluster_space: Space) -> None:
+    [name] = cluster_space.create_nodes(1)
+    arguments: dict[str, Any] = {"quarantined": True, "reason": "Xid79", "message": "x"}
+    with pytest.raises(Conflict):
+        await kube.announce(name, node_uid="another", **arguments)
+    assert events_of(cluster_space, name) == []
+    with pytest.raises(NotFound):
+        await kube.announce(f"{name}-gone", node_uid="any", **arguments)
+
+
+async def test_who_was_superseded_says_nothing_of_what_is_over(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    """Paused between its patch and its report, while another released the node."""
+    [name] = cluster_space.create_nodes(1)
+    await announce(kube, cluster_space, name, quarantined=True, reason="Xid79", message="x")
+    await announce(kube, cluster_space, name, quarantined=False, reason="Released", message="ok")
+    uid = cluster_space.plane.node(name)["metadata"]["uid"]
+    await kube.announce(name, node_uid=uid, quarantined=True, reason="Xid79", message="late")
+    assert condition_of(cluster_space, name)["status"] == "False"
+    assert [one["note"] for one in events_of(cluster_space, name)].count("late") == 0
+
+
+async def test_what_was_told_just_now_is_told_once_although_the_cache_may_not_show_it(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    names = cluster_space.create_nodes(8)
+    uids = {name: await marked(kube, name, there=True) for name in names}
+    for _ in range(2):  # at once after the mark, and at once after the first report
+        for name, uid in uids.items():
+            await kube.announce(
+                name, node_uid=uid, quarantined=True, reason="Xid79", message="fell off the bus"
+            )
+    for name in names:
+        assert condition_of(cluster_space, name)["status"] == "True"
+        assert len(events_of(cluster_space, name)) == 1

@@ -1,0 +1,237 @@
+"""A quarantined node that has lost our marks, on the real API server.
+
+Its Node was deleted and created again in the same boot, or people have changed our marks on it.
+"""
+
+import asyncio
+import copy
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.quarantine.decide.lost_marks import RestoreRules
+from tests.controlplane.commands import KUBELET_LABEL
+from tests.controlplane.pytest_plugin import Space
+from tests.kube.test_release_scenarios import DISK, LONG, WELL, Ward, warden
+from tests.support.replica import SETTINGS, snapshot
+from tests.support.stack import pods_of
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.cluster
+
+TAINT = "sickbay.dev/quarantine"
+LABEL = "sickbay.dev/quarantined"
+DID = "sickbay.dev/did"
+
+
+@pytest.fixture
+async def ward(kube: KubeCluster, cluster_space: Space) -> AsyncIterator[Ward]:
+    async with warden(kube, cluster_space) as made:
+        yield made
+
+
+def taints(ward: Ward, node: str) -> list[dict[str, Any]]:
+    found = ward.plane.node(node)["spec"].get("taints", [])
+    return [one for one in found if one["key"] == TAINT]
+
+
+def recreated(body: dict[str, Any]) -> dict[str, Any]:
+    """The Node as its kubelet registers it again: without our marks, in the same boot."""
+    new = copy.deepcopy(body)
+    meta = new["metadata"]
+    for key in ("uid", "resourceVersion", "creationTimestamp", "managedFields", "annotations"):
+        meta.pop(key, None)
+    meta["labels"] = {k: v for k, v in meta["labels"].items() if not k.startswith("sickbay.dev")}
+    new["spec"] = {}
+    return new
+
+
+async def test_a_node_deleted_and_recreated_in_the_same_boot_is_marked_within_a_second(
+    ward: Ward, cluster_space: Space
+) -> None:
+    plane = cluster_space.plane
+    # This Node has no kubelet: only the aggregator writes to it.
+    [node] = cluster_space.create_nodes(1, labels={KUBELET_LABEL: "away"})
+    ward.attach(node, snapshot(DISK))
+    await ward.phase(node, "Drained")
+    body = recreated(plane.node(node))
+    for away in (0.0, 3.0):
+        before = ward.status(node, "nodeUID")
+        plane.delete_nodes([node])
+        await asyncio.sleep(away)
+        made = plane.call("POST", "/api/v1/nodes", body)
+        returned = time.monotonic()
+        await until(lambda: taints(ward, node))
+        assert time.monotonic() - returned < 1.0
+        assert ward.unschedulable(node)
+        await until(lambda uid=made["metadata"]["uid"]: ward.status(node, "nodeUID") == uid)  # type: ignore[misc]
+        assert ward.status(node, "nodeUID") != before
+        await ward.phase(node, "Drained")
+    ward.says(node, WELL)
+    ward.later(LONG, node)
+    await ward.free(node)
+    assert not ward.unschedulable(node)
+
+
+async def test_pods_that_came_to_a_recreated_node_before_its_taint_are_evicted(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    plane = cluster_space.plane
+    [node] = cluster_space.create_nodes(1)
+    settings = replace(SETTINGS, drain=replace(SETTINGS.drain, evict_unmanaged=True))
+    async with warden(kube, cluster_space, settings=settings) as ward:
+        ward.attach(node, snapshot(DISK))
+        await ward.phase(node, "Drained")
+        body = recreated(plane.node(node))
+        plane.delete_nodes([node])
+        plane.call("POST", "/api/v1/nodes", body)
+        # Its pod names the node, as if it had been scheduled between the two.
+        plane.create_pod(cluster_space.namespace, "came-at-once", node=node)
+        await until(lambda: taints(ward, node))
+        await until(lambda: ward.notes.kinds(node).count("quarantine.drained") == 2)
+        assert ward.notes.kinds(node).count("pod.evicted") == 1
+        assert pods_of(plane, cluster_space.namespace, node) == []
+
+
+@pytest.mark.parametrize("effect", ["NoExecute", "PreferNoSchedule", "NoSchedule"])
+async def test_a_taint_and_a_label_of_before_are_restored_by_the_release(
+    effect: str, ward: Ward, cluster_space: Space
+) -> None:
+    [node] = cluster_space.create_nodes(1)
+    theirs = {"key": TAINT, "value": "hold", "effect": effect}
+    ward.patch(node, {"spec": {"taints": [theirs]}, "metadata": {"labels": {LABEL: "hold"}}})
+    if effect == "NoExecute":  # the admission plugin or we ourselves may date it
+        theirs = taints(ward, node)[0]
+    ward.attach(node, snapshot(DISK))
+    await ward.phase(node, "Drained")
+    ours = {"key": TAINT, "value": "disk", "effect": "NoSchedule"}
+    assert ours in taints(ward, node)
+    assert (theirs in taints(ward, node)) == (effect != "NoSchedule")
+    ward.says(node, WELL)
+    ward.later(LONG, node)
+    await until(lambda: ward.quarantine(node) is None)
+    assert taints(ward, node) == [theirs]
+    assert ward.plane.node(node)["metadata"]["labels"][LABEL] == "hold"
+    assert not ward.unschedulable(node)
+
+
+async def test_a_release_undoes_exactly_ours_when_our_annotation_was_removed(
+    ward: Ward, cluster_space: Space
+) -> None:
+    ours, theirs = cluster_space.create_nodes(2)
+    ward.patch(theirs, {"spec": {"unschedulable": True}})
+    for node in (ours, theirs):
+        ward.attach(node, snapshot(DISK))
+        await ward.phase(node, "Drained")
+        ward.patch(node, {"metadata": {"annotations": {DID: None}}})
+        ward.says(node, WELL)
+        ward.later(LONG, node)
+    for node in (ours, theirs):
+        await ward.free(node)
+        assert LABEL not in ward.plane.node(node)["metadata"]["labels"]
+    assert not ward.unschedulable(ours)
+    assert ward.unschedulable(theirs)
+
+
+# -- removed or changed by people -----------------------------------------------------------
+
+
+def missing(ward: Ward, node: str) -> set[str]:
+    marks = ((ward.quarantine(node) or {}).get("status") or {}).get("marks") or {}
+    return set(marks.get("missing", []))
+
+
+def condition(ward: Ward, node: str) -> str:
+    found = ward.plane.node(node)["status"]["conditions"]
+    return "".join(one["status"] for one in found if one["type"] == "SickbayQuarantined")
+
+
+def remove_taint(ward: Ward, node: str) -> None:
+    others = [t for t in ward.plane.node(node)["spec"]["taints"] if t["key"] != TAINT]
+    ward.patch(node, {"spec": {"taints": others}})
+
+
+def change_taint(ward: Ward, node: str) -> None:
+    found = ward.plane.node(node)["spec"]["taints"]
+    changed = [t | {"effect": "PreferNoSchedule"} if t["key"] == TAINT else t for t in found]
+    ward.patch(node, {"spec": {"taints": changed}})
+
+
+def remove_label(ward: Ward, node: str) -> None:
+    ward.patch(node, {"metadata": {"labels": {LABEL: None}}})
+
+
+def remove_did(ward: Ward, node: str) -> None:
+    ward.patch(node, {"metadata": {"annotations": {DID: None}}})
+
+
+def overwrite_condition(ward: Ward, node: str) -> None:
+    body = {"status": {"conditions": [{"type": "SickbayQuarantined", "status": "False"}]}}
+    path = f"/api/v1/nodes/{node}/status"
+    ward.plane.call("PATCH", path, body, "application/strategic-merge-patch+json")
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (remove_taint, "taint"),
+        (change_taint, "taint"),
+        (remove_label, "label"),
+        (remove_did, "did"),
+        (overwrite_condition, "condition"),
+    ],
+)
+async def test_a_mark_removed_by_hand_is_told_within_seconds_and_restored_after_the_grace(
+    change: Callable[[Ward, str], None], name: str, kube: KubeCluster, cluster_space: Space
+) -> None:
+    [node] = cluster_space.create_nodes(1)
+    settings = replace(SETTINGS, marks=RestoreRules(after=4.0))
+    async with warden(kube, cluster_space, settings=settings) as ward:
+        ward.attach(node, snapshot(DISK))
+        await ward.phase(node, "Drained")
+        case = ward.controller._registry.case(node)
+        await until(lambda: condition(ward, node) == "True" and case.trail is None)
+        change(ward, node)
+        removed = time.monotonic()
+        await until(lambda: missing(ward, node) == {name})
+        assert time.monotonic() - removed < 3.0
+        assert ward.fleet.node_summaries[node].missing == (name,)
+        await until(lambda: not missing(ward, node))
+        assert {"key": TAINT, "value": "disk", "effect": "NoSchedule"} in taints(ward, node)
+        await until(lambda: condition(ward, node) == "True")
+        meta = ward.plane.node(node)["metadata"]
+        assert meta["labels"][LABEL] == "disk"
+        assert '"unschedulable": true' in meta["annotations"][DID]
+        assert ward.status(node, "phase") == "Drained"
+        assert ward.notes.kinds(node).count("quarantine.marks_missing") == 1
+        await until(lambda: ward.notes.kinds(node).count("quarantine.marks_restored") == 1)
+        ward.says(node, WELL)
+        ward.later(LONG, node)
+        await until(lambda: ward.quarantine(node) is None)
+        assert not ward.unschedulable(node)
+        assert not [one for one in taints(ward, node) if one["effect"] == "NoSchedule"]
+
+
+async def test_an_aggregator_that_starts_finds_the_taint_that_was_removed_while_it_was_away(
+    kube: KubeCluster, cluster_space: Space
+) -> None:
+    nodes = cluster_space.create_nodes(3)
+    async with warden(kube, cluster_space, keep=True) as ward:
+        for node in nodes:
+            ward.attach(node, snapshot(DISK))
+            await ward.phase(node, "Drained")
+        await until(lambda: all(condition(ward, node) == "True" for node in nodes))
+        first = ward
+    remove_taint(first, nodes[0])
+    settings = replace(SETTINGS, marks=RestoreRules(times=0))
+    async with warden(kube, cluster_space, settings=settings) as ward:
+        await until(lambda: missing(ward, nodes[0]) == {"taint"})
+        assert [missing(ward, node) for node in nodes[1:]] == [set(), set()]
+        await ward.list_nodes_anew()
+        ward.attach(nodes[0], snapshot(DISK))
+        assert missing(ward, nodes[0]) == {"taint"}
+        assert taints(ward, nodes[0]) == []

@@ -1,0 +1,193 @@
+"""A real API server: uninstalled with the nodes left as they are, and installed again."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.quarantine.decide.admission_record import parse_record
+from aggregator.quarantine.state.fleet import QuarantineSummary
+from tests.controlplane.plane import ControlPlane
+from tests.controlplane.pytest_plugin import Space
+from tests.kube.test_release_scenarios import LONG, Ward
+from tests.support.kube_cluster import DEPLOY, kube_cluster
+from tests.support.replica import fault, snapshot
+from tests.support.stack import remove_quarantines
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.cluster
+
+NAMESPACE = "sickbay"
+QUARANTINES = "/apis/sickbay.dev/v1alpha1/quarantines"
+DEFINITION = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/quarantines.sickbay.dev"
+
+
+@pytest.fixture(scope="module")
+def plane(control_plane_programs: Mapping[str, Path]) -> Iterator[ControlPlane]:
+    """One of these tests' own, whose namespaces can be deleted."""
+    assert control_plane_programs  # asked for, so that this is skipped loudly where there are none
+    with ControlPlane(scheduler=False, kwok=False) as started:
+        yield started
+
+
+@asynccontextmanager
+async def installed(plane: ControlPlane, prefix: str) -> AsyncIterator[Ward]:
+    """The definition, the namespace, and a controller for the block; all else stays."""
+    plane.apply(DEPLOY / "crd.yaml")
+    plane.apply(f"{{apiVersion: v1, kind: Namespace, metadata: {{name: {NAMESPACE}}}}}")
+    async with (
+        kube_cluster(plane.kubeconfig, namespace=NAMESPACE) as kube,
+        running(kube, plane, prefix) as ward,
+    ):
+        yield ward
+
+
+@asynccontextmanager
+async def running(kube: KubeCluster, plane: ControlPlane, prefix: str) -> AsyncIterator[Ward]:
+    ward = Ward(kube, Space(plane, NAMESPACE, prefix))
+    task = asyncio.create_task(ward.controller.run())
+    try:
+        await until(lambda: not ward.fleet.view_lost)
+        yield ward
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def entries(plane: ControlPlane) -> set[str]:
+    path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/sickbay-record"
+    return set(parse_record(plane.call("GET", path)["data"]["record"]).entries)
+
+
+def is_held(ward: Ward, node: str) -> bool:
+    """Whether it has our taint and is unschedulable."""
+    spec = ward.plane.node(node)["spec"]
+    ours = [one for one in spec.get("taints", []) if one["key"] == "sickbay.dev/quarantine"]
+    return bool(ours and spec.get("unschedulable"))
+
+
+def by_hand(plane: ControlPlane, node: str) -> None:
+    spec = {"action": "drain", "kind": "node", "reason": "fan 3", "requester": "hall-2"}
+    body: dict[str, Any] = {
+        "apiVersion": "sickbay.dev/v1alpha1",
+        "kind": "Quarantine",
+        "metadata": {"name": node},
+        "spec": spec,
+    }
+    plane.call("POST", QUARANTINES, body)
+
+
+async def drained(ward: Ward, nodes: Sequence[str]) -> None:
+    for node in nodes:
+        await ward.phase(node, "Drained")
+
+
+def ill(ward: Ward, nodes: Sequence[str]) -> None:
+    for node in nodes:
+        ward.attach(node, snapshot(fault(boot_id=ward.boot(node))))
+
+
+@pytest.mark.timeout(300)
+async def test_marked_nodes_are_shown_in_quarantine_while_the_definition_is_gone(
+    plane: ControlPlane,
+) -> None:
+    """No page says that no node is marked, and after their release none says that they are."""
+    well, *sick = plane.create_nodes(4, "bereft")
+
+    def shown(ward: Ward) -> set[str]:
+        node_summaries = ward.fleet.node_summaries.values()
+        return {
+            one.node for one in node_summaries if one.standing() is QuarantineSummary.QUARANTINED
+        }
+
+    try:
+        async with installed(plane, "bereft") as ward:
+            ill(ward, sick)
+            await drained(ward, sick)
+            assert shown(ward) == set(sick)
+            assert ward.fleet.node_summaries[well].read_at is not None
+            plane.call("DELETE", DEFINITION)
+            await until(lambda: ward.fleet.view_lost)
+            await until(lambda: all(ward.fleet.node_summaries[n].quarantine is None for n in sick))
+            assert shown(ward) == set(sick)
+        async with installed(plane, "bereft") as ward:
+            for node in sick:
+                await ward.phase(node, "Cordoned")
+                plane.call("DELETE", f"{QUARANTINES}/{node}")
+            # After the release, a read of the marks replaces the earlier list's answer.
+            await until(lambda: not shown(ward), lambda: shown(ward))
+    finally:
+        plane.apply(DEPLOY / "crd.yaml")
+        remove_quarantines(plane, "bereft")
+
+
+@pytest.mark.timeout(300)
+async def test_a_reinstall_keeps_all_twelve_nodes_in_quarantine(plane: ControlPlane) -> None:
+    nodes = plane.create_nodes(12, "reinstalled")
+    try:
+        async with installed(plane, "reinstalled") as ward:
+            ill(ward, nodes)
+            await drained(ward, nodes)
+            plane.call("DELETE", DEFINITION)
+            await until(lambda: plane.request("GET", DEFINITION).status == 404)
+            assert all(is_held(ward, node) for node in nodes)
+        plane.delete_namespace(NAMESPACE)
+        path = f"/api/v1/namespaces/{NAMESPACE}"
+        await until(lambda: plane.request("GET", path).status == 404)
+        async with installed(plane, "reinstalled") as ward:
+            await until(lambda: entries(plane) == set(nodes))
+            for node in nodes:
+                await ward.phase(node, "Cordoned")
+            ill(ward, nodes)
+            await drained(ward, nodes)
+            ward.clock.time += LONG
+            ill(ward, nodes)
+            await ward.list_nodes_anew()
+            await ward.settles()
+            assert [node for node in nodes if is_held(ward, node)] == nodes
+            assert not [
+                node
+                for node in nodes
+                if "sickbay.dev/overruled" in plane.node(node)["metadata"]["annotations"]
+            ]
+            # A person's request releases one of them, as always.
+            ward.delete(nodes[0])
+            await ward.free(nodes[0])
+    finally:
+        remove_quarantines(plane, "reinstalled")
+
+
+@pytest.mark.timeout(300)
+async def test_a_replaced_definition_brings_back_ours_and_those_made_by_hand(
+    plane: ControlPlane,
+) -> None:
+    """`kubectl replace --force -f crd.yaml`, with the record kept."""
+    nodes = ours, hand = plane.create_nodes(2, "replaced")
+    try:
+        async with installed(plane, "replaced") as ward:
+            by_hand(plane, hand)
+            ill(ward, [ours])
+            await drained(ward, nodes)
+            uids = [plane.call("GET", f"{QUARANTINES}/{node}")["metadata"]["uid"] for node in nodes]
+            plane.call("DELETE", DEFINITION)
+            await until(lambda: plane.request("GET", DEFINITION).status == 404)
+            plane.apply(DEPLOY / "crd.yaml")
+            await drained(ward, nodes)
+            found = [plane.call("GET", f"{QUARANTINES}/{node}") for node in nodes]
+            assert not set(uids) & {one["metadata"]["uid"] for one in found}
+            assert found[0]["spec"]["requester"] == "sickbay"
+            spec = {key: found[1]["spec"][key] for key in ("action", "kind", "reason", "requester")}
+            assert spec == {
+                "action": "drain",
+                "kind": "node",
+                "reason": "fan 3",
+                "requester": "hall-2",
+            }
+            assert all(is_held(ward, node) for node in nodes)
+            assert entries(plane) >= set(nodes)
+    finally:
+        remove_quarantines(plane, "replaced")

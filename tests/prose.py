@@ -1,0 +1,133 @@
+"""Counts sentences whose subject is no noun, per 1,000 words of docs, docstrings and comments.
+
+The reader of a clause that begins with one of SUBJECTS ("Whoever gives up has cost it a handshake")
+has to search for its noun; CONTRIBUTING.md gives the rule. Questions are allowed.
+
+    python -m tests.prose                   the rate; exit code 1 above MOST
+    python -m tests.prose --list [PATH...]  each such sentence as FILE:LINE: text
+"""
+
+import ast
+import io
+import pathlib
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+MOST = 1.5
+FOLDERS = ("aggregator", "nodeagent", "proto", "tests", "docs", "deploy")
+FILES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+SUBJECTS = (
+    "who", "whoever", "whom", "whose", "what", "whatever", "nobody", "nothing", "none",
+    "somebody", "someone", "everybody", "anybody", "everything", "anything", "something",
+)  # fmt: skip
+_START = re.compile(rf"^(?:and |but |or |so |for )?({'|'.join(SUBJECTS)})\b", re.IGNORECASE)
+_SENTENCE = re.compile(r"(?<=[.!?:;])[\"')]*\s+")
+_CODE = re.compile(r"``[^`]*``|`[^`]*`|\[([^\]]*)\]\([^)]*\)")
+
+
+def texts(path: pathlib.Path) -> Iterator[tuple[int, str]]:
+    """(line, prose) of a file: paragraphs of Markdown, docstrings and comments of Python."""
+    source = path.read_text()
+    if path.suffix == ".md":
+        yield from _paragraphs(source)
+        return
+    yield from _docstrings(source)
+    yield from _comments(source)
+
+
+def _paragraphs(source: str) -> Iterator[tuple[int, str]]:
+    block: list[str] = []
+    start, fenced = 1, False
+    for number, written in enumerate([*source.splitlines(), ""], 1):
+        fence = written.lstrip().startswith("```")
+        fenced = fenced != fence
+        line = "" if fence else written
+        begins = bool(re.match(r"\s*([-*|#>]|\d+\.)\s?", line))
+        if (fenced or not line.strip() or begins) and block:
+            yield start, " ".join(block)
+            block = []
+        if fenced or not line.strip():
+            continue
+        if line.lstrip().startswith("|"):
+            yield from ((number, cell.strip()) for cell in line.strip().strip("|").split("|"))
+            continue
+        if not block:
+            start = number
+        block.append(re.sub(r"^\s*([-*#>]+|\d+\.)\s+", "", line).strip())
+
+
+def _docstrings(source: str) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text:
+                for part in text.split("\n\n"):
+                    before = text[: text.index(part)].count("\n")
+                    yield node.body[0].lineno + before, " ".join(part.split())
+
+
+def _comments(source: str) -> Iterator[tuple[int, str]]:
+    block: list[str] = []
+    start = last = 0
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        text = token.string.lstrip("#: ")
+        if re.match(r"(noqa|type:|fmt:|pragma|!)", text):
+            continue
+        if block and token.start[0] != last + 1:
+            yield start, " ".join(block)
+            block = []
+        if not block:
+            start = token.start[0]
+        block.append(text)
+        last = token.start[0]
+    if block:
+        yield start, " ".join(block)
+
+
+def sentences(text: str) -> Iterator[str]:
+    plain = _CODE.sub(lambda m: m[1] or "x", text).replace("**", "")
+    yield from (one.strip(" \"'(*_") for one in _SENTENCE.split(plain))
+
+
+def is_nounless(sentence: str) -> bool:
+    return bool(_START.match(sentence)) and not sentence.endswith("?")
+
+
+def main(arguments: list[str]) -> int:
+    listed = "--list" in arguments
+    under = [(ROOT / one).resolve() for one in arguments if one != "--list"]
+    words, found = 0, 0
+    for path in files():
+        if under and not any(path.is_relative_to(one) for one in under):
+            continue
+        for line, text in texts(path):
+            words += len(text.split())
+            for sentence in filter(is_nounless, sentences(text)):
+                found += 1
+                if listed:
+                    print(f"{path.relative_to(ROOT)}:{line}: {sentence[:160]}")
+    rate = 1000 * found / max(words, 1)
+    print(f"{found} sentences without a noun in {words} words: {rate:.2f} in 1,000 (most: {MOST})")
+    return int(rate > MOST)
+
+
+def files() -> list[pathlib.Path]:
+    """Every file with prose of ours, sorted."""
+    found = [
+        path
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".md")
+        and "_pb2" not in path.name
+        and "/fixtures/" not in path.as_posix()
+    ]
+    return sorted([*found, *(ROOT / name for name in FILES)])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,67 @@
+"""KubeCluster in tests: one that is started for a plane, and a listener that waits for events."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from aggregator.cluster.kubernetes.cluster import KubeCluster
+from aggregator.cluster.port import Cluster, News
+
+N = TypeVar("N")
+
+DEPLOY = Path(__file__).parents[2] / "deploy" / "kubernetes"
+
+
+@asynccontextmanager
+async def kube_cluster(kubeconfig: Path, **arguments: Any) -> AsyncIterator[KubeCluster]:
+    """A started KubeCluster, closed at the end. Its randomness is the same each time."""
+    cluster = KubeCluster(kubeconfig=str(kubeconfig), rng=random.Random(1), **arguments)
+    try:
+        await cluster.start()
+        yield cluster
+    finally:
+        await cluster.close()
+
+
+class Listener:
+    """Keeps the events of a cluster, and waits for them."""
+
+    def __init__(self) -> None:
+        self.heard: list[News] = []
+        self._more = asyncio.Event()
+
+    async def follow(self, cluster: Cluster) -> None:
+        async for news in cluster.news():
+            self.heard.append(news)
+            self._more.set()
+
+    def of(self, kind: type[N]) -> list[N]:
+        """All events of one kind, in order."""
+        return [news for news in self.heard if isinstance(news, kind)]
+
+    async def wait(
+        self, kind: type[N], which: Callable[[N], bool] = lambda _: True, *, since: int = 0
+    ) -> N:
+        """The first event of a kind that fits, at or after place `since`; bounded."""
+        async with asyncio.timeout(30):
+            while True:
+                for news in self.heard[since:]:
+                    if isinstance(news, kind) and which(news):
+                        return news
+                self._more.clear()
+                await self._more.wait()
+
+
+@asynccontextmanager
+async def listening(cluster: Cluster) -> AsyncIterator[Listener]:
+    """A listener that follows the cluster's events until the end of the block."""
+    listener = Listener()
+    task = asyncio.create_task(listener.follow(cluster))
+    try:
+        yield listener
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

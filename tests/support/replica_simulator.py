@@ -1,0 +1,722 @@
+"""A fleet, its API server and its replicas in one virtual time, for schedules that try to break it.
+
+Each replica is a process of its own: the real LeaseManager on played Leases, the real Controller on
+a played cluster. Requests travel, are lost or late, and go on after their sender was paused or
+killed; events of the cluster come late, and in order. Agents are outside: they keep what they know,
+come back with backoff, and follow redirects.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from aggregator.clock import Clocks
+from aggregator.cluster.node_names import is_marked
+from aggregator.cluster.port import (
+    Guard,
+    News,
+    Phase,
+    Quarantine,
+    QuarantineGone,
+    QuarantineSeen,
+    RecordSeen,
+    StopSeen,
+    Unreachable,
+    WatchLost,
+    WatchSynced,
+)
+from aggregator.health.model import Cleared, ClearedBy, Delta, Fault, Snapshot
+from aggregator.quarantine.controller import Controller
+from aggregator.quarantine.coordination.coordinator import Coordinator
+from aggregator.quarantine.coordination.follower import LeaderSession, LeaderSessionClosed
+from aggregator.quarantine.coordination.leader import FollowerSession, NotLeader, SessionClosed
+from aggregator.quarantine.decide.admission_record import parse_record
+from aggregator.quarantine.decide.intent import OURS
+from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE
+from aggregator.quarantine.settings import Settings
+from aggregator.quarantine.state.fleet import FleetState
+from aggregator.replicas.membership.lease_manager import LeaseManager
+from aggregator.replicas.membership.lease_store import (
+    Lease,
+    LeaseConflict,
+    LeaseNotFound,
+    LeaseStoreError,
+)
+from aggregator.replicas.membership.view import Member
+from tests.support.memory_cluster import MemoryCluster, World
+from tests.support.replica import Notes, fault, hello, shipped_policy
+from tests.support.virtual_processes import Clockwork, Process
+
+T = TypeVar("T")
+
+#: A replica's request to the API server is given up after so long (seconds).
+DEADLINE = 10.0
+BOARD_DEADLINE = 3.0
+#: Agents: how long until one sees that its replica is gone without a word, and its longest pause.
+NOTICES, LONGEST = 75.0, 15.0
+CODE, GPU = "xid:48", "GPU-1"
+#: As shipped, except that a node counts as well sooner, because idle hours cost time, however often
+#: it fails.
+POLICY = shipped_policy("rules: [{name: gpu-fatal, healthyFor: 20s, repeatWithin: 0s}]")
+
+
+@dataclass
+class Wire:
+    """How requests fare between the replicas and the API server."""
+
+    time: Clockwork
+    rng: random.Random
+    latency: float = 0.02
+    late: float = 0.02  # the share of messages that take seconds
+    lost: float = 0.0  # the share of requests, and of answers, that are lost
+    #: Replicas that do not reach the API server now.
+    cut: set[str] = field(default_factory=set)
+
+    async def ask(self, who: "Host", deadline: float, effect: Callable[[], T]) -> T:
+        """Send it; ``effect`` happens at the other end, whatever becomes of the sender."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+
+        def arrive() -> None:
+            if who.name in self.cut or self.rng.random() < self.lost:
+                return
+            try:
+                result = effect()
+            except Exception as error:
+                self._carry(who, answer, lambda error=error: answer.set_exception(error))  # type: ignore[misc]
+            else:
+                self._carry(who, answer, lambda: answer.set_result(result))
+
+        self.time.after(self._travel(), arrive)
+        async with asyncio.timeout(deadline):
+            return await answer
+
+    def _carry(self, who: "Host", answer: "asyncio.Future[T]", deliver: Callable[[], None]) -> None:
+        def come() -> None:
+            if not answer.done() and not who.process.dead:
+                deliver()
+                who.answered()
+
+        if who.name not in self.cut and self.rng.random() >= self.lost:
+            self.time.after(self._travel(), come)
+
+    def _travel(self) -> float:
+        """Mostly quick, now and then very late."""
+        late = self.rng.random() < self.late
+        return self.rng.uniform(0.0, 4.0 if late else self.latency)
+
+
+class SimBoard:
+    """The Leases, by compare-and-set."""
+
+    def __init__(self) -> None:
+        self.leases: dict[str, Lease] = {}
+        self.version = 0
+
+    def write(self, member: Member, version: str, *, leaving: bool) -> Lease:
+        known = self.leases.get(member.name)
+        if known is None and version:
+            raise LeaseNotFound("gone")
+        if known is not None and known.version != version:
+            raise LeaseConflict("written in between")
+        self.version += 1
+        self.leases[member.name] = Lease(member, str(self.version), leaving)
+        return self.leases[member.name]
+
+
+class BoardAt:
+    """The store as one replica reaches it: a `LeaseStore`."""
+
+    def __init__(self, board: SimBoard, wire: Wire, host: "Host") -> None:
+        self._board, self._wire, self._host = board, wire, host
+
+    async def list(self) -> Sequence[Lease]:
+        return await self._ask(lambda: tuple(self._board.leases.values()))
+
+    async def write(self, member: Member, version: str, *, leaving: bool = False) -> Lease:
+        return await self._ask(lambda: self._board.write(member, version, leaving=leaving))
+
+    async def _ask(self, effect: Callable[[], T]) -> T:
+        try:
+            return await self._wire.ask(self._host, BOARD_DEADLINE, effect)
+        except TimeoutError:
+            raise LeaseStoreError("no answer in time") from None
+
+
+class ClusterAt(MemoryCluster):
+    """The cluster as one replica reaches it."""
+
+    def __init__(self, sim: "Simulation", host: "Host") -> None:
+        super().__init__(sim.world)
+        self._sim, self._host = sim, host
+        self._told: dict[str, str] = {}
+
+    async def _call(self, name: str, effect: Callable[[], T], guard: Guard | None = None) -> T:
+        def watched() -> T:
+            result = effect()
+            self._sim.look(self._host, name)
+            return result
+
+        if guard is not None:
+            await guard()
+        try:
+            return await self._sim.wire.ask(self._host, DEADLINE, watched)
+        except TimeoutError:
+            raise Unreachable(f"{name}: no answer in time") from None
+
+    async def news(self) -> AsyncIterator[News]:
+        """All anew after each gap, as the informer does; a gap is noticed late."""
+        while True:
+            while self._host.name in self._sim.wire.cut:
+                yield WatchLost("the API server does not answer")
+                await asyncio.sleep(1.0)
+            stream = _Stream(self._sim, self._host)
+            self.world.listeners.append(stream)  # type: ignore[arg-type]  # what it is used as
+            try:
+                for news in self._all_anew():
+                    yield news
+                while not stream.broken:
+                    yield self._heard(await stream.queue.get())
+            finally:
+                self.world.listeners.remove(stream)  # type: ignore[arg-type]
+            yield WatchLost("the watch broke")
+
+    def _heard(self, news: News) -> News:
+        if isinstance(news, QuarantineSeen):
+            self._told[news.quarantine.node] = news.quarantine.uid
+        elif isinstance(news, QuarantineGone):
+            self._told.pop(news.node, None)
+        return news
+
+    def _all_anew(self) -> list[News]:
+        now: dict[str, Quarantine] = dict(self.world.quarantines)
+        gone = [node for node, uid in self._told.items() if node not in now or now[node].uid != uid]
+        told: list[News] = [StopSeen(self.world.stop), RecordSeen(self.world.record)]
+        told += [QuarantineGone(node, self._told[node]) for node in gone]
+        told += [QuarantineSeen(one) for one in now.values()]
+        self._told = {node: one.uid for node, one in now.items()}
+        cordoned = {one.name for one in self.world.nodes.values() if one.unschedulable}
+        return [*told, WatchSynced(frozenset(cordoned))]
+
+
+class _Stream:
+    """One watch: in order, each item late by a little; breaks a while after its replica is cut."""
+
+    def __init__(self, sim: "Simulation", host: "Host") -> None:
+        self.queue: asyncio.Queue[News] = asyncio.Queue()
+        self.broken = False
+        self._sim, self._host = sim, host
+        self._last = 0.0
+
+    def put_nowait(self, news: News) -> None:
+        if self.broken or self._host.process.dead:
+            return
+        if self._host.name in self._sim.wire.cut:
+            self.broken = True
+            lost = WatchLost("the watch broke")
+            self._sim.time.after(self._sim.rng.uniform(0, 30), lambda: self.queue.put_nowait(lost))
+            return
+        self._last = max(self._last, self._sim.time.now + self._sim.rng.uniform(0, 0.05))
+        self._sim.time.at(self._last, lambda: self.queue.put_nowait(news))
+
+
+class Pipe:
+    """The stream of one replica to the leader: two directions, each in order and a little late."""
+
+    def __init__(self, sim: "Simulation", one: "Host", leader: "Host") -> None:
+        self._sim = sim
+        self._ends = {"up": leader.process, "down": one.process}
+        self._names = frozenset((one.name, leader.name))
+        self._queues: dict[str, asyncio.Queue[Any]] = {
+            "up": asyncio.Queue(),
+            "down": asyncio.Queue(),
+        }
+        self._last = {"up": 0.0, "down": 0.0}
+        self.broken = False
+
+    def send(self, way: str, message: object) -> None:
+        if self._names in self._sim.parted:
+            return  # TCP goes on trying; the waiting side gives up by itself
+        sim = self._sim
+        at = max(self._last[way], sim.time.now + sim.rng.uniform(0, 0.02))
+        self._last[way] = at
+        sim.time.at(at, lambda: self._deliver(way, message))
+
+    def break_(self) -> None:
+        """Either end has gone: the other hears of it."""
+        if not self.broken:
+            self.broken = True
+            for way in ("up", "down"):
+                self._sim.time.after(0.01, lambda way=way: self._deliver(way, None))  # type: ignore[misc]
+
+    def _deliver(self, way: str, message: object) -> None:
+        if not self._ends[way].dead:
+            self._queues[way].put_nowait(message)
+
+    async def come(self, way: str) -> Any:
+        """The next message that way. Raises `ConnectionError` at its end."""
+        message = await self._queues[way].get()
+        if message is None:
+            raise ConnectionError("the stream broke")
+        return message
+
+    async def carry(self, end: LeaderSession | FollowerSession, out: str, into: str) -> None:
+        """Be the transport of one end, until either breaks."""
+
+        async def there() -> None:
+            while True:
+                self.send(out, await end.next())
+
+        async def back() -> None:
+            while True:
+                end.receive(await self.come(into))
+
+        ways = [asyncio.create_task(there()), asyncio.create_task(back())]
+        ended, left = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        for way in left:
+            way.cancel()
+        await asyncio.gather(*ways, return_exceptions=True)
+        end.close("the stream broke")
+        self.break_()
+        for way in ended:
+            if not isinstance(
+                way.exception(), SessionClosed | LeaderSessionClosed | ConnectionError
+            ):
+                way.result()
+
+
+class Host:
+    """One replica: a name that stays, and the process that runs under it now."""
+
+    def __init__(self, sim: "Simulation", name: str) -> None:
+        self.name = name
+        self._sim = sim
+        self._lives = 0
+        self.notes = Notes()
+        self.start()
+
+    def start(self) -> None:
+        """A new life of it."""
+        sim, rng = self._sim, self._sim.rng
+        self._lives += 1
+        self._stops_in = 0
+        self.leaving, self.policy_hash = False, sim.policy_hash
+        self._pipes: set[Pipe] = set()
+        self._seats: list[asyncio.Task[None]] = []
+        self.process = process = Process(
+            sim.time, rate=rng.uniform(0.99, 1.01), offset=rng.uniform(100, 1e6)
+        )
+        skew = rng.uniform(-86_400.0, 86_400.0)
+
+        def wall() -> float:
+            return 1.75e9 + sim.time.now + skew
+
+        me = Member(
+            name=self.name,
+            epoch=f"{self.name}-{self._lives}",
+            address=f"{self.name}:8443",
+            policy_hash=sim.policy_hash,
+            version="1",
+            since=wall(),
+        )
+        clocks = Clocks(process.time, wall)
+        self.lease_manager = LeaseManager(
+            me, BoardAt(sim.board, sim.wire, self), clock=process.time, wall=wall
+        )
+        self.fleet = FleetState()
+        self.controller: Controller | None = None
+
+        async def live() -> None:
+            self.controller = Controller(
+                cluster=ClusterAt(sim, self),
+                policy=POLICY,
+                settings=sim.settings,
+                fleet=self.fleet,
+                event_sink=self.notes,
+                clocks=clocks,
+                rng=random.Random(rng.random()),
+                shards=self.lease_manager,
+            )
+            await asyncio.gather(
+                self.controller.run(),
+                self.lease_manager.run(),
+                self._confer(self.controller.coordinator),
+            )
+
+        self.work = process.begin(live(), self.name)
+
+    async def _confer(self, coordinator: Coordinator) -> None:
+        """Keep a stream to the leader."""
+        while True:
+            await asyncio.sleep(self._sim.rng.uniform(0.05, 0.5))
+            leader = coordinator.leader
+            there = self._sim.hosts.get(leader.name) if leader is not None else None
+            if leader is None or there is None or not there.up:
+                continue
+            if frozenset((self.name, there.name)) in self._sim.parted:
+                continue
+            pipe = Pipe(self._sim, self, there)
+            try:
+                leader_session = coordinator.report_to_leader(leader)
+            except NotLeader:
+                continue
+            there.process.call_soon(there.be_spoken_to, self.name, self.lease_manager, pipe)
+            self._pipes.add(pipe)
+            await pipe.carry(leader_session, "up", "down")
+            self._pipes.discard(pipe)
+
+    def be_spoken_to(self, name: str, lease_manager: LeaseManager, pipe: Pipe) -> None:
+        """Another replica opens a stream to us."""
+        member = lease_manager.membership_view.members.get(name)
+        if self.controller is None or member is None:
+            pipe.break_()
+            return
+        try:
+            seat = self.controller.coordinator.open_session(name, member.epoch)
+        except NotLeader:
+            pipe.break_()
+            return
+        self._pipes.add(pipe)
+        self._seats.append(self.process.begin(pipe.carry(seat, "down", "up"), f"seat of {name}"))
+
+    @property
+    def up(self) -> bool:
+        return not self.process.dead
+
+    def kill(self) -> None:
+        self.process.kill()
+        for pipe in self._pipes:
+            pipe.break_()
+
+    def leave(self) -> None:
+        """End as by SIGTERM: say so, send the agents on. A paused replica hears it later."""
+        life = self.process
+
+        async def leave() -> None:
+            self.leaving = True
+            await self.lease_manager.leave()
+            await asyncio.sleep(8)
+            if life is self.process:
+                self.kill()
+
+        if self.up and self.controller is not None:
+            life.call_soon(lambda: life.begin(leave(), f"{self.name} leaves"))
+
+    def stop_at(self, answers: int) -> None:
+        """Be paused just when it gets its n-th answer of the API server from now."""
+        self._stops_in = answers
+
+    def answered(self) -> None:
+        self._stops_in -= 1
+        if self._stops_in == 0:
+            self.pause(paused=True)
+
+    def pause(self, *, paused: bool) -> None:
+        self.process.paused = paused
+
+
+class Agent:
+    """One node's agent, outside of all processes. Its messages arrive a moment later."""
+
+    def __init__(self, sim: "Simulation", node: str) -> None:
+        self.node = node
+        self.ill: Fault | None = None
+        self.unacked: tuple[Cleared, ...] = ()
+        #: A person has released the node although it is unhealthy.
+        self.overruled = False
+        #: When a person last released the node, in the simulation's time.
+        self.released_at = float("-inf")
+        self.at: Host | None = None
+        self._life: Process | None = None
+        self._sim = sim
+        self._failures = 0
+        self._seq = 0
+        self._dirty_nodes = False
+        self._tries = 0
+        self._heard_at = 0.0
+        self._next = ""
+        #: Replicas that this agent's packets do not reach.
+        self.cut: set[str] = set()
+        self._again(sim.rng.uniform(0, 1))
+
+    # -- what happens to it --------------------------------------------------------------
+
+    def falls_ill(self) -> None:
+        self._seq += 1
+        if self.ill is None:  # else it is what the person's word is about: until it has ended
+            # A fault in the instant of the release may arrive before it or after it.
+            self.overruled = self._sim.time.now - self.released_at < 1.0
+        self.ill = fault(CODE, GPU, source_seq=self._seq, cleared_by=ClearedBy.GPU_RESET)
+        self.unacked = ()
+        self._say(lambda clock: Delta(faults=(self._fault(clock),)))
+
+    def is_mended(self) -> None:
+        self.ill, self.unacked = None, (Cleared(CODE, GPU, "gpu-reset"),)
+        signs = self.unacked
+        self._say(lambda _: Delta(cleared=signs))
+
+    def redirect(self, address: str, reason: str) -> None:
+        self._next = address.partition(":")[0]
+        self.leave()
+        self._again(0.05)
+
+    def resync(self, reason: str) -> None:
+        self._say(lambda clock: self._snapshot(clock))  # noqa: PLW0108 - read when it arrives
+
+    def close(self, reason: str) -> None:
+        self.leave()
+        self._back_off()
+
+    # -- its stream ------------------------------------------------------------------------
+
+    def _fault(self, clock: Callable[[], float]) -> Fault:
+        assert self.ill is not None
+        return replace(self.ill, first_at=clock(), last_at=clock())
+
+    def _again(self, seconds: float) -> None:
+        self._tries += 1
+        mine = self._tries
+
+        def come() -> None:
+            if mine == self._tries and self.at is None:
+                self._connect()
+
+        self._sim.time.after(seconds, come)
+
+    def _back_off(self) -> None:
+        most = min(LONGEST, 0.1 * 2**self._failures)
+        self._failures += 1
+        self._again(self._sim.rng.uniform(0, most))
+
+    def _connect(self) -> None:
+        name, self._next = self._next or self._sim.rng.choice(list(self._sim.hosts)), ""
+        host = self._sim.hosts[name]
+        if not host.up or host.controller is None or name in self.cut:
+            self._back_off()
+            return
+        self.at, self._life = host, host.process
+        life, mine = host.process, self._tries
+
+        def greet() -> None:
+            if self.at is not host or mine != self._tries or host.controller is None:
+                return
+            home = host.controller.owner_address(self.node)
+            if home:
+                self.redirect(home, "")
+                return
+            self._failures = 0
+            host.controller.on_connect(hello(self.node), self)
+            self._tell(host, self._snapshot(life.time))
+
+        life.call_soon(greet)
+        self._watch(host)
+
+    def _watch(self, host: Host) -> None:
+        """A killed replica is noticed at once, one that is paused or cut off after a while."""
+        life, mine, since = host.process, self._tries, self._sim.time.now
+
+        def look() -> None:
+            nonlocal since
+            if self.at is not host or mine != self._tries:
+                return
+            if life.dead or host.process is not life:
+                self.leave()
+                self._back_off()
+                return
+            if not life.paused and host.name not in self.cut:
+                since = self._sim.time.now
+            if (
+                self._dirty_nodes and host.name not in self.cut
+            ):  # messages that TCP has kept for so long
+                self._dirty_nodes = False
+                self._say(lambda clock: self._snapshot(clock))  # noqa: PLW0108 - read on arrival
+            if self._sim.time.now - since > NOTICES:
+                self.leave()
+                self._back_off()
+                return
+            self._sim.time.after(0.5, look)
+
+        look()
+
+    def leave(self) -> None:
+        """End the stream; the replica hears of it when it can."""
+        host, life = self.at, self._life
+        self.at = None
+        self._tries += 1
+        if host is None or life is None or life.dead:
+            return
+
+        def gone() -> None:
+            if host.process is life and host.controller is not None:
+                host.controller.on_disconnect(self.node, self, "gone")
+
+        life.call_soon(gone)
+
+    def _say(self, evidence: Callable[[Callable[[], float]], Snapshot | Delta]) -> None:
+        host, life, mine = self.at, self._life, self._tries
+        if host is None or life is None or life.dead:
+            return
+        if host.name in self.cut:
+            self._dirty_nodes = True
+            return
+
+        def arrive() -> None:
+            if self.at is host and mine == self._tries:
+                self._tell(host, evidence(life.time))
+
+        life.call_soon(arrive)
+
+    def _tell(self, host: Host, evidence: Snapshot | Delta) -> None:
+        assert host.controller is not None
+        safe = host.controller.on_evidence(self.node, evidence, host.process.time())
+        signs = evidence.cleared
+
+        def acknowledged(_: object = None) -> None:
+            if isinstance(safe, asyncio.Future) and (safe.cancelled() or safe.exception()):
+                return
+            if self.unacked == signs:
+                self.unacked = ()
+
+        if safe is None:
+            acknowledged()
+        else:
+            assert isinstance(safe, asyncio.Future)
+            safe.add_done_callback(acknowledged)
+
+    def _snapshot(self, clock: Callable[[], float]) -> Snapshot:
+        faults = (self._fault(clock),) if self.ill is not None else ()
+        return Snapshot((), faults, self.unacked)
+
+
+class Simulation:
+    """Some replicas, some nodes. ``wrong`` has the forbidden states that were seen."""
+
+    def __init__(self, seed: int, *, replicas: int = 3, nodes: int = 6, settings: Settings) -> None:
+        self.rng = random.Random(seed)
+        self.time = Clockwork(self.rng)
+        self.settings = settings
+        self.wire = Wire(self.time, self.rng)
+        self.board = SimBoard()
+        #: Pairs of replicas that do not reach each other.
+        self.parted: set[frozenset[str]] = set()
+        self.world = World(cache_lags=seed % 2 == 1)
+        self.wrong: list[str] = []
+        #: The policy that newly started replicas show.
+        self.policy_hash = "policy"
+        self._late: dict[str, int] = {}
+        self._drained_for: dict[str, str] = {}
+        self._evictions = self._jobs = 0
+        names = [f"n{number}" for number in range(nodes)]
+        for name in names:
+            self.world.add_node(name, boot_id="boot-1")
+            self.world.add_pod(name, f"job-{name}")
+        self.hosts: dict[str, Host] = {}
+        for number in range(replicas):
+            self.hosts[f"r{number}"] = Host(self, f"r{number}")
+        self.agents = {name: Agent(self, name) for name in names}
+        self._kubelets()
+
+    def _kubelets(self) -> None:
+        """The kubelets end the evicted pods, and the job's next pod runs where it may."""
+        self.world.kubelets_finish()
+        for name, node in self.world.nodes.items():
+            if not node.unschedulable and not any(
+                k.startswith(f"{name}/") for k in self.world.pods
+            ):
+                self._jobs += 1
+                self.world.add_pod(name, f"job-{self._jobs}-{name}")
+        self.time.after(2.0, self._kubelets)
+
+    # -- what must hold after every request --------------------------------------------------
+
+    def look(self, host: Host, call: str) -> None:
+        where = f"{self.time.now:.2f} {host.name} {call}"
+        record = parse_record(self.world.record.text)
+        ours = [one for one in record.entries.values() if one.incident]  # people are not refused
+        if len(ours) > self.settings.limits.concurrent:
+            self.wrong.append(f"{where}: over the limit: {sorted(record.entries)}")
+        for name, node in self.world.nodes.items():
+            if is_marked(node) and name not in self.world.quarantines:
+                self.wrong.append(f"{where}: {name} is marked, and has no quarantine")
+        for name, quarantine in self.world.quarantines.items():
+            if (
+                name not in record.entries
+                and quarantine.spec.requester == OURS
+                and quarantine.status.phase is not Phase.RELEASING
+            ):
+                self.wrong.append(f"{where}: {name} has a quarantine and no entry")
+        self._look_at_evictions(where)
+
+    def _look_at_evictions(self, where: str) -> None:
+        fresh = self.world.evicted[self._evictions :]
+        self._evictions = len(self.world.evicted)
+        for uid in fresh:
+            name = next(k for k, pod in self.world.pods.items() if pod.uid == uid).partition("/")[0]
+            quarantine = self.world.quarantines.get(name)
+            if quarantine is None or quarantine.status.phase is not Phase.DRAINING:
+                self._late[name] = self._late.get(name, 0) + 1
+                if self._late[name] > 4:
+                    self.wrong.append(f"{where}: {self._late[name]} late evictions of {name}")
+        if len(set(self.world.evicted)) != len(self.world.evicted):
+            self.wrong.append(f"{where}: a pod was evicted twice")
+
+    # -- what must hold in the end ------------------------------------------------------------
+
+    def heal(self) -> None:
+        """All that was broken is whole again."""
+        self.wire.cut.clear()
+        self.parted.clear()
+        self.wire.lost = self.wire.late = 0.0
+        for host in self.hosts.values():
+            if host.up and (host.leaving or host.policy_hash != self.policy_hash):
+                host.kill()
+            if not host.up:
+                host.start()
+            host.stop_at(0)
+            host.pause(paused=False)
+        for agent in self.agents.values():
+            agent.cut.clear()
+            for key in (EXEMPT, FORCE):
+                self.world.person_annotates(agent.node, key, None)
+
+    def owners(self, node: str) -> list[str]:
+        """The replicas that may act for the node now."""
+        return [
+            host.name
+            for host in self.hosts.values()
+            if host.up and not host.process.paused and host.lease_manager.may_act(node)
+        ]
+
+    def check_owned(self) -> None:
+        for node in self.agents:
+            owners = self.owners(node)
+            if len(owners) != 1:
+                self.wrong.append(f"{self.time.now:.2f}: {node} is owned by {owners}")
+
+    def check_settled(self) -> None:
+        """All unhealthy nodes are in quarantine, and no other, unless a limit holds a node back."""
+        most = self.settings.limits.concurrent
+        full = len(self.world.quarantines) >= most
+        for name, agent in self.agents.items():
+            quarantine = self.world.quarantines.get(name)
+            phase = quarantine.status.phase if quarantine is not None else None
+            if agent.overruled:
+                continue  # whether the word came before the fault did is looked at on the way
+            wanted = Phase.DRAINED if agent.ill is not None else None
+            if wanted is not None and phase is None and full:
+                continue
+            if phase is not wanted or is_marked(self.world.nodes[name]) != (wanted is not None):
+                errors = [
+                    h.fleet.node_summaries[name].last_error
+                    for h in self.hosts.values()
+                    if name in h.fleet.node_summaries
+                ]
+                self.wrong.append(f"in the end {name} is {phase} and not {wanted}: {errors}")
+        entries = set(parse_record(self.world.record.text).entries)
+        if entries != set(self.world.quarantines):
+            self.wrong.append(f"in the end the record has {entries}")
+        for host in self.hosts.values():
+            if host.work.done():
+                self.wrong.append(f"{host.name} ended: {host.work}")

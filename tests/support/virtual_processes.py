@@ -1,0 +1,139 @@
+"""Several processes in one virtual time, each with an event loop of its own.
+
+A process may be paused, as by SIGSTOP: its timers and all incoming messages wait until it is woken,
+while requests that it had sent go on. It may be killed, and its clock may run faster or slower than
+the world's. There are no threads here: loops take turns, in an order that the random source
+chooses, so that a run is repeated exactly by its seed.
+"""
+
+import asyncio
+import heapq
+import itertools
+import random
+import selectors
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import Any
+
+
+class _Never(selectors.DefaultSelector):
+    """Never waits: time is turned by `World.run`."""
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        return super().select(0)
+
+
+class Process(asyncio.SelectorEventLoop):
+    """One process. ``rate`` is how fast its clock runs; ``offset`` what it shows at the start."""
+
+    def __init__(self, world: "Clockwork", *, rate: float = 1.0, offset: float = 1000.0) -> None:
+        self._world = world
+        self._rate, self._offset = rate, offset
+        self._wakes: list[float] = []
+        self._stirred = False
+        self.paused = self.dead = False
+        super().__init__(_Never())
+        self._clock_resolution = 1e-6  # two clocks' rounding must not make a timer miss its turn
+        world.processes.append(self)
+
+    def time(self) -> float:
+        """Its own monotonic clock: goes on while it is paused."""
+        return self._offset + self._world.now * self._rate
+
+    def call_soon(  # type: ignore[override]  # mypy can't see that the same is passed on
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        self._stirred = True
+        return super().call_soon(callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]  # as above
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        heapq.heappush(self._wakes, (when - self._offset) / self._rate)
+        return super().call_at(when, callback, *args, context=context)
+
+    def is_due(self) -> bool:
+        """Whether it has something to do now."""
+        if self.paused or self.dead:
+            return False
+        while self._wakes and self._wakes[0] <= self._world.now:
+            heapq.heappop(self._wakes)
+            self._stirred = True
+        return self._stirred
+
+    def wakes(self) -> float:
+        """When it has something to do by itself (the world's time)."""
+        if self.paused or self.dead or not self._wakes:
+            return float("inf")
+        return self._wakes[0]
+
+    def step(self) -> None:
+        """Do the work that is due now, and leave the work that it causes for later."""
+        super().call_soon(self.stop)
+        self._stirred = False
+        self.run_forever()
+
+    def begin(self, work: Coroutine[Any, Any, Any], name: str) -> "asyncio.Task[Any]":
+        """A task of this process, begun from outside of it."""
+        task: asyncio.Task[Any] = self.create_task(work, name=name)
+        return task
+
+    def kill(self) -> None:
+        """Kill it as by SIGKILL: no code of it runs any more, no handler and no ``finally``."""
+        self.dead = True
+
+    def bury(self) -> None:
+        """Let go of its remains, quietly: after the run."""
+        self.paused = self.dead = False
+        for task in asyncio.all_tasks(self):
+            task.cancel()
+        for _ in range(50):
+            self.step()
+        self.close()
+
+
+class Clockwork:
+    """The world's time, the processes in it, and the planned events."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.now = 0.0
+        self.processes: list[Process] = []
+        self._rng = rng
+        self._order = itertools.count()
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+
+    def at(self, when: float, call: Callable[[], None]) -> None:
+        """``call`` then, outside of all processes: on the wire, or in the API server."""
+        heapq.heappush(self._events, (when, next(self._order), call))
+
+    def after(self, seconds: float, call: Callable[[], None]) -> None:
+        self.at(self.now + seconds, call)
+
+    def run(self, seconds: float) -> None:
+        """Let so much time pass."""
+        until = self.now + seconds
+        while True:
+            while self._events and self._events[0][0] <= self.now:
+                heapq.heappop(self._events)[2]()
+            due = [process for process in self.processes if process.is_due()]
+            if due:
+                self._rng.shuffle(due)
+                for process in due:
+                    if process.is_due():
+                        process.step()
+                continue
+            wakes = min((process.wakes() for process in self.processes), default=float("inf"))
+            events = self._events[0][0] if self._events else float("inf")
+            if min(wakes, events) > until:
+                self.now = until
+                return
+            self.now = max(self.now, min(wakes, events))
+
+    def end(self) -> None:
+        """Bury all processes."""
+        for process in self.processes:
+            process.bury()

@@ -1,0 +1,45 @@
+"""A replica in virtual time: hours pass in milliseconds, with every timer and round in between."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.support.replica import Turned
+from tests.support.virtual_time import VirtualTimeLoop
+
+
+class LoopClock(Turned):
+    """A clock that no test turns: this loop's own, also for code outside of it."""
+
+    def __init__(self, loop: VirtualTimeLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def __call__(self) -> float:
+        return self._loop.time()
+
+
+@dataclass
+class Running(Turned):
+    """The loop's own (virtual) time, on both clocks; ``time`` is how far it is set ahead."""
+
+    time: float = 0.0
+
+    def __call__(self) -> float:
+        return asyncio.get_running_loop().time() + self.time
+
+
+async def later(seconds: float) -> None:
+    """Let so much time pass."""
+    await asyncio.sleep(seconds)
+
+
+async def soon(what: Callable[[], object], *, within: float = 1500.0) -> None:
+    """Wait in virtual time: longer than the longest round, and than the time of a rule."""
+    for _ in range(20):  # most things need no time at all
+        if what():
+            return
+        await asyncio.sleep(0.01)
+    async with asyncio.timeout(within):
+        while not what():  # noqa: ASYNC110 - in virtual time to poll costs nothing
+            await asyncio.sleep(1)

@@ -1,0 +1,79 @@
+"""An event loop whose clock jumps: it never waits, it turns to the next timer at once."""
+
+import asyncio
+import functools
+import selectors
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class _Jumping(selectors.DefaultSelector):
+    """Instead of sleeping until the next timer, moves the loop's clock to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1000.0
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        ready = super().select(0)
+        if not ready:
+            if timeout is None:
+                raise AssertionError("everything waits for something that will never happen")
+            self.now += timeout
+        return ready
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """``time`` is virtual; it is also a ``Clock`` (boottime seconds) for what is under test."""
+
+    def __init__(self) -> None:
+        self._jumping = _Jumping()
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        return self._jumping.now
+
+    def boottime(self) -> float:
+        return self.time()
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run ``main`` to its end in virtual time."""
+    loop = VirtualTimeLoop()
+    try:
+        return loop.run_until_complete(main)
+    finally:
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+
+
+def in_virtual_time(
+    test: Callable[P, Coroutine[Any, Any, None]],
+) -> Callable[P, None]:
+    """The test, to its end in virtual time: a wait of a quarter of an hour costs no time.
+
+    A test that asserts that an event does not happen needs this: every timer, retry and round has
+    had its turn by then.
+    """
+
+    @functools.wraps(test)
+    def to_its_end(*args: P.args, **kwargs: P.kwargs) -> None:
+        run(test(*args, **kwargs))
+
+    return to_its_end
+
+
+def play(test: Callable[[VirtualTimeLoop], Awaitable[None]]) -> None:
+    """Run ``test`` to its end in virtual time; it is given the loop, whose clock it may read."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualTimeLoop)
+        await test(loop)
+
+    run(main())

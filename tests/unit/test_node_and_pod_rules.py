@@ -1,0 +1,310 @@
+"""What stands on a node or a pod: gangs, maintenance, what people ask, pods that came back."""
+
+from typing import Any
+
+import pytest
+
+from aggregator.cluster.node_names import APPLIED, CODES, LABEL, TAINT
+from aggregator.cluster.port import Action, MarksStatus, Node, Pod, Taint, Toleration
+from aggregator.quarantine.decide.gangs import ANNOTATIONS, LABELS, Gang, gang_of
+from aggregator.quarantine.decide.lost_marks import (
+    RestoreRules,
+    counted,
+    describe_lost,
+    describe_missing,
+    restore_at,
+)
+from aggregator.quarantine.decide.maintenance import maintained_by
+from aggregator.quarantine.decide.operator_requests import (
+    EXEMPT,
+    FORCE,
+    PIN,
+    describe,
+    exemption,
+    read_operator_requests,
+)
+from aggregator.quarantine.decide.returned_pods import find_returned, is_return, slot_of
+from aggregator.quarantine.decide.uncertainty import EvidenceBasis, Uncertainty
+
+
+def pod(name: str = "p", **changes: Any) -> Pod:
+    made: dict[str, Any] = {"owner_kind": "Job", "owner_name": "j", "uid": f"uid-{name}", **changes}
+    return Pod(
+        namespace="ns",
+        name=name,
+        version="1",
+        phase="Running",
+        deleting=False,
+        mirror=False,
+        empty_dir=False,
+        **made,
+    )
+
+
+def node(**changes: Any) -> Node:
+    made: dict[str, Any] = {"taints": (), "labels": {}, "annotations": {}, **changes}
+    return Node("n1", "uid", "1", unschedulable=True, **made)
+
+
+# -- gangs -----------------------------------------------------------------------------------------
+
+
+def test_a_gang_is_named_by_the_spec_then_the_narrowest_label_then_an_annotation() -> None:
+    labels = {label: f"by-{label}" for label in LABELS}
+    annotations = {one: f"by-{one}" for one in ANNOTATIONS}
+    assert gang_of(pod(group="g", labels=labels)) == Gang("ns", "spec", "g")
+    for place, label in enumerate(LABELS):
+        some = {key: labels[key] for key in LABELS[place:]}
+        found = gang_of(pod(labels=some, annotations=annotations))
+        assert found == Gang("ns", label, f"by-{label}")
+        assert found.label == label
+    for place, key in enumerate(ANNOTATIONS):
+        some = {one: annotations[one] for one in ANNOTATIONS[place:]}
+        found = gang_of(pod(labels=dict.fromkeys(LABELS, ""), annotations=some))
+        assert found == Gang("ns", key, f"by-{key}")
+        assert found.label == ""
+    assert gang_of(pod(annotations=dict.fromkeys(ANNOTATIONS, ""))) is None
+    assert gang_of(pod()) is None
+    assert str(Gang("ns", "spec", "g")) == "ns/g"
+
+
+# -- who is at work --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, ""),
+        ({"taints": (Taint("other", "", "NoSchedule"),)}, ""),
+        (
+            {
+                "taints": (
+                    Taint("other", "", "NoSchedule"),
+                    Taint("karpenter.sh/disrupted", "", "NoSchedule"),
+                )
+            },
+            "Karpenter is removing it (taint karpenter.sh/disrupted)",
+        ),
+        ({"labels": {"nvidia.com/gpu-driver-upgrade-state": "upgrade-done"}}, ""),
+        ({"labels": {"nvidia.com/gpu-driver-upgrade-state": ""}}, ""),
+        (
+            {"labels": {"nvidia.com/gpu-driver-upgrade-state": "drain-required"}},
+            (
+                "its GPU driver is being upgraded "
+                "(nvidia.com/gpu-driver-upgrade-state=drain-required)"
+            ),
+        ),
+        ({"labels": {"remediation.medik8s.io/exclude-from-remediation": "false"}}, ""),
+        (
+            {"labels": {"remediation.medik8s.io/exclude-from-remediation": "true"}},
+            (
+                "it is excluded from remediation "
+                "(label remediation.medik8s.io/exclude-from-remediation)"
+            ),
+        ),
+        ({"annotations": {"karpenter.sh/do-not-disrupt": "false"}}, ""),
+        (
+            {"annotations": {"karpenter.sh/do-not-disrupt": "true"}},
+            "it is not to be disrupted (annotation karpenter.sh/do-not-disrupt)",
+        ),
+    ],
+)
+def test_who_is_at_work_on_a_node_is_told_by_its_mark(changes: dict[str, Any], said: str) -> None:
+    assert maintained_by(node(**changes)) == said
+
+
+# -- what people ask -------------------------------------------------------------------------------
+
+#: 2026-12-01T00:00:00Z
+UNTIL = 1_796_083_200.0
+
+
+@pytest.mark.parametrize(
+    ("annotations", "wall", "said"),
+    [
+        ({}, 0.0, ()),
+        (
+            {EXEMPT: "until 2026-12-01T00:00:00Z  a burn in "},
+            UNTIL - 1,
+            ("exempt until 2026-12-01T00:00:00Z: a burn in",),
+        ),
+        (
+            {EXEMPT: "until 2026-12-01T00:00:00Z"},
+            UNTIL,
+            ("its exemption ended at 2026-12-01T00:00:00Z and is ignored",),
+        ),
+        (
+            {EXEMPT: "until 2026-12-01T00:00:00Z", FORCE: "drain now"},
+            UNTIL - 1,
+            (
+                "exempt until 2026-12-01T00:00:00Z: no reason given",
+                "forced to drain: now",
+                "both exempt and forced: the exemption is heard",
+            ),
+        ),
+        (
+            {EXEMPT: "until 2026-12-01T00:00:00Z", FORCE: "cordon"},
+            UNTIL,
+            (
+                "its exemption ended at 2026-12-01T00:00:00Z and is ignored",
+                "forced to cordon: forced by annotation, no reason given",
+            ),
+        ),
+        ({PIN: ""}, 0.0, ("pinned: no reason given",)),
+        ({PIN: " a  claim "}, 0.0, ("pinned: a claim",)),
+    ],
+)
+def test_what_people_ask_of_a_node_is_told(
+    annotations: dict[str, str], wall: float, said: tuple[str, ...]
+) -> None:
+    assert describe(read_operator_requests(annotations), wall) == said
+
+
+def test_an_exemption_caps_what_is_done_until_its_moment() -> None:
+    exempt = read_operator_requests({EXEMPT: "until 2026-12-01T00:00:00Z x", FORCE: "drain y"})
+    assert (exempt.cap(UNTIL - 1), exempt.forced(UNTIL - 1)) == (Action.OBSERVE, None)
+    assert (exempt.cap(UNTIL), exempt.forced(UNTIL)) == (Action.DRAIN, Action.DRAIN)
+    assert exempt.why_capped(UNTIL - 1) == "exempt until 2026-12-01T00:00:00Z: x"
+    assert exempt.why_capped(UNTIL) == ""
+    assert exemption(UNTIL, "x") == "until 2026-12-01T00:00:00Z x"
+
+
+def test_an_unclear_wish_takes_nothing_away() -> None:
+    unclear = read_operator_requests({EXEMPT: "please", FORCE: "reboot it"})
+    assert (unclear.exempt(0.0), unclear.cap(0.0), unclear.forced(0.0)) == (
+        False,
+        Action.CORDON,
+        None,
+    )
+    first, second = describe(unclear, 0.0)
+    assert first.startswith(f"{EXEMPT}: 'please' makes no sense; expected ")
+    assert first.endswith("; not exempt, but nothing is evicted")
+    assert second.startswith(f"{FORCE}: 'reboot it' makes no sense; expected ")
+    assert second.endswith("; nothing is done")
+    assert unclear.force_asked
+    assert unclear.why_capped(0.0).startswith(f"{EXEMPT}: 'please' makes no sense")
+    no_zone = read_operator_requests({EXEMPT: "until 2026-12-01T00:00:00 x"})
+    assert "is no time with its zone" in no_zone.exempt_unclear
+    assert (no_zone.exempt_until, unclear.exempt_until) == (0.0, 0.0)
+    none = read_operator_requests({})
+    assert (none.cap(0.0), none.why_capped(0.0), none.force_asked) == (Action.DRAIN, "", False)
+
+
+def test_an_exemption_of_the_first_second_is_one_that_has_ended() -> None:
+    first = read_operator_requests({EXEMPT: "until 1970-01-01T00:00:00Z x"})
+    assert first.exempt_until == 1.0
+    assert first.cap(2.0) is Action.DRAIN
+    assert describe(first, 2.0) == ("its exemption ended at 1970-01-01T00:00:01Z and is ignored",)
+
+
+# -- pods that came back ---------------------------------------------------------------------------
+
+BEGAN = 100.0
+TOLERANT = (Toleration(key=TAINT, operator="Exists", value="", effect=""),)
+TOLERATES = f"it tolerates the taint {TAINT} and came back (Job j)"
+BOUND = f"it came back although it does not tolerate the taint {TAINT} (Job j)"
+
+
+@pytest.mark.parametrize(
+    ("changes", "first_seen", "evicted", "standing", "said"),
+    [
+        ({"created_at": 100.0, "tolerations": TOLERANT}, None, 9, False, None),
+        ({"created_at": 100.1, "tolerations": TOLERANT}, None, 0, False, TOLERATES),
+        ({"created_at": 0.0, "tolerations": TOLERANT}, ["uid-p"], 0, False, None),
+        ({"created_at": 0.0, "tolerations": TOLERANT}, ["another"], 0, False, TOLERATES),
+        ({"created_at": 0.0, "tolerations": TOLERANT}, [], 0, False, TOLERATES),
+        ({"created_at": 0.0, "tolerations": TOLERANT}, ["uid-p"], 0, True, TOLERATES),
+        ({"created_at": 100.1}, None, 1, False, None),
+        ({"created_at": 100.1}, None, 2, False, BOUND),
+        ({"created_at": 100.1}, None, 0, True, BOUND),
+        ({"created_at": 0.0}, None, 2, False, None),
+    ],
+)
+def test_a_pod_is_a_return_by_its_age_its_toleration_and_its_evictions(
+    changes: dict[str, Any],
+    first_seen: list[str] | None,
+    evicted: int,
+    *,
+    standing: bool,
+    said: str | None,
+) -> None:
+    found = find_returned(
+        [pod(created_at=0.0, name="other"), pod(**changes)],
+        kind="gpu",
+        began=BEGAN,
+        first_seen=None if first_seen is None else [*first_seen, "uid-other"],
+        evicted={"ns/Job/j": evicted},
+        standing=["ns/p"] if standing else [],
+    )
+    assert found == ({} if said is None else {"uid-p": said})
+    assert all(map(is_return, found.values()))
+    assert not is_return("it has a disruption budget")
+
+
+def test_a_pod_without_an_owner_is_a_place_of_its_own() -> None:
+    bare = pod(owner_kind="", owner_name="", created_at=200.0, tolerations=TOLERANT)
+    assert (slot_of(bare), slot_of(pod())) == ("ns/p", "ns/Job/j")
+    found = find_returned([bare], kind="gpu", began=BEGAN, first_seen=None, evicted={})
+    assert found == {"uid-p": f"it tolerates the taint {TAINT} and came back"}
+
+
+# -- what a leader does not know -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("known", "value", "blocked"),
+    [
+        (Uncertainty(), "incomplete", ()),
+        (Uncertainty(unsure="a", differing="b"), "no leader", tuple(EvidenceBasis)),
+        (Uncertainty(differing="b", missing="c"), "differing", tuple(EvidenceBasis)),
+        (Uncertainty(missing="c"), "incomplete", (EvidenceBasis.REACH, EvidenceBasis.OTHER)),
+        (Uncertainty(network="d"), "incomplete", (EvidenceBasis.REACH,)),
+    ],
+)
+def test_what_a_leader_does_not_know_holds_what_rests_on_it(
+    known: Uncertainty, value: str, blocked: tuple[EvidenceBasis, ...]
+) -> None:
+    assert known.value == value
+    assert tuple(one for one in EvidenceBasis if known.against(one)) == blocked
+
+
+# -- marks that are missing ------------------------------------------------------------------------
+
+DAY = 86_400.0
+
+
+@pytest.mark.parametrize(
+    ("restored", "restored_at", "since", "at"),
+    [
+        (0, 0.0, 1000.0, 1060.0),
+        (1, 900.0, 1000.0, 1240.0),
+        (2, 900.0, 1000.0, 1960.0),
+        (3, 900.0, 1000.0, None),
+        (3, 900.0, 900.0 + DAY - 1, None),
+        (3, 900.0, 900.0 + DAY, 960.0 + DAY),  # forgotten
+    ],
+)
+def test_marks_are_set_again_ever_later_and_then_no_more(
+    restored: int, restored_at: float, since: float, at: float | None
+) -> None:
+    marks = MarksStatus(("taint", "codes"), since, restored, restored_at)
+    assert restore_at(marks, RestoreRules()) == at
+    assert restore_at(MarksStatus((), since, restored, restored_at), RestoreRules()) is None
+    said = describe_lost(marks, RestoreRules())
+    if at is None:
+        assert said.endswith(f"; not set again any more, after {restored} times")
+    else:
+        shown = 0 if since - restored_at >= DAY else restored
+        assert said.endswith(f" ({shown + 1} of 3), unless sickbay is stopped")
+
+
+def test_marks_are_counted_and_named() -> None:
+    again = counted(MarksStatus(("taint",), 1000.0, 1, 900.0), 1100.0)
+    assert again == MarksStatus(restored=2, restored_at=1100.0)
+    late = counted(MarksStatus(("taint",), 900.0 + DAY, 2, 900.0), 1100.0)
+    assert late == MarksStatus(restored=1, restored_at=1100.0)
+    assert counted(MarksStatus(("taint",), 0.0, 2, -DAY), 1.0).restored == 3
+    assert describe_missing(("taint", "label", "did", "codes", "condition", "new")) == (
+        f"taint {TAINT}, label {LABEL}, annotation {APPLIED}, annotation {CODES}, "
+        "condition SickbayQuarantined, new"
+    )

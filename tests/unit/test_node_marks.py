@@ -1,0 +1,472 @@
+"""The patches that mark and unmark a Node, and what the marks remember."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from aggregator.cluster.node_names import APPLIED, CODES, LABEL, OVERRULED, RELEASED, TAINT
+from aggregator.cluster.port import (
+    Action,
+    Did,
+    EvidenceItem,
+    Node,
+    NodeChange,
+    Quarantine,
+    QuarantineSpec,
+    QuarantineStatus,
+    Taint,
+)
+from aggregator.policy.incident import incident_id
+from aggregator.quarantine.decide.intent import OURS
+from aggregator.quarantine.decide.node_marks import (
+    MOST_REASON,
+    OFF_BALANCERS,
+    adopt_change,
+    clear_overrides_change,
+    cordon_change,
+    did_to_undo,
+    exclude_change,
+    foreign_hands,
+    known_did,
+    marked_by,
+    marked_for,
+    read_did,
+    read_overruled,
+    spec_of_marks,
+    stood_for,
+    undo_change,
+    words_of,
+    write_overruled,
+)
+from aggregator.quarantine.decide.overrides import Override
+
+ITEM = EvidenceItem("xid:79", "GPU-1", "boot-1", "reboot", "gpu-gone", "inc-1")
+LEVEL = EvidenceItem("disk-space:bytes", "", "boot-1", "", "disk", "inc-2")
+SPEC = QuarantineSpec(
+    Action.DRAIN, "gpu", "xid:79", OURS, "inc-1", "boot-1", "h", (ITEM,), Action.DRAIN
+)
+BY_HAND = QuarantineSpec(Action.DRAIN, "manual", "why", "alice")
+STATUS = QuarantineStatus(node_uid="uid", cordoned_at=1.0)
+QUARANTINE = Quarantine("n1", "q", "1", SPEC, STATUS)
+FREE = Node("n1", "uid", "7", unschedulable=False, taints=(), labels={}, annotations={})
+OTHER = Taint("other", "x", "NoSchedule")
+MINE = Taint(TAINT, "gpu", "NoSchedule")
+EVICTING = Taint(TAINT, "gpu", "NoExecute")
+
+
+def node(**changes: Any) -> Node:
+    return replace(FREE, **changes)
+
+
+def quarantine(**changes: Any) -> Quarantine:
+    return replace(QUARANTINE, spec=replace(SPEC, **changes))
+
+
+def applied(change: NodeChange) -> dict[str, Any]:
+    text = change.annotations[APPLIED]
+    assert text is not None
+    found = json.loads(text)
+    assert isinstance(found, dict)
+    return found
+
+
+def after(change: NodeChange, before: Node = FREE) -> Node:
+    """The node once the patch is applied."""
+
+    def patched(old: dict[str, str], new: dict[str, str | None]) -> dict[str, str]:
+        merged = {**old, **new}
+        return {key: value for key, value in merged.items() if value is not None}
+
+    return replace(
+        before,
+        taints=before.taints if change.taints is None else change.taints,
+        unschedulable=(
+            before.unschedulable if change.unschedulable is None else change.unschedulable
+        ),
+        labels=patched(dict(before.labels), dict(change.labels)),
+        annotations=patched(dict(before.annotations), dict(change.annotations)),
+    )
+
+
+MARKED = after(cordon_change(FREE, QUARANTINE))
+
+
+# -- marking -------------------------------------------------------------------------------------
+
+
+def test_a_cordon_sets_every_mark_and_keeps_the_taints_of_others() -> None:
+    change = cordon_change(node(taints=(OTHER, EVICTING, replace(MINE, value="disk"))), QUARANTINE)
+    assert change.taints == (OTHER, EVICTING, MINE)
+    assert change.unschedulable is True
+    assert change.labels == {LABEL: "gpu"}
+    assert change.annotations[CODES] == "xid:79@GPU-1"
+    assert applied(cordon_change(FREE, QUARANTINE)) == {
+        "quarantine": "q",
+        "incident": "inc-1",
+        "unschedulable": True,
+        "value": "gpu",
+        "evidence": [["xid:79", "GPU-1", "boot-1", "reboot"]],
+        "rules": [["gpu-gone", "inc-1"]],
+    }
+
+
+def test_the_codes_are_bounded_in_number_and_length_and_name_the_kind_without_evidence() -> None:
+    many = tuple(replace(ITEM, code=f"xid:{n}") for n in range(20))
+    codes = cordon_change(FREE, quarantine(evidence=many)).annotations[CODES]
+    assert codes == ",".join(f"xid:{n}@GPU-1" for n in range(16))
+    long = quarantine(evidence=(replace(ITEM, code="x" * 400),))
+    assert cordon_change(FREE, long).annotations[CODES] == "x" * 300
+    assert cordon_change(FREE, quarantine(evidence=(LEVEL,))).annotations[CODES] == LEVEL.code
+    assert cordon_change(FREE, quarantine(evidence=())).annotations[CODES] == "gpu"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "action", "labels", "excluded"),
+    [
+        (True, Action.DRAIN, {}, True),
+        (True, Action.CORDON, {}, False),
+        (False, Action.DRAIN, {}, False),
+        (True, Action.DRAIN, {OFF_BALANCERS: ""}, False),
+    ],
+)
+def test_only_a_drain_takes_a_node_off_the_balancers_and_only_where_it_is_on_them(
+    *, wanted: bool, action: Action, labels: dict[str, str], excluded: bool
+) -> None:
+    change = cordon_change(node(labels=labels), quarantine(action=action), off_balancers=wanted)
+    assert (change.labels.get(OFF_BALANCERS) == "") == excluded
+    assert (applied(change).get("off_balancers") is True) == excluded
+
+
+def test_marking_again_remembers_the_state_before_the_first_marks() -> None:
+    theirs = node(taints=(replace(MINE, value="t"),), labels={LABEL: "l"}, annotations={CODES: "c"})
+    first = cordon_change(theirs, QUARANTINE, off_balancers=True)
+    did = Did(True, "gpu", off_balancers=True, taint="t", label="l", codes="c")
+    once = after(first, theirs)
+    assert read_did(once) == did
+    assert read_did(after(cordon_change(once, QUARANTINE), once)) == did
+    assert read_did(after(cordon_change(node(unschedulable=True), QUARANTINE))) == Did(False, "gpu")
+
+
+@pytest.mark.parametrize(
+    ("changes", "before"),
+    [
+        ({}, Did(False, "gpu")),
+        ({"unschedulable": False}, Did(True, "gpu")),
+        ({"annotations": {}}, Did(False, "gpu", taint="gpu", label="gpu")),
+        ({"labels": {}}, Did(False, "gpu", taint="gpu", codes="c")),
+        ({"taints": ()}, Did(False, "gpu", label="gpu", codes="c")),
+        (
+            {"taints": (replace(MINE, value="disk"),), "labels": {LABEL: "disk"}},
+            Did(False, "gpu", taint="disk", label="disk", codes="c"),
+        ),
+    ],
+)
+def test_a_full_set_of_marks_without_their_annotation_is_ours(
+    changes: dict[str, Any], before: Did
+) -> None:
+    ours = node(unschedulable=True, taints=(MINE,), labels={LABEL: "gpu"}, annotations={CODES: "c"})
+    unknown = replace(QUARANTINE, status=QuarantineStatus())
+    found = replace(ours, **changes)
+    assert read_did(after(cordon_change(found, unknown), found)) == before
+
+
+def test_the_annotation_names_the_installation_only_where_there_is_one() -> None:
+    assert marked_for(MARKED.annotations) == ""
+    named = cordon_change(FREE, quarantine(installation="east"))
+    assert applied(named)["installation"] == "east"
+    assert marked_for(after(named).annotations) == "east"
+    assert "installation" not in applied(cordon_change(FREE, QUARANTINE))
+    assert marked_for({APPLIED: '{"installation": 3}'}) == ""
+
+
+def test_adopted_marks_are_written_anew_and_the_node_is_not_changed() -> None:
+    change = adopt_change(QUARANTINE, Did(True, "gpu"))
+    assert (change.taints, change.unschedulable, change.labels) == (None, None, {})
+    assert change.annotations == {APPLIED: MARKED.annotations[APPLIED]}
+    assert marked_by(after(change)) == "q"
+    unknown = applied(adopt_change(QUARANTINE, None))
+    assert unknown["value"] == "gpu"
+    assert "unschedulable" not in unknown
+    assert read_did(after(adopt_change(QUARANTINE, None))) is None
+
+
+# -- our changes ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "did"),
+    [
+        ('{"unschedulable": true}', Did(True)),
+        ('{"unschedulable": false, "value": "gpu"}', Did(False, "gpu")),
+        ('{"unschedulable": 1}', None),
+        ("{}", None),
+        ("[]", None),
+        ("", None),
+        ("{", None),
+        ('{"unschedulable": true, "value": 3, "off_balancers": 1, "before": 3}', Did(True)),
+        ('{"unschedulable": true, "off_balancers": true}', Did(True, off_balancers=True)),
+        (
+            '{"unschedulable": true, "before": {"taint": "", "label": 3, "codes": "c"}}',
+            Did(True, taint="", codes="c"),
+        ),
+    ],
+)
+def test_our_changes_are_read_from_the_annotation_and_doubtful_parts_left_out(
+    text: str, did: Did | None
+) -> None:
+    assert read_did(node(annotations={APPLIED: text})) == did
+
+
+REMEMBERED = replace(QUARANTINE, status=replace(STATUS, did=Did(True, "status")))
+
+
+@pytest.mark.parametrize(
+    ("found", "of", "did"),
+    [
+        (MARKED, REMEMBERED, Did(True, "gpu")),
+        (MARKED, None, Did(True, "gpu")),
+        (FREE, REMEMBERED, Did(True, "status")),
+        (FREE, None, None),
+        (FREE, QUARANTINE, None),
+        (node(uid="another"), REMEMBERED, None),
+        (node(annotations={RELEASED: "q@6"}), REMEMBERED, None),
+        (node(annotations={RELEASED: "qq@6"}), REMEMBERED, Did(True, "status")),
+    ],
+)
+def test_our_changes_are_known_by_the_node_first_and_else_by_its_own_quarantine(
+    found: Node, of: Quarantine | None, did: Did | None
+) -> None:
+    assert known_did(found, of) == did
+
+
+def test_without_a_trace_of_the_node_as_it_was_the_marks_go_and_a_cordon_stays() -> None:
+    assert did_to_undo(MARKED, QUARANTINE) == Did(True, "gpu")
+    assert did_to_undo(FREE, QUARANTINE) == Did(False, "gpu")
+    assert did_to_undo(FREE, REMEMBERED) == Did(True, "status")
+    assert did_to_undo(node(uid="another"), QUARANTINE) is None
+    unmarked = replace(QUARANTINE, status=replace(STATUS, cordoned_at=0.0))
+    assert did_to_undo(FREE, unmarked) is None
+
+
+def test_another_party_is_named_where_it_cordoned_the_node_or_is_at_work_on_it() -> None:
+    before = "it was cordoned before, and stays so when sickbay lets go"
+    cordoned = node(unschedulable=True)
+    assert foreign_hands(FREE) == ""
+    assert foreign_hands(cordoned) == before
+    assert foreign_hands(MARKED, QUARANTINE) == ""
+    assert foreign_hands(after(cordon_change(cordoned, QUARANTINE), cordoned), QUARANTINE) == before
+    assert foreign_hands(cordoned, REMEMBERED) == ""
+    assert foreign_hands(cordoned, QUARANTINE) == (
+        "its annotation sickbay.dev/did is gone, so that it is not known whether it was cordoned "
+        "before; it stays cordoned when sickbay lets go"
+    )
+    assert foreign_hands(replace(cordoned, uid="another"), QUARANTINE) == before
+    upgraded = replace(MARKED, taints=(Taint("karpenter.sh/disrupted", "", "NoSchedule"),))
+    assert "Karpenter" in foreign_hands(upgraded, QUARANTINE)
+
+
+# -- undoing -------------------------------------------------------------------------------------
+
+
+def test_an_undo_reverses_what_we_did_and_nothing_else() -> None:
+    theirs = node(
+        taints=(OTHER, replace(MINE, value="t"), EVICTING),
+        labels={LABEL: "l", "zone": "a"},
+        annotations={CODES: "c", "note": "x"},
+    )
+    for balancers in (False, True):
+        marked = after(cordon_change(theirs, QUARANTINE, off_balancers=balancers), theirs)
+        back = after(undo_change(marked, "q", did_to_undo(marked, QUARANTINE)), marked)
+        assert back.annotations == {CODES: "c", "note": "x", RELEASED: "q@7"}
+        assert back.labels == theirs.labels
+        assert set(back.taints) == set(theirs.taints)
+        assert not back.unschedulable
+
+
+@pytest.mark.parametrize(
+    ("cordoned", "did", "uncordoned", "schedules"),
+    [
+        (True, True, False, False),
+        (True, False, False, None),
+        (False, True, False, None),
+        (True, True, True, None),
+    ],
+)
+def test_only_our_own_cordon_is_taken_back(
+    *, cordoned: bool, did: bool, uncordoned: bool, schedules: bool | None
+) -> None:
+    change = undo_change(node(unschedulable=cordoned), "q", Did(did), uncordoned=uncordoned)
+    assert change.unschedulable is schedules
+
+
+def test_without_a_known_change_an_undo_says_only_that_it_has_been() -> None:
+    change = undo_change(MARKED, "q", None, more={"sickbay.dev/releases": "[]"})
+    assert change == NodeChange(
+        annotations={APPLIED: None, RELEASED: "q@7", "sickbay.dev/releases": "[]"}
+    )
+
+
+def test_an_undo_keeps_the_overrides_unless_it_is_given_others() -> None:
+    word = Override("xid:79", "GPU-1", "boot-1", "reboot")
+    for did in (None, Did(True, "gpu")):
+        assert OVERRULED not in undo_change(MARKED, "q", did).annotations
+        assert undo_change(MARKED, "q", did, frozenset()).annotations[OVERRULED] is None
+        text = undo_change(MARKED, "q", did, frozenset({word})).annotations[OVERRULED]
+        assert text == write_overruled(frozenset({word}))
+    balancers = undo_change(MARKED, "q", Did(True, off_balancers=True)).labels
+    assert balancers == {LABEL: None, OFF_BALANCERS: None}
+    assert undo_change(MARKED, "q", Did(True)).labels == {LABEL: None}
+
+
+def test_a_marked_node_is_taken_off_the_balancers_once_and_that_is_remembered() -> None:
+    change = exclude_change(MARKED)
+    assert change is not None
+    assert change.labels == {OFF_BALANCERS: ""}
+    found = after(change, MARKED)
+    assert read_did(found) == Did(True, "gpu", off_balancers=True)
+    assert marked_by(found) == "q"
+    assert exclude_change(found) is None
+    assert exclude_change(FREE) is None
+
+
+# -- the memory of overrides ---------------------------------------------------------------------
+
+
+def test_overrides_are_of_the_evidence_that_has_not_ended() -> None:
+    over = replace(ITEM, code="xid:48", cleared="reboot")
+    assert words_of([ITEM, LEVEL, over]) == {
+        Override("xid:79", "GPU-1", "boot-1", "reboot"),
+        Override("disk-space:bytes", "", "boot-1", ""),
+    }
+
+
+def test_as_many_overrides_are_remembered_as_an_annotation_holds() -> None:
+    few = frozenset(Override(f"xid:{n:03}", "GPU-1", "b", "reboot") for n in range(300))
+    kept = read_overruled({OVERRULED: write_overruled(few)})
+    assert kept == frozenset(sorted(few)[:256])
+    # One that is too long is left out; those after it may fit.
+    large = [Override(f"{n}", "x" * 20_000, "", "") for n in range(3)]
+    small = Override("z", "", "", "")
+    kept = read_overruled({OVERRULED: write_overruled(frozenset([*large, small]))})
+    assert kept == {*large[:2], small}
+    row = len(json.dumps(["a", "", "", ""])) + 2
+    fits = Override("a", "y" * (48 * 1024 - row), "", "")
+    assert read_overruled({OVERRULED: write_overruled(frozenset([fits]))}) == {fits}
+    over = replace(fits, component=fits.component + "y")
+    assert read_overruled({OVERRULED: write_overruled(frozenset([over]))}) == frozenset()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "3",
+        "[]",
+        '{"evidence": 3}',
+        '{"evidence": [["a"]]}',
+        '{"evidence": null}',
+        "[" * 9999,
+    ],
+)
+def test_an_unreadable_memory_is_no_override(text: str) -> None:
+    assert read_overruled({OVERRULED: text}) == frozenset()
+    assert read_overruled({}) == frozenset()
+
+
+def test_without_an_override_the_annotation_is_removed() -> None:
+    assert clear_overrides_change(frozenset()) == NodeChange(annotations={OVERRULED: None})
+
+
+# -- the quarantine made again from its marks ----------------------------------------------------
+
+
+def test_ours_comes_back_as_a_cordon_for_the_same_evidence() -> None:
+    marked = after(cordon_change(FREE, quarantine(evidence=(ITEM, LEVEL))))
+    assert stood_for(marked) == words_of([ITEM, LEVEL])
+    assert spec_of_marks(marked) == QuarantineSpec(
+        Action.CORDON,
+        "gpu",
+        "marked for disk-space:bytes",
+        requester=OURS,
+        incident="inc-1",
+        boot_id="boot-1",
+        evidence=(LEVEL, ITEM),
+        intent_action=Action.CORDON,
+    )
+    long = after(cordon_change(FREE, quarantine(evidence=(replace(ITEM, code="c" * 400),))))
+    spec = spec_of_marks(long)
+    assert spec is not None
+    assert spec.reason == f"marked for {'c' * 289}"
+
+
+ROW = ["xid:79", "GPU-1", "boot-1", "reboot"]
+
+
+@pytest.mark.parametrize(
+    ("more", "rule", "incident"),
+    [
+        ({"rules": [["r", "i"]], "incident": "all"}, "r", "i"),
+        ({"rules": [["r", ""]], "incident": "all"}, "r", "all"),
+        ({"rules": [["r"]], "incident": "all"}, "", "all"),
+        ({"rules": [["r", 3]], "incident": "all"}, "", "all"),
+        ({"rules": ["ri"], "incident": "all"}, "", "all"),
+        ({"rules": [["r", "i"], ["r", "i"]], "incident": "all"}, "", "all"),
+        ({"rules": 3, "incident": "all"}, "", "all"),
+        ({"incident": "all"}, "", "all"),
+        ({"incident": ""}, "", incident_id("n1", "boot-1", "disk")),
+        ({"incident": 3}, "", incident_id("n1", "boot-1", "disk")),
+    ],
+)
+def test_the_origin_of_evidence_is_taken_from_the_marks_where_it_is_readable(
+    more: dict[str, Any], rule: str, incident: str
+) -> None:
+    text = json.dumps({"evidence": [ROW], "value": "disk", **more})
+    spec = spec_of_marks(node(annotations={APPLIED: text}))
+    assert spec is not None
+    assert spec.kind == "disk"
+    assert [(item.rule, item.incident) for item in spec.evidence] == [(rule, incident)]
+
+
+@pytest.mark.parametrize(
+    ("value", "taints", "kind"),
+    [
+        ("network", (), "network"),
+        ("node", (MINE,), "node"),
+        (None, (MINE,), "gpu"),
+        ("", (MINE,), "gpu"),
+        (None, (EVICTING,), "manual"),
+        ("spaceship", (MINE,), "manual"),
+        (None, (), "manual"),
+    ],
+)
+def test_the_kind_is_that_of_the_annotation_or_else_of_the_taint(
+    value: str | None, taints: tuple[Taint, ...], kind: str
+) -> None:
+    text = json.dumps({"evidence": [ROW], "value": value})
+    spec = spec_of_marks(node(annotations={APPLIED: text}, taints=taints))
+    assert spec is not None
+    assert spec.kind == kind
+
+
+def test_one_made_by_hand_comes_back_as_it_was() -> None:
+    for spec in (BY_HAND, replace(BY_HAND, action=Action.CORDON)):
+        assert spec_of_marks(after(cordon_change(FREE, replace(QUARANTINE, spec=spec)))) == spec
+    assert spec_of_marks(after(cordon_change(FREE, quarantine(evidence=())))) is None
+    assert spec_of_marks(FREE) is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "kept"),
+    [("", "by hand"), (3, "by hand"), ("  x ", "x"), ("y" * 999, "y" * MOST_REASON)],
+)
+def test_a_persons_reason_is_bounded_and_has_a_stand_in(reason: Any, kept: str) -> None:
+    text = json.dumps({"requester": "a" * 999, "reason": reason, "action": "other"})
+    spec = spec_of_marks(node(annotations={APPLIED: text}))
+    assert spec == QuarantineSpec(Action.CORDON, "manual", kept, "a" * MOST_REASON)
+    written = applied(
+        adopt_change(replace(QUARANTINE, spec=replace(BY_HAND, reason="y" * 999)), None)
+    )
+    assert written["reason"] == "y" * MOST_REASON

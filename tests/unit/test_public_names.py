@@ -1,0 +1,290 @@
+"""docs/public-names.md: the first column of each of its tables names what the code has, no more."""
+
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from google.protobuf.descriptor import FileDescriptor
+
+from aggregator.alerts import webhook
+from aggregator.cli.main import FAILED, INTERRUPTED, OK, USAGE
+from aggregator.cluster import node_names
+from aggregator.cluster.kubernetes import leases, node_condition, objects, quarantine_codec
+from aggregator.config import drain
+from aggregator.config.settings import Config
+from aggregator.daemon_cli import main as daemon
+from aggregator.daemon_cli import replay
+from aggregator.events import EventKind
+from aggregator.ingest.grpc_env import ENVIRONMENT
+from aggregator.quarantine.decide import drain_plan, maintenance, node_marks
+from aggregator.replicas.rpc import auth
+from aggregator.web import replica_endpoints
+from aggregator.web.api import ENDPOINTS
+from nodeagent import cli as agent_cli
+from nodeagent.checks import custom_plugin
+from nodeagent.config import settings as agent_settings
+from nodeagent.config.settings import keys as agent_keys
+from nodeagent.evidence import store
+from nodeagent.terminal import arguments
+from sickbay.v1 import shards_pb2, sickbay_pb2
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+PAGE = (ROOT / "docs" / "public-names.md").read_text()
+STABILITIES = {"stable", "before 1.0", "internal"}
+LAST = "To change before the first release"
+
+
+def code(*folders: str) -> str:
+    """The text of every module of these packages, or of all."""
+    return "\n".join(
+        file.read_text()
+        for folder in folders or ("aggregator", "nodeagent")
+        for file in sorted((ROOT / folder).rglob("*.py"))
+    )
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of the tables below a heading, without the tables' heads."""
+    _, found, rest = PAGE.partition(f"\n## {heading}\n")
+    assert found, f"the page has no section {heading!r}"
+    body = rest.partition("\n## ")[0]
+    lines = [line for line in body.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def names(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def listed(heading: str) -> list[str]:
+    return [name for row in rows(heading) for name in names(row[0])]
+
+
+# -- what the code has ---------------------------------------------------------------
+
+
+def grpc() -> Iterator[str]:
+    files: tuple[FileDescriptor, ...] = (sickbay_pb2.DESCRIPTOR, shards_pb2.DESCRIPTOR)
+    for file in files:
+        yield file.package
+        yield from file.message_types_by_name
+        yield from file.enum_types_by_name
+        for service in file.services_by_name.values():
+            yield service.full_name
+            yield from (f"{service.full_name}/{method.name}" for method in service.methods)
+
+
+def manifests() -> Iterator[Mapping[str, Any]]:
+    for file in sorted(DEPLOY.rglob("*.yaml")):
+        for document in yaml.safe_load_all(file.read_text()):
+            if isinstance(document, dict) and "kind" in document and "metadata" in document:
+                yield document
+
+
+def fields(path: str, schema: Mapping[str, Any]) -> Iterator[str]:
+    for name, field in schema.get("properties", {}).items():
+        is_list = field["type"] == "array"
+        where = f"{path}.{name}{'[]' if is_list else ''}"
+        yield where
+        yield from fields(where, field["items"] if is_list else field)
+
+
+def quarantine() -> Iterator[str]:
+    definition = yaml.safe_load((DEPLOY / "kubernetes" / "crd.yaml").read_text())["spec"]
+    group, kinds = definition["group"], definition["names"]
+    yield from (group, *kinds["shortNames"])
+    yield from (kinds[name] for name in ("kind", "listKind", "plural", "singular"))
+    for version in definition["versions"]:
+        yield f"{group}/{version['name']}"
+        schema = version["schema"]["openAPIV3Schema"]["properties"]
+        for part in ("spec", "status"):
+            yield from fields(part, schema[part])
+
+
+def keys() -> Iterator[str]:
+    """Each key below sickbay.dev, wherever the code writes it as a literal, and the others' key."""
+    reporter = node_condition._REPORTER
+    yield from set(re.findall(r'"(sickbay\.dev/[a-z-]+)"', code("aggregator"))) - {reporter}
+    yield from (node_names.CONDITION, node_marks.OFF_BALANCERS, quarantine_codec.FINALIZER)
+
+
+def foreign() -> Iterator[str]:
+    yield from (*maintenance._TAINTS, *drain_plan._UNWILLING, objects._MIRROR)
+    yield from (maintenance._EXCLUDED, maintenance._UPGRADE, maintenance._DO_NOT_DISRUPT)
+
+
+def cluster_objects() -> Iterator[str]:
+    yield from (objects.RECORD_NAME, objects.STOP_NAME, f"{leases.PREFIX}REPLICA")
+    for document in manifests():
+        yield document["metadata"]["name"]
+    for file in sorted(DEPLOY.rglob("*.yaml")):
+        text = file.read_text()
+        yield from re.findall(r"secretName: (\S+)", text)
+        yield from re.findall(r"configMap:\n +name: (\S+)", text)
+
+
+def kubernetes_events() -> Iterator[str]:
+    yield node_condition._REPORTER
+    for found in re.findall(
+        r'(?:reason = |"action": )"(\w+)" if quarantined else "(\w+)"', code("aggregator")
+    ):
+        yield from found
+
+
+def aggregator_metrics() -> dict[str, str]:
+    """Families by name, with their type. The client library appends ``_total`` to a counter."""
+    text = (ROOT / "aggregator" / "web" / "metrics.py").read_text()
+    several = re.findall(r'\("(\w+)", "[^"]+", "reason", stats\.', text)
+    found = {}
+    for how, name in re.findall(r'_(gauge|counter|one|count)\(\s*f?"(sickbay_[a-z_{}]+)"', text):
+        counts = how.startswith("count")
+        for each in several if "{name}" in name else [""]:
+            whole = name.replace("{name}", each) + ("_total" if counts else "")
+            found[whole] = "counter" if counts else "gauge"
+    return found
+
+
+def agent_metrics() -> dict[str, str]:
+    text = (ROOT / "nodeagent" / "local" / "render.py").read_text()
+    kinds = r'",\s*"(gauge|counter)"'
+    whole = re.findall(rf'page\.(?:one|family)\(\s*"(\w+){kinds}', text)
+    ends = re.findall(rf'each\("(\w+){kinds}', text)
+    return dict(whole) | {f"sickbay_agent_check_{name}": kind for name, kind in ends}
+
+
+def environment() -> Iterator[str]:
+    text = code()
+    yield from re.findall(r'environ\.(?:get|setdefault)\(\s*"([A-Z_]+)"', text)
+    yield from re.findall(r"\bSICKBAY_[A-Z][A-Z_]*\b", text)
+    yield from re.findall(r"\b(?:HTTPS_PROXY|NO_PROXY|PGPASSFILE)\b", text)
+    yield from ENVIRONMENT
+    yield from (f"SICKBAY_{name.upper()}" for name in drain._FILLED)
+
+
+def paths() -> Iterator[str]:
+    server = (ROOT / "aggregator" / "web" / "server.py").read_text()
+    yield from re.findall(r'\bget\("(/[^"]*)"', server)
+    yield from (endpoint.path for endpoint in ENDPOINTS)
+    yield from (replica_endpoints.PART, replica_endpoints.NODE, replica_endpoints.PAST)
+    yield from re.findall(r'\("(?:GET|POST)", "(/[^"]+)"\)', code("nodeagent/local"))
+
+
+def files() -> Iterator[str]:
+    config = Config()
+    agent = agent_settings.default({"NODE_NAME": "node-1"}, with_checks=False)
+    found: list[Path] = [
+        *(daemon.DEFAULT_CONFIG, arguments.DEFAULT_CONFIG, arguments.POD_PROBER_SOCKET),
+        *(agent.socket, agent.run_dir / store.NAME, agent.state_dir / store.NAME),
+        *(config.cluster.local.database, config.alerts.outbox, config.identity.keys_cache),
+        *(config.shards.token_file, Path(config.history.database.partition("///")[2])),
+    ]
+    yield from map(str, found)
+
+
+def configuration() -> Iterator[str]:
+    yield from Config.model_fields
+    yield from (key for key in agent_keys() if "." not in key)
+
+
+def others() -> Iterator[str]:
+    yield from tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    yield from (custom_plugin.GROUP, auth.AUDIENCE)
+    yield from (webhook.SIGNATURE, webhook.TIMESTAMP, webhook.DELIVERY)
+    yield from re.findall(r'getLogger\("(sickbay[^"]*)"\)', code())
+
+
+SECTIONS: Mapping[str, Iterable[str]] = {
+    "gRPC": set(grpc()),
+    "The Quarantine object": set(quarantine()),
+    "Names on Nodes and Leases": set(keys()),
+    "Names of others that are read": set(foreign()),
+    "Objects in the cluster": set(cluster_objects()),
+    "Event kinds": {kind.value for kind in EventKind},
+    "Kubernetes Events": set(kubernetes_events()),
+    "Metrics of the aggregator": aggregator_metrics(),
+    "Metrics of the agent": agent_metrics(),
+    "Environment variables": set(environment()),
+    "HTTP paths": set(paths()),
+    "Files and sockets": set(files()),
+    "Configuration": set(configuration()),
+    "Other names": set(others()),
+}
+
+
+# -- the tests -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("heading", SECTIONS)
+def test_the_page_has_each_name_and_no_other(heading: str) -> None:
+    assert sorted(set(listed(heading))) == sorted(SECTIONS[heading])
+
+
+@pytest.mark.parametrize("heading", sorted(SECTIONS.keys() - {"Configuration"}))
+def test_no_name_stands_twice(heading: str) -> None:
+    assert len(listed(heading)) == len(set(listed(heading)))
+
+
+@pytest.mark.parametrize("heading", SECTIONS)
+def test_each_row_has_a_stability(heading: str) -> None:
+    assert {row[-1] for row in rows(heading)} <= STABILITIES
+
+
+def test_each_constant_of_the_names_on_nodes_is_listed() -> None:
+    constants = {value for name, value in vars(node_names).items() if name.isupper()}
+    assert constants <= set(SECTIONS["Names on Nodes and Leases"])
+
+
+def test_each_metric_has_its_type() -> None:
+    for heading, found in (
+        ("Metrics of the aggregator", aggregator_metrics()),
+        ("Metrics of the agent", agent_metrics()),
+    ):
+        types = {name: row[1] for row in rows(heading) for name in names(row[0])}
+        assert types == found
+
+
+def test_metrics_end_as_the_conventions_say() -> None:
+    for name, kind in (aggregator_metrics() | agent_metrics()).items():
+        assert name.endswith("_total") is (kind == "counter")
+
+
+def test_exit_codes() -> None:
+    expected = {
+        1: {OK, FAILED, USAGE, INTERRUPTED},
+        2: {daemon.OK, daemon.FAILED, daemon.USAGE, daemon.INTERRUPTED}
+        | {replay.SAME, replay.DIFFERENT, replay.TROUBLE},
+        3: {agent_cli.OK, agent_cli.BAD, agent_cli.USAGE}
+        | {agent_cli.INTERNAL, agent_cli.INTERRUPTED},
+    }
+    table = rows("Exit codes")
+    for column, codes in expected.items():
+        assert {int(names(row[0])[0]) for row in table if row[column]} == codes
+
+
+def test_names_to_change_exist() -> None:
+    every = {name for found in SECTIONS.values() for name in found}
+    assert [name for name in listed(LAST) if name not in every] == []
+
+
+def test_names_to_change_are_not_called_stable() -> None:
+    stable = {
+        name
+        for heading in SECTIONS
+        for row in rows(heading)
+        if row[-1] == "stable"
+        for name in names(row[0])
+    }
+    assert [name for name in listed(LAST) if name in stable] == []
+
+
+def test_event_kinds_with_two_separators_are_listed() -> None:
+    row = next(
+        row for row in rows(LAST) if any("-" in name for name in names(row[0]) if "." in name)
+    )
+    assert set(names(row[0])) == {kind.value for kind in EventKind if "-" in kind}
+    assert set(names(row[1])) == {kind.value for kind in EventKind if "_" in kind}
