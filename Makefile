@@ -1,4 +1,4 @@
-# Everything a person runs. `make help` lists it. Each target does its own set-up.
+# All commands for people. `make help` lists them. Each target does its own set-up.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV := $(shell command -v uv || echo build/uv/bin/uv)
 CURVES := build/bench/curves-env
-BENCHES := taint agent scale faults network fleet history
+BENCHES := taint agent scale faults network fleet history hostile
 
 .PHONY: help
 help: ## This list
@@ -18,9 +18,9 @@ help: ## This list
 # -- set-up ------------------------------------------------------------------
 build/uv/bin/uv:
 	@echo "uv is not on the path: installing it from PyPI into build/uv"
-	@python3 -m venv build/uv && build/uv/bin/pip install --quiet uv
+	@requirements/install-uv.sh build/uv $(PYTHON) python3
 
-# The stamp is named in the tree, so a changed lock brings a new sync and nothing else does.
+# The stamp is named in the tree, so only a changed lock causes a new sync.
 $(VENV)/.synced: requirements/dev.txt pyproject.toml | $(UV)
 	@test -x $(BIN)/python || $(UV) venv --quiet --python $(PYTHON) $(VENV)
 	@$(UV) pip sync --quiet --python $(BIN)/python --require-hashes requirements/dev.txt
@@ -31,7 +31,7 @@ $(VENV)/.synced: requirements/dev.txt pyproject.toml | $(UV)
 env: $(VENV)/.synced ## The locked environment in .venv
 
 .PHONY: lock
-lock: | $(UV) ## Compile the hashed requirements anew from pyproject.toml
+lock: | $(UV) ## Compile the hashed requirements again from pyproject.toml
 	@for extra in agent aggregator; do \
 	  $(UV) pip compile --quiet pyproject.toml --extra $$extra --generate-hashes --universal \
 	    --python-version 3.11 --no-header --upgrade --output-file requirements/$$extra.txt; done
@@ -41,6 +41,8 @@ lock: | $(UV) ## Compile the hashed requirements anew from pyproject.toml
 	@$(UV) pip compile --quiet pyproject.toml --extra bench --constraint requirements/dev.txt \
 	  --generate-hashes --universal --python-version 3.11 --no-header --upgrade \
 	  --output-file requirements/bench.txt
+	@echo uv | $(UV) pip compile --quiet - --generate-hashes --universal --python-version 3.11 \
+	  --no-header --upgrade --output-file requirements/uv.txt
 	@echo hatchling | $(UV) pip compile --quiet - --constraint requirements/dev.txt --generate-hashes \
 	  --universal --python-version 3.11 --no-header --output-file requirements/build.txt
 
@@ -60,23 +62,37 @@ demo: env ## This machine's agent beside simulated nodes, a fault injected while
 demo-cluster: env ## The same on a real kube-apiserver: watch kubectl get nodes,quarantines
 	@exec $(BIN)/python -m tests.demo cluster
 
-.PHONY: test
-test: env ## Every check and every test (needs root for mounts, namespaces, the kernel log)
+.PHONY: test-setup
+test-setup: env ## What make test needs: Debian packages, the control plane (built once, in minutes)
 	@tests/setup-debian.sh
-	@$(MAKE) --no-print-directory lint
 	@$(BIN)/python -m tests.controlplane build
+
+.PHONY: test
+test: test-setup ## Every check and every test (needs root for mounts, namespaces, the kernel log)
+	@$(MAKE) --no-print-directory lint
 	@$(BIN)/python -m tests.side_by_side
 
 .PHONY: test-fast
 test-fast: env ## Unit tests alone: no root, no cluster, seconds
 	@$(BIN)/pytest tests/unit -q
 
+# The tests of the tests: `make mutants MUTANTS_PACKAGE=policy,membership MUTANTS_COUNT=all`.
+MUTANTS_SEED ?= 16
+MUTANTS_COUNT ?= 500
+MUTANTS_PACKAGE ?=
+export MUTANTS_SEED MUTANTS_COUNT MUTANTS_PACKAGE
+
+.PHONY: mutants
+mutants: env ## Random mutants of the acting core against the fast tests (MUTANTS_SEED=7)
+	@$(BIN)/python -m tests.mutants
+
 .PHONY: lint
-lint: env ## ruff, mypy --strict, the layers
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+lint: env ## ruff, mypy --strict, the layers, the prose
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports \
+		&& $(BIN)/python -m tests.prose
 
 .PHONY: format
-format: env ## Let ruff format and mend what it can
+format: env ## Let ruff format and fix the code
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
 # -- figures -------------------------------------------------------------------
@@ -88,15 +104,15 @@ bench-taint: env ## Kernel line to taint on the real API server
 	@$(BIN)/python -m tests.bench.taint
 
 .PHONY: bench-agent
-bench-agent: env ## What the agent costs (BENCH_SECONDS=60 for a short look)
+bench-agent: env ## The agent's cost (BENCH_SECONDS=60 for a short look)
 	@$(BIN)/python -m tests.bench.agent
 
 .PHONY: bench-scale
-bench-scale: env $(CURVES)/.synced ## What replicas bear (BENCH_NODES=1000 BENCH_PARTS=steady,failover)
+bench-scale: env $(CURVES)/.synced ## The load that replicas can take (BENCH_NODES=1000 BENCH_PARTS=steady,failover)
 	@$(BIN)/python -m tests.bench.scale
 	@$(CURVES)/bin/python tests/bench/curves.py
 
-# Only the curves need it, so the environment of everything else does without.
+# Only the curves need it, so no other target's environment has it.
 $(CURVES)/.synced: requirements/bench.txt | $(UV)
 	@test -x $(CURVES)/bin/python || $(UV) venv --quiet --python $(PYTHON) $(CURVES)
 	@$(UV) pip sync --quiet --python $(CURVES)/bin/python --require-hashes requirements/bench.txt
@@ -106,13 +122,21 @@ $(CURVES)/.synced: requirements/bench.txt | $(UV)
 bench-figures: env ## Put the last figures of bench-scale and bench-faults into docs/
 	@$(BIN)/python -m tests.bench.report
 
+.PHONY: screenshot
+screenshot: env ## The picture of the page in README.md, taken from the demo (needs chromium)
+	@$(BIN)/python -m tests.demo.screenshot
+
 .PHONY: bench-network
-bench-network: env ## Whom triangulation blames in graphs of known faults (BENCH_GRAPHS=5)
+bench-network: env ## The nodes that triangulation blames in graphs of known faults (BENCH_GRAPHS=5)
 	@$(BIN)/python -m tests.bench.network
 
 .PHONY: bench-faults
-bench-faults: env ## What is lost when something dies in a burst (BENCH_DRILLS=paused_replica,...)
+bench-faults: env ## Losses when a process dies in a burst (BENCH_DRILLS=paused_replica,...)
 	@$(BIN)/python -m tests.bench.faults
+
+.PHONY: bench-hostile
+bench-hostile: env ## The effect of hostile clients on honest nodes (BENCH_TRIALS=10 for a short look)
+	@$(BIN)/python -m tests.bench.hostile
 
 .PHONY: bench-fleet
 bench-fleet: env ## A month of a large fleet's faults (BENCH_NODES=1500 BENCH_SEEDS=2 for a short look)
@@ -123,5 +147,5 @@ bench-history: env ## Ten million transitions in SQLite and PostgreSQL (BENCH_RO
 	@$(BIN)/python -m tests.bench.history
 
 .PHONY: clean
-clean: ## Remove what was built here
+clean: ## Remove the build outputs
 	@rm -rf build dist $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
