@@ -79,7 +79,7 @@ class NodeState:
     when it became ours (monotonic).
     ``unread``: the node's overrides may have changed while another replica owned it.
     ``trail`` writes the node's condition; ``trail_aged``: it had ended by the last round;
-    ``condition_seen``: the node was seen with it since.
+    ``condition_seen``: the last read of the node since then has it.
     ``silent_failing``: the failing evidence when its agent fell silent, while its kubelet is ready.
     """
 
@@ -271,7 +271,7 @@ class NodeState:
         """
         missing = missing_marks(node, quarantine)
         trails = self.ours is False or self.trail is not None
-        self.condition_seen = self.condition_seen or CONDITION not in missing
+        self.condition_seen = CONDITION not in missing
         if trails and CONDITION in missing and node.uid == quarantine.status.node_uid:
             return tuple(name for name in missing if name != CONDITION)
         return missing
