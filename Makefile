@@ -76,6 +76,15 @@ test: test-setup ## Every check and every test (needs root for mounts, namespace
 test-fast: env ## Unit tests alone: no root, no cluster, seconds
 	@$(BIN)/pytest tests/unit -q
 
+# The same failure again: `make fuzz FUZZ_SEED=...`, with the seed that the run has printed.
+FUZZ_SEED ?= $(shell date +%s)
+FUZZ_TESTS ?= $(shell grep -rlE --include='test_*.py' '^from hypothesis' tests)
+
+.PHONY: fuzz
+fuzz: env ## New random examples for every property and state machine (FUZZ_SEED=7)
+	@echo "fuzz: FUZZ_SEED=$(FUZZ_SEED)"
+	@HYPOTHESIS_PROFILE=search $(BIN)/pytest -q --hypothesis-seed=$(FUZZ_SEED) $(FUZZ_TESTS)
+
 # The tests of the tests: `make mutants MUTANTS_PACKAGE=policy,membership MUTANTS_COUNT=all`.
 MUTANTS_SEED ?= 16
 MUTANTS_COUNT ?= 500

@@ -36,10 +36,13 @@ def pytest_configure() -> None:
     """
     gc.disable()
     # A machine that is busy with something else is slow, and that is no failure of an example.
+    slow = [HealthCheck.too_slow]
+    # A change is judged by the same examples wherever it is tested; `make fuzz` searches for new.
     settings.register_profile(
-        "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+        "same", deadline=None, suppress_health_check=slow, derandomize=True, database=None
     )
-    settings.load_profile("patient")
+    settings.register_profile("search", deadline=None, suppress_health_check=slow, print_blob=True)
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
     logging.getLogger("asyncio").addFilter(_of_this_test)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
