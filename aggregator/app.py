@@ -129,8 +129,8 @@ class EventBus:
             transition.summary,
             extra={"kind": transition.kind.value, "incident": transition.incident},
         )
-        for event_sink in self._ledgers:
-            event_sink.record_event(transition)
+        for sink in self._ledgers:
+            sink.record_event(transition)
 
 
 def _settings(config: Config) -> Settings:

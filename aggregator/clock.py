@@ -67,11 +67,11 @@ class Clocks:
 
     now: Callable[[], float]
     wall: Callable[[], float]
-    _recorder: ClockGuard = field(default_factory=ClockGuard, init=False, repr=False, compare=False)
+    _guard: ClockGuard = field(default_factory=ClockGuard, init=False, repr=False, compare=False)
 
     def trusted_wall(self) -> float:
         """The wall clock's time, without a jump that is not believed yet."""
-        return self._recorder.trusted_wall(self.now(), self.wall())
+        return self._guard.trusted_wall(self.now(), self.wall())
 
     def earliest(self) -> float:
         """The earliest time that it may be."""
@@ -83,7 +83,7 @@ class Clocks:
 
     def doubt(self) -> str:
         """Why the wall clock is not believed now; empty: it is."""
-        return self._recorder.doubt(self.now(), self.wall())
+        return self._guard.doubt(self.now(), self.wall())
 
 
 async def watch(

@@ -141,8 +141,8 @@ def _absent(config: Config) -> Iterator[tuple[Key, str]]:
     }
     for key, command in named.items():
         if command and "{" not in command[0] and shutil.which(command[0]) is None:
-            remote_nodes = "right if the aggregator runs elsewhere, or in an image that has it"
-            yield key, f"no program can be run here as {command[0]!r}; {remote_nodes}"
+            hint = "right if the aggregator runs elsewhere, or in an image that has it"
+            yield key, f"no program can be run here as {command[0]!r}; {hint}"
 
 
 def _unusable(config: Config) -> Iterator[tuple[Key, str]]:

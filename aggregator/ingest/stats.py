@@ -47,12 +47,12 @@ class RateLimitedLog:
         """Fields of the log line, with how often it was suppressed since the last, or None if not
         now.
         """
-        at, dirty_nodes = self._said.get(what, (float("-inf"), 0))
+        at, suppressed = self._said.get(what, (float("-inf"), 0))
         if now - at < self._interval:
-            self._said[what] = (at, dirty_nodes + 1)
+            self._said[what] = (at, suppressed + 1)
             return None
         self._said.pop(what, None)
         while len(self._said) >= MOST_SAID:
             del self._said[next(iter(self._said))]
         self._said[what] = (now, 0)
-        return {"unsaid": dirty_nodes} if dirty_nodes else {}
+        return {"unsaid": suppressed} if suppressed else {}

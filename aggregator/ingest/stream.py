@@ -383,9 +383,9 @@ class Stream:
         wait = allowance.spend(message.ByteSize(), self._rules.now())
         if wait > 0:
             self._stats.throttled += 1
-            dirty_nodes = self._sparingly(f"held back: {self.node}", self._rules.now())
-            if dirty_nodes is not None:
-                extra = {"node": self.node, "peer": self.peer, **dirty_nodes}
+            log_fields = self._sparingly(f"held back: {self.node}", self._rules.now())
+            if log_fields is not None:
+                extra = {"node": self.node, "peer": self.peer, **log_fields}
                 log.warning("an agent sends more than it may; it is read slowly", extra=extra)
             await asyncio.sleep(wait)
 
@@ -462,14 +462,14 @@ class Stream:
         if not dropped.entries:
             return
         self._stats.dropped += dropped.entries
-        dirty_nodes = self._sparingly(f"dropped: {self.node}", self._rules.now())
-        if dirty_nodes is not None:
+        log_fields = self._sparingly(f"dropped: {self.node}", self._rules.now())
+        if log_fields is not None:
             self._outbox.put(codec.entries_dropped(seq, dropped))
             extra = {"node": self.node, "entries": dropped.entries, "reason": dropped.reason}
             log.warning(
                 "entries of an agent's message are outside the contract's bounds; "
                 "they were dropped, all others count",
-                extra={**extra, **dirty_nodes},
+                extra={**extra, **log_fields},
             )
 
     def _beat(self, heartbeat: pb.Heartbeat) -> None:
@@ -618,8 +618,8 @@ class Stream:
     def log_close(self, ending: StreamClosed) -> None:
         sent_home = ending.why is CloseReason.REDIRECTED and not self._attached
         ordinary = sent_home or ending.why in {CloseReason.LEFT, CloseReason.CLOSED}
-        dirty_nodes = {} if ordinary else self._sparingly(ending.why, self._rules.now())
-        if dirty_nodes is not None:
+        log_fields = {} if ordinary else self._sparingly(ending.why, self._rules.now())
+        if log_fields is not None:
             log.log(
                 logging.DEBUG if ordinary else logging.WARNING,
                 "stream ended" if self._attached else "stream refused",
@@ -628,7 +628,7 @@ class Stream:
                     "peer": self.peer,
                     "why": ending.why,
                     "detail": str(ending),
-                    **dirty_nodes,
+                    **log_fields,
                 },
             )
 

@@ -74,9 +74,9 @@ class StreamTable:
             detail = (
                 f"two live agents claim this node: {other}, and {stream.instance} at {stream.peer}"
             )
-            dirty_nodes = self._sparingly("two agents", self._rules.now())
-            if dirty_nodes is not None:
-                extra = {"node": stream.node, "who": detail, **dirty_nodes}
+            log_fields = self._sparingly("two agents", self._rules.now())
+            if log_fields is not None:
+                extra = {"node": stream.node, "who": detail, **log_fields}
                 log.error("two live agents claim one node", extra=extra)
             self._intake.on_conflict(stream.node, detail)
 

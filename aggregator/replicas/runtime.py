@@ -75,7 +75,7 @@ class ReplicaRuntime:
         if self._lease_manager is None or keys is None:
             return
         config, tls = self._config, self._config.listen.tls
-        membership_view = service(
+        coordination = service(
             coordinator,
             keys,
             service_account=config.shards.service_account,
@@ -84,7 +84,7 @@ class ReplicaRuntime:
             cluster_away=cluster_away,
             wall=time.time,
         )
-        ingest.add_service(membership_view.register)
+        ingest.add_service(coordination.register)
         shown = tls is not None and config.identity.kind == "certificate"
         self._speaker = speaker(
             coordinator,

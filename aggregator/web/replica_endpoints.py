@@ -52,7 +52,7 @@ class ReplicaEndpoints:
         self._part = Part()
         self._revision = 0
         self._old_at = float("-inf")
-        self._poller = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def part(self, request: web.Request) -> web.Response:
         """All nodes of ours, unless the asker has them; the events since; each node's last message.
@@ -100,7 +100,7 @@ class ReplicaEndpoints:
         )
 
     async def _refresh(self) -> None:
-        async with self._poller:
+        async with self._lock:
             if self._now() < self._old_at:
                 return
             moment, fleet = self._snapshots.moment(), self._fleet

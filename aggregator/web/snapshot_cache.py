@@ -44,7 +44,7 @@ class SnapshotCache:
         self._scope = scope or LocalScope(fleet)
         self._look: FleetSnapshot | None = None
         self._old_at = float("-inf")
-        self._poller = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._names: list[str] = []
         self._offset = clocks.wall() - clocks.now()
 
@@ -59,7 +59,7 @@ class SnapshotCache:
         """A snapshot that is a quarter of a second old at most, or somewhat more for a large
         fleet.
         """
-        async with self._poller:
+        async with self._lock:
             if self._look is None or self._clocks.now() >= self._old_at:
                 self._look = await self._take(self._look)
             return self._look

@@ -103,10 +103,10 @@ class WatchedMounts:
 
 
 class DiskIo:
-    """Reads records as they come. ``elsewhere`` counts lines about devices of no watched mount."""
+    """Reads records as they come. ``unwatched`` counts lines about devices of no watched mount."""
 
     def __init__(self, mounts: Mounts) -> None:
-        self.remote_nodes = 0
+        self.unwatched = 0
         self._mounts = mounts
 
     def read(self, record: Record) -> Sequence[FaultSighting]:
@@ -123,7 +123,7 @@ class DiskIo:
         else:
             points = self._mounts.on(device, sector)
         if not points:
-            self.remote_nodes += 1
+            self.unwatched += 1
         return tuple(
             sighting(
                 record,

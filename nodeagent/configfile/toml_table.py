@@ -85,13 +85,13 @@ class Document:
 
     def _refuse_unknown(self, table: "Table", name: str) -> None:
         here = [str(path[-1]) for path in table.known()]
-        remote_nodes = [
+        in_other_tables = [
             path for other in self._tables for path in other.known() if path[-1] == name
         ]
         import difflib  # only a mistake needs it
 
         near = [table.path_of(near) for near in difflib.get_close_matches(name, here, n=1)]
-        meant = (near or remote_nodes)[:1]
+        meant = (near or in_other_tables)[:1]
         hint = f" (did you mean {dotted(meant[0])}?)" if meant else ""
         self.problem(table.path_of(name), f"unknown key{hint}", f"one of {', '.join(here)}")
 

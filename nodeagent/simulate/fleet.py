@@ -37,14 +37,14 @@ class Fleet:
 
     async def run(self, events: Sequence[ScenarioEvent], stop: asyncio.Event) -> None:
         """Until ``stop``. The events' times count from now."""
-        poller = asyncio.create_task(self._look_after(), name="look")
+        watching = asyncio.create_task(self._look_after(), name="look")
         starting = asyncio.create_task(self._start(), name="start")
         for event in events:
             self.let_happen(event)
         try:
             await stop.wait()
         finally:
-            for task in (poller, starting):
+            for task in (watching, starting):
                 task.cancel()
             for timer in self._timers:
                 timer.cancel()

@@ -601,7 +601,7 @@ def test_a_disk_s_line_with_its_device_and_details(
     expected = {"device": asked[0]} | {name: value for name, value in details.items() if value}
     assert {name: value for name, value in found.details.items() if value} == expected
     assert found.message == f"{asked[0]}, under /data: {line.decode()}"
-    assert (found.source_seq, found.historical, check.remote_nodes) == (7, True, 0)
+    assert (found.source_seq, found.historical, check.unwatched) == (7, True, 0)
     assert check.read(record(b"x" + line)) == (), "only where the kernel's own words begin"
 
 
@@ -635,7 +635,7 @@ def test_a_storm_of_a_disk_s_lines_reads_the_mount_table_once_in_ten_seconds(
         clock.now += after
         assert check.read(line) == ()
     assert reads == [1000.0, 1010.0]
-    assert check.remote_nodes == 5
+    assert check.unwatched == 5
     (tmp_path / "proc/self/mountinfo").unlink()
     clock.now += 10.0
     assert check.read(line) == (), "what was known stays"

@@ -122,7 +122,7 @@ def test_every_line_is_tied_to_the_mounts_on_its_device(check: DiskIo) -> None:
 def test_a_pods_volume_and_a_disk_of_no_mount_are_not_the_nodes(check: DiskIo) -> None:
     found = seen(check, "disk-io.log")
     assert not {7, 19, 21} & found.keys()
-    assert check.remote_nodes == 3
+    assert check.unwatched == 3
 
 
 def test_a_sector_of_another_partition_is_another_mounts(check: DiskIo) -> None:

@@ -144,16 +144,16 @@ class KubeCluster:
             rng=self._rng,
             silence=self._silence,
         )
-        cluster_events = asyncio.create_task(room.follow(told.put_nowait), name="kube-news")
-        cluster_events.add_done_callback(lambda _: told.put_nowait(None))
+        following = asyncio.create_task(room.follow(told.put_nowait), name="kube-news")
+        following.add_done_callback(lambda _: told.put_nowait(None))
         try:
             while (news := await told.get()) is not None:
                 yield news
-            cluster_events.result()  # it never ends by itself: this raises its error
+            following.result()  # it never ends by itself: this raises its error
         finally:
-            cluster_events.cancel()
+            following.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await cluster_events
+                await following
 
     async def list_nodes(self) -> list[NodeMeta]:
         """From the server's cache. Decoded in slices: 10,000 at once would block the event loop."""

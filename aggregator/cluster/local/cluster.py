@@ -136,9 +136,9 @@ class LocalCluster:
         seen = -1
         whole = False
         while True:
-            remote_nodes = await self._in_thread(self._open.changed_elsewhere)
-            if remote_nodes != seen or self._changed.is_set():
-                seen = remote_nodes
+            version = await self._in_thread(self._open.changed_elsewhere)
+            if version != seen or self._changed.is_set():
+                seen = version
                 self._changed.clear()
                 for item in await self._in_thread(self._differences, told):
                     yield item

@@ -164,8 +164,8 @@ class LeaderClient:
         except grpc.aio.AioRpcError as error:
             # A write met the end of the stream: grpc does not tell how it ended, the next attempt
             # will. The earlier error is still true.
-            dirty_nodes = error.details() == _CUT_SHORT and bool(self.trouble)
-            if not dirty_nodes:
+            reason_unknown = error.details() == _CUT_SHORT and bool(self.trouble)
+            if not reason_unknown:
                 self._complain(leader, f"{error.code().name}: {error.details()}")
         except TimeoutError:
             self._complain(leader, f"no answer within {ANSWERED_WITHIN:g} s")

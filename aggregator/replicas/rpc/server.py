@@ -69,10 +69,10 @@ class CoordinationService(shards_pb2_grpc.CouncilServicer):
         try:
             await self._serve(context)
         except _Refused as refused:
-            dirty_nodes = self._sparingly(refused.code.name, self._now())
-            if dirty_nodes is not None:
+            log_fields = self._sparingly(refused.code.name, self._now())
+            if log_fields is not None:
                 told = {"peer": context.peer(), "code": refused.code.name, "reason": str(refused)}
-                log.info("a replica's stream ends", extra={**told, **dirty_nodes})
+                log.info("a replica's stream ends", extra={**told, **log_fields})
             await context.abort(refused.code, str(refused))
 
     async def _serve(self, context: _Context) -> None:
