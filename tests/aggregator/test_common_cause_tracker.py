@@ -27,7 +27,7 @@ LINK = "check:nic-link"
 DOWN = component("nic-link", "eth0", Status.FAILED, "down", since=990.0)
 
 
-class Desk:
+class Bench:
     """A `CommonCauseTracker` over nodes that the test makes; ``ours`` are those that it owns."""
 
     def __init__(self) -> None:
@@ -76,77 +76,77 @@ VERSIONS = {("driver", "550"), ("agent", "1.0")}
 
 
 def test_a_node_of_ours_counts_as_its_agent_speaks_and_is_to_be_told_of() -> None:
-    queries = Desk()
-    queries.remote_nodes.apply_reports("r2", NodeReport("n1"))
-    case = queries.report("n1", DOWN)
-    assert queries.known("n1") == ({LINK}, VERSIONS)
-    assert "n1" not in queries.remote_nodes, "it is ours now, whoever spoke of it before"
-    assert queries.taken() == ["n1"]
-    queries.suspecting.forget_node(case)
-    assert not queries.is_counted("n1")
-    assert queries.taken() == ["n1"]
+    bench = Bench()
+    bench.remote_nodes.apply_reports("r2", NodeReport("n1"))
+    case = bench.report("n1", DOWN)
+    assert bench.known("n1") == ({LINK}, VERSIONS)
+    assert "n1" not in bench.remote_nodes, "it is ours now, whoever spoke of it before"
+    assert bench.taken() == ["n1"]
+    bench.suspecting.forget_node(case)
+    assert not bench.is_counted("n1")
+    assert bench.taken() == ["n1"]
 
 
 def test_before_its_first_snapshot_what_was_told_of_a_node_stands() -> None:
-    queries = Desk()
-    case = queries.report("n1", DOWN)
-    queries.taken()
+    bench = Bench()
+    case = bench.report("n1", DOWN)
+    bench.taken()
     case.node_summary.health = NodeHealth(Hello("n1", "boot-1", "epoch", "1.0", 1, "i"))
-    queries.suspecting.receive_symptoms(case)
-    assert queries.known("n1") == ({LINK}, VERSIONS)
-    assert queries.taken() == []
+    bench.suspecting.receive_symptoms(case)
+    assert bench.known("n1") == ({LINK}, VERSIONS)
+    assert bench.taken() == []
 
 
 def test_a_node_of_ours_without_an_agent_counts_no_more_unless_it_is_on_its_way_to_us() -> None:
-    queries = Desk()
-    case = queries.report("n1", DOWN)
+    bench = Bench()
+    case = bench.report("n1", DOWN)
     case.node_summary.health = None
-    queries.remote_nodes.leave("n1", queries.clock())
-    queries.suspecting.receive_symptoms(case)
-    assert queries.is_counted("n1")
-    queries.remote_nodes.reclaim("n1")
-    queries.remote_nodes.apply_reports("r2", NodeReport("n1", reported=True))
-    queries.suspecting.receive_symptoms(case)
-    assert queries.is_counted("n1"), "another replica spoke of it a moment ago"
-    queries.remote_nodes.reclaim("n1")
-    queries.suspecting.receive_symptoms(case)
-    assert not queries.is_counted("n1")
-    queries.report("n1", DOWN)
+    bench.remote_nodes.leave("n1", bench.clock())
+    bench.suspecting.receive_symptoms(case)
+    assert bench.is_counted("n1")
+    bench.remote_nodes.reclaim("n1")
+    bench.remote_nodes.apply_reports("r2", NodeReport("n1", reported=True))
+    bench.suspecting.receive_symptoms(case)
+    assert bench.is_counted("n1"), "another replica spoke of it a moment ago"
+    bench.remote_nodes.reclaim("n1")
+    bench.suspecting.receive_symptoms(case)
+    assert not bench.is_counted("n1")
+    bench.report("n1", DOWN)
     case.node_summary.health = None
-    queries.remote_nodes.leave("n1", queries.clock())
-    assert "n1" not in queries.remote_nodes
-    queries.suspecting.receive_symptoms(case)
-    assert queries.is_counted("n1"), "it is leaving another, and was not told of"
+    bench.remote_nodes.leave("n1", bench.clock())
+    assert "n1" not in bench.remote_nodes
+    bench.suspecting.receive_symptoms(case)
+    assert bench.is_counted("n1"), "it is leaving another, and was not told of"
 
 
 def test_another_replicas_node_counts_by_its_words_and_not_by_what_is_heard_here() -> None:
-    queries = Desk()
+    bench = Bench()
     signs = frozenset({Symptom("check:reach", "tcp://x", 1.0, acting=True)})
     told = NodeReport("n9", reported=True, signs=signs, traits=(("driver", "560"),))
-    queries.remote_nodes.apply_reports("r2", told)
-    case = queries.report("n9", DOWN)  # its agent was here a moment ago
-    assert queries.known("n9") == ({"check:reach"}, {("driver", "560")})
-    assert queries.taken() == []
+    bench.remote_nodes.apply_reports("r2", told)
+    case = bench.report("n9", DOWN)  # its agent was here a moment ago
+    assert bench.known("n9") == ({"check:reach"}, {("driver", "560")})
+    assert bench.taken() == []
     case.node_summary.meta = NodeMeta("n9", "uid", {RACK: "r7"}, {})
-    queries.suspecting.receive_symptoms(case)
-    assert (RACK, "r7") in queries.suspecting._common.known("n9")[1]
-    queries.suspecting.unreported_nodes("n9")
-    assert not queries.is_counted("n9")
+    bench.suspecting.receive_symptoms(case)
+    assert (RACK, "r7") in bench.suspecting._common.known("n9")[1]
+    bench.suspecting.drop_report("n9")
+    assert not bench.is_counted("n9")
 
 
 def test_a_node_that_left_us_stands_until_somebody_speaks_of_it() -> None:
-    queries = Desk()
-    case = queries.report("n1", DOWN)
-    queries.taken()
-    queries.ours.clear()
-    queries.suspecting.receive_symptoms(case)
-    assert queries.known("n1")[0] == {LINK}
-    assert queries.remote_nodes.is_leaving("n1")
-    assert queries.taken() == ["n1"]
+    bench = Bench()
+    case = bench.report("n1", DOWN)
+    bench.taken()
+    bench.ours.clear()
+    bench.suspecting.receive_symptoms(case)
+    assert bench.known("n1")[0] == {LINK}
+    assert bench.remote_nodes.is_leaving("n1")
+    assert bench.taken() == ["n1"]
     # No report is due about a node that was never counted here.
-    queries.suspecting.receive_symptoms(queries.node_registry.case("n5"))
-    assert queries.taken() == []
-    assert not queries.remote_nodes.is_leaving("n5")
+    bench.suspecting.receive_symptoms(bench.node_registry.case("n5"))
+    assert bench.taken() == []
+    assert not bench.remote_nodes.is_leaving("n5")
 
 
 @pytest.mark.parametrize(
@@ -162,18 +162,18 @@ def test_a_node_that_left_us_stands_until_somebody_speaks_of_it() -> None:
 def test_a_node_whose_agent_has_said_nothing_yet_is_not_counted(
     told: NodeReport, *, counts: bool
 ) -> None:
-    queries = Desk()
-    queries.suspecting.set_symptoms(told)
-    assert queries.is_counted("n9") == counts
+    bench = Bench()
+    bench.suspecting.set_symptoms(told)
+    assert bench.is_counted("n9") == counts
 
 
 def test_a_forgotten_node_that_another_replica_speaks_of_is_for_that_one_to_forget() -> None:
-    queries = Desk()
-    queries.remote_nodes.apply_reports("r2", NodeReport("n9", reported=True))
-    case = queries.node_registry.case("n9")
-    queries.suspecting.receive_symptoms(case)
-    queries.suspecting.forget_node(case)
-    assert queries.is_counted("n9")
+    bench = Bench()
+    bench.remote_nodes.apply_reports("r2", NodeReport("n9", reported=True))
+    case = bench.node_registry.case("n9")
+    bench.suspecting.receive_symptoms(case)
+    bench.suspecting.forget_node(case)
+    assert bench.is_counted("n9")
 
 
 # -- who leads -----------------------------------------------------------------------------------
@@ -183,58 +183,58 @@ def cause(ident: str) -> CommonCause:
     return CommonCause(ident, "check", ident, "limits.common_cause_nodes", "50", "x", 60, 100, ())
 
 
-def failing(queries: Desk, number: int) -> None:
+def failing(bench: Bench, number: int) -> None:
     for name in [f"n{n}" for n in range(number)]:
-        queries.ours.add(name)
-        queries.report(name, DOWN)
+        bench.ours.add(name)
+        bench.report(name, DOWN)
 
 
 def test_who_follows_goes_by_the_leaders_word_and_who_leads_again_by_its_own_count() -> None:
-    queries = Desk()
-    failing(queries, 20)
-    assert queries.suspecting.causes().keys() == {LINK}
-    assert queries.fleet.causes.keys() == {LINK}
-    queries.suspecting.answered([cause("check:other")])  # of a leader that was
-    assert queries.suspecting.causes().keys() == {LINK}
-    queries.suspecting.follow()
-    assert queries.suspecting.causes().keys() == {LINK}, "what we said before it stands"
-    assert queries.fleet.causes.keys() == {LINK}
-    queries.suspecting.answered([cause("check:dns"), cause("check:reach")])
-    assert queries.suspecting.causes().keys() == {"check:dns", "check:reach"}
-    assert queries.fleet.causes.keys() == {"check:dns", "check:reach"}
-    queries.suspecting.follow()  # it does already
-    assert queries.suspecting.causes().keys() == {"check:dns", "check:reach"}
-    told = len(queries.notes.transitions)
-    queries.suspecting.go_round(Record())
-    assert len(queries.notes.transitions) == told, "the leader tells"
-    queries.suspecting.lead()
-    assert queries.suspecting.causes().keys() == {LINK, "check:dns", "check:reach"}
-    queries.suspecting.lead()
-    assert queries.fleet.causes.keys() == {LINK, "check:dns", "check:reach"}
+    bench = Bench()
+    failing(bench, 20)
+    assert bench.suspecting.causes().keys() == {LINK}
+    assert bench.fleet.causes.keys() == {LINK}
+    bench.suspecting.answered([cause("check:other")])  # of a leader that was
+    assert bench.suspecting.causes().keys() == {LINK}
+    bench.suspecting.follow()
+    assert bench.suspecting.causes().keys() == {LINK}, "what we said before it stands"
+    assert bench.fleet.causes.keys() == {LINK}
+    bench.suspecting.answered([cause("check:dns"), cause("check:reach")])
+    assert bench.suspecting.causes().keys() == {"check:dns", "check:reach"}
+    assert bench.fleet.causes.keys() == {"check:dns", "check:reach"}
+    bench.suspecting.follow()  # it does already
+    assert bench.suspecting.causes().keys() == {"check:dns", "check:reach"}
+    told = len(bench.notes.transitions)
+    bench.suspecting.go_round(Record())
+    assert len(bench.notes.transitions) == told, "the leader tells"
+    bench.suspecting.lead()
+    assert bench.suspecting.causes().keys() == {LINK, "check:dns", "check:reach"}
+    bench.suspecting.lead()
+    assert bench.fleet.causes.keys() == {LINK, "check:dns", "check:reach"}
     for _ in range(3):
-        queries.clock.time += 100
-        queries.suspecting.go_round(Record())
-    assert queries.suspecting.causes().keys() == {LINK}, "what the last leader had found is over"
-    ended = [one for one in queries.notes.transitions if one.kind == "fleet.common-cause-over"]
+        bench.clock.time += 100
+        bench.suspecting.go_round(Record())
+    assert bench.suspecting.causes().keys() == {LINK}, "what the last leader had found is over"
+    ended = [one for one in bench.notes.transitions if one.kind == "fleet.common-cause-over"]
     assert {one.incident for one in ended} == {"check:dns", "check:reach"}
 
 
 def test_while_replicas_are_missing_no_cause_is_over() -> None:
-    queries = Desk()
-    queries.suspecting.follow()
-    queries.suspecting.answered([cause("check:dns")])
-    queries.suspecting.lead()
+    bench = Bench()
+    bench.suspecting.follow()
+    bench.suspecting.answered([cause("check:dns")])
+    bench.suspecting.lead()
     for _ in range(3):
-        queries.clock.time += 100
-        queries.suspecting.go_round(Record(), lasting=True)
-    assert queries.suspecting.causes().keys() == {"check:dns"}
+        bench.clock.time += 100
+        bench.suspecting.go_round(Record(), lasting=True)
+    assert bench.suspecting.causes().keys() == {"check:dns"}
 
 
 def test_a_cause_is_told_with_its_numbers() -> None:
-    queries = Desk()
-    failing(queries, 20)
-    queries.suspecting.find_causes()
-    [told] = queries.notes.transitions
+    bench = Bench()
+    failing(bench, 20)
+    bench.suspecting.find_causes()
+    [told] = bench.notes.transitions
     assert (told.kind, told.node, told.incident) == ("fleet.common-cause", "", LINK)
     assert told.summary.startswith("common cause: check nic-link fails on 20 of 20 nodes")
     assert told.details == {
@@ -249,21 +249,21 @@ def test_a_cause_is_told_with_its_numbers() -> None:
 
 
 def test_the_fleets_cooldown_is_shown_and_told_at_its_begin_and_its_end() -> None:
-    queries = Desk()
+    bench = Bench()
     record = Record(cooldowns={FLEET: Cooldown(1000.0, "the rate")}, admissions=(990.0, 995.0))
-    queries.suspecting.go_round(record)
-    queries.suspecting.go_round(record)
+    bench.suspecting.go_round(record)
+    bench.suspecting.go_round(record)
     text = "until 00:31 UTC: the rate"
-    assert queries.fleet.cooling == text
-    assert queries.fleet.admitted_lately == 2
-    queries.clock.time += 899
-    queries.suspecting.go_round(record)
-    assert queries.fleet.cooling == text
-    assert queries.fleet.admitted_lately == 0
-    queries.clock.time += 1
-    queries.suspecting.go_round(record)
-    assert queries.fleet.cooling == ""
-    assert [(one.kind, one.summary) for one in queries.notes.transitions] == [
+    assert bench.fleet.cooling == text
+    assert bench.fleet.admitted_lately == 2
+    bench.clock.time += 899
+    bench.suspecting.go_round(record)
+    assert bench.fleet.cooling == text
+    assert bench.fleet.admitted_lately == 0
+    bench.clock.time += 1
+    bench.suspecting.go_round(record)
+    assert bench.fleet.cooling == ""
+    assert [(one.kind, one.summary) for one in bench.notes.transitions] == [
         ("fleet.cooldown", f"nothing new is admitted {text}"),
         ("fleet.cooldown-over", "admission goes on"),
     ]
@@ -286,36 +286,36 @@ def with_evidence(case: NodeState, *items: Evidence) -> Incident:
 
 
 def test_evidence_on_a_node_with_a_new_version_must_have_stood_for_a_while() -> None:
-    queries = Desk()
-    case = queries.report("n1", DOWN)
+    bench = Bench()
+    case = bench.report("n1", DOWN)
     with_evidence(case, evidence(since=1000.0))
-    assert queries.suspecting.unsettled(case) == "", "its version is the one it came with"
-    queries.clock.time = 1050.0
-    queries.report("n1", DOWN, driver="560")
-    assert queries.suspecting.unsettled(case).startswith(
+    assert bench.suspecting.unsettled(case) == "", "its version is the one it came with"
+    bench.clock.time = 1050.0
+    bench.report("n1", DOWN, driver="560")
+    assert bench.suspecting.unsettled(case).startswith(
         "its version has just changed (now driver 560, agent 1.0); what accuses it must have "
         "stood for 2m"
     )
-    queries.report("n1", driver="560")
-    queries.clock.time = 1119.0
-    assert queries.suspecting.unsettled(case)
-    queries.clock.time = 1120.0
-    assert queries.suspecting.unsettled(case) == ""
+    bench.report("n1", driver="560")
+    bench.clock.time = 1119.0
+    assert bench.suspecting.unsettled(case)
+    bench.clock.time = 1120.0
+    assert bench.suspecting.unsettled(case) == ""
     with_evidence(case, evidence(since=1119.0))
-    assert queries.suspecting.unsettled(case)
+    assert bench.suspecting.unsettled(case)
     with_evidence(case, evidence(since=1119.0), evidence("xid:94", since=1000.0))
-    assert queries.suspecting.unsettled(case) == "", "the oldest counts"
+    assert bench.suspecting.unsettled(case) == "", "the oldest counts"
     with_evidence(case)
-    assert queries.suspecting.unsettled(case)
-    queries.clock.time = 1050.0 + UPGRADED - 1
-    with_evidence(case, evidence(since=queries.clock.time))
-    assert queries.suspecting.unsettled(case)
-    queries.clock.time += 1
-    with_evidence(case, evidence(since=queries.clock.time))
-    assert queries.suspecting.unsettled(case) == "", "it was upgraded long ago"
-    queries.report("n1", driver="570")
-    queries.suspecting.forget_node(case)
-    assert queries.suspecting.unsettled(case) == ""
+    assert bench.suspecting.unsettled(case)
+    bench.clock.time = 1050.0 + UPGRADED - 1
+    with_evidence(case, evidence(since=bench.clock.time))
+    assert bench.suspecting.unsettled(case)
+    bench.clock.time += 1
+    with_evidence(case, evidence(since=bench.clock.time))
+    assert bench.suspecting.unsettled(case) == "", "it was upgraded long ago"
+    bench.report("n1", driver="570")
+    bench.suspecting.forget_node(case)
+    assert bench.suspecting.unsettled(case) == ""
 
 
 @pytest.mark.parametrize(
@@ -344,15 +344,15 @@ def test_evidence_on_a_node_with_a_new_version_must_have_stood_for_a_while() -> 
 def test_what_asks_for_a_quarantine_is_a_fault_or_reach_or_something_else(
     items: tuple[Evidence, ...], basis: EvidenceBasis
 ) -> None:
-    queries = Desk()
-    case = queries.report("n1")
+    bench = Bench()
+    case = bench.report("n1")
     with_evidence(case, *items)
-    assert queries.suspecting.basis(case) is basis
+    assert bench.suspecting.basis(case) is basis
 
 
 def test_each_piece_of_evidence_that_acts_has_its_suspects_and_a_drain_those_of_its_own() -> None:
-    queries = Desk()
-    case = queries.report("n1", DOWN)
+    bench = Bench()
+    case = bench.report("n1", DOWN)
     link = evidence("nic-link:down", action="cordon", level=True)
     gpu = evidence("xid:79")
     watched = evidence("disk-space:full", action="observe", level=True)
@@ -361,14 +361,14 @@ def test_each_piece_of_evidence_that_acts_has_its_suspects_and_a_drain_those_of_
     def whats(found: Iterable[frozenset[str]]) -> list[set[str]]:
         return [{one for one in ids if "=" not in one} for ids in found]
 
-    assert whats(queries.suspecting.suspects(case)) == [{LINK}, {"rule:some-rule"}]
-    assert whats(queries.suspecting.drain_suspects(case)) == [{"rule:some-rule"}]
-    assert whats(queries.suspecting.suspects(case, [])) == []
-    assert queries.suspecting.explains(case, made) == "", "nothing is open"
-    failing(queries, 20)
-    queries.suspecting.find_causes()
-    assert queries.suspecting.explains(case, made) == "", "its GPU is its own"
+    assert whats(bench.suspecting.suspects(case)) == [{LINK}, {"rule:some-rule"}]
+    assert whats(bench.suspecting.drain_suspects(case)) == [{"rule:some-rule"}]
+    assert whats(bench.suspecting.suspects(case, [])) == []
+    assert bench.suspecting.explains(case, made) == "", "nothing is open"
+    failing(bench, 20)
+    bench.suspecting.find_causes()
+    assert bench.suspecting.explains(case, made) == "", "its GPU is its own"
     only = with_evidence(case, link)
-    assert queries.suspecting.explains(case, only) == LINK
+    assert bench.suspecting.explains(case, only) == LINK
     none = with_evidence(case, watched)
-    assert queries.suspecting.explains(case, none) == ""
+    assert bench.suspecting.explains(case, none) == ""

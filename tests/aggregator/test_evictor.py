@@ -77,7 +77,7 @@ class Bench:
         self.answers: dict[str, EvictionResult] = {}
         self.asked: list[tuple[str, str, bool]] = []
         self.told: list[str] = []
-        self.remote_nodes: list[Pod] = []
+        self.gang_pods: list[Pod] = []
         self.listed: list[bool] = []
         self.stands = True
         self.case: Any = NodeState(NodeSummary("n1", quarantine=quarantine()), loop.time)
@@ -116,7 +116,7 @@ class Bench:
 
     async def pods_labelled(self, *_: str, background: bool) -> list[Pod]:
         self.listed.append(background)
-        return self.remote_nodes
+        return self.gang_pods
 
     def block(self, name: str, **changes: Any) -> BlockedPod:
         given = {"reason": "x", "since": 7.0, "version": "1", "own": True, **changes}
@@ -230,7 +230,7 @@ def test_the_rest_of_a_gang_is_looked_for_only_where_it_goes_whole(
     gangs: Gangs, label: str, *, stands: bool, found: bool
 ) -> None:
     async def test(bench: Bench) -> None:
-        bench.remote_nodes = [
+        bench.gang_pods = [
             pod("far", node="n2"),
             pod("same-time", node="n2", created_at=100.0),
             pod("here"),
@@ -243,16 +243,16 @@ def test_the_rest_of_a_gang_is_looked_for_only_where_it_goes_whole(
         if not stands:
             bench.case.node_summary.quarantine = None
         gang = Gang("jobs", label, "g")
-        others = await bench.evictor._remote_nodes(gang, [pod("here")])
+        others = await bench.evictor._pods_on_other_nodes(gang, [pod("here")])
         assert [one.name for one in others] == (["far", "same-time"] if found else [])
         assert bench.listed == ([False] if found else [])
         if found:
             bench.block("here")
-            await bench.evictor._remote_nodes(gang, [pod("here"), pod("other")])
+            await bench.evictor._pods_on_other_nodes(gang, [pod("here"), pod("other")])
             assert bench.listed == [False, True]
             for most, count in ((3, 2), (2, 0)):
                 bench.evictor.rules = replace(bench.evictor.rules, gang_pods=most)
-                assert len(await bench.evictor._remote_nodes(gang, [pod("here")])) == count
+                assert len(await bench.evictor._pods_on_other_nodes(gang, [pod("here")])) == count
 
     on_bench(test, gangs=gangs)
 

@@ -84,7 +84,7 @@ class Bench:
             find_causes=self._note("find causes"),
             go_round=self._note("causes round"),
             set_symptoms=lambda one: self.did.append(f"symptoms {one.node}"),
-            unreported_nodes=lambda node: self.did.append(f"unreported {node}"),
+            drop_report=lambda node: self.did.append(f"unreported {node}"),
         )
         self.network: Any = SimpleNamespace(
             lead=lambda since: self.did.append(f"network lead {since:g}"),
@@ -92,7 +92,7 @@ class Bench:
             answered=self._note("network answered"),
             go_round=self._note("network round"),
             set_report=self._note("network report"),
-            unreported_nodes=self._note("network unreported"),
+            drop_report=self._note("network unreported"),
             finding=self.findings.get,
         )
         shards: Any = self

@@ -215,10 +215,10 @@ def test_another_replicas_report_replaces_its_last_and_one_that_ends_leaves_noth
         assert (word.sees, word.speaking, word.assigned) == ({}, False, ("y",))
         made.set_report(NodeReport("n9", speaking=True, sees=sees))
         desk.registry.case("n9")
-        made.unreported_nodes("n9")
+        made.drop_report("n9")
         assert (word.sees, word.speaking, word.assigned) == ({}, False, ())
         made.set_report(NodeReport("n8"))
-        made.unreported_nodes("n8")
+        made.drop_report("n8")
         assert made._words.keys() == {"n9"}
         assert ("forget_node", "n8") in desk.graph.taken()
 

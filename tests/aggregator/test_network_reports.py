@@ -47,10 +47,10 @@ def test_of_anothers_words_only_those_on_the_network_are_edges() -> None:
         assert network.node_report("n9") == ("10.0.0.9", True, sees[1:], (PEER,))
         network.set_report(replace(said, speaking=False, sees=sees[2:], assigned=(OTHER,)))
         assert network.node_report("n9") == ("10.0.0.9", False, (), (OTHER,))
-        network.unreported_nodes("n9")
+        network.drop_report("n9")
         assert network.node_report("n9") == ("10.0.0.9", False, (), ())
         network.set_report(NodeReport("n8", sees=sees))
-        network.unreported_nodes("n8")  # no node of this cluster
+        network.drop_report("n8")  # no node of this cluster
         assert network.node_report("n8") == ("", False, (), ())
 
     on_a_replica(test)

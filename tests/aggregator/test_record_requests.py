@@ -99,7 +99,7 @@ def test_each_request_changes_the_record_and_counts_its_write() -> None:
         assert office.stored().generation == 2, "it stands already"
         assert made.grants("n1")
         assert not made.grants("n3")
-        await made.forget_node(made.record.entries["n1"])
+        await made.forget_entry(made.record.entries["n1"])
         assert office.stored().entries.keys() == {"n2"}
         before = len(office.stored().admissions)
         await made.withdraw(made.record.entries["n2"])
@@ -107,7 +107,7 @@ def test_each_request_changes_the_record_and_counts_its_write() -> None:
         assert len(office.stored().admissions) == before - 1
         assert office.stored().generation == 4
         writes = office.writes()
-        await made.forget_node(None)
+        await made.forget_entry(None)
         await made.withdraw(None)
         assert office.writes() == writes
 
@@ -160,7 +160,7 @@ def test_a_switch_that_cant_be_read_fails_proposals_and_no_release() -> None:
         office.failing, office.error = "read_stop", Unreachable("no answer")
         results = await asyncio.gather(
             made.propose(proposal("n1")),
-            made.forget_node(made.record.entries["n0"]),
+            made.forget_entry(made.record.entries["n0"]),
             return_exceptions=True,
         )
         assert isinstance(results[0], ClusterError)

@@ -130,7 +130,7 @@ def test_nothing_is_taken_out_where_there_is_no_entry_and_an_admission_that_was_
         def admissions() -> tuple[float, ...]:
             return record_writer.record.admissions
 
-        await record_writer.forget_node(None)
+        await record_writer.forget_entry(None)
         await record_writer.withdraw(None)
         assert office.cluster.asked["write_record"] == 0
         assert await record_writer.propose(proposal("n1")) is None
@@ -140,7 +140,7 @@ def test_nothing_is_taken_out_where_there_is_no_entry_and_an_admission_that_was_
         await record_writer.withdraw(await record_writer.entry("n1"))
         assert entries() == {"n2"}
         assert len(admissions()) == 1, "as if it had never been admitted"
-        await record_writer.forget_node(await record_writer.entry("n2"))
+        await record_writer.forget_entry(await record_writer.entry("n2"))
         assert entries() == set()
         assert len(admissions()) == 1, "it was"
         await record_writer.enter(entry("n3"))
@@ -212,7 +212,7 @@ def test_what_is_likely_goes_by_the_record_and_by_those_who_wait() -> None:
         await asyncio.gather(*waits)
         assert not record_writer.would_admit(proposal("n3")), "both places are taken"
         assert record_writer.would_admit(proposal("n1")), "it stands"
-        await record_writer.forget_node(await record_writer.entry("n1"))
+        await record_writer.forget_entry(await record_writer.entry("n1"))
         assert record_writer.would_admit(proposal("n3"))
         office.world.person_garbles_the_record()
         office.tell()

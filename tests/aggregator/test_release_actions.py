@@ -69,7 +69,7 @@ class Back(Bench):
         record_writer: Any = SimpleNamespace(
             record=SimpleNamespace(entries=self.entries),
             entry=self._entry,
-            forget_node=self._forget,
+            forget_entry=self._forget,
             withdraw=self._withdraw,
             enter=self._enter,
         )

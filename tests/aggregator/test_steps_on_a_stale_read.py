@@ -123,7 +123,7 @@ def test_a_quarantine_that_was_made_without_leave_is_void_unless_the_record_has_
         replica.cluster.crashed.clear()
         await release_actions.void(case, standing(case))
         assert phase_of(world, "n1") is Phase.DRAINED
-        await replica.controller._record_writer.forget_node(
+        await replica.controller._record_writer.forget_entry(
             await replica.controller._record_writer.entry("n1")
         )
         await release_actions.void(case, standing(case))

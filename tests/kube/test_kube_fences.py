@@ -429,6 +429,6 @@ async def test_what_another_replica_says_it_admitted_counts_when_the_api_server_
     assert "n1" not in owner.record.entries  # no watch runs here
     assert await asyncio.gather(*(owner.confirm_entry("n1") for _ in range(20))) == [None] * 20
     entry = await leader.entry("n1")
-    await leader.forget_node(entry)
+    await leader.forget_entry(entry)
     assert await owner.confirm_entry("n2") is not None  # read anew, and the first has gone with it
     assert await owner.confirm_entry("n1") is not None

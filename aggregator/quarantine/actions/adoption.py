@@ -181,7 +181,7 @@ class MarkAdopter:
         if node is not None and is_marked(node):
             case.unclaimed = True
             return
-        await self._record_writer.forget_node(entry)
+        await self._record_writer.forget_entry(entry)
         case.node_summary.hold = None
         log.info("forgotten", extra={"node": case.node, "because": because})
         if entry is not None and not entry.incident:

@@ -209,7 +209,7 @@ class ReleaseActions:
         """Raises ClusterError while the record can't be used: a later try does it."""
         if trouble:
             raise ClusterError(f"{_WAITS}: {trouble}")
-        await self._record_writer.forget_node(entry)
+        await self._record_writer.forget_entry(entry)
 
     async def _undo_marks(self, case: NodeState, node: Node, quarantine: Quarantine) -> None:
         words = case.overrule() if quarantine.status.overruled else frozenset()

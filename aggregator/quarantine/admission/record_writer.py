@@ -282,7 +282,7 @@ class AdmissionRecordWriter:
             await self._ask(look=node)
         return self._record.entries.get(node)
 
-    async def forget_node(self, entry: Entry | None) -> None:
+    async def forget_entry(self, entry: Entry | None) -> None:
         """Take the entry out, after its node is undone."""
         if entry is not None:
             await self._ask(forget=entry)

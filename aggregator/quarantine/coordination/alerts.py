@@ -25,7 +25,7 @@ class CoordinationAlerts:
         self._differing: float | None = None
         self._told = False
 
-    def forget_node(self) -> None:
+    def reset(self) -> None:
         """Another replica leads, and alerts."""
         self._missing = self._differing = None
         self._told = False

@@ -150,15 +150,15 @@ class Coordinator:
             return
         self._leading = False
         self._leader_role.close("it does not lead any more")
-        self._coordination_alerts.forget_node()
+        self._coordination_alerts.reset()
         self._cause_tracker.follow()
         self._network_tracker.follow()
         for node in self._remote_nodes.take_all():
             self._forget(node)
 
     def _forget(self, node: str) -> None:
-        self._cause_tracker.unreported_nodes(node)
-        self._network_tracker.unreported_nodes(node)
+        self._cause_tracker.drop_report(node)
+        self._network_tracker.drop_report(node)
 
     # -- for the transport -------------------------------------------------------------------
 

@@ -58,8 +58,8 @@ def _alike(groups: tuple[Group, ...]) -> tuple[Group, ...]:
 class CommonCauseTracker:
     """``limits`` are those of common causes, ``admission`` those of admission.
 
-    ``owns`` tells whether a node is ours to report, ``elsewhere`` has the others, ``unsaid`` is
-    marked where one of ours has changed.
+    ``owns`` tells whether a node is ours to report, ``remote_nodes`` has the others,
+    ``dirty_nodes`` is marked where one of ours has changed.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class CommonCauseTracker:
         groups = (*self._places(case), *saying.traits)
         self._common.set_symptoms(saying.node, saying.signs, groups, saying.checks)
 
-    def unreported_nodes(self, node: str) -> None:
+    def drop_report(self, node: str) -> None:
         """No replica reports on the node any more."""
         self._common.gone(node)
 
@@ -165,7 +165,7 @@ class CommonCauseTracker:
         if self._leading:
             self._leading = False
             self._told_causes = self._fleet.causes = dict(self._common.open)
-            self._common.forget_node()
+            self._common.reset()
 
     def answered(self, causes: Iterable[CommonCause]) -> None:
         """Take the causes that the leader reports open."""

@@ -56,9 +56,10 @@ class _Word:
 class NetworkTracker:
     """``labels`` are the node labels that name racks and switches; ``judge`` judges a node anew.
 
-    ``owns`` tells whether a node is ours to report, ``elsewhere`` has the others, ``unsaid`` is
-    marked where one of ours has changed. ``quorum`` tells whether enough of the fleet has reported:
-    until then the first agents, which are assigned each other, could blame any node.
+    ``owns`` tells whether a node is ours to report, ``remote_nodes`` has the others,
+    ``dirty_nodes`` is marked where one of ours has changed. ``quorum`` tells whether enough of the
+    fleet has reported: until then the first agents, which are assigned each other, could blame any
+    node.
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class NetworkTracker:
         self._see(node, told, self._word(node).sees.keys() - told.keys())
         self._soon()
 
-    def unreported_nodes(self, node: str) -> None:
+    def drop_report(self, node: str) -> None:
         """No replica reports on the node any more."""
         if self._registry.known(node) is None:  # the cluster never had it, as far as we know
             self._drop(node)

@@ -171,7 +171,7 @@ class CommonCauses:
         for shown in self._signs.values():
             shown.changes += 1  # an open cause needs half as many nodes
 
-    def forget_node(self) -> None:
+    def reset(self) -> None:
         """Another replica counts from now on, and tells which causes are open."""
         self.open.clear()
         for what, shown in list(self._signs.items()):

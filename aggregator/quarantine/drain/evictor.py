@@ -145,7 +145,7 @@ class Evictor:
     async def _ask_group(self, group: _Group) -> bool:
         others: list[Pod] = []
         if group.gang is not None:
-            others = await self._remote_nodes(group.gang, group.pods)
+            others = await self._pods_on_other_nodes(group.gang, group.pods)
             if len(group.pods) + len(others) > 1 and not await self._may_all_go(group, others):
                 return False
         # Pods elsewhere first: as long as one is left here, a crash forgets none of them.
@@ -309,7 +309,7 @@ class Evictor:
                 return f"{pod.key} is on {pod.node}, which is left alone: {reason}"
         return ""
 
-    async def _remote_nodes(self, gang: Gang, here: Sequence[Pod]) -> list[Pod]:
+    async def _pods_on_other_nodes(self, gang: Gang, here: Sequence[Pod]) -> list[Pod]:
         """Its pods on other nodes that go with it; empty unless ``drain.gangs`` is "whole".
 
         Only those of before the drain: a pod that is made anew on a healthy node is left alone.
