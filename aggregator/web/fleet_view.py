@@ -74,8 +74,8 @@ def natural(name: str) -> tuple[tuple[int, int, str], ...]:
 class FleetViewFindings:
     """The content of the fleet's page and API, except history. Lists are whole and sorted.
 
-    Where there are several replicas, ``elsewhere`` has the reporting replica of each node that is
-    another's, and ``last_known`` counts the nodes of replicas that don't answer.
+    Where there are several replicas, ``remote_nodes`` has the reporting replica of each node that
+    is another's, and ``last_known`` counts the nodes of replicas that don't answer.
     """
 
     names: tuple[str, ...] = ()
@@ -177,8 +177,8 @@ class FleetViewBuilder:
     ) -> None:
         """Take a node in that is another replica's, by that replica's report.
 
-        ``patient``: the part that every replica knows, which is the Quarantine, or None if it has
-        none.
+        ``node_summary``: the part that every replica knows, which is the Quarantine, or None if it
+        has none.
         """
         self.count(node_summary)
         quarantine = node_summary.quarantine if node_summary is not None else None

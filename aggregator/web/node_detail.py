@@ -22,7 +22,7 @@ _KEPT = 64
 
 
 class NodeDetails:
-    """``here`` is this replica's name where there are others, else empty."""
+    """`replica_name` is this replica's name where there are others, else empty."""
 
     def __init__(
         self,

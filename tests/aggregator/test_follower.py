@@ -70,7 +70,7 @@ class ScriptedReporter(Reporter):
 
 
 class Stream:
-    """A voice whose leader the test plays."""
+    """A `LeaderSession` whose leader the test plays."""
 
     def __init__(self, loop: VirtualTimeLoop, *nodes: str) -> None:
         self.loop, self.reporter = loop, ScriptedReporter(loop)

@@ -63,7 +63,7 @@ def holds(replica: Replica, limit: str) -> list[str]:
 
 
 class Bursting:
-    """A burst in which each call that acts is late by chance; ``then`` strikes at the ``nth``."""
+    """A burst in which each call that acts is late by chance; ``then`` strikes once."""
 
     def __init__(self, seed: int, then: Callable[[], None]) -> None:
         self._rng = random.Random(seed)

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import aggregator.quarantine.controller as controller_module
-import aggregator.quarantine.reconcile.poller as looking_module
+import aggregator.quarantine.reconcile.poller as poller_module
 from aggregator.events import EventKind, Transition
 from aggregator.health.model import (
     Cleared,
@@ -114,8 +114,6 @@ class Played:
 @dataclass
 class Outcome:
     """The outcome of the play.
-
-    Times in seconds; ``latencies`` of explicit faults, ``seen`` of the others.
 
     ``false`` and ``mass`` name the causes that were at work on the nodes that were wrongly taken.
     """
@@ -469,20 +467,20 @@ def _mass_times(stories: list[Story]) -> list[tuple[float, float]]:
 
 
 def _rounds(every: float) -> None:
-    controller_module.ROUNDS = looking_module._ROUND = every
+    controller_module.ROUNDS = poller_module._ROUND = every
 
 
 @contextmanager
 def fewer_rounds() -> Iterator[None]:
     """See the module's docstring."""
-    before = controller_module.ROUNDS, controller_module.REFRESH, looking_module._ROUND
+    before = controller_module.ROUNDS, controller_module.REFRESH, poller_module._ROUND
     held = controller_module.HELD_A_ROUND
     controller_module.REFRESH, controller_module.HELD_A_ROUND = 6 * 3600.0, 50
     _rounds(QUIET_ROUNDS)
     try:
         yield
     finally:
-        controller_module.ROUNDS, controller_module.REFRESH, looking_module._ROUND = before
+        controller_module.ROUNDS, controller_module.REFRESH, poller_module._ROUND = before
         controller_module.HELD_A_ROUND = held
 
 

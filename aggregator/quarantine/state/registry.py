@@ -14,8 +14,8 @@ from aggregator.quarantine.state.remote import RemoteNodes
 class NodeRegistry:
     """The known nodes. ``pool_label`` names the node label whose value is a node's pool.
 
-    ``elsewhere`` are the nodes of other replicas: counts here include them. ``lists_all``: a name
-    that the cluster's list lacks is no node of it. ``now`` is monotonic seconds.
+    ``remote_nodes`` are the nodes of other replicas: counts here include them. ``lists_all``: a
+    name that the cluster's list lacks is no node of it. ``now`` is monotonic seconds.
     """
 
     def __init__(

@@ -148,7 +148,7 @@ class Ownership(Protocol):
         """Whether this replica is the one for work that only one should do, and may act."""
 
     def on_change(self, call: Callable[[], None]) -> None:
-        """Have it called, in the event loop, whenever `council` has changed."""
+        """Have it called, in the event loop, whenever `membership_view` has changed."""
 
 
 class SingleReplica:
