@@ -32,7 +32,7 @@ NOT_FOUND = response("", "404 Not Found")
 async def serving(answer: Answer) -> AsyncIterator[str]:
     """Gives the server's URL, without a path. With an empty answer the server hangs."""
 
-    async def stream_handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             first, *rest = head.rstrip().split("\r\n")
@@ -46,7 +46,7 @@ async def serving(answer: Answer) -> AsyncIterator[str]:
                 await reader.read()
         writer.close()
 
-    server = await asyncio.start_server(stream_handle, "127.0.0.1", 0)
+    server = await asyncio.start_server(respond, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with server:
         yield f"http://127.0.0.1:{port}"

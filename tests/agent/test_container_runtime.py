@@ -111,11 +111,11 @@ async def test_a_named_socket_must_be_there(tmp_path: Path) -> None:
 async def test_what_answers_must_be_grpc(tmp_path: Path) -> None:
     path = place(tmp_path)
 
-    def stream_handle(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def garble(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"hello, who?")
         writer.close()
 
-    server = await asyncio.start_unix_server(stream_handle, path)
+    server = await asyncio.start_unix_server(garble, path)
     async with server:
         assert verdicts(await check_of(tmp_path).run_check()) == {PATH: (Status.FAILED, "garbled")}
     path.unlink(missing_ok=True)

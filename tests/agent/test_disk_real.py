@@ -246,11 +246,11 @@ async def test_a_new_agent_adds_no_second_process_to_a_hung_disk(
         try:
             with frozen(point):
                 write_now(holder)
-                node_summary = sources(this_machine(), deadline=3.0).disk
-                found = (await node_summary.write([path]))[path]
+                disk = sources(this_machine(), deadline=3.0).disk
+                found = (await disk.write([path]))[path]
                 assert isinstance(found, Hung)
                 assert "earlier probe" in found.where
-                assert node_summary.outstanding() == {}
+                assert disk.outstanding() == {}
                 assert alive(holder.pid)
         finally:
             holder.communicate()

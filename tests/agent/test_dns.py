@@ -190,9 +190,9 @@ async def test_the_usual_port(tmp_path: Path) -> None:
         sock.bind(("127.0.0.87", 53))
         sock.setblocking(False)
         check = dns.build(sources(machine), options(dns.SPEC))
-        poller = asyncio.create_task(check.run_check())
+        checking = asyncio.create_task(check.run_check())
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(30):
             asked, sender = await loop.sock_recvfrom(sock, 512)
             await loop.sock_sendto(sock, says(0)(asked), sender)
-            assert verdicts(await poller) == {"dns://127.0.0.87": OK}
+            assert verdicts(await checking) == {"dns://127.0.0.87": OK}

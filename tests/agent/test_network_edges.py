@@ -621,7 +621,7 @@ async def test_a_gateway_that_never_answers_gets_patience_three_times_then_at_ea
     for _ in range(21):
         report = await check.run_check()
         assert verdicts(report) == {"gateway": (UNKNOWN, "never-answered")}
-    assert [look for look, node_summary in enumerate(gateways.patience, 1) if node_summary] == [
+    assert [look for look, patient in enumerate(gateways.patience, 1) if patient] == [
         *(1, 2, 3, 10, 20)
     ]
     assert observations(report)["gateway"].message == "192.0.0.1 on eth0: no answer"

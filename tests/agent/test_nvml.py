@@ -55,11 +55,11 @@ async def test_a_check_that_is_cancelled_does_not_take_the_sample_from_the_other
         await bench.sample()
         bench.gpus.fail("nvmlDeviceGetUUID", hang=True)
         bench.later()
-        impatient, node_summary = (asyncio.create_task(bench.nvml.sample()) for _ in range(2))
+        impatient, patient = (asyncio.create_task(bench.nvml.sample()) for _ in range(2))
         await asyncio.sleep(0.05)
         impatient.cancel()
         bench.gpus.heal()
-        assert (await node_summary).trouble is None
+        assert (await patient).trouble is None
 
 
 @pytest.mark.parametrize("code", [3, 4, 13])

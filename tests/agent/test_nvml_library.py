@@ -36,7 +36,7 @@ def test_the_driver_container_comes_before_the_host_s_own(tmp_path: Path) -> Non
 def test_the_loader_s_path_comes_first(tmp_path: Path) -> None:
     own = put(tmp_path / "usr/lib64")
     named = put(tmp_path / "elsewhere")
-    path = f"{tmp_path / 'nothing'}::{tmp_path / 'remote_nodes'}"
+    path = f"{tmp_path / 'nothing'}::{tmp_path / 'elsewhere'}"
     assert candidates(tmp_path, {"LD_LIBRARY_PATH": path}) == [named, own]
 
 

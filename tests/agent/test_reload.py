@@ -191,7 +191,7 @@ async def test_a_file_that_was_emptied_takes_no_setting_back(tmp_path: Path) -> 
 
     reloader = Reloader(path, read(), load=read, apply=applied.append, every=0.01)
     path.write_text("")
-    cluster_events = asyncio.create_task(reloader.run())
+    task = asyncio.create_task(reloader.run())
     try:
         await until(lambda: reloader.state.problem)
         assert f"{path}: is empty, as a full disk leaves it" in reloader.state.problem
@@ -200,8 +200,8 @@ async def test_a_file_that_was_emptied_takes_no_setting_back(tmp_path: Path) -> 
         await until(lambda: applied)
         assert (applied[0].expected_gpus, reloader.state.problem) == (None, "")
     finally:
-        cluster_events.cancel()
-        await asyncio.gather(cluster_events, return_exceptions=True)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_a_file_that_is_written_while_it_is_read_is_read_again(source: Source) -> None:

@@ -122,18 +122,18 @@ class Talk:
 def test_what_is_owed_goes_out_once_and_sooner_where_something_else_does() -> None:
     async def play() -> None:
         ack_pacer, begun = AckPacer(), asyncio.get_running_loop().time()
-        for stream_handle in [Talk(ack_pacer) for _ in range(AT_ONCE)]:
-            stream_handle.safe(1)
+        for talk in [Talk(ack_pacer) for _ in range(AT_ONCE)]:
+            talk.safe(1)
         plain, chatty, asked, beaten, left = (Talk(ack_pacer) for _ in range(5))
-        for stream_handle in (plain, chatty, asked, beaten, left):
-            stream_handle.safe(1)
+        for talk in (plain, chatty, asked, beaten, left):
+            talk.safe(1)
         await asyncio.sleep(0.5)
         chatty.safe(2)
         asked.outbox.put(codec.resync("say it again"))
         beaten.outbox.answer()
         gone = weakref.ref(left)
         left.outbox.close()
-        del left, stream_handle
+        del left, talk
         assert gone() is None, "a stream that has ended is not kept by what it owed"
         await asyncio.sleep(LATER + 1.0)
         assert plain.written == [("ack", 1, begun + LATER)]

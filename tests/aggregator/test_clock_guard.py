@@ -110,13 +110,13 @@ def test_what_waits_is_never_due_before_its_time_has_passed_evenly(
     steps: list[tuple[float, float]],
 ) -> None:
     """Checked against the readings: a lead counts once it was seen for `EVEN_FOR` on end."""
-    recorder, now, wall = ClockGuard(), 0.0, 1e9
-    recorder.trusted_wall(now, wall)
+    guard, now, wall = ClockGuard(), 0.0, 1e9
+    guard.trusted_wall(now, wall)
     seen = [(now, wall - now)]
     for seconds, jump in steps:
         now, wall = now + seconds, wall + seconds + jump
         seen.append((now, wall - now))
-        even = recorder.trusted_wall(now, wall)
+        even = guard.trusted_wall(now, wall)
         # Every lead that all looks of some `EVEN_FOR` agree on, and the first.
         proven = [seen[0][1]]
         for end, (then, lead) in enumerate(seen):

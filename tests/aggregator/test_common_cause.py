@@ -286,17 +286,17 @@ def test_three_nodes_of_a_rack_need_a_fourth_where_they_are_a_fifth_of_it() -> N
 def test_a_place_is_blamed_where_it_does_four_times_worse_than_all_others() -> None:
     """10 of 20 in the rack fail; of 80 others a bit more than an eighth must not."""
     limits = CommonLimits(domain_labels=(RACK,), percent=100.0)
-    for remote_nodes, blamed in ((0, True), (10, True), (11, False)):
+    for others, blamed in ((0, True), (10, True), (11, False)):
         play = Play(100, limits, racks=False)
         for name in play.names[:20]:
             play.relabel(name, **{RACK: "r"})
-        play.fail([*play.names[:10], *play.names[20 : 20 + remote_nodes]], check("nic-link"))
+        play.fail([*play.names[:10], *play.names[20 : 20 + others]], check("nic-link"))
         causes = play.look()
-        assert bool(causes) == blamed, remote_nodes
+        assert bool(causes) == blamed, others
         for cause in causes.values():
             assert cause.reason == (
                 "example.com/rack=r: check nic-link on 10 of 20 nodes, and on "
-                f"{remote_nodes} of 80 others; more than 20% within 10m are one cause"
+                f"{others} of 80 others; more than 20% within 10m are one cause"
             )
 
 

@@ -104,8 +104,8 @@ def test_each_limit_that_a_file_sets_is_the_one_that_is_kept_to(tmp_path: Path) 
 
 def test_the_option_that_leads_a_command_to_this_cluster(tmp_path: Path) -> None:
     assert load(written(tmp_path, LOCAL)).cluster.how == ""
-    remote_nodes = load(written(tmp_path, f"{LOCAL}cluster: {{namespace: health}}"))
-    assert remote_nodes.cluster.how == " --namespace health"
+    in_namespace = load(written(tmp_path, f"{LOCAL}cluster: {{namespace: health}}"))
+    assert in_namespace.cluster.how == " --namespace health"
     text = "cluster: {kind: local, local: {database: '/srv/a b.db'}}\nidentity: {kind: "
     local = load(written(tmp_path, f"{LOCAL}{text}insecure-trust-hello}}"))
     assert local.cluster.how == " --local '/srv/a b.db'"

@@ -125,8 +125,8 @@ def test_a_namespaces_policy_says_how_its_pods_leave(
     rules: DrainRules, after: float, heap: str
 ) -> None:
     assert where(plan(POD, rules=rules, after=after), POD) == heap
-    remote_nodes = replace(POD, namespace="other")
-    assert where(plan(remote_nodes, rules=rules, after=after), remote_nodes) == "evict"
+    other = replace(POD, namespace="other")
+    assert where(plan(other, rules=rules, after=after), other) == "evict"
 
 
 @pytest.mark.parametrize("rules", [OFF, rules_of(Leave.EVICT), rules_of(Leave.FORCE)])

@@ -38,8 +38,8 @@ async def searched(told: Told) -> list[tuple[int, int]]:
 
 
 async def test_a_storm_is_left_in_peace_and_the_second_after_it_is_used() -> None:
-    ack_pacer = [20_000, 40_000, 60_000]
-    assert await searched(Told(*ack_pacer, ack_pacer[-1] + QUIET, 0, 0)) == [(3, 0)]
+    storm = [20_000, 40_000, 60_000]
+    assert await searched(Told(*storm, storm[-1] + QUIET, 0, 0)) == [(3, 0)]
 
 
 async def test_where_little_came_there_is_no_search() -> None:

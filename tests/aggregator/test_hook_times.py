@@ -76,7 +76,7 @@ class Recorder:
 SPEC = QuarantineSpec(Action.DRAIN, "gpu", "xid:79", "us", "inc-1")
 
 
-class Desk:
+class Bench:
     """A `HookRunner` and one node in quarantine."""
 
     def __init__(self, loop: VirtualTimeLoop, rules: HookRules, **status: object) -> None:
@@ -105,8 +105,8 @@ class Desk:
 def test_a_hook_is_asked_with_growing_pauses_until_it_is_done_and_never_again() -> None:
     async def test(loop: VirtualTimeLoop) -> None:
         hook = ScriptedHook(loop, *([LATER] * 8), DONE)
-        queries = Desk(loop, HookRules(hook))
-        assert await queries.before_evictions()
+        bench = Bench(loop, HookRules(hook))
+        assert await bench.before_evictions()
         times = [at for at, _ in hook.asked]
         assert times == pytest.approx([0, 1, 3, 7, 15, 31, 61, 91, 121])
         assert {limit for _, limit in hook.asked} == {600.0}
@@ -119,11 +119,11 @@ def test_a_hook_is_asked_with_growing_pauses_until_it_is_done_and_never_again() 
             "incident": "inc-1",
             "quarantine": "uid-q",
         }
-        assert queries.hook.state is HookState.DONE
-        assert queries.hook.asked_at == 1000.0
-        assert queries.hook.ended_at == pytest.approx(1121.0)
-        assert queries.acts.notes == [("quarantine.hook", "drain.pre_evict is done")]
-        assert await queries.before_evictions()
+        assert bench.hook.state is HookState.DONE
+        assert bench.hook.asked_at == 1000.0
+        assert bench.hook.ended_at == pytest.approx(1121.0)
+        assert bench.acts.notes == [("quarantine.hook", "drain.pre_evict is done")]
+        assert await bench.before_evictions()
         assert len(hook.asked) == 9
 
     play(test)
@@ -133,11 +133,11 @@ def test_what_a_hook_says_is_written_every_ten_seconds_at_most() -> None:
     async def test(loop: VirtualTimeLoop) -> None:
         answers = [HookAnswer(HookResult.LATER, f"word {number}") for number in range(6)]
         hook = ScriptedHook(loop, *answers, DONE)
-        queries = Desk(loop, HookRules(hook))
-        assert await queries.before_evictions()
-        words = [one.pre_evict.message for one in queries.acts.written if one.pre_evict is not None]
+        bench = Bench(loop, HookRules(hook))
+        assert await bench.before_evictions()
+        words = [one.pre_evict.message for one in bench.acts.written if one.pre_evict is not None]
         assert words == ["", "not yet: word 4", "not yet: word 5", "x"]
-        assert [one.message for one in queries.acts.written[:2]] == [
+        assert [one.message for one in bench.acts.written[:2]] == [
             "drain.pre_evict is asked; nothing is evicted before",
             "drain.pre_evict is waited for: not yet: word 4",
         ]
@@ -148,14 +148,14 @@ def test_what_a_hook_says_is_written_every_ten_seconds_at_most() -> None:
 def test_a_hook_that_is_late_evicts_nothing_and_is_told_once() -> None:
     async def test(loop: VirtualTimeLoop) -> None:
         hook = ScriptedHook(loop, *([FAILED] * 8), DONE)
-        queries = Desk(loop, HookRules(hook, pre_evict_timeout=31.0))
-        assert await queries.before_evictions()
+        bench = Bench(loop, HookRules(hook, pre_evict_timeout=31.0))
+        assert await bench.before_evictions()
         told = "drain.pre_evict was not done in 31 s; nothing is evicted: failed: x"
-        assert queries.acts.notes == [
+        assert bench.acts.notes == [
             ("quarantine.hook_failed", told),
             ("quarantine.hook", "drain.pre_evict is done"),
         ]
-        late = [one.pre_evict for one in queries.acts.written if one.message == told]
+        late = [one.pre_evict for one in bench.acts.written if one.message == told]
         assert next(one.ended_at for one in late if one is not None) == pytest.approx(1031.0)
 
     play(test)
@@ -164,12 +164,12 @@ def test_a_hook_that_is_late_evicts_nothing_and_is_told_once() -> None:
 def test_a_drain_that_may_go_on_does_when_the_hooks_time_is_over() -> None:
     async def test(loop: VirtualTimeLoop) -> None:
         hook = ScriptedHook(loop, FAILED)
-        queries = Desk(loop, HookRules(hook, pre_evict_timeout=20.0, go_on=True))
-        assert await queries.before_evictions()
+        bench = Bench(loop, HookRules(hook, pre_evict_timeout=20.0, go_on=True))
+        assert await bench.before_evictions()
         assert [at for at, _ in hook.asked] == pytest.approx([0, 1, 3, 7, 15, 20])
         assert [limit for _, limit in hook.asked] == pytest.approx([20, 19, 17, 13, 5, 1])
-        assert queries.hook.state is HookState.GIVEN_UP
-        assert queries.acts.notes == [
+        assert bench.hook.state is HookState.GIVEN_UP
+        assert bench.acts.notes == [
             (
                 "quarantine.hook_failed",
                 "drain.pre_evict was not done in 20 s, the drain goes on: failed: x",
@@ -183,7 +183,7 @@ def test_a_pause_that_the_hook_asks_for_is_kept_where_it_is_longer() -> None:
     async def test(loop: VirtualTimeLoop) -> None:
         answers = [HookAnswer(HookResult.LATER, "", 5.0), HookAnswer(HookResult.LATER, "", 0.5)]
         hook = ScriptedHook(loop, *answers, DONE)
-        assert await Desk(loop, HookRules(hook)).before_evictions()
+        assert await Bench(loop, HookRules(hook)).before_evictions()
         assert [at for at, _ in hook.asked] == pytest.approx([0.0, 5.0, 7.0])
 
     play(test)
@@ -191,11 +191,11 @@ def test_a_pause_that_the_hook_asks_for_is_kept_where_it_is_longer() -> None:
 
 def test_without_a_hook_nothing_waits() -> None:
     async def test(loop: VirtualTimeLoop) -> None:
-        queries = Desk(loop, HookRules())
-        assert await queries.before_evictions()
-        queries.case.node_summary.quarantine = None
-        assert not await queries.before_evictions()
-        assert queries.acts.written == []
+        bench = Bench(loop, HookRules())
+        assert await bench.before_evictions()
+        bench.case.node_summary.quarantine = None
+        assert not await bench.before_evictions()
+        assert bench.acts.written == []
 
     play(test)
 
@@ -216,15 +216,15 @@ def test_after_a_release_the_site_is_told_where_the_drain_had_begun(
         hook = ScriptedHook(loop, LATER, LATER, DONE)
         rules = HookRules(hook if pre_evict else None, post_release=hook)
         known = HookStatus(HookState.DONE, 1.0) if asked_before else None
-        queries = Desk(loop, rules, drain_started_at=drain_started_at, pre_evict=known)
-        await queries.hook_runner.after_release(queries.case, queries.quarantine)
+        bench = Bench(loop, rules, drain_started_at=drain_started_at, pre_evict=known)
+        await bench.hook_runner.after_release(bench.case, bench.quarantine)
         if not asks:
             assert hook.asked == []
             return
         assert [at for at, _ in hook.asked] == pytest.approx([0.0, 1.0, 3.0])
         assert [limit for _, limit in hook.asked] == pytest.approx([60.0, 59.0, 57.0])
         assert hook.values["hook"] == "post_release"
-        assert queries.acts.notes == [("quarantine.hook", "drain.post_release is done")]
+        assert bench.acts.notes == [("quarantine.hook", "drain.post_release is done")]
 
     play(test)
 
@@ -233,15 +233,15 @@ def test_a_hook_after_a_release_is_given_up_in_its_time() -> None:
     async def test(loop: VirtualTimeLoop) -> None:
         hook = ScriptedHook(loop, FAILED)
         rules = HookRules(post_release=hook, post_release_timeout=15.0)
-        queries = Desk(loop, rules, drain_started_at=5.0)
-        await queries.hook_runner.after_release(queries.case, queries.quarantine)
+        bench = Bench(loop, rules, drain_started_at=5.0)
+        await bench.hook_runner.after_release(bench.case, bench.quarantine)
         assert [at for at, _ in hook.asked] == pytest.approx([0.0, 1.0, 3.0, 7.0])
-        assert queries.acts.notes == [
+        assert bench.acts.notes == [
             ("quarantine.hook_failed", "drain.post_release was not done in 15 s: x")
         ]
         short = ScriptedHook(loop, FAILED)
         rules = HookRules(post_release=short, post_release_timeout=0.5)
-        other = Desk(loop, rules, drain_started_at=5.0)
+        other = Bench(loop, rules, drain_started_at=5.0)
         await other.hook_runner.after_release(other.case, other.quarantine)
         assert [limit for _, limit in short.asked] == [1.0], "a second is the least"
 

@@ -85,7 +85,7 @@ async def opened(path: Path, commands: Commands | None = None) -> AsyncIterator[
 
 
 @asynccontextmanager
-async def agent_events(cluster: Cluster) -> AsyncIterator[list[News]]:
+async def collected_news(cluster: Cluster) -> AsyncIterator[list[News]]:
     heard: list[News] = []
 
     async def listen() -> None:
@@ -100,7 +100,7 @@ async def agent_events(cluster: Cluster) -> AsyncIterator[list[News]]:
         await asyncio.wait({listening})
 
 
-async def remote_nodes(path: Path, does: str) -> None:
+async def run_other_process(path: Path, does: str) -> None:
     """Another process that has the file open: ``does`` is Python with a ``store``."""
     program = (
         "import sys, time; from pathlib import Path\n"
@@ -247,7 +247,7 @@ async def test_dropping_is_by_uid_and_twice_is_no_error(path: Path) -> None:
 async def test_news_begin_with_all_there_is_and_go_on_with_what_changes(path: Path) -> None:
     async with opened(path) as cluster:
         first = await cluster.create_quarantine("n1", SPEC)
-        async with agent_events(cluster) as heard:
+        async with collected_news(cluster) as heard:
             await until(lambda: len(heard) == 4)
             assert heard[0] == StopSeen(StopText(None, "1"))
             assert isinstance(heard[1], RecordSeen)
@@ -265,7 +265,7 @@ def stops(heard: Sequence[News]) -> list[str]:
 
 
 async def test_what_another_process_writes_is_news_within_a_second(path: Path) -> None:
-    async with opened(path) as cluster, agent_events(cluster) as heard:
+    async with opened(path) as cluster, collected_news(cluster) as heard:
         await until(lambda: any(isinstance(item, WatchSynced) for item in heard))
         node = await cluster.read_node("n1")
         assert node is not None
@@ -273,13 +273,13 @@ async def test_what_another_process_writes_is_news_within_a_second(path: Path) -
         took: list[float] = []
         while len(took) < 5 and min(took, default=1.0) >= 1.0:  # once may be this machine's doing
             word = f"drill {len(took)}"
-            await remote_nodes(path, f"store.set_stop({word!r})")
+            await run_other_process(path, f"store.set_stop({word!r})")
             began = time.monotonic()
             await until(lambda: word in stops(heard))  # noqa: B023 (done with it before the next)
             took.append(time.monotonic() - began)
         assert min(took) < 1.0
         assert not any(isinstance(item, NodeUncordoned) for item in heard)
-        await remote_nodes(
+        await run_other_process(
             path,
             "from dataclasses import replace\n"
             "store.write_node(replace(store.node('n1'), unschedulable=False))",
@@ -301,7 +301,7 @@ async def test_a_file_that_cannot_be_read_loses_the_view_and_brings_all_of_it_ba
 
         monkeypatch.setattr(cluster, "poll_nodes", counted)
         quarantine = await cluster.create_quarantine("n1", SPEC)
-        async with agent_events(cluster) as heard:
+        async with collected_news(cluster) as heard:
             await until(lambda: any(isinstance(item, WatchSynced) for item in heard))
             heard.clear()
             with sqlite3.connect(path) as other:
@@ -327,7 +327,7 @@ async def test_a_file_that_is_taken_away_is_not_gone_on_with_in_secret(
     monkeypatch.setattr(local_module, "AGAIN", 0.02)
     async with opened(path) as cluster:
         quarantine = await cluster.create_quarantine("n1", SPEC)
-        async with agent_events(cluster) as heard:
+        async with collected_news(cluster) as heard:
             await until(lambda: any(isinstance(item, WatchSynced) for item in heard))
             heard.clear()
             aside = path.with_name("aside.db")
@@ -603,7 +603,7 @@ async def test_the_drain_command_is_tried_until_it_succeeds_and_then_no_more(
 
 @dataclass
 class Site:
-    """A site's commands, each a line in ``journal``; ``broken`` names those that fail."""
+    """A site's commands, each a line in ``journal``; those that `breaks` names fail."""
 
     folder: Path
 
@@ -773,14 +773,14 @@ async def test_a_restart_in_the_middle_finishes_what_was_begun(
 
 async def test_a_person_stops_and_releases_through_the_file(path: Path, site: Site) -> None:
     async with Aggregator(path, site, Turned()) as sickbay:
-        await remote_nodes(path, "store.set_stop('drill')")
+        await run_other_process(path, "store.set_stop('drill')")
         await until(lambda: sickbay.fleet.stop == "drill")
         sickbay.ill()
         await until(lambda: sickbay.fleet.node_summary("n1").hold is not None)
         assert site.journal == []
-        await remote_nodes(path, "store.set_stop('')")
+        await run_other_process(path, "store.set_stop('')")
         await until(lambda: sickbay.phase() is Phase.DRAINED)
-        await remote_nodes(path, "store.delete_quarantine('n1')")
+        await run_other_process(path, "store.delete_quarantine('n1')")
         await until(lambda: site.journal[-1] == "release n1")
         await until(lambda: sickbay.phase() is None)
         sickbay.ill()  # the fault is still there, and a person has spoken

@@ -399,8 +399,8 @@ def test_an_older_list_takes_neither_our_lease_nor_another_s() -> None:
 
 def test_the_times_fit_into_thirty_seconds() -> None:
     assert TIMES.takeover <= 24
-    replica_runtime = 2 * TIMES.deadline + TIMES.wait
-    assert replica_runtime <= 15
+    joining = 2 * TIMES.deadline + TIMES.wait
+    assert joining <= 15
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,8 @@ SIGN = Cleared("xid:79", "GPU-1", "operator")
 EVIDENCE = Evidence("xid:79", "GPU-1", "boot-1", "gpu", "drain", "", None, 1.0)
 
 
-def state(**node_summary: Any) -> Any:
-    return NodeState(NodeSummary("n1", **node_summary), lambda: NOW)
+def state(**fields: Any) -> Any:
+    return NodeState(NodeSummary("n1", **fields), lambda: NOW)
 
 
 def health(*evidence: Fault | Component) -> NodeHealth:
@@ -95,7 +95,7 @@ WELL = component("xid", "", Status.OK)
 
 
 @pytest.mark.parametrize(
-    ("node_summary", "expected"),
+    ("fields", "expected"),
     [
         ({"marked": True}, QuarantineSummary.QUARANTINED),
         ({"unclaimed": "x"}, QuarantineSummary.QUARANTINED),
@@ -122,9 +122,9 @@ WELL = component("xid", "", Status.OK)
     ],
 )
 def test_a_node_is_shown_by_the_worst_that_is_known_of_it(
-    node_summary: dict[str, Any], expected: QuarantineSummary
+    fields: dict[str, Any], expected: QuarantineSummary
 ) -> None:
-    assert NodeSummary("n1", **node_summary).standing() is expected
+    assert NodeSummary("n1", **fields).standing() is expected
 
 
 # -- its agent ------------------------------------------------------------------------------------

@@ -95,9 +95,9 @@ def test_a_delivery_is_the_same_one_however_often_the_file_is_opened(path: Path)
     third = AlertOutbox(path)
     assert composed(third, NOW + 51) == tried
     third.done(tried)
-    cluster_events = composed(third, NOW + 52)
-    assert told(cluster_events) == ["n3"]
-    assert cluster_events.id != delivery.id
+    last = composed(third, NOW + 52)
+    assert told(last) == ["n3"]
+    assert last.id != delivery.id
     for outbox in (first, again, third):
         outbox.close()
 

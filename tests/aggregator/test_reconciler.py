@@ -118,9 +118,9 @@ class Bench:
 
         patch.setattr(worker, "next_step", decide)
 
-    async def next(self, **node_summary: Any) -> tuple[bool, list[str]]:
+    async def next(self, **fields: Any) -> tuple[bool, list[str]]:
         """What one step returns, and what it did."""
-        for name, value in node_summary.items():
+        for name, value in fields.items():
             setattr(self.case.node_summary, name, value)
         self.did.clear()
         done = await self.made._one_step(self.case)

@@ -225,10 +225,10 @@ async def test_retry_after_is_honoured(tmp_path: Path, secret_file: Path) -> Non
 
 
 async def test_a_redirect_is_not_followed(tmp_path: Path, secret_file: Path) -> None:
-    async with Receiver() as remote_nodes:
+    async with Receiver() as target:
         answers = [
-            status(307, Location=remote_nodes.url()),
-            status(302, Location=remote_nodes.url()),
+            status(307, Location=target.url()),
+            status(302, Location=target.url()),
         ]
         async with Receiver(answers=answers) as receiver:
             async with telling(tmp_path, address(receiver, secret_file)) as alerts:
@@ -236,7 +236,7 @@ async def test_a_redirect_is_not_followed(tmp_path: Path, secret_file: Path) -> 
                 await until(lambda: "redirects, which is not followed" in alerts.problem)
                 await until(lambda: delivered(alerts) == 1)
             assert len(receiver.requests) == 3
-        assert remote_nodes.requests == []
+        assert target.requests == []
 
 
 @pytest.mark.parametrize("code", [400, 401, 404, 410, 413, 422])

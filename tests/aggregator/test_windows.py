@@ -281,9 +281,9 @@ def test_jobs_are_what_a_count_by_hand_finds(
     ]
     windows = [alone[n : n + least] for n in range(len(alone) - least + 1)]
     expected = next((one[-1] for one in windows if one[-1] - one[0] < within), None)
-    remote_nodes = [seen(float(at), of=f"GPU-{2 + n}") for n, at in enumerate(others)]
+    rest = [seen(float(at), of=f"GPU-{2 + n}") for n, at in enumerate(others)]
     told = seen(*map(float, mine))
-    found = jobs(told, timeline((told, *remote_nodes)), least=least, apart=apart, within=within)
+    found = jobs(told, timeline((told, *rest)), least=least, apart=apart, within=within)
     assert found == expected
 
 
@@ -360,10 +360,8 @@ def test_flapping_is_what_a_count_second_by_second_finds(changes: list[tuple[int
 def test_more_of_the_past_never_makes_fewer_jobs_and_another_gpu_never_makes_more(
     mine: list[int], others: list[int]
 ) -> None:
-    def when(times: list[int], remote_nodes: list[int]) -> float | None:
-        other = (
-            [seen(*(float(at) for at in sorted(remote_nodes)), of="GPU-2")] if remote_nodes else []
-        )
+    def when(times: list[int], theirs: list[int]) -> float | None:
+        other = [seen(*(float(at) for at in sorted(theirs)), of="GPU-2")] if theirs else []
         told = seen(*(float(at) for at in sorted(times)))
         return jobs(told, timeline((told, *other)), least=3, apart=10.0, within=60.0)
 

@@ -244,8 +244,8 @@ class ControlPlane(ClusterObjects):
 
     def _prepare(self) -> None:
         self.folder = self._make_folder()
-        self._recorder = Keeper(self.folder, remove=self._kept_folder is None)
-        self._cleanup.callback(self._recorder.close)
+        self._keeper = Keeper(self.folder, remove=self._kept_folder is None)
+        self._cleanup.callback(self._keeper.close)
         self._authority = Authority.create(self.folder / "pki")
         self.ca_file = self._authority.certificate
         self._etcd_port, self._peer_port = self._reserve(), self._reserve()
@@ -278,7 +278,7 @@ class ControlPlane(ClusterObjects):
             self._options, programs, at, self._ports, self._component_kubeconfig
         )
         self.servers = {
-            name: Server(name, line, self.folder, self._recorder) for name, line in lines.items()
+            name: Server(name, line, self.folder, self._keeper) for name, line in lines.items()
         }
 
     def _start_controllers(self) -> None:

@@ -54,15 +54,13 @@ class Keeper:
 class Server:
     """One server process that can be started again with the same arguments."""
 
-    def __init__(
-        self, name: str, argv: Sequence[str | Path], folder: Path, recorder: Keeper
-    ) -> None:
+    def __init__(self, name: str, argv: Sequence[str | Path], folder: Path, keeper: Keeper) -> None:
         self.name = name
         self.argv = list(argv)
         self.log_path = folder / f"{name}.log"
         self.paused = False
         self._folder = folder
-        self._recorder = recorder
+        self._keeper = keeper
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -92,7 +90,7 @@ class Server:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._recorder.guard(self._process.pid)
+        self._keeper.guard(self._process.pid)
         self.paused = False
 
     def kill(self) -> None:

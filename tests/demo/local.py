@@ -100,11 +100,11 @@ def _tell(stage: Stage, nodes: list[str], in_storm: Callable[[], None]) -> None:
     news.rest(pace.between)
     stage.full_disk_recovers(full)
     news.rest(pace.between)
-    ack_pacer = rest[: max(8, len(nodes) // 3)]
-    stage.storm_is_held(ack_pacer)
+    storm = rest[: max(8, len(nodes) // 3)]
+    stage.storm_is_held(storm)
     in_storm()
     news.rest(pace.between)
-    stage.reboot_releases(sick, ack_pacer)
+    stage.reboot_releases(sick, storm)
 
 
 def _introduce_fleet(news: News, config: Path, count: int) -> None:

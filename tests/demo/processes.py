@@ -34,7 +34,7 @@ class Crew:
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="sickbay-demo-"))
-        self._recorder = Keeper(self.folder, remove=True)
+        self._keeper = Keeper(self.folder, remove=True)
         self._members: list[tuple[str, subprocess.Popen[bytes], Path]] = []
 
     def start(self, name: str, argv: Sequence[str | Path]) -> None:
@@ -58,7 +58,7 @@ class Crew:
 
     def guard(self, pid: int) -> None:
         """Have it killed if we are."""
-        self._recorder.guard(pid)
+        self._keeper.guard(pid)
 
     def check(self) -> None:
         """Raise ChildEnded when one has ended."""
@@ -82,7 +82,7 @@ class Crew:
             signal.signal(signal.Signals[name], signal.SIG_IGN)
         for _, process, _ in reversed(self._members):
             _end(process)
-        self._recorder.close()
+        self._keeper.close()
         # A last copy of an agent's state may have come after the keeper's look.
         shutil.rmtree(self.folder, ignore_errors=True)
 

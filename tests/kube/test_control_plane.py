@@ -129,7 +129,7 @@ def test_a_lingering_pod_stays_terminating_and_a_pending_one_never_starts(
 
 def test_a_node_without_kubelet_ends_no_pod_until_it_is_back(cluster_space: Space) -> None:
     plane, namespace = cluster_space.plane, cluster_space.namespace
-    hung, evidence_recording = cluster_space.create_nodes(2)
+    hung, witness = cluster_space.create_nodes(2)
     plane.create_pod(namespace, "stuck", node=hung)
     plane.wait_pod_running(namespace, "stuck")
     plane.lose_kubelet(hung)
@@ -138,14 +138,14 @@ def test_a_node_without_kubelet_ends_no_pod_until_it_is_back(cluster_space: Spac
         # kwok gets the label a moment later than we; a new pod there shows when it has it.
         name = f"probe-{time.monotonic_ns()}"
         plane.create_pod(namespace, name, node=hung)
-        plane.create_pod(namespace, f"{name}-witness", node=evidence_recording)
+        plane.create_pod(namespace, f"{name}-witness", node=witness)
         plane.wait_pod_running(namespace, f"{name}-witness")
         pod = plane.call("GET", cluster_space.path("pods", name))
         return bool(pod["status"]["phase"] == "Pending")
 
     wait_until(hung_pod_outlives_a_witness, what="kwok to leave the node")
     plane.call("DELETE", cluster_space.path("pods", "stuck"))
-    plane.create_pod(namespace, "gone", node=evidence_recording)
+    plane.create_pod(namespace, "gone", node=witness)
     plane.call("DELETE", cluster_space.path("pods", "gone"))
     plane.wait_gone(cluster_space.path("pods", "gone"))
     stuck = plane.call("GET", cluster_space.path("pods", "stuck"))

@@ -328,8 +328,8 @@ async def test_pods_are_deleted_only_where_the_right_is_bound(
 
         # The server's view of its rights may trail.
         await until(delete, lambda outcome: outcome is Evicted.ACCEPTED)
-        remote_nodes = replace(read, namespace="default", name="nobody")
-        assert (await restricted.delete_pod(remote_nodes, grace=1)).outcome is Evicted.FORBIDDEN
+        other = replace(read, namespace="default", name="nobody")
+        assert (await restricted.delete_pod(other, grace=1)).outcome is Evicted.FORBIDDEN
         # The reads of a whole gang are within the rights that every drain has.
         assert await restricted.pods_labelled(space.namespace, "app", "x") == []
 

@@ -368,11 +368,11 @@ async def test_a_watch_that_is_ahead_of_a_restored_server_is_listed_anew(
             await asyncio.wait_for(follow(), 30)
         # A version that is not ahead is asked for anew, again and again, and brings the changes.
         watch._version = listed
-        cluster_events = asyncio.create_task(_first(watch))
+        first = asyncio.create_task(_first(watch))
         await asyncio.sleep(1.5)  # more than its silence
-        assert not cluster_events.done()
+        assert not first.done()
         await kube.create_quarantine("gpu-00009", SPEC)
-        assert [change.type for change in await asyncio.wait_for(cluster_events, 30)] == ["ADDED"]
+        assert [change.type for change in await asyncio.wait_for(first, 30)] == ["ADDED"]
 
 
 async def _first(watch: Watch) -> list[WatchEvent]:

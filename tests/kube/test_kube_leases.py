@@ -140,9 +140,9 @@ async def test_a_lease_whose_time_is_none_reads_the_same_each_time_and_lets_othe
     assert [lease] == await board.list(), "or it would be taken for one that is renewed"
     membership = Membership(Member("b", epoch="b1"), TIMES)
     membership.listed([lease], asked=0.0, answered=0.0)
-    replica_runtime = membership.next_write(now=0.0, wall=time.time())
-    assert replica_runtime is not None
-    await board.write(replica_runtime.member, replica_runtime.version)
+    write = membership.next_write(now=0.0, wall=time.time())
+    assert write is not None
+    await board.write(write.member, write.version)
 
 
 async def test_without_the_namespace_it_says_so_and_does_not_take_it_for_a_deleted_lease(

@@ -313,12 +313,12 @@ class Storm:
 
 def test_what_trails_takes_few_places_while_nodes_are_on_their_way_to_their_taint() -> None:
     async def test(loop: virtual_time.VirtualTimeLoop) -> None:
-        ack_pacer = Storm(loop)
-        trailing = [asyncio.create_task(ack_pacer.request(Priority.PHASE)) for _ in range(1000)]
-        storming = [asyncio.create_task(ack_pacer.nodes(5)) for _ in range(8)]
+        storm = Storm(loop)
+        trailing = [asyncio.create_task(storm.request(Priority.PHASE)) for _ in range(1000)]
+        storming = [asyncio.create_task(storm.nodes(5)) for _ in range(8)]
         await asyncio.gather(*storming)
-        took = loop.time() - ack_pacer.begun
-        went = ack_pacer.so_many(until=took)
+        took = loop.time() - storm.begun
+        went = storm.so_many(until=took)
         assert went["urgent"] == 8 * 5 * 3
         assert 3 <= went["trails"] < went["urgent"]  # with all places it would be twice as many
         assert took < 0.27
@@ -332,13 +332,13 @@ def test_what_trails_takes_few_places_while_nodes_are_on_their_way_to_their_tain
 @pytest.mark.parametrize("qps", [100.0, 1e6])
 def test_a_storm_without_an_end_starves_nobody(qps: float) -> None:
     async def test(loop: virtual_time.VirtualTimeLoop) -> None:
-        ack_pacer = Storm(loop, qps=qps)
-        storming = [asyncio.create_task(ack_pacer.nodes(10_000)) for _ in range(200)]
+        storm = Storm(loop, qps=qps)
+        storming = [asyncio.create_task(storm.nodes(10_000)) for _ in range(200)]
         await asyncio.sleep(0.2)
         late = [lane for lane in Priority if lane.trails]
-        waiting = [asyncio.create_task(ack_pacer.request(lane)) for lane in late for _ in range(10)]
+        waiting = [asyncio.create_task(storm.request(lane)) for lane in late for _ in range(10)]
         await asyncio.sleep(0.02)
-        release = asyncio.create_task(ack_pacer.request(Priority.RELEASE))
+        release = asyncio.create_task(storm.request(Priority.RELEASE))
         asked = loop.time()
         await asyncio.wait([release])
         assert loop.time() - asked < 0.03  # its own time, and the next token
@@ -346,9 +346,9 @@ def test_a_storm_without_an_end_starves_nobody(qps: float) -> None:
         assert all(one.done() for one in waiting)
         # Events too: the request that has waited longest is next, not the most urgent of those that
         # trail.
-        went = [lane for _, lane in ack_pacer.done if lane.trails]
+        went = [lane for _, lane in storm.done if lane.trails]
         assert sorted(went) == sorted(late * 10)
-        counted = ack_pacer.so_many(until=loop.time())
+        counted = storm.so_many(until=loop.time())
         assert counted["urgent"] > 5 * counted["trails"]
         for one in storming:
             one.cancel()

@@ -433,7 +433,7 @@ class Agent:
         self._sim = sim
         self._failures = 0
         self._seq = 0
-        self._dirty_nodes = False
+        self._undelivered = False
         self._tries = 0
         self._heard_at = 0.0
         self._next = ""
@@ -528,9 +528,9 @@ class Agent:
             if not life.paused and host.name not in self.cut:
                 since = self._sim.time.now
             if (
-                self._dirty_nodes and host.name not in self.cut
+                self._undelivered and host.name not in self.cut
             ):  # messages that TCP has kept for so long
-                self._dirty_nodes = False
+                self._undelivered = False
                 self._say(lambda clock: self._snapshot(clock))  # noqa: PLW0108 - read on arrival
             if self._sim.time.now - since > NOTICES:
                 self.leave()
@@ -559,7 +559,7 @@ class Agent:
         if host is None or life is None or life.dead:
             return
         if host.name in self.cut:
-            self._dirty_nodes = True
+            self._undelivered = True
             return
 
         def arrive() -> None:

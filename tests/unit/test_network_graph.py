@@ -21,11 +21,11 @@ def node_at(graph: Graph, node: str, address: str) -> None:
     graph.set_report(node, speaking=True)
 
 
-def looked_for(missing: int, reaching: int, dirty_nodes: int = 0) -> Graph:
-    """Node "n" and its observers; ``unsaid`` of them say nothing of it."""
+def looked_for(missing: int, reaching: int, silent: int = 0) -> Graph:
+    """Node "n" and its observers; ``silent`` of them say nothing of it."""
     graph = Graph()
     node_at(graph, "n", TARGET)
-    for number in range(missing + reaching + dirty_nodes):
+    for number in range(missing + reaching + silent):
         observer = f"o{number}"
         node_at(graph, observer, f"10.0.1.{number}")
         graph.assign(observer, (TARGET, *OTHERS))
@@ -47,7 +47,7 @@ DISPUTED = ("", False, True)
 
 
 @pytest.mark.parametrize(
-    ("missing", "reaching", "dirty_nodes", "expected"),
+    ("missing", "reaching", "silent", "expected"),
     [
         (4, 0, 0, ACCUSED),
         (3, 0, 0, UNSURE),  # fewer than four accuse nobody
@@ -66,9 +66,9 @@ DISPUTED = ("", False, True)
     ],
 )
 def test_a_node_is_accused_by_four_and_by_half_of_its_observers_where_none_reaches_it(
-    missing: int, reaching: int, dirty_nodes: int, expected: tuple[str, bool, bool]
+    missing: int, reaching: int, silent: int, expected: tuple[str, bool, bool]
 ) -> None:
-    assert outcome(looked_for(missing, reaching, dirty_nodes).count_view("n")) == expected
+    assert outcome(looked_for(missing, reaching, silent).count_view("n")) == expected
 
 
 def test_what_edges_say_is_told_in_numbers_and_names() -> None:
