@@ -38,6 +38,7 @@ from aggregator.quarantine.reconcile.evaluate import NodeEvaluator
 from aggregator.quarantine.reconcile.missing_nodes import MissingNodes
 from aggregator.quarantine.reconcile.ownership import OwnershipHandler
 from aggregator.quarantine.reconcile.poller import NodePoller, waits_for_its_node
+from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.reconcile.worker import Reconciler
 from aggregator.quarantine.settings import Settings, limits_for_people
 from aggregator.quarantine.state.fleet import FleetState
@@ -112,11 +113,7 @@ class Controller:
             dirty_nodes=dirty_nodes,
         )
         standing = QuarantineIndex(node_registry.pool_of)
-        self._switch = switch = StopSwitch(
-            cluster,
-            now=clocks.now,
-            changed=lambda: self._cluster_events.stop_changed(),  # noqa: PLW0108 - it is made below
-        )
+        self._switch = switch = StopSwitch(cluster, now=clocks.now)
         self._record_writer = record_writer = AdmissionRecordWriter(
             cluster,
             limits=settings.limits,
@@ -124,17 +121,17 @@ class Controller:
             size=node_registry.size,
             causes=suspecting.causes,
             wall=clocks.trusted_wall,
-            doubt=lambda: coordinator.doubt(),  # noqa: PLW0108 - it is made below
             switch=switch,
             standing=standing,
         )
+        self._queue = queue = WorkQueue(record_writer=record_writer, shards=shards)
         self._network_tracker = network_tracker = NetworkTracker(
             node_registry=node_registry,
             fleet=fleet,
             event_sink=event_sink,
             clocks=clocks,
             labels=settings.common.domain_labels,
-            judge=lambda case: evaluator.evaluate_node(case),  # noqa: PLW0108 - it is made below
+            judge=queue.evaluate,
             owns=shards.owns,
             remote_nodes=remote_nodes,
             dirty_nodes=dirty_nodes,
@@ -151,7 +148,7 @@ class Controller:
             fleet=fleet,
             event_sink=event_sink,
             clocks=clocks,
-            again=lambda case: reconciler.enqueue(case),  # noqa: PLW0108 - it is made below
+            again=queue.add,
         )
         acts = NodeActions(
             cluster=cluster,
@@ -210,25 +207,8 @@ class Controller:
             pool_of=node_registry.pool_of,
             may_act=shards.may_act,
         )
-        self._reconciler = reconciler = Reconciler(
-            cluster=cluster,
-            acts=acts,
-            release_actions=release_actions,
-            adopter=adopter,
-            drain=drain,
-            restorer=MarkRestorer(cluster=cluster, acts=acts, clocks=clocks, rules=settings.marks),
-            record_writer=record_writer,
-            settings=settings,
-            fleet=fleet,
-            clocks=clocks,
-            rng=rng,
-            shards=shards,
-            judge=lambda case: evaluator.evaluate_node(case),  # noqa: PLW0108 - it is made below
-            shut_out=lambda case: agent_events.reject(case),  # noqa: PLW0108 - it is made below
-            follow_missing=lambda case: missing.follow(case),  # noqa: PLW0108 - it is made below
-        )
         self._missing = missing = MissingNodes(
-            cluster=cluster, returned=reconciler.look_anew, may_act=shards.may_act, rng=rng
+            cluster=cluster, returned=queue.add_for_read, may_act=shards.may_act, rng=rng
         )
         evaluator = NodeEvaluator(
             policy=policy,
@@ -237,7 +217,7 @@ class Controller:
             event_sink=event_sink,
             clocks=clocks,
             suspecting=suspecting,
-            see_to=reconciler.enqueue_if_pending,
+            queue=queue,
             silent_action=settings.silent_action,
         )
         self._evaluator = evaluator
@@ -248,13 +228,13 @@ class Controller:
             acts=acts,
             clocks=clocks,
             shards=shards,
-            see_to=reconciler.enqueue,
+            queue=queue,
             rng=rng,
         )
         self._agent_events = agent_events = AgentEventHandler(
             node_registry=node_registry,
             evaluator=evaluator,
-            reconciler=reconciler,
+            queue=queue,
             acts=acts,
             policy=policy,
             clocks=clocks,
@@ -263,18 +243,34 @@ class Controller:
             evidence_recording=evidence_recording or NoEvidenceRecording(),
             shards=shards,
         )
+        self._reconciler = Reconciler(
+            cluster=cluster,
+            acts=acts,
+            release_actions=release_actions,
+            adopter=adopter,
+            drain=drain,
+            restorer=MarkRestorer(cluster=cluster, acts=acts, clocks=clocks, rules=settings.marks),
+            settings=settings,
+            fleet=fleet,
+            clocks=clocks,
+            rng=rng,
+            queue=queue,
+            evaluator=evaluator,
+            agent_events=agent_events,
+            missing_nodes=missing,
+        )
         self._current_nodes = CurrentNodes(
             cluster=cluster,
             node_registry=node_registry,
             now=clocks.now,
-            view=lambda: reconciler.view,
+            view=lambda: queue.view,
         )
         self._cluster_events = ClusterEventHandler(
             cluster=cluster,
             policy=policy,
             node_registry=node_registry,
             record_writer=record_writer,
-            reconciler=reconciler,
+            queue=queue,
             evaluator=evaluator,
             suspecting=suspecting,
             network_tracker=network_tracker,
@@ -290,7 +286,7 @@ class Controller:
             shards=shards,
             node_registry=node_registry,
             agent_events=agent_events,
-            reconciler=reconciler,
+            queue=queue,
             list_nodes=self._cluster_events.refresh_nodes,
             clocks=clocks,
         )
@@ -333,7 +329,7 @@ class Controller:
     async def _go_round(self) -> None:
         refreshed = unseen = float("-inf")
         while True:
-            now, view = self._clocks.now(), self._reconciler.view
+            now, view = self._clocks.now(), self._queue.view
             # Listed even while the view is lost, so that nodes with our marks are shown. They are
             # listed again when the view is back.
             due = now - refreshed >= REFRESH if view else now - unseen >= REFRESH_AGAIN
@@ -353,9 +349,9 @@ class Controller:
                 waits = case.release_held or case.node_summary.missing or _is_absent(case)
                 if _in_suspense(case) or waits or _is_schedulable(case):
                     self._attend_again(case)
-                self._reconciler.resume(case)
+                self._queue.resume(case)
                 if case.age_trail():
-                    self._reconciler.look_anew(case)
+                    self._queue.add_for_read(case)
             self._look_at_held()
             await self._rest()
 
@@ -410,7 +406,7 @@ class Controller:
     def _attend_again(self, case: NodeState) -> None:
         """Enqueue it, unless only a read of its node can help: `NodePoller` paces those."""
         if not waits_for_its_node(case):
-            self._reconciler.enqueue(case)
+            self._queue.add(case)
 
     def _tell_fleet(self) -> None:
         entries = self._record_writer.record.entries

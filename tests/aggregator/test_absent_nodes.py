@@ -29,7 +29,7 @@ def limited(concurrent: int) -> object:
 async def looked_at(replica: Replica, name: str) -> None:
     """The work of one round; the rounds of these tests' loop are five real seconds apart."""
     case = replica.controller._registry.case(name)
-    replica.controller._reconciler.enqueue(case)
+    replica.controller._queue.add(case)
     await until(lambda: case.task is not None and case.task.done() and not case.again.is_set())
 
 

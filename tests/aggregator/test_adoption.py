@@ -108,7 +108,7 @@ async def test_nothing_adopted_is_released_before_the_agent_has_spoken() -> None
     evicted = list(world.evicted)
     world.add_pod("n1", "late")
     clock.time += 100_000
-    replica.controller._reconciler.enqueue(replica.controller._registry.case("n1"))
+    replica.controller._queue.add(replica.controller._registry.case("n1"))
     await until(lambda: not replica.controller._registry.case("n1").again.is_set())
     assert world.nodes["n1"].unschedulable
     assert world.evicted == evicted, "an adoption evicts nobody by itself"
@@ -261,7 +261,7 @@ async def test_a_stripped_quarantine_that_a_read_misses_before_the_news_is_not_m
     uid = world.quarantines["n1"].uid
     world.person_removes_by_force("n1")
     await replica.controller._reconciler._acts.reread(case)
-    replica.controller._reconciler.enqueue(case)
+    replica.controller._queue.add(case)
     await until(lambda: case.task is not None and case.task.done())
     assert "n1" not in world.quarantines, "it was made again from its entry"
     world.listeners = listeners

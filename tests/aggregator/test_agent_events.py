@@ -55,10 +55,10 @@ class Bench:
         def recorder(*names: str) -> Any:
             return SimpleNamespace(**{name: note(name) for name in names})
 
-        self.reconciler = SimpleNamespace(
+        self.queue = SimpleNamespace(
             view=True,
-            enqueue=note("enqueue"),
-            look_anew=note("look_anew"),
+            add=note("add"),
+            add_for_read=note("add_for_read"),
             has_work=lambda _: self.work,
         )
         shards: Any = SimpleNamespace(
@@ -69,11 +69,11 @@ class Bench:
         acts: Any = SimpleNamespace(
             emit_event=lambda _, kind, text, *__: self.told.append(f"{kind.value}: {text}")
         )
-        reconciler: Any = self.reconciler
+        queue: Any = self.queue
         self.made: Any = AgentEventHandler(
             node_registry=self.node_registry,
             evaluator=recorder("evaluate_node"),
-            reconciler=reconciler,
+            queue=queue,
             acts=acts,
             policy=POLICY,
             clocks=Clocks(loop.time, loop.time),
@@ -153,7 +153,7 @@ def test_the_node_is_read_where_its_agent_proves_another_uid(
     async def test(bench: Bench) -> None:
         bench.case.node_summary.meta = NodeMeta("n1", listed) if listed else None
         bench.case.node_summary.quarantine = stands
-        assert ("look_anew" in bench.connect(uid)) == reads
+        assert ("add_for_read" in bench.connect(uid)) == reads
 
     on_bench(test)
 
@@ -203,7 +203,7 @@ def test_a_sign_is_acknowledged_at_once_only_where_nothing_can_be_left_to_do() -
         for name, owner, value in (
             ("work", bench, True),
             ("may", bench, False),
-            ("view", bench.reconciler, False),
+            ("view", bench.queue, False),
             ("meta", case.node_summary, None),
             ("unread", case, True),
             ("ours", case, False),
@@ -214,7 +214,7 @@ def test_a_sign_is_acknowledged_at_once_only_where_nothing_can_be_left_to_do() -
                 case.waiters, case.suspect = (), False
                 waits = bench.hear(said)
                 assert case.waiters == (waits,), name
-                assert "enqueue" in bench.did
+                assert "add" in bench.did
                 assert case.suspect == (name in ("unread", "ours"))
             setattr(owner, name, before)
 
@@ -277,7 +277,7 @@ def test_of_two_agents_nothing_is_recorded_until_one_is_left() -> None:
         bench.hear(snapshot())
         bench.did.clear()
         bench.made.on_conflict("n1", "")
-        assert bench.did == ["restart_node", "enqueue"]
+        assert bench.did == ["restart_node", "add"]
         assert bench.case.node_summary.conflict == ""
         bench.hear(Delta())
         assert "record_message" in bench.did
@@ -286,7 +286,7 @@ def test_of_two_agents_nothing_is_recorded_until_one_is_left() -> None:
         bench.made.on_disconnect("n1", bench.line, "bye")
         bench.did.clear()
         bench.made.on_conflict("n1", "")
-        assert bench.did == ["forget_node", "enqueue"]
+        assert bench.did == ["forget_node", "add"]
         assert bench.made._untaken == set()
         bench.made._untaken.add("unknown")
         bench.made.on_conflict("unknown", "")

@@ -50,8 +50,8 @@ class Bench:
         self.cluster_events: ClusterEventHandler = replica.controller._cluster_events
         self.node_registry = replica.controller._registry
         self.kicked: list[str] = []
-        reconciler = self.cluster_events._reconciler
-        patch.setattr(reconciler, "enqueue", lambda case, *_, **__: self.kicked.append(case.node))
+        queue = self.cluster_events._queue
+        patch.setattr(queue, "add", lambda case, *_, **__: self.kicked.append(case.node))
 
     def case(self, node: str) -> NodeState:
         return self.node_registry.case(node)
@@ -324,7 +324,7 @@ def test_after_the_news_are_whole_again_only_marked_nodes_that_are_schedulable_a
         ):
             case.node_summary.quarantine = quarantine(phase=phase, node_uid="uid-n1")
             case.suspect, case.signs, case.definition_going = False, signs, True
-            bench.cluster_events._reconciler.view = False
+            bench.cluster_events._queue.view = False
             names = frozenset({"n1"} if unschedulable else ())
             # What the list alone says of it is another test's.
             monkeypatch.setattr(bench.cluster_events, "_node_listed", lambda *_: None)
@@ -332,7 +332,7 @@ def test_after_the_news_are_whole_again_only_marked_nodes_that_are_schedulable_a
             assert case.suspect == suspect, phase
             assert case.signs == (signs if suspect else ())
             assert not case.definition_going
-            assert bench.cluster_events._reconciler.view
+            assert bench.cluster_events._queue.view
         case.vanished = "uid"
         await bench.cluster_events._view_restored(frozenset())
         assert (case.vanished, case.unclaimed) == ("", True)

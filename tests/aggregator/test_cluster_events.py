@@ -68,23 +68,24 @@ class Bench:
             seen=lambda _: self.takes_record,
             forget_version=lambda: self.did.append("forget version"),
         )
-        self.reconciler = SimpleNamespace(
+        self.queue = SimpleNamespace(
             view=True,
-            enqueue=self._note("enqueue"),
-            enqueue_if_pending=self._note("pending"),
-            look_anew=self._note("look"),
+            add=self._note("add"),
+            add_if_pending=self._note("pending"),
+            add_for_read=self._note("look"),
         )
         self.switch = SimpleNamespace(
             reason="",
             apply_seen=lambda _: self.did.append("stop seen"),
             view_lost=lambda: self.did.append("stop view lost"),
+            on_change=lambda _: None,
         )
         given: dict[str, Any] = {
             "cluster": SimpleNamespace(),
             "policy": POLICY,
             "node_registry": self.registry,
             "record_writer": self.record,
-            "reconciler": self.reconciler,
+            "queue": self.queue,
             "evaluator": SimpleNamespace(evaluate_node=self._note("evaluate")),
             "suspecting": SimpleNamespace(),
             "network_tracker": SimpleNamespace(),
@@ -126,7 +127,7 @@ def on_bench(test: Callable[[Bench], Any]) -> None:
 def test_a_quarantine_that_is_seen_is_taken_evaluated_and_attended_to_once() -> None:
     async def test(bench: Bench) -> None:
         seen = made()
-        assert await bench.hear(QuarantineSeen(seen)) == ["evaluate n1", "enqueue n1"]
+        assert await bench.hear(QuarantineSeen(seen)) == ["evaluate n1", "add n1"]
         case = bench.registry.case("n1")
         assert case.node_summary.quarantine is seen
         assert list(bench.standing.quarantines()) == [seen]
@@ -175,7 +176,7 @@ def test_a_quarantine_that_somebody_took_away_leaves_an_orphan() -> None:
         case.node_summary.incidents, case.wanted = {"i": 1}, object()
         case.node_summary.release_held, case.release_look = "x", 9.0
         case.definition_going = True
-        assert await bench.hear(QuarantineGone("n1", "q")) == ["enqueue n1"]
+        assert await bench.hear(QuarantineGone("n1", "q")) == ["add n1"]
         assert list(bench.standing.quarantines()) == []
         assert bench.registry.absent == set()
         assert [case.node_summary.quarantine] == [None]
@@ -204,7 +205,7 @@ def test_one_that_a_read_missed_first_is_told_of_by_the_watch() -> None:
     async def test(bench: Bench) -> None:
         case = bench.case(None)
         case.vanished = "q"
-        assert await bench.hear(QuarantineGone("n1", "q")) == ["enqueue n1"]
+        assert await bench.hear(QuarantineGone("n1", "q")) == ["add n1"]
         assert (case.orphan, case.vanished, case.ended) == ("q", "", "q")
         case.vanished, case.orphan = "r", ""
         await bench.hear(QuarantineGone("n1", "r", with_definition=True))
@@ -278,7 +279,7 @@ def test_an_uncordon_matters_to_a_node_that_was_cordoned(
     async def test(bench: Bench) -> None:
         case = bench.case(quarantine)
         case.node_summary.foreign = foreign
-        assert await bench.hear(NodeUncordoned("n1")) == ["enqueue n1"] * attended
+        assert await bench.hear(NodeUncordoned("n1")) == ["add n1"] * attended
         assert case.suspect == attended
 
     on_bench(test)
@@ -390,7 +391,7 @@ def test_a_lost_view_stops_all_and_the_next_list_counts_whatever_its_versions() 
         found = await bench.hear(WatchLost("the API server is away"))
         assert found == ["stop view lost", "forget version"]
         assert not bench.standing.whole
-        assert not bench.reconciler.view
+        assert not bench.queue.view
         assert bench.made._listing
         assert bench.fleet.view_lost == "the API server is away"
         restored: list[frozenset[str]] = []

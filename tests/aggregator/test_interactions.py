@@ -231,7 +231,7 @@ def test_a_record_that_is_told_late_leaves_no_entry_behind() -> None:
         replica.controller._registry.case("n1").take_quarantine(
             world.quarantines["n1"], replica.controller._cluster_events._policy, 0.0
         )
-        replica.controller._reconciler.enqueue(replica.controller._registry.case("n1"))
+        replica.controller._queue.add(replica.controller._registry.case("n1"))
         await soon(lambda: "n1" not in world.quarantines)
         assert fresh.version != world.record.version
         assert not parse_record(world.record.text).entries

@@ -70,6 +70,7 @@ class Bench:
         self.registry = NodeRegistry(self.fleet, "pool", self.remote_nodes, now=loop.time)
         self.switch = SimpleNamespace(begin_check=self._note("begin check"))
         record_writer: Any = SimpleNamespace(
+            doubt_by=lambda _: None,
             record=Record(),
             switch=self.switch,
             propose=self._propose,

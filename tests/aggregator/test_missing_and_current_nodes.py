@@ -267,9 +267,9 @@ class Owner:
         self.lists = 0
         self.work: set[str] = set()
         self.registry = NodeRegistry(FleetState(), "pool", now=loop.time)
-        self.reconciler = SimpleNamespace(
+        self.queue = SimpleNamespace(
             resume=lambda case: self._note("resume", case),
-            enqueue=lambda case: self._note("enqueue", case),
+            add=lambda case: self._note("add", case),
             has_work=lambda case: case.node in self.work,
             view=True,
         )
@@ -281,12 +281,12 @@ class Owner:
         )
         self.changed: Callable[[], None] = lambda: None
         shards: Any = self
-        reconciler: Any = self.reconciler
+        queue: Any = self.queue
         self.made: Any = OwnershipHandler(
             shards=shards,
             node_registry=self.registry,
             agent_events=agent_events,
-            reconciler=reconciler,
+            queue=queue,
             list_nodes=self._list,
             clocks=SimpleNamespace(now=loop.time),  # type: ignore[arg-type]
         )
@@ -323,7 +323,7 @@ def test_a_node_that_becomes_ours_is_read_anew_and_listed_and_once() -> None:
         bench = Owner(loop)
         bench.ours, bench.work = {"n1", "n2"}, {"n1"}
         first, second = bench.registry.case("n1"), bench.registry.case("n2")
-        assert await bench.move() == [("enqueue", "n1")]
+        assert await bench.move() == [("add", "n1")]
         assert bench.did.count(("resume", "n1")) == bench.did.count(("resume", "n2")) == 1
         assert (first.ours, first.ours_since) == (True, loop.time())
         assert (first.unread, second.unread) == (True, True)
@@ -334,8 +334,8 @@ def test_a_node_that_becomes_ours_is_read_anew_and_listed_and_once() -> None:
         assert await bench.move() == []
         assert bench.lists == 1
         assert (first.unread, first.ours_since) == (False, loop.time() - 5)
-        first.ours, bench.reconciler.view = False, False
-        assert await bench.move() == [("enqueue", "n1")]
+        first.ours, bench.queue.view = False, False
+        assert await bench.move() == [("add", "n1")]
         assert bench.lists == 1, "without a view there is nothing to list"
 
     play(test)

@@ -41,6 +41,7 @@ class Bench:
         acts: Any = SimpleNamespace(
             emit_event=lambda _, kind, text: self.acted.append(f"{kind.value}: {text}")
         )
+        queue: Any = SimpleNamespace(add_if_pending=lambda _: self.seen_to.append(loop.time()))
         self.made: Any = NodeEvaluator(
             policy=POLICY,
             mode=mode,
@@ -48,7 +49,7 @@ class Bench:
             event_sink=self.notes,
             clocks=Clocks(loop.time, loop.time),
             suspecting=tracker,
-            see_to=lambda _: self.seen_to.append(loop.time()),
+            queue=queue,
         )
 
 

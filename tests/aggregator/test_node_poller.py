@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -89,7 +90,7 @@ class Bench:
             acts=cast(Any, self),
             clocks=Clocks(self.now, self.now),
             shards=cast(Any, self),
-            see_to=lambda case: self.seen_to.append(case.node),
+            queue=cast(Any, SimpleNamespace(add=lambda case: self.seen_to.append(case.node))),
             rng=Most(),
         )
 

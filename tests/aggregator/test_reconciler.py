@@ -30,10 +30,12 @@ from aggregator.quarantine.decide.operator_requests import NONE
 from aggregator.quarantine.decide.overrides import Override
 from aggregator.quarantine.decide.planner import NextStep, Situation, Step
 from aggregator.quarantine.reconcile import worker
+from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.reconcile.worker import Reconciler
 from aggregator.quarantine.state.fleet import FleetState, NodeHold, NodeSummary
 from aggregator.quarantine.state.node import NodeState
-from tests.support.replica import SETTINGS
+from tests.support.memory_cluster import World
+from tests.support.replica import SETTINGS, Replica, Turned
 from tests.support.virtual_time import VirtualTimeLoop, play
 
 WORD = Override("xid:79", "GPU-1", "boot-1", "reboot")
@@ -92,6 +94,11 @@ class Bench:
         self.fleet = FleetState()
         self.loop = loop
         acts = Recorder(self, "wanted_now", "unhold_resumed", "hold_stopped")
+        self.queue: Any = WorkQueue(
+            record_writer=SimpleNamespace(record=SimpleNamespace(entries=self.entries)),  # type: ignore[arg-type]
+            shards=SimpleNamespace(may_act=lambda _: self.may),
+        )
+        self.queue.view = True
         self.made: Any = Reconciler(
             cluster=Recorder(self),
             acts=acts,  # type: ignore[arg-type]
@@ -99,17 +106,15 @@ class Bench:
             adopter=Recorder(self),  # type: ignore[arg-type]
             drain=Recorder(self),  # type: ignore[arg-type]
             restorer=Recorder(self),  # type: ignore[arg-type]
-            record_writer=SimpleNamespace(record=SimpleNamespace(entries=self.entries)),  # type: ignore[arg-type]
             settings=SETTINGS,
             fleet=self.fleet,
             clocks=Clocks(loop.time, loop.time),
             rng=Most(),
-            shards=SimpleNamespace(may_act=lambda _: self.may),
-            judge=lambda _: self.did.append("judge"),
-            shut_out=lambda _: self.did.append("shut_out"),
-            follow_missing=lambda _: self.did.append("follow_missing"),
+            queue=self.queue,
+            evaluator=Recorder(self, "evaluate_node"),  # type: ignore[arg-type]
+            agent_events=Recorder(self, "reject"),  # type: ignore[arg-type]
+            missing_nodes=Recorder(self, "follow"),  # type: ignore[arg-type]
         )
-        self.made.view = True
         self.case: Any = NodeState(NodeSummary("n1"), loop.time)
 
         def decide(situation: Situation) -> NextStep:
@@ -146,7 +151,7 @@ Play = Callable[[Callable[[Bench], Any]], None]
 
 def test_there_is_work_for_each_single_reason(play_bench: Play) -> None:
     async def test(bench: Bench) -> None:
-        assert not bench.made.has_work(bench.case)
+        assert not bench.queue.has_work(bench.case)
         for owner, name, value in (
             (bench.case, "wanted", WANTED),
             (bench.case.node_summary, "quarantine", quarantine()),
@@ -160,10 +165,10 @@ def test_there_is_work_for_each_single_reason(play_bench: Play) -> None:
         ):
             before = getattr(owner, name)
             setattr(owner, name, value)
-            assert bench.made.has_work(bench.case), name
+            assert bench.queue.has_work(bench.case), name
             setattr(owner, name, before)
         bench.entries["n1"] = Entry("n1", "", "", "drain", 1.0)
-        assert bench.made.has_work(bench.case)
+        assert bench.queue.has_work(bench.case)
         assert bench.case.node_summary.in_record
 
     play_bench(test)
@@ -171,34 +176,34 @@ def test_there_is_work_for_each_single_reason(play_bench: Play) -> None:
 
 def test_a_node_has_one_task_and_none_while_nothing_may_be_done(play_bench: Play) -> None:
     async def test(bench: Bench) -> None:
-        case, made = bench.case, bench.made
-        made.view = False
-        made.enqueue(case)
+        case, queue = bench.case, bench.queue
+        queue.view = False
+        queue.add(case)
         assert [case.task] == [None]
         assert case.again.is_set()
-        made.view, bench.may = True, False
-        made.enqueue(case)
+        queue.view, bench.may = True, False
+        queue.add(case)
         assert [case.task] == [None]
         bench.may = True
-        made.resume(case)
+        queue.resume(case)
         assert [case.task] == [None], "there is nothing to do for it"
-        made.look_anew(case)
+        queue.add_for_read(case)
         first: Any = case.task
         assert first is not None
-        made.enqueue(case)
+        queue.add(case)
         assert case.task is first
         bench.answers["look_at_node"] = lambda: setattr(case, "suspect", False)
         await first
         assert bench.did.count("look_at_node") == 1
         assert not case.again.is_set()
         case.suspect = True
-        made.resume(case)
+        queue.resume(case)
         assert case.task is first, "nothing has waited"
-        made.enqueue_if_pending(case)
+        queue.add_if_pending(case)
         assert case.task is not first
         await case.task
         case.suspect, second = False, case.task
-        made.enqueue_if_pending(case)
+        queue.add_if_pending(case)
         assert case.task is second
 
     play_bench(test)
@@ -210,7 +215,7 @@ def test_nothing_more_is_begun_once_it_may_not_be(play_bench: Play) -> None:
             bench.may, bench.case.suspect = False, bench.did.count("look_at_node") < 2
 
         bench.answers["look_at_node"] = act
-        bench.made.look_anew(bench.case)
+        bench.queue.add_for_read(bench.case)
         await bench.case.task
         assert bench.did.count("look_at_node") == 1
         assert bench.case.again.is_set(), "it waits for leave"
@@ -309,7 +314,7 @@ def test_words_that_are_over_wait_for_a_release_that_is_under_way(play_bench: Pl
         (Step.CREATE, False, (False, ["create"])),
         (Step.FORCE, False, (False, ["force"])),
         (Step.FORGET, False, (False, ["forget_node"])),
-        (Step.UNDO, True, (False, ["undo", "judge"])),
+        (Step.UNDO, True, (False, ["undo", "evaluate_node"])),
         (Step.CORDON, True, (False, ["cordon"])),
         (Step.ENTER, True, (False, ["enter"])),
         (Step.VOID, True, (False, ["void"])),
@@ -357,7 +362,7 @@ def test_a_proposal_that_is_held_is_all_for_now_and_one_that_is_admitted_goes_on
         bench.answers["propose"] = False
         assert await bench.next() == (True, ["propose"])
         bench.answers["propose"] = True
-        assert await bench.next() == (False, ["propose", "judge"])
+        assert await bench.next() == (False, ["propose", "evaluate_node"])
 
     play_bench(test)
 
@@ -366,7 +371,7 @@ def test_a_cordon_ends_where_its_node_proved_gone(play_bench: Play) -> None:
     async def test(bench: Bench) -> None:
         bench.step = NextStep(Step.CORDON)
         bench.answers["cordon"] = lambda: setattr(bench.case, "node_gone", True)
-        assert await bench.next(quarantine=quarantine()) == (True, ["cordon", "follow_missing"])
+        assert await bench.next(quarantine=quarantine()) == (True, ["cordon", "follow"])
 
     play_bench(test)
 
@@ -393,10 +398,10 @@ def test_what_a_step_has_learned_counts_also_where_it_failed(play_bench: Play) -
             return []
 
         for name, value, told in (
-            ("node_gone", True, "follow_missing"),
-            ("misnamed", True, "shut_out"),
-            ("overruled", frozenset({WORD}), "judge"),
-            ("wishes", replace(NONE, pinned=True), "judge"),
+            ("node_gone", True, "follow"),
+            ("misnamed", True, "reject"),
+            ("overruled", frozenset({WORD}), "evaluate_node"),
+            ("wishes", replace(NONE, pinned=True), "evaluate_node"),
         ):
             learn(name, value)
             with pytest.raises(Unreachable):
@@ -424,7 +429,7 @@ async def fail(bench: Bench, *errors: Exception) -> list[float]:
 
     bench.case.suspect = True
     bench.answers["look_at_node"] = act
-    bench.made.enqueue(bench.case)
+    bench.queue.add(bench.case)
     await bench.case.task
     return [round(b - a, 3) for a, b in itertools.pairwise(times)]
 
@@ -638,3 +643,37 @@ def test_a_stop_and_an_entry_are_part_of_what_is_decided_on(play_bench: Play) ->
         assert (found.stopped, found.in_record) == (True, True)
 
     play_bench(test)
+
+
+def test_a_node_that_was_added_before_there_is_a_worker_waits_for_resume() -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        started: list[str] = []
+        queue = WorkQueue(
+            record_writer=SimpleNamespace(record=SimpleNamespace(entries={})),  # type: ignore[arg-type]
+            shards=SimpleNamespace(may_act=lambda _: True),
+        )
+        queue.view = True
+        case = NodeState(NodeSummary("n1"), loop.time)
+        queue.add_for_read(case)
+        queue.evaluate(case)
+        queue.deliver_to(
+            SimpleNamespace(
+                start=lambda one: started.append(f"start {one.node}"),
+                evaluate=lambda one: started.append(f"evaluate {one.node}"),
+            )
+        )
+        assert started == []
+        queue.resume(case)
+        queue.evaluate(case)
+        assert started == ["start n1", "evaluate n1"]
+
+    play(test)
+
+
+async def test_the_parts_of_a_controller_that_serve_each_other_are_connected() -> None:
+    replica = Replica(World(), clock=Turned())
+    controller = replica.controller
+    assert controller._record_writer._doubt == controller.coordinator.doubt
+    assert controller._switch._listeners == [controller._cluster_events.stop_changed]
+    assert controller._queue._worker is controller._reconciler
+    await replica.stop()

@@ -284,9 +284,8 @@ def test_an_older_word_changes_nothing_and_after_a_gap_the_first_one_counts() ->
 
 def test_only_words_end_a_stop_and_words_of_before_it_do_not() -> None:
     told: list[str] = []
-    switch = StopSwitch(
-        MemoryCluster(World()), now=Clock(), changed=lambda: told.append(switch.reason)
-    )
+    switch = StopSwitch(MemoryCluster(World()), now=Clock())
+    switch.on_change(lambda: told.append(switch.reason))
     switch.apply_seen(StopText("", "1"))  # resumed once, long ago
     assert told == []
     switch.take_record(record(2, "drill"))

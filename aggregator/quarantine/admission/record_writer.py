@@ -91,10 +91,11 @@ class AdmissionRecordWriter:
     """Reads and writes the record.
 
     ``size`` tells the fleet's size now, ``causes`` the common causes that are open, ``doubt`` what
-    is not known of other replicas, ``wall`` the wall clock, which must run evenly: a jump would let
-    it forget recent admissions. ``switch`` is the stop switch, which is asked once more before an
-    admission is written. All methods raise `ClusterError` when the record can't be read or written;
-    no request is half done then, for a caller that asks again finds the entry standing or not.
+    is not known of other replicas (a coordinator replaces it by `doubt_by`), ``wall`` the wall
+    clock, which must run evenly: a jump would let it forget recent admissions. ``switch`` is the
+    stop switch, which is asked once more before an admission is written. All methods raise
+    `ClusterError` when the record can't be read or written; no request is half done then, for a
+    caller that asks again finds the entry standing or not.
     """
 
     def __init__(
@@ -138,6 +139,10 @@ class AdmissionRecordWriter:
         self._counted: tuple[float, FleetSize] | None = None
         #: Why the record can't be used; empty when it can.
         self.problem = ""
+
+    def doubt_by(self, source: Callable[[], Uncertainty]) -> None:
+        """From now on ``source`` tells what is not known of other replicas."""
+        self._doubt = source
 
     @property
     def record(self) -> Record:

@@ -31,7 +31,7 @@ class StopUnreadable(Unreachable):
 
 
 class StopSwitch:
-    """``now`` is monotonic, in seconds; ``changed`` is called when `reason` is another one.
+    """``now`` is monotonic, in seconds.
 
     A switch that was set stays set until a person turns it off explicitly: deleting or emptying its
     object, or the record, does not turn it off.
@@ -42,11 +42,10 @@ class StopSwitch:
         cluster: Cluster,
         *,
         now: Callable[[], float],
-        changed: Callable[[], None] = lambda: None,
     ) -> None:
         self._cluster = cluster
         self._now = now
-        self._changed = changed
+        self._listeners: list[Callable[[], None]] = []
         self._own = self._in_record = ""
         self._own_gone = self._record_gone = False
         self._version = self._record_version = self._record_uid = ""
@@ -55,6 +54,10 @@ class StopSwitch:
         self._reading: asyncio.Task[None] | None = None
         self._begun_at = self._read_at = self._record_at = float("-inf")
         self._failed = False
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` whenever `reason` has changed."""
+        self._listeners.append(listener)
 
     @property
     def reason(self) -> str:
@@ -112,7 +115,8 @@ class StopSwitch:
 
     def log_change(self, before: str) -> None:
         if self.reason != before:
-            self._changed()
+            for listener in self._listeners:
+                listener()
 
     # -- before an act ---------------------------------------------------------------------
 

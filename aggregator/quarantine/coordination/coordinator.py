@@ -105,6 +105,7 @@ class Coordinator:
         self._doubted = NO_UNCERTAINTY
         self._reported = 0
         self._asking: asyncio.Task[None] | None = None
+        record_writer.doubt_by(self.doubt)
         shards.on_change(self._council_changed)
         self._council_changed()
 

@@ -13,7 +13,7 @@ from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.correlation.network import NetworkTracker
 from aggregator.quarantine.reconcile.evaluate import NodeEvaluator
-from aggregator.quarantine.reconcile.worker import Reconciler
+from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.loss_reports import LossReports
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry
@@ -40,7 +40,7 @@ class AgentEventHandler:
         *,
         node_registry: NodeRegistry,
         evaluator: NodeEvaluator,
-        reconciler: Reconciler,
+        queue: WorkQueue,
         acts: NodeActions,
         policy: Policy,
         clocks: Clocks,
@@ -51,7 +51,7 @@ class AgentEventHandler:
     ) -> None:
         self._registry = node_registry
         self._evaluator = evaluator
-        self._reconciler = reconciler
+        self._queue = queue
         self._acts = acts
         self._policy = policy
         self._clocks = clocks
@@ -97,7 +97,7 @@ class AgentEventHandler:
         case.claimed, case.misnamed = hello.node_uid, False
         listed = node_summary.meta is None or hello.node_uid in ("", node_summary.meta.uid)
         if not listed or _may_be_back(case, hello.node_uid):
-            self._reconciler.look_anew(case)  # the list may be old: a read decides
+            self._queue.add_for_read(case)  # the list may be old: a read decides
         self._lines[hello.node], self._hellos[hello.node] = line, hello
         case.silent_failing = ""
         if node_summary.conflict:
@@ -123,7 +123,7 @@ class AgentEventHandler:
             health.delta(evidence)
             signs = bool(evidence.cleared or evidence.gone)
         unread = case.unread or case.ours is False  # (it has just become ours, say)
-        node_read = self._reconciler.view and case.node_summary.meta is not None and not unread
+        node_read = self._queue.view and case.node_summary.meta is not None and not unread
         if signs and unread:
             case.suspect = True  # another replica may have written the overrides: read
         case.take_signs(evidence.cleared, node_read=node_read)
@@ -135,12 +135,12 @@ class AgentEventHandler:
         self._network_tracker.on_evidence(node, evidence)
         self._evaluator.evaluate_node(case)
         self._take_down(case, evidence, at)
-        needless = node_read and not self._reconciler.has_work(case)
+        needless = node_read and not self._queue.has_work(case)
         if not signs or (needless and self._shards.may_act(node)):
             return None  # (else the overrides may be unknown here: the next owner does it)
         durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         case.waiters = (*case.waiters, durable)
-        self._reconciler.enqueue(case)
+        self._queue.add(case)
         return durable
 
     def _note_back(self, case: NodeState) -> None:
@@ -277,7 +277,7 @@ class AgentEventHandler:
             else:
                 self._untaken.discard(node)
                 self._evidence_recording.forget_node(node)  # its next Hello begins anew
-        self._reconciler.enqueue(case)
+        self._queue.add(case)
 
     def note_silence(self, case: NodeState, now: float) -> None:
         """Report, once, that an agent has been gone for too long, or that it is not understood."""

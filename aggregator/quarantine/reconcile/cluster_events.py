@@ -34,7 +34,7 @@ from aggregator.quarantine.decide.node_marks import marked_for, read_overruled
 from aggregator.quarantine.decide.operator_requests import read_operator_requests
 from aggregator.quarantine.reconcile.evaluate import NodeEvaluator
 from aggregator.quarantine.reconcile.poller import waits_for_its_node
-from aggregator.quarantine.reconcile.worker import Reconciler
+from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import MARKED, NodeState, marks_told
 from aggregator.quarantine.state.quarantine_index import QuarantineIndex
@@ -70,7 +70,7 @@ class ClusterEventHandler:
         policy: Policy,
         node_registry: NodeRegistry,
         record_writer: AdmissionRecordWriter,
-        reconciler: Reconciler,
+        queue: WorkQueue,
         evaluator: NodeEvaluator,
         suspecting: CommonCauseTracker,
         network_tracker: NetworkTracker,
@@ -87,7 +87,7 @@ class ClusterEventHandler:
         self._policy = policy
         self._registry = node_registry
         self._record_writer = record_writer
-        self._reconciler = reconciler
+        self._queue = queue
         self._evaluator = evaluator
         self._cause_tracker = suspecting
         self._network_tracker = network_tracker
@@ -96,6 +96,7 @@ class ClusterEventHandler:
         self._clocks = clocks
         self._shards = shards
         self._switch = switch
+        switch.on_change(self.stop_changed)
         self._standing = standing
         self._look_at_held = look_at_held
         #: The record's entries, and why it can't be used, by the last event.
@@ -135,7 +136,7 @@ class ClusterEventHandler:
                 marked = quarantine is not None and quarantine.status.phase in MARKED
                 if marked or subject.node_summary.foreign:
                     subject.suspect = True
-                    self._reconciler.enqueue(subject)
+                    self._queue.add(subject)
             case NodeSeen(node):
                 self._node_seen(node)
             case RecordSeen(record):
@@ -145,7 +146,7 @@ class ClusterEventHandler:
             case WatchLost(reason):
                 self._switch.view_lost()
                 self._standing.whole = False
-                self._reconciler.view = False
+                self._queue.view = False
                 self._listing = True
                 self._record_writer.forget_version()
                 self._fleet.view_lost = reason
@@ -174,7 +175,7 @@ class ClusterEventHandler:
                 self._timer = loop.call_later(_BETWEEN_LOOKS, self._look_at_changed)
             return
         case.looked_at = now
-        self._reconciler.look_anew(case)
+        self._queue.add_for_read(case)
 
     def _look_at_changed(self) -> None:
         """Read those nodes whose marks have changed too soon after their last read."""
@@ -183,7 +184,7 @@ class ClusterEventHandler:
             case = self._registry.known(name)
             if case is not None:
                 case.looked_at = self._clocks.now()
-                self._reconciler.look_anew(case)
+                self._queue.add_for_read(case)
 
     def _quarantine_seen(self, case: NodeState, seen: Quarantine) -> None:
         """Events of our own writes are skipped: in a storm most events are those.
@@ -199,7 +200,7 @@ class ClusterEventHandler:
         else:
             case.take_quarantine(seen, self._policy, now)
         self._evaluator.evaluate_node(case)
-        self._reconciler.enqueue(case)
+        self._queue.add(case)
 
     def _take_absence(self, seen: Quarantine) -> None:
         """Whether its Node is gone decides whether the limits count it, for all replicas' nodes."""
@@ -222,7 +223,7 @@ class ClusterEventHandler:
             self._kick_all()
             return
         for node in before.keys() ^ self._entries.keys():
-            self._reconciler.enqueue_if_pending(self._registry.case(node))
+            self._queue.add_if_pending(self._registry.case(node))
         if before.keys() - self._entries.keys():
             self._look_at_held()
 
@@ -240,7 +241,7 @@ class ClusterEventHandler:
 
     def _kick_all(self) -> None:
         for case in self._registry.cases():
-            self._reconciler.enqueue_if_pending(case)
+            self._queue.add_if_pending(case)
 
     def tell_stop(self) -> None:
         """Report the stop switch to people, if we lead. Called in each round, too."""
@@ -280,7 +281,7 @@ class ClusterEventHandler:
         elif not with_definition and uid != case.ended:
             case.orphan = uid  # of another replica's node too: it may become ours
         case.ended = uid
-        self._reconciler.enqueue(case)
+        self._queue.add(case)
         if case.task is not None and case.node_summary.last_heard is None:
             # A node known from that object alone is forgotten with it, not at the next list.
             case.task.add_done_callback(lambda _: self._was_made_up(case))
@@ -300,7 +301,7 @@ class ClusterEventHandler:
         self._entries = self._record_writer.record.entries
         self._take_record()
         await self.refresh_nodes()
-        self._reconciler.view = True
+        self._queue.view = True
         self._fleet.view_lost = ""
         for count, case in enumerate(self._registry.cases(), 1):
             if count % _SLICE == 0:
@@ -344,7 +345,7 @@ class ClusterEventHandler:
             if self._is_no_more(case):
                 self._forget(case)
             elif self._is_unlisted(case):
-                self._reconciler.look_anew(case)
+                self._queue.add_for_read(case)
         return True
 
     def _is_unlisted(self, case: NodeState) -> bool:
@@ -362,7 +363,7 @@ class ClusterEventHandler:
         """An entry whose node and object are gone would take a place for ever: a read decides."""
         if case.node_summary.quarantine is None and not self._registry.is_listed(case.node):
             case.suspect = True
-            self._reconciler.enqueue(case)
+            self._queue.add(case)
 
     def _is_no_more(self, case: NodeState) -> bool:
         """Whether the node was taken away long ago: fleets that grow and shrink name many."""
@@ -375,7 +376,7 @@ class ClusterEventHandler:
             return False
         if case.task is not None and not case.task.done():
             return False
-        if self._reconciler.in_record(case) or case.orphan or case.waiters or case.unclaimed:
+        if self._queue.in_record(case) or case.orphan or case.waiters or case.unclaimed:
             return False
         if node_summary.last_heard is None:
             return True
@@ -416,4 +417,4 @@ class ClusterEventHandler:
         if remembered != case.node_summary.overruled | case.over or foreign:
             case.suspect = True
         if case.suspect or case.orphan or case.unclaimed:
-            self._reconciler.enqueue(case)
+            self._queue.add(case)

@@ -1,7 +1,7 @@
 """Evaluates a node anew after a change, and reports the result."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from aggregator.clock import Clocks
 from aggregator.cluster.port import Action, Phase, Quarantine
@@ -10,12 +10,11 @@ from aggregator.policy.incident import Incident
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
+from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.node import MARKED, NodeState
 
 
 class NodeEvaluator:
-    """``see_to`` is called for a node that may need a step."""
-
     def __init__(
         self,
         *,
@@ -25,7 +24,7 @@ class NodeEvaluator:
         event_sink: EventSink,
         clocks: Clocks,
         suspecting: CommonCauseTracker,
-        see_to: Callable[[NodeState], None],
+        queue: WorkQueue,
         silent_action: str = "observe",
     ) -> None:
         """``silent_action``: the action on a silent agent, if failing and its kubelet is ready."""
@@ -35,7 +34,7 @@ class NodeEvaluator:
         self._event_sink = event_sink
         self._clocks = clocks
         self._cause_tracker = suspecting
-        self._see_to = see_to
+        self._queue = queue
         self._silent_action = silent_action
 
     def evaluate_node(self, case: NodeState) -> None:
@@ -56,7 +55,7 @@ class NodeEvaluator:
         if again is not None:
             loop = asyncio.get_running_loop()
             case.timer = loop.call_later(max(0.0, again - now) + 0.001, self.evaluate_node, case)
-        self._see_to(case)
+        self._queue.add_if_pending(case)
 
     def _tell_incidents(
         self, case: NodeState, before: Mapping[str, Incident], closed: list[Incident]

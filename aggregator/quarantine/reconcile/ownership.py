@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from aggregator.clock import Clocks
 from aggregator.quarantine.reconcile.agent_events import AgentEventHandler
-from aggregator.quarantine.reconcile.worker import Reconciler
+from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.replicas.membership.lease_timing import TIMES
@@ -36,14 +36,14 @@ class OwnershipHandler:
         shards: Ownership,
         node_registry: NodeRegistry,
         agent_events: AgentEventHandler,
-        reconciler: Reconciler,
+        queue: WorkQueue,
         list_nodes: Callable[[], Awaitable[bool]],
         clocks: Clocks,
     ) -> None:
         self._shards = shards
         self._registry = node_registry
         self._agent_events = agent_events
-        self._reconciler = reconciler
+        self._queue = queue
         self._list_nodes = list_nodes
         self._clocks = clocks
         self._term = 0
@@ -79,8 +79,8 @@ class OwnershipHandler:
             log.info("nodes moved", extra={"came": len(came), "went": given})
         self._take_over(came)
         for case in self._registry.cases():
-            self._reconciler.resume(case)
-        if came and self._reconciler.view:
+            self._queue.resume(case)
+        if came and self._queue.view:
             await self._list_nodes()
         if joined_anew:
             await self._ask_again(came)
@@ -100,9 +100,9 @@ class OwnershipHandler:
     def _take_over(self, came: list[NodeState]) -> None:
         for case in came:
             case.unread = True
-            if self._reconciler.has_work(case):
+            if self._queue.has_work(case):
                 case.suspect = True  # its last owner may have left work half done: read it
-                self._reconciler.enqueue(case)
+                self._queue.add(case)
 
     async def _ask_again(self, came: list[NodeState]) -> None:
         """Ask for whole snapshots of all our nodes: not all at once, which would block all other

@@ -16,7 +16,6 @@ happens.
 import asyncio
 import logging
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from aggregator.clock import Clocks
@@ -29,6 +28,7 @@ from aggregator.quarantine.decide.maintenance import maintained_by
 from aggregator.quarantine.decide.operator_requests import read_operator_requests
 from aggregator.quarantine.decide.uncordon import Uncordoned
 from aggregator.quarantine.reconcile.evaluate import NodeEvaluator
+from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.replicas.membership.view import Ownership
@@ -77,17 +77,17 @@ class NodePoller:
         acts: NodeActions,
         clocks: Clocks,
         shards: Ownership,
-        see_to: Callable[[NodeState], None],
+        queue: WorkQueue,
         rng: random.Random,
     ) -> None:
-        """``see_to`` is called for a node where a read has found a change."""
+        """A node whose read has found a change is added to the queue."""
         self._cluster = cluster
         self._registry = node_registry
         self._evaluator = evaluator
         self._acts = acts
         self._clocks = clocks
         self._shards = shards
-        self._see_to = see_to
+        self._queue = queue
         self._rng = rng
         self._waits: dict[str, _Wait] = {}
 
@@ -153,7 +153,7 @@ class NodePoller:
         elif _is_drained(case):
             self._put_off(case, now)
             case.recheck_pods = True
-            self._see_to(case)
+            self._queue.add(case)
             if not _is_left_schedulable(case):
                 return
         try:
@@ -178,7 +178,7 @@ class NodePoller:
         """Check whether the work that it waits for is over, or has changed."""
         if case.node_gone or maintained_by(node) != case.node_summary.maintained:
             case.suspect = True
-            self._see_to(case)
+            self._queue.add(case)
 
     def _look_at_cordon(self, case: NodeState, node: Node) -> None:
         """Check whether a node left schedulable is cordoned, or lacks other marks, by now."""
@@ -187,12 +187,12 @@ class NodePoller:
             return
         if node.unschedulable or case.lacks(node, quarantine) != case.node_summary.missing:
             case.suspect = True
-            self._see_to(case)
+            self._queue.add(case)
 
     def _look_at_wishes(self, case: NodeState, node: Node) -> None:
         if maintained_by(node) != case.node_summary.maintained:
             case.suspect = True
-            self._see_to(case)
+            self._queue.add(case)
         wishes = read_operator_requests(node.annotations)
         if wishes != case.wishes:
             case.wishes = wishes

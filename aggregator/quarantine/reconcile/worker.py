@@ -6,7 +6,6 @@ One task at most works on a node; nodes go beside each other.
 import asyncio
 import logging
 import random
-from collections.abc import Callable
 
 from aggregator.clock import Clocks
 from aggregator.cluster.port import (
@@ -23,15 +22,17 @@ from aggregator.quarantine.actions.adoption import MarkAdopter
 from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.actions.mark_restorer import MarkRestorer
 from aggregator.quarantine.actions.release import ReleaseActions
-from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.decide.intent import unsaved
 from aggregator.quarantine.decide.planner import NextStep, Situation, Step, next_step
 from aggregator.quarantine.drain.drainer import Drainer
+from aggregator.quarantine.reconcile.agent_events import AgentEventHandler
+from aggregator.quarantine.reconcile.evaluate import NodeEvaluator
+from aggregator.quarantine.reconcile.missing_nodes import MissingNodes
+from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.settings import Settings
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.race import while_it_stands
-from aggregator.replicas.membership.view import Ownership
 
 log = logging.getLogger("sickbay.quarantine")
 
@@ -46,12 +47,7 @@ _SAID_FROM = 2
 
 
 class Reconciler:
-    """``judge`` is called where a step has changed the input of the evaluation, ``shut_out`` where
-    the node proved to be another one than its agent's, ``follow_missing`` where it proved gone.
-
-    ``view``: the cluster view is complete. Without it no step is begun; nor is one for another
-    replica's node.
-    """
+    """The worker of the queue."""
 
     def __init__(
         self,
@@ -62,15 +58,14 @@ class Reconciler:
         adopter: MarkAdopter,
         drain: Drainer,
         restorer: MarkRestorer,
-        record_writer: AdmissionRecordWriter,
         settings: Settings,
         fleet: FleetState,
         clocks: Clocks,
         rng: random.Random,
-        shards: Ownership,
-        judge: Callable[[NodeState], None],
-        shut_out: Callable[[NodeState], None],
-        follow_missing: Callable[[NodeState], None],
+        queue: WorkQueue,
+        evaluator: NodeEvaluator,
+        agent_events: AgentEventHandler,
+        missing_nodes: MissingNodes,
     ) -> None:
         self._cluster = cluster
         self._acts = acts
@@ -78,60 +73,29 @@ class Reconciler:
         self._adopter = adopter
         self._drain = drain
         self._restorer = restorer
-        self._record_writer = record_writer
         self._settings = settings
         self._fleet = fleet
         self._clocks = clocks
         self._rng = rng
-        self._shards = shards
-        self._judge = judge
-        self._shut_out = shut_out
-        self._follow_missing = follow_missing
+        self._queue = queue
+        self._evaluator = evaluator
+        self._agent_events = agent_events
+        self._missing_nodes = missing_nodes
         self._started_at = clocks.now()
-        self.view = False
+        queue.deliver_to(self)
 
-    def has_work(self, case: NodeState) -> bool:
-        """Whether the node may need a step."""
-        return (
-            case.wanted is not None
-            or case.node_summary.quarantine is not None
-            or case.node_summary.hold is not None
-            or case.wishes.force is not None
-            or case.suspect
-            or bool(case.orphan or case.over or case.waiters or case.unclaimed)
-            or self.in_record(case)
-        )
-
-    def enqueue(self, case: NodeState) -> None:
-        """Reconcile the node now, or once more when its task is at work already.
-
-        A step that is not allowed now, as the node is another replica's or our membership is not
-        certain, waits for `resume`.
-        """
-        case.again.set()
-        if self._may(case) and (case.task is None or case.task.done()):
+    def start(self, case: NodeState) -> None:
+        """Reconcile the node, unless a task does so already."""
+        if case.task is None or case.task.done():
             case.task = asyncio.create_task(self.reconcile(case), name=f"attend {case.node}")
 
-    def look_anew(self, case: NodeState) -> None:
-        """Read the node in full, and reconcile it."""
-        case.suspect = True
-        self.enqueue(case)
-
-    def resume(self, case: NodeState) -> None:
-        """Reconcile the node where a step has waited until we may act."""
-        if case.again.is_set() and self.has_work(case):
-            self.enqueue(case)
-
-    def _may(self, case: NodeState) -> bool:
-        return self.view and self._shards.may_act(case.node)
-
-    def enqueue_if_pending(self, case: NodeState) -> None:
-        if self.has_work(case):
-            self.enqueue(case)
+    def evaluate(self, case: NodeState) -> None:
+        """Evaluate the node's evidence anew."""
+        self._evaluator.evaluate_node(case)
 
     async def reconcile(self, case: NodeState) -> None:
         failures, said = 0, ""
-        while self._may(case) and case.again.is_set():
+        while self._queue.may_act(case) and case.again.is_set():
             case.again.clear()
             try:
                 done = await self._one_step(case)
@@ -213,11 +177,11 @@ class Reconciler:
             return await self._next(case)
         finally:  # a step's reads count also where it failed in the end
             if case.node_gone:
-                self._follow_missing(case)
+                self._missing_nodes.follow(case)
             if case.misnamed:
-                self._shut_out(case)
+                self._agent_events.reject(case)
             if case.node_summary.overruled != words or case.wishes != wishes:
-                self._judge(case)  # operators' requests are other than we knew
+                self._evaluator.evaluate_node(case)  # operators' requests are other than we knew
 
     async def _next(self, case: NodeState) -> bool:
         if case.node_summary.quarantine is not None and case.node_summary.quarantine.foreign:
@@ -260,7 +224,7 @@ class Reconciler:
             case Step.PROPOSE if wanted is not None:
                 admitted = await self._acts.propose(case, wanted)
                 if admitted:
-                    self._judge(case)
+                    self._evaluator.evaluate_node(case)
                 return not admitted
             case Step.CREATE if wanted is not None:
                 await self._acts.create(case, wanted)
@@ -270,7 +234,7 @@ class Reconciler:
                 await self._adopter.forget_node(case, step.because)
             case Step.UNDO:
                 await self._release_actions.undo(case)
-                self._judge(case)
+                self._evaluator.evaluate_node(case)
             case Step.CORDON:
                 await self._acts.cordon(case)
                 return case.node_gone
@@ -327,7 +291,7 @@ class Reconciler:
 
     def _still_draining(self, case: NodeState) -> bool:
         """Called again and again while a drain, which may last for days, is this node's step."""
-        if not self._may(case) or case.suspect or case.over:
+        if not self._queue.may_act(case) or case.suspect or case.over:
             return False
         if next_step(self._situation(case)).do is not Step.DRAIN:
             return False
@@ -340,7 +304,7 @@ class Reconciler:
         return case.situation(
             mode=self._settings.mode,
             wanted=self._acts.wanted_now(case),
-            in_record=self.in_record(case),
+            in_record=self._queue.in_record(case),
             stopped=bool(self._fleet.stop),
             patient_enough=waited,
             absent_too_long=self._is_absent_too_long(case),
@@ -354,11 +318,6 @@ class Reconciler:
         quarantine = case.node_summary.quarantine
         since = quarantine.status.node_absent_since if quarantine is not None else 0.0
         return since > 0 and self._clocks.earliest() - since >= self._settings.absent_node_after
-
-    def in_record(self, case: NodeState) -> bool:
-        """Whether the record, as last seen, has an entry of the node."""
-        case.node_summary.in_record = case.node in self._record_writer.record.entries
-        return case.node_summary.in_record
 
     def _settle_waiters(self, case: NodeState) -> None:
         """Acknowledge evidence, unless it could not be made durable yet (a conflict, say)."""
