@@ -24,7 +24,7 @@ BY_AGENTS = frozenset(
         EventKind.AGENT_BACK,
         EventKind.AGENT_CONFLICT,
         EventKind.SILENT_FAILING,
-        EventKind.WOULD_ACT,
+        EventKind.SUPPRESSED,
         EventKind.HELD,
     }
 )

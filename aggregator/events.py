@@ -15,7 +15,7 @@ class EventKind(enum.StrEnum):
     INCIDENT_CHANGED = "incident.changed"
     INCIDENT_CLOSED = "incident.closed"
     HELD = "quarantine.held"
-    WOULD_ACT = "quarantine.would"  # the mode caps it: the action that it prevented
+    SUPPRESSED = "quarantine.suppressed"  # the mode caps it: the action that it prevented
     ADMITTED = "quarantine.admitted"
     CORDONED = "quarantine.cordoned"
     MARKS_MISSING = "quarantine.marks_missing"  # the node lacks ours, and the quarantine stands
@@ -39,7 +39,7 @@ class EventKind(enum.StrEnum):
     OVERRIDDEN = (
         "quarantine.overridden"  # a person set another action than was decided, or ended it
     )
-    WISHED = "node.wished"  # operators' requests in a node's annotations, made or taken back
+    REQUESTED = "node.requested"  # operators' requests in a node's annotations, made or taken back
     LEMON = "node.lemon"  # its faults come back again and again
     AGENT_SILENT = "agent.silent"
     SILENT_FAILING = "agent.silent_failing"  # its kubelet is ready, its last evidence was failing
@@ -49,18 +49,43 @@ class EventKind(enum.StrEnum):
     HISTORY_LOST = "history.lost"  # said by the history itself, in its timeline alone
     STOPPED = "fleet.stopped"
     RESUMED = "fleet.resumed"
-    COMMON_CAUSE = "fleet.common-cause"
-    COMMON_CAUSE_OVER = "fleet.common-cause-over"
+    COMMON_CAUSE = "fleet.common_cause"
+    COMMON_CAUSE_OVER = "fleet.common_cause_over"
     COOLDOWN = "fleet.cooldown"
-    COOLDOWN_OVER = "fleet.cooldown-over"
-    RECORD_LOST = "fleet.record-lost"  # deleted, rolled back, edited or unreadable: admission stops
-    RECORD_WHOLE = "fleet.record-whole"
-    REPLICAS_APART = "fleet.replicas-apart"  # they can't coordinate, so little is admitted
-    REPLICAS_TOGETHER = "fleet.replicas-together"
+    COOLDOWN_OVER = "fleet.cooldown_over"
+    RECORD_LOST = "fleet.record_lost"  # deleted, rolled back, edited or unreadable: admission stops
+    RECORD_WHOLE = "fleet.record_whole"
+    REPLICAS_APART = "fleet.replicas_apart"  # they can't coordinate, so little is admitted
+    REPLICAS_TOGETHER = "fleet.replicas_together"
     NETWORK_BLAMED = "network.blamed"  # a target, or a domain of several nodes: no node
     NETWORK_CLEARED = "network.cleared"
     NODE_LOST = "network.node_lost"  # no other node reaches it, and its agent is silent
     NODE_FOUND = "network.node_found"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name, then its former ones."""
+        return (self.value, *(name for name, kind in FORMER_NAMES.items() if kind is self))
+
+
+#: Names of kinds before the first release: in rows, alerts that wait and files of that time.
+FORMER_NAMES: Mapping[str, EventKind] = {
+    "quarantine.would": EventKind.SUPPRESSED,
+    "node.wished": EventKind.REQUESTED,
+    "fleet.common-cause": EventKind.COMMON_CAUSE,
+    "fleet.common-cause-over": EventKind.COMMON_CAUSE_OVER,
+    "fleet.cooldown-over": EventKind.COOLDOWN_OVER,
+    "fleet.record-lost": EventKind.RECORD_LOST,
+    "fleet.record-whole": EventKind.RECORD_WHOLE,
+    "fleet.replicas-apart": EventKind.REPLICAS_APART,
+    "fleet.replicas-together": EventKind.REPLICAS_TOGETHER,
+}
+_BY_NAME = {kind.value: kind for kind in EventKind} | dict(FORMER_NAMES)
+
+
+def kind_named(name: str) -> EventKind | None:
+    """The kind of this name or former name, or None for a kind that this version doesn't know."""
+    return _BY_NAME.get(name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ SEVERITY = {
     EventKind.RELEASE_HELD: "warning",
     EventKind.UNCORDONED: "warning",
     EventKind.OVERRIDDEN: "info",
-    EventKind.WISHED: "info",
+    EventKind.REQUESTED: "info",
     EventKind.LEMON: "warning",
     EventKind.AGENT_SILENT: "warning",
     EventKind.SILENT_FAILING: "critical",
@@ -138,7 +138,7 @@ def dedup_key(transition: Transition) -> str:
     elif kind in (EventKind.HOOK, EventKind.HOOK_FAILED):
         about.append(transition.details.get("hook", ""))
     elif kind in (
-        EventKind.WISHED,
+        EventKind.REQUESTED,
         EventKind.RELEASE_HELD,
         EventKind.UNCORDONED,
         EventKind.OVERRIDDEN,
@@ -202,7 +202,7 @@ def resolves(transition: Transition) -> Resolution | None:
             return Resolution(
                 node,
                 frozenset(
-                    {EventKind.HELD, EventKind.WOULD_ACT, EventKind.RELEASED, EventKind.OVERRULED}
+                    {EventKind.HELD, EventKind.SUPPRESSED, EventKind.RELEASED, EventKind.OVERRULED}
                 ),
             )
         case EventKind.RELEASED | EventKind.OVERRULED:

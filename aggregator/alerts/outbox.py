@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from aggregator.alerts.alert import GROUPED, Alert, Resolution, group
+from aggregator.events import kind_named
 
 #: The most alerts that one POST carries, the most that one alert of a grouped kind merges, and the
 #: most that wait for one webhook before the oldest is dropped.
@@ -336,7 +337,9 @@ def _due(
 
 
 def _alert(data: dict[str, Any]) -> Alert:
-    return Alert(**{**data, "nodes": tuple(data["nodes"])})
+    kind = kind_named(data["kind"])
+    renamed = {} if kind is None else {"kind": kind.value}
+    return Alert(**{**data, **renamed, "nodes": tuple(data["nodes"])})
 
 
 def _compose(

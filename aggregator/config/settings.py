@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from aggregator.cluster.port import Action
 from aggregator.config.drain import DrainConfig
@@ -37,14 +38,28 @@ from aggregator.configfile.values import (
     is_loopback,
 )
 from aggregator.configfile.yaml_source import ConfigError, Document, Key, read, validate
-from aggregator.events import EventKind
+from aggregator.events import FORMER_NAMES, EventKind
 from aggregator.quarantine.decide.admission_record import MOST_ADMISSIONS
 from aggregator.runtime.cli_flags import NAMESPACE, target_flags
 
 __all__ = ["Config", "ConfigError", "load"]
 
 Labels = Annotated[tuple[Annotated[LabelKey, Field(min_length=1)], ...], Field(strict=False)]
-Kinds = Annotated[tuple[Annotated[EventKind, Field(strict=False)], ...], Field(strict=False)]
+
+
+def _current_kind(value: object) -> object:
+    kind = FORMER_NAMES.get(value) if isinstance(value, str) else None
+    if kind is not None:
+        raise PydanticCustomError(
+            "value",
+            "{old} has another name now; expected {new}",
+            {"old": f'"{value}"', "new": kind.value},
+        )
+    return value
+
+
+Kind = Annotated[EventKind, Field(strict=False), BeforeValidator(_current_kind)]
+Kinds = Annotated[tuple[Kind, ...], Field(strict=False)]
 Share = Annotated[Percent, Field(gt=0)]
 
 

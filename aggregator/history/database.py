@@ -267,7 +267,10 @@ def _told(connection: sa.Connection, incidents: Sequence[str]) -> Told:
     table = transitions.c
     query = (
         sa.select(transitions)
-        .where(table.incident.in_(incidents), table.kind.in_([kind.value for kind in TELLING]))
+        .where(
+            table.incident.in_(incidents),
+            table.kind.in_([name for kind in TELLING for name in kind.names]),
+        )
         .order_by(table.at.desc(), table.id.desc())
         .limit(_OF_ONE * len(incidents))
     )

@@ -22,8 +22,8 @@ _DONE = frozenset(
 #: The subject of a kind, by its first word: these are never both true of one incident.
 _ASPECTS: Mapping[EventKind, frozenset[EventKind]] = {
     EventKind.INCIDENT_OPENED: _INCIDENT | {EventKind.INCIDENT_CLOSED},
-    EventKind.HELD: _DONE | {EventKind.HELD, EventKind.WOULD_ACT},
-    EventKind.WOULD_ACT: _DONE | {EventKind.HELD, EventKind.WOULD_ACT},
+    EventKind.HELD: _DONE | {EventKind.HELD, EventKind.SUPPRESSED},
+    EventKind.SUPPRESSED: _DONE | {EventKind.HELD, EventKind.SUPPRESSED},
     EventKind.RELEASE_HELD: frozenset(
         {
             EventKind.RELEASE_HELD,

@@ -204,7 +204,12 @@ class History:
         return await self._reader.ask(database.page, node, since, min(limit, MOST_READ), before)
 
     async def stories(
-        self, acted: Iterable[str], kinds: Iterable[str], since: float, nodes: int, rows: int
+        self,
+        acted: Iterable[EventKind],
+        kinds: Iterable[EventKind],
+        since: float,
+        nodes: int,
+        rows: int,
     ) -> dict[str, list[Transition]]:
         """Of the ``nodes`` with the most transitions of the kinds ``acted``, those of the kinds
         ``kinds``.
@@ -212,8 +217,10 @@ class History:
         The newest ``rows`` of each, newest first. Raises `OSError` as `recent` does.
         """
         ask, database = self._reader.ask, self._reader.database
-        busiest = await ask(database.busiest, [str(kind) for kind in acted], since, nodes)
-        wanted = [str(kind) for kind in kinds]
+        busiest = await ask(
+            database.busiest, [name for kind in acted for name in kind.names], since, nodes
+        )
+        wanted = [name for kind in kinds for name in kind.names]
         found: dict[str, list[Transition]] = {}
         for start in range(0, len(busiest), _STORIES):
             few = busiest[start : start + _STORIES]

@@ -27,7 +27,7 @@ MOST_NODES = 500
 MOST_ROWS = 400
 
 #: Kinds that make a node worth examining: in `observe` mode no node is cordoned.
-_ACTED = (EventKind.CORDONED, EventKind.WOULD_ACT)
+_ACTED = (EventKind.CORDONED, EventKind.SUPPRESSED)
 _PAST = {
     EventKind.INCIDENT_OPENED: "opened",
     EventKind.INCIDENT_CHANGED: "opened",  # it may ask for more by now, on other evidence
@@ -41,7 +41,12 @@ class LemonIndex(Protocol):
     """The queries that the detector needs of the history."""
 
     async def stories(
-        self, acted: Iterable[str], kinds: Iterable[str], since: float, nodes: int, rows: int
+        self,
+        acted: Iterable[EventKind],
+        kinds: Iterable[EventKind],
+        since: float,
+        nodes: int,
+        rows: int,
     ) -> dict[str, list[Transition]]:
         """The newest ``rows`` of the kinds ``kinds`` for each of the ``nodes`` with the most
         ``acted``.

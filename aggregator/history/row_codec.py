@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from aggregator.events import EventKind, Transition
+from aggregator.events import Transition, kind_named
 from aggregator.runtime.text import truncate
 
 #: Characters. A text by a pod's owner or a driver must not make a row of megabytes.
@@ -12,7 +12,6 @@ MAX_NAME = 253
 MAX_INCIDENT = 64
 MAX_DETAILS = 32
 
-_KINDS = {kind.value: kind for kind in EventKind}
 _EPOCH = 1_577_836_800.0  # 2020: leaves 41 bits of milliseconds until 2089
 #: Bits of a row's number that count; the rest are milliseconds.
 SPREAD = 22
@@ -86,7 +85,7 @@ def size_of(value: Any) -> int:
 
 def from_row(row: Mapping[str, Any]) -> Transition | None:
     """The transition, or None for a kind that this version doesn't know."""
-    kind = _KINDS.get(row["kind"])
+    kind = kind_named(row["kind"])
     if kind is None:
         return None
     return Transition(

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 
 #: The newest step of migrations/, where its meaning is documented.
-REVISION = "1.1"
+REVISION = "1.2"
 
 metadata = sa.MetaData()
 

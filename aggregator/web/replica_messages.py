@@ -12,7 +12,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from aggregator.cluster.port import Action
-from aggregator.events import EventKind, Transition
+from aggregator.events import Transition, kind_named
 from aggregator.quarantine.state.fleet import NodeSummary, QuarantineSummary
 from aggregator.web import models, node_view
 from aggregator.web.node_view import ViewMoment
@@ -207,11 +207,10 @@ def happened(one: Transition) -> Happened:
 
 def transitions(told: Iterable[Happened]) -> list[Transition]:
     """Those of a kind that this version knows, and of a valid time."""
-    kinds = {kind.value: kind for kind in EventKind}
     return [
-        Transition(one.at, kinds[one.kind], one.node, one.summary, one.incident, one.details)
+        Transition(one.at, kind, one.node, one.summary, one.incident, one.details)
         for one in told
-        if one.kind in kinds and 0 <= one.at <= node_view.LAST
+        if (kind := kind_named(one.kind)) is not None and 0 <= one.at <= node_view.LAST
     ]
 
 

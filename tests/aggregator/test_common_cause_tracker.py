@@ -215,7 +215,7 @@ def test_who_follows_goes_by_the_leaders_word_and_who_leads_again_by_its_own_cou
         bench.clock.time += 100
         bench.suspecting.go_round(Record())
     assert bench.suspecting.causes().keys() == {LINK}, "what the last leader had found is over"
-    ended = [one for one in bench.notes.transitions if one.kind == "fleet.common-cause-over"]
+    ended = [one for one in bench.notes.transitions if one.kind == "fleet.common_cause_over"]
     assert {one.incident for one in ended} == {"check:dns", "check:reach"}
 
 
@@ -235,7 +235,7 @@ def test_a_cause_is_told_with_its_numbers() -> None:
     failing(bench, 20)
     bench.suspecting.find_causes()
     [told] = bench.notes.transitions
-    assert (told.kind, told.node, told.incident) == ("fleet.common-cause", "", LINK)
+    assert (told.kind, told.node, told.incident) == ("fleet.common_cause", "", LINK)
     assert told.summary.startswith("common cause: check nic-link fails on 20 of 20 nodes")
     assert told.details == {
         "cause": LINK,
@@ -265,7 +265,7 @@ def test_the_fleets_cooldown_is_shown_and_told_at_its_begin_and_its_end() -> Non
     assert bench.fleet.cooling == ""
     assert [(one.kind, one.summary) for one in bench.notes.transitions] == [
         ("fleet.cooldown", f"nothing new is admitted {text}"),
-        ("fleet.cooldown-over", "admission goes on"),
+        ("fleet.cooldown_over", "admission goes on"),
     ]
 
 

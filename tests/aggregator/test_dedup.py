@@ -27,7 +27,7 @@ def held(at: float, limit: str, text: str) -> Transition:
 
 
 def would(at: float) -> Transition:
-    return happened(at, kind=EventKind.WOULD_ACT, text="n1: would be drained", incident="i1")
+    return happened(at, kind=EventKind.SUPPRESSED, text="n1: would be drained", incident="i1")
 
 
 def cordoned(at: float) -> Transition:

@@ -471,7 +471,7 @@ async def test_the_busiest_nodes_are_found_by_an_index_alone(place: Place) -> No
                 history.record_event(happened(now - turn, node))
         history.record_event(happened(now - 9 * DAY, "n9"))
         await until(lambda: history.written == 19)
-    kinds = [EventKind.CORDONED.value, EventKind.WOULD_ACT.value]
+    kinds = [EventKind.CORDONED.value, EventKind.SUPPRESSED.value]
     assert place.ask(lambda database: database.busiest(kinds, now - DAY, 2)) == ["n2", "n1"]
     counted = "SELECT node FROM transitions WHERE kind = 'a' AND at >= 1 ORDER BY at DESC LIMIT 99"
     if place.server is None:

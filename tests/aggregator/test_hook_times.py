@@ -267,11 +267,11 @@ def test_replicas_that_are_apart_are_told_of_when_it_has_lasted_and_when_it_is_o
     clock.time += 0.5
     apart.check_replicas(doubt)
     apart.check_replicas(doubt)
-    assert notes.kinds("") == ["fleet.replicas-apart"]
+    assert notes.kinds("") == ["fleet.replicas_apart"]
     assert notes.transitions[0].summary.endswith(": r2")
     apart.check_replicas(NO_UNCERTAINTY)
     apart.check_replicas(NO_UNCERTAINTY)
-    assert notes.kinds("") == ["fleet.replicas-apart", "fleet.replicas-together"]
+    assert notes.kinds("") == ["fleet.replicas_apart", "fleet.replicas_together"]
     apart.check_replicas(doubt)
     clock.time += after - 0.5
     apart.check_replicas(NO_UNCERTAINTY)

@@ -203,9 +203,9 @@ def test_a_lost_record_is_told_once_and_its_end_once(harm: str) -> None:
             HARMS[harm](world, "")
             await until(lambda times=times: len(told(replica)) == 2 * times)  # type: ignore[misc]
             lost, whole = told(replica)[-2:]
-            assert lost.startswith("fleet.record-lost: the admission record ")
+            assert lost.startswith("fleet.record_lost: the admission record ")
             assert "nothing new is admitted until it is rebuilt" in lost
-            assert whole.startswith("fleet.record-whole: ")
+            assert whole.startswith("fleet.record_whole: ")
             assert entries(world) == {names[0]}
         await asyncio.sleep(600)
         assert len(told(replica)) == 4
@@ -227,7 +227,7 @@ def test_a_record_that_cannot_be_read_is_told_with_what_to_do_until_it_can() -> 
         assert "Nothing new is admitted" in lost
         world.person_garbles_the_record("")
         await until(lambda: len(told(replica)) == 2)
-        assert told(replica)[-1].startswith("fleet.record-whole: ")
+        assert told(replica)[-1].startswith("fleet.record_whole: ")
         await replica.stop()
 
     play(test)
@@ -243,7 +243,7 @@ def test_a_record_that_was_rebuilt_just_before_is_told_by_whoever_takes_over() -
         await first.stop()
         second = Replica(world, clock=LoopClock(loop), settings=SOME)
         await until(lambda: len(told(second)) == 2)
-        assert told(second)[0].startswith("fleet.record-lost: ")
+        assert told(second)[0].startswith("fleet.record_lost: ")
         await second.stop()
 
     play(test)

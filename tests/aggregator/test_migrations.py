@@ -16,6 +16,7 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
+from aggregator.events import FORMER_NAMES, EventKind
 from aggregator.history import migrate
 from aggregator.history.database import Database
 from aggregator.history.engine import HistoryError
@@ -127,6 +128,31 @@ def test_each_step_is_taken_from_each_earlier_one(place: Place) -> None:
     assert [tuple(row) for row in place.sql("SELECT version_num FROM alembic_version")] == [
         (REVISION,)
     ]
+
+
+def test_rows_of_kinds_with_a_former_name_get_the_name_of_today(place: Place) -> None:
+    place.ask(lambda database: database.write([to_row(1, happened(1.0))]))
+    for number, old in enumerate(FORMER_NAMES, 10):
+        values = f"{number}, {number}, '{old}', 'n2', '', 'x', '{{}}', ''"
+        place.sql(f"INSERT INTO transitions VALUES ({values})")
+    place.sql("UPDATE alembic_version SET version_num = '1.1'")
+    place.ask(lambda database: database.recent("", 0.0, 1))
+    kinds = [row[0] for row in place.sql("SELECT kind FROM transitions ORDER BY id")]
+    assert kinds == ["quarantine.cordoned", *FORMER_NAMES.values()]
+
+
+def test_rows_that_an_older_replica_goes_on_writing_are_read_by_the_name_of_today(
+    place: Place,
+) -> None:
+    suppressed = to_row(1, happened(1.0)) | {"kind": "quarantine.would"}
+    place.ask(lambda database: database.write([suppressed]))
+    assert [row[0] for row in place.sql("SELECT kind FROM transitions")] == ["quarantine.would"]
+    names = EventKind.SUPPRESSED.names
+    assert names == ("quarantine.suppressed", "quarantine.would")
+    [read] = place.ask(lambda database: database.recent("", 0.0, 9))
+    assert read.kind is EventKind.SUPPRESSED
+    assert place.ask(lambda database: database.busiest(names, 0.0, 9)) == ["n1"]
+    assert place.ask(lambda database: database.stories(["n1"], names, 0.0, 9)) == {"n1": [read]}
 
 
 async def test_tables_of_a_newer_major_are_left_alone_and_everything_goes_on(place: Place) -> None:

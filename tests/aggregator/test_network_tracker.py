@@ -169,7 +169,7 @@ def test_a_target_that_all_miss_is_told_once_and_quarantines_nobody() -> None:
             await site.observe()
         assert site.world.quarantines == {}
         assert len(site.told("network.blamed")) == 1
-        assert len(site.told("fleet.common-cause")) == 1  # this event is alerted
+        assert len(site.told("fleet.common_cause")) == 1  # this event is alerted
 
     on_a_site(test)
 

@@ -224,6 +224,21 @@ def test_a_file_from_the_future_is_refused_and_left_alone(path: Path) -> None:
     assert path.read_bytes() == before
 
 
+def test_an_alert_that_has_waited_since_an_older_version_has_the_kind_of_today(path: Path) -> None:
+    outbox = AlertOutbox(path)
+    outbox.accept([item(happened("", EventKind.COMMON_CAUSE))], NOW)
+    outbox.close()
+    with sqlite3.connect(path) as other:
+        old = (
+            "UPDATE pending SET alert = replace(alert, 'fleet.common_cause', 'fleet.common-cause')"
+        )
+        assert other.execute(old).rowcount == 1
+    other.close()
+    found = composed(outbox, NOW + 60)
+    assert [one["kind"] for one in json.loads(found.alerts)] == ["fleet.common_cause"]
+    outbox.close()
+
+
 def test_a_broken_file_is_put_aside_and_the_next_try_works(path: Path) -> None:
     path.write_bytes(b"not a database, whatever it is called\n" * 500)
     outbox = AlertOutbox(path)

@@ -144,7 +144,7 @@ def _burst(rng: random.Random) -> Iterator[list[dict[str, Any]]]:
 def _measure(place: Place, rng: random.Random) -> dict[str, float]:
     names = [f"gpu-{number:05d}" for number in rng.sample(range(NODES), 2 * LOOKS)]
     since = END - MONTH
-    acted = [EventKind.CORDONED.value, EventKind.WOULD_ACT.value]
+    acted = [EventKind.CORDONED.value, EventKind.SUPPRESSED.value]
     told = [EventKind.INCIDENT_OPENED.value, EventKind.CORDONED.value, EventKind.RELEASED.value]
 
     def ask(database: Database) -> dict[str, float]:

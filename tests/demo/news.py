@@ -15,7 +15,7 @@ from tests.demo.terminal import note
 SHOWN = frozenset(
     {
         "quarantine.held",
-        "quarantine.would",
+        "quarantine.suppressed",
         "quarantine.cordoned",
         "quarantine.drained",
         "quarantine.released",

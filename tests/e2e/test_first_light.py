@@ -209,7 +209,7 @@ def test_observe_mode_writes_nothing_at_all(cluster_space: Space, stack_of: Star
     mark = plane.audit_mark()
     stack = stack_of({"mode": "observe"})
     stack.agent(node).xid(79)
-    stack.aggregator.wait_for_log("quarantine.would")
+    stack.aggregator.wait_for_log("quarantine.suppressed")
     user = "system:serviceaccount:sickbay:sickbay-aggregator"
     writes = {
         verb: count

@@ -294,7 +294,7 @@ async def test_without_the_policy_a_kubelets_uncordon_releases_nothing_and_its_e
         assert patch(kubelet, path, {"metadata": {"annotations": exemption}})[0] == 200
         await ward.list_nodes_anew()
         await until(lambda: "mine" in str(ward.fleet.node_summaries[node].wishes))
-        assert "node.wished" in ward.notes.kinds(node)
+        assert "node.requested" in ward.notes.kinds(node)
         # Exempting it does not lift its quarantine.
         assert ward.quarantine(node) is not None
 

@@ -18,7 +18,7 @@ from aggregator.config import drain
 from aggregator.config.settings import Config
 from aggregator.daemon_cli import main as daemon
 from aggregator.daemon_cli import replay
-from aggregator.events import EventKind
+from aggregator.events import FORMER_NAMES, EventKind
 from aggregator.ingest.grpc_env import ENVIRONMENT
 from aggregator.quarantine.decide import drain_plan, maintenance, node_marks
 from aggregator.replicas.rpc import auth
@@ -282,9 +282,12 @@ def test_names_to_change_are_not_called_stable() -> None:
     assert [name for name in listed(LAST) if name in stable] == []
 
 
-def test_event_kinds_with_two_separators_are_listed() -> None:
-    row = next(
-        row for row in rows(LAST) if any("-" in name for name in names(row[0]) if "." in name)
-    )
-    assert set(names(row[0])) == {kind.value for kind in EventKind if "-" in kind}
-    assert set(names(row[1])) == {kind.value for kind in EventKind if "_" in kind}
+@pytest.mark.parametrize("kind", list(EventKind))
+def test_an_event_kind_has_a_dot_behind_its_subject_and_underscores_between_words(
+    kind: EventKind,
+) -> None:
+    assert re.fullmatch(r"[a-z]+\.[a-z]+(_[a-z]+)*", kind)
+
+
+def test_no_former_name_of_an_event_kind_is_a_name() -> None:
+    assert not FORMER_NAMES.keys() & {kind.value for kind in EventKind}

@@ -43,7 +43,7 @@ class NodeEvaluator:
         now = self._clocks.now()
         wall = self._clocks.earliest()
         for said in case.hear_wishes(wall):
-            self._acts.emit_event(case, EventKind.WISHED, said)
+            self._acts.emit_event(case, EventKind.REQUESTED, said)
         mode = min(self._mode, case.wishes.cap(wall), key=lambda action: action.strength)
         closed, again = case.rejudge(self._policy, mode, now, silent_action=self._silent_action)
         self._cause_tracker.receive_symptoms(case)
@@ -110,7 +110,7 @@ class NodeEvaluator:
         why = spared or f"mode {self._mode}"
         if would and would != case.node_summary.would:
             text = f"{why} keeps us from this: {would}"
-            self._acts.emit_event(case, EventKind.WOULD_ACT, text)
+            self._acts.emit_event(case, EventKind.SUPPRESSED, text)
         case.node_summary.would = would
         if wanted is None or Action.OBSERVE in (wanted.spec.action, wanted.in_force):
             case.node_summary.hold = None
