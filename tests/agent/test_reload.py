@@ -91,9 +91,18 @@ class Source:
         self.path.write_text("60")
         self.loads = 0
         self.applied: list[float] = []
+        self.compared: list[object] = []
         self.reloader = Reloader(
             self.path, self.load(), load=self.load, apply=self._apply, every=0.01
         )
+
+        identify = self.reloader._identify
+
+        def counted() -> Any:
+            self.compared.append(identity := identify())
+            return identity
+
+        self.reloader._identify = counted  # type: ignore[method-assign]
 
     def load(self) -> Config:
         self.loads += 1
@@ -127,7 +136,8 @@ async def test_a_file_that_stands_as_it_was_is_read_once_more_and_changes_nothin
     """The file is read once more, as it may have changed between the start and the first look."""
     await source.run_until(lambda: source.loads >= 2)
     task = asyncio.create_task(source.reloader.run())
-    await asyncio.sleep(0.1)  # ten looks
+    since = len(source.compared)
+    await until(lambda: len(source.compared) >= since + 10)
     assert (source.loads, source.applied) == (2, [])
     source.path.write_text("300")  # it looks all the while, and sees a change
     await until(lambda: source.applied)

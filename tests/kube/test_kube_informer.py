@@ -34,6 +34,7 @@ from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
 from tests.support.kube_cluster import DEPLOY, kube_cluster, listening
 from tests.support.stack import remove_quarantines
+from tests.support.waiting import until
 
 SPEC = QuarantineSpec(
     Action.DRAIN, "gpu", "Xid 79", requester="sickbay", incident="5a52c57cd2da0d26"
@@ -347,6 +348,11 @@ async def test_a_watch_that_is_ahead_of_a_restored_server_is_listed_anew(
     plane: ControlPlane,
 ) -> None:
     """The server accepts a watch from a version of the future, and sends no event on it."""
+    opened: list[float] = []
+
+    async def count_open() -> None:
+        opened.append(time.monotonic())
+
     async with kube_cluster(plane.kubeconfig) as kube:
         watch = Watch(
             kube._transport,
@@ -354,6 +360,7 @@ async def test_a_watch_that_is_ahead_of_a_restored_server_is_listed_anew(
             clock=time.monotonic,
             rng=random.Random(1),
             silence=0.5,
+            before_open=count_open,
         )
         await watch.read_all()
         listed = watch._version
@@ -368,8 +375,9 @@ async def test_a_watch_that_is_ahead_of_a_restored_server_is_listed_anew(
             await asyncio.wait_for(follow(), 30)
         # A version that is not ahead is asked for anew, again and again, and brings the changes.
         watch._version = listed
+        opened.clear()
         first = asyncio.create_task(_first(watch))
-        await asyncio.sleep(1.5)  # more than its silence
+        await until(lambda: len(opened) >= 3)
         assert not first.done()
         await kube.create_quarantine("gpu-00009", SPEC)
         assert [change.type for change in await asyncio.wait_for(first, 30)] == ["ADDED"]

@@ -3,14 +3,15 @@
 Each leaves the other's Quarantines alone: it does not enter, void, drain or release them.
 """
 
-import asyncio
 from dataclasses import replace
 
 import pytest
 
 from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.cluster.port import Action
+from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.admission_record import parse_record
+from aggregator.quarantine.state.node import NodeState
 from tests.controlplane.pytest_plugin import Space
 from tests.kube.test_release_scenarios import warden
 from tests.support.kube_cluster import kube_cluster
@@ -23,6 +24,21 @@ pytestmark = pytest.mark.cluster
 
 async def entries(kube: KubeCluster) -> set[str]:
     return set(parse_record((await kube.read_record()).text).entries)
+
+
+def steps_of(controller: Controller, node: str) -> list[str]:
+    """Grows by one with each step that the controller has ended for the node from now on."""
+    ended: list[str] = []
+    real = controller._reconciler._one_step
+
+    async def counted(case: NodeState) -> bool:
+        done = await real(case)
+        if case.node == node:
+            ended.append(node)
+        return done
+
+    controller._reconciler._one_step = counted  # type: ignore[method-assign]
+    return ended
 
 
 async def test_anothers_quarantine_is_left_alone_and_its_node_is_held(
@@ -51,7 +67,8 @@ async def test_anothers_quarantine_is_left_alone_and_its_node_is_held(
         hold = second.fleet.node_summaries[theirs].hold
         assert hold is not None
         assert (hold.limit, hold.value) == ("installation", staging)
-        await asyncio.sleep(2 * 5.0 + 1)  # two rounds, in which the second would go on with it
+        tried = steps_of(second.controller, theirs)
+        await until(lambda: len(tried) >= 2, "two rounds, in which the second would go on with it")
         assert await entries(kube) == {ours}
         assert await entries(other) == {theirs}
         assert first.status(theirs, "phase") == "Cordoned"

@@ -1,6 +1,5 @@
 """The page in Debian's chromium: it lives without a reload, says when it is cut off, and heals."""
 
-import asyncio
 import json
 import os
 import shutil
@@ -281,7 +280,7 @@ async def test_a_replica_that_stops_answering_is_said_without_a_reload(browser: 
 async def test_a_hidden_page_asks_for_nothing_until_it_is_looked_at(browser: Browser) -> None:
     fleet = small_fleet(monotonic_hands())
     async with serving(fleet, running_clocks()) as served:
-        one = await tab(browser, served.url)
+        one, beside = await tab(browser, served.url), await tab(browser, served.url)
         # The page asks for the map once after it is loaded, which a busy machine delays.
         await one.page.wait_for_function(
             "() => performance.getEntriesByType('resource').some(r => r.name.endsWith('/v1/map'))"
@@ -299,7 +298,7 @@ async def test_a_hidden_page_asks_for_nothing_until_it_is_looked_at(browser: Bro
         served.feed.record_event(
             Transition(1.0, EventKind.AGENT_SILENT, "node-8", "node-8: silent")
         )
-        await asyncio.sleep(1.5)
+        await expect(beside.page.locator("#silent")).to_contain_text("node-8")
         assert asked == []
         await one.page.evaluate(
             "() => { window.away = false; document.dispatchEvent(new Event('visibilitychange')); }"

@@ -7,6 +7,7 @@ import ssl
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -205,7 +206,22 @@ async def test_a_dead_replicas_nodes_are_last_known_and_never_well_and_it_comes_
             assert (story["standing"], story["last_known"]) == ("ok", None)
 
 
-async def test_at_rest_little_is_sent_and_a_heartbeat_is_no_change() -> None:
+def count_calls(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[str]:
+    """Grows by one with each call of the module's function."""
+    calls: list[str] = []
+    real = getattr(module, name)
+
+    def counted(*given: Any) -> Any:
+        calls.append(name)
+        return real(*given)
+
+    monkeypatch.setattr(module, name, counted)
+    return calls
+
+
+async def test_at_rest_little_is_sent_and_a_heartbeat_is_no_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with replicas(plain_fleet(), ("a", "b")) as running:
         asked, other = running.served["a"], running.served["b"]
         await told_until(asked, "/api/v1/fleet", whole)
@@ -223,9 +239,12 @@ async def test_at_rest_little_is_sent_and_a_heartbeat_is_no_change() -> None:
         # A heartbeat is no change; a component that turns is one.
         node_summary = other.fleet.node_summaries[first.part.nodes[0].node]
         node_summary.last_heard = time.monotonic()
-        await asyncio.sleep(0.4)
-        async with asked.session.get(url + have) as response:
-            assert replica_messages.decode(await response.read(), PageAnswer).part is None
+        described = count_calls(monkeypatch, replica_messages, "tell")
+        async with asyncio.timeout(30):
+            while len(described) < 2 * len(first.part.nodes):  # the part was made anew, twice
+                async with asked.session.get(url + have) as response:
+                    answer = replica_messages.decode(await response.read(), PageAnswer)
+                assert answer.part is None
         node_summary.attached = False
 
         async def news() -> Part | None:
