@@ -78,7 +78,7 @@ class _SceneCollector(Collector):
         if scene.stats.api is not None:
             yield from _api(scene.stats.api)
         if scene.stats.outbox is not None:
-            outbox = _gauge("sickbay_alert_outbox", "Alerts that wait to be sent.", ["webhook"])
+            outbox = _gauge("sickbay_alerts_waiting", "Alerts that wait to be sent.", ["webhook"])
             for webhook, depth in scene.stats.outbox().items():
                 outbox.add_metric([webhook], depth)
             yield outbox
@@ -97,7 +97,7 @@ def _fleet(found: FleetViewFindings) -> Iterator[Metric]:
     yield _one("sickbay_agents_silent", "Agents that were heard and are not.", len(found.silent))
     yield _one("sickbay_agents_never_heard", "Nodes of no known agent.", found.never_heard)
     yield _one("sickbay_nodes_exempt", "Nodes that people want left alone.", found.exempt)
-    yield _one("sickbay_agent_conflicts", "Nodes that two agents claim.", found.conflicts)
+    yield _one("sickbay_node_conflicts", "Nodes that two agents claim.", found.conflicts)
     yield _one("sickbay_stopped", "1 while the stop switch is set.", bool(found.stop))
     yield _one("sickbay_view_up", "1 while the cluster's news is known.", not found.view_lost)
     doubted = bool(found.clock_doubt)
@@ -107,8 +107,8 @@ def _fleet(found: FleetViewFindings) -> Iterator[Metric]:
     for action in Action:
         mode.add_metric([action.value], found.mode == action.value)
     yield mode
-    used = _gauge("sickbay_limit_used", "How much of a limit is used.", ["limit"])
-    most = _gauge("sickbay_limit_max", "What a limit allows, in nodes.", ["limit"])
+    used = _gauge("sickbay_limit_used_nodes", "How much of a limit is used, in nodes.", ["limit"])
+    most = _gauge("sickbay_limit_max_nodes", "What a limit allows, in nodes.", ["limit"])
     for limit in found.limits:
         if limit.used is not None and limit.most is not None:
             used.add_metric([limit.name], limit.used)
@@ -152,7 +152,7 @@ def _work(found: FleetViewFindings) -> Iterator[Metric]:
     yield holds
     node = ["node"]
     info = _gauge(
-        "sickbay_quarantine_info",
+        "sickbay_quarantine_status",
         "1 for each node in quarantine.",
         ["node", "phase", "action", "kind"],
     )
@@ -176,12 +176,12 @@ def _work(found: FleetViewFindings) -> Iterator[Metric]:
 
 
 def _shards(shards: ShardScene) -> Iterator[Metric]:
-    yield _one("sickbay_shard_nodes", "Nodes that this replica owns.", shards.nodes)
-    yield _one("sickbay_shard_members", "Replicas that are alive.", shards.members)
-    yield _one("sickbay_shard_leader", "1 where this one leads.", shards.leads)
-    yield _one("sickbay_shard_frozen", "1 while it does not know who is there.", shards.frozen)
-    yield _one("sickbay_shard_settled", "1 once the newcomer's wait is over.", shards.settled)
-    up = _gauge("sickbay_shard_peer_up", "1 while that replica's page answers.", ["replica"])
+    yield _one("sickbay_replica_nodes", "Nodes that this replica owns.", shards.nodes)
+    yield _one("sickbay_replica_members", "Replicas that are alive.", shards.members)
+    yield _one("sickbay_replica_leader", "1 where this one leads.", shards.leads)
+    yield _one("sickbay_replica_frozen", "1 while it does not know who is there.", shards.frozen)
+    yield _one("sickbay_replica_settled", "1 once the newcomer's wait is over.", shards.settled)
+    up = _gauge("sickbay_replica_peer_up", "1 while that replica's page answers.", ["replica"])
     for name, answers in sorted(shards.peers.items()):
         up.add_metric([name], answers)
     yield up
@@ -206,10 +206,6 @@ def _own(scene: Scene) -> Iterator[Metric]:
     for kind in EventKind:
         transitions.add_metric([kind.value], scene.feed.counts[kind])
     yield transitions
-    evictions = _counter("sickbay_evictions", "Evictions by what came of them.", ["outcome"])
-    evictions.add_metric(["accepted"], scene.feed.counts[EventKind.EVICTED])
-    evictions.add_metric(["blocked"], scene.feed.counts[EventKind.BLOCKED])
-    yield evictions
     requests = _counter("sickbay_web_requests", "Requests to this listener.", ["route", "code"])
     for (route, code), count in sorted(scene.requests.items()):
         requests.add_metric([route, str(code)], count)
@@ -218,11 +214,11 @@ def _own(scene: Scene) -> Iterator[Metric]:
 
 def _history(stats: HistoryStats) -> Iterator[Metric]:
     yield _one("sickbay_history_up", "1 while what happens is kept.", not stats.problem)
-    yield _one("sickbay_history_waiting", "Transitions that wait to be kept.", stats.depth)
-    written = _counter("sickbay_history_written", "Transitions that were kept.", [])
+    yield _one("sickbay_history_queued_rows", "Transitions that wait to be kept.", stats.depth)
+    written = _counter("sickbay_history_rows_written", "Transitions that were kept.", [])
     written.add_metric([], stats.written)
     yield written
-    lost = _counter("sickbay_history_lost", "What was never kept, by what it was.", ["what"])
+    lost = _counter("sickbay_history_rows_lost", "What was never kept, by what it was.", ["what"])
     lost.add_metric(["transition"], stats.lost)
     lost.add_metric(["evidence"], stats.untold)
     yield lost
@@ -255,11 +251,13 @@ def _ingest(stats: IngestStatsReader) -> Iterator[Metric]:
         "Entries of messages that were outside the contract's bounds.",
         stats.dropped,
     )
-    yield _count("sickbay_ingest_throttled", "Times a stream had to wait.", stats.throttled)
-    yield _count("sickbay_ingest_superseded", "Streams that a newer one closed.", stats.superseded)
+    yield _count("sickbay_ingest_throttles", "Times a stream had to wait.", stats.throttled)
+    yield _count(
+        "sickbay_ingest_streams_superseded", "Streams that a newer one closed.", stats.superseded
+    )
     yield _count("sickbay_ingest_conflicts", "Times two agents claimed a node.", stats.conflicts)
     yield _count(
-        "sickbay_ingest_certificate_troubles",
+        "sickbay_ingest_certificate_errors",
         "Rotated TLS certificates that could not be used.",
         stats.certificate_troubles,
     )
@@ -271,15 +269,12 @@ def _api(stats: ApiStats) -> Iterator[Metric]:
         "Requests to the API server; code 0 is no answer.",
         ["method", "kind", "code"],
     )
-    errors = 0
     for (method, kind, code), count in sorted(stats.answers.items()):
         requests.add_metric([method, kind, str(code)], count)
-        errors += count if code >= 500 or code == 0 else 0
     yield requests
     yield _count(
-        "sickbay_api_throttled", "Answers 429 because the server is busy.", stats.throttled
+        "sickbay_api_throttles", "Answers 429 because the server is busy.", stats.throttled
     )
-    yield _count("sickbay_api_errors", "Answers 5xx, and no answers.", errors)
     yield _count("sickbay_api_evictions_blocked", "Evictions that a budget refused.", stats.blocked)
 
 

@@ -68,7 +68,7 @@ def metrics(latch: Latch, checks: Iterable[Scheduled], about: About, now: float)
     records = about.kernel_records
     page.one("sickbay_agent_kernel_records_total", "counter", "Kernel log records.", records)
     text = "Spent on reading them, all checks together."
-    page.one("sickbay_agent_kernel_seconds_total", "counter", text, about.kernel_seconds)
+    page.one("sickbay_agent_kernel_log_read_seconds_total", "counter", text, about.kernel_seconds)
     _log_check_metrics(page, about.log_checks)
     statuses = Counter((e.check, e.status.name.lower()) for e in latch.components.values())
     page.family(
@@ -104,14 +104,14 @@ def _check_metrics(page: "_Page", checks: Sequence[Scheduled], now: float) -> No
         samples = [({"check": c.name}, getattr(c, value)) for c in checks]
         page.family(f"sickbay_agent_check_{name}", kind, text, samples)
 
-    each("looks_total", "counter", "Looks that ended.", "looks")
-    each("errors_total", "counter", "Looks that ended with the check's own error.", "errors")
-    each("hangs_total", "counter", "Looks that outlived their deadline.", "hangs")
-    each("duration_seconds", "gauge", "How long the latest look took.", "last_duration")
+    each("runs_total", "counter", "Runs that ended.", "looks")
+    each("errors_total", "counter", "Runs that ended with the check's own error.", "errors")
+    each("hangs_total", "counter", "Runs that outlived their deadline.", "hangs")
+    each("duration_seconds", "gauge", "How long the latest run took.", "last_duration")
     # A look that hangs has not ended, and its check is no success for as long as that goes on.
     looked = [check for check in checks if check.looks or check.hung_since is not None]
     well = [({"check": c.name}, int(not c.error and c.hung_since is None)) for c in looked]
-    about = "The latest look ended well and in time, whatever it saw."
+    about = "The latest run ended well and in time, whatever it saw."
     page.family("sickbay_agent_check_success", "gauge", about, well)
     ages = [({"check": c.name}, now - c.last_success) for c in checks if c.last_success is not None]
     about = "Since the check last ended well."

@@ -192,7 +192,7 @@ async def test_in_a_running_agent_it_is_a_check_like_any_other(tmp_path: Path) -
         assert seen["lights"]["message"] == "two of four are out"
         assert (seen["gone"]["status"], seen["gone"]["reason"]) == ("unknown", "not-found")
         _, page = await node.ask("/metrics")
-        for name in ("looks_total", "duration_seconds", "success_age_seconds"):
+        for name in ("runs_total", "duration_seconds", "success_age_seconds"):
             assert f'sickbay_agent_check_{name}{{check="lights"}} ' in page
         assert 'sickbay_agent_components{check="lights",status="failed"} 1' in page
         code, _ = await node.ask("/v1/run-checks", "POST", '{"checks": ["lights"]}')

@@ -253,7 +253,7 @@ async def test_an_agent_that_floods_is_held_back_and_no_other_is_the_slower_for_
         # 20 a second, however many it sends; each of them is work for us.
         assert taken <= 20 * seconds + 2
         assert flooded < 3 * quiet + 0.02, (quiet, flooded)
-        [held] = [line for line in said.splitlines() if line.startswith("sickbay_ingest_throttled")]
+        [held] = [line for line in said.splitlines() if line.startswith("sickbay_ingest_throttles")]
         assert float(held.split()[-1]) > 0
         assert [one["agent"] for one in stands.values()] == ["attached", "attached"]
         checks = [one["check"] for one in stands["node-a"]["components"]]

@@ -131,7 +131,7 @@ def test_the_aggregator_answers_while_one_agent_does_its_worst(
     line = [sys.executable, "-m", "tests.aggregator.flooding_agent", aggregator.address, "hostile"]
     process = subprocess.Popen([*line, *kinds], cwd=ROOT)
     try:
-        wait_until(lambda: aggregator.metric("sickbay_ingest_throttled_total") > 2, what="a flood")
+        wait_until(lambda: aggregator.metric("sickbay_ingest_throttles_total") > 2, what="a flood")
         flooded = sorted(_polled(aggregator, 15.0))
         honest.xid(79)
         began = time.monotonic()

@@ -191,7 +191,7 @@ class Replicas:
             except OSError:
                 told[name] = {}
                 continue
-            begin = "sickbay_shard_"
+            begin = "sickbay_replica_"
             told[name] = {
                 key.removeprefix(begin): value
                 for key, value in found.items()

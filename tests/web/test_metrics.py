@@ -70,9 +70,9 @@ async def test_the_numbers_are_the_fleets() -> None:
     assert found["sickbay_view_up", labels()] == 1
     assert found["sickbay_mode", labels(mode="drain")] == 1
     assert found["sickbay_mode", labels(mode="observe")] == 0
-    assert found["sickbay_limit_used", labels(limit="limits.concurrent")] == 2
-    assert found["sickbay_limit_max", labels(limit="limits.concurrent")] == 20
-    assert found["sickbay_limit_used", labels(limit="limits.new_per_window")] == 7
+    assert found["sickbay_limit_used_nodes", labels(limit="limits.concurrent")] == 2
+    assert found["sickbay_limit_max_nodes", labels(limit="limits.concurrent")] == 20
+    assert found["sickbay_limit_used_nodes", labels(limit="limits.new_per_window")] == 7
     assert found["sickbay_cooling_down", labels()] == 1
     assert found["sickbay_common_causes", labels(scope="place")] == 1
     assert found["sickbay_common_cause_nodes", labels(scope="place")] == 9
@@ -84,10 +84,9 @@ async def test_the_numbers_are_the_fleets() -> None:
     assert found["sickbay_ingest_acks_total", labels()] == 39
     eviction = labels(method="POST", kind="pods/eviction", code="429")
     assert found["sickbay_api_requests_total", eviction] == 5
-    assert found["sickbay_api_errors_total", labels()] == 3
-    assert found["sickbay_api_throttled_total", labels()] == 3
-    assert found["sickbay_evictions_total", labels(outcome="accepted")] == 1
-    assert found["sickbay_alert_outbox", labels(webhook="0")] == 3
+    assert found["sickbay_api_throttles_total", labels()] == 3
+    assert found["sickbay_transitions_total", labels(kind="pod.evicted")] == 1
+    assert found["sickbay_alerts_waiting", labels(webhook="0")] == 3
     assert found["sickbay_build_info", labels(version="0.1.0")] == 1
     missing = labels(route="/nodes/{name}", code="404")
     assert found["sickbay_web_requests_total", missing] == 1

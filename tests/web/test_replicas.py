@@ -158,7 +158,7 @@ async def test_a_dead_replicas_nodes_are_last_known_and_never_well_and_it_comes_
         assert told["replicas"][1]["trouble"].startswith("does not answer: ")
         assert told["replicas"][1]["last_answer"] is not None
         assert told["replicas"][1]["attached"] == 0
-        assert _samples(await asked.text("/metrics"))['sickbay_shard_peer_up{replica="b"}'] == 0
+        assert _samples(await asked.text("/metrics"))['sickbay_replica_peer_up{replica="b"}'] == 0
         assert "b does not answer: " in await asked.text("/")
         spoken = {
             "status": f"b does not answer: .*: its {len(nodes)} nodes are only last known",
@@ -310,19 +310,19 @@ async def test_metrics_tell_of_a_replicas_own_nodes_so_that_sums_are_right() -> 
             "sickbay_agents_attached",
             "sickbay_agents_silent",
             "sickbay_agents_never_heard",
-            "sickbay_shard_nodes",
-            "sickbay_shard_leader",
+            "sickbay_replica_nodes",
+            "sickbay_replica_leader",
         ):
             told = sum(one[name] for one in scrapes)
-            assert told == {"sickbay_shard_nodes": 8}.get(name, expected[name]), name
+            assert told == {"sickbay_replica_nodes": 8}.get(name, expected[name]), name
         for scrape in scrapes:
             assert scrape["sickbay_record_entries"] == 2
-            assert scrape["sickbay_shard_members"] == 3
-            limit = 'sickbay_limit_max{limit="limits.concurrent_percent"}'
+            assert scrape["sickbay_replica_members"] == 3
+            limit = 'sickbay_limit_max_nodes{limit="limits.concurrent_percent"}'
             assert scrape[limit] == expected[limit]
         scrape = _samples(await running.served["a"].text("/metrics"))
         peers = {name: value for name, value in scrape.items() if "_peer_up" in name}
-        assert peers == {f'sickbay_shard_peer_up{{replica="{name}"}}': 1.0 for name in "bc"}
+        assert peers == {f'sickbay_replica_peer_up{{replica="{name}"}}': 1.0 for name in "bc"}
 
 
 def _samples(text: str) -> dict[str, float]:
