@@ -1,14 +1,19 @@
 """The page's connections: idle ones give way, silent ones end, people are served all the while."""
 
 import asyncio
+import asyncio.sslproto
+import gc
 import resource
 import ssl
-from collections.abc import AsyncIterator
+import tracemalloc
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aggregator.web.connections import ANSWER_WITHIN, HEADERS_WITHIN, ConnectionTable
+import pytest
+
+from aggregator.web.connections import ANSWER_WITHIN, HEADERS_WITHIN, TLS_BUFFER, ConnectionTable
 from tests.support.pki import Authority
 from tests.support.waiting import until
 from tests.web.support import Hands, Served, serving, small_fleet
@@ -121,13 +126,18 @@ async def test_one_address_can_not_have_all_event_streams() -> None:
         assert served.feed.streams == 4
 
 
-async def test_a_tls_handshake_that_never_comes_takes_no_place_for_long(tmp_path: Path) -> None:
-    """asyncio gives a handshake a minute and does not report it meanwhile."""
-    authority = Authority.create(tmp_path)
+def certified(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """The page's context, and that of a client which trusts it."""
+    authority = Authority.create(folder)
     pair = authority.server("page", ["127.0.0.1"])
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(pair.certificate, pair.key)
-    trusting = ssl.create_default_context(cafile=str(authority.certificate))
+    return context, ssl.create_default_context(cafile=str(authority.certificate))
+
+
+async def test_a_tls_handshake_that_never_comes_takes_no_place_for_long(tmp_path: Path) -> None:
+    """asyncio gives a handshake a minute and does not report it meanwhile."""
+    context, trusting = certified(tmp_path)
     hands = Hands()
     async with crowded(hands, ssl=context, connections=MOST) as (served, crowd):
         silent = [await crowd.idle() for _ in range(2 * MOST)]
@@ -140,6 +150,86 @@ async def test_a_tls_handshake_that_never_comes_takes_no_place_for_long(tmp_path
         hands.advance(HEADERS_WITHIN + 1)
         async with asyncio.timeout(10):
             assert await silent[-1].is_closed()
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """Reference counts alone free memory, as between two collections of the aggregator."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def handshakes() -> int:
+    """TLS connections in memory, ended ones included."""
+    return sum(isinstance(one, asyncio.sslproto.SSLProtocol) for one in gc.get_objects())
+
+
+#: A record's header, and no more of it.
+HEADER = b"\x16\x03\x01\x02\x00"
+
+
+@pytest.mark.parametrize(("sent", "most_kib"), [(b"", 16), (HEADER, 48)])
+async def test_a_tls_connection_that_sends_no_request_costs_few_kilobytes(
+    tmp_path: Path, sent: bytes, most_kib: int
+) -> None:
+    """Of Python's memory, and with this process's own end of it: asyncio's buffer is 256 KiB."""
+    context, trusting = certified(tmp_path)
+    count = 100
+    async with crowded(Hands(), ssl=context) as (served, crowd):
+        tracemalloc.start()
+        try:
+            for _ in range(count):
+                await crowd.idle(sent)
+            # Its answer comes after all of them were accepted.
+            url = served.url.replace("http:", "https:") + "/healthz"
+            async with served.session.get(url, ssl=trusting) as answer:
+                assert answer.status == 200
+            await until(lambda: not sent or handshakes() >= count)
+            grown = tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+    assert grown / count < most_kib * 1024
+
+
+@pytest.mark.parametrize("sent", [HEADER, b"GET / HTTP/1.1\r\n\r\n"])
+@pytest.mark.usefixtures("no_collection")
+async def test_a_tls_handshake_that_fails_leaves_no_garbage(tmp_path: Path, sent: bytes) -> None:
+    """A client that opens thousands would fill the memory until the next collection."""
+    context, _ = certified(tmp_path)
+    async with crowded(Hands(), ssl=context) as (_, crowd):
+        for _ in range(10):
+            one = await crowd.idle(sent)
+            if sent == HEADER:
+                await until(lambda: handshakes() == 1)
+                one.writer.close()
+            assert await one.is_closed()
+            await until(lambda: handshakes() == 0, within=10)
+
+
+@pytest.mark.usefixtures("no_collection")
+async def test_a_tls_handshake_that_is_overdue_leaves_no_garbage(tmp_path: Path) -> None:
+    context, _ = certified(tmp_path)
+    hands = Hands()
+    async with crowded(hands, ssl=context) as (_, crowd):
+        opened = [await crowd.idle(HEADER) for _ in range(10)]
+        await until(lambda: handshakes() == len(opened))
+        hands.advance(HEADERS_WITHIN + 1)
+        async with asyncio.timeout(10):
+            for one in opened:
+                assert await one.is_closed()
+        await until(lambda: handshakes() == 0, within=10)
+
+
+async def test_a_tls_request_larger_than_the_buffer_is_answered(tmp_path: Path) -> None:
+    context, trusting = certified(tmp_path)
+    async with crowded(Hands(), ssl=context) as (served, _):
+        url = served.url.replace("http:", "https:") + "/healthz"
+        for _ in range(3):
+            body = b"x" * (5 * TLS_BUFFER)
+            async with served.session.get(url, data=body, ssl=trusting) as answer:
+                assert (answer.status, await answer.text()) == (200, "ok\n")
 
 
 async def test_thousands_of_idle_connections_leave_files_to_open() -> None:
