@@ -42,6 +42,7 @@ from aggregator.quarantine.settings import Settings
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.replicas.runtime import ReplicaRuntime
 from aggregator.runtime import gc_tuning
+from aggregator.runtime.backoff import Backoff
 from aggregator.runtime.tasks import run_until_first_exit
 from aggregator.web.event_broker import EventBroker
 from aggregator.web.server import Web
@@ -50,8 +51,7 @@ from aggregator.web.tls import Certificate
 
 log = logging.getLogger("sickbay.app")
 
-_CONNECT_FIRST = 0.5
-_CONNECT_MOST = 5.0
+_CONNECT_BACKOFF = Backoff(first=0.5, most=5.0)
 _UNUSABLE = "the cluster can't be used"
 #: Sinks receive events after a quiet pause of this length (seconds), at the latest after
 #: _TOLD_WITHIN.
@@ -227,14 +227,14 @@ async def _connect(
     cluster: KubeCluster | LocalCluster, fleet: FleetState, rng: random.Random
 ) -> None:
     """Try until the cluster lets us in, and report each of its answers meanwhile."""
-    wait = _CONNECT_FIRST
+    failures = 0
     while True:
         try:
             await cluster.start()
         except ClusterError as error:
             _not_yet(fleet, _UNUSABLE, str(error))
-            await asyncio.sleep(max(rng.uniform(0, wait), error.retry_after or 0))
-            wait = min(_CONNECT_MOST, wait * 2)
+            failures += 1
+            await asyncio.sleep(max(_CONNECT_BACKOFF.pause(failures, rng), error.retry_after or 0))
         else:
             return
 

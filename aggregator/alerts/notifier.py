@@ -22,6 +22,7 @@ from aggregator.alerts.sender import BatchWait, DeliveryStats, WebhookSender, We
 from aggregator.alerts.webhook import Retry
 from aggregator.clock import Clocks
 from aggregator.events import EventKind, Transition
+from aggregator.runtime.backoff import Backoff
 from aggregator.runtime.worker_thread import WorkerThread
 
 log = logging.getLogger("sickbay.alerts")
@@ -31,8 +32,7 @@ MOST_WAITING = 10_000
 BATCH = 500
 DEFAULT_RETRY = Retry()
 DEFAULT_PATIENCE = BatchWait()
-_BACKOFF_FIRST = 0.2
-_BACKOFF_MOST = 15.0
+_BACKOFF = Backoff(first=0.4, most=15.0)
 _CLOSE_WITHIN = 5.0
 
 
@@ -211,8 +211,7 @@ class Notifier:
                 self._failure = str(error)
                 if self._closing:
                     return
-                most = min(_BACKOFF_MOST, _BACKOFF_FIRST * 2 ** min(failures, 10))
-                await asyncio.sleep(self._rng.uniform(most / 2, most))
+                await asyncio.sleep(_BACKOFF.pause(failures, self._rng))
             else:
                 failures = 0
                 self._failure = ""

@@ -169,7 +169,7 @@ class WebhookSender:
 
     def _until(self, next_at: float) -> float:
         """Seconds; bounded, because the wall clock may have been set back meanwhile."""
-        return min(max(0.0, next_at - self._clocks.latest()), max(self._retry.most, 3600.0))
+        return min(max(0.0, next_at - self._clocks.latest()), max(self._retry.backoff.most, 3600.0))
 
     async def _give_up(self, delivery: PendingDelivery, because: str) -> None:
         self.tally.dead += delivery.size

@@ -13,6 +13,7 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 
 from aggregator.alerts.outbox import PendingDelivery
+from aggregator.runtime.backoff import Backoff
 
 SIGNATURE = "X-Sickbay-Signature"
 TIMESTAMP = "X-Sickbay-Timestamp"
@@ -25,17 +26,19 @@ MOST_RETRY_AFTER = 3600.0
 _NOT_NOW = frozenset({408, 425, 429})
 
 
+_BACKOFF = Backoff(first=1.0, most=900.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Seconds. ``first`` to ``most`` between attempts, doubling, with full jitter."""
+    """``give_up``: an alert is dropped so many seconds after its event."""
 
-    first: float = 1.0
-    most: float = 900.0
+    backoff: Backoff = _BACKOFF
     give_up: float = 7 * 86400.0
 
     def pause(self, attempts: int, rng: random.Random) -> float:
         """How long to wait after ``attempts`` that failed (1 or more)."""
-        return rng.uniform(0.0, min(self.most, self.first * 2 ** min(attempts - 1, 40)))
+        return self.backoff.pause(attempts, rng)
 
 
 class Delivery(enum.Enum):

@@ -20,6 +20,7 @@ from aggregator.history.engine import DatabaseCredentials
 from aggregator.history.reader import Reader, close
 from aggregator.history.row_codec import IdGenerator, evidence_row, size_of, to_row
 from aggregator.history.tables import evidence, transitions
+from aggregator.runtime.backoff import Backoff
 from aggregator.runtime.byte_budget import Budgets
 from aggregator.runtime.worker_thread import WorkerThread
 
@@ -50,8 +51,7 @@ LINGER = 0.2
 BREATH = 0.05
 RETENTION_EVERY = 600.0
 COUNT_EVERY = 3600.0
-_BACKOFF_FIRST = 0.5
-_BACKOFF_MOST = 30.0
+_BACKOFF = Backoff(first=1.0, most=30.0)
 _SLOW = 10.0
 _CLOSE_WITHIN = 5.0
 #: Rows of each table. Rows beyond are deleted, the oldest first.
@@ -247,8 +247,7 @@ class History:
                 self._fail(error)
                 if self._closing:
                     return
-                most = min(_BACKOFF_MOST, _BACKOFF_FIRST * 2 ** min(failures, 10))
-                await self._pause(self._rng.uniform(most / 2, most))
+                await self._pause(_BACKOFF.pause(failures, self._rng))
             else:
                 failures = 0
 

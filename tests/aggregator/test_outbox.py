@@ -34,6 +34,7 @@ from aggregator.alerts.outbox import SAME_WITHIN, AlertOutbox, Item, OutboxError
 from aggregator.alerts.sender import BatchWait
 from aggregator.alerts.webhook import Retry
 from aggregator.events import EventKind, Transition
+from aggregator.runtime.backoff import Backoff
 from tests.support.receiver import Receiver, hang, status, taken
 from tests.support.waiting import CLOCKS, until
 
@@ -409,7 +410,7 @@ async def telling(path: Path, url: str, secret_file: Path) -> AsyncIterator[Noti
         [WebhookConfig(url, secret_file, timeout=2.0)],
         clocks=CLOCKS,
         rng=random.Random(2),
-        retry=Retry(first=0.02, most=0.1),
+        retry=Retry(Backoff(0.02, 0.1)),
         patience=BatchWait(linger=0.02, grouped=0.1),
     )
     alerts.start()

@@ -25,12 +25,13 @@ from aggregator.alerts.sender import BatchWait
 from aggregator.alerts.webhook import MOST_RETRY_AFTER, Delivery, Retry, classify_response
 from aggregator.clock import Clocks
 from aggregator.events import EventKind, Transition
+from aggregator.runtime.backoff import Backoff
 from tests.controlplane.pki import Authority
 from tests.support.receiver import Answer, Received, Receiver, hang, status, taken
 from tests.support.waiting import CLOCKS, until
 
 SECRET = b"correct horse"
-QUICK = Retry(first=0.02, most=0.1, give_up=60)
+QUICK = Retry(Backoff(0.02, 0.1), give_up=60)
 SOON = BatchWait(linger=0.05, grouped=0.2)
 
 
@@ -256,7 +257,7 @@ async def test_a_refusal_is_a_dead_letter_and_the_next_alert_goes_out(
 
 
 async def test_what_is_not_taken_in_time_is_given_up(tmp_path: Path, secret_file: Path) -> None:
-    retry = Retry(first=0.02, most=0.05, give_up=0.5)
+    retry = Retry(Backoff(0.02, 0.05), give_up=0.5)
     async with (
         Receiver(answer=status(500)) as receiver,
         telling(tmp_path, address(receiver, secret_file), retry=retry) as alerts,
@@ -454,7 +455,7 @@ class HighestDraw(random.Random):
 
 
 def test_pauses_double_from_the_first_to_the_most() -> None:
-    retry = Retry(first=3.0, most=20.0)
+    retry = Retry(Backoff(3.0, 20.0))
     pauses = [retry.pause(attempts, HighestDraw()) for attempts in (1, 2, 3, 4, 5, 5000)]
     assert pauses == [3.0, 6.0, 12.0, 20.0, 20.0, 20.0]
 

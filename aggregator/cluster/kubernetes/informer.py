@@ -54,10 +54,11 @@ from aggregator.cluster.port import (
     WatchLost,
     WatchSynced,
 )
+from aggregator.runtime.backoff import Backoff
 from aggregator.runtime.tasks import run_until_first_exit
 
 #: Short, as few replicas list, with one request each, and new faults wait for the view.
-_BACKOFF_FIRST_S, _BACKOFF_MOST_S = 0.5, 5.0
+_BACKOFF = Backoff(first=0.5, most=5.0)
 #: A view that held for so long was no failed try: backoff begins anew.
 _HELD_S = 10.0
 #: Phases in which the node is unschedulable by our hand.
@@ -238,8 +239,7 @@ class ClusterInformer:
 
     def _backoff(self, tries: int, error: ClusterError) -> float:
         """Full jitter, and never earlier than the server asked for."""
-        most = min(_BACKOFF_MOST_S, _BACKOFF_FIRST_S * 2.0 ** min(tries, 10))
-        return (error.retry_after or 0.0) + self._rng.uniform(0.0, most)
+        return (error.retry_after or 0.0) + _BACKOFF.pause(tries + 1, self._rng)
 
     def _watch(
         self, kind: Resource, before_open: Callable[[], Awaitable[None]] | None = None

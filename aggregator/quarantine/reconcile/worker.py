@@ -33,11 +33,11 @@ from aggregator.quarantine.settings import Settings
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.race import while_it_stands
+from aggregator.runtime.backoff import Backoff
 
 log = logging.getLogger("sickbay.quarantine")
 
-_BACKOFF_FIRST = 0.2
-_BACKOFF_MOST = 15.0
+_BACKOFF = Backoff(first=0.2, most=15.0)
 #: Steps that end a quarantine: no other step's backoff holds them up, and their own is short
 #: (seconds), as a busy server's wish for a minute's pause concerns the other requests.
 _WAYS_OUT = (Step.RELEASE, Step.UNDO, Step.LET_GO)
@@ -144,8 +144,7 @@ class Reconciler:
         """Wait with full jitter, then read the present state."""
         if not reread or failures > 2:
             case.node_summary.last_error = error
-        most = min(_BACKOFF_MOST, _BACKOFF_FIRST * 2.0 ** min(failures, 10))
-        pause = self._rng.uniform(0, most) if not reread or failures else 0.0
+        pause = _BACKOFF.pause(failures + 1, self._rng) if not reread or failures else 0.0
         await self._back_off(case, pause, at_least or 0.0)
         if reread:
             try:

@@ -47,7 +47,7 @@ class BlockedPod:
 
 
 @dataclass(slots=True)
-class Backoff:
+class ReturnRetry:
     """When the next try is due (monotonic seconds), and how long the wait before it is."""
 
     retry_at: float
@@ -69,7 +69,7 @@ class DrainMemory:
     told: set[str] = field(default_factory=set)
     first_seen: frozenset[str] | None = None
     evicted: Counter[str] = field(default_factory=Counter)
-    returns: dict[str, Backoff] = field(default_factory=dict)
+    returns: dict[str, ReturnRetry] = field(default_factory=dict)
     found_empty: bool = False
     written_at: float = float("-inf")
 
@@ -122,7 +122,7 @@ class DrainMemory:
         """A pod came back: when its slot is emptied once more is known from now on."""
         if slot not in self.returns:
             wait = RETURN_FIRST
-            self.returns[slot] = Backoff(now + wait * rng.uniform(0.8, 1.2), wait)
+            self.returns[slot] = ReturnRetry(now + wait * rng.uniform(0.8, 1.2), wait)
 
     def note_retried(self, slots: Iterable[str], now: float, rng: random.Random) -> None:
         """Returned pods are asked to leave again: the next time is later by twice the wait."""

@@ -23,6 +23,7 @@ from aggregator.replicas.membership.view import Member, Ownership
 from aggregator.replicas.rpc.answer_codec import decode_answer
 from aggregator.replicas.rpc.report_codec import encode_report
 from aggregator.replicas.rpc.validation import InvalidReport
+from aggregator.runtime.backoff import Backoff
 from aggregator.runtime.tasks import run_until_first_exit
 from sickbay.v1 import shards_pb2 as pb
 from sickbay.v1 import shards_pb2_grpc
@@ -35,7 +36,7 @@ _DIGITS = re.compile(r"\d+")
 _CUT_SHORT = "Internal error from Core"
 
 #: Seconds. The longest pause is short, because without a stream no action is admitted here.
-FIRST_PAUSE, LONGEST_PAUSE = 0.2, 2.0
+_BACKOFF = Backoff(first=0.4, most=2.0)
 #: The leader must have accepted us within this time, or we connect again.
 ANSWERED_WITHIN = 5.0
 #: The token's file is checked so often; the kubelet renews it after 80 % of its life.
@@ -130,9 +131,8 @@ class LeaderClient:
             if await self._speak_to(leader, me):
                 failures = 0
             failures += 1
-            most = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures, 10))
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._rng.uniform(0, most)):
+                async with asyncio.timeout(_BACKOFF.pause(failures, self._rng)):
                     await self._changed.wait()
 
     def _me(self) -> Member | None:
