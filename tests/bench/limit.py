@@ -154,13 +154,13 @@ async def _turns(
         await asyncio.to_thread(trials.until_quiet)
         some = [free.pop() for _ in range(size)]
         begun = time.monotonic()
-        await asyncio.gather(*(_quarantine(cluster, node) for node in some))
+        await asyncio.gather(*(quarantine(cluster, node) for node in some))
         return max(await asyncio.to_thread(seen.all_of, some, within=PATIENCE)) - begun
 
     took = dict[int, list[tuple[float, float]]]()
     await cluster.start()
     try:
-        await asyncio.gather(*(_quarantine(cluster, free.pop()) for _ in range(5)))  # warm
+        await asyncio.gather(*(quarantine(cluster, free.pop()) for _ in range(5)))  # warm
         for size, times in TURNS.items():
             for turn in range(min(times, trials.left // size)):
                 if turn % 2:
@@ -174,7 +174,7 @@ async def _turns(
     return took
 
 
-async def _quarantine(cluster: KubeCluster, name: str) -> None:
+async def quarantine(cluster: KubeCluster, name: str) -> None:
     """The requests for one node, as `aggregator.quarantine.actions.cordon` makes them."""
     node = await cluster.read_node(name, cached=True)
     quarantine = await cluster.create_quarantine(name, SPEC)
