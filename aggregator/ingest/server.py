@@ -31,6 +31,7 @@ from aggregator.ingest.stream import Stream, StreamConfig
 from aggregator.ingest.stream_table import StreamTable
 from aggregator.ingest.tls import CertificateFiles
 from aggregator.ingest.tokens import TokenAuthenticator
+from aggregator.ingest.unknown_method import UnknownMethods
 from sickbay.v1 import sickbay_pb2 as pb
 from sickbay.v1 import sickbay_pb2_grpc
 
@@ -105,7 +106,7 @@ class IngestServer:
         self._rules = rules
         self.stats = stats
         self.table = StreamTable(intake, stats, rules, probe_key=probe_key)
-        self._ward = _Ward(self.table, authenticator, intake, rules, stats)
+        self._gateway = _AgentGateway(self.table, authenticator, intake, rules, stats)
         self._also: list[Callable[[grpc.aio.Server], None]] = []
         self._server: grpc.aio.Server | None = None
         self._ticking: asyncio.Task[None] | None = None
@@ -122,9 +123,10 @@ class IngestServer:
         if warning:
             log.warning("the limit of open files is low", extra={"detail": warning})
         server = grpc.aio.server(options=[*OPTIONS, *self._connection_options()])
-        sickbay_pb2_grpc.add_WardServicer_to_server(self._ward, server)
+        sickbay_pb2_grpc.add_AgentGatewayServicer_to_server(self._gateway, server)
         for register in self._also:
             register(server)
+        server.add_generic_rpc_handlers((UnknownMethods(version("sickbay")),))
         try:
             if self._tls is None:
                 self.port = server.add_insecure_port(self._address)
@@ -175,7 +177,7 @@ class IngestServer:
         return self._tls.trouble() if self._tls is not None else ""
 
 
-class _Ward(sickbay_pb2_grpc.WardServicer):
+class _AgentGateway(sickbay_pb2_grpc.AgentGatewayServicer):
     """The service: each call is a `Stream`."""
 
     def __init__(
@@ -194,7 +196,7 @@ class _Ward(sickbay_pb2_grpc.WardServicer):
         self._sparingly = RateLimitedLog()
         self._ack_pacer = AckPacer()
 
-    async def Attend(  # type: ignore[override]  # noqa: N802  # the read and write calls of grpc.aio
+    async def Connect(  # type: ignore[override]  # noqa: N802  # the read and write calls of grpc.aio
         self,
         _: object,
         context: _Context,

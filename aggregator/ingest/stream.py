@@ -115,7 +115,7 @@ class Streams(Protocol):
 
 
 class Stream:
-    """One call of Attend, from its opening to its end."""
+    """One call of Connect, from its opening to its end."""
 
     __slots__ = (
         "_ack_pacer",

@@ -44,6 +44,13 @@ _REFUSALS = frozenset(
     }
 )
 
+_GATEWAY = pb.DESCRIPTOR.services_by_name["AgentGateway"]
+_UNKNOWN = (
+    "the aggregator does not know this agent's service: there is no "
+    f"{_GATEWAY.full_name}/{_GATEWAY.methods[0].name} at its address; install agent and aggregator "
+    "of the same version, or correct aggregator.address (UNIMPLEMENTED: {details})"
+)
+
 Call = grpc.aio.StreamStreamCall[pb.AgentMessage, pb.AggregatorMessage]
 
 
@@ -163,6 +170,8 @@ class Stream:
 
     def _status(self, code: grpc.StatusCode, details: str | None) -> str:
         self._refused = code in _REFUSALS
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            return _UNKNOWN.format(details=details)
         return f"{code.name}: {details}"
 
     # -- writing -------------------------------------------------------------------------------

@@ -33,7 +33,9 @@ class UplinkState:
 
 
 class Uplink:
-    """The agent's side of ``Ward.Attend``. ``hello`` builds the first message of each stream.
+    """The agent's side of ``AgentGateway.Connect``.
+
+    ``hello`` builds the first message of each stream.
 
     ``on_change`` is told when a stream has come or gone, or could not be had.
     """
@@ -118,7 +120,7 @@ class Uplink:
             return Ended(str(error), welcomed=False)
         async with channel:
             self._stream = Stream(
-                rpc.WardStub(channel).Attend(metadata=metadata),
+                rpc.AgentGatewayStub(channel).Connect(metadata=metadata),
                 host=self._host,
                 clock=self._clock,
                 random=self._random,

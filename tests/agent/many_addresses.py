@@ -56,7 +56,7 @@ async def _connect(name: str, wards: dict[str, FakeAggregator]) -> tuple[str, fl
     before = {address: len(ward.streams) for address, ward in wards.items()}
     began = time.monotonic()
     async with dialer.open(f"{name}:{PORT}") as channel:
-        call = rpc.WardStub(channel).Attend()
+        call = rpc.AgentGatewayStub(channel).Connect()
         await call.write(pb.AgentMessage(hello=pb.Hello(node="n")))
         greeting = await call.read()
         took = time.monotonic() - began

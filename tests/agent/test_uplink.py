@@ -283,6 +283,24 @@ async def test_cleared_faults_are_told_and_stay_cleared_after_kill_9(
     assert set(again.faults) == {("xid:48", GPU)}
 
 
+async def test_an_aggregator_without_the_agents_service_is_named_with_what_to_install(
+    make: Make,
+) -> None:
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    agent = make(aggregator=f"127.0.0.1:{port}").start()
+    said = (
+        "no stream: the aggregator does not know this agent's service: there is no "
+        "sickbay.v1.AgentGateway/Connect at its address; install agent and aggregator of the same "
+        "version, or correct aggregator.address (UNIMPLEMENTED: "
+    )
+    try:
+        await until(lambda: said in agent.log(), what=agent.log)
+    finally:
+        await server.stop(grace=0)
+
+
 async def test_commands_that_make_no_sense_are_refused(ward: FakeAggregator, make: Make) -> None:
     make(aggregator=ward.address).start()
     stream = await attended(ward)

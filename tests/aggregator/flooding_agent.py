@@ -37,8 +37,10 @@ def deltas(kinds: list[str]) -> Iterator[Delta]:
             yield hostile.KINDS[kind](number)
 
 
-async def attend(stub: "sickbay_pb2_grpc.WardAsyncStub", node: str, told: Iterator[Delta]) -> None:
-    call = stub.Attend()
+async def attend(
+    stub: "sickbay_pb2_grpc.AgentGatewayAsyncStub", node: str, told: Iterator[Delta]
+) -> None:
+    call = stub.Connect()
     await call.write(said.hello(Hello(node, "boot-1", "e", "0", 1, "mad")))
     await call.write(said.snapshot(Snapshot(PARTS, ()), seq=1))
     for seq, delta in enumerate(told, 2):
@@ -50,7 +52,7 @@ async def main(address: str, node: str, *kinds: str) -> None:
     told = deltas([kind for kind in kinds if kind != "reconnect"])
     options = [("grpc.max_send_message_length", -1)]
     async with grpc.aio.insecure_channel(address, options=options) as channel:
-        stub = sickbay_pb2_grpc.WardStub(channel)
+        stub = sickbay_pb2_grpc.AgentGatewayStub(channel)
         while True:
             many = islice(told, PER_STREAM) if "reconnect" in kinds else told
             try:

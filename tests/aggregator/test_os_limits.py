@@ -185,7 +185,8 @@ async def test_a_stampede_of_3000_agents_is_let_in_without_a_rejection() -> None
         address = f"localhost:{running.server.port}"
         channels = [grpc.aio.insecure_channel(address, options=options) for _ in range(20)]
         calls = [
-            sickbay_pb2_grpc.WardStub(channels[n % len(channels)]).Attend() for n in range(3000)
+            sickbay_pb2_grpc.AgentGatewayStub(channels[n % len(channels)]).Connect()
+            for n in range(3000)
         ]
 
         async def attend(

@@ -362,7 +362,7 @@ async def test_the_leaders_end_of_a_stream_ends_quietly_when_the_other_goes_unde
         )
         context = GoneContext(running.members["b"], error)
         async with asyncio.timeout(30):
-            await service.Confer(None, context)  # type: ignore[arg-type]  # as much as it uses
+            await service.Report(None, context)  # type: ignore[arg-type]  # as much as it uses
         assert context.writes == 1
         assert "b has not told" in leader.missing  # and its session is free for the next stream
         assert not coordinator._leader_role._seats
@@ -430,10 +430,10 @@ async def test_a_bad_message_ends_its_own_stream_and_no_other(tmp_path: Path) ->
         address = running.members["a"].address
         async with grpc.aio.secure_channel(address, credentials) as channel:
             for bad in (
-                pb.ShardMessage(words=pb.Words(nodes=[pb.NodeWord()])),
+                pb.ShardMessage(report_batch=pb.ReportBatch(nodes=[pb.NodeReport()])),
                 pb.ShardMessage(
-                    words=pb.Words(
-                        nodes=[pb.NodeWord(node="n", signs=[pb.NodeSign(what="a", age_s=1e30)])]
+                    report_batch=pb.ReportBatch(
+                        nodes=[pb.NodeReport(node="n", signs=[pb.NodeSign(what="a", age_s=1e30)])]
                     )
                 ),
                 pb.ShardMessage(question=pb.Question(node="n", incident="i", action="drain")),
@@ -441,14 +441,14 @@ async def test_a_bad_message_ends_its_own_stream_and_no_other(tmp_path: Path) ->
                 pb.ShardMessage(),
             ):
                 metadata = grpc.aio.Metadata(("authorization", f"Bearer {token()}"))
-                call = shards_pb2_grpc.CouncilStub(channel).Confer(metadata=metadata)
+                call = shards_pb2_grpc.CoordinationStub(channel).Report(metadata=metadata)
                 who = pb.Introduction(name="x", epoch=running.members["x"].epoch)
                 await call.write(pb.ShardMessage(introduction=who))
                 assert isinstance(await call.read(), pb.LeaderMessage)
                 await call.write(bad)
                 assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
-            call = shards_pb2_grpc.CouncilStub(channel).Confer(metadata=metadata)
-            await call.write(pb.ShardMessage(beat=pb.Beat()))
+            call = shards_pb2_grpc.CoordinationStub(channel).Report(metadata=metadata)
+            await call.write(pb.ShardMessage(keep_alive=pb.KeepAlive()))
             assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert leader.missing == "x has not told of all nodes"  # and b has
 
@@ -461,7 +461,7 @@ async def test_a_listener_that_another_authority_vouches_for_gets_no_token(tmp_p
             token_file=running.places["b"].token_file, ca_file=other.certificate
         )
         async with credentials.channel(running.members["a"].address) as channel:
-            call = shards_pb2_grpc.CouncilStub(channel).Confer()
+            call = shards_pb2_grpc.CoordinationStub(channel).Report()
             assert await call.code() is grpc.StatusCode.UNAVAILABLE
 
 

@@ -146,26 +146,31 @@ def test_times_are_ages_on_the_way_whatever_the_two_clocks_show(
     [
         (pb.ShardMessage(), "nothing"),
         (pb.ShardMessage(introduction=pb.Introduction(name="r")), "introduction"),
-        (pb.ShardMessage(words=pb.Words(nodes=[pb.NodeWord()])), "node: empty"),
-        (pb.ShardMessage(words=pb.Words(gone=[""])), "words.gone: empty"),
+        (pb.ShardMessage(report_batch=pb.ReportBatch(nodes=[pb.NodeReport()])), "node: empty"),
+        (pb.ShardMessage(report_batch=pb.ReportBatch(gone=[""])), "report_batch.gone: empty"),
         (
             pb.ShardMessage(
-                words=pb.Words(
-                    nodes=[pb.NodeWord(node="n", signs=[pb.NodeSign(what="a", age_s=math.nan)])]
+                report_batch=pb.ReportBatch(
+                    nodes=[pb.NodeReport(node="n", signs=[pb.NodeSign(what="a", age_s=math.nan)])]
                 )
             ),
             "signs.age_s",
         ),
         (
             pb.ShardMessage(
-                words=pb.Words(nodes=[pb.NodeWord(node="n", sees=[pb.SeenComponent(check="a")])])
+                report_batch=pb.ReportBatch(
+                    nodes=[pb.NodeReport(node="n", sees=[pb.SeenComponent(check="a")])]
+                )
             ),
             "status",
         ),
-        (pb.ShardMessage(words=pb.Words(nodes=[pb.NodeWord(node="n" * 600)])), "node: longer"),
         (
-            pb.ShardMessage(words=pb.Words(nodes=[pb.NodeWord(node="n")] * 3_000)),
-            "words.nodes: 3000",
+            pb.ShardMessage(report_batch=pb.ReportBatch(nodes=[pb.NodeReport(node="n" * 600)])),
+            "node: longer",
+        ),
+        (
+            pb.ShardMessage(report_batch=pb.ReportBatch(nodes=[pb.NodeReport(node="n")] * 3_000)),
+            "report_batch.nodes: 3000",
         ),
         (
             pb.ShardMessage(

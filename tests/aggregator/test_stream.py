@@ -300,11 +300,31 @@ async def test_a_hello_that_is_refused_is_reported_for_its_node(plain: Site) -> 
 async def test_bytes_that_are_no_message_are_refused(plain: Site) -> None:
     async with plain.channel() as channel:
         attend: grpc.aio.StreamStreamMultiCallable[bytes, bytes]
-        attend = channel.stream_stream("/sickbay.v1.Ward/Attend")
+        attend = channel.stream_stream("/sickbay.v1.AgentGateway/Connect")
         call = attend()
         await call.write(b"\xff\xff\xff")
         assert await call.code() is Code.INVALID_ARGUMENT
     assert plain.stats.refused == {"malformed": 1}
+
+
+@pytest.mark.parametrize(
+    "method", ["/sickbay.v1.Ward/Attend", "/sickbay.v1.AgentGateway/Attend", "/a/" + "b" * 900]
+)
+async def test_a_caller_of_an_unknown_method_is_told_what_to_install(
+    plain: Site, method: str
+) -> None:
+    async with plain.channel() as channel:
+        connect: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(method)
+        call = connect()
+        assert await call.code() is Code.UNIMPLEMENTED
+        told = await call.details() or ""
+    assert f"has no method {method[:150]}" in told
+    assert len(told) < 500
+    assert told.endswith(
+        "agents call /sickbay.v1.AgentGateway/Connect: install the aggregator's version on the "
+        "caller"
+    )
+    assert plain.stats.opened == 0
 
 
 async def test_a_message_larger_than_any_snapshot_is_refused(plain: Site) -> None:

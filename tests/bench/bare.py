@@ -23,10 +23,10 @@ from sickbay.v1 import sickbay_pb2_grpc as rpc
 HEARTBEAT_MS = 10_000
 
 
-class Bare(rpc.WardServicer):
+class Bare(rpc.AgentGatewayServicer):
     """Answers, and keeps no state."""
 
-    async def Attend(  # type: ignore[override]  # the read and write calls of grpc.aio
+    async def Connect(  # type: ignore[override]  # the read and write calls of grpc.aio
         self, _: object, context: "grpc.aio.ServicerContext[pb.AgentMessage, pb.AggregatorMessage]"
     ) -> None:
         while True:
@@ -46,7 +46,7 @@ class Bare(rpc.WardServicer):
 
 async def _serve(options: argparse.Namespace) -> None:
     server = grpc.aio.server(options=OPTIONS)
-    rpc.add_WardServicer_to_server(Bare(), server)
+    rpc.add_AgentGatewayServicer_to_server(Bare(), server)
     credentials = grpc.ssl_server_credentials(
         [(options.key.read_bytes(), options.cert.read_bytes())],
         options.ca.read_bytes(),

@@ -50,7 +50,7 @@ def deltas() -> Iterator[Delta]:
 async def attend(channel: grpc.aio.Channel, token: str, node: str) -> None:
     """One stream, until the aggregator ends it."""
     metadata = grpc.aio.Metadata(("authorization", f"Bearer {token}"))
-    call = sickbay_pb2_grpc.WardStub(channel).Attend(metadata=metadata)
+    call = sickbay_pb2_grpc.AgentGatewayStub(channel).Connect(metadata=metadata)
     reading = asyncio.create_task(_read_all(call))
     try:
         await call.write(said.hello(Hello(node, "boot-1", "e", "0.1.0", 1, "hostile")))

@@ -80,7 +80,7 @@ async def _silent(channel: grpc.aio.Channel, token: str) -> None:
     metadata = grpc.aio.Metadata()
     if token:
         metadata.add("authorization", f"Bearer {token}")
-    call = sickbay_pb2_grpc.WardStub(channel).Attend(metadata=metadata)
+    call = sickbay_pb2_grpc.AgentGatewayStub(channel).Connect(metadata=metadata)
     try:
         while await call.read() is not grpc.aio.EOF:
             pass

@@ -91,7 +91,7 @@ class Attended:
         return int.from_bytes(blake2b(b"".join(sorted(lines)), digest_size=8).digest(), "big")
 
 
-class FakeAggregator(rpc.WardServicer):
+class FakeAggregator(rpc.AgentGatewayServicer):
     """The server. ``streams`` holds every stream that ever came, oldest first."""
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class FakeAggregator(rpc.WardServicer):
     ) -> "FakeAggregator":
         """Listen. ``certificate`` is (chain, key) for TLS; ``client_ca`` asks for client ones."""
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        rpc.add_WardServicer_to_server(self, self._server)
+        rpc.add_AgentGatewayServicer_to_server(self, self._server)
         if certificate is None:
             port = self._server.add_insecure_port(address)
         else:
@@ -136,7 +136,7 @@ class FakeAggregator(rpc.WardServicer):
     def latest(self) -> Attended:
         return self.streams[-1]
 
-    async def Attend(
+    async def Connect(
         self, request_iterator: object, context: Any
     ) -> AsyncIterator[pb.AggregatorMessage]:
         if self.refuse is not None:

@@ -77,7 +77,7 @@ class Site:
 
 
 class Agent:
-    """One call of Attend, by hand."""
+    """One call of Connect, by hand."""
 
     def __init__(
         self, channel: grpc.aio.Channel, node: str, *, instance: str = "i-1", token: str = ""
@@ -87,7 +87,7 @@ class Agent:
         metadata = grpc.aio.Metadata()
         if token:
             metadata.add("authorization", f"Bearer {token}")
-        self.call = sickbay_pb2_grpc.WardStub(channel).Attend(metadata=metadata)
+        self.call = sickbay_pb2_grpc.AgentGatewayStub(channel).Connect(metadata=metadata)
         self._channel = channel
 
     async def send(self, message: pb.AgentMessage) -> None:

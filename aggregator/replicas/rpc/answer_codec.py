@@ -44,7 +44,7 @@ def encode_answer(answer: Answer) -> pb.LeaderMessage:
             failed=answer.failed,
         )
         return pb.LeaderMessage(decision=decision)
-    return pb.LeaderMessage(beat=pb.Beat())
+    return pb.LeaderMessage(keep_alive=pb.KeepAlive())
 
 
 def decode_answer(message: pb.LeaderMessage) -> Answer:
@@ -59,7 +59,7 @@ def decode_answer(message: pb.LeaderMessage) -> Answer:
             )
         case "decision":
             return _read_decision(message.decision)
-        case "beat":
+        case "keep_alive":
             return KeepAlive()
         case other:
             raise InvalidReport(f"{other or 'nothing'}: not in its place")

@@ -146,7 +146,7 @@ class LeaderClient:
             token = await asyncio.to_thread(self._credentials.token)
             async with self._credentials.channel(leader.address) as channel:
                 metadata = grpc.aio.Metadata(("authorization", f"Bearer {token}"))
-                call = shards_pb2_grpc.CouncilStub(channel).Confer(metadata=metadata)
+                call = shards_pb2_grpc.CoordinationStub(channel).Report(metadata=metadata)
                 introduction = pb.Introduction(name=me.name, epoch=me.epoch)
                 async with asyncio.timeout(ANSWERED_WITHIN):
                     await self._write(call, pb.ShardMessage(introduction=introduction))

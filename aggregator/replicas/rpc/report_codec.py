@@ -38,35 +38,35 @@ from sickbay.v1 import shards_pb2 as pb
 def encode_report(said: Said) -> pb.ShardMessage:
     if isinstance(said, ReportBatch):
         nodes = [_put_saying(one) for one in said.sayings]
-        words = pb.Words(nodes=nodes, gone=said.gone, complete=said.complete)
-        return pb.ShardMessage(words=words)
+        batch = pb.ReportBatch(nodes=nodes, gone=said.gone, complete=said.complete)
+        return pb.ShardMessage(report_batch=batch)
     if isinstance(said, AdmissionRequest):
         return pb.ShardMessage(question=_put_ask(said))
-    return pb.ShardMessage(beat=pb.Beat())
+    return pb.ShardMessage(keep_alive=pb.KeepAlive())
 
 
 def decode_report(message: pb.ShardMessage) -> Said:
     """Raises `InvalidReport`."""
     match message.WhichOneof("body"):
-        case "words":
-            words = message.words
-            bounded("words.nodes", words.nodes, MAX_NODES)
-            bounded("words.gone", words.gone, MAX_NODES)
+        case "report_batch":
+            batch = message.report_batch
+            bounded("report_batch.nodes", batch.nodes, MAX_NODES)
+            bounded("report_batch.gone", batch.gone, MAX_NODES)
             return ReportBatch(
-                tuple(_read_saying(one) for one in words.nodes),
-                tuple(name("words.gone", one) for one in words.gone),
-                words.complete,
+                tuple(_read_saying(one) for one in batch.nodes),
+                tuple(name("report_batch.gone", one) for one in batch.gone),
+                batch.complete,
             )
         case "question":
             return _read_ask(message.question)
-        case "beat":
+        case "keep_alive":
             return KeepAlive()
         case other:
             raise InvalidReport(f"{other or 'nothing'}: not in its place")
 
 
-def _put_saying(saying: NodeReport) -> pb.NodeWord:
-    return pb.NodeWord(
+def _put_saying(saying: NodeReport) -> pb.NodeReport:
+    return pb.NodeReport(
         node=saying.node,
         reported=saying.reported,
         silent=saying.silent,
@@ -90,20 +90,20 @@ def _put_saying(saying: NodeReport) -> pb.NodeWord:
     )
 
 
-def _read_saying(word: pb.NodeWord) -> NodeReport:
-    bounded("signs", word.signs, MAX_SIGNS)
-    bounded("sees", word.sees, MAX_SEEN)
-    bounded("assigned", word.assigned, MAX_ASSIGNED)
-    bounded("checks", word.checks, MAX_CHECKS)
-    bounded("traits", word.traits, MAX_CHECKS)
+def _read_saying(report: pb.NodeReport) -> NodeReport:
+    bounded("signs", report.signs, MAX_SIGNS)
+    bounded("sees", report.sees, MAX_SEEN)
+    bounded("assigned", report.assigned, MAX_ASSIGNED)
+    bounded("checks", report.checks, MAX_CHECKS)
+    bounded("traits", report.traits, MAX_CHECKS)
     return NodeReport(
-        node=name("node", word.node),
-        reported=word.reported,
-        silent=word.silent,
-        speaking=word.speaking,
-        address=short("address", word.address),
-        traits=_traits(word.traits),
-        checks=_one_for_all(tuple(name("checks", one) for one in word.checks)),
+        node=name("node", report.node),
+        reported=report.reported,
+        silent=report.silent,
+        speaking=report.speaking,
+        address=short("address", report.address),
+        traits=_traits(report.traits),
+        checks=_one_for_all(tuple(name("checks", one) for one in report.checks)),
         signs=frozenset(
             Symptom(
                 name("signs.what", one.what),
@@ -111,10 +111,10 @@ def _read_saying(word: pb.NodeWord) -> NodeReport:
                 age("signs.age_s", one.age_s),
                 one.acting,
             )
-            for one in word.signs
+            for one in report.signs
         ),
-        sees=tuple(_read_seen(one) for one in word.sees),
-        assigned=names("assigned", word.assigned),
+        sees=tuple(_read_seen(one) for one in report.sees),
+        assigned=names("assigned", report.assigned),
     )
 
 

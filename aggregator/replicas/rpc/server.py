@@ -41,7 +41,7 @@ class _Refused(Exception):
         self.code = code
 
 
-class CoordinationService(shards_pb2_grpc.CouncilServicer):
+class CoordinationService(shards_pb2_grpc.CoordinationServicer):
     """``cluster_away``: the API server can't be reached, so no replica's token can be renewed now;
     an open stream then stays open. ``now`` is in seconds, and only limits the rate of log lines.
     """
@@ -62,9 +62,9 @@ class CoordinationService(shards_pb2_grpc.CouncilServicer):
 
     def register(self, server: grpc.aio.Server) -> None:
         """Serve it on that server, too."""
-        shards_pb2_grpc.add_CouncilServicer_to_server(self, server)
+        shards_pb2_grpc.add_CoordinationServicer_to_server(self, server)
 
-    async def Confer(self, _: object, context: _Context) -> None:  # type: ignore[override]  # noqa: N802  # the read and write calls of grpc.aio
+    async def Report(self, _: object, context: _Context) -> None:  # type: ignore[override]  # noqa: N802  # the read and write calls of grpc.aio
         """One replica's stream, until it ends."""
         try:
             await self._serve(context)

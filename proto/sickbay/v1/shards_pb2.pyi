@@ -33,34 +33,34 @@ class ShardMessage(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     INTRODUCTION_FIELD_NUMBER: _builtins.int
-    WORDS_FIELD_NUMBER: _builtins.int
+    REPORT_BATCH_FIELD_NUMBER: _builtins.int
     QUESTION_FIELD_NUMBER: _builtins.int
-    BEAT_FIELD_NUMBER: _builtins.int
+    KEEP_ALIVE_FIELD_NUMBER: _builtins.int
     CREDENTIALS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def introduction(self) -> Global___Introduction: ...
     @_builtins.property
-    def words(self) -> Global___Words: ...
+    def report_batch(self) -> Global___ReportBatch: ...
     @_builtins.property
     def question(self) -> Global___Question: ...
     @_builtins.property
-    def beat(self) -> Global___Beat: ...
+    def keep_alive(self) -> Global___KeepAlive: ...
     @_builtins.property
     def credentials(self) -> Global___ShardCredentials: ...
     def __init__(
         self,
         *,
         introduction: Global___Introduction | None = ...,
-        words: Global___Words | None = ...,
+        report_batch: Global___ReportBatch | None = ...,
         question: Global___Question | None = ...,
-        beat: Global___Beat | None = ...,
+        keep_alive: Global___KeepAlive | None = ...,
         credentials: Global___ShardCredentials | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "body", b"body", "credentials", b"credentials", "introduction", b"introduction", "question", b"question", "words", b"words"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "credentials", b"credentials", "introduction", b"introduction", "keep_alive", b"keep_alive", "question", b"question", "report_batch", b"report_batch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "body", b"body", "credentials", b"credentials", "introduction", b"introduction", "question", b"question", "words", b"words"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "credentials", b"credentials", "introduction", b"introduction", "keep_alive", b"keep_alive", "question", b"question", "report_batch", b"report_batch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["introduction", "words", "question", "beat", "credentials"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["introduction", "report_batch", "question", "keep_alive", "credentials"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -90,7 +90,7 @@ class Introduction(_message.Message):
 Global___Introduction: _TypeAlias = Introduction  # noqa: Y015
 
 @_typing.final
-class Words(_message.Message):
+class ReportBatch(_message.Message):
     """All that is known now of some nodes."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -101,7 +101,7 @@ class Words(_message.Message):
     complete: _builtins.bool
     """With this message, all of the replica's nodes have been reported in this stream."""
     @_builtins.property
-    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeWord]: ...
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeReport]: ...
     @_builtins.property
     def gone(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Nodes on which the replica reports no more."""
@@ -109,7 +109,7 @@ class Words(_message.Message):
     def __init__(
         self,
         *,
-        nodes: _abc.Iterable[Global___NodeWord] | None = ...,
+        nodes: _abc.Iterable[Global___NodeReport] | None = ...,
         gone: _abc.Iterable[_builtins.str] | None = ...,
         complete: _builtins.bool = ...,
     ) -> None: ...
@@ -119,10 +119,10 @@ class Words(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Words: _TypeAlias = Words  # noqa: Y015
+Global___ReportBatch: _TypeAlias = ReportBatch  # noqa: Y015
 
 @_typing.final
-class NodeWord(_message.Message):
+class NodeReport(_message.Message):
     """It replaces the earlier report on the node."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -204,7 +204,7 @@ class NodeWord(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___NodeWord: _TypeAlias = NodeWord  # noqa: Y015
+Global___NodeReport: _TypeAlias = NodeReport  # noqa: Y015
 
 @_typing.final
 class NodeSign(_message.Message):
@@ -352,7 +352,7 @@ class ShardCredentials(_message.Message):
 Global___ShardCredentials: _TypeAlias = ShardCredentials  # noqa: Y015
 
 @_typing.final
-class Beat(_message.Message):
+class KeepAlive(_message.Message):
     """A keep-alive without news."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -366,7 +366,7 @@ class Beat(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Beat: _TypeAlias = Beat  # noqa: Y015
+Global___KeepAlive: _TypeAlias = KeepAlive  # noqa: Y015
 
 @_typing.final
 class LeaderMessage(_message.Message):
@@ -377,7 +377,7 @@ class LeaderMessage(_message.Message):
     OUTLOOK_FIELD_NUMBER: _builtins.int
     FINDINGS_FIELD_NUMBER: _builtins.int
     DECISION_FIELD_NUMBER: _builtins.int
-    BEAT_FIELD_NUMBER: _builtins.int
+    KEEP_ALIVE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def outlook(self) -> Global___Outlook: ...
     @_builtins.property
@@ -385,20 +385,20 @@ class LeaderMessage(_message.Message):
     @_builtins.property
     def decision(self) -> Global___Decision: ...
     @_builtins.property
-    def beat(self) -> Global___Beat: ...
+    def keep_alive(self) -> Global___KeepAlive: ...
     def __init__(
         self,
         *,
         outlook: Global___Outlook | None = ...,
         findings: Global___NetworkFindings | None = ...,
         decision: Global___Decision | None = ...,
-        beat: Global___Beat | None = ...,
+        keep_alive: Global___KeepAlive | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "body", b"body", "decision", b"decision", "findings", b"findings", "outlook", b"outlook"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "decision", b"decision", "findings", b"findings", "keep_alive", b"keep_alive", "outlook", b"outlook"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "body", b"body", "decision", b"decision", "findings", b"findings", "outlook", b"outlook"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "decision", b"decision", "findings", b"findings", "keep_alive", b"keep_alive", "outlook", b"outlook"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["outlook", "findings", "decision", "beat"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["outlook", "findings", "decision", "keep_alive"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class CouncilStub:
+class CoordinationStub:
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -34,20 +34,20 @@ class CouncilStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Confer = channel.stream_stream(
-                '/sickbay.v1.Council/Confer',
+        self.Report = channel.stream_stream(
+                '/sickbay.v1.Coordination/Report',
                 request_serializer=sickbay_dot_v1_dot_shards__pb2.ShardMessage.SerializeToString,
                 response_deserializer=sickbay_dot_v1_dot_shards__pb2.LeaderMessage.FromString,
                 _registered_method=True)
 
 
-class CouncilServicer:
+class CoordinationServicer:
     """Missing associated documentation comment in .proto file."""
 
-    def Confer(self, request_iterator, context):
-        """A follower opens Confer to the leader. Its first message is Introduction. It then reports all
-        that it knows of its nodes (Words, the last of them complete), then the changes, and asks for
-        admission (Question). The leader answers with its findings for the whole fleet. Either side
+    def Report(self, request_iterator, context):
+        """A follower opens Report to the leader. Its first message is Introduction. It then reports all
+        that it knows of its nodes (ReportBatch, the last of them complete), then the changes, and asks
+        for admission (Question). The leader answers with its findings for the whole fleet. Either side
         sends a message each second. The call carries "authorization: Bearer TOKEN" as metadata: a
         token of the aggregators' own service account, audience "sickbay-shards".
         """
@@ -56,26 +56,26 @@ class CouncilServicer:
         raise NotImplementedError('Method not implemented!')
 
 
-def add_CouncilServicer_to_server(servicer, server):
+def add_CoordinationServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Confer': grpc.stream_stream_rpc_method_handler(
-                    servicer.Confer,
+            'Report': grpc.stream_stream_rpc_method_handler(
+                    servicer.Report,
                     request_deserializer=sickbay_dot_v1_dot_shards__pb2.ShardMessage.FromString,
                     response_serializer=sickbay_dot_v1_dot_shards__pb2.LeaderMessage.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'sickbay.v1.Council', rpc_method_handlers)
+            'sickbay.v1.Coordination', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('sickbay.v1.Council', rpc_method_handlers)
+    server.add_registered_method_handlers('sickbay.v1.Coordination', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
-class Council:
+class Coordination:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def Confer(request_iterator,
+    def Report(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -88,7 +88,7 @@ class Council:
         return grpc.experimental.stream_stream(
             request_iterator,
             target,
-            '/sickbay.v1.Council/Confer',
+            '/sickbay.v1.Coordination/Report',
             sickbay_dot_v1_dot_shards__pb2.ShardMessage.SerializeToString,
             sickbay_dot_v1_dot_shards__pb2.LeaderMessage.FromString,
             options,

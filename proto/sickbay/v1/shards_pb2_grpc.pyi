@@ -33,42 +33,42 @@ class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ig
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
-class CouncilStub:
+class CoordinationStub:
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
-    def __new__(cls, channel: _aio.Channel) -> CouncilAsyncStub: ...
-    Confer: _grpc.StreamStreamMultiCallable[_shards_pb2.ShardMessage, _shards_pb2.LeaderMessage]
-    """A follower opens Confer to the leader. Its first message is Introduction. It then reports all
-    that it knows of its nodes (Words, the last of them complete), then the changes, and asks for
-    admission (Question). The leader answers with its findings for the whole fleet. Either side
+    def __new__(cls, channel: _aio.Channel) -> CoordinationAsyncStub: ...
+    Report: _grpc.StreamStreamMultiCallable[_shards_pb2.ShardMessage, _shards_pb2.LeaderMessage]
+    """A follower opens Report to the leader. Its first message is Introduction. It then reports all
+    that it knows of its nodes (ReportBatch, the last of them complete), then the changes, and asks
+    for admission (Question). The leader answers with its findings for the whole fleet. Either side
     sends a message each second. The call carries "authorization: Bearer TOKEN" as metadata: a
     token of the aggregators' own service account, audience "sickbay-shards".
     """
 
 @_typing.type_check_only
-class CouncilAsyncStub(CouncilStub):
+class CoordinationAsyncStub(CoordinationStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
-    Confer: _aio.StreamStreamMultiCallable[_shards_pb2.ShardMessage, _shards_pb2.LeaderMessage]  # type: ignore[assignment]
-    """A follower opens Confer to the leader. Its first message is Introduction. It then reports all
-    that it knows of its nodes (Words, the last of them complete), then the changes, and asks for
-    admission (Question). The leader answers with its findings for the whole fleet. Either side
+    Report: _aio.StreamStreamMultiCallable[_shards_pb2.ShardMessage, _shards_pb2.LeaderMessage]  # type: ignore[assignment]
+    """A follower opens Report to the leader. Its first message is Introduction. It then reports all
+    that it knows of its nodes (ReportBatch, the last of them complete), then the changes, and asks
+    for admission (Question). The leader answers with its findings for the whole fleet. Either side
     sends a message each second. The call carries "authorization: Bearer TOKEN" as metadata: a
     token of the aggregators' own service account, audience "sickbay-shards".
     """
 
-class CouncilServicer(metaclass=_abc_1.ABCMeta):
+class CoordinationServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
-    def Confer(
+    def Report(
         self,
         request_iterator: _MaybeAsyncIterator[_shards_pb2.ShardMessage],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_shards_pb2.LeaderMessage], _abc.AsyncIterator[_shards_pb2.LeaderMessage]]:
-        """A follower opens Confer to the leader. Its first message is Introduction. It then reports all
-        that it knows of its nodes (Words, the last of them complete), then the changes, and asks for
-        admission (Question). The leader answers with its findings for the whole fleet. Either side
+        """A follower opens Report to the leader. Its first message is Introduction. It then reports all
+        that it knows of its nodes (ReportBatch, the last of them complete), then the changes, and asks
+        for admission (Question). The leader answers with its findings for the whole fleet. Either side
         sends a message each second. The call carries "authorization: Bearer TOKEN" as metadata: a
         token of the aggregators' own service account, audience "sickbay-shards".
         """
 
-def add_CouncilServicer_to_server(servicer: CouncilServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+def add_CoordinationServicer_to_server(servicer: CoordinationServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class WardStub:
+class AgentGatewayStub:
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -34,18 +34,18 @@ class WardStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Attend = channel.stream_stream(
-                '/sickbay.v1.Ward/Attend',
+        self.Connect = channel.stream_stream(
+                '/sickbay.v1.AgentGateway/Connect',
                 request_serializer=sickbay_dot_v1_dot_sickbay__pb2.AgentMessage.SerializeToString,
                 response_deserializer=sickbay_dot_v1_dot_sickbay__pb2.AggregatorMessage.FromString,
                 _registered_method=True)
 
 
-class WardServicer:
+class AgentGatewayServicer:
     """Missing associated documentation comment in .proto file."""
 
-    def Attend(self, request_iterator, context):
-        """The agent opens Attend. Its first message is Hello, its second a Snapshot; deltas count only
+    def Connect(self, request_iterator, context):
+        """The agent opens Connect. Its first message is Hello, its second a Snapshot; deltas count only
         within the stream that carried their snapshot. A newer authenticated stream of the same node
         closes the older.
         """
@@ -54,26 +54,26 @@ class WardServicer:
         raise NotImplementedError('Method not implemented!')
 
 
-def add_WardServicer_to_server(servicer, server):
+def add_AgentGatewayServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Attend': grpc.stream_stream_rpc_method_handler(
-                    servicer.Attend,
+            'Connect': grpc.stream_stream_rpc_method_handler(
+                    servicer.Connect,
                     request_deserializer=sickbay_dot_v1_dot_sickbay__pb2.AgentMessage.FromString,
                     response_serializer=sickbay_dot_v1_dot_sickbay__pb2.AggregatorMessage.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'sickbay.v1.Ward', rpc_method_handlers)
+            'sickbay.v1.AgentGateway', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('sickbay.v1.Ward', rpc_method_handlers)
+    server.add_registered_method_handlers('sickbay.v1.AgentGateway', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
-class Ward:
+class AgentGateway:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def Attend(request_iterator,
+    def Connect(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -86,7 +86,7 @@ class Ward:
         return grpc.experimental.stream_stream(
             request_iterator,
             target,
-            '/sickbay.v1.Ward/Attend',
+            '/sickbay.v1.AgentGateway/Connect',
             sickbay_dot_v1_dot_sickbay__pb2.AgentMessage.SerializeToString,
             sickbay_dot_v1_dot_sickbay__pb2.AggregatorMessage.FromString,
             options,

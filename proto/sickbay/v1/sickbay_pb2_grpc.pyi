@@ -36,36 +36,36 @@ class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ig
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
-class WardStub:
+class AgentGatewayStub:
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
-    def __new__(cls, channel: _aio.Channel) -> WardAsyncStub: ...
-    Attend: _grpc.StreamStreamMultiCallable[_sickbay_pb2.AgentMessage, _sickbay_pb2.AggregatorMessage]
-    """The agent opens Attend. Its first message is Hello, its second a Snapshot; deltas count only
+    def __new__(cls, channel: _aio.Channel) -> AgentGatewayAsyncStub: ...
+    Connect: _grpc.StreamStreamMultiCallable[_sickbay_pb2.AgentMessage, _sickbay_pb2.AggregatorMessage]
+    """The agent opens Connect. Its first message is Hello, its second a Snapshot; deltas count only
     within the stream that carried their snapshot. A newer authenticated stream of the same node
     closes the older.
     """
 
 @_typing.type_check_only
-class WardAsyncStub(WardStub):
+class AgentGatewayAsyncStub(AgentGatewayStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
-    Attend: _aio.StreamStreamMultiCallable[_sickbay_pb2.AgentMessage, _sickbay_pb2.AggregatorMessage]  # type: ignore[assignment]
-    """The agent opens Attend. Its first message is Hello, its second a Snapshot; deltas count only
+    Connect: _aio.StreamStreamMultiCallable[_sickbay_pb2.AgentMessage, _sickbay_pb2.AggregatorMessage]  # type: ignore[assignment]
+    """The agent opens Connect. Its first message is Hello, its second a Snapshot; deltas count only
     within the stream that carried their snapshot. A newer authenticated stream of the same node
     closes the older.
     """
 
-class WardServicer(metaclass=_abc_1.ABCMeta):
+class AgentGatewayServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
-    def Attend(
+    def Connect(
         self,
         request_iterator: _MaybeAsyncIterator[_sickbay_pb2.AgentMessage],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_sickbay_pb2.AggregatorMessage], _abc.AsyncIterator[_sickbay_pb2.AggregatorMessage]]:
-        """The agent opens Attend. Its first message is Hello, its second a Snapshot; deltas count only
+        """The agent opens Connect. Its first message is Hello, its second a Snapshot; deltas count only
         within the stream that carried their snapshot. A newer authenticated stream of the same node
         closes the older.
         """
 
-def add_WardServicer_to_server(servicer: WardServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+def add_AgentGatewayServicer_to_server(servicer: AgentGatewayServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
