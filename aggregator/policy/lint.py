@@ -18,6 +18,7 @@ import yaml
 
 from aggregator.configfile.yaml_source import ConfigProblem, Document, Key, parse
 from aggregator.policy.catalogue import UNKNOWN
+from aggregator.policy.check_traits import EDGES
 from aggregator.policy.rules import ACTIONS, Policy, Rule
 
 #: The agent's checks by name, each with the reasons of its failures, or None for any.
@@ -30,14 +31,14 @@ GRAVE = ("verdict", "severity", "unit", "link", "intr_info", "error_status", "in
 #: The agent's readings of Xid 154's text.
 VERDICTS = ("none", "drain-p2p", "drain-and-reset", "gpu-reset", "node-reboot")
 
-#: A failing edge is evidence against neither end, and common causes do not count it:
-#: docs/limits.md.
-_EDGES = "peers"
-
 
 def parse_checks(text: str) -> Checks:
     """Read checks.yaml."""
-    return {name: None if of == "any" else of for name, of in yaml.safe_load(text).items()}
+    found = {
+        name: of["reasons"] if isinstance(of, dict) else of
+        for name, of in yaml.safe_load(text).items()
+    }
+    return {name: None if of == "any" else of for name, of in found.items()}
 
 
 def warnings(policy: Policy, site: str, site_name: str, checks: Checks) -> list[ConfigProblem]:
@@ -76,7 +77,7 @@ def _about(
         if not reasons and not rule.reasons:
             text = f"check {rule.check} never says failed, at most degraded; no rule can match it"
             yield document.problem((*key, "check"), text)
-    if rule.check == _EDGES and rule.action != "observe":
+    if rule.check in EDGES and rule.action != "observe":
         text = (
             f"acts on whoever can't reach a peer: one dead node means a {rule.action} of all that "
             "look for it, and no common cause holds them; expected check: triangulation"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from aggregator.clock import Clocks
+from aggregator.policy.check_traits import NETWORK, SHARED_TARGETS
 from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
 from aggregator.quarantine.correlation.network import NetworkTracker
 from aggregator.quarantine.decide.admission import Proposal
@@ -98,7 +99,7 @@ class Reporter:
             traits=traits,
             checks=checks,
             signs=fewest(signs),
-            sees=_short((*edges, *_mounts(case))),
+            sees=_short((*edges, *_other_targets(case))),
             assigned=assigned,
         )
 
@@ -264,12 +265,13 @@ def is_silent(case: NodeState) -> bool:
     return case.silent and not case.is_fresh
 
 
-def _mounts(case: NodeState) -> Iterator[Seen]:
-    """The one check of shared targets that is not a network check."""
+def _other_targets(case: NodeState) -> Iterator[Seen]:
+    """The results of shared targets that are no evidence of the network."""
     health = case.node_summary.health
     if health is not None:
-        for one in health.components.of("disk-mounts"):
-            yield one.check, one.component, one.status
+        for check in sorted(SHARED_TARGETS - NETWORK):
+            for one in health.components.of(check):
+                yield one.check, one.component, one.status
 
 
 def _short(sees: tuple[Seen, ...]) -> tuple[Seen, ...]:

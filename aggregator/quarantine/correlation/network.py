@@ -19,6 +19,7 @@ from aggregator.clock import Clocks
 from aggregator.cluster.port import NodeMeta
 from aggregator.events import EventKind, EventSink, Transition
 from aggregator.health.model import Component, Delta, Snapshot, Status
+from aggregator.policy.check_traits import NETWORK
 from aggregator.policy.network.triangulate import PEERS, Triangulation
 from aggregator.policy.network.verdict import CHECK, UNREACHABLE_SILENT, Finding, NetworkVerdict
 from aggregator.quarantine.decide.cause_search import LEAST
@@ -28,8 +29,6 @@ from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.quarantine.state.remote import DirtyNodes, RemoteNodes
 
-#: The checks whose results are evidence of the network.
-CHECKS = frozenset({"peers", "reach", "dns", "pod-network"})
 #: Seconds in which changes are gathered.
 GATHER = 1.0
 #: Where judging had to wait until enough of the fleet had reported, it waits so many seconds more:
@@ -125,7 +124,7 @@ class NetworkTracker:
 
     def on_evidence(self, node: str, evidence: Snapshot | Delta) -> None:
         """Take an agent's evidence; the results of its network checks are edges."""
-        told = {one.key: one.status for one in evidence.components if one.check in CHECKS}
+        told = {one.key: one.status for one in evidence.components if one.check in NETWORK}
         word = self._word(node)
         gone: Iterable[tuple[str, str]] = ()
         if isinstance(evidence, Snapshot):
@@ -161,7 +160,7 @@ class NetworkTracker:
         self._place(node, saying.address)
         self._assign(node, saying.assigned)
         self._speak(node, speaking=saying.speaking)
-        told = {(one[0], one[1]): one[2] for one in saying.sees if one[0] in CHECKS}
+        told = {(one[0], one[1]): one[2] for one in saying.sees if one[0] in NETWORK}
         self._see(node, told, self._word(node).sees.keys() - told.keys())
         self._soon()
 

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from aggregator.health.model import Component, Status
 from aggregator.health.node import NodeHealth
+from aggregator.policy.check_traits import EDGES, SHARED_TARGETS
+from aggregator.policy.check_traits import NVLINK as NVLINK_CHECKS
 from aggregator.policy.incident import Evidence, Incident
 from aggregator.policy.rules import Policy
 from aggregator.policy.silent_agent import SILENT_FAILING
@@ -17,13 +19,8 @@ from aggregator.policy.silent_agent import SILENT_FAILING
 #: Evidence of the NVLink fabric, whatever rule it meets: its cause may be at the other end.
 NVLINK = "nvlink"
 _LINKED = frozenset({"nvlink", "nvlink5", "switch-fatal", "switch-non-fatal"})
-_LINKED_CHECKS = frozenset({"gpu-nvlink", "gpu-fabric"})
-#: Checks whose components are targets of several nodes, and no part of any of them.
-_TARGETS = frozenset({"reach", "dns", "disk-mounts", "pod-network"})
 #: The symptom of a silent agent, where the configuration acts on it: held while many are silent.
 SILENCE = "silence"
-#: An edge of the graph of peers accuses neither end; triangulation is about those.
-_EDGES = frozenset({"peers"})
 
 
 #: Symptoms counted of one node; a healthy node has none, an unhealthy one a few.
@@ -61,7 +58,7 @@ def symptoms_of(
     found = [
         _sign_of(one, acting)
         for one in health.components.that_are(Status.FAILED)
-        if one.check not in _EDGES and (not named or one.check in named or one.key in health.own)
+        if one.check not in EDGES and (not named or one.check in named or one.key in health.own)
     ]
     for incident in incidents.values():
         for item in incident.evidence:
@@ -84,9 +81,9 @@ def fewest(signs: frozenset[Symptom]) -> frozenset[Symptom]:
 
 
 def _sign_of(one: Component, acting: frozenset[str]) -> Symptom:
-    if one.check in _LINKED_CHECKS:
+    if one.check in NVLINK_CHECKS:
         return Symptom(NVLINK, "", one.since, one.check in acting)
-    target = one.component if one.check in _TARGETS else ""
+    target = one.component if one.check in SHARED_TARGETS else ""
     return Symptom(f"check:{one.check}", target, one.since, one.check in acting)
 
 
@@ -96,7 +93,7 @@ def what_of(item: Evidence, policy: Policy) -> str:
         return SILENCE
     if item.cleared_by is None:
         check = item.code.partition(":")[0]
-        return NVLINK if check in _LINKED_CHECKS else f"check:{check}"
+        return NVLINK if check in NVLINK_CHECKS else f"check:{check}"
     if policy.catalogue.classify(item.code) in _LINKED:
         return NVLINK
     return f"rule:{item.rule}"
@@ -105,7 +102,7 @@ def what_of(item: Evidence, policy: Policy) -> str:
 def target_of(item: Evidence) -> str:
     """The `Symptom.component` of a piece of evidence."""
     check = item.code.partition(":")[0]
-    return item.component if item.cleared_by is None and check in _TARGETS else ""
+    return item.component if item.cleared_by is None and check in SHARED_TARGETS else ""
 
 
 def actionable_evidence(

@@ -8,13 +8,12 @@ of the fleet out of every count, and end a common cause that still exists.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from aggregator.policy.check_traits import SHARED_TARGETS
 from aggregator.quarantine.decide.replica_messages import NodeReport
 
 #: A node's last report stands for so long (seconds) after its replica reports it no more. Within
 #: half of that its agent has found the new owner.
 LEAVING = 60.0
-#: Checks for whose components the observing nodes are counted.
-COUNTED = frozenset({"reach", "dns", "disk-mounts", "pod-network"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class RemoteNodes:
 
     def apply_reports(self, member: str, saying: NodeReport) -> None:
         """A replica reports a node of its own."""
-        counted = tuple(one for one in saying.sees if one[0] in COUNTED)
+        counted = tuple(one for one in saying.sees if one[0] in SHARED_TARGETS)
         self._told[saying.node] = RemoteReport(member, replace(saying, sees=counted, assigned=()))
         self._leaving.pop(saying.node, None)
 
