@@ -152,6 +152,7 @@ def test_the_agent_lists_its_checks_and_refuses_a_bad_file(
     assert '"xid"' in listed.stdout
     # The NVML library's Python, which the worker alone imports.
     assert imports(built, "pynvml")
+    assert imports(built, "psutil")
     wrong = tmp_path / "agent.toml"
     wrong.write_text("hosst_root = 1\n")
     refused = run(built, "sickbay-agent", "run", "--config", str(wrong))
