@@ -9,9 +9,12 @@ systemd-pstore has moved from there since, and kdump's folders in /var/crash of 
 kernel writes them before the boot that we see).
 """
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from nodeagent.checks.base import CheckSpec, Kind, Option, Report
 from nodeagent.model import Observation, Status
@@ -54,11 +57,14 @@ def crash_evidence(machine: HostRoots, booted: float) -> str:
 
 def boot_time(machine: HostRoots) -> float:
     """Raises OSError, and ValueError when /proc/stat does not say it."""
-    text = (machine.proc / "stat").read_text(errors="replace")
-    digits = f"\n{text}".partition("\nbtime ")[2].partition("\n")[0]
-    if not digits.isascii() or not digits.isdigit():
+    try:
+        with machine.psutil_here():
+            booted = psutil.boot_time()
+    except (RuntimeError, ValueError, IndexError):
+        booted = 0.0
+    if not 0 < booted < math.inf:
         raise ValueError("/proc/stat has no btime")
-    return float(digits)
+    return booted
 
 
 class RebootCheck:

@@ -1,7 +1,11 @@
 """Where the machine is read: a root that a test, or the pod's ``/host``, can replace."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from nodeagent.clock import Clock
 
@@ -24,6 +28,15 @@ class HostRoots:
     def host(self, path: str) -> Path:
         """The host's ``path`` (absolute) as this process can open it."""
         return self.root / path.lstrip("/")
+
+    @contextmanager
+    def psutil_here(self) -> Iterator[None]:
+        """Within it psutil reads this machine's ``/proc``; its path is the whole process's."""
+        usual, psutil.PROCFS_PATH = psutil.PROCFS_PATH, str(self.proc)
+        try:
+            yield
+        finally:
+            psutil.PROCFS_PATH = usual
 
     def boot_id(self) -> str:
         """The kernel's boot id. It differs after every boot and has no order."""

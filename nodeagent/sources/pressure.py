@@ -1,4 +1,4 @@
-"""Memory and stalls, from /proc/meminfo and /proc/pressure (PSI).
+"""Memory and stalls, from /proc/meminfo (by psutil) and /proc/pressure (PSI).
 
 PSI says which share of the time work stood still for want of a resource: *some* of it, or *full*,
 all of it at once (Documentation/accounting/psi.rst of the kernel).
@@ -6,13 +6,15 @@ all of it at once (Documentation/accounting/psi.rst of the kernel).
 
 import errno
 import re
+import warnings
 from dataclasses import dataclass
+
+import psutil
 
 from nodeagent.sources.host import HostRoots
 
-__all__ = ["Memory", "NoPressure", "Stall", "parse_meminfo", "parse_stall", "read_memory", "stall"]
+__all__ = ["Memory", "NoPressure", "Stall", "parse_stall", "read_memory", "stall"]
 
-_FIELD = re.compile(r"^(MemTotal|MemAvailable):\s+(\d+) kB$", re.MULTILINE)
 _STALL = re.compile(r"^(some|full) avg10=\S+ avg60=(\d+(?:\.\d+)?) ", re.MULTILINE)
 
 
@@ -38,16 +40,15 @@ class Stall:
 
 def read_memory(machine: HostRoots) -> Memory:
     """Raises OSError, and ValueError when it is no meminfo."""
-    return parse_meminfo((machine.proc / "meminfo").read_text(errors="replace"))
-
-
-def parse_meminfo(text: str) -> Memory:
-    """Raises ValueError when MemTotal or MemAvailable is missing."""
-    found = {name: int(kib) * 1024 for name, kib in _FIELD.findall(text)}
     try:
-        return Memory(found["MemTotal"], found["MemAvailable"])
+        with machine.psutil_here(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # of other fields that are missing
+            memory = psutil.virtual_memory()
     except KeyError as error:
-        raise ValueError(f"meminfo has no {error.args[0]}") from None
+        raise ValueError(f"meminfo has no {error.args[0].decode()[:-1]}") from None
+    except (ValueError, IndexError) as error:
+        raise ValueError(f"meminfo is malformed: {error}") from None
+    return Memory(memory.total, memory.available)
 
 
 def stall(machine: HostRoots, resource: str) -> Stall:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from nodeagent.checks import memory
 from nodeagent.model import Status
 from nodeagent.sources.host import HostRoots
-from nodeagent.sources.pressure import Memory, Stall, parse_meminfo, parse_stall
+from nodeagent.sources.pressure import Memory, Stall, parse_stall, read_memory
 from tests.agent.machines import made_up, options, sources, this_machine, verdicts
 
 GIB = 1 << 20  # in the kernel's kB
@@ -19,6 +20,7 @@ def meminfo(available: int) -> str:
     return (
         f"MemTotal:       {2000 * GIB} kB\nMemFree:          123 kB\n"
         f"MemAvailable:   {available} kB\nBuffers:            1 kB\n"
+        "HugePages_Total:       0\n"
     )
 
 
@@ -69,8 +71,38 @@ async def test_thresholds_are_settings(tmp_path: Path) -> None:
 async def test_no_procfs_is_unknown(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
     assert await verdict(machine) == (Status.UNKNOWN, "no-procfs")
-    (machine.proc / "meminfo").write_text("MemTotal: what? kB\n")
-    assert await verdict(machine) == (Status.UNKNOWN, "no-procfs")
+    for text in ("", "MemTotal: what? kB\n", "MemTotal: 5 kB\n", "MemTotal:\n", "\n"):
+        (machine.proc / "meminfo").write_text(text)
+        assert await verdict(machine) == (Status.UNKNOWN, "no-procfs")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("MemFree: 5 kB\n", "meminfo has no MemTotal"),
+        ("MemTotal: what? kB\n", "meminfo is malformed: invalid literal for int"),
+        ("MemTotal:\n", "meminfo is malformed: list index out of range"),
+    ],
+)
+def test_the_message_says_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
+    machine = made_up(tmp_path)
+    (machine.proc / "meminfo").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_memory(machine)
+
+
+def test_the_file_is_named_when_it_is_missing(tmp_path: Path) -> None:
+    machine = made_up(tmp_path)
+    with pytest.raises(FileNotFoundError, match=f"{machine.proc}/meminfo"):
+        read_memory(machine)
+
+
+def test_two_machines_are_told_apart(tmp_path: Path) -> None:
+    """psutil has one path for the whole process."""
+    full, spare = (machine_with(tmp_path / name, size) for name, size in (("a", 3), ("b", 4)))
+    assert read_memory(full) == Memory(2000 << 30, 3 << 10)
+    assert read_memory(spare) == Memory(2000 << 30, 4 << 10)
+    assert psutil.virtual_memory().total == read_memory(this_machine()).total
 
 
 async def test_a_message_of_a_well_machine_never_changes(tmp_path: Path) -> None:
@@ -85,16 +117,14 @@ async def test_a_message_of_a_well_machine_never_changes(tmp_path: Path) -> None
 
 
 def test_parsers() -> None:
-    assert parse_meminfo(meminfo(3)) == Memory(2000 << 30, 3 << 10)
     assert parse_stall(psi(some=1.5, full=0.25)) == Stall(1.5, 0.25)
     assert parse_stall(psi(some=1.5, full=None)) == Stall(1.5, 0.0)
 
 
 @given(st.text())
 def test_garbage_is_an_error_and_no_crash(text: str) -> None:
-    for parse in (parse_meminfo, parse_stall):
-        with pytest.raises(ValueError):
-            parse(text)
+    with pytest.raises(ValueError):
+        parse_stall(text)
 
 
 async def test_this_machine_has_memory() -> None:
