@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-__all__ = ["ChildProcess", "python", "where"]
+__all__ = ["ChildProcess", "python"]
 
 _READ = 65536
 _LINE_LIMIT = 65536  # a child that never ends its line is cut, not collected
@@ -22,20 +22,6 @@ _REAP_SECONDS = (0.002, 1.0)  # between looks at a child whose output ended: fir
 def python(script: str, *arguments: str) -> list[str]:
     """The command line for a script of this package: the interpreter at its lightest."""
     return [sys.executable, "-I", "-S", "-E", str(Path(__file__).with_name(script)), *arguments]
-
-
-def where(pid: int, thread: int | None = None, proc: Path = Path("/proc")) -> str:
-    """Where a thread waits: its state and kernel function, such as "D in percpu_rwsem_wait".
-
-    Empty when it is gone. ``proc`` is this process's own: children are of its PID namespace.
-    """
-    task = proc / str(pid) / "task" / str(thread or pid)
-    try:
-        state = (task / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-        function = (task / "wchan").read_text(errors="replace").strip()
-    except (OSError, IndexError):
-        return ""
-    return state if function in ("", "0") else f"{state} in {function}"
 
 
 class ChildProcess:

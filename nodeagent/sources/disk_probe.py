@@ -12,8 +12,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nodeagent.sources.child_process import ChildProcess, python, where
+from nodeagent.sources.child_process import ChildProcess, python
 from nodeagent.sources.host import HostRoots
+from nodeagent.sources.process_state import where
 
 __all__ = [
     "Differs",

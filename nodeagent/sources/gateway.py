@@ -14,8 +14,9 @@ import struct
 from dataclasses import dataclass
 
 from nodeagent.clock import Clock
-from nodeagent.sources.child_process import ChildProcess, python, where
+from nodeagent.sources.child_process import ChildProcess, python
 from nodeagent.sources.network import DefaultRoute
+from nodeagent.sources.process_state import where
 
 __all__ = ["PATIENCE", "GatewayProbe", "GatewayReply", "echo"]
 

@@ -12,23 +12,15 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from nodeagent.sources.host import HostRoots
+import psutil
 
-__all__ = ["Found", "Processes", "Stat", "StuckProcess", "parse_stat"]
+from nodeagent.sources.host import HostRoots
+from nodeagent.sources.proc_stat import Stat, read_stat
+
+__all__ = ["Found", "Processes", "StuckProcess"]
 
 #: Processes looked at for the first time in one look.
 MOST = 500
-_STAT_BYTES = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Stat:
-    """``state`` is one letter of /proc/PID/stat. ``started`` with the pid names one process."""
-
-    name: str
-    state: str
-    parent: int
-    started: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +81,7 @@ class Processes:
         return Found(len(pids), self._by_parent(zombies), self._stuck())
 
     def _look_at(self, pid: int, now: float) -> None:
-        stat = self._stat(pid)
+        stat = read_stat(f"{self.machine.proc}/{pid}/stat")
         before = self._known.pop(pid, None)
         if stat is None or stat.state not in ("Z", "D"):
             return
@@ -109,24 +101,13 @@ class Processes:
         ]
         return sorted(stuck, key=lambda each: -each.seconds)
 
-    def _stat(self, pid: int) -> Stat | None:
-        """The process's stat, or None when it is gone."""
-        try:
-            descriptor = os.open(f"{self.machine.proc}/{pid}/stat", os.O_RDONLY)
-        except OSError:
-            return None
-        try:
-            return parse_stat(os.read(descriptor, _STAT_BYTES))
-        except OSError:
-            return None  # it ended between the two
-        finally:
-            os.close(descriptor)
-
     def _switches(self, pid: int) -> int:
-        text = self._read(pid, "status")
-        _, _, rest = text.partition("\nvoluntary_ctxt_switches:")
-        digits = rest.split("\n", 1)[0].strip()
-        return int(digits) if digits.isdigit() else -1
+        """Its waits so far; -1 when it is gone, or its entry is malformed."""
+        try:
+            with self.machine.psutil_here():
+                return psutil.Process(pid).num_ctx_switches().voluntary
+        except (psutil.Error, NotImplementedError, OSError, ValueError, IndexError):
+            return -1
 
     def _where(self, pid: int) -> str:
         where = self._read(pid, "wchan").strip()
@@ -147,16 +128,6 @@ class Processes:
             return (self.machine.proc / str(pid) / file).read_text(errors="replace")
         except OSError:
             return ""
-
-
-def parse_stat(raw: bytes) -> Stat | None:
-    """Parses /proc/PID/stat. The name may hold any bytes: fields count from its last bracket."""
-    head, bracket, rest = raw.rpartition(b") ")
-    fields = rest.split()
-    if not bracket or len(fields) < 20 or not fields[1].isdigit() or not fields[19].isdigit():
-        return None
-    name = head.partition(b" (")[2].decode("utf-8", "replace")
-    return Stat(name, fields[0].decode("ascii", "replace"), int(fields[1]), int(fields[19]))
 
 
 def _from(pids: list[int], after: int, most: int) -> list[int]:

@@ -1,6 +1,7 @@
 """Programs of the site's as checks: the harm that they may do, and the meaning of their codes."""
 
 import asyncio
+import contextlib
 import os
 import re
 import subprocess
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -196,12 +198,16 @@ async def test_who_forks_and_forks_is_ended_to_the_last(tmp_path: Path) -> None:
     started = pids_in(pids)
     assert len(started) > 20
     assert not [pid for pid in started if not ended(pid)]
-    sessions = {int(stat[3]) for stat in map(command_child._stat, everybody()) if len(stat) > 3}
-    assert not sessions & set(started), "nor their children, which nobody is the parent of"
+    assert not sessions() & set(started), "nor their children, which nobody is the parent of"
 
 
-def everybody() -> list[int]:
-    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+def sessions() -> set[int]:
+    """Those of all processes."""
+    found = set()
+    for pid in psutil.pids():
+        with contextlib.suppress(ProcessLookupError):
+            found.add(os.getsid(pid))
+    return found
 
 
 @given(

@@ -2,13 +2,18 @@
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from nodeagent.local.explain import table
+from nodeagent.sources import process_state
 from nodeagent.sources.process_state import stuck
 from tests.agent import real_disks
 from tests.agent.agent_process import QUIET, AgentProcess
@@ -185,3 +190,28 @@ async def test_liveness_depends_on_neither_the_driver_nor_the_aggregator(
 
 def test_a_process_that_only_sleeps_is_not_stuck() -> None:
     assert stuck() == []
+
+
+def test_a_tree_that_may_not_be_read_is_this_process_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without the rights of root, ``hidepid=1`` refuses the stat of other users' processes."""
+
+    def refuse(_process: psutil.Process, *, recursive: bool) -> list[psutil.Process]:
+        raise psutil.AccessDenied
+
+    monkeypatch.setattr(psutil.Process, "children", refuse)
+    assert stuck() == []
+
+
+def test_a_command_may_hold_any_bytes() -> None:
+    script = "print(flush=True); input()"
+    line: list[str | bytes] = [sys.executable, "-c", script, b"\xff"]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"\n"
+        shown = process_state._command(psutil.Process(child.pid))
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert process_state._command(psutil.Process(child.pid)) == "", "a zombie has none"
+    assert shown == f"{sys.executable} -c {script} \\xff"

@@ -17,7 +17,8 @@ from nodeagent.checks import processes
 from nodeagent.clock import SystemClock
 from nodeagent.model import Status
 from nodeagent.sources.host import HostRoots
-from nodeagent.sources.processes import Processes, Stat, parse_stat
+from nodeagent.sources.proc_stat import parse_stat
+from nodeagent.sources.processes import Processes
 from tests.agent.machines import made_up, observations, options, sources, this_machine, verdicts
 from tests.agent.real_disks import MARKS, ext4, frozen, hold, write_now
 
@@ -45,7 +46,7 @@ def process(machine: HostRoots, pid: int, **what: object) -> None:
     folder.mkdir(exist_ok=True)
     zeros = " ".join(["0"] * 17)
     head = f"{pid} ({known['name']}) {known['state']} {known['parent']} {zeros}"
-    (folder / "stat").write_text(f"{head} {known['started']} 0 0 0\n")
+    (folder / "stat").write_text(f"{head} {known['started']} {zeros}\n")
     (folder / "comm").write_text(f"{known['name']}\n")
     (folder / "wchan").write_text(str(known["wchan"]))
     (folder / "status").write_text(
@@ -158,7 +159,9 @@ def test_what_is_remarkable_is_bounded_too(machine: HostRoots, clock: Stepped) -
 def test_a_name_may_hold_anything(name: str) -> None:
     rest = " ".join(["0"] * 17)
     raw = f"12 ({name}) D 3 {rest} 77 1 2 3\n".encode()
-    assert parse_stat(raw) == Stat(name, "D", 3, 77)
+    stat = parse_stat(raw)
+    assert stat is not None
+    assert (stat.name, stat.state, stat.parent, stat.started) == (name, "D", 3, 77)
 
 
 @given(st.binary(max_size=300))
