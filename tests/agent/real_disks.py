@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 
+import psutil
 import pytest
 
 
@@ -96,7 +97,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
+    return psutil.pid_exists(pid)
 
 
 def collect(pid: int) -> bool:
@@ -106,10 +107,8 @@ def collect(pid: int) -> bool:
 
 def probe_children() -> list[int]:
     """The probes that this process has running."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    return [
-        int(pid) for pid in children if b"disk_child" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
+    children = psutil.Process().children()
+    return [child.pid for child in children if "disk_child" in " ".join(child.cmdline())]
 
 
 _HOLD = """

@@ -1,12 +1,14 @@
 """Quiesce and cleared: the driver is let go of, and faults end because a person says so."""
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from nodeagent.checks import gpu_inventory
@@ -122,17 +124,16 @@ class Node(AgentProcess):
     def workers(self) -> list[int]:
         """The agent's NVML workers, by their parent."""
         assert self.process is not None
-        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         found = []
-        for pid in path.read_text().split():
-            command = Path(f"/proc/{pid}/cmdline")
-            if command.exists() and b"nvml_worker" in command.read_bytes():
-                found.append(int(pid))
+        for child in psutil.Process(self.process.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if "nvml_worker" in " ".join(child.cmdline()):
+                    found.append(child.pid)
         return found
 
 
 def is_there(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
+    return psutil.pid_exists(pid)
 
 
 @pytest.fixture

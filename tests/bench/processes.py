@@ -1,8 +1,11 @@
-"""The cost of a tree of processes, from /proc."""
+"""The cost of a tree of processes."""
 
-import os
+import contextlib
 from dataclasses import dataclass
-from pathlib import Path
+
+import psutil
+
+_MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,49 +21,22 @@ class Cost:
     processes: int
 
 
-def _children() -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                stat = (folder / "stat").read_text()
-            except OSError:
-                continue
-            parent = int(stat.rpartition(")")[2].split()[1])
-            found.setdefault(parent, []).append(int(folder.name))
-    return found
-
-
-def _tree(pid: int) -> list[int]:
-    children, found = _children(), [pid]
-    for one in found:
-        found.extend(children.get(one, ()))
-    return found
-
-
-def _one(pid: int) -> Cost:
-    folder = Path("/proc") / str(pid)
-    rollup = dict(
-        line.split()[:2] for line in (folder / "smaps_rollup").read_text().splitlines()[1:]
-    )
-    fields = (folder / "stat").read_text().rpartition(")")[2].split()
-    ticks = sum(int(field) for field in fields[11:15])  # utime, stime, cutime, cstime
-    return Cost(
-        int(rollup["Pss:"]) / 1024, int(rollup["Rss:"]) / 1024, ticks / os.sysconf("SC_CLK_TCK"), 1
-    )
-
-
 def cost(pid: int) -> Cost:
     """The cost of the process and its descendants now; one that ends meanwhile is left out."""
+    root = psutil.Process(pid)
     parts = []
-    for one in _tree(pid):
-        try:
-            parts.append(_one(one))
-        except OSError:
-            continue
+    for process in (root, *root.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+            parts.append(_one(process))
     return Cost(
         sum(part.pss_mib for part in parts),
         sum(part.rss_mib for part in parts),
         sum(part.cpu_s for part in parts),
         sum(part.processes for part in parts),
     )
+
+
+def _one(process: psutil.Process) -> Cost:
+    memory, cpu = process.memory_full_info(), process.cpu_times()
+    seconds = cpu.user + cpu.system + cpu.children_user + cpu.children_system
+    return Cost(memory.pss / _MIB, memory.rss / _MIB, seconds, 1)

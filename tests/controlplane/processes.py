@@ -1,12 +1,16 @@
-"""How a process is, by proc(5)."""
+"""Whether a process is stopped, or has ended."""
 
-from pathlib import Path
+import psutil
 
 
 def stopped(pid: int) -> bool:
     """Whether every thread of the process is stopped. A signal takes a moment to reach them all."""
-    stats = [file.read_text(encoding="utf-8") for file in Path(f"/proc/{pid}/task").glob("*/stat")]
-    return bool(stats) and all(_state(stat) == "T" for stat in stats)
+    try:
+        threads = psutil.Process(pid).threads()
+        states = {psutil.Process(thread.id).status() for thread in threads}
+    except psutil.NoSuchProcess:
+        return False
+    return states == {psutil.STATUS_STOPPED}
 
 
 def ended(pid: int) -> bool:
@@ -14,11 +18,6 @@ def ended(pid: int) -> bool:
     zombie is as good as gone.
     """
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    except (FileNotFoundError, ProcessLookupError):
+        return psutil.Process(pid).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
         return True
-    return _state(stat) in "ZX"
-
-
-def _state(stat: str) -> str:
-    return stat.rpartition(")")[2].split()[0]

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from tests.controlplane.waiting import wait_until
@@ -77,8 +78,7 @@ class LocalAggregator:
 
     def resident(self) -> int:
         """Bytes of its memory."""
-        text = Path(f"/proc/{self.process.pid}/statm").read_text()
-        return int(text.split()[1]) * 4096
+        return psutil.Process(self.process.pid).memory_info().rss
 
     def log(self) -> str:
         return self.log_path.read_text()

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import psutil
 import pytest
 
 from tests.controlplane.pki import KeyPair
@@ -212,8 +213,7 @@ class PostgresServer:
         """The postmaster, then its children."""
         assert self._process is not None
         pid = self._process.pid
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return [pid, *map(int, children)]
+        return [pid, *(child.pid for child in psutil.Process(pid).children())]
 
 
 @pytest.fixture(scope="session")
