@@ -20,7 +20,7 @@ from aggregator.health.node import NodeHealth, boot_ends
 from aggregator.policy.incident import Evidence, Incident, incident_id
 from aggregator.policy.lemons import CHECK as LEMON
 from aggregator.policy.lemons import REASON
-from aggregator.policy.rules import ACTIONS, FLAPS, KINDS, Match, Policy, Rule, matches
+from aggregator.policy.rules import ACTIONS, FLAPS, HEALTHY_FOR, KINDS, Match, Policy, Rule, matches
 from aggregator.policy.silent_agent import SILENT_FAILING, SILENT_RULE, silent_rule
 from aggregator.policy.windows import flapping, seen_well, well_since
 from aggregator.runtime.interning import EMPTY
@@ -356,7 +356,7 @@ def _incident(
         since=since,
         evidence=evidence,
         healthy_for=max(
-            rules[item.rule].healthy_for if item.rule in rules else 0.0 for item in evidence
+            rules[item.rule].healthy_for if item.rule in rules else HEALTHY_FOR for item in evidence
         ),
         recovering_since=earlier.recovering_since if earlier is not None else None,
         remembered=earlier is not None and earlier.remembered and since == earlier.since,

@@ -23,6 +23,8 @@ RELEASES = ("recovered", "manual")
 REPEAT_WITHIN = 7 * 86400.0
 #: No rule may look back further: a node remembers its releases for so long (seconds).
 LONGEST_REPEAT = 28 * 86400.0
+#: Without ``healthyFor``, and for evidence whose rule the policy no longer has (seconds).
+HEALTHY_FOR = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class Rule:
     components: tuple[str, ...] = ()
     flaps: int = 0
     hold: float = 0.0
-    healthy_for: float = 600.0
+    healthy_for: float = HEALTHY_FOR
     release: str = "recovered"
     repeat_within: float = REPEAT_WITHIN
 

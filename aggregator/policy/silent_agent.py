@@ -6,14 +6,12 @@ last known evidence is bad. By configuration that may cordon; it drains no node.
 
 from aggregator.health.model import Status
 from aggregator.health.node import NodeHealth
-from aggregator.policy.rules import Match, Rule
+from aggregator.policy.rules import HEALTHY_FOR, Match, Rule
 
 #: The evidence's code. It is over when the agent reports again, and not before.
 SILENT_FAILING = "agent:silent-failing"
 #: Where it is configured, as people read it in the place of a rule's name.
 SILENT_RULE = "agents.silent_failing"
-#: How long all must be healthy again before the node is released (seconds).
-HEALTHY_FOR = 600.0
 
 
 def worst_failing(health: NodeHealth) -> str:

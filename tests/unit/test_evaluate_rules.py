@@ -161,12 +161,12 @@ def test_it_closes_at_the_end_of_its_time_and_not_before() -> None:
     assert (last.incidents, last.look_again) == ({}, None)
 
 
-def test_a_rule_that_is_gone_asks_for_no_time_and_the_others_do() -> None:
+def test_evidence_whose_rule_is_gone_needs_the_default_healthy_time() -> None:
     rules = policy(rule("a", reasons=("a",)), rule("b", reasons=("b",), healthy_for=30.0))
     broken = health(disk("a"), disk("b", of="/data"))
     first = evaluate(rules, broken, {}, 1_000.0)
     assert one(first).healthy_for == 60.0
-    for left, time in ((rules.rules[1:], 30.0), ((), 0.0)):
+    for left, time in ((rules.rules[1:], 600.0), ((), 600.0)):
         second = evaluate(policy(*left), broken, first.incidents, 1_001.0)
         assert one(second).healthy_for == time
         assert one(second).in_force, "a rule that is gone is no positive sign"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from aggregator.cluster.port import Action, EvidenceItem, Quarantine, QuarantineSpec
 from aggregator.health.node import GONE, boot_ends
 from aggregator.policy.incident import Evidence, Incident
-from aggregator.policy.rules import ACTIONS, Policy
+from aggregator.policy.rules import ACTIONS, HEALTHY_FOR, Policy
 from aggregator.quarantine.decide.operator_requests import FORCED
 from aggregator.quarantine.decide.overrides import clears
 
@@ -249,7 +249,7 @@ def incidents_of(quarantine: Quarantine, policy: Policy, now: float) -> dict[str
             summary=quarantine.spec.reason,
             since=now,
             evidence=evidence,
-            healthy_for=max((rule.healthy_for for rule in known), default=600.0),
+            healthy_for=max((rule.healthy_for for rule in known), default=HEALTHY_FOR),
             remembered=True,
         )
     return restored
