@@ -18,7 +18,7 @@ from aggregator.clock import BOUND, EVEN_FOR, ClockGuard, Clocks, watch
 from aggregator.cluster.port import HookState, Phase
 from aggregator.quarantine.decide.drain_plan import DrainRules, Leave, NamespaceRule
 from aggregator.quarantine.decide.operator_requests import EXEMPT, exemption
-from aggregator.quarantine.decide.release_checks import RELEASES
+from aggregator.quarantine.decide.release_checks import RELEASE_HISTORY
 from aggregator.quarantine.drain.hooks import HookAnswer, HookResult, HookRules
 from tests.aggregator.test_drain_hooks import PlayedHook
 from tests.controlplane.waiting import wait_until
@@ -277,13 +277,13 @@ def test_releases_go_on_while_the_clock_is_doubted_and_what_is_remembered_of_the
     async def scenario() -> None:
         wall, world = Wall(), world_with("a")
         memory = f'[["xid:48", "GPU-1", {round(wall())}]]'
-        world.person_annotates("n1", RELEASES, memory)
+        world.person_annotates("n1", RELEASE_HISTORY, memory)
         replica = await begun(world, SETTINGS, wall=wall)
         await drained(world)
         wall.ahead += 365 * DAY
         world.person_deletes("n1")
         await until(lambda: not world.quarantines)
-        remembered = world.nodes["n1"].annotations[RELEASES]
+        remembered = world.nodes["n1"].annotations[RELEASE_HISTORY]
         assert "xid:48" in remembered
         assert "xid:79" in remembered
         await replica.stop()

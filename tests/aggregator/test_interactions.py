@@ -40,7 +40,7 @@ from aggregator.quarantine.decide.admission_record import (
     parse_record,
 )
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, PIN
-from aggregator.quarantine.decide.release_checks import RELEASES
+from aggregator.quarantine.decide.release_checks import RELEASE_HISTORY
 from aggregator.quarantine.drain.drainer import UNCHANGED_EVERY
 from aggregator.quarantine.drain.hooks import HookAnswer, HookResult, HookRules
 from tests.support import virtual_time
@@ -120,7 +120,7 @@ def test_a_force_that_comes_again_while_a_pin_held_the_release_is_carried_out() 
 )
 def test_nonsense_in_the_memory_of_releases_holds_up_no_release(text: str) -> None:
     async def main() -> None:
-        world = one_node(annotations={RELEASES: text})
+        world = one_node(annotations={RELEASE_HISTORY: text})
         replica = Replica(world, clock=Running())
         replica.agent("n1", ILL)
         await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)

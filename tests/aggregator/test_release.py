@@ -31,7 +31,12 @@ from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.operator_requests import PIN, OperatorRequests
-from aggregator.quarantine.decide.release_checks import RELEASES, release_hold, remember
+from aggregator.quarantine.decide.release_checks import (
+    FORMER_RELEASE_HISTORY,
+    RELEASE_HISTORY,
+    release_hold,
+    remember,
+)
 from tests.support import virtual_time
 from tests.support.memory_cluster import MemoryCluster, World, phase_of
 from tests.support.replica import (
@@ -476,9 +481,12 @@ def test_the_memory_of_releases_is_bounded_in_number_and_time(rounds: list[list[
     for names in rounds:
         wall += DAY
         node = replace(
-            node, annotations={RELEASES: remember(node, items(*names), earliest=wall, latest=wall)}
+            node,
+            annotations={
+                RELEASE_HISTORY: remember(node, items(*names), earliest=wall, latest=wall)
+            },
         )
-    text = node.annotations.get(RELEASES, "[]")
+    text = node.annotations.get(RELEASE_HISTORY, "[]")
     assert text.count("GPU-1") <= 64
     wall += LONGEST_REPEAT + 1
     later_on = remember(node, (), earliest=wall, latest=wall)
@@ -487,7 +495,7 @@ def test_the_memory_of_releases_is_bounded_in_number_and_time(rounds: list[list[
 
 @pytest.mark.parametrize("text", ["", "x", "{}", "[1]", '[["a"]]', '[["a","b","c"]]', "[" * 9999])
 def test_an_edited_memory_of_releases_is_no_memory(text: str) -> None:
-    node = replace(NODE, annotations={RELEASES: text})
+    node = replace(NODE, annotations={RELEASE_HISTORY: text})
     assert remember(node, items("xid:79"), earliest=7.0, latest=7.0) == '[["xid:79", "GPU-1", 7]]'
 
 
@@ -566,21 +574,40 @@ def test_a_release_that_is_remembered_in_the_future_holds_no_later_one(
     async def main() -> None:
         clock = Running()
         at = clock() + 1_000_000 + ahead
-        world = one_node(annotations={RELEASES: json.dumps([["xid:79", "GPU-1", at]])})
+        world = one_node(annotations={RELEASE_HISTORY: json.dumps([["xid:79", "GPU-1", at]])})
         replica = await falls_ill(world, clock=clock, wall=lambda: clock() + 1_000_000)
         recovers(replica)
         if waits:
             await held(world, "came again")
         else:
             await soon(lambda: not world.quarantines)
-            [[_, _, remembered]] = json.loads(world.nodes["n1"].annotations[RELEASES])
+            [[_, _, remembered]] = json.loads(world.nodes["n1"].annotations[RELEASE_HISTORY])
             assert remembered <= clock() + 1_000_000
 
     virtual_time.run(main())
 
 
+def test_a_memory_under_the_former_name_holds_a_release_and_the_next_one_renames_it() -> None:
+    async def main() -> None:
+        clock = Running()
+        former = json.dumps([["xid:79", "GPU-1", clock() + 1_000_000], ["xid:48", "GPU-1", 7]])
+        world = one_node(annotations={FORMER_RELEASE_HISTORY: former})
+        replica = await falls_ill(world, clock=clock, wall=lambda: clock() + 1_000_000)
+        recovers(replica)
+        await held(world, "came again")
+        world.person_deletes("n1")
+        await soon(lambda: not world.quarantines)
+        notes = world.nodes["n1"].annotations
+        assert FORMER_RELEASE_HISTORY not in notes
+        assert "xid:79" in notes[RELEASE_HISTORY]
+
+    virtual_time.run(main())
+
+
 def test_what_is_remembered_in_the_future_is_forgotten_at_the_next_release() -> None:
-    notes = {RELEASES: json.dumps([["xid:48", "GPU-2", 5_000_000], ["xid:74", "GPU-2", 990]])}
+    notes = {
+        RELEASE_HISTORY: json.dumps([["xid:48", "GPU-2", 5_000_000], ["xid:74", "GPU-2", 990]])
+    }
     node = replace(NODE, annotations=notes)
     kept = json.loads(remember(node, items("xid:79"), earliest=1000.0, latest=1000.0))
     assert [code for code, _, _ in kept] == ["xid:74", "xid:79"]

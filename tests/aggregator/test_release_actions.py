@@ -33,7 +33,7 @@ from aggregator.quarantine.decide.node_marks import cordon_change, marked_by, wr
 from aggregator.quarantine.decide.operator_requests import FORCE, FORCED, PIN
 from aggregator.quarantine.decide.overrides import Override
 from aggregator.quarantine.decide.planner import NODE_ABSENT, UNCORDONED, NextStep, Step
-from aggregator.quarantine.decide.release_checks import RELEASES
+from aggregator.quarantine.decide.release_checks import RELEASE_HISTORY
 from aggregator.quarantine.decide.uncordon import (
     UNCORDONED_BY,
     OnUncordon,
@@ -305,7 +305,7 @@ def test_an_undo_takes_the_marks_the_entry_and_the_object_in_this_order() -> Non
         assert not node.unschedulable
         assert node.annotations[RELEASED].startswith("q@")
         assert UNCORDONED_BY not in node.annotations
-        assert RELEASES not in node.annotations, "it stood on no evidence"
+        assert RELEASE_HISTORY not in node.annotations, "it stood on no evidence"
         assert bench.forgotten == [ENTRY]
         assert [one.uid for one in bench.finished] == ["q"]
         assert "n1" not in bench.world.quarantines
@@ -328,7 +328,7 @@ def test_an_undo_remembers_the_faults_that_the_node_was_quarantined_for(
         status = replace(known.status, cordoned_at=cordoned_at)
         bench.stands(replace(known, status=status))
         await bench.back.undo(bench.case)
-        assert (RELEASES in bench.world.nodes["n1"].annotations) == remembers
+        assert (RELEASE_HISTORY in bench.world.nodes["n1"].annotations) == remembers
 
     on_back(test)
 

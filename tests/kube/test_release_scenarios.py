@@ -296,7 +296,8 @@ async def test_a_gpu_goes_back_only_when_the_node_has_all_of_them_to_give(
     ward.later(60, node)
     await ward.free(node)
     assert not ward.unschedulable(node)
-    assert "xid:79" in ward.plane.node(node)["metadata"]["annotations"]["sickbay.dev/releases"]
+    notes = ward.plane.node(node)["metadata"]["annotations"]
+    assert "xid:79" in notes["sickbay.dev/release-history"]
 
 
 async def test_a_reboot_counts_when_the_kubelet_tells_of_it_too(

@@ -302,9 +302,9 @@ def test_only_our_own_cordon_is_taken_back(
 
 
 def test_without_a_known_change_an_undo_says_only_that_it_has_been() -> None:
-    change = undo_change(MARKED, "q", None, more={"sickbay.dev/releases": "[]"})
+    change = undo_change(MARKED, "q", None, more={"sickbay.dev/release-history": "[]"})
     assert change == NodeChange(
-        annotations={APPLIED: None, RELEASED: "q@7", "sickbay.dev/releases": "[]"}
+        annotations={APPLIED: None, RELEASED: "q@7", "sickbay.dev/release-history": "[]"}
     )
 
 

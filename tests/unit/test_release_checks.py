@@ -19,7 +19,13 @@ from aggregator.health.node import NodeHealth
 from aggregator.policy.rules import LONGEST_REPEAT, Policy
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.operator_requests import OperatorRequests
-from aggregator.quarantine.decide.release_checks import RELEASES, release_hold, remember
+from aggregator.quarantine.decide.release_checks import (
+    FORMER_RELEASE_HISTORY,
+    RELEASE_HISTORY,
+    memory_change,
+    release_hold,
+    remember,
+)
 from tests.support.replica import hello, shipped_policy
 
 HOUR, DAY = 3600.0, 86_400.0
@@ -138,7 +144,7 @@ def test_a_rule_that_wants_a_person_holds_by_any_of_its_evidence() -> None:
 def test_a_fault_that_comes_again_within_the_rules_time_waits_for_a_person(
     after: float, held: str
 ) -> None:
-    memory = {RELEASES: json.dumps([["xid:79", "GPU-1", BEGAN - after]])}
+    memory = {RELEASE_HISTORY: json.dumps([["xid:79", "GPU-1", BEGAN - after]])}
     node, policy = replace(NODE, annotations=memory), ruled(repeat_within=72 * HOUR)
     expected = held and f"xid:79 on GPU-1 came again {held} after a release: a person decides"
     assert hold(node=node, policy=policy) == expected
@@ -149,7 +155,7 @@ def test_a_fault_that_comes_again_within_the_rules_time_waits_for_a_person(
 
 
 def test_the_admission_and_not_the_creation_is_when_the_fault_came() -> None:
-    memory = {RELEASES: json.dumps([["xid:79", "GPU-1", BEGAN]])}
+    memory = {RELEASE_HISTORY: json.dumps([["xid:79", "GPU-1", BEGAN]])}
     later = quarantine(admitted=BEGAN + 10 * DAY)
     node, policy = replace(NODE, annotations=memory), ruled(repeat_within=DAY)
     assert hold(later, node=node, policy=policy) == ""
@@ -169,7 +175,7 @@ def test_the_admission_and_not_the_creation_is_when_the_fault_came() -> None:
 def test_a_repeat_is_of_the_same_fault_and_component_and_all_evidence_is_compared(
     item: EvidenceItem, *, held: bool
 ) -> None:
-    memory = {RELEASES: json.dumps([["xid:79", "GPU-1", BEGAN]])}
+    memory = {RELEASE_HISTORY: json.dumps([["xid:79", "GPU-1", BEGAN]])}
     spec = replace(SPEC, evidence=(replace(ITEM, code="first"), item))
     found = hold(
         quarantine(spec), node=replace(NODE, annotations=memory), policy=ruled(repeat_within=DAY)
@@ -178,7 +184,7 @@ def test_a_repeat_is_of_the_same_fault_and_component_and_all_evidence_is_compare
 
 
 def test_a_fault_of_the_whole_node_is_named_without_a_component() -> None:
-    memory = {RELEASES: json.dumps([["xid:79", "", BEGAN]])}
+    memory = {RELEASE_HISTORY: json.dumps([["xid:79", "", BEGAN]])}
     found = hold(
         quarantine(replace(SPEC, evidence=(replace(ITEM, component=""),))),
         node=replace(NODE, annotations=memory),
@@ -283,7 +289,7 @@ def rows(text: str) -> list[tuple[str, str, int]]:
 
 
 def remembering(*found: list[Any]) -> Node:
-    return replace(NODE, annotations={RELEASES: json.dumps(list(found))})
+    return replace(NODE, annotations={RELEASE_HISTORY: json.dumps(list(found))})
 
 
 @pytest.mark.parametrize(
@@ -321,5 +327,25 @@ def test_the_latest_are_remembered_as_many_as_an_annotation_takes() -> None:
 
 @pytest.mark.parametrize("at", ["Infinity", "NaN", "-Infinity"])
 def test_a_time_that_is_no_moment_is_not_remembered(at: str) -> None:
-    node = replace(NODE, annotations={RELEASES: f'[["a", "b", {at}], ["c", "d", 7]]'})
+    node = replace(NODE, annotations={RELEASE_HISTORY: f'[["a", "b", {at}], ["c", "d", 7]]'})
     assert rows(remember(node, (), earliest=7.0, latest=7.0)) == [("c", "d", 7)]
+
+
+def test_the_memory_under_the_former_name_counts_too() -> None:
+    now, former = (
+        '[["a", "", 5], ["b", "", 9], ["d", "", 4]]',
+        '[["a", "", 8], ["b", "", 6], ["c", "", 7]]',
+    )
+    node = replace(NODE, annotations={RELEASE_HISTORY: now, FORMER_RELEASE_HISTORY: former})
+    kept = json.loads(remember(node, (), earliest=10.0, latest=10.0))
+    assert kept == [["d", "", 4], ["c", "", 7], ["a", "", 8], ["b", "", 9]]
+    broken = replace(NODE, annotations={RELEASE_HISTORY: "{", FORMER_RELEASE_HISTORY: former})
+    assert len(json.loads(remember(broken, (), earliest=10.0, latest=10.0))) == 3
+
+
+@pytest.mark.parametrize("memory", ["[]", '[["a", "", 5]]'])
+def test_a_release_writes_the_memory_under_the_name_of_today_alone(memory: str) -> None:
+    written = memory if memory != "[]" else None
+    assert memory_change(NODE, memory) == {RELEASE_HISTORY: written}
+    former = replace(NODE, annotations={FORMER_RELEASE_HISTORY: "[]"})
+    assert memory_change(former, memory) == {RELEASE_HISTORY: written, FORMER_RELEASE_HISTORY: None}

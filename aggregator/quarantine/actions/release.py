@@ -29,7 +29,7 @@ from aggregator.quarantine.decide.node_marks import (
 from aggregator.quarantine.decide.operator_requests import FORCE, FORCED
 from aggregator.quarantine.decide.overrides import Override
 from aggregator.quarantine.decide.planner import NODE_ABSENT, UNCORDONED, NextStep
-from aggregator.quarantine.decide.release_checks import RELEASES, release_hold, remember
+from aggregator.quarantine.decide.release_checks import memory_change, release_hold, remember
 from aggregator.quarantine.decide.uncordon import UNCORDONED_BY, Uncordoned, UncordonRules
 from aggregator.quarantine.state.node import MARKED, NodeState
 from aggregator.runtime.interning import EMPTY
@@ -222,7 +222,7 @@ class ReleaseActions:
             earliest=self._clocks.earliest(),
             latest=self._clocks.latest(),
         )
-        more: dict[str, str | None] = {RELEASES: memory if memory != "[]" else None}
+        more = memory_change(node, memory)
         if UNCORDONED_BY in node.annotations:
             more[UNCORDONED_BY] = None
         if quarantine.status.overruled and quarantine.spec.requester == FORCED:

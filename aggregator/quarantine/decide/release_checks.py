@@ -16,7 +16,9 @@ from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.operator_requests import PIN, OperatorRequests
 
 #: The node's memory of the faults that it was released from, and when.
-RELEASES = "sickbay.dev/releases"
+RELEASE_HISTORY = "sickbay.dev/release-history"
+#: Its former name: read too, and removed by the next release.
+FORMER_RELEASE_HISTORY = "sickbay.dev/releases"
 #: Of so many faults, the latest; an annotation is not a history.
 _MOST_REMEMBERED = 64
 _MOST_TEXT = 32 * 1024
@@ -74,6 +76,14 @@ def remember(
     while len(json.dumps(rows)) > _MOST_TEXT:
         del rows[0]
     return json.dumps(rows)
+
+
+def memory_change(node: Node, memory: str) -> dict[str, str | None]:
+    """The annotations that make ``memory`` the node's; None removes one."""
+    change: dict[str, str | None] = {RELEASE_HISTORY: memory if memory != "[]" else None}
+    if FORMER_RELEASE_HISTORY in node.annotations:
+        change[FORMER_RELEASE_HISTORY] = None
+    return change
 
 
 def _wished(wishes: OperatorRequests) -> str:
@@ -151,9 +161,17 @@ def _named(component: Component) -> str:
 
 
 def _remembered(annotations: Mapping[str, str]) -> dict[tuple[str, str], float]:
-    """The memory in an annotation; invalid text, as after an edit, is no memory."""
+    """The memory in the annotations, the latest release of each fault."""
+    found = _rows(annotations.get(FORMER_RELEASE_HISTORY, ""))
+    for key, at in _rows(annotations.get(RELEASE_HISTORY, "")).items():
+        found[key] = max(at, found.get(key, at))
+    return found
+
+
+def _rows(text: str) -> dict[tuple[str, str], float]:
+    """The memory in one annotation; invalid text, as after an edit, is no memory."""
     try:
-        rows = json.loads(annotations.get(RELEASES, "") or "[]")
+        rows = json.loads(text or "[]")
         found = {(str(code), str(component)): float(at) for code, component, at in rows}
     except (ValueError, TypeError, OverflowError, RecursionError):
         return {}
