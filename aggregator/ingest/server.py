@@ -205,7 +205,10 @@ class _AgentGateway(sickbay_pb2_grpc.AgentGatewayServicer):
         # Created elsewhere: this call's frame would otherwise be kept as long as the stream.
         ending = await self._stream(context).serve()
         if ending.code is not grpc.StatusCode.OK:
-            await context.abort(ending.code, str(ending))
+            # The call would keep the error that `abort` raises, whose frames keep the call: each
+            # refused call stayed until a collection, which took 0.3 s when they were thousands.
+            context.set_code(ending.code)
+            context.set_details(str(ending))
 
     def _stream(self, context: _Context) -> Stream:
         return Stream(

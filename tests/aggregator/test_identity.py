@@ -21,9 +21,9 @@ from aggregator.ingest.server import STREAMS_PER_CONNECTION
 from aggregator.ingest.stream_table import GRACE, MOST_AWAITED
 from aggregator.ingest.tokens import TokenAuthenticator
 from sickbay.v1 import sickbay_pb2 as pb
-from tests.support.ingest import Agent, Clock, site
+from tests.support.ingest import Agent, Clock, calls_in_memory, site
 from tests.support.pki import Authority, TokenIssuer
-from tests.support.waiting import until
+from tests.support.waiting import no_collection, until
 
 Code = grpc.StatusCode
 ISSUER = TokenIssuer(algorithm="ES256")
@@ -49,6 +49,19 @@ def tokens(folder: Path) -> Callable[[Clock], TokenAuthenticator]:
 
 async def renew(agent: Agent, token: str) -> None:
     await agent.send(pb.AgentMessage(credentials=pb.Credentials(token=token)))
+
+
+@pytest.mark.parametrize("token", ["", "a.b.c"])
+async def test_a_refused_call_leaves_no_garbage(tmp_path: Path, token: str) -> None:
+    """A collection of thousands of them would hold up all streams."""
+    async with site(folder=tmp_path, make_authenticator=tokens(tmp_path)) as running:
+        with no_collection():
+            for _ in range(5):
+                async with running.agent("node-1", token=token) as agent:
+                    if token:
+                        await agent.hello()
+                    assert (await agent.ending())[0] is Code.UNAUTHENTICATED
+            await until(lambda: calls_in_memory() == 0, within=10)
 
 
 # -- tokens -------------------------------------------------------------------------------------

@@ -26,12 +26,12 @@ from aggregator.replicas.rpc.server import CoordinationService
 from sickbay.v1 import shards_pb2 as pb
 from sickbay.v1 import shards_pb2_grpc
 from tests.support.coordination import PlayedShards, member
-from tests.support.ingest import Clock
+from tests.support.ingest import Clock, calls_in_memory
 from tests.support.memory_cluster import World
 from tests.support.pki import Authority, TokenIssuer
 from tests.support.replica import Replica, fault, snapshot
 from tests.support.virtual_replica import Running
-from tests.support.waiting import until
+from tests.support.waiting import no_collection, until
 
 ACCOUNT = "sickbay:sickbay-aggregator"
 ISSUER = TokenIssuer(algorithm="ES256")
@@ -451,6 +451,19 @@ async def test_a_bad_message_ends_its_own_stream_and_no_other(tmp_path: Path) ->
             await call.write(pb.ShardMessage(keep_alive=pb.KeepAlive()))
             assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert leader.missing == "x has not told of all nodes"  # and b has
+
+
+async def test_a_refused_call_leaves_no_garbage(tmp_path: Path) -> None:
+    """A collection of thousands of them would hold up all streams."""
+    async with site(tmp_path, "a") as running:
+        credentials = grpc.ssl_channel_credentials(running.authority.certificate.read_bytes())
+        address = running.members["a"].address
+        async with grpc.aio.secure_channel(address, credentials) as channel:
+            with no_collection():
+                for _ in range(5):
+                    call = shards_pb2_grpc.CouncilStub(channel).Confer()
+                    assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
+                await until(lambda: calls_in_memory() == 0, within=10)
 
 
 async def test_a_listener_that_another_authority_vouches_for_gets_no_token(tmp_path: Path) -> None:

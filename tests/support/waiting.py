@@ -1,8 +1,10 @@
 """Waiting for a thing instead of for a while, and the clocks that go with it."""
 
 import asyncio
+import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from aggregator.clock import Clocks
 
@@ -26,3 +28,14 @@ async def until(
             told = what() if callable(what) else what
             raise AssertionError(f"not within {within:g} s: {told or happened}")
         await asyncio.sleep(0.005)
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Reference counts alone free memory, as between two collections of the aggregator."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -6,7 +6,7 @@ import gc
 import resource
 import ssl
 import tracemalloc
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ import pytest
 
 from aggregator.web.connections import ANSWER_WITHIN, HEADERS_WITHIN, TLS_BUFFER, ConnectionTable
 from tests.support.pki import Authority
-from tests.support.waiting import until
+from tests.support.waiting import no_collection, until
 from tests.web.support import Hands, Served, serving, small_fleet
 
 MOST = 8
@@ -152,15 +152,6 @@ async def test_a_tls_handshake_that_never_comes_takes_no_place_for_long(tmp_path
             assert await silent[-1].is_closed()
 
 
-@pytest.fixture
-def no_collection() -> Iterator[None]:
-    """Reference counts alone free memory, as between two collections of the aggregator."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
 def handshakes() -> int:
     """TLS connections in memory, ended ones included."""
     return sum(isinstance(one, asyncio.sslproto.SSLProtocol) for one in gc.get_objects())
@@ -194,32 +185,32 @@ async def test_a_tls_connection_that_sends_no_request_costs_few_kilobytes(
 
 
 @pytest.mark.parametrize("sent", [HEADER, b"GET / HTTP/1.1\r\n\r\n"])
-@pytest.mark.usefixtures("no_collection")
 async def test_a_tls_handshake_that_fails_leaves_no_garbage(tmp_path: Path, sent: bytes) -> None:
     """A client that opens thousands would fill the memory until the next collection."""
     context, _ = certified(tmp_path)
     async with crowded(Hands(), ssl=context) as (_, crowd):
-        for _ in range(10):
-            one = await crowd.idle(sent)
-            if sent == HEADER:
-                await until(lambda: handshakes() == 1)
-                one.writer.close()
-            assert await one.is_closed()
-            await until(lambda: handshakes() == 0, within=10)
+        with no_collection():
+            for _ in range(10):
+                one = await crowd.idle(sent)
+                if sent == HEADER:
+                    await until(lambda: handshakes() == 1)
+                    one.writer.close()
+                assert await one.is_closed()
+                await until(lambda: handshakes() == 0, within=10)
 
 
-@pytest.mark.usefixtures("no_collection")
 async def test_a_tls_handshake_that_is_overdue_leaves_no_garbage(tmp_path: Path) -> None:
     context, _ = certified(tmp_path)
     hands = Hands()
     async with crowded(hands, ssl=context) as (_, crowd):
-        opened = [await crowd.idle(HEADER) for _ in range(10)]
-        await until(lambda: handshakes() == len(opened))
-        hands.advance(HEADERS_WITHIN + 1)
-        async with asyncio.timeout(10):
-            for one in opened:
-                assert await one.is_closed()
-        await until(lambda: handshakes() == 0, within=10)
+        with no_collection():
+            opened = [await crowd.idle(HEADER) for _ in range(10)]
+            await until(lambda: handshakes() == len(opened))
+            hands.advance(HEADERS_WITHIN + 1)
+            async with asyncio.timeout(10):
+                for one in opened:
+                    assert await one.is_closed()
+            await until(lambda: handshakes() == 0, within=10)
 
 
 async def test_a_tls_request_larger_than_the_buffer_is_answered(tmp_path: Path) -> None:

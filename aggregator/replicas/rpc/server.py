@@ -73,7 +73,9 @@ class CoordinationService(shards_pb2_grpc.CoordinationServicer):
             if log_fields is not None:
                 told = {"peer": context.peer(), "code": refused.code.name, "reason": str(refused)}
                 log.info("a replica's stream ends", extra={**told, **log_fields})
-            await context.abort(refused.code, str(refused))
+            # The error that `abort` raises would keep the call in memory until a collection.
+            context.set_code(refused.code)
+            context.set_details(str(refused))
 
     async def _serve(self, context: _Context) -> None:
         pairs = context.invocation_metadata() or ()
