@@ -461,7 +461,7 @@ async def test_a_refused_call_leaves_no_garbage(tmp_path: Path) -> None:
         async with grpc.aio.secure_channel(address, credentials) as channel:
             with no_collection():
                 for _ in range(5):
-                    call = shards_pb2_grpc.CouncilStub(channel).Confer()
+                    call = shards_pb2_grpc.CoordinationStub(channel).Report()
                     assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
                 await until(lambda: calls_in_memory() == 0, within=10)
 
