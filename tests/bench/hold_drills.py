@@ -144,8 +144,11 @@ def _most_tainted(drill: Drill) -> int:
 
 
 def _make_well(drill: Drill, simulator: Any) -> None:
-    """Clear all faults, and release by hand the nodes held because their fault recurred."""
-    simulator.inject(nodes="all", clear="all")
+    """End all faults by a reboot, and release the nodes by hand, which is quicker.
+
+    A release overrules the same fault until the next boot, so each trial has a boot of its own.
+    """
+    simulator.inject(nodes="all", reboot=True)
 
     def released() -> bool:
         items = drill.plane.call("GET", _QUARANTINES)["items"]
@@ -154,5 +157,6 @@ def _make_well(drill: Drill, simulator: Any) -> None:
                 drill.plane.request("DELETE", f"{_QUARANTINES}/{item['metadata']['name']}")
         return not items and not drill.tainted()
 
+    simulator.until_streaming(len(drill.nodes))
     time.sleep(2.0)  # a fault that is cleared while its quarantine is made would be overruled
     wait_until(released, what="all nodes to be well again", every_s=0.5, timeout_s=60)
