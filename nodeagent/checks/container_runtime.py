@@ -67,7 +67,7 @@ SPEC = CheckSpec(
             "sockets",
             Kind.TEXTS,
             (),
-            "the runtime's sockets, which must be there; none: the usual ones that are there",
+            "the runtime's sockets, which must be there; empty: the usual ones that are there",
             absolute_paths,
         ),
     ),

@@ -132,10 +132,10 @@ def spec(build: Build, *, interval: float, sees: str = "") -> CheckSpec:
     path = build.command[0]
     return CheckSpec(
         name=build.name,
-        sees=sees or f"what {path} says",
+        sees=sees or f"the result of {path}",
         source=f"{' '.join(build.command)} ({build.protocol})",
         cost="the program's own, and 25 ms of CPU a run",
-        blind_to="whatever the program does not look at",
+        blind_to="faults that the program does not look for",
         interval=interval,
         deadline=build.time_limit + GRACE,
         build=build,

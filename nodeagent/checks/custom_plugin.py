@@ -51,9 +51,9 @@ def absent(name: str, entry_point: str, why: str) -> CheckSpec:
     """A check that reports why the configured one is missing."""
     return CheckSpec(
         name=name,
-        sees="nothing: it could not be loaded",
+        sees="no fault: the plugin could not be loaded",
         source=f"entry point {entry_point} in {GROUP}",
-        cost="nothing",
+        cost="no cost",
         blind_to=why,
         interval=_INTERVAL,
         deadline=_DEADLINE,

@@ -172,7 +172,7 @@ SPEC = CheckSpec(
     cost="a comparison of 15 bytes for each kernel record; a look at sysfs for a disk's line, at "
     "most every 10 s",
     blind_to="remote filesystems; the second and later disks of a btrfs, and zfs; errors that the "
-    "disk corrects itself; what the kernel leaves out of a storm",
+    "disk corrects itself; lines that the kernel leaves out of a storm",
     interval=0,
     deadline=0,
     build=_build,

@@ -103,7 +103,7 @@ class DiskMounts:
             elif point in on_demand:
                 report.append(Observation(NAME, point, Status.OK, "", "mounted on demand"))
             else:
-                message = "expected by the configuration, and nothing is mounted there"
+                message = "expected by the configuration, and not mounted"
                 report.append(Observation(NAME, point, Status.FAILED, "not-mounted", message))
         return report
 
@@ -123,7 +123,7 @@ SPEC = CheckSpec(
     sees="an expected mount that is not there; a remote filesystem that hangs or refuses",
     source="/proc/self/mountinfo; statvfs in a child process, the one that disk-space asks too",
     cost="0.2 ms of CPU every 30 s; 12 ms with remote filesystems",
-    blind_to="pod volumes; what a server does beyond answering; whether the right thing is mounted",
+    blind_to="pod volumes; faults of a server that answers; whether the right thing is mounted",
     interval=30.0,
     deadline=20.0,
     build=build,

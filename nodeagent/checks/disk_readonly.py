@@ -129,7 +129,7 @@ SPEC = CheckSpec(
     sees="a filesystem that became read-only (after an error, as ext4 does)",
     source="/proc/self/mountinfo, /etc/fstab once, /sys/fs/ext4",
     cost="0.2 ms of CPU every 15 s",
-    blind_to="a disk that was read-only before the agent started, by somebody's wish or not, "
+    blind_to="a disk that was read-only before the agent started, on purpose or not, "
     "unless one of the other signs tells",
     interval=15.0,
     deadline=5.0,

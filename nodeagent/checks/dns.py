@@ -122,7 +122,7 @@ SPEC = CheckSpec(
     source="one UDP question to each server of /etc/resolv.conf; getaddrinfo in a child process",
     cost="0.2 ms of CPU every 60 s, and 20 ms for each name",
     blind_to="the cluster's DNS as pods see it; DNS over TCP; without names: a server that answers "
-    "and resolves nothing",
+    "and resolves no name",
     interval=60.0,
     deadline=20.0,
     build=build,

@@ -77,8 +77,8 @@ def _build(sources: Sources, _options: Mapping[str, Any]) -> GpuEvents:
 SPEC = CheckSpec(
     name="gpu-events",
     sees="an Xid that NVML tells of and the kernel log does not",
-    source="NVML, nvmlEventSetWait_v2; what the check xid has read",
-    cost="nothing beside gpu-inventory; one call",
+    source="NVML, nvmlEventSetWait_v2; the Xids that the check xid has read",
+    cost="no cost beside gpu-inventory; one call",
     blind_to="events from before the NVML worker started; the driver's words; with the check xid "
     "off it tells every Xid; comes one or two minutes late",
     interval=gpu_common.INTERVAL,

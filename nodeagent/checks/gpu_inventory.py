@@ -211,7 +211,7 @@ SPEC = CheckSpec(
     name="gpu-inventory",
     sees="a GPU that is missing, lost or not offered by the driver; an NVML that hangs, crashes, "
     "mismatches or has no driver",
-    source="NVML, sysfs (PCI), what was there before, expect.gpus",
+    source="NVML, sysfs (PCI), the GPUs of earlier looks, expect.gpus",
     cost=gpu_common.COST,
     blind_to="without expect.gpus: a GPU that was gone before the agent first looked",
     interval=gpu_common.INTERVAL,

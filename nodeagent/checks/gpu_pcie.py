@@ -46,7 +46,7 @@ class GpuPcie:
             return self._per_gpu.report({"": (Status.UNKNOWN, "no-sysfs", "no GPU on the PCI bus")})
         replays = _replays_by_nvml(sample)
         if not replays and all(link == PcieLink(speed=link.speed) for link in links.values()):
-            return Off("nobody tells of the GPUs' links")
+            return Off("neither sysfs nor NVML reports GPU link faults")
         usual = _usual(list(links.values()))
         return self._per_gpu.report(
             {

@@ -82,7 +82,7 @@ SPEC = CheckSpec(
     source="kernel log, lines of the kernel's own watchdogs",
     cost="a comparison of 14 bytes for each kernel record",
     blind_to="tasks after the first ten of a boot (kernel.hung_task_warnings); kernels built or "
-    "set to watch nothing; the check processes looks for itself",
+    "set without these watchdogs (the check processes looks for hung tasks itself)",
     interval=0,
     deadline=0,
     build=_build,

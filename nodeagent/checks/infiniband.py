@@ -188,7 +188,7 @@ SPEC = CheckSpec(
     sees="an InfiniBand or RoCE port without a link, inactive, slow or with errors; an adapter "
     "that left the bus",
     source="/sys/class/infiniband: state, phys_state, rate and counters, read in a child process",
-    cost="14 ms of CPU every 30 s for 9 ports; nothing without such a device",
+    cost="14 ms of CPU every 30 s for 9 ports; no cost without such a device",
     blind_to="the fabric beyond the port; virtual functions; counters that have reached their end, "
     "as those of old adapters do at 65,535",
     interval=30.0,
@@ -203,7 +203,7 @@ SPEC = CheckSpec(
             "that were up",
         ),
         Option("exclude", Kind.TEXTS, (), "devices or ports to leave out, as shell patterns"),
-        Option("rate", Kind.INTEGER, 0, "Gbit/s that every port must have; 0: what it had before"),
+        Option("rate", Kind.INTEGER, 0, "Gbit/s that every port must have; 0: its earlier rate"),
         Option("symbol_errors", Kind.INTEGER, 120, "more of them in an hour are failed"),
     ),
 )

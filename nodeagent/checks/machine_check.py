@@ -148,7 +148,7 @@ SPEC = CheckSpec(
     "where a driver names it",
     source="kernel log, lines of MCE, EDAC, APEI and the page offliner",
     cost="a comparison of 18 bytes for each kernel record",
-    blind_to="what the firmware keeps to itself (the BMC's log); corrected errors below the "
+    blind_to="errors that the firmware keeps to itself (the BMC's log); corrected errors below the "
     "kernel's own threshold; GPU memory (xid, gpu-ecc)",
     interval=0,
     deadline=0,

@@ -80,8 +80,8 @@ SPEC = CheckSpec(
     sees="a reboot, migration, preemption or end that the cloud has planned for this machine",
     source="the cloud's metadata service, by the agent alone: Azure Scheduled Events, AWS IMDSv2, "
     "GCP maintenance-event and upcoming-maintenance",
-    cost="nothing without a provider; 2 to 4 ms of CPU every 30 s with one",
-    blind_to="what the cloud announces elsewhere (mail, a page); a notice shorter than the "
+    cost="no cost without a provider; 2 to 4 ms of CPU every 30 s with one",
+    blind_to="events that the cloud announces elsewhere (mail, a page); a notice shorter than the "
     "interval",
     interval=30.0,
     deadline=30.0,

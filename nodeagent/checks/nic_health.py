@@ -195,8 +195,8 @@ SPEC = CheckSpec(
     sees="a network port that is slower than it was or should be, or damages frames",
     source="/sys/class/net/*/statistics; speed, in a child process",
     cost="0.2 ms of CPU every 60 s for a port; 12 ms every 10 minutes, and after a new link",
-    blind_to="what a switch drops; errors that the driver does not count; without speeds: a port "
-    "that was slow before the agent started",
+    blind_to="packets that a switch drops; errors that the driver does not count; without speeds: "
+    "a port that was slow before the agent started",
     interval=60.0,
     deadline=20.0,
     build=build,

@@ -53,7 +53,8 @@ SPEC = CheckSpec(
     sees="a process that the kernel killed for want of memory: the node's, or its container's",
     source="kernel log, lines of the memory manager",
     cost="a comparison of 13 bytes for each kernel record",
-    blind_to="what killed itself when an allocation failed; kills by systemd-oomd or the kubelet",
+    blind_to="processes that ended themselves when an allocation failed; kills by "
+    "systemd-oomd or the kubelet",
     interval=0,
     deadline=0,
     build=_build,

@@ -127,8 +127,8 @@ SPEC = CheckSpec(
     "port; links that were contained (DPC) or not recovered",
     source="kernel log, lines of AER and DPC; /sys/bus/pci",
     cost="three searches in each kernel record; a look at sysfs for a device's first error",
-    blind_to="machines whose firmware handles AER itself (machine-check has its word); what the "
-    "kernel leaves out of a storm",
+    blind_to="machines whose firmware handles AER itself (machine-check has its word); lines that "
+    "the kernel leaves out of a storm",
     interval=0,
     deadline=0,
     build=_build,

@@ -71,9 +71,9 @@ SPEC = CheckSpec(
     name=NAME,
     sees="other nodes that no longer answer this one",
     source="ICMP echoes to up to 8 nodes that the aggregator names",
-    cost="1 ms of CPU every 30 s; nothing without an aggregator",
+    cost="1 ms of CPU every 30 s; no cost without an aggregator",
     blind_to="peers that never answered (a firewall); whether a peer is down or the way to it; "
-    "after a restart of the agent: what answered before",
+    "after a restart of the agent: which peers answered before it",
     interval=30.0,
     deadline=10.0,
     build=build,

@@ -27,7 +27,7 @@ def judge_zombies(found: Found, *, limit: int) -> Observation:
         return Observation(NAME, "zombies", Status.OK)
     parents = sorted(found.zombies.items(), key=lambda item: -item[1])[:_NAMED]
     whose = ", ".join(f"{n} of {name or '?'} (pid {pid})" for (pid, name), n in parents)
-    message = f"{count} dead processes that nobody reaps: {whose}"
+    message = f"{count} dead processes that no parent reaps: {whose}"
     return Observation(NAME, "zombies", Status.DEGRADED, "zombies", message)
 
 

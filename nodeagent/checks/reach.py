@@ -203,8 +203,8 @@ SPEC = CheckSpec(
     "HTTP connections",
     cost="1 ms of CPU every 30 s; 12 ms more at every fourth look for a gateway that drops echoes, "
     "and every 5 minutes for a target's name",
-    blind_to="gateways that never answered; for up to two minutes, that one which drops "
-    "echoes has gone; what a TCP service does after it took the connection; TLS",
+    blind_to="gateways that never answered; for up to two minutes, the loss of one that "
+    "drops echoes; faults of a TCP service after it took the connection; TLS",
     interval=30.0,
     deadline=20.0,
     build=build,

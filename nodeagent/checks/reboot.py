@@ -108,9 +108,9 @@ SPEC = CheckSpec(
     name=NAME,
     sees="that the machine came up lately, and a kernel panic before it",
     source="CLOCK_BOOTTIME; /sys/fs/pstore, /var/lib/systemd/pstore, /var/crash",
-    cost="nothing; 0.2 ms of CPU every 60 s in the first hour after a boot",
-    blind_to="a crash that left no record (power, a watchdog, no pstore and no kdump); who asked "
-    "for an orderly reboot",
+    cost="0.2 ms of CPU every 60 s in the first hour after a boot, no cost later",
+    blind_to="a crash that left no record (power, a watchdog, no pstore and no kdump); the "
+    "origin of an orderly reboot",
     interval=60.0,
     deadline=10.0,
     build=build,

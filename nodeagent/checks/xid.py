@@ -240,7 +240,7 @@ SPEC = CheckSpec(
     "bus without an Xid",
     source="kernel log, lines of the NVIDIA driver",
     cost="a comparison of 6 bytes for each kernel record",
-    blind_to="what the driver does not log; lines that the kernel dropped (told as lost)",
+    blind_to="faults that the driver does not log; lines that the kernel dropped (told as lost)",
     interval=0,
     deadline=0,
     build=_build,

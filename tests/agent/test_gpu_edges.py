@@ -875,12 +875,12 @@ async def test_without_a_bus_or_a_word_of_any_link(tmp_path: Path) -> None:
     node = Node(tmp_path, on_bus=1)
     check = node.build(gpu_pcie.SPEC)
     node.say(*ONE)
-    assert await check.run_check() == Off("nobody tells of the GPUs' links")
+    assert await check.run_check() == Off("neither sysfs nor NVML reports GPU link faults")
     node.say(replayed(GPUS[0], 7))
     unread = "the width of the link can't be read"
     assert said(await look(check), f"pci:{ADDRESSES[0]}") == ("UNKNOWN", "no-sysfs", unread)
     node.say(replayed(replace(GPUS[0], pci=""), 7))
-    assert await check.run_check() == Off("nobody tells of the GPUs' links")
+    assert await check.run_check() == Off("neither sysfs nor NVML reports GPU link faults")
     node.take_off_the_bus(0)
     assert said(await look(check), "") == ("UNKNOWN", "no-sysfs", "no GPU on the PCI bus")
 

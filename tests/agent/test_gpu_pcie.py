@@ -154,4 +154,4 @@ async def test_where_nobody_tells_of_any_link_there_is_nothing_to_look_at(tmp_pa
         for name in PCIE_LINK:
             (bench.gpus.sys / f"bus/pci/devices/{pci_of(0)}.0" / name).write_text("Unknown\n")
         report = await bench.build(gpu_pcie.SPEC).run_check()
-    assert report == Off("nobody tells of the GPUs' links")
+    assert report == Off("neither sysfs nor NVML reports GPU link faults")

@@ -140,14 +140,14 @@ def test_zombies(number: int, verdict: tuple[Status, str]) -> None:
     said = processes.judge_zombies(found(number), limit=10)
     assert (said.status, said.reason) == verdict
     if verdict != OK:
-        assert said.message == "10 dead processes that nobody reaps: 10 of init (pid 1)"
+        assert said.message == "10 dead processes that no parent reaps: 10 of init (pid 1)"
 
 
 def test_of_many_parents_of_zombies_the_five_worst_are_named() -> None:
     zombies = {(pid, "" if pid == 7 else f"p{pid}"): pid for pid in range(1, 8)}
     said = processes.judge_zombies(Found(100, zombies, []), limit=1)
     worst = ["7 of ? (pid 7)", *(f"{pid} of p{pid} (pid {pid})" for pid in range(6, 2, -1))]
-    assert said.message == f"28 dead processes that nobody reaps: {', '.join(worst)}"
+    assert said.message == f"28 dead processes that no parent reaps: {', '.join(worst)}"
 
 
 def test_processes_that_hang() -> None:
@@ -586,7 +586,7 @@ async def test_an_expected_remote_mount_is_told_once_by_its_answer(tmp_path: Pat
         "/home": (Status.OK, "filer:/home answers"),
         "/": (Status.OK, "mounted"),
         "/auto": (Status.OK, "mounted on demand"),
-        "/none": (FAILED, "expected by the configuration, and nothing is mounted there"),
+        "/none": (FAILED, "expected by the configuration, and not mounted"),
     }
 
 
