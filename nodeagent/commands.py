@@ -71,7 +71,7 @@ class Commands:
             raise CommandRefused("name a component, a code, or both")
         count = self._recorder.latch.clear_by_operator(component=component, code=code)
         self._recorder.changed_by_hand()
-        return f"cleared {count}" if count else "nothing matched: nothing was latched"
+        return f"cleared {count}" if count else "no latched fault matched"
 
     def cleared(self, *, gpu: str, code: str) -> str:
         """A person says that a GPU (UUID or PCI address) is well, of this code or of every one.
@@ -91,7 +91,7 @@ class Commands:
         self._recorder.changed_by_hand()
         log.info("cleared by hand", extra={"gpu": gpu, "code": code, "entries": count})
         of = f" of {code}" if code else ""
-        return f"{gpu}: cleared {count}{of}" if count else f"{gpu}: nothing{of} was latched"
+        return f"{gpu}: cleared {count}{of}" if count else f"{gpu}: no fault{of} was latched"
 
     async def quiesce(self, seconds: float) -> str:
         """Release the driver for a while; 0 takes it up again. Raises CommandRefused.

@@ -79,7 +79,7 @@ def _give_back(path: Path, ours: tuple[int, int]) -> None:
         if _identity(path) == ours:
             path.unlink()
         else:
-            text = "something else has come to the socket's place, and is left there"
+            text = "the prober's socket was not removed: another file has its place"
             log.warning(text, extra={"socket": str(path)})
     except FileNotFoundError:
         return

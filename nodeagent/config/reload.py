@@ -94,7 +94,7 @@ class Reloader:
             self._identity = None  # it is being written: we may have read a part
             return None
         if identity[2] == 0 and found != self._current:
-            what = "is empty, as a full disk leaves it, or who is writing it"
+            what = "is empty: a full disk leaves it so, or a writer has not finished"
             return ConfigError([Problem(str(self._path), 0, "", what, "settings, or a comment")])
         return found
 

@@ -22,7 +22,7 @@ def kind(path: Path) -> str:
     A link counts as its target: Kubernetes mounts Secrets and ConfigMaps as links.
     """
     mode = path.stat().st_mode
-    return "" if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "something else")
+    return "" if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "an object of another kind")
 
 
 def read(path: Path) -> bytes:

@@ -54,7 +54,7 @@ def bounded(item: Evidence | Gone) -> tuple[Evidence | Gone | None, str]:
 def _bounded_fault(item: FaultSighting) -> tuple[FaultSighting | None, str]:
     if not math.isfinite(item.at) or not 0 <= item.source_seq <= limits.MAX_COUNT:
         place = f"check {cut(item.check, limits.MAX_NAME)}"
-        return None, f"{place}: a fault with a time or sequence number that is none was dropped"
+        return None, f"{place}: a fault with an invalid time or sequence number was dropped"
     if _is_fit_fault(item):
         return item, ""  # nearly always, and a burst is tens of thousands
     fits = replace(

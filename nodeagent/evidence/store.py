@@ -125,7 +125,7 @@ class Store:
             losses.append(Loss("latch", 0, f"{self._copy_path} cannot be used: {error}"))
             return None
         if document.get("boot_id") == boot_id:
-            what = f"{self._path} was gone: what checks said after its copy on disk is lost"
+            what = f"{self._path} was gone: results newer than its copy on disk are lost"
             losses.append(Loss("latch", 0, what))
         return state
 

@@ -58,7 +58,9 @@ class UnackedEvents:
             oldest = next(iter(self._clearings))
             del self._clearings[oldest]
             self._clearing_bytes -= _size(oldest)
-            self.add_loss(Loss("latch", 1, "more clearings than fit while none was acknowledged"))
+            self.add_loss(
+                Loss("latch", 1, "more clearings than fit while no message was acknowledged")
+            )
 
     def take_gone(self, gone: Gone, *, matters: bool) -> None:
         """Owe that a component is there no more. If there are too many, those that never failed are

@@ -62,7 +62,7 @@ def _connect(connection: socket.socket, path: Path, timeout: float) -> None:
     except (FileNotFoundError, NotADirectoryError):
         raise NoAgent(f"there is no {path}") from None
     except ConnectionRefusedError:
-        raise NoAgent(f"nobody listens on {path}") from None
+        raise NoAgent(f"no process listens on {path}") from None
     except PermissionError:
         raise AgentTrouble("no-permission", f"{path} may not be opened by this user") from None
     except (TimeoutError, BlockingIOError):
@@ -107,7 +107,7 @@ def _decoded(raw: bytes, path: Path) -> Any:
     head, _, body = raw.partition(b"\r\n\r\n")
     status = head.split(b"\r\n", 1)[0].split(b" ")
     if len(status) < 2 or not status[0].startswith(b"HTTP/") or not status[1].isdigit():
-        raise AgentTrouble("broken", f"what listens on {path} is no sickbay agent")
+        raise AgentTrouble("broken", f"the process that listens on {path} is no sickbay agent")
     code = int(status[1])
     if code not in (200, _REFUSED):
         raise AgentTrouble("broken", f"the agent on {path} answered {code}")

@@ -83,7 +83,7 @@ def table(answer: Mapping[str, Any], only: str = "") -> str:
 def _uplink(uplink: Mapping[str, Any]) -> str:
     """Which aggregator takes the evidence, or why none does."""
     if uplink["state"] == "off":
-        return "aggregator: none is configured; the evidence stays on this node"
+        return "aggregator: no address is configured; the evidence stays on this node"
     where = uplink["address"]
     if uplink["sent_by"]:
         where += f" (sent there by {uplink['sent_by']})"

@@ -59,7 +59,7 @@ def metrics(latch: Latch, checks: Iterable[Scheduled], about: About, now: float)
     saved = int(not about.state_problem)
     page.one("sickbay_agent_state_saved", "gauge", "The latest save of the state went.", saved)
     current = int(not (about.config.problem or about.config.restart_for))
-    text = "The configuration's file is what the agent runs by."
+    text = "The agent runs by the configuration's file as it is now."
     page.one("sickbay_agent_config_current", "gauge", text, current)
     text = "Changed configurations that were taken over."
     page.one("sickbay_agent_config_reloads_total", "counter", text, about.config.reloads)

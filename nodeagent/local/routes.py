@@ -118,7 +118,7 @@ class LocalRoutes:
             names = json.loads(body or b"{}")["checks"] if body else []
             ", ".join(names)  # a list of texts, or TypeError
         except (ValueError, KeyError, TypeError):
-            return json_answer({"error": 'expected {"checks": ["NAME", ...]} or nothing'}, 400)
+            return json_answer({"error": 'expected {"checks": ["NAME", ...]} or no body'}, 400)
         try:
             return json_answer({"result": await self._commands.run_checks(names)})
         except CommandRefused as error:

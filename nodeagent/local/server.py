@@ -175,7 +175,7 @@ def remove_socket(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise FileExistsError(errno.EEXIST, "something is there that is no socket", str(path))
+        raise FileExistsError(errno.EEXIST, "the path exists and is no socket", str(path))
     path.unlink()
 
 

@@ -156,7 +156,7 @@ def _refuse_number(table: Table, named: Sequence[str], kinds: Sequence[str]) -> 
     if named:
         table.problem(named[1], f"stands beside {named[0]}", f"{expected} in each event")
     else:
-        table.wrong("says nothing that happens", expected)
+        table.wrong("names no event", expected)
 
 
 def _nodes(table: Table, known: Known) -> int | tuple[str, ...] | None:

@@ -234,7 +234,7 @@ class SimulatedNode:
             raise CommandRefused("name a component, a code, or both")
         count = self._latch.clear_by_operator(component=component, code=code)
         self._uplink.wake()
-        return f"cleared {count}" if count else "nothing matched: nothing was latched"
+        return f"cleared {count}" if count else "no latched fault matched"
 
     async def quiesce(self, seconds: float) -> str:
         raise CommandRefused(f"no driver to let go of for {seconds:g} s: this node is simulated")

@@ -248,7 +248,9 @@ async def _gcp_ask(service: Service, key: str) -> Response:
 def _gcp_body(answer: Response, key: str) -> str:
     body = _body(answer, key)
     if answer.headers.get("metadata-flavor") != "Google":
-        raise ServiceError("garbled", f"{key}: what answers is no metadata server of Google's")
+        raise ServiceError(
+            "garbled", f"{key}: the service that answers is not Google's metadata server"
+        )
     return body
 
 

@@ -70,11 +70,15 @@ class CommandProcess:
             raise
         if not said.done():
             words = f": {child.last_words}" if child.last_words else ""
-            return Outcome(broken=f"what runs it ended with status {child.ended.result()}{words}")
+            return Outcome(
+                broken=f"the process that runs it ended with status {child.ended.result()}{words}"
+            )
         try:
             outcome = Outcome(**json.loads(said.result()))
         except (ValueError, TypeError):  # a traceback in place of the one line
-            return Outcome(broken=f"what runs it failed: {child.last_words or said.result()}")
+            return Outcome(
+                broken=f"the process that runs it failed: {child.last_words or said.result()}"
+            )
         self._stuck = outcome.stuck
         if not outcome.stuck:
             await asyncio.wait({child.ended})

@@ -101,7 +101,9 @@ async def ask(
     except TimeoutError:
         return Reply("timeout", "", deadline, f"no answer in {deadline:g} s")
     except ConnectionRefusedError:
-        return Reply("closed", "", clock() - begun, "the host answers, and no DNS server on it")
+        return Reply(
+            "closed", "", clock() - begun, "the host answers, and no DNS server runs on it"
+        )
     except OSError as error:
         trouble = "unreachable" if error.errno in _UNREACHABLE else "error"
         return Reply(trouble, "", clock() - begun, error.strerror or str(error))

@@ -28,13 +28,13 @@ async def greet(path: Path, deadline: float) -> tuple[str, str]:
         async with asyncio.timeout(deadline):
             head = await _greet(path)
     except TimeoutError:
-        return "timeout", f"takes connections and said nothing in {deadline:g} s"
+        return "timeout", f"takes connections and gave no answer in {deadline:g} s"
     except FileNotFoundError:
         return "missing", "there is no such socket"
     except ConnectionRefusedError:
-        return "refused", "nobody listens at the socket"
+        return "refused", "no process listens at the socket"
     except BlockingIOError:
-        return "timeout", "its queue of connections is full: it takes none"
+        return "timeout", "its queue of connections is full: it takes no more"
     except OSError as error:
         return "error", error.strerror or errno.errorcode.get(error.errno or 0, "error")
     if len(head) < _FRAME_HEAD or head[3] != _TYPE_SETTINGS:

@@ -126,7 +126,9 @@ async def _exchange(
         await writer.drain()
         return await _answer(reader, limit)
     except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError) as error:
-        raise HttpError("garbled", f"{url.authority} sent what is no HTTP: {error}") from None
+        raise HttpError(
+            "garbled", f"{url.authority} sent an answer that is not HTTP: {error}"
+        ) from None
     finally:
         # Abort instead of close and wait: the request is complete, and the server may never read.
         writer.transport.abort()

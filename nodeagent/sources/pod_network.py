@@ -49,7 +49,7 @@ async def ask(
     except (FileNotFoundError, NotADirectoryError):
         raise NoProber(f"there is no {path}") from None
     except ConnectionRefusedError:
-        raise NoProber(f"nobody listens on {path}") from None
+        raise NoProber(f"no process listens on {path}") from None
     except (OSError, ValueError) as error:
         raise ProberError("error", f"the prober's socket: {error}") from None
     return _parse(line, names, targets)

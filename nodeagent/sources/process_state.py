@@ -53,7 +53,7 @@ class StuckTask:
     wchan: str
 
     def __str__(self) -> str:
-        where = f"in {self.wchan}" if self.wchan else "nobody knows where"
+        where = f"in {self.wchan}" if self.wchan else "at an unknown place"
         return f"{self.command or self.name} (pid {self.pid}) waits in the kernel, {where}"
 
 

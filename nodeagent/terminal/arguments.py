@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     output.add_argument(
         SLURM,
         action="store_true",
-        help="one line with the reason; exit 1 if failed, and 0 on anything else, errors included",
+        help="one line with the reason; exit 1 if failed, and 0 otherwise, errors included",
     )
     check.add_argument(
         "--fail-on",
@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_timeout(checks)
     _add_output(checks)
 
-    explain = _command(commands, "explain", "why the running agent says what it says")
+    explain = _command(commands, "explain", "the reasons for the running agent's results")
     explain.add_argument(
         "check", nargs="?", default="", metavar="CHECK", help="of this check alone (default: all)"
     )
@@ -146,7 +146,7 @@ def _add_simulate(commands: Any) -> None:
     who.add_argument("--nodes", type=_number(1, 100_000), metavar="N", help="so many")
     who.add_argument("--names", type=Path, metavar="FILE", help="these, one name a line")
     add("--aggregator", required=True, metavar="HOST:PORT", help="where they connect")
-    add("--scenario", type=Path, metavar="FILE", help="what happens to them, and when")
+    add("--scenario", type=Path, metavar="FILE", help="events of the nodes, and their times")
     add("--stdin", action="store_true", help="take events as lines of JSON; end when they end")
     add("--prefix", default="sim-", help="of the names of --nodes (default: sim-)")
     add("--gpus", type=_number(1, 16), default=8, metavar="N", help="of each node (default: 8)")

@@ -60,5 +60,5 @@ def _look(config: Config, timeout: float) -> Findings:
 
 
 def _nothing(timeout: float) -> Findings:
-    message = f"nothing was found out in {timeout:g} s"
+    message = f"no result came within {timeout:g} s"
     return Findings("", "probe", [Result("agent", "", Status.UNKNOWN, "hung", message)])

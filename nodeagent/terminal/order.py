@@ -8,7 +8,7 @@ from nodeagent.local.client import AgentTrouble, NoAgent, RequestRefused, post_j
 _WITHOUT = {
     "cleared": "a fault that an agent latched earlier stands in its state, and is told again when "
     "it starts: start it, then clear",
-    "quiesce": "nothing of sickbay's holds the GPU driver now, but an agent that is started would",
+    "quiesce": "no process of sickbay holds the GPU driver now, but an agent that is started would",
 }
 
 
@@ -38,5 +38,5 @@ def _order(
     except (RequestRefused, AgentTrouble) as error:
         why = str(error)
     except (KeyError, TypeError):
-        why = f"what listens on {config.socket} is no sickbay agent"
+        why = f"the process that listens on {config.socket} is no sickbay agent"
     raise NotDone(why)

@@ -70,7 +70,7 @@ class PeerLiveness:
             if not lives:
                 return (
                     f"a heartbeat was not answered within {self._within * self._times:g} s, "
-                    f"and nobody takes a connection at {self._address}"
+                    f"and no process takes a connection at {self._address}"
                 )
             self._late.clear()
             self._times = min(2 * self._times, MOST)

@@ -280,7 +280,7 @@ class Stream:
                 return f"no greeting in {life:g} s"
             if not await self._welcomed_within(greeting - life):
                 self._late = True
-                return f"no greeting in {greeting:g} s, though somebody lives there"
+                return f"no greeting in {greeting:g} s, though the address answers"
         reason = await self._sign.gone()
         self._silent = True
         return reason

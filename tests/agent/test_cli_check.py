@@ -358,7 +358,7 @@ def test_a_socket_that_nobody_listens_on_is_no_agent(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(tmp_path / "run/agent.sock"))
     done = agent("check", "--config", config)
-    assert "nobody listens" in done.row("no agent is running")
+    assert "no process listens" in done.row("no agent is running")
 
 
 # -- in time, whatever happens -----------------------------------------------------------------
@@ -490,7 +490,7 @@ def test_a_look_that_takes_too_long_does_not_drain_the_node(filer: Filer) -> Non
     server.send_signal(signal.SIGSTOP)
     done = agent("check", "--config", point / "agent.toml", "--timeout", "1s", "--slurm")
     assert (done.code, done.err) == (0, "")
-    assert done.out == "sickbay: unknown: agent: nothing was found out in 1 s\n"
+    assert done.out == "sickbay: unknown: agent: no result came within 1 s\n"
 
 
 @pytest.mark.parametrize(("status", "code"), [(Status.DEGRADED, 0), (Status.FAILED, 1)])

@@ -73,7 +73,7 @@ async def test_who_lives_and_never_greets_is_left_too(
     ward.welcome = None
     node = node_of(ward.address)
     node.start()
-    await until(lambda: "though somebody lives there" in node.trouble, within=30)
+    await until(lambda: "though the address answers" in node.trouble, within=30)
     await until(lambda: len(ward.streams) == 2, within=30)
     await _gone(node)
 

@@ -166,7 +166,7 @@ def test_what_is_beyond_a_bound_is_cut_and_the_field_that_lost_is_named(
     ],
 )
 def test_a_fault_without_a_time_or_a_number_cannot_be_told(item: FaultSighting) -> None:
-    words = "a fault with a time or sequence number that is none was dropped"
+    words = "a fault with an invalid time or sequence number was dropped"
     assert bounded(item) == (None, f"check own: {words}")
 
 

@@ -50,7 +50,7 @@ def test_who_answers_no_heartbeat_in_time_and_takes_no_connection_is_gone() -> N
         assert other.tried == []
         assert await other.gone(5.2)
         said = await other.sign.gone()
-        assert said.startswith("a heartbeat was not answered within 12 s, and nobody takes")
+        assert said.startswith("a heartbeat was not answered within 12 s, and no process takes")
         assert WHERE in said
 
     run(play())

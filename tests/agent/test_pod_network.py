@@ -190,7 +190,7 @@ def test_a_socket_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("somebody's")
     command = [sys.executable, "-m", "nodeagent.cli", "pod-prober", "--socket"]
-    for path, why in ((file / "s", ""), (file, "something is there that is no socket")):
+    for path, why in ((file / "s", ""), (file, "the path exists and is no socket")):
         done = subprocess.run([*command, path], capture_output=True, text=True, check=False)
         assert done.returncode == 1
         assert f"{path}: can't be listened on: {why}" in done.stderr
@@ -216,12 +216,12 @@ def test_a_prober_that_stops_leaves_what_has_come_to_its_sockets_place(tmp_path:
         said = json.loads(first.communicate(timeout=60)[0])
         assert first.returncode == 0
     assert (said["level"], said["socket"]) == ("warning", str(path))
-    assert said["message"] == "something else has come to the socket's place, and is left there"
+    assert said["message"] == "the prober's socket was not removed: another file has its place"
     assert path.read_text() == "somebody's"
     path.unlink()
     with prober(path) as first, prober(path):
         first.terminate()
-        assert b"is left there" in first.communicate(timeout=60)[0]
+        assert b"was not removed" in first.communicate(timeout=60)[0]
         with socket.socket(socket.AF_UNIX) as asker:  # its successor's
             asker.connect(str(path))
 

@@ -214,7 +214,7 @@ async def test_cleared_ends_the_faults_of_one_gpu_and_no_others(node: Node) -> N
     assert (done.code, done.out) == (0, f"{pci_of(0)}.0: cleared 1\n")
     assert await node.faults() == {("xid:48", uuid_of(1))}
     done = await node.order("cleared", "--gpu", uuid_of(0))
-    assert (done.code, done.out) == (0, f"{uuid_of(0)}: nothing was latched\n")
+    assert (done.code, done.out) == (0, f"{uuid_of(0)}: no fault was latched\n")
     done = await node.order("cleared", "--code", "xid:48")
     assert (done.code, done.out) == (0, "cleared 1\n")
     node.kill()
@@ -275,7 +275,7 @@ def test_without_an_agent_it_is_said_what_that_means(tmp_path: Path) -> None:
     config.write_text(f'run_dir = "{tmp_path}"\n')
     for arguments, words in {
         ("cleared", "--gpu", "GPU-1"): "start it, then clear",
-        ("quiesce", "--for", "30m"): "nothing of sickbay's holds the GPU driver now",
+        ("quiesce", "--for", "30m"): "no process of sickbay holds the GPU driver now",
     }.items():
         done = agent(*arguments, "--config", config)
         assert (done.code, done.out) == (1, "")

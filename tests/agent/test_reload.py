@@ -204,7 +204,7 @@ async def test_a_file_that_was_emptied_takes_no_setting_back(tmp_path: Path) -> 
     task = asyncio.create_task(reloader.run())
     try:
         await until(lambda: reloader.state.problem)
-        assert f"{path}: is empty, as a full disk leaves it" in reloader.state.problem
+        assert f"{path}: is empty: a full disk leaves it so" in reloader.state.problem
         assert applied == []
         path.write_text("# all by the defaults\n")
         await until(lambda: applied)

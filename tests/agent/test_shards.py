@@ -262,4 +262,4 @@ async def test_a_shard_that_does_not_answer_any_more_is_left_for_whom_the_name_h
         found = await streaming_at(agent, ward.address)
     assert found["sent_by"] == ""
     assert len(other.streams) == 1, "it was not gone back to"
-    assert f"and nobody takes a connection at {address}" in agent.log()
+    assert f"and no process takes a connection at {address}" in agent.log()

@@ -8,7 +8,7 @@ from sickbay.v1 import limits
 
 #: Bytes of a sign of which 32 fit exactly.
 EVEN = limits.MAX_SIGNS_BYTES // 32
-MORE_CLEARINGS = "more clearings than fit while none was acknowledged"
+MORE_CLEARINGS = "more clearings than fit while no message was acknowledged"
 MORE_GONE = "more components vanished than can be remembered"
 
 
