@@ -104,7 +104,7 @@ class Agent:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        log.info("started", extra={"node": self._config.node, "version": VERSION})
+        log.info("agent started", extra={"node": self._config.node, "version": VERSION})
         self._recorder.persist()
         if self._config.kernel_log.enabled:
             self._feed.start()
@@ -150,7 +150,9 @@ class Agent:
         except AlreadyRunning as error:
             raise CannotStart(str(error)) from error
         except OSError as error:
-            log.warning("the socket cannot be served: %s; the agent runs on without it", error)
+            log.warning(
+                "the local socket cannot be served: %s; the agent runs on without it", error
+            )
             return False
         return True
 
@@ -250,13 +252,15 @@ class Agent:
             if claimed:
                 await self._local.serve_socket(answers.routes())
         except OSError as error:
-            log.warning("the socket cannot be served: %s; the agent runs on without it", error)
+            log.warning(
+                "the local socket cannot be served: %s; the agent runs on without it", error
+            )
         if self._config.metrics_listen:
             address = self._config.metrics_listen
             try:
                 await self._local.serve_port(address, answers.public_routes())
             except (OSError, ValueError) as error:
-                log.warning("metrics_listen %s: %s", address, error)
+                log.warning("metrics cannot be served at metrics_listen %s: %s", address, error)
 
     # -- running -------------------------------------------------------------------------------
 
@@ -296,7 +300,7 @@ class Agent:
                 self._recorder.changed_by_hand()
 
     async def _end(self, parts: "list[asyncio.Task[Any]]") -> None:
-        log.info("stopping")
+        log.info("agent is stopping")
         self._feed.stop()
         if self._uplink is not None:
             self._uplink.stop()

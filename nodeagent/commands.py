@@ -89,7 +89,10 @@ class Commands:
             self._recorder.latch.clear_by_operator(component=name, code=code) for name in names
         )
         self._recorder.changed_by_hand()
-        log.info("cleared by hand", extra={"gpu": gpu, "code": code, "entries": count})
+        log.info(
+            "latched faults of a GPU were cleared by hand",
+            extra={"gpu": gpu, "code": code, "entries": count},
+        )
         of = f" of {code}" if code else ""
         return f"{gpu}: cleared {count}{of}" if count else f"{gpu}: no fault{of} was latched"
 

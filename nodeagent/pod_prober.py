@@ -84,7 +84,7 @@ def _give_back(path: Path, ours: tuple[int, int]) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        log.warning("the socket can't be removed: %s", error)
+        log.warning("the prober's socket can't be removed: %s", error)
 
 
 class _Prober:
@@ -101,7 +101,7 @@ class _Prober:
             async with asyncio.timeout(PATIENCE):
                 await writer.drain()
         except (OSError, TimeoutError, ValueError) as error:
-            log.warning("an asker was not answered: %s", error)
+            log.warning("a client of the prober's socket was not answered: %s", error)
         finally:
             self._asking -= 1
             writer.close()

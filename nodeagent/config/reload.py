@@ -117,7 +117,7 @@ class Reloader:
         self.state.restart_for = _fixed_differences(self._current, found)
         if self.state.restart_for:
             log.warning(
-                "changed, and read only at a start: %s",
+                "changed settings that are read only at a start: %s",
                 ", ".join(self.state.restart_for),
                 extra={"file": str(self._path)},
             )

@@ -164,7 +164,7 @@ class LocalServer:
         try:
             return await route(body)
         except Exception as error:  # outermost edge: the client hears of it, the agent lives on
-            log.exception("%s %s failed", method, path)
+            log.exception("request %s %s failed", method, path)
             return json_answer({"error": f"{type(error).__name__}: {error}"}, 500)
 
 

@@ -239,7 +239,7 @@ class Stream:
         try:
             renewed = self._token.renewed()
         except DialError as error:
-            log.warning("the token was not renewed: %s", error)
+            log.warning("the token for the aggregator was not renewed: %s", error)
         else:
             if renewed:
                 await self._send(codec.credentials(renewed))
@@ -313,7 +313,7 @@ class Stream:
             case "redirect":
                 self._redirect = message.redirect.address
             case "resync":
-                log.info("a snapshot was asked for: %s", message.resync.reason)
+                log.info("the aggregator asked for a snapshot: %s", message.resync.reason)
                 self._resync = True
                 self._wake.set()
             case "entries_dropped":
@@ -325,7 +325,7 @@ class Stream:
             case "clear_faults" | "quiesce" | "run_checks":
                 self._begin(message)
             case unknown:
-                log.warning("a message of a kind that this agent does not know: %s", unknown)
+                log.warning("the aggregator sent a message of an unknown kind: %s", unknown)
 
     def _greeted(self, welcome: pb.Welcome) -> None:
         if welcome.heartbeat_interval_ms:
@@ -354,7 +354,10 @@ class Stream:
             if message.HasField("clear_faults"):
                 clear = message.clear_faults
                 command_id = clear.command_id
-                log.info("clear", extra={"for": clear.reason, "component": clear.component})
+                log.info(
+                    "the aggregator clears latched faults",
+                    extra={"for": clear.reason, "component": clear.component},
+                )
                 said = host.clear_faults(clear.component, clear.code)
             elif message.HasField("quiesce"):
                 command_id = message.quiesce.command_id

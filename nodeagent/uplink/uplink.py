@@ -138,7 +138,10 @@ class Uplink:
                 self._stream = None
         renewing, self._renewing = self._renewing, False
         if ended.redirect:
-            log.info("redirected", extra={"from": address, "to": ended.redirect})
+            log.info(
+                "the aggregator redirected the stream",
+                extra={"from": address, "to": ended.redirect},
+            )
             self._changed(connected=False)
         elif renewing:
             self._changed(connected=False)
@@ -173,7 +176,9 @@ class Uplink:
         if self._stopping.is_set():
             reason = ""
         elif reason != self.state.error:  # the same trouble is said once, not at each attempt
-            log.warning("no stream: %s", reason, extra={"address": self.state.address})
+            log.warning(
+                "no stream to the aggregator: %s", reason, extra={"address": self.state.address}
+            )
         self.state.error = reason
         self._changed(connected=False)
 

@@ -174,7 +174,7 @@ async def test_a_file_where_the_socket_is_to_be_stays_and_the_agent_runs_without
     agent.socket.write_text("somebody's")
     agent.start()
     await until(lambda: ward.streams and "snapshot" in ward.latest.kinds())
-    said = "the socket cannot be served: [Errno 17] the path exists and is no socket: "
+    said = "the local socket cannot be served: [Errno 17] the path exists and is no socket: "
     assert f"{said}'{agent.socket}'" in agent.log()
     await agent.terminate()
     assert agent.socket.read_text() == "somebody's"

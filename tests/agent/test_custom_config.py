@@ -47,7 +47,7 @@ def test_settings_and_their_defaults(tmp_path: Path) -> None:
     raid, scratch = config.own
     assert specs_of(config)[-2:] == (raid, scratch)
     assert (raid.name, raid.source) == ("raid", "/opt/raid -v (nagios)")
-    assert raid.sees == "what /opt/raid says"
+    assert raid.sees == "the result of /opt/raid"
     assert (config.checks["raid"].on, config.checks["raid"].interval) == (True, 60.0)
     assert config.checks["raid"].deadline > 10.0, "the program's own limit comes first"
     assert config.checks["scratch-2"].interval == 300.0

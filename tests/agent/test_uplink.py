@@ -291,9 +291,9 @@ async def test_an_aggregator_without_the_agents_service_is_named_with_what_to_in
     await server.start()
     agent = make(aggregator=f"127.0.0.1:{port}").start()
     said = (
-        "no stream: the aggregator does not know this agent's service: there is no "
-        "sickbay.v1.AgentGateway/Connect at its address; install agent and aggregator of the same "
-        "version, or correct aggregator.address (UNIMPLEMENTED: "
+        "no stream to the aggregator: the aggregator does not know this agent's service: there "
+        "is no sickbay.v1.AgentGateway/Connect at its address; install agent and aggregator of the "
+        "same version, or correct aggregator.address (UNIMPLEMENTED: "
     )
     try:
         await until(lambda: said in agent.log(), what=agent.log)

@@ -179,4 +179,4 @@ def test_it_ends_in_order_well_within_its_grace_period(start: Callable[..., Cont
     wait_for(agent, "disk-write")
     agent.signal("TERM")
     assert agent.wait(pod_spec("DaemonSet", "sickbay-agent")["terminationGracePeriodSeconds"]) == 0
-    assert '"stopping"' in agent.log.read_text()
+    assert '"agent is stopping"' in agent.log.read_text()
