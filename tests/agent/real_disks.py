@@ -107,8 +107,14 @@ def collect(pid: int) -> bool:
 
 def probe_children() -> list[int]:
     """The probes that this process has running."""
-    children = psutil.Process().children()
-    return [child.pid for child in children if "disk_child" in " ".join(child.cmdline())]
+    return [child.pid for child in psutil.Process().children() if _is_probe(child)]
+
+
+def _is_probe(child: psutil.Process) -> bool:
+    try:
+        return "disk_child" in " ".join(child.cmdline())
+    except psutil.Error:  # it has ended: another test's child, say
+        return False
 
 
 _HOLD = """
