@@ -100,7 +100,9 @@ class EventBus:
 
     def _lose(self) -> None:
         if not self.lost:
-            log.error("too many transitions wait to be told; what agents cause is left out")
+            log.error(
+                "too many transitions wait to be told; transitions that agents cause are left out"
+            )
         self.lost += 1
 
     def _tell_next(self) -> None:

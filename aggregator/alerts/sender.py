@@ -196,7 +196,7 @@ class WebhookSender:
                 else:
                     await self._thread.run(self._outbox.done, delivery)
             except OutboxError as error:
-                self._outbox_failure = f"what was sent can't be noted: {error}"
+                self._outbox_failure = f"the delivery can't be recorded in the outbox: {error}"
                 await asyncio.sleep(_OUTBOX_AGAIN)
             else:
                 self._outbox_failure = ""

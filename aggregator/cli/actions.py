@@ -66,7 +66,7 @@ def exempted(node: str, until: float, reason: str, *, how: str) -> AnnotationCha
     return AnnotationChange(
         {EXEMPT: exemption(until, reason)},
         f"{node}: exempt until {write_time(until)}: {brief(reason)}\n"
-        f"{_SOON} A quarantine that stands stays, and evicts nobody any more: sickbay release "
+        f"{_SOON} A quarantine that stands stays, and evicts no further pod: sickbay release "
         f"{node}{how} ends it.\nSooner: sickbay unexempt {node}{how}",
     )
 
@@ -89,7 +89,7 @@ def pinned(node: str, reason: str, *, how: str) -> AnnotationChange:
 
 def unpinned(node: str) -> AnnotationChange:
     """Release the node when it is healthy."""
-    said = f"{node}: no longer pinned; it is released once nothing else speaks against it."
+    said = f"{node}: no longer pinned; it is released once no other reason speaks against it."
     return AnnotationChange({PIN: None}, said, f"{node} was not pinned.")
 
 
@@ -104,7 +104,7 @@ def stopped(before: str, reason: str, *, how: str) -> str:
     was = f' (it was stopped already: "{brief(before)}")' if before else ""
     return (
         f"Stopped{was}: {brief(reason)}\n"
-        "No new quarantine and no eviction from now on, but for a few that are in flight. "
+        "No new quarantine and no eviction from now on, except a few that are in flight. "
         f"Releases go on.\nTo go on: sickbay resume{how}"
     )
 
@@ -114,7 +114,7 @@ def stopped_where_nothing_was(namespace: str, reason: str, *, how: str) -> str:
     return (
         f"{stopped('', reason, how=how)}\n"
         f"BUT: there was no record in namespace {namespace}. If sickbay runs in another one, "
-        "nothing is stopped: say which with --namespace. See: sickbay status"
+        "it is not stopped: say which with --namespace. See: sickbay status"
     )
 
 
@@ -154,17 +154,18 @@ def quarantined(node: str, spec: QuarantineSpec, *, stop: str | None, how: str) 
     waits = ""
     if stop is None:
         waits = (
-            "Whether sickbay is stopped you may not see; if it is, nothing begins until resumed.\n"
+            "Your account may not read the stop switch; if it is set, no quarantine begins until "
+            "it is lifted.\n"
         )
     elif stop:
         waits = (
             f"BUT: sickbay is stopped: {brief(stop)}\n"
-            f"Nothing begins until the stop is lifted. To lift it, for all nodes: "
+            f"No quarantine begins until the stop is lifted. To lift it, for all nodes: "
             f"sickbay resume{how}\n"
         )
     return (
         f"{node}: {spec.action} asked for: {brief(spec.reason)}\n{waits}"
-        f"What a person makes, a person ends: sickbay release {node}{how}"
+        f"A person ends a quarantine that a person made: sickbay release {node}{how}"
     )
 
 
@@ -176,8 +177,8 @@ def none_such(node: str) -> str:
 def unknown(node: str) -> str:
     """A local cluster's file has no entry of it: a node is in it after an action or a request."""
     return (
-        f"this file has no node {node}: nothing was done to it, and nobody has asked anything of "
-        "it yet. Is the name right?\n  See: sickbay nodes"
+        f"this file has no node {node}: no action and no request has been made for it yet. Is the "
+        "name right?\n  See: sickbay nodes"
     )
 
 

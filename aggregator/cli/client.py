@@ -52,7 +52,7 @@ class Client:
             try:
                 return json.loads(response.read())
             except (ValueError, OSError, http.client.HTTPException) as error:
-                raise CommandFailed(f"what came from {target} is no answer: {error}") from error
+                raise CommandFailed(f"the response from {target} can't be read: {error}") from error
 
     def events(self, node: str = "") -> Iterator[tuple[str, Any]]:
         """The event stream: (name, data) as they come. Ends, or raises CommandFailed, when it
@@ -89,7 +89,7 @@ class Client:
                 raise CommandFailed(_untrusted(self.url, cause)) from error
             reason = clean(cause)
             if isinstance(error, http.client.BadStatusLine):
-                reason = "what answers there speaks no HTTP"
+                reason = "the server there does not speak HTTP"
                 reason += "; is it https?" if self.url.startswith("http:") else ""
             raise CommandFailed(
                 f"the aggregator at {self.url} can't be reached: {reason}\n"
@@ -106,7 +106,7 @@ def _untrusted(url: str, error: ssl.SSLCertVerificationError) -> str:
     elif error.verify_code == _EXPIRED:
         do = "The aggregator's must be renewed, or this machine's clock is ahead."
     else:
-        do = "Set --ca-file or SICKBAY_CA_FILE to who signed it: ca.crt of docs/install.md"
+        do = "Set --ca-file or SICKBAY_CA_FILE to the CA that signed it: ca.crt of docs/install.md"
     return f"the aggregator at {url} is not believed: {clean(error.verify_message)}\n  {do}"
 
 

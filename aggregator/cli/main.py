@@ -192,7 +192,7 @@ def _say(options: argparse.Namespace, text: str) -> None:
 def _reason(options: argparse.Namespace) -> str:
     reason = _readable(options.reason.strip())
     if not reason:
-        raise UsageError("--reason: it is empty; say why, for whoever comes next")
+        raise UsageError("--reason: it is empty; say why, for the next person on call")
     return reason
 
 
@@ -293,7 +293,7 @@ def _reading_options(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         "--ca-file",
         default=environ.get("SICKBAY_CA_FILE", ""),
         metavar="FILE",
-        help="who signed its certificate (SICKBAY_CA_FILE; default: the system's authorities)",
+        help="the CA of its certificate (SICKBAY_CA_FILE; default: the system's authorities)",
     )
     _output_option(common)
     return common
@@ -331,17 +331,17 @@ def _add_reading(commands: Any, common: argparse.ArgumentParser) -> None:
     nodes.add_argument("--exempt", action="store_true", help="only those that are left alone")
     node = add("node", "one node's story", _node)
     node.add_argument("name", type=_node_name, metavar="NAME")
-    add("quarantines", "what is being done", _quarantines)
-    incidents = add("incidents", "what is wrong now", _incidents)
+    add("quarantines", "the quarantines under way", _quarantines)
+    incidents = add("incidents", "the open incidents", _incidents)
     incidents.add_argument("--limit", type=_positive, default=100, metavar="N")
     add("lemons", "nodes that come back again and again", _lemons)
     add("replicas", "the aggregator's replicas, and which don't answer", _replicas)
     history = add("history", "what happened", _history)
     history.add_argument("--node", default="", metavar="NAME", help="only about this node")
     history.add_argument("--since", default="", metavar="TIME", help="e.g. 2026-01-31T03:14:00Z")
-    history.add_argument("--until", default="", metavar="TIME", help="what was up to then")
+    history.add_argument("--until", default="", metavar="TIME", help="only transitions up to then")
     history.add_argument("--limit", type=_positive, default=50, metavar="N")
-    watch = add("watch", "what happens, as it happens (Ctrl-C ends it)", _watch)
+    watch = add("watch", "transitions as they happen (Ctrl-C ends it)", _watch)
     watch.add_argument("--node", default="", metavar="NAME", help="only about this node")
 
 
@@ -351,27 +351,27 @@ def _add_acting(commands: Any, common: argparse.ArgumentParser) -> None:
         made.set_defaults(command=command)
         return made
 
-    stop = add("stop", "nothing new is quarantined or evicted, anywhere", _stop)
-    stop.add_argument("--reason", required=True, help="why, for whoever comes next")
+    stop = add("stop", "stop new quarantines and evictions, on all nodes", _stop)
+    stop.add_argument("--reason", required=True, help="why, for the next person on call")
     add("resume", "go on after a stop", _resume)
     release = add("release", "end a node's quarantine", _release)
     release.add_argument("name", type=_node_name, metavar="NODE")
     quarantine = add("quarantine", "quarantine a node by hand", _quarantine)
     quarantine.add_argument("name", type=_node_name, metavar="NODE")
     quarantine.add_argument("--action", choices=("cordon", "drain"), required=True)
-    quarantine.add_argument("--reason", required=True, help="why, for whoever comes next")
+    quarantine.add_argument("--reason", required=True, help="why, for the next person on call")
     quarantine.add_argument("--requester", default="", metavar="WHO", help="default: your name")
     exempt = add("exempt", "have a node left alone for a time", _exempt)
     exempt.add_argument("name", type=_node_name, metavar="NODE")
     exempt.add_argument(
         "--for", dest="how_long", required=True, metavar="TIME", help="such as 30m, 8h or 7d"
     )
-    exempt.add_argument("--reason", required=True, help="why, for whoever comes next")
+    exempt.add_argument("--reason", required=True, help="why, for the next person on call")
     unexempt = add("unexempt", "have it judged as any other again", _unexempt)
     unexempt.add_argument("name", type=_node_name, metavar="NODE")
     pin = add("pin", "keep a node's quarantine until it is unpinned", _pin)
     pin.add_argument("name", type=_node_name, metavar="NODE")
-    pin.add_argument("--reason", required=True, help="why, for whoever comes next")
+    pin.add_argument("--reason", required=True, help="why, for the next person on call")
     forget = add("forget", "take a name that is no node's out of a local cluster's file", _forget)
     forget.add_argument("name", type=_node_name, metavar="NODE")
     unpin = add("unpin", "let the node go when it is well", _unpin)

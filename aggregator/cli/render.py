@@ -10,7 +10,7 @@ from aggregator.quarantine.decide.uncordon import LEFT
 
 Answer = dict[str, Any]
 
-_FROZEN = "THE REPLICA YOU ASK DOES NOT KNOW WHO ELSE IS THERE, and does nothing"
+_FROZEN = "THE REPLICA YOU ASK DOES NOT KNOW THE OTHER REPLICAS, and takes no action"
 _UNSEEN = "THE CLUSTER CAN'T BE SEEN"
 _IN_COMPANY = "THIS REPLICA WAITS FOR OTHERS"
 
@@ -38,10 +38,10 @@ def status(fleet: Answer, screen: Screen) -> Iterator[str]:
             "stop": "STOPPED BY A PERSON",
             "view_lost": unseen,
             "waiting_for_quorum": "WAITING FOR THE AGENTS",
-            "cooling": "COOLING DOWN, nothing new is admitted",
-            "clock_doubt": "ITS CLOCK IS DOUBTED, what can't be taken back waits",
+            "cooling": "COOLING DOWN, no new quarantine is admitted",
+            "clock_doubt": "ITS CLOCK IS DOUBTED, actions that can't be undone wait",
             "frozen": _FROZEN,
-            "differing": "THE REPLICAS DIFFER, nothing new is admitted",
+            "differing": "THE REPLICAS DIFFER, no new quarantine is admitted",
             "incomplete": "THE REPLICAS HAVE NOT TOLD EACH OTHER EVERYTHING, little is admitted",
         },
     )
@@ -115,7 +115,7 @@ def replicas(answer: Answer, screen: Screen) -> Iterator[str]:
     if answer["frozen"]:
         yield f"{_FROZEN}: {clean(answer['frozen'])}"
     if answer["differing"]:
-        yield f"THEY DIFFER, nothing new is admitted: {clean(answer['differing'])}"
+        yield f"THEY DIFFER, no new quarantine is admitted: {clean(answer['differing'])}"
     if not answer["items"]:
         yield "The replica you ask knows of no other."
         return
@@ -168,7 +168,7 @@ def nodes(page: Answer, screen: Screen, *, asked: bool = False) -> Iterator[str]
 def quarantines(answer: Answer, screen: Screen) -> Iterator[str]:
     """The list of quarantined nodes."""
     if answer.get("view_lost"):
-        of_it = f"{_UNSEEN}, what stands here may be old"
+        of_it = f"{_UNSEEN}, the state shown here may be old"
         if answer.get("in_company"):
             of_it = f"{_IN_COMPANY}, and knows nothing of the cluster"
         yield f"{of_it}: {clean(answer['view_lost'])}"
@@ -240,7 +240,7 @@ def lemons(answer: Answer, screen: Screen) -> Iterator[str]:
 def incidents(answer: Answer, screen: Screen) -> Iterator[str]:
     """The open incidents."""
     if not answer["items"]:
-        yield "Nothing is wrong."
+        yield "No fault is known."
         return
     yield table(
         ["NODE", "KIND", "CALLS FOR", "SINCE", "STATE", "WHAT"],
@@ -266,7 +266,7 @@ def history(answer: Answer, _: Screen) -> Iterator[str]:
     if answer["trouble"]:
         yield f"Some may be missing: {clean(answer['trouble'])}"
     if not answer["items"]:
-        yield "Nothing is known to have happened."
+        yield "No transition is recorded."
     for one in reversed(answer["items"]):
         yield event(one)
 
@@ -364,7 +364,7 @@ def _quarantine(one: Answer | None, screen: Screen) -> Iterator[str]:
     if one is None:
         return
     yield f"\nQUARANTINE ({one['action']}, {one['phase']}): {clean(one['reason'])}"
-    yield f"  asked for by {clean(one['requester'] or 'somebody, by hand')}, " + (
+    yield f"  asked for by {clean(one['requester'] or 'a person, by hand')}, " + (
         "pods not counted"
         if one["pods_remaining"] is None
         else f"{one['pods_remaining']} pods left"

@@ -110,12 +110,14 @@ def cross_field_errors(drain: DrainConfig) -> Iterator[tuple[Key, str]]:
 
 def _times(one: DrainNamespace, key: Key) -> Iterator[tuple[Key, str]]:
     if one.wait is not None and one.policy not in (Leave.WAIT, Leave.FORCE):
-        text = f'nothing waits under policy "{one.policy}"; expected policy "wait" or "force"'
+        text = (
+            f'no pod is waited for under policy "{one.policy}"; expected policy "wait" or "force"'
+        )
         yield (*key, "wait"), text
     if one.wait is None and one.policy is Leave.WAIT:
         yield key, 'policy "wait" does not say how long; expected wait, such as "2h"'
     if one.force_after is not None and one.policy is not Leave.FORCE:
-        text = f'nothing is forced under policy "{one.policy}"; expected policy "force"'
+        text = f'no pod is deleted by force under policy "{one.policy}"; expected policy "force"'
         yield (*key, "force_after"), text
     if one.force_after is not None and one.force_after < (one.wait or 0.0):
         text = "sooner than its wait is over; expected a longer time than wait"

@@ -155,7 +155,7 @@ class LimitsConfig(Section):
     new_per_window: Annotated[int, Field(ge=1, le=MOST_ADMISSIONS)] = 10
     new_per_window_percent: Share = 20.0
     window: Annotated[Duration, Field(ge=1)] = 600.0
-    """Of the rate, and of what counts as at once."""
+    """Of the rate, and of the time that counts as at once."""
     cooldown: Duration = 900.0
     """After the rate or a common cause has held something back."""
     after_upgrade: Duration = 120.0
@@ -383,14 +383,14 @@ def _unprovable(config: Config) -> Iterator[_Finding]:
         )
         yield _finding(key, text, "cluster")
     if kind == "certificate" and (listen.tls is None or listen.tls.client_ca_file is None):
-        text = '"certificate" needs to know who signs; expected listen.tls.client_ca_file'
+        text = '"certificate" needs the CA that signs; expected listen.tls.client_ca_file'
         yield _finding(key, text, "listen")
     if kind == "insecure-trust-hello" and not (
         is_loopback(listen.grpc) or listen.insecure_plaintext
     ):
         text = (
-            f'"{kind}" lets whoever reaches "{listen.grpc}" speak for any node; expected "token" '
-            'or "certificate", listen.grpc on loopback, or listen.insecure_plaintext: true'
+            f'"{kind}" lets every client that reaches "{listen.grpc}" speak for any node; expected '
+            '"token" or "certificate", listen.grpc on loopback, or listen.insecure_plaintext: true'
         )
         yield _finding(key, text, "listen")
 

@@ -89,7 +89,7 @@ def cross_field_errors(
         )
         yield ("shards", "page"), text
     if tls and shards.ca_file is None:
-        text = "not given; expected the file of who signed listen.tls.cert_file"
+        text = "not given; expected the CA file that verifies listen.tls.cert_file"
         yield ("shards", "ca_file"), text
     if not tls and not (shards.address and is_loopback(shards.address)):
         yield key, "replicas speak without TLS on one machine only; expected listen.tls"

@@ -188,12 +188,12 @@ def database_url(value: object) -> str:
     if parts.scheme != POSTGRESQL:
         raise _refuse(f'"{parts.scheme}" is not spoken here', f'"{POSTGRESQL}"')
     if parts.password is not None:
-        what = "a password in the configuration is shown to whoever reads it"
+        what = "a password in the configuration is shown to every reader of it"
         raise _refuse(what, "history.password_file, and no password here")
     folder = parts.query.removeprefix("host=")
     near = folder.startswith("/") and parts.query != folder and "&" not in folder
     if parts.fragment or (parts.query and not near):
-        raise _refuse("options in the URL", 'none but "?host=/FOLDER/OF/THE/SOCKET"')
+        raise _refuse("options in the URL", 'only "?host=/FOLDER/OF/THE/SOCKET"')
     if (
         not parts.username
         or not re.fullmatch(r"/[^/]+", parts.path)
@@ -259,7 +259,7 @@ def filled_with(*names: str) -> AfterValidator:
                 if place[1] not in names:
                     near = difflib.get_close_matches(place[1].lower(), names, 1)
                     guess = f' (did you mean "{{{near[0]}}}"?)' if near else ""
-                    what = f'nothing is filled in for "{place[0]}"{guess}'
+                    what = f'no value is filled in for "{place[0]}"{guess}'
                     raise _refuse(what, f"{', '.join(known[:-1])} or {known[-1]}")
         return command
 

@@ -77,7 +77,7 @@ def add_to(commands: Any) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="what the fault's line says besides, such as verdict=gpu-reset",
+        help="a detail from the fault's line, such as verdict=gpu-reset",
     )
     explain.add_argument(
         "--policy", type=Path, metavar="FILE", help="a site's rules on top of the shipped ones"

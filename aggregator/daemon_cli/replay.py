@@ -28,7 +28,7 @@ def add_replay(about: Any) -> None:
     replay = about.add_parser(
         "replay",
         help="say what a changed file of rules would have done with the recorded past",
-        description="Exit codes: 0 nothing would have been different, 1 something, 2 trouble.",
+        description="Exit codes: 0 no incident would differ, 1 an incident would, 2 trouble.",
         allow_abbrev=False,
     )
     replay.add_argument("file", type=Path, metavar="FILE", help="the changed rules")
@@ -155,7 +155,9 @@ def _replayed(options: argparse.Namespace) -> int:
         old += before
         new += after
     if not nodes:
-        print("sickbay-aggregator: nothing is recorded there to replay", file=sys.stderr)
+        print(
+            "sickbay-aggregator: that database has no recorded evidence to replay", file=sys.stderr
+        )
         return TROUBLE
     found.sort(key=lambda one: (not one.shown.acts, one.shown.began))
     sums = totals(old, now), totals(new, now)
@@ -189,7 +191,7 @@ def _rows(where: "HistoryConfig", node: str) -> Iterable[Mapping[str, Any]]:
 
 def _text(found: list["Difference"], sums: tuple["Totals", "Totals"], nodes: int) -> Iterable[str]:
     if not found:
-        yield f"nothing would have been different on {nodes} nodes"
+        yield f"no incident would have been different on {nodes} nodes"
     else:
         yield f"{len(found)} incidents would have been different on {nodes} nodes:"
     for one in found:
@@ -202,7 +204,7 @@ def _text(found: list["Difference"], sums: tuple["Totals", "Totals"], nodes: int
     for name, total in zip(("before", "after"), sums, strict=True):
         kinds = ", ".join(f"{count} {action}" for action, count in sorted(total.by_action.items()))
         yield (
-            f"{name:<7} {kinds or 'nothing acted on'}; at most {total.nodes_at_once} nodes "
+            f"{name:<7} {kinds or 'no node acted on'}; at most {total.nodes_at_once} nodes "
             f"at once, {total.node_hours:g} node-hours"
         )
     yield "Judgement alone is replayed: no limits, no mode, no person's word."

@@ -56,7 +56,7 @@ def read_keys(issuer: str, text: str) -> KeySet:
     try:
         listed = json.loads(text)["keys"]
     except (ValueError, KeyError, TypeError) as error:
-        raise KeysError(f"what is published is no set of keys: {error!r}") from None
+        raise KeysError(f"the published document is not a key set: {error!r}") from None
     keys = {key.key_id: key for key in map(_read_key, listed) if key is not None and key.key_id}
     if not keys:
         raise KeysError(f"no key is published that signs with one of {', '.join(ALGORITHMS)}")

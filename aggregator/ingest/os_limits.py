@@ -30,7 +30,7 @@ def why_not(address: str) -> str:
             # Not bound for a trial, because that would take the place of a live socket.
             there = Path(address.removeprefix("unix:"))
             if there.exists() and not there.is_socket():
-                return "something is there that is no socket"
+                return "a file that is not a socket is there already"
             return "the folder of the socket must exist and be writable"
         host, _, port = address.rpartition(":")
         family, kind, protocol, _, where = socket.getaddrinfo(
@@ -44,7 +44,7 @@ def why_not(address: str) -> str:
         return f"no such host here: {error.strerror}"
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            return f"something else listens there already (see: ss -ltnp 'sport = :{port}')"
+            return f"another process listens there already (see: ss -ltnp 'sport = :{port}')"
         if error.errno == errno.EADDRNOTAVAIL:
             return "this machine does not have that address"
         return error.strerror or str(error)

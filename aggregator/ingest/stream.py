@@ -560,7 +560,7 @@ class Stream:
                 StreamClosed(CloseReason.REDIRECTED, Code.UNAVAILABLE, "redirected, and stayed")
             )
         elif now - self.last_heard > self._rules.silent_after:
-            text = f"nothing heard for {self._rules.silent_after:g} s"
+            text = f"no message for {self._rules.silent_after:g} s"
             self._stop(StreamClosed(CloseReason.SILENT, Code.DEADLINE_EXCEEDED, text))
         elif self.identity.expires is not None and wall >= self.identity.expires + LEEWAY:
             self.overdue = renewals_may_fail

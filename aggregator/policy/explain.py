@@ -155,7 +155,7 @@ def _catalogued(policy: Policy, asked: Question) -> tuple[str, str]:
         return f"check {asked.check} has failed", "the check is well again"
     name = policy.catalogue.class_of(_latched(policy, asked), _traits(asked))
     if name == UNKNOWN:
-        return "unknown: a code that the catalogue does not have", "what its agent says"
+        return "unknown: a code that the catalogue does not have", "as its agent reports"
     found = policy.catalogue.classes[name]
     return f"{name}: {found.means}", _ENDS[found.clears]
 
@@ -180,8 +180,8 @@ def _row(policy: Policy, asked: Question) -> str:
     if row is not None:
         return f"{row.unit}, {row.severity}: {row.action}; then {row.then}"
     return (
-        "none: tell --detail intr_info=0x..., --detail error_status=0x... and --driver, and if you "
-        "have, NVIDIA's table has no row for them"
+        "no row matches: tell --detail intr_info=0x..., --detail error_status=0x... and "
+        "--driver, and if you have, NVIDIA's table has no row for them"
     )
 
 

@@ -79,8 +79,8 @@ def _about(
             yield document.problem((*key, "check"), text)
     if rule.check in EDGES and rule.action != "observe":
         text = (
-            f"acts on whoever can't reach a peer: one dead node means a {rule.action} of all that "
-            "look for it, and no common cause holds them; expected check: triangulation"
+            f"acts on every node that can't reach a peer: one dead node means a {rule.action} of "
+            "all that look for it, and no common cause holds them; expected check: triangulation"
         )
         yield document.problem((*key, "action"), text)
     yield from _hasty(rule, key, document)
@@ -95,8 +95,8 @@ def _hasty(rule: Rule, key: Key, document: Document) -> Iterator[ConfigProblem]:
     asked = "healthyFor" in document.data["rules"][key[-1]]
     if asked and not rule.healthy_for and rule.action != "observe" and rule.release == "recovered":
         text = (
-            "the node is released at the first good word, and what comes and goes is well for a "
-            'moment, too; expected a time such as "10m"'
+            "the node is released at the first good report, and a check that comes and goes is "
+            'well for a moment, too; expected a time such as "10m"'
         )
         yield document.problem((*key, "healthyFor"), text)
 
@@ -159,12 +159,12 @@ def _shadowed(
     if one.name in places:
         alone = other.hold - one.hold
         when = "never decides" if alone <= 0 else f"decides for {alone:g} s alone"
-        text = f"{when}: whatever it meets, {other.name!r} meets too, and {more}"
+        text = f"{when}: {other.name!r} meets all that it meets, and {more}"
         if _strength(other) > _strength(one):
             text += f"; to lower its action, change {other.name!r} itself"
         yield document.problem(places[one.name], text)
     elif other.name in places:
-        text = f"shadows the shipped rule {one.name!r}: whatever that meets, this meets too"
+        text = f"shadows the shipped rule {one.name!r}: it meets all that the shipped rule meets"
         yield document.problem(places[other.name], text)
 
 

@@ -300,7 +300,8 @@ class _Reader:
             self._problem(("flaps",), "is about a check; expected minJobs for faults")
         if rule.flaps and (rule.hold or rule.reasons):
             text = (
-                "can't match: what flaps fails for short times, with any reason; expected neither"
+                "can't match: a flapping check fails for short times, with any reason; "
+                "expected neither"
             )
             self._problem(("flaps",), f"{text} for nor reasons beside it")
         if rule.min_jobs and not by_fault:

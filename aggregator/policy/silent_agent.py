@@ -29,7 +29,7 @@ def silent_rule(action: str) -> Rule:
         name=SILENT_RULE,
         kind="node",
         action=action,
-        why="Its kubelet takes work, nobody watches it, and what was last known of it is bad.",
+        why="Its kubelet takes work, no agent watches it, and its last known state is bad.",
         check="agent",
         healthy_for=HEALTHY_FOR,
     )

@@ -17,7 +17,7 @@ _CLEARS = {
     "": "mend what the check names",
 }
 
-_CAUSE = "Mend what they share; nobody is quarantined for it. "
+_CAUSE = "Mend what they share; no node is quarantined for it. "
 _CAUSES = {
     "check": _CAUSE + "If the check itself is wrong, turn it off or mend its rule.",
     "target": _CAUSE + "Look at the target first, then at the way to it.",
@@ -33,7 +33,7 @@ _BY_HAND = 'sickbay quarantine NODE --action drain --reason "..."{how}'
 _SHARED = (
     f"Look at the common cause at the top of the page. A node that is ill for itself: {_BY_HAND}"
 )
-_RATE = "Many fell ill at once: find out what they share while nothing new is admitted."
+_RATE = "Many fell ill at once: find out what they share while no new quarantine is admitted."
 
 HOLDS = {
     "limits.common_cause_percent": _SHARED,
@@ -55,8 +55,8 @@ HOLDS = {
     "replicas",
     "no-node": "The agent speaks for a node that kubectl get nodes does not have: end it if the "
     "node was taken away; else see that both go by one name.",
-    "maintenance": "Nothing, while somebody else is at work on the node: it is looked at again. To "
-    f"act on it all the same: {_BY_HAND}",
+    "maintenance": "No step is needed while another tool or person is at work on the node: it is "
+    f"looked at again. To act on it all the same: {_BY_HAND}",
     "limits.pool_percent": "This pool has lost as many nodes as it may. Repair or release some of "
     "them, or look for what they share.",
 }
@@ -75,14 +75,16 @@ def for_incident(node_summary: NodeSummary, clears: Collection[str], action: str
     """A person's options for an open incident."""
     remedy = for_evidence(clears)
     if not remedy:
-        return "Nothing: what it rests on is over, and it closes once the node has stayed well."
+        return (
+            "No step is needed: its evidence is over, and it closes once the node has stayed well."
+        )
     sentence = remedy[0].upper() + remedy[1:]
     if action == "observe":
         if set(clears) == {"expiry"}:
-            return "Nothing: by policy it is only watched, and it expires by itself."
+            return "No step is needed: by policy it is only watched, and it expires by itself."
         return f"{sentence} when it suits; by policy it is only watched."
     if node_summary.quarantine is None and (node_summary.hold is not None or node_summary.would):
-        return f"{sentence}. Nothing keeps work off this node yet; to do it by hand: " + by_hand(
+        return f"{sentence}. No mark keeps work off this node yet; to do it by hand: " + by_hand(
             node_summary.node, how
         )
     if node_summary.quarantine is None:
@@ -137,7 +139,7 @@ def for_quarantine(
         end = f"sickbay release {node}{how}" if how else f"kubectl delete quarantine {node}"
         return f"The object makes no sense. Mend it, or: {end}"
     if status.phase is Phase.RELEASING or quarantine.deleting:
-        return "Nothing: it is being undone."
+        return "No step is needed: it is being undone."
     if node_summary.last_error:
         return "The last step failed and is tried again. If it stays, look at the error."
     held = node_summary.release_held or status.release_held
@@ -149,26 +151,29 @@ def for_quarantine(
     if status.phase is Phase.DRAINING and status.blockers:
         return (
             f"Waiting for {_pods(len(status.blockers))} that may not be evicted now. Ask their "
-            "owners, or let the budget heal; nothing is forced but where drain.namespaces says so."
+            "owners, or let the budget heal; pods are deleted by force only where drain.namespaces "
+            "says so."
         )
     hook = status.pre_evict
     if status.phase is Phase.DRAINING and hook is not None and hook.state is HookState.ASKING:
         if hook.ended_at:
             return (
-                "drain.pre_evict was not done in its time, and nothing is evicted until it is. See "
+                "drain.pre_evict was not done in its time, and no pod is evicted until it is. See "
                 f"to what it says; or give the node back: sickbay release {node}{how}"
             )
-        return "Nothing yet: drain.pre_evict is asked until it is done."
+        return "No step is needed yet: drain.pre_evict is asked until it is done."
     if status.phase in (Phase.ADMITTED, Phase.DRAINING):
         return (
-            "Nothing yet: it is under way. While the stop switch is set it waits: "
+            "No step is needed yet: it is under way. While the stop switch is set it waits: "
             f"sickbay resume{how}"
         )
     if quarantine.spec.requester != "sickbay":
         return f"Made by a person, ended by a person: sickbay release {node}{how}"
     remedy = for_evidence(clears)
     if not remedy:
-        return "Nothing: what it rests on is over. It is released once the node has stayed well."
+        return (
+            "No step is needed: its evidence is over. It is released once the node has stayed well."
+        )
     sentence = remedy[0].upper() + remedy[1:]
     return (
         f"{sentence}; it is released once it has stayed well. Sooner: sickbay release {node}{how}"

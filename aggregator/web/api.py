@@ -166,7 +166,9 @@ async def _transitions(
 ) -> models.EventPage:
     until = values["until"] + 0.001  # an `at` is rounded to the millisecond, up or down
     if until < values["since"]:
-        raise BadQuery("until is before since: nothing can be in between", "expected it later")
+        raise BadQuery(
+            "until is before since: no transition can be in between", "expected it later"
+        )
     past = await queries.past(values["node"], values["since"], values["limit"], until)
     return models.EventPage(
         items=[node_view.event(one) for one in past.transitions], trouble=past.trouble
@@ -219,11 +221,11 @@ ENDPOINTS = (
     ),
     Endpoint(
         "/api/v1/transitions",
-        "What happened, newest first.",
+        "Transitions, newest first.",
         models.EventPage,
         _transitions,
         (
-            Param("node", Form.TEXT, "Only what is about this node.", ""),
+            Param("node", Form.TEXT, "Only entries about this node.", ""),
             Param(
                 "since",
                 Form.TIME,
@@ -247,7 +249,7 @@ ENDPOINTS = (
     ),
     Endpoint(
         "/api/v1/replicas",
-        "The aggregator's replicas, and which of them don't answer; none where one is alone.",
+        "The aggregator's replicas, and which of them don't answer; empty where one is alone.",
         models.ReplicaList,
         _replicas,
     ),

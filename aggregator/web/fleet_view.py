@@ -47,15 +47,15 @@ _MARKED = (UNCLAIMED, MARKED_ALONE)
 _TEXTS = {
     "concurrent_percent": "of all nodes",
     "new_per_window_percent": "of all nodes, new within the window",
-    "window": "what counts as at once",
-    "cooldown": "nothing new for so long, after the rate or a common cause has tripped",
+    "window": "the time that counts as at once",
+    "cooldown": "no new quarantine for so long, after the rate or a common cause has tripped",
     "absent_node_after": "a quarantine whose Node has been gone for so long ends",
     "after_upgrade": "evidence must stand so long where the driver, kernel or agent is new",
-    "common_cause_percent": "of those who look: more that fail alike are one cause",
+    "common_cause_percent": "of the nodes that look: more that fail alike are one cause",
     "common_cause_nodes": "nodes: more that fail alike are one cause",
     "domain_percent": "of a place or version: more that fail alike are its own",
     "evictions_at_once": "evictions in flight at once",
-    "quorum_percent": "of the nodes must have reported before anything is admitted",
+    "quorum_percent": "of the nodes must have reported before a quarantine is admitted",
     "pool_label": "the node label that names a pool",
 }
 _DIGITS = re.compile(r"(\d+)")

@@ -108,14 +108,16 @@ def _fleet(found: FleetViewFindings) -> Iterator[Metric]:
         mode.add_metric([action.value], found.mode == action.value)
     yield mode
     used = _gauge("sickbay_limit_used_nodes", "How much of a limit is used, in nodes.", ["limit"])
-    most = _gauge("sickbay_limit_max_nodes", "What a limit allows, in nodes.", ["limit"])
+    most = _gauge("sickbay_limit_max_nodes", "The most that a limit allows, in nodes.", ["limit"])
     for limit in found.limits:
         if limit.used is not None and limit.most is not None:
             used.add_metric([limit.name], limit.used)
             most.add_metric([limit.name], limit.most)
     yield used
     yield most
-    yield _one("sickbay_cooling_down", "1 while nothing new is admitted.", bool(found.cooling))
+    yield _one(
+        "sickbay_cooling_down", "1 while no new quarantine is admitted.", bool(found.cooling)
+    )
     yield _one(
         "sickbay_replicas_incomplete",
         "1 while the leading replica has not been told of all nodes.",
@@ -179,7 +181,9 @@ def _shards(shards: ShardScene) -> Iterator[Metric]:
     yield _one("sickbay_replica_nodes", "Nodes that this replica owns.", shards.nodes)
     yield _one("sickbay_replica_members", "Replicas that are alive.", shards.members)
     yield _one("sickbay_replica_leader", "1 where this one leads.", shards.leads)
-    yield _one("sickbay_replica_frozen", "1 while it does not know who is there.", shards.frozen)
+    yield _one(
+        "sickbay_replica_frozen", "1 while it does not know the other replicas.", shards.frozen
+    )
     yield _one("sickbay_replica_settled", "1 once the newcomer's wait is over.", shards.settled)
     up = _gauge("sickbay_replica_peer_up", "1 while that replica's page answers.", ["replica"])
     for name, answers in sorted(shards.peers.items()):
@@ -191,7 +195,7 @@ def _own(scene: Scene) -> Iterator[Metric]:
     build = _gauge("sickbay_build_info", "1 for the version that runs.", ["version"])
     build.add_metric([scene.version], 1)
     yield build
-    yield _one("sickbay_ready", "1 while /readyz has nothing to complain of.", scene.ready)
+    yield _one("sickbay_ready", "1 while /readyz reports no trouble.", scene.ready)
     yield _one("sickbay_web_streams", "Event streams that are open.", scene.feed.streams)
     yield _one("sickbay_web_connections", "Connections that are open.", scene.connections)
     ended = _counter(
@@ -202,7 +206,7 @@ def _own(scene: Scene) -> Iterator[Metric]:
     for reason in ("evicted", "overdue", "refused"):
         ended.add_metric([reason], scene.connections_ended.get(reason, 0))
     yield ended
-    transitions = _counter("sickbay_transitions", "What happened, by kind.", ["kind"])
+    transitions = _counter("sickbay_transitions", "Transitions, by kind.", ["kind"])
     for kind in EventKind:
         transitions.add_metric([kind.value], scene.feed.counts[kind])
     yield transitions
@@ -213,12 +217,14 @@ def _own(scene: Scene) -> Iterator[Metric]:
 
 
 def _history(stats: HistoryStats) -> Iterator[Metric]:
-    yield _one("sickbay_history_up", "1 while what happens is kept.", not stats.problem)
+    yield _one("sickbay_history_up", "1 while history is kept.", not stats.problem)
     yield _one("sickbay_history_queued_rows", "Transitions that wait to be kept.", stats.depth)
     written = _counter("sickbay_history_rows_written", "Transitions that were kept.", [])
     written.add_metric([], stats.written)
     yield written
-    lost = _counter("sickbay_history_rows_lost", "What was never kept, by what it was.", ["what"])
+    lost = _counter(
+        "sickbay_history_rows_lost", "Rows that history never kept, by their kind.", ["what"]
+    )
     lost.add_metric(["transition"], stats.lost)
     lost.add_metric(["evidence"], stats.untold)
     yield lost

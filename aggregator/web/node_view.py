@@ -92,11 +92,11 @@ def why(node_summary: NodeSummary, standing: QuarantineSummary) -> str:
         return node_summary.conflict
     if standing is QuarantineSummary.SILENT:
         how = f"is not understood ({node_summary.refused})" if node_summary.refused else "is silent"
-        return f"its agent {how}; " + (_worst(node_summary) or "nothing was failing")
+        return f"its agent {how}; " + (_worst(node_summary) or "no check was failing")
     if standing is QuarantineSummary.UNKNOWN and node_summary.refused:
         return f"its agent is not understood: {node_summary.refused}"
     if standing is QuarantineSummary.UNKNOWN:
-        return "nothing known yet" if node_summary.attached else "no agent has reported from it"
+        return "no state known yet" if node_summary.attached else "no agent has reported from it"
     if node_summary.wishes and standing is QuarantineSummary.OK:
         return node_summary.wishes[0]
     return _others_at_work(node_summary) or _worst(node_summary)
@@ -104,8 +104,12 @@ def why(node_summary: NodeSummary, standing: QuarantineSummary) -> str:
 
 def _others_at_work(node_summary: NodeSummary) -> str:
     if node_summary.maintained:
-        return f"somebody else is at work on it: {node_summary.maintained}"
-    return f"cordoned by somebody else: {node_summary.foreign}" if node_summary.foreign else ""
+        return f"another tool or person is at work on it: {node_summary.maintained}"
+    return (
+        f"cordoned by another tool or person: {node_summary.foreign}"
+        if node_summary.foreign
+        else ""
+    )
 
 
 def _why_quarantined(node_summary: NodeSummary, quarantine: port.Quarantine) -> str:
@@ -214,7 +218,7 @@ def _doing(node_summary: NodeSummary, incident: policy.Incident) -> str:
     if incident.recovering_since is not None:
         return "recovering"
     if node_summary.conflict:
-        return "nothing: two agents claim the node"
+        return "no action: two agents claim the node"
     return "being admitted"
 
 

@@ -10,7 +10,7 @@ from aggregator.web.api import ENDPOINTS, Endpoint
 from aggregator.web.query_params import Form, Param
 
 _REF = "#/components/schemas/{name}"
-STREAM_PARAMS = (Param("node", Form.TEXT, "Only what is about this node.", ""),)
+STREAM_PARAMS = (Param("node", Form.TEXT, "Only entries about this node.", ""),)
 #: Events of the stream by name.
 STREAM_EVENTS: dict[str, type[models.Shape]] = {
     "hello": models.Hello,
@@ -75,12 +75,12 @@ def _stream() -> dict[str, Any]:
     last = {
         "name": "Last-Event-ID",
         "in": "header",
-        "description": "The id of the last event that you had; what came since is sent first.",
+        "description": "The id of the last event that you had; later events are sent first.",
         "schema": {"type": "string"},
     }
     return {
         "operationId": "stream",
-        "summary": "What happens, as it happens (server-sent events).",
+        "summary": "Transitions as they happen (server-sent events).",
         "description": f"The data of each event is JSON. Events and their shapes: {events}.",
         "parameters": [*(_param(param) for param in STREAM_PARAMS), last],
         "responses": {

@@ -91,7 +91,7 @@ class ReplicaClient:
             async with asyncio.timeout(self._deadline):
                 told = replica_messages.decode(await self._fetch(url, member), kind)
         except TimeoutError as error:
-            raise NoAnswer(f"does not answer: nothing within {self._deadline:g} s") from error
+            raise NoAnswer(f"does not answer: no reply within {self._deadline:g} s") from error
         except Unreadable as error:
             raise NoAnswer(f"does not answer properly: {error}") from error
         except aiohttp.ClientSSLError as error:

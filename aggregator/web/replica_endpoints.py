@@ -23,7 +23,7 @@ _HAVE = Param("have", Form.TEXT, "The revision that the asker has.", "")
 _SEEN = Param("seen", Form.TEXT, "The event that the asker has had last.", "")
 _NAME = Param("name", Form.TEXT, "The node.", "")
 _PAST = (
-    Param("node", Form.TEXT, "Only what is about this node.", ""),
+    Param("node", Form.TEXT, "Only entries about this node.", ""),
     Param("since", Form.TIME, "Only from then on.", 0.0),
     Param("until", Form.TIME, "Only up to then.", math.inf),
     Param("limit", Form.WHOLE, "Events at most.", TIMELINE, 1000),

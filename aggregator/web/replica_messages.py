@@ -126,7 +126,7 @@ def decode(body: bytes, kind: type[_T]) -> _T:
     try:
         return msgspec.msgpack.decode(body, type=kind)
     except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
-        raise Unreadable(f"what it sent can't be read: {error}") from error
+        raise Unreadable(f"its message can't be read: {error}") from error
 
 
 def check(part: Part) -> None:
@@ -142,7 +142,7 @@ def check(part: Part) -> None:
             raise Unreadable(f"it mixes up {one.node} and another node")
         for incident in one.incidents:
             if incident.action not in _ACTIONS:
-                raise Unreadable(f'nothing is known of action "{incident.action[:80]}"')
+                raise Unreadable(f'this replica does not know action "{incident.action[:80]}"')
 
 
 def tell(node_summary: NodeSummary, moment: ViewMoment, mode: str, how: str) -> NodeReports:

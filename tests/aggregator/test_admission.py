@@ -385,7 +385,7 @@ def test_after_the_rate_has_held_one_nothing_is_admitted_for_the_cooldown() -> N
     assert later.held["n9"].limit == "limits.cooldown"
     assert later.held["n9"].value == "15m"
     assert later.held["n9"].reason == (
-        "nothing new is admitted until 00:31 UTC (15m after it began): "
+        "no new quarantine is admitted until 00:31 UTC (15m after it began): "
         "3 nodes were admitted within 10m; the limit is 3"
     )
     assert later.record is kept, "a node that is held costs no write"

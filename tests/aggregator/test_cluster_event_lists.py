@@ -192,7 +192,7 @@ def it_was_gone(case: NodeState) -> None:
 
 
 def others_cordoned_it(case: NodeState) -> None:
-    case.node_summary.foreign = "cordoned by somebody else"
+    case.node_summary.foreign = "cordoned by another tool or person"
 
 
 def others_cordoned_it_and_it_is_waited_for(case: NodeState) -> None:

@@ -245,7 +245,7 @@ def test_a_new_agent_that_flags_many_nodes_for_many_reasons_is_itself_the_suspec
         play.relabel(name, agent="1.1")
         play.tell(name, reasons[number % 4])
     [cause] = play.look().values()
-    assert cause.reason.startswith("agent 1.1: what rules act on on 20 of 20")
+    assert cause.reason.startswith("agent 1.1: actionable evidence on 20 of 20")
     assert all(
         cause.id in play.common.suspects(name, sign.what, sign.component)
         for name, signs in play.signs.items()
@@ -409,7 +409,7 @@ def test_many_silent_agents_are_a_cause_that_explains_nobody() -> None:
     play.common.silence(30, 100)
     [cause] = play.look().values()
     assert (cause.id, cause.scope, cause.nodes) == (SILENCE, "agents", 30)
-    assert cause.reason == "30 of 100 agents are silent; nobody is quarantined for it"
+    assert cause.reason == "30 of 100 agents are silent; no node is quarantined for it"
     assert not cause.fleetwide
     assert SILENCE not in play.common.suspects("n1", "check:nic-link", "eth0")
     play.common.silence(0, 100)

@@ -264,7 +264,7 @@ def test_the_fleets_cooldown_is_shown_and_told_at_its_begin_and_its_end() -> Non
     bench.suspecting.go_round(record)
     assert bench.fleet.cooling == ""
     assert [(one.kind, one.summary) for one in bench.notes.transitions] == [
-        ("fleet.cooldown", f"nothing new is admitted {text}"),
+        ("fleet.cooldown", f"no new quarantine is admitted {text}"),
         ("fleet.cooldown_over", "admission goes on"),
     ]
 
@@ -293,8 +293,8 @@ def test_evidence_on_a_node_with_a_new_version_must_have_stood_for_a_while() -> 
     bench.clock.time = 1050.0
     bench.report("n1", DOWN, driver="560")
     assert bench.suspecting.unsettled(case).startswith(
-        "its version has just changed (now driver 560, agent 1.0); what accuses it must have "
-        "stood for 2m"
+        "its version has just changed (now driver 560, agent 1.0); the evidence against it must "
+        "have stood for 2m"
     )
     bench.report("n1", driver="560")
     bench.clock.time = 1119.0

@@ -220,17 +220,17 @@ BAD: list[tuple[str, str]] = [
     (
         "cluster: {local: {commands: {cordon: [scontrol, 'nodename={nodee}']}}}",
         (
-            'cluster.local.commands.cordon: nothing is filled in for "{nodee}" (did you mean '
+            'cluster.local.commands.cordon: no value is filled in for "{nodee}" (did you mean '
             '"{node}"?); expected {node}, {reason} or {action}'
         ),
     ),
     (
         "cluster: {local: {commands: {release: [a, '{incident}']}}}",
-        'cluster.local.commands.release: nothing is filled in for "{incident}"; expected {node}, ',
+        'cluster.local.commands.release: no value is filled in for "{incident}"; expected {node}, ',
     ),
     (
         "drain: {pre_evict: {command: [a, '{NODE}']}}",
-        'drain.pre_evict.command: nothing is filled in for "{NODE}"',
+        'drain.pre_evict.command: no value is filled in for "{NODE}"',
     ),
     (
         "cluster: {kubeconfig: /no/such}",
@@ -245,7 +245,7 @@ BAD: list[tuple[str, str]] = [
     ("identity: {service_account: agent}", 'identity.service_account: "agent"; expected "NAMESP'),
     (
         "identity: {kind: certificate}",
-        'identity.kind: "certificate" needs to know who signs; expected listen.tls.client_ca_file',
+        'identity.kind: "certificate" needs the CA that signs; expected listen.tls.client_ca_file',
     ),
     ("cluster: {namespace: sick/bay}", 'cluster.namespace: "sick/bay"; expected a namespace'),
     ("cluster: {namespace: Sickbay}", 'cluster.namespace: "Sickbay"; expected a namespace'),
@@ -256,7 +256,7 @@ BAD: list[tuple[str, str]] = [
     ("history: {database: history.db}", 'history.database: "history.db"; expected "sqlite:///"'),
     (
         "history: {database: 'postgresql+asyncpg://u:s3cr3t@db/x'}",
-        "history.database: a password in the configuration is shown to whoever reads it; expect",
+        "history.database: a password in the configuration is shown to every reader of it; expect",
     ),
     (
         "history: {database: 'postgresql+psycopg://u@db/x'}",
@@ -986,7 +986,7 @@ history: {{database: 'sqlite:///{tmp_path}/history.db'}}
     assert done.returncode == 1
     [said] = done.stderr.splitlines()  # and no line of gRPC's own
     assert said.startswith(f'sickbay-aggregator: can\'t listen on "127.0.0.1:{port}"')
-    assert "something else listens there already" in said
+    assert "another process listens there already" in said
     assert all(line.startswith("{") for line in done.stdout.splitlines()), done.stdout
 
 

@@ -100,7 +100,10 @@ def test_a_drain_past_its_deadline_says_so_once_and_forces_nothing() -> None:
         told = status(world)
         assert (told.deadline_at, told.blockers[0].since) == (deadline, since)
         assert told.overdue_at >= deadline
-        assert "past its deadline: 1 pods have not left in 1h, nothing is forced" in told.message
+        assert (
+            "past its deadline: 1 pods have not left in 1h, no pod is deleted by force"
+            in told.message
+        )
         await second.stop()
         third = await begun(world, settings)
         world.add_pod("n1", "late", phase="Pending")

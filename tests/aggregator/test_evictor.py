@@ -410,7 +410,8 @@ def test_the_time_of_a_read_alone_is_news_when_it_is_old() -> None:
 def test_a_drain_that_is_late_says_since_when_and_what_follows() -> None:
     moment = DrainMoment(now=9000.0, began=1000.0, deadline=8200.0)
     assert _late(DrainPlan(evict=(pod("a"),)), moment) == (
-        "past its deadline: 1 pods have not left in 2h, nothing is forced; a person must decide"
+        "past its deadline: 1 pods have not left in 2h, no pod is deleted by force; a person must "
+        "decide"
     )
     assert _late(DrainPlan(force=(pod("a"),)), moment).endswith("in 2h, and are deleted")
 

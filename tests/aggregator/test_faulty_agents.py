@@ -91,7 +91,7 @@ async def test_two_agents_of_one_node_are_shown_nothing_new_is_done_and_it_ends(
         assert "are well" not in glance["headline"].replace("0 of 1 nodes are well", "")
         ours.xid(79)
         said = await shown(ward, "node-a", lambda node: node["incidents"])
-        assert said["incidents"][0]["doing"] == "nothing: two agents claim the node"
+        assert said["incidents"][0]["doing"] == "no action: two agents claim the node"
         assert said["why"] == said["conflict"]
         assert "two live agents claim" in await ward.page.text("/nodes/node-a")
         await other.up()

@@ -267,14 +267,14 @@ def test_a_leader_that_says_nothing_for_some_seconds_is_lost() -> None:
         assert beats == [BEAT * (number + 1) for number in range(int(LOST / BEAT))]
         asked = stream.ask()
         await asyncio.sleep(0.5)
-        with pytest.raises(LeaderSessionClosed, match="r0 has said nothing for 5 s"):
+        with pytest.raises(LeaderSessionClosed, match="r0 has sent no message for 5 s"):
             await stream.next()
-        assert stream.leader_session.lost == "r0 has said nothing for 5 s"
-        with pytest.raises(LeaderSessionClosed, match="said nothing"):
+        assert stream.leader_session.lost == "r0 has sent no message for 5 s"
+        with pytest.raises(LeaderSessionClosed, match="has sent no message"):
             await asked
-        with pytest.raises(LeaderSessionClosed, match="said nothing"):
+        with pytest.raises(LeaderSessionClosed, match="has sent no message"):
             await stream.leader_session.ask(Proposal("n1", "i", "", "drain"))
-        with pytest.raises(LeaderSessionClosed, match="said nothing"):
+        with pytest.raises(LeaderSessionClosed, match="has sent no message"):
             await stream.next()
 
     play(test)

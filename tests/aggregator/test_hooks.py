@@ -221,8 +221,12 @@ def test_the_hooks_and_the_namespaces_are_built_as_configured(written: Written) 
     ("drain", "line", "says"),
     [
         ("  namespaces: [{match: a, policy: wait}]", 3, "does not say how long"),
-        ('  namespaces: [{match: a, policy: evict, wait: "2h"}]', 3, "nothing waits"),
-        ('  namespaces: [{match: a, policy: evict, force_after: "2h"}]', 3, "nothing is forced"),
+        ('  namespaces: [{match: a, policy: evict, wait: "2h"}]', 3, "no pod is waited for"),
+        (
+            '  namespaces: [{match: a, policy: evict, force_after: "2h"}]',
+            3,
+            "no pod is deleted by force",
+        ),
         (
             '  namespaces: [{match: a, policy: force, wait: "2h", force_after: "1h"}]',
             3,

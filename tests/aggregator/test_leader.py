@@ -175,7 +175,7 @@ def test_only_a_known_replica_of_this_life_reports_to_who_leads() -> None:
         with pytest.raises(NotLeader, match="a does not lead; b does"):
             made.open_session("b", "epoch-b")
         bench.see()
-        with pytest.raises(NotLeader, match="nobody is known to"):
+        with pytest.raises(NotLeader, match="no leader is known"):
             made.open_session("b", "epoch-b")
 
     on_bench(test, "a", "b")

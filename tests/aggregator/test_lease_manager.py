@@ -501,7 +501,7 @@ def test_changes_are_told_and_logged(caplog: pytest.LogCaptureFixture) -> None:
         "a replica left",
         "the leader changed",
         "this replica may act for its nodes",
-        "membership is frozen, nothing is done",
+        "membership is frozen, no action is taken",
         "the replicas' Leases can't be used",
     ):
         assert line in said

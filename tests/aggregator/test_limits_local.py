@@ -110,13 +110,14 @@ async def test_a_record_that_cannot_be_read_says_where_what_and_what_to_do(
         await until(lambda: len(sick(fleet)) == 2)
         sql("UPDATE record SET text = '{,}', stop = 'work', version = version + 1")
         await until(lambda: bool(controller.record_problem))
-        (line,) = (one for one in caplog.records if one.msg == "nothing new is admitted")
+        said = "the admission record can't be used: no new quarantine is admitted"
+        (line,) = (one for one in caplog.records if one.msg == said)
         assert vars(line)["error"] == controller.record_problem
         said, _, command = controller.record_problem.partition(" that stand: ")
         assert said == (
             f"the admission record can't be read: table record of {file}: it is no JSON: Expecting "
-            "property name enclosed in double quotes, line 1, column 2. Nothing new is admitted. "
-            "To have it made anew from the Quarantines"
+            "property name enclosed in double quotes, line 1, column 2. No new quarantine is "
+            "admitted. To have it made anew from the Quarantines"
         )
         program, database, statement = shlex.split(command)
         assert (program, database) == ("sqlite3", str(file))

@@ -204,7 +204,7 @@ def test_a_lost_record_is_told_once_and_its_end_once(harm: str) -> None:
             await until(lambda times=times: len(told(replica)) == 2 * times)  # type: ignore[misc]
             lost, whole = told(replica)[-2:]
             assert lost.startswith("fleet.record_lost: the admission record ")
-            assert "nothing new is admitted until it is rebuilt" in lost
+            assert "no new quarantine is admitted until it is rebuilt" in lost
             assert whole.startswith("fleet.record_whole: ")
             assert entries(world) == {names[0]}
         await asyncio.sleep(600)
@@ -224,7 +224,7 @@ def test_a_record_that_cannot_be_read_is_told_with_what_to_do_until_it_can() -> 
         await asyncio.sleep(600)
         (lost,) = told(replica)
         assert "the admission record can't be read" in lost
-        assert "Nothing new is admitted" in lost
+        assert "No new quarantine is admitted" in lost
         world.person_garbles_the_record("")
         await until(lambda: len(told(replica)) == 2)
         assert told(replica)[-1].startswith("fleet.record_whole: ")

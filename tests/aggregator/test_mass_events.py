@@ -243,7 +243,7 @@ def test_30_percent_of_the_agents_silent_at_once_is_an_alert_and_nothing_else() 
         assert fleet.world.writes == []
         assert fleet.holds() == {}
         assert fleet.alerts(EventKind.COMMON_CAUSE) == [
-            "common cause: 30 of 100 agents are silent; nobody is quarantined for it"
+            "common cause: 30 of 100 agents are silent; no node is quarantined for it"
         ]
         fleet.break_([50])  # and one that is not silent is seen to
         await until(lambda: phase_of(fleet.world, "n50") is Phase.DRAINED)
@@ -360,7 +360,7 @@ def test_a_new_agent_version_that_flags_many_nodes_is_itself_the_suspect() -> No
         assert fleet.sick == ["n1"]
         assert set(fleet.holds().values()) == {"limits.domain_percent"}
         [cause] = fleet.replica.fleet.causes.values()
-        assert cause.reason.startswith("agent 0.2.0: what rules act on on 40 of 40 nodes")
+        assert cause.reason.startswith("agent 0.2.0: actionable evidence on 40 of 40 nodes")
 
     play(test, 1_000, WIDE)
 

@@ -408,7 +408,7 @@ def test_new_wishes_are_told_once_and_their_end_too() -> None:
     case.take_node(node(annotations={PIN: "mine"}))
     assert case.hear_wishes(1.0) == (), "something is still asked of it"
     case.take_node(node())
-    assert case.hear_wishes(1.0) == ("nobody asks anything special of it any more",)
+    assert case.hear_wishes(1.0) == ("no label or annotation asks anything special of it any more",)
     assert case.node_summary.wishes == ()
 
 

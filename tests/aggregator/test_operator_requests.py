@@ -168,11 +168,11 @@ def test_wishes_are_described_with_what_is_done_about_each() -> None:
     assert unclear == (
         (
             "sickbay.dev/exempt: 'yes please' makes no sense; expected \"until TIME REASON\", TIME "
-            "such as 2026-12-01T00:00:00Z; not exempt, but nothing is evicted"
+            "such as 2026-12-01T00:00:00Z; not exempt, but no pod is evicted"
         ),
         (
             "sickbay.dev/force: 'stop' makes no sense; expected \"cordon REASON\" or "
-            '"drain REASON"; nothing is done'
+            '"drain REASON"; no action is taken'
         ),
         "pinned: x",
     )

@@ -51,14 +51,14 @@ def test_grpc_is_not_loaded_before_it_is_told_how_to_listen(tmp_path: Path) -> N
 async def test_a_port_in_use_is_said_plainly() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
-        with pytest.raises(ListenError, match="something else listens there already"):
+        with pytest.raises(ListenError, match="another process listens there already"):
             async with site(address=address):
                 pass
 
 
 async def test_two_aggregators_do_not_share_a_port() -> None:
     async with site(address="127.0.0.1:0") as first:
-        with pytest.raises(ListenError, match="something else listens there already"):
+        with pytest.raises(ListenError, match="another process listens there already"):
             async with site(address=f"127.0.0.1:{first.server.port}"):
                 pass
 
@@ -69,7 +69,7 @@ async def test_two_aggregators_do_not_share_a_port() -> None:
         ("192.0.2.1:8443", "this machine does not have that address"),
         ("no-such-host.invalid:8443", "no such host here"),
         ("unix:/no/such/folder/grpc.sock", "the folder of the socket must exist"),
-        (f"unix:{__file__}", "something is there that is no socket"),
+        (f"unix:{__file__}", "a file that is not a socket is there already"),
     ],
 )
 async def test_an_address_that_cannot_be_had_says_why(address: str, says: str) -> None:

@@ -137,25 +137,25 @@ def test_what_no_policy_may_ask_for_is_refused_with_its_line(text: str, said: st
         ),
         (
             "name: disk-full, healthyFor: 0s",
-            "healthyFor: the node is released at the first good word, and what comes and goes is",
+            "healthyFor: the node is released at the first good report, and a check that comes",
         ),
         ("name: a, kind: gpu, faults: ['xid:900'], action: observe", "is in no catalogue"),
         (
             "name: a, kind: gpu, faults: ['xid:48'], action: cordon",
-            "'gpu-fatal' meets too, and asks for more; to lower its action, change 'gpu-fatal'",
+            "'gpu-fatal' meets all that it meets, and asks for more; to lower its action, change",
         ),
         ("name: a, kind: gpu, classes: [fatal-gpu], minCount: 3, action: drain", "stands before"),
         (
             "name: a, kind: disk, check: disk-space, reasons: [full], for: 1m, action: cordon",
-            "never decides: whatever it meets, 'disk-full' meets too",
+            "never decides: 'disk-full' meets all that it meets",
         ),
         (
             "name: a, kind: disk, check: disk-space, components: ['/scratch*'], action: observe",
-            "decides for 30 s alone: whatever it meets, 'disk-full' meets too, and asks for more",
+            "decides for 30 s alone: 'disk-full' meets all that it meets, and asks for more",
         ),
         (
             "name: a, kind: network, check: nic-link, flaps: 6, within: 30m, action: observe",
-            "'link-flapping' meets too",
+            "'link-flapping' meets all that it meets",
         ),
         (
             (
@@ -226,10 +226,7 @@ def test_a_pattern_is_shadowed_by_a_wider_pattern_and_by_no_list() -> None:
     wide = "{name: wide, kind: gpu, faults: ['xid:9*'], action: observe}"
     narrow = "{name: narrow, kind: gpu, faults: ['xid:95*', 'xid:92'], action: observe}"
     (line,) = odd(f"rules:\n  - {wide}\n  - {narrow}\n")
-    assert (
-        line == "3 rules[1]: never decides: whatever it meets, 'wide' meets too, and stands bef"
-        "ore it"
-    )
+    assert line == "3 rules[1]: never decides: 'wide' meets all that it meets, and stands before it"
     listed = wide.replace("'xid:9*'", "'xid:92', 'xid:94', 'xid:95'")
     assert not any("never decides" in one for one in odd(f"rules:\n  - {listed}\n  - {narrow}\n"))
 
@@ -262,7 +259,7 @@ def test_thousands_of_rules_are_compared_with_few_each(monkeypatch: pytest.Monke
     rows = "".join(f"  - {{name: {one.name}}}\n" for one in own)
     found = warnings(policy, f"rules:\n{rows}", "s.yaml", {"disk-space": None})
     (line,) = [one.text for one in found]
-    assert line.startswith("never decides: whatever it meets, 'r7' meets too")
+    assert line.startswith("never decides: 'r7' meets all that it meets")
     assert compared < 5 * count
 
 

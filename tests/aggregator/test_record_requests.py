@@ -224,7 +224,7 @@ def test_a_record_that_was_deleted_is_rebuilt_from_what_stands_and_admits_nobody
         assert not made.would_admit(proposal("n9"))
         await asyncio.sleep(1)
         assert office.stored().entries.keys().isdisjoint({"n1", "n4"}), "not all is known yet"
-        assert "nothing new is admitted until it is rebuilt" in made.trouble
+        assert "no new quarantine is admitted until it is rebuilt" in made.trouble
         standing.whole = True
         made.go_round()
         await asyncio.sleep(1)

@@ -591,7 +591,9 @@ def test_lost_marks_are_shown_since_when_they_are_and_told_for_each_that_is_new(
         assert [status.marks] == [None]
         assert status.message == "n1 is tainted and unschedulable"
         assert bench.kinds()[2:] == ["quarantine.marks_restored"]
-        assert "somebody else has set them again: taint" in bench.notes.transitions[2].summary
+        assert (
+            "another tool or person has set them again: taint" in bench.notes.transitions[2].summary
+        )
 
     on_back(test)
 

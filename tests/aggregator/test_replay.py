@@ -449,7 +449,7 @@ def test_an_owner_replays_the_aggregators_own_history(
     policy.write_text("rules:\n  - {name: disk-full, action: drain}\n")
     code, out, _ = command(capsys, "policy", "replay", str(policy), *source, "--since", "1h")
     assert code == 0
-    assert "nothing would have been different on 1 nodes" in out
+    assert "no incident would have been different on 1 nodes" in out
 
     code, out, _ = command(capsys, "history", "export", *source)
     assert code == 0
@@ -461,7 +461,10 @@ def test_an_owner_replays_the_aggregators_own_history(
     assert code == 1
     assert "cordon becomes observe" in out
     code, _, err = command(capsys, *carried, "--node", "elsewhere")
-    assert (code, err) == (2, "sickbay-aggregator: nothing is recorded there to replay\n")
+    assert (code, err) == (
+        2,
+        "sickbay-aggregator: that database has no recorded evidence to replay\n",
+    )
     record_file.write_text('{"at": 1, "node": "a", "kind": "hello", "body": {}}\nnonsense\n')
     code, _, err = command(capsys, *carried)
     assert code == 2

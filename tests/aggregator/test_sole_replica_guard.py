@@ -142,7 +142,8 @@ def test_beside_the_lease_of_one_that_died_it_says_that_it_begins_by_itself() ->
     [said] = _waited(board)
     assert said == (
         f"waits: replica {ONE.name} has a Lease in this cluster; it is watched for 12 s, and where "
-        "nobody renews it, this one, which has no section shards, begins by itself (docs/shards.md)"
+        "no replica renews it, this one, which has no section shards, begins by itself "
+        "(docs/shards.md)"
     )
 
 

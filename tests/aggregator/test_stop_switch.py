@@ -191,7 +191,7 @@ def test_a_switch_that_cannot_be_read_lets_nothing_begin_and_releases_go_on(
         replica.agent("n2", ILL)
         await until(lambda: replica.fleet.node_summaries["n2"].last_error)
         text = replica.fleet.node_summaries["n2"].last_error
-        assert text == f"nothing new is begun, as the stop switch can't be read: {error}"
+        assert text == f"no new action begins, as the stop switch can't be read: {error}"
         world.person_deletes("n1")
         await until(lambda: "n1" not in world.quarantines)
         assert not is_marked(world.nodes["n1"])
@@ -294,10 +294,14 @@ def test_only_words_end_a_stop_and_words_of_before_it_do_not() -> None:
     switch.view_lost()
     switch.apply_seen(StopText("", "1"))  # the same words, listed anew
     switch.apply_seen(StopText(None, "5"))  # the object without a reason: an installer's
-    assert switch.reason.startswith("drill; what held it was deleted")
+    assert switch.reason.startswith("drill; the object that held it was deleted")
     switch.apply_seen(StopText("", "6"))
     assert switch.reason == ""
-    assert told == ["drill", "drill; what held it was deleted since: `sickbay resume` ends it", ""]
+    assert told == [
+        "drill",
+        "drill; the object that held it was deleted since: `sickbay resume` ends it",
+        "",
+    ]
 
 
 async def test_one_read_serves_all_who_wait_and_is_good_for_half_a_second() -> None:

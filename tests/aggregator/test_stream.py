@@ -511,7 +511,7 @@ async def test_an_agent_that_says_nothing_any_more_is_let_go(plain: Site) -> Non
         await other.beat(0)
         await other.expect("resync")
         plain.clock.ahead += 20
-        assert await agent.ending() == (Code.DEADLINE_EXCEEDED, "nothing heard for 60 s")
+        assert await agent.ending() == (Code.DEADLINE_EXCEEDED, "no message for 60 s")
         assert plain.stats.attached == 1
 
 

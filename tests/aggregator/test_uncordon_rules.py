@@ -208,7 +208,7 @@ def test_an_uncordon_is_described_with_what_was_done_and_what_to_do() -> None:
     given_up = quarantine(recordons=MOST_RECORDONS, uncordoned_at=AT - 1)
     assert told(given_up).uncordoned == (
         f"{begin}, 6 times within a day. It is not cordoned again before {DAY_LATER}; the taint "
-        "still keeps new pods away. Find out what uncordons it"
+        "still keeps new pods away. Find the tool or person that uncordons it"
     )
 
 

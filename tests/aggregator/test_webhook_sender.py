@@ -261,7 +261,7 @@ def test_a_delivery_whose_end_cannot_be_written_is_not_sent_again_and_the_proble
         bench.thread.failing = {step: 2}
         bench.accept("n1")
         with bench.running():
-            await until(lambda: "can't be noted" in bench.courier.problem)
+            await until(lambda: "can't be recorded in the outbox" in bench.courier.problem)
             assert bench.outbox.depths() == {HOOK: 1}
             await asyncio.sleep(2 * OUTBOX_AGAIN - 1)
             assert bench.outbox.depths() == {HOOK: 1}

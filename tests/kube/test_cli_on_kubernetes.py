@@ -87,7 +87,9 @@ async def test_a_quarantine_by_hand_is_made_and_released(
     done = await sickbay("quarantine", node, *ask)
     assert done.code == 0, done.err
     assert f"sickbay release {node} {shlex.join(person)}\n" in done.out
-    assert "sickbay is stopped: fabric work\nNothing begins until the stop is lifted" in done.out
+    assert (
+        "sickbay is stopped: fabric work\nNo quarantine begins until the stop is lifted" in done.out
+    )
     assert f"sickbay resume {shlex.join(person)}\n" in done.out
     made = await kube.read_quarantine(node)
     assert made is not None

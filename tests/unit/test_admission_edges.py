@@ -144,7 +144,7 @@ def test_limits_are_told_from_the_fleets_to_the_pools_and_the_rate_last() -> Non
                 "record",
                 "lost",
                 "the admission record was deleted: it is rebuilt from the Quarantines that stand, "
-                "and nothing is admitted until then",
+                "and no quarantine is admitted until then",
             ),
         ),
         (
@@ -229,12 +229,12 @@ def test_a_cooldown_says_until_when_and_why() -> None:
     assert held(proposal(), record=cooling) == Held(
         "limits.cooldown",
         "15m",
-        "nothing new is admitted until 03:00 UTC (15m after it began): too many",
+        "no new quarantine is admitted until 03:00 UTC (15m after it began): too many",
         FLEET,
     )
     own = replace(Record(), cooldowns={CAUSE: Cooldown(9_900.0, "disks")})
     found = held(proposal(suspects=(frozenset({CAUSE, "other"}),)), record=own)
-    assert found.reason.startswith("nothing like it is admitted until ")
+    assert found.reason.startswith("no quarantine like it is admitted until ")
     assert found.cause == CAUSE
     apart = proposal(suspects=(frozenset({CAUSE}), frozenset({"other"})))
     assert at(apart, record=own).admitted == {"n1"}

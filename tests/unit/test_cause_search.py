@@ -284,7 +284,7 @@ def test_what_rules_act_on_is_blamed_on_an_agents_version_alone() -> None:
     fleet = Fleet(100, agent__2=names(20), driver__5=names(20), rack__r=names(20))
     (found,) = fleet.causes(FLAGS, names(20))
     assert (found.id, found.scope) == (f"agent=2 {FLAGS}", "version")
-    assert found.reason.startswith("agent 2: what rules act on on 20 of 20 nodes")
+    assert found.reason.startswith("agent 2: actionable evidence on 20 of 20 nodes")
     assert Fleet(100).causes(FLAGS, names(50)) == []
     assert [one.scope for one in fleet.causes("rule:g", names(20))] == ["version"]
 

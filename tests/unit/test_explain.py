@@ -204,7 +204,7 @@ def test_jobs_of_a_rule_with_long_pauses_between_them_fit_into_its_time() -> Non
             Question("xid:4711"),
             "xid:4711",
             "unknown: a code that the catalogue does not have",
-            "what its agent says",
+            "as its agent reports",
         ),
         (LINK, "nic-link:failed", "check nic-link has failed", "the check is well again"),
         (
@@ -251,7 +251,9 @@ def test_the_row_of_the_registers_is_told_of_nvlink_5_alone() -> None:
     registers = {"intr_info": "0x00000004", "error_status": "0x00000040"}
     row = asked(Question("xid:145", details=registers, driver="580.82.07")).row
     assert row.startswith("RLW_REMAP, fatal: reset; then ")
-    assert asked(Question("xid:145", details=registers)).row.startswith("none: tell --detail")
+    assert asked(Question("xid:145", details=registers)).row.startswith(
+        "no row matches: tell --detail"
+    )
     assert asked(XID).row == ""
     assert asked(LINK).row == ""
 

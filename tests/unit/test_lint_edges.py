@@ -43,7 +43,7 @@ def shadowed(narrow: Rule, wide: Rule, *, first: bool = False) -> bool:
     """Whether ``narrow`` never decides beside ``wide``, which stands ``first`` or asks for more."""
     narrow, wide = replace(narrow, name="narrow"), replace(wide, name="wide")
     rules = (wide, narrow) if first else (narrow, wide)
-    return any("whatever it meets" in text for text in said(("narrow",), *rules))
+    return any("meets all that it meets" in text for text in said(("narrow",), *rules))
 
 
 WIDE = rule("wide", action="drain")
@@ -127,23 +127,23 @@ def test_the_words_tell_which_rule_decides_and_what_to_change() -> None:
     narrow, wide = rule("narrow", hold=5.0), rule("wide", action="drain")
     assert said(("narrow",), narrow, wide) == [
         (
-            "rules[0]: never decides: whatever it meets, 'wide' meets too, and asks for more; "
+            "rules[0]: never decides: 'wide' meets all that it meets, and asks for more; "
             "to lower its action, change 'wide' itself"
         )
     ]
     assert said(("narrow",), replace(wide, action="cordon"), narrow) == [
-        "rules[0]: never decides: whatever it meets, 'wide' meets too, and stands before it"
+        "rules[0]: never decides: 'wide' meets all that it meets, and stands before it"
     ]
     spared = replace(narrow, action="observe")
     later = replace(wide, hold=35.0)
     assert said(("narrow",), spared, later) == [
         (
-            "rules[0]: decides for 30 s alone: whatever it meets, 'wide' meets too, and asks "
+            "rules[0]: decides for 30 s alone: 'wide' meets all that it meets, and asks "
             "for more; to lower its action, change 'wide' itself"
         )
     ]
     assert said(("wide",), narrow, wide) == [
-        "rules[0]: shadows the shipped rule 'narrow': whatever that meets, this meets too"
+        "rules[0]: shadows the shipped rule 'narrow': it meets all that the shipped rule meets"
     ]
     assert said((), narrow, wide) == []
 
@@ -192,8 +192,8 @@ def test_the_words_tell_which_rule_decides_and_what_to_change() -> None:
             {"check": "peers", "action": "cordon"},
             "",
             (
-                "action: acts on whoever can't reach a peer: one dead node means a cordon of "
-                "all that look for it, and no common cause holds them; expected check: "
+                "action: acts on every node that can't reach a peer: one dead node means a cordon "
+                "of all that look for it, and no common cause holds them; expected check: "
                 "triangulation"
             ),
         ),
@@ -201,8 +201,8 @@ def test_the_words_tell_which_rule_decides_and_what_to_change() -> None:
             {"healthy_for": 0.0},
             ", healthyFor: 0s",
             (
-                "healthyFor: the node is released at the first good word, and what comes and "
-                'goes is well for a moment, too; expected a time such as "10m"'
+                "healthyFor: the node is released at the first good report, and a check that comes "
+                'and goes is well for a moment, too; expected a time such as "10m"'
             ),
         ),
         ({"healthy_for": 0.0}, "", ""),

@@ -178,9 +178,9 @@ def test_an_unclear_wish_takes_nothing_away() -> None:
     )
     first, second = describe(unclear, 0.0)
     assert first.startswith(f"{EXEMPT}: 'please' makes no sense; expected ")
-    assert first.endswith("; not exempt, but nothing is evicted")
+    assert first.endswith("; not exempt, but no pod is evicted")
     assert second.startswith(f"{FORCE}: 'reboot it' makes no sense; expected ")
-    assert second.endswith("; nothing is done")
+    assert second.endswith("; no action is taken")
     assert unclear.force_asked
     assert unclear.why_capped(0.0).startswith(f"{EXEMPT}: 'please' makes no sense")
     no_zone = read_operator_requests({EXEMPT: "until 2026-12-01T00:00:00 x"})

@@ -201,7 +201,10 @@ DUE = "it is cordoned again at 1970-01-01T00:16:40Z"
     [
         ({}, DUE),
         ({"stopped": True}, "it is not cordoned again while the stop switch is set"),
-        ({"maintained": True}, "it is not cordoned again while somebody else is at work on it"),
+        (
+            {"maintained": True},
+            "it is not cordoned again while another tool or person is at work on it",
+        ),
         (
             {"exempt": True},
             "it is not cordoned again while people want it left alone (sickbay.dev/exempt)",

@@ -64,7 +64,7 @@ def problems(text: str) -> list[str]:
         ),
         (
             "{name: link-flapping, reasons: [link-down]}",
-            ["rules[0].flaps: can't match: what flaps fails for short times, with any reason"],
+            ["rules[0].flaps: can't match: a flapping check fails for short times, with any"],
         ),
         ("{name: gpu-gone, check: gpu-rows}", ["expected either faults or classes, or a check"]),
         (

@@ -108,7 +108,7 @@ def test_a_persons_wish_holds_also_a_node_that_was_made_anew(
 
 
 def test_replicas_that_differ_hold_only_what_sickbay_made() -> None:
-    reason = "replicas differ, and what one takes for recovered the other may not: r2"
+    reason = "replicas differ, and may not agree that the node has recovered: r2"
     assert hold(differing="r2") == hold(differing="r2", whole=False) == reason
     by_hand = quarantine(replace(SPEC, requester="alice"))
     assert hold(by_hand, differing="r2") == ""

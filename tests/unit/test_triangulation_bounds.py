@@ -199,7 +199,7 @@ def test_more_than_three_of_the_window_share_a_cause(between: float, *, shared: 
     assert (verdict.count, verdict.total) == (4, 100)
     assert verdict.nodes == tuple(map(name, FOUR))
     assert verdict.message == (
-        "4 nodes were lost to the network together, and no label names what they share: nobody is "
+        "4 nodes were lost to the network together, and no label names what they share: no node is "
         "blamed"
     )
     assert {fleet.reason(number) for number in FOUR} == {SHARED}
@@ -254,7 +254,7 @@ def test_many_nodes_that_miss_peers_and_are_not_cut_off_blame_nobody() -> None:
     verdict = fleet.verdict()
     assert (verdict.kind, verdict.since, verdict.count) == ("unnamed", NOW + 5, 1)
     assert verdict.message == (
-        "many nodes miss many of their peers: the network is in pieces, and nobody is blamed"
+        "many nodes miss many of their peers: the network is in pieces, and no node is blamed"
     )
     for number in range(40, 60):
         fleet.report(number, OK)

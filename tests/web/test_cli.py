@@ -105,7 +105,7 @@ async def test_status_counts_held_nodes_and_held_drains_apart(served: Served) ->
 async def test_status_says_that_the_clock_is_doubted(served: Served) -> None:
     served.fleet.clock_doubt = "it has moved ahead by 3d"
     done = await sickbay("status", "--url", served.url)
-    assert "ITS CLOCK IS DOUBTED, what can't be taken back waits: it has moved" in done.out
+    assert "ITS CLOCK IS DOUBTED, actions that can't be undone wait: it has moved" in done.out
 
 
 async def test_status_says_that_the_past_is_not_kept(served: Served) -> None:
@@ -124,7 +124,12 @@ async def test_a_page_that_tls_does_not_believe_is_told_with_what_to_set(tmp_pat
     authority = Authority.create(tmp_path)
     ca, hands = str(authority.certificate), Hands()
     for lasts, host, options, what in (
-        (dt.timedelta(1), "localhost", (), "Set --ca-file or SICKBAY_CA_FILE to who signed it"),
+        (
+            dt.timedelta(1),
+            "localhost",
+            (),
+            "Set --ca-file or SICKBAY_CA_FILE to the CA that signed it",
+        ),
         (dt.timedelta(1), "127.0.0.1", ("--ca-file", ca), "Ask by a name that is in its cert"),
         (dt.timedelta(-0.01), "localhost", ("--ca-file", ca), "has expired\n  The aggregator's m"),
         (dt.timedelta(1), "localhost", ("--ca-file", ca), ""),
@@ -141,7 +146,7 @@ async def test_a_page_that_tls_does_not_believe_is_told_with_what_to_set(tmp_pat
             said = f"sickbay: the aggregator at https://{host}:{port} is not believed: "
             assert done.err.startswith(said)
             assert "SSL" not in done.err
-        assert "what answers there speaks no HTTP; is it https?" in plain.err
+        assert "the server there does not speak HTTP; is it https?" in plain.err
 
 
 async def test_the_address_may_come_from_the_environment(served: Served) -> None:
@@ -264,7 +269,7 @@ async def test_another_servers_answer_is_said_to_be_none() -> None:
         port = server.sockets[0].getsockname()[1]
         done = await sickbay("status", "--url", f"http://127.0.0.1:{port}")
     assert done.code == 1
-    assert "is no answer" in done.err
+    assert "can't be read" in done.err
 
 
 async def test_what_speaks_no_http_is_said_in_words() -> None:
@@ -278,7 +283,7 @@ async def test_what_speaks_no_http_is_said_in_words() -> None:
         port = server.sockets[0].getsockname()[1]
         done = await sickbay("status", "--url", f"http://127.0.0.1:{port}")
     assert done.code == 1
-    assert "can't be reached: what answers there speaks no HTTP; is it https?\n" in done.err
+    assert "can't be reached: the server there does not speak HTTP; is it https?\n" in done.err
 
 
 async def test_an_answer_that_cannot_be_written_is_said_without_a_traceback(
@@ -503,10 +508,10 @@ async def test_a_quarantine_while_stopped_says_that_nothing_begins(database: Pat
     await sickbay("stop", "--reason", "fabric work", *where)
     done = await sickbay("quarantine", "node-1", *ask)
     assert done.code == 0, done.err
-    assert "BUT: sickbay is stopped: fabric work\nNothing begins until the stop" in done.out
+    assert "BUT: sickbay is stopped: fabric work\nNo quarantine begins until the stop" in done.out
     assert f"sickbay resume --local {database}\n" in done.out
     await sickbay("resume", *where)
-    assert "Nothing begins" not in (await sickbay("quarantine", "node-2", *ask)).out
+    assert "No quarantine begins" not in (await sickbay("quarantine", "node-2", *ask)).out
 
 
 async def test_quarantine_and_release_on_a_local_cluster(database: Path) -> None:
@@ -534,7 +539,7 @@ async def test_quarantine_and_release_on_a_local_cluster(database: Path) -> None
 async def test_a_name_that_nobody_has_spoken_of_is_pointed_out(database: Path) -> None:
     where = ["--local", str(database)]
     ask = ["exempt", "nod-1", "--for", "8h", "--reason", "firmware test", *where]
-    unknown = "this file has no node nod-1: nothing was done to it"
+    unknown = "this file has no node nod-1: no action and no request"
     done = await sickbay("unexempt", "nod-1", *where)
     assert (done.code, done.out) == (1, "")
     assert unknown in done.err
@@ -701,7 +706,9 @@ async def test_what_is_known_of_quarantines_is_said_to_be_old_while_the_cluster_
     served.fleet.view_lost = "no answer in 10 s"
     async with serving(served.fleet, Hands().clocks()) as other:
         said = (await sickbay("quarantines", "--url", other.url)).out.splitlines()
-    assert said[0] == ("THE CLUSTER CAN'T BE SEEN, what stands here may be old: no answer in 10 s")
+    assert said[0] == (
+        "THE CLUSTER CAN'T BE SEEN, the state shown here may be old: no answer in 10 s"
+    )
     assert said[1].startswith("NODE")
 
 
@@ -749,8 +756,8 @@ async def test_an_empty_fleet_is_no_error() -> None:
             ("nodes", "No node is known yet."),
             ("nodes --standing held", "No node stands so."),
             ("quarantines", "No node is in quarantine."),
-            ("incidents", "Nothing is wrong."),
-            ("history", "Nothing is known to have happened."),
+            ("incidents", "No fault is known."),
+            ("history", "No transition is recorded."),
             ("status", "No node is known yet."),
         ):
             done = await sickbay(*command.split(), "--url", served.url)

@@ -52,14 +52,14 @@ def part_of(**changes: Any) -> bytes:
 
 
 BAD = {
-    "hung": (hang, "does not answer: nothing within 1.5 s"),
+    "hung": (hang, "does not answer: no reply within 1.5 s"),
     "no HTTP": (sending(b"", head="\x00\x01\x02"), "does not answer properly"),
-    "garbage": (sending(b"\xc1\xff garbage"), "does not answer properly: what it sent can't be"),
+    "garbage": (sending(b"\xc1\xff garbage"), "does not answer properly: its message can't be"),
     "another shape": (
         sending(msgspec.msgpack.encode({"name": "b", "revision": 7})),
-        "does not answer properly: what it sent can't be read",
+        "does not answer properly: its message can't be read",
     ),
-    "no body": (sending(b""), "does not answer properly: what it sent can't be read"),
+    "no body": (sending(b""), "does not answer properly: its message can't be read"),
     "a page": (sending(b"<html>", kind="text/html"), "does not answer properly: it sent text/html"),
     "500": (
         sending(b"", head="HTTP/1.1 500 Oh"),

@@ -35,7 +35,7 @@ class Others(ReplicaClient):
         match self.mood.get(member.name, "well"):
             case "hangs":
                 await asyncio.sleep(DEADLINE)
-                raise NoAnswer(f"does not answer: nothing within {DEADLINE:g} s")
+                raise NoAnswer(f"does not answer: no reply within {DEADLINE:g} s")
             case "fails":
                 raise NoAnswer("does not answer: refused")
             case "breaks":
@@ -129,7 +129,7 @@ def test_one_that_hangs_is_waited_for_once_and_not_again() -> None:
         before = one.clock()
         await one.peers.answering_replicas()
         assert one.clock() - before == pytest.approx(DEADLINE, abs=0.1)
-        assert "nothing within" in one.trouble("b")
+        assert "no reply within" in one.trouble("b")
         assert one.trouble("c") == ""
         for _ in range(50):
             before = one.clock()

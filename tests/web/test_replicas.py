@@ -336,7 +336,7 @@ async def test_frozen_and_unsettled_replicas_are_not_ready_and_the_page_says_why
         assert await served.text("/readyz") == "ready\n"
         running.town.frozen = "the API server has not answered for 14 s"
         assert "the API server has not answered for 14 s" in await served.text("/readyz", 503)
-        page = await told_until_text(served, "This replica does not know who else is there")
+        page = await told_until_text(served, "This replica does not know the other replicas")
         assert "Not ready." not in page, "it is said once, and in the replica's line"
         running.town.frozen, running.town.settled = "", False
         assert "it has joined a moment ago" in await served.text("/readyz", 503)

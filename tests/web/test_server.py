@@ -348,10 +348,10 @@ async def test_the_page_and_the_api_say_what_many_nodes_share_and_what_to_do() -
         text = await served.text("/")
         told = await served.json("/api/v1/fleet")
     for said in (
-        "What many nodes share",
+        "Common causes",
         "rack=&lt;r1&gt;: check nic-link on 9 of 18 nodes",
         "Look at the switch, power and cooling of the place.",
-        "Nothing new is admitted until 03:29 UTC",
+        "No new quarantine is admitted until 03:29 UTC",
     ):
         assert said in text
     [cause] = told["causes"]

@@ -146,7 +146,7 @@ def test_who_else_is_at_work_on_a_node_is_why_it_stands_as_it_does() -> None:
     node_summary = fleet.node_summary("node-8")
     node_summary.maintained = node_summary.foreign = "its GPU driver is being upgraded"
     assert node_view.why(node_summary, node_summary.standing()) == (
-        "somebody else is at work on it: its GPU driver is being upgraded"
+        "another tool or person is at work on it: its GPU driver is being upgraded"
     )
 
 
@@ -340,7 +340,7 @@ def test_historical_and_missing_faults_are_marked_and_old_boots_come_last() -> N
         ("node-2", "Draining: xid:79"),
         ("node-3", "held by limits.concurrent"),
         ("node-4", "xid:31"),
-        ("node-5", "its agent is silent; nothing was failing"),
+        ("node-5", "its agent is silent; no check was failing"),
         ("node-6", "no agent has reported from it"),
     ],
 )

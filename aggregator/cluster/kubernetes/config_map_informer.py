@@ -76,5 +76,5 @@ class ConfigMapInformer:
             raise error
         if self._trouble != str(error):
             self._trouble = str(error)
-            text = f"{self._what} can't be read: nothing new begins, and releases go on"
+            text = f"{self._what} can't be read: no new action begins, and releases go on"
             log.warning(text, extra={"error": self._trouble})

@@ -258,7 +258,9 @@ def decode(body: bytes | msgspec.Raw, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.DecodeError as error:
-        raise Refused(f"what came is no {kind.__name__}: is this an API server? {error}") from error
+        raise Refused(
+            f"the response is not a {kind.__name__}: is this an API server? {error}"
+        ) from error
 
 
 def seconds(text: str | None) -> float:

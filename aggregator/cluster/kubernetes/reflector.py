@@ -163,7 +163,9 @@ class Watch:
         try:
             event = _EVENT.decode(line)
         except msgspec.DecodeError as error:
-            raise Refused(f"a watch of {self._kind.name} sent what is no event: {error}") from error
+            raise Refused(
+                f"a watch of {self._kind.name} sent a line that is not an event: {error}"
+            ) from error
         if event.type == "ERROR":
             status = decode(event.object, StatusBody)
             raise Unreachable(

@@ -302,7 +302,7 @@ class Graph:
 def _unreachable(node: str, sight: Observation, missed: list[str], *, cut_off: bool) -> GraphView:
     missed.sort()
     edges = tuple(Edge(observer, node) for observer in missed[:NAMED])
-    text = f"none of the {len(missed)} nodes that look for it reach it, though they reach others"
+    text = f"0 of {len(missed)} nodes that look for it reach it, though they reach others"
     if not sight.speaking:
         return GraphView(UNREACHABLE_SILENT, False, f"{text}; its agent is silent", edges)
     if cut_off:

@@ -202,10 +202,10 @@ class Triangulation:
     def _unnamed(self) -> NetworkVerdict:
         nodes = self._accused if self._unrest else self._shared
         text = (
-            "many nodes miss many of their peers: the network is in pieces, and nobody is blamed"
+            "many nodes miss many of their peers: the network is in pieces, and no node is blamed"
             if self._unrest
             else f"{len(nodes)} nodes were lost to the network together, and no label names what "
-            "they share: nobody is blamed"
+            "they share: no node is blamed"
         )
         named = tuple(nsmallest(NAMED, nodes))
         count, total = len(nodes), len(self._findings)

@@ -46,7 +46,9 @@ class MarkRestorer:
                 case, EventKind.MARKS_MISSING, text, {"missing": ", ".join(missing)}
             )
         elif not missing:
-            restored = f"somebody else has set them again: {describe_missing(before.missing)}"
+            restored = (
+                f"another tool or person has set them again: {describe_missing(before.missing)}"
+            )
             self._acts.emit_event(case, EventKind.MARKS_RESTORED, restored)
 
     async def restore(self, case: NodeState) -> None:

@@ -157,8 +157,8 @@ class AdmissionRecordWriter:
         if self.problem or not because:
             return self.problem
         return (
-            f"the admission record {because}: nothing new is admitted until it is rebuilt from the "
-            f"Quarantines that stand, and for {span(SETTLES)} after that"
+            f"the admission record {because}: no new quarantine is admitted until it is rebuilt "
+            f"from the Quarantines that stand, and for {span(SETTLES)} after that"
         )
 
     def seen(self, stored: RecordText) -> bool:
@@ -464,8 +464,8 @@ class AdmissionRecordWriter:
             except RecordUnreadable as error:
                 place = self._cluster.record_place
                 self.log_change(
-                    f"the admission record can't be read: {place.where}: {error}. Nothing new is "
-                    "admitted. To have it made anew from the Quarantines that stand: "
+                    f"the admission record can't be read: {place.where}: {error}. No new "
+                    "quarantine is admitted. To have it made anew from the Quarantines that stand: "
                     f"{place.empties}"
                 )
             else:
@@ -499,7 +499,10 @@ class AdmissionRecordWriter:
     def log_change(self, problem: str) -> None:
         """Log each change once: else a reader of the log alone would see a quiet night."""
         if problem and problem != self.problem:
-            log.error("nothing new is admitted", extra={"error": problem})
+            log.error(
+                "the admission record can't be used: no new quarantine is admitted",
+                extra={"error": problem},
+            )
         elif self.problem and not problem:
             log.info("the admission record can be read again")
         self.problem = problem

@@ -23,7 +23,7 @@ FRESH = 0.5
 #: After so many seconds without a read no request has acted: see `check_beside`.
 REST = 5.0
 
-_GONE = "; what held it was deleted since: `sickbay resume` ends it"
+_GONE = "; the object that held it was deleted since: `sickbay resume` ends it"
 
 
 class StopUnreadable(Unreachable):
@@ -171,7 +171,7 @@ class StopSwitch:
         except ClusterError as error:
             self._failed = True
             raise StopUnreadable(
-                f"nothing new is begun, as the stop switch can't be read: {error}",
+                f"no new action begins, as the stop switch can't be read: {error}",
                 status=error.status,
                 retry_after=error.retry_after,
             ) from error

@@ -48,8 +48,8 @@ class CoordinationAlerts:
             )
         elif self._differing is not None and now - self._differing >= DIFFERING_FOR:
             self.emit_alert(
-                f"for {span(DIFFERING_FOR)} replicas have differed, so nothing new is admitted: "
-                f"{doubt.differing}"
+                f"for {span(DIFFERING_FOR)} replicas have differed, so no new quarantine is "
+                f"admitted: {doubt.differing}"
             )
 
     def emit_alert(self, text: str) -> None:

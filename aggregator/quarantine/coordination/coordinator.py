@@ -204,7 +204,9 @@ class Coordinator:
         membership_view = self._shards.membership_view
         if self._leading:
             early = self._clocks.now() < self._network_from
-            text = "who reaches whom is not judged yet: the leader is new" if early else ""
+            text = (
+                "the network's reachability is not judged yet: the leader is new" if early else ""
+            )
             if (
                 len(membership_view.members) < 2
             ):  # an earlier leader's findings are outdated here, too

@@ -155,7 +155,7 @@ class LeaderSession:
         while True:
             now = self._now()
             if now - self._heard_at > LOST:
-                self.close(f"{self.leader.name} has said nothing for {LOST:g} s")
+                self.close(f"{self.leader.name} has sent no message for {LOST:g} s")
             if self._lost:
                 raise LeaderSessionClosed(self._lost)
             said = self._due(now)

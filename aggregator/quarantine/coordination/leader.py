@@ -91,7 +91,7 @@ class Leader:
         membership_view = self._shards.membership_view
         leader, member = membership_view.leader, membership_view.members.get(name)
         if leader is None or leader.name != membership_view.me:
-            led = f"{leader.name} does" if leader is not None else "nobody is known to"
+            led = f"{leader.name} does" if leader is not None else "no leader is known"
             raise NotLeader(f"{membership_view.me} does not lead; {led}")
         if name == membership_view.me or member is None or member.epoch != epoch:
             raise NotLeader(f"{name} is not among the replicas that {membership_view.me} knows")

@@ -201,8 +201,9 @@ class CommonCauseTracker:
             return ""
         now_runs = ", ".join(f"{name} {version}" for name, version in self._versions[case.node])
         return (
-            f"its version has just changed (now {now_runs}); what accuses it must have stood for "
-            f"{span(self._after_upgrade)}, in which others with this version may show the same"
+            f"its version has just changed (now {now_runs}); the evidence against it must have "
+            f"stood for {span(self._after_upgrade)}, in which others with this version may show "
+            "the same"
         )
 
     def _places(self, case: NodeState | None) -> list[Group]:
@@ -302,7 +303,7 @@ class CommonCauseTracker:
         until = f"until {time_of_day(found.at + self._cooldown)}: {found.because}" if found else ""
         if self._cooldown_told.is_due("it is cooling down" if until else "", leads=self._leading):
             kind = EventKind.COOLDOWN if until else EventKind.COOLDOWN_OVER
-            text = f"nothing new is admitted {until}" if until else "admission goes on"
+            text = f"no new quarantine is admitted {until}" if until else "admission goes on"
             self._event_sink.record_event(Transition(self._clocks.wall(), kind, "", text))
         self._fleet.cooling = until
 

@@ -352,7 +352,11 @@ class _Budget:
 
     def _cools(self, ident: str) -> Held:
         found, length = self._record.cooldowns[ident], self._limits.cooldown
-        whose = "nothing new is admitted" if ident == FLEET else "nothing like it is admitted"
+        whose = (
+            "no new quarantine is admitted"
+            if ident == FLEET
+            else "no quarantine like it is admitted"
+        )
         return Held(
             "limits.cooldown",
             span(length),
@@ -447,8 +451,8 @@ def lost(why: str) -> Held:
     return Held(
         "record",
         "lost",
-        f"the admission record {why}: it is rebuilt from the Quarantines that stand, and nothing "
-        "is admitted until then",
+        f"the admission record {why}: it is rebuilt from the Quarantines that stand, and no "
+        "quarantine is admitted until then",
     )
 
 
@@ -461,7 +465,7 @@ def settling(record: Record, now: float) -> Held | None:
         "record",
         "rebuilt",
         f"the admission record {rebuilt.because}: it was rebuilt from the Quarantines that stand, "
-        f"and nothing is admitted for {span(SETTLES)} after that, so that none is missed",
+        f"and no quarantine is admitted for {span(SETTLES)} after that, so that none is missed",
     )
 
 

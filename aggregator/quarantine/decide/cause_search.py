@@ -286,7 +286,7 @@ class CauseSearch:
         limits, size = self._limits, max(self._crowd.sizes[group], len(nodes))
         ident = _domain(group, what)
         subject = f"{label} {value}" if label in VERSIONS else f"{label}={value}"
-        told = {NVLINK: "NVLink evidence", FLAGS: "what rules act on"}.get(
+        told = {NVLINK: "NVLink evidence", FLAGS: "actionable evidence"}.get(
             what, what.replace(":", " ")
         )
         if label == limits.clique_label:
@@ -337,7 +337,7 @@ class CauseSearch:
         most = self._most(of)
         if silent <= (most // 2 if SILENCE in self._open else most):
             return None
-        reason = f"{silent} of {of} agents are silent; nobody is quarantined for it"
+        reason = f"{silent} of {of} agents are silent; no node is quarantined for it"
         made = self._fleetwide(SILENCE, "agents", "", (), max(of, 1))
         return replace(made.cause(SILENCE), reason=reason, nodes=silent)
 

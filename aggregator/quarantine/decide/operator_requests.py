@@ -89,13 +89,13 @@ def describe(wishes: OperatorRequests, wall: float) -> tuple[str, ...]:
     elif wishes.exempt_until:
         said.append(f"its exemption ended at {write_time(wishes.exempt_until)} and is ignored")
     if wishes.exempt_unclear:
-        said.append(f"{EXEMPT}: {wishes.exempt_unclear}; not exempt, but nothing is evicted")
+        said.append(f"{EXEMPT}: {wishes.exempt_unclear}; not exempt, but no pod is evicted")
     if wishes.force is not None:
         said.append(f"forced to {wishes.force}: {wishes.force_reason}")
         if wishes.exempt(wall):
             said.append("both exempt and forced: the exemption is heard")
     if wishes.force_unclear:
-        said.append(f"{FORCE}: {wishes.force_unclear}; nothing is done")
+        said.append(f"{FORCE}: {wishes.force_unclear}; no action is taken")
     if wishes.pinned:
         said.append(f"pinned: {wishes.pin_reason or 'no reason given'}")
     return tuple(said)

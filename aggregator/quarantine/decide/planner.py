@@ -267,7 +267,7 @@ def _keeps_it_schedulable(now: Situation, quarantine: Quarantine) -> str:
     if now.stopped:
         return "it is not cordoned again while the stop switch is set"
     if ours and now.maintained:
-        return "it is not cordoned again while somebody else is at work on it"
+        return "it is not cordoned again while another tool or person is at work on it"
     if ours and now.exempt:
         return "it is not cordoned again while people want it left alone (sickbay.dev/exempt)"
     if ours and now.mode is Action.OBSERVE:

@@ -97,7 +97,7 @@ def _wished(wishes: OperatorRequests) -> str:
 def _by_roll(quarantine: Quarantine, differing: str) -> str:
     if not differing or quarantine.spec.requester != OURS:
         return ""
-    return f"replicas differ, and what one takes for recovered the other may not: {differing}"
+    return f"replicas differ, and may not agree that the node has recovered: {differing}"
 
 
 def _by_rule(quarantine: Quarantine, rules: Mapping[str, Rule]) -> str:

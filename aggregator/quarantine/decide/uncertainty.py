@@ -40,9 +40,9 @@ class Uncertainty:
     def against(self, basis: EvidenceBasis) -> str:
         """Why no node is admitted on this basis now, whatever the limits; empty: it may be."""
         if self.unsure:
-            return f"nothing new is admitted: {self.unsure}"
+            return f"no new quarantine is admitted: {self.unsure}"
         if self.differing:
-            return f"nothing new is admitted until all replicas judge alike: {self.differing}"
+            return f"no new quarantine is admitted until all replicas judge alike: {self.differing}"
         if self.missing and basis is not EvidenceBasis.FAULT:
             return (
                 "until the leader knows of all nodes, only faults that the catalogue knows pass: "

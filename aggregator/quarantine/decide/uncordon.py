@@ -172,8 +172,8 @@ def _describe(
     if told.recordons > MOST_RECORDONS:
         return (
             f"{text}, {told.recordons} times within a day. It is not cordoned again before "
-            f"{write_time(wall + QUIET)}; the taint still keeps new pods away. Find out what "
-            "uncordons it"
+            f"{write_time(wall + QUIET)}; the taint still keeps new pods away. Find the tool "
+            "or person that uncordons it"
         )
     text += f", and cordoned again ({told.recordons} of {MOST_RECORDONS} within a day)"
     if whose is Uncordoned.FOREIGN:

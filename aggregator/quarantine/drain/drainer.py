@@ -306,7 +306,7 @@ class Drainer:
         memory.written_at = self._clocks.now()
         if newly:
             named = "; ".join(f"{one.pod}: {one.reason}" for one in blockers[:3])
-            text = f"{status.message}. In the way: {named or 'nobody by name'}"
+            text = f"{status.message}. In the way: {named or 'no pod by name'}"
             self._acts.emit_event(case, EventKind.OVERDUE, text, {"pods": str(plan.remaining)})
 
     async def explain(self, case: NodeState) -> None:
@@ -316,16 +316,16 @@ class Drainer:
             return
         status = quarantine.status
         if case.node_gone and status.node_uid:  # else it was never there
-            message = "the node is gone: nothing is left to drain"
+            message = "the node is gone: no pods are left to drain"
             status = replace(status, message=message, pods_remaining=0, blockers=())
         elif quarantine.spec.requester == OURS and (why := self._left_alone(case)):
-            status = replace(status, message=f"left alone, nothing is evicted: {why}"[:1000])
+            status = replace(status, message=f"left alone, no pod is evicted: {why}"[:1000])
         if status != quarantine.status:
             await self._acts.write_status(case, quarantine, status)
 
     def _left_alone(self, case: NodeState) -> str:
         if case.node_summary.maintained:
-            return f"somebody else is at work: {case.node_summary.maintained}"
+            return f"another tool or person is at work: {case.node_summary.maintained}"
         return case.wishes.why_capped(self._clocks.earliest())
 
     async def recheck(self, case: NodeState) -> None:
@@ -365,7 +365,7 @@ def _after_the_drain(plan: DrainPlan, before: QuarantineStatus) -> str:
     named = ", ".join(keys[:_MOST_NAMED])
     return (
         f"it was drained, and {plan.remaining} pods are on it again: {named}; "
-        "nothing more is evicted"
+        "no further pod is evicted"
     )
 
 
@@ -387,5 +387,7 @@ def _is_news(now: QuarantineStatus, before: QuarantineStatus) -> bool:
 
 def _late(plan: DrainPlan, moment: DrainMoment) -> str:
     asked = span(round(moment.deadline - moment.began))
-    forced = ", and are deleted" if plan.force else ", nothing is forced; a person must decide"
+    forced = (
+        ", and are deleted" if plan.force else ", no pod is deleted by force; a person must decide"
+    )
     return f"past its deadline: {plan.remaining} pods have not left in {asked}{forced}"

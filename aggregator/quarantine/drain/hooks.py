@@ -87,7 +87,7 @@ class HookRunner:
             return True
         if known is None:
             known = HookStatus(HookState.ASKING, asked_at=round(self._clocks.latest(), 3))
-            await self._write(case, known, "drain.pre_evict is asked; nothing is evicted before")
+            await self._write(case, known, "drain.pre_evict is asked; no pod is evicted before")
         return await self._until_done(case, hook, known, still)
 
     async def _until_done(
@@ -113,7 +113,7 @@ class HookRunner:
                 return True
             newly = late and not known.ended_at  # reported once: until it is done no pod is evicted
             if newly or self._clocks.now() - written_at >= _STATUS_EVERY:
-                over = f" was not done in {limit:g} s; nothing is evicted" if late else ""
+                over = f" was not done in {limit:g} s; no pod is evicted" if late else ""
                 said = f"drain.pre_evict{over or ' is waited for'}: {text}"
                 ended_at = known.ended_at or (round(self._clocks.wall(), 3) if late else 0.0)
                 known = replace(known, message=text[:_MOST_TEXT], ended_at=ended_at)

@@ -291,7 +291,9 @@ class AgentEventHandler:
                 text = f"its agent is not understood ({node_summary.refused})"
             elif node_summary.attached:
                 text = "its agent is attached, but has sent no snapshot"
-            self._acts.emit_event(case, EventKind.AGENT_SILENT, f"{text}; what was failing stands")
+            self._acts.emit_event(
+                case, EventKind.AGENT_SILENT, f"{text}; its last failing checks stay in force"
+            )
 
 
 def _may_be_back(case: NodeState, node_uid: str) -> bool:

@@ -333,7 +333,7 @@ class NodeState:
         self.node_summary.exempt = self.wishes.exempt(wall)
         new = tuple(one for one in self.node_summary.wishes if one not in before)
         return new or (
-            ("nobody asks anything special of it any more",)
+            ("no label or annotation asks anything special of it any more",)
             * bool(before and not self.node_summary.wishes)
         )
 

@@ -223,7 +223,7 @@ def _log_changes(before: MembershipView, now: MembershipView) -> None:
     for name in sorted(before.members.keys() - now.members.keys()):
         _LOG.info("a replica left", extra={"replica": name})
     if now.frozen and now.frozen != before.frozen:
-        _LOG.warning("membership is frozen, nothing is done", extra={"reason": now.frozen})
+        _LOG.warning("membership is frozen, no action is taken", extra={"reason": now.frozen})
     if before.frozen and not now.frozen:
         _LOG.info("membership is current again", extra={"replicas": len(now.members)})
     if now.settled and not now.frozen and (before.frozen or not before.settled):
@@ -231,7 +231,9 @@ def _log_changes(before: MembershipView, now: MembershipView) -> None:
     if _leader(before) != _leader(now):
         _LOG.info("the leader changed", extra={"leader": _leader(now)})
     if now.differing and now.differing != before.differing:
-        _LOG.warning("replicas differ, nothing new is admitted", extra={"reason": now.differing})
+        _LOG.warning(
+            "replicas differ, no new quarantine is admitted", extra={"reason": now.differing}
+        )
 
 
 def _leader(membership_view: MembershipView) -> str:

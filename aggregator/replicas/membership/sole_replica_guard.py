@@ -18,8 +18,8 @@ _IN_COMPANY = (
     "(docs/shards.md)"
 )
 _LOOKS = (
-    "replica {name} has a Lease in this cluster; it is watched for {seconds:g} s, and where nobody "
-    "renews it, this one, which has no section shards, begins by itself (docs/shards.md)"
+    "replica {name} has a Lease in this cluster; it is watched for {seconds:g} s, and where no "
+    "replica renews it, this one, which has no section shards, begins by itself (docs/shards.md)"
 )
 
 

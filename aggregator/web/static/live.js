@@ -57,7 +57,7 @@
     live.lastElementChild.textContent = "connection lost";
     document.body.classList.add("stale");
     lost.textContent =
-      "Connection lost since " + utc(lostAt) + ". What you see is from then; trying again.";
+      "Connection lost since " + utc(lostAt) + ". The page shows the state of that time; trying again.";
     lost.hidden = false;
   }
 
