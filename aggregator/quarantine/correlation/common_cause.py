@@ -76,7 +76,6 @@ class CommonCauseTracker:
         remote_nodes: RemoteNodes,
         dirty_nodes: DirtyNodes,
     ) -> None:
-        self._limits = limits
         self._cooldown = admission.cooldown
         self._window = admission.window
         self._after_upgrade = admission.after_upgrade
