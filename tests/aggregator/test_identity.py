@@ -13,6 +13,7 @@ from aggregator.ingest.identity import (
     Caller,
     CertificateAuthenticator,
     IdentityError,
+    Refusal,
     TrustingAuthenticator,
     peer_is_local,
 )
@@ -344,3 +345,16 @@ async def test_a_unix_socket_is_this_machine(tmp_path: Path) -> None:
         agent = Agent(channel, "node-1")
         await asyncio.wait_for(agent.attend(), 30)
         assert running.stats.attached == 1
+
+
+async def test_a_certificate_that_cannot_be_read_is_refused() -> None:
+    caller = Caller("ipv4:10.0.0.1:5", {}, {"x509_pem_cert": [b"no certificate"]})
+    with pytest.raises(IdentityError, match="the client certificate can't be read") as refused:
+        await CertificateAuthenticator().authenticate(caller)
+    assert refused.value.refusal is Refusal.BAD_CERTIFICATE
+
+
+def test_the_text_of_a_caller_shows_no_credentials() -> None:
+    caller = Caller("peer", {"authorization": "Bearer s3cret"}, {"x509_pem_cert": [b"s3cret"]})
+    assert "s3cret" not in repr(caller)
+    assert "x509_pem_cert" not in repr(caller)

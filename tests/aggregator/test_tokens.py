@@ -193,6 +193,11 @@ async def test_a_token_that_is_too_long_is_not_even_read(cluster: Cluster, cache
     assert cluster.asked == asked
 
 
+async def test_a_text_of_the_greatest_length_is_still_read(cluster: Cluster, cache: Path) -> None:
+    with pytest.raises(IdentityError, match="no signed token"):
+        await authenticator(cluster.store(cache)).verify("x" * MAX_TOKEN)
+
+
 @pytest.mark.parametrize("kid", ["", None])
 async def test_a_token_that_names_no_key_asks_nobody_for_one(
     cluster: Cluster, cache: Path, kid: str | None

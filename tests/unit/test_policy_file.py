@@ -47,6 +47,10 @@ def problems(text: str) -> list[str]:
             "{name: gpu-verdict-reset, details: {verdict: reset}}",
             ["rules[0].details: {'verdict': 'reset'}; expected texts, each with a list of texts"],
         ),
+        (
+            "{name: gpu-verdict-reset, details: {verdict: [reset], unit: x}}",
+            ["rules[0].details: {'verdict': ['reset'], 'unit': 'x'}; expected texts, each with"],
+        ),
         ("{name: disk-full, check: [x]}", ["rules[0].check: ['x']; expected a text"]),
         ("{name: disk-full, why: 7}", ["rules[0].why: 7; expected a text"]),
         ("{name: gpu-gone, action: reboot}", ["rules[0].action: 'reboot'; expected one of obs"]),

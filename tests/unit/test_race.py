@@ -1,0 +1,17 @@
+"""A coroutine that is awaited only while its purpose stands."""
+
+import asyncio
+
+from aggregator.quarantine.state.fleet import NodeSummary
+from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.race import while_it_stands
+
+
+async def test_a_result_that_comes_together_with_a_change_is_returned() -> None:
+    case = NodeState(NodeSummary("n1"), asyncio.get_running_loop().time)
+    case.again.set()
+
+    async def act() -> str:
+        return "done"
+
+    assert await while_it_stands(case, act(), lambda: False) == "done"
