@@ -187,3 +187,11 @@ def test_authorities_that_do_not_cover_what_is_served_are_said_until_they_do(
     assert served.files.trouble() == ""
     by.write_bytes(stranger.certificate.read_bytes())
     assert "shards.ca_file" in served.files.trouble()
+
+
+def test_authorities_are_compared_with_no_certificate_before_one_could_be_read(
+    tmp_path: Path,
+) -> None:
+    served = Served(tmp_path, by=True)
+    served.pair.certificate.unlink()
+    assert served.files.trouble() == "", "the listener reports that the file is not there"

@@ -279,3 +279,22 @@ def test_replicas_that_are_apart_are_told_of_when_it_has_lasted_and_when_it_is_o
     clock.time += after - 0.5
     apart.check_replicas(doubt)
     assert len(notes.transitions) == 2, "each time it has to last anew"
+
+
+@pytest.mark.parametrize(
+    ("doubt", "after"),
+    [(Uncertainty(missing="r2"), MISSING_FOR), (Uncertainty(differing="r2"), DIFFERING_FOR)],
+)
+def test_a_new_leader_does_not_count_the_time_that_it_did_not_lead(
+    doubt: Uncertainty, after: float
+) -> None:
+    clock, notes = Turned(), Notes()
+    apart = CoordinationAlerts(notes, Clocks(clock, clock))
+    apart.check_replicas(doubt)
+    apart.reset()
+    clock.time += after
+    apart.check_replicas(doubt)
+    assert notes.kinds("") == []
+    clock.time += after
+    apart.check_replicas(doubt)
+    assert notes.kinds("") == ["fleet.replicas_apart"]
