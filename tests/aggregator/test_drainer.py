@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aggregator.clock import Clocks
-from aggregator.cluster.port import Action, GuardRefused, HookState, HookStatus, Phase
+from aggregator.cluster.port import Action, Blocker, GuardRefused, HookState, HookStatus, Phase
 from aggregator.quarantine.decide.drain_plan import DrainMoment, DrainPlan, DrainRules
 from aggregator.quarantine.decide.node_marks import OFF_BALANCERS, cordon_change
 from aggregator.quarantine.drain import drainer
@@ -20,6 +20,7 @@ from aggregator.quarantine.drain.hooks import HookAnswer, HookResult, HookRules,
 from aggregator.quarantine.state.drain_memory import DrainMemory
 from tests.aggregator.test_node_actions import Bench, made
 from tests.support.virtual_time import VirtualTimeLoop, play
+from tests.support.waiting import until
 
 DONE = HookAnswer(HookResult.DONE, "ok")
 LATER = HookAnswer(HookResult.LATER, "3 jobs run")
@@ -350,6 +351,42 @@ def test_a_longer_wait_has_a_most_that_grows_with_the_drains() -> None:
     on_drain(test)
 
 
+def test_a_late_drain_is_reported_once_with_three_of_its_blockers() -> None:
+    async def test(bench: Drain) -> None:
+        await bench.marked(Phase.DRAINING)
+        bench.case.node_summary.quarantine = bench.now()
+        four = tuple(Blocker(f"jobs/{one}", "its budget allows none", 1.0) for one in "abcd")
+        bench.evictions.blockers = lambda _: four
+        plan = DrainPlan(kept=dict.fromkeys(("jobs/a", "jobs/b", "jobs/c", "jobs/d"), "x"))
+        for now in (600.0, 700.0):
+            await asyncio.sleep(100)
+            read = drainer._Read(plan, DrainMoment(now, 0.0, 600.0), now)
+            await bench.made._progress(bench.case, read, bench.evictions)
+            bench.case.node_summary.quarantine = bench.now()
+        (late,) = bench.notes.transitions
+        assert late.summary.count("its budget allows none") == 3
+        assert "jobs/c" in late.summary
+        assert "jobs/d" not in late.summary
+        assert bench.now().status.overdue_at == 600.0
+
+    on_drain(test)
+
+
+@pytest.mark.parametrize("phase", [Phase.DRAINING, Phase.DRAINED, Phase.CORDONED, None])
+def test_that_a_node_is_gone_is_written_where_a_drain_is_under_way(phase: Phase | None) -> None:
+    async def test(bench: Drain) -> None:
+        bench.case.node_gone = True
+        if phase is not None:
+            await bench.marked(phase)
+            bench.case.node_summary.quarantine = bench.now()
+        await bench.made.explain(bench.case)
+        messages = [one.status.message for one in bench.world.quarantines.values()]
+        gone = "the node is gone: no pods are left to drain"
+        assert (gone in messages) == (phase is Phase.DRAINING)
+
+    on_drain(test)
+
+
 def test_an_end_shows_what_stays_behind() -> None:
     async def test(bench: Drain) -> None:
         await bench.marked(Phase.DRAINING)
@@ -506,6 +543,32 @@ def test_a_late_hook_is_told_of_once_and_holds_the_drain() -> None:
         assert {limit for _, limit, _ in bench.asked} == {60.0}
 
     on_hooked(test, pre_evict_timeout=60.0)
+
+
+@pytest.mark.parametrize("limit", [33.0, 41.0, 47.0, 52.0, 58.0])
+def test_a_late_hook_is_reported_with_the_first_answer_after_its_time(limit: float) -> None:
+    async def test(bench: Hooked) -> None:
+        bench.stands(made(Phase.DRAINING))
+        bench.answers = [FAILED] * 20 + [DONE]
+        began = bench.loop.time()
+        assert await bench.made.before_evictions(bench.case, bench.still) is True
+        answered = [at + bench.takes for at, _, _ in bench.asked]
+        first = next(at for at in answered if at >= began + limit)
+        assert bench.notes.transitions[0].at == pytest.approx(5000.0 + first, abs=0.01)
+
+    on_hooked(test, pre_evict_timeout=limit)
+
+
+def test_a_long_answer_of_a_hook_is_cut_in_the_status() -> None:
+    async def test(bench: Hooked) -> None:
+        bench.stands(made(Phase.DRAINING))
+        bench.answers = [HookAnswer(HookResult.LATER, "x" * 2000)] * 20 + [DONE]
+        task = asyncio.create_task(bench.made.before_evictions(bench.case, bench.still))
+        await until(lambda: bench.now().status.message.endswith("x"))
+        assert len(bench.now().status.message) == 1000
+        assert await task is True
+
+    on_hooked(test)
 
 
 def test_changed_words_of_a_hook_are_written_at_most_every_ten_seconds() -> None:

@@ -11,6 +11,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -532,6 +533,45 @@ def test_a_board_that_asks_for_patience_gets_it(patience: float | None, most: in
         lease_manager = LeaseManager(Member("a", epoch="1"), link, clock=loop.time, wall=loop.time)
         await requests_of(lease_manager, asked, 30.0)
         assert 2 <= len(asked) <= most
+
+    virtual(story)
+
+
+def test_the_patience_that_the_first_refused_request_asks_for_counts() -> None:
+    asked: list[float] = []
+
+    async def refuse(what: str) -> None:
+        asked.append(asyncio.get_running_loop().time())
+        if len(asked) > 2:  # the first write comes after a list
+            raise LeaseStoreError("busy", retry_after=None if what == "list" else 20.0)
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        link = Link(MemoryBoard(), deadline=TIMES.deadline, before=refuse)
+        lease_manager = LeaseManager(Member("a", epoch="1"), link, clock=loop.time, wall=loop.time)
+        await requests_of(lease_manager, asked, 30.0)
+        assert len(asked) <= 8, asked
+
+    virtual(story)
+
+
+def test_the_owner_of_a_node_is_computed_once_while_the_membership_stays() -> None:
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        link = Link(MemoryBoard(), deadline=TIMES.deadline)
+        lease_manager = LeaseManager(Member("a", epoch="1"), link, clock=loop.time, wall=loop.time)
+        await requests_of(lease_manager, [], 10.0)
+        computed: list[str] = []
+        real = lease_manager._membership_view
+
+        def owner(node: str) -> Member | None:
+            computed.append(node)
+            return real.owner(node)
+
+        lease_manager._membership_view = SimpleNamespace(owner=owner, me="a")  # type: ignore[assignment]
+        for node in ("n1", "n2", "n1", "n2", "n3"):
+            assert lease_manager.owns(node)
+        assert computed == ["n1", "n2", "n3"]
 
     virtual(story)
 

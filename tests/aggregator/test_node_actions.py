@@ -441,6 +441,17 @@ def test_a_node_is_marked_only_while_that_is_still_to_be_done(
     on_bench(test)
 
 
+def test_a_mark_keeps_the_time_of_an_admission_that_is_known() -> None:
+    async def test(bench: Bench) -> None:
+        bench.stands(made(admitted_at=4000.0))
+        await bench.acts.cordon(bench.case)
+        status = bench.now().status
+        assert (status.phase, status.admitted_at) == (Phase.CORDONED, 4000.0)
+        assert status.cordoned_at > 4000.0
+
+    on_bench(test)
+
+
 @pytest.mark.parametrize(
     ("stands", "phase"),
     [
