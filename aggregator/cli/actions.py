@@ -171,7 +171,9 @@ def quarantined(node: str, spec: QuarantineSpec, *, stop: str | None, how: str) 
 
 def none_such(node: str) -> str:
     """The node has no quarantine to release."""
-    return f"{node} is not in quarantine: there is nothing to release\n  See: sickbay quarantines"
+    return (
+        f"{node} is not in quarantine: it has no quarantine to release\n  See: sickbay quarantines"
+    )
 
 
 def unknown(node: str) -> str:

@@ -157,5 +157,5 @@ async def test_what_is_not_there_is_said(kube: KubeCluster, person: list[str]) -
         refused("stop", "--reason", "x", *person[:2], "--namespace", "no-such-namespace"),
     )
     assert 'there is no node "no-such-node"' in typo.err
-    assert "nothing to release" in nothing.err
+    assert "no quarantine to release" in nothing.err
     assert "no-such-namespace" in nowhere.err

@@ -532,7 +532,7 @@ async def test_quarantine_and_release_on_a_local_cluster(database: Path) -> None
     assert store.quarantine("node-1") is None
     done = await sickbay("release", "node-1", "--local", str(database))
     assert done.code == 1
-    assert "nothing to release" in done.err
+    assert "no quarantine to release" in done.err
     store.close()
 
 

@@ -213,7 +213,7 @@ def test_a_recovering_incident_says_when_it_closes() -> None:
     assert found.closes_at is not None
     assert found.closes_at.timestamp() == pytest.approx(NIGHT + 500)
     assert found.doing == "recovering"
-    assert found.advice.startswith("Nothing")
+    assert found.advice.startswith("No step is needed")
 
 
 def test_an_incident_that_a_person_overruled_says_so() -> None:
