@@ -1,4 +1,5 @@
-"""Counts sentences whose subject is no noun, per 1,000 words of docs, docstrings and comments.
+"""Counts sentences whose subject is no noun, per 1,000 words of docs, docstrings, comments and
+messages: the strings of three words or more in MESSAGES.
 
 The reader of a clause that begins with one of SUBJECTS ("Whoever gives up has cost it a handshake")
 has to search for its noun; CONTRIBUTING.md gives the rule. Questions are allowed.
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MOST = 1.5
 FOLDERS = ("aggregator", "nodeagent", "proto", "tests", "docs", "deploy")
+MESSAGES = ("aggregator",)
 FILES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 SUBJECTS = (
     "who", "whoever", "whom", "whose", "what", "whatever", "nobody", "nothing", "none",
@@ -29,13 +31,17 @@ _CODE = re.compile(r"``[^`]*``|`[^`]*`|\[([^\]]*)\]\([^)]*\)")
 
 
 def texts(path: pathlib.Path) -> Iterator[tuple[int, str]]:
-    """(line, prose) of a file: paragraphs of Markdown, docstrings and comments of Python."""
+    """(line, prose) of a file: paragraphs of Markdown; docstrings, comments and, in MESSAGES, the
+    strings of Python.
+    """
     source = path.read_text()
     if path.suffix == ".md":
         yield from _paragraphs(source)
         return
     yield from _docstrings(source)
     yield from _comments(source)
+    if path.relative_to(ROOT).parts[0] in MESSAGES:
+        yield from messages(source)
 
 
 def _paragraphs(source: str) -> Iterator[tuple[int, str]]:
@@ -67,6 +73,30 @@ def _docstrings(source: str) -> Iterator[tuple[int, str]]:
                 for part in text.split("\n\n"):
                     before = text[: text.index(part)].count("\n")
                     yield node.body[0].lineno + before, " ".join(part.split())
+
+
+def messages(source: str) -> Iterator[tuple[int, str]]:
+    """(line, text) of the strings of three words or more that are no docstrings; in the text x
+    stands for each value of an f-string.
+    """
+    tree = ast.parse(source)
+    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    strings = (node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr))
+    parts = {id(part) for whole in strings for part in whole.values}
+    skipped = docs | parts
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Constant | ast.JoinedStr) or id(node) in skipped:
+            continue
+        text = "".join(
+            "x"
+            if isinstance(part, ast.FormattedValue)
+            else part.value
+            if isinstance(part, ast.Constant) and isinstance(part.value, str)
+            else ""
+            for part in (node.values if isinstance(node, ast.JoinedStr) else [node])
+        )
+        if len(text.split()) >= 3:
+            yield node.lineno, " ".join(text.split())
 
 
 def _comments(source: str) -> Iterator[tuple[int, str]]:
