@@ -19,7 +19,7 @@ from collections.abc import Iterator
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MOST = 1.5
 FOLDERS = ("aggregator", "nodeagent", "proto", "tests", "docs", "deploy")
-MESSAGES = ("aggregator",)
+MESSAGES = ("aggregator", "nodeagent")
 FILES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 SUBJECTS = (
     "who", "whoever", "whom", "whose", "what", "whatever", "nobody", "nothing", "none",
