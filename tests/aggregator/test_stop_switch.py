@@ -282,6 +282,16 @@ def test_an_older_word_changes_nothing_and_after_a_gap_the_first_one_counts() ->
     assert switch.reason == "again"
 
 
+def test_after_a_gap_a_stop_in_the_record_counts_though_its_version_is_lower() -> None:
+    switch = StopSwitch(MemoryCluster(World()), now=Clock())
+    switch.take_record(record(21, ""))
+    switch.take_record(record(6, "before the restore"))
+    assert switch.reason == ""
+    switch.view_lost()
+    switch.take_record(record(6, "before the restore"))
+    assert switch.reason == "before the restore"
+
+
 def test_only_words_end_a_stop_and_words_of_before_it_do_not() -> None:
     told: list[str] = []
     switch = StopSwitch(MemoryCluster(World()), now=Clock())

@@ -173,6 +173,14 @@ def test_a_node_is_marked_first(phase: Phase, changes: dict[str, Any], *, cordon
     ("changes", "do"),
     [
         ({"schedulable": True, "recordon": True}, Step.RECORDON),
+        (
+            {
+                "schedulable": True,
+                "recordon_at": 1_000.0,
+                "status": {"recordons": 6, "uncordoned": "6 times within a day"},
+            },
+            Step.DRAIN,
+        ),
         ({"schedulable": False, "recordon": True}, Step.DRAIN),
         ({"restore_due": True}, Step.RESTORE),
         ({"restore_due": True, "schedulable": True, "recordon": True}, Step.RECORDON),
