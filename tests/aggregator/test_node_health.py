@@ -244,6 +244,17 @@ def test_the_latest_signs_are_remembered() -> None:
     assert {f"xid:{n}" for n in range(1, 6)}.isdisjoint(code for code, _ in health.cleared)
 
 
+def test_of_few_signs_one_that_is_said_again_is_the_latest() -> None:
+    signs = tuple(Cleared(f"xid:{n}", "GPU-1", "expiry") for n in range(REMEMBERED + 1))
+    health = of()
+    health.delta(Delta(cleared=signs[:2]))
+    health.delta(Delta(cleared=signs[:1]))
+    health.delta(Delta(cleared=signs[2:]))
+    assert len(health.cleared) == REMEMBERED
+    assert ("xid:0", "GPU-1") in health.cleared
+    assert ("xid:1", "GPU-1") not in health.cleared
+
+
 # -- bounds ----------------------------------------------------------------------------------------
 
 

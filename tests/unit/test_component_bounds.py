@@ -50,6 +50,20 @@ def test_the_bytes_of_all_texts_and_transitions_are_bounded() -> None:
     assert all(one.status is FAILED for one in components.all())
 
 
+def test_components_that_just_fit_keep_their_order() -> None:
+    each = MOST_BYTES // (FEW + 2)
+    fixed = len("00000") + len("why") + 80
+    rest = MOST_BYTES - each * (FEW + 2)
+    whole = [
+        part(number, FAILED if number else OK, "x" * (each - fixed), "why")
+        for number in range(FEW + 1)
+    ]
+    for more, first in ((0, "00000"), (1, "00001")):
+        text = "x" * (each - fixed + rest + more)
+        components = Components([*whole, part(FEW + 1, FAILED, text, "why")])
+        assert names(components)[0] == first
+
+
 def test_a_few_components_are_held_whatever_their_size() -> None:
     large = [part(number, OK, "x" * (MOST_BYTES // 16)) for number in range(FEW)]
     components = Components(large)
