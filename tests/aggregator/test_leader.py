@@ -523,6 +523,19 @@ def test_the_leader_counts_for_others_in_each_tick_and_alone_for_none() -> None:
     on_bench(test, "a", "b")
 
 
+def test_causes_last_while_a_leader_misses_reports_and_no_longer() -> None:
+    async def test(bench: Bench) -> None:
+        rounds: list[bool] = []
+        bench.causes.go_round = lambda _, *, lasting: rounds.append(lasting)
+        bench.leader.missing = lambda: "b has not reported"
+        bench.made.go_round()
+        bench.leader.missing = lambda: ""
+        bench.made.go_round()
+        assert rounds == [True, False]
+
+    on_bench(test, "a", "b")
+
+
 def test_rounds_go_on_for_followers_and_for_a_leader_that_is_certain() -> None:
     async def test(bench: Bench) -> None:
         rounds: list[bool] = []

@@ -357,6 +357,24 @@ def test_a_node_that_is_ours_no_more_is_handed_over_or_its_agent_sent_home() -> 
     play(test)
 
 
+def test_the_log_counts_the_nodes_that_came_and_those_that_went(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        bench = Owner(loop)
+        for name in ("n1", "n2", "n3"):
+            bench.registry.case(name).ours = True
+        bench.registry.case("n4").ours = None
+        bench.registry.case("n5")
+        bench.ours = {"n5"}
+        await bench.move()
+
+    with caplog.at_level("INFO"):
+        play(test)
+    (moved,) = (vars(one) for one in caplog.records if one.msg == "nodes moved")
+    assert (moved["came"], moved["went"]) == (1, 3)
+
+
 def test_who_leaves_waits_for_its_successors_and_takes_back_what_is_its_own_again() -> None:
     async def test(loop: VirtualTimeLoop) -> None:
         bench = Owner(loop)
