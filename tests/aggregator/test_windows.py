@@ -140,6 +140,25 @@ def test_a_component_that_flaps_counts_as_failing_until_it_has_been_steady() -> 
     assert [one.id for one in ward.at(look_again + 301).closed] == [incident.id]
 
 
+@pytest.mark.parametrize("flapless", [True, False])
+def test_flapping_that_no_rule_counts_is_over_once_the_link_is_up(*, flapless: bool) -> None:
+    ward = Ward()
+    ward.tell(snapshot(link(*flaps(1000, 1100, 1200))), 1300.0)
+    assert [item.code for item in ward.acting[0].in_force] == ["nic-link:flaps"]
+    rules = [one for one in SITE.rules if one.name != "link-flapping"]
+    if flapless:
+        (was,) = (one for one in SITE.rules if one.name == "link-flapping")
+        rules.append(replace(was, flaps=0))
+    ward.policy = replace(SITE, rules=tuple(rules))
+    down = flaps(1000, 1100, 1200, 1305)[:-1]
+    ward.tell(Delta((link(*down),)), 1306.0)
+    assert "nic-link:flaps" in {item.code for item in ward.acting[0].in_force}
+    ward.tell(Delta((link(*down, (1310.0, OK)),)), 1310.0)
+    (incident,) = ward.incidents.values()
+    assert incident.in_force == ()
+    assert incident.recovering_since == 1310.0
+
+
 def test_a_flapping_link_that_is_down_at_the_end_is_not_well() -> None:
     ward = Ward()
     down = (*flaps(1000, 1100, 1200)[:-1],)
