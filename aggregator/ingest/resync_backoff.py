@@ -1,4 +1,4 @@
-"""When one stream is asked for a snapshot: soon, but with a growing pause between requests.
+"""The times at which one stream is asked for a snapshot: soon, with growing pauses between them.
 
 A snapshot after which the digests still differ points to a defect, on one side or on 10,000. So the
 time between two requests doubles until they agree.

@@ -1,4 +1,4 @@
-"""Who leads, what it takes from whom, and what each replica doubts: called directly, no stream."""
+"""The leader, the reports that it takes, and each replica's doubts: called directly, no stream."""
 
 import asyncio
 from collections.abc import Callable
