@@ -19,6 +19,7 @@ import jwt
 
 from aggregator.cluster.port import ClusterError
 from aggregator.ingest.identity import IdentityError, Refusal
+from aggregator.runtime.backoff import Backoff
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ ALGORITHMS = ("RS256", "ES256", "ES384", "ES512")
 #: Seconds.
 MIN_INTERVAL = 10.0
 MAX_INTERVAL = 300.0
+_BACKOFF = Backoff(first=MIN_INTERVAL, most=MAX_INTERVAL)
 MAX_AGE = 3600.0
 FETCH_TIMEOUT = 10.0
 
@@ -138,7 +140,7 @@ class JwksCache:
     def _may_ask(self) -> bool:
         if self._asked_at is None:
             return True
-        wait: float = min(MIN_INTERVAL * 2 ** min(self._failures, 10), MAX_INTERVAL)
+        wait = _BACKOFF.longest(self._failures + 1)
         return self._now() - self._asked_at >= wait
 
     def _ask(self) -> asyncio.Task[None]:
