@@ -1,0 +1,69 @@
+"""The measurements that are compared across the fleet: one row each. Pure.
+
+A measurement of a name that is not here is counted and not judged, so an agent may be newer.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+#: The check that reports an outlier, in the aggregator's own name. Its reason is the measure.
+CHECK = "fleet-outlier"
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """How one kind of measurement is judged.
+
+    ``low`` is whether low values are the bad ones. A value deviates that is further from the
+    median than `spread.FACTOR` robust standard deviations, than ``floor`` (in ``unit``) and than
+    ``share`` of the median. ``minutes`` is how long it must deviate to be a finding.
+
+    ``siblings``: the load decides about the value too, and a job has the same load on all parts
+    of a node, so the value must deviate from the node's other parts as well. ``each``: parts of
+    different names are different things (the duration of each check).
+    """
+
+    name: str
+    what: str
+    unit: str
+    low: bool
+    floor: float
+    share: float
+    minutes: int
+    siblings: bool = False
+    each: bool = False
+
+
+_ROWS = (
+    # The clock of a GPU that works and is limited by no power cap or setting is its highest:
+    # a published slow host took 10 % longer (MegaScale, NSDI 2024, section 5).
+    Measure("gpu-clock", "clock under load", "MHz", True, 60, 0.05, 30),
+    # At the power cap the clock is the load's, except between GPUs of one job.
+    Measure(
+        "gpu-clock-capped",
+        "clock under load at the power cap",
+        "MHz",
+        True,
+        90,
+        0.08,
+        60,
+        siblings=True,
+    ),
+    Measure(
+        "gpu-temperature",
+        "temperature under load",
+        "°C",
+        False,
+        10,
+        0.15,
+        60,
+        siblings=True,
+    ),
+    Measure("pcie-replays", "PCIe replays", "an hour", False, 60, 1.0, 60),
+    Measure("nvlink-errors", "NVLink errors", "an hour", False, 50, 1.0, 60),
+    Measure("ib-errors", "InfiniBand port errors", "an hour", False, 60, 1.0, 60),
+    Measure("disk-latency", "synced write", "ms", False, 100, 4.0, 60),
+    Measure("check-duration", "duration of the check", "ms", False, 1000, 4.0, 120, each=True),
+)
+
+MEASURES: Mapping[str, Measure] = {row.name: row for row in _ROWS}

@@ -1,0 +1,103 @@
+"""The robust distribution of one measurement over all parts of one kind: median and MAD. Pure.
+
+Values are whole numbers that were rounded by their agents, so there are few different ones: the
+distribution is their counts, of 80,000 GPUs as of 80, and a value is replaced in one step.
+"""
+
+from aggregator.policy.outliers.measures import Measure
+
+#: Robust standard deviations: of a normal distribution one value in a thousand million is beyond.
+FACTOR = 6.0
+#: The standard deviation of a normal distribution is so many times its MAD.
+_SIGMA = 1.4826
+#: Fewer values, or values of fewer nodes, are no population to compare with.
+LEAST_VALUES = 30
+LEAST_NODES = 10
+#: Where a larger share of all deviates, that is a load or a model of its own, and no outlier.
+MOST_DEVIATING = 0.1
+#: Seconds for which median and MAD serve all comparisons.
+REFRESH = 60.0
+
+
+class Spread:
+    """The present values of one measurement in one pool and of one model.
+
+    ``refs`` is how many series belong to it, ``nodes`` how many nodes have a value in it now,
+    ``deviating`` how many values deviate. ``median``, ``mad`` and ``limit`` (the largest deviation
+    of a value that is as it should be) are as of the last `refresh`.
+    """
+
+    __slots__ = (
+        "_at",
+        "_counts",
+        "deviating",
+        "key",
+        "limit",
+        "mad",
+        "measure",
+        "median",
+        "nodes",
+        "refs",
+        "total",
+    )
+
+    def __init__(self, key: tuple[str, ...], measure: Measure) -> None:
+        self.key = key
+        self.measure = measure
+        self.refs = self.nodes = self.deviating = self.total = 0
+        self.median = self.mad = 0
+        self.limit = 0.0
+        self._counts: dict[int, int] = {}
+        self._at = float("-inf")
+
+    def add(self, value: int) -> None:
+        self._counts[value] = self._counts.get(value, 0) + 1
+        self.total += 1
+
+    def remove(self, value: int) -> None:
+        """Remove a value that was added."""
+        left = self._counts[value] - 1
+        if left:
+            self._counts[value] = left
+        else:
+            del self._counts[value]
+        self.total -= 1
+
+    @property
+    def is_population(self) -> bool:
+        """Whether there are enough values to compare one with."""
+        return self.total >= LEAST_VALUES and self.nodes >= LEAST_NODES
+
+    @property
+    def is_widespread(self) -> bool:
+        """Whether so many deviate that no single one is an outlier."""
+        return self.deviating > MOST_DEVIATING * self.total
+
+    def refresh(self, now: float) -> None:
+        """Compute median, MAD and limit again where they are old. ``now`` is monotonic seconds."""
+        if now - self._at < REFRESH or not self._counts:
+            return
+        self._at = now
+        self.median = weighted_median(self._counts)
+        distances: dict[int, int] = {}
+        for value, count in self._counts.items():
+            distance = abs(value - self.median)
+            distances[distance] = distances.get(distance, 0) + count
+        self.mad = weighted_median(distances)
+        measure = self.measure
+        self.limit = max(FACTOR * _SIGMA * self.mad, measure.floor, measure.share * self.median)
+
+    def deviation(self, value: int) -> float:
+        """How far the value is from the median, to the bad side."""
+        return float(self.median - value if self.measure.low else value - self.median)
+
+
+def weighted_median(counts: dict[int, int]) -> int:
+    """The lower median of values by how often each is there; ``counts`` is not empty."""
+    half = (sum(counts.values()) + 1) // 2
+    seen = 0
+    for value in sorted(counts):
+        seen += counts[value]
+        if seen >= half:
+            return value
+    raise ValueError("no values, so no median")

@@ -1,0 +1,371 @@
+"""Outliers in the fleet: which deviations are findings, and above all which are none."""
+
+import random
+from collections.abc import Callable, Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aggregator.policy.outliers.fleet import (
+    MOST_CHARTS,
+    MOST_OF_A_NODE,
+    MOST_POINTS,
+    MOST_SPREADS,
+    FleetMeasurements,
+    Outlier,
+    Series,
+)
+from aggregator.policy.outliers.measures import MEASURES
+from aggregator.policy.outliers.spread import LEAST_NODES, Spread, weighted_median
+
+GPUS = 8
+MINUTE = 60.0
+
+
+class Minutes:
+    """A fleet whose nodes report once a minute, by a clock of its own."""
+
+    def __init__(
+        self, nodes: int = 40, measure: str = "gpu-clock", *, pools: int = 1, parts: int = GPUS
+    ) -> None:
+        self.fleet = FleetMeasurements()
+        self.now = 1_000_000.0
+        self.parts = parts
+        self.names = [f"node-{number}" for number in range(nodes)]
+        self.series = [Series(measure, f"GPU-{part}", "NVIDIA H200") for part in range(parts)]
+        self.found: dict[tuple[str, str], Outlier] = {}
+        self.begun: list[tuple[str, str]] = []
+        for number, name in enumerate(self.names):
+            self.fleet.add_series(name, f"pool-{number % pools}", self.series)
+
+    def run(
+        self, minutes: int, value: Callable[[str, int], int | None], nodes: Iterable[str] = ()
+    ) -> None:
+        """Each part has the ``value`` of its node and number in each minute; None: no value."""
+        for _ in range(minutes):
+            self.now += MINUTE
+            for name in nodes or self.names:
+                told = [(part, value(name, part)) for part in range(self.parts)]
+                self.fleet.update(
+                    name,
+                    [(part, one) for part, one in told if one is not None],
+                    [part for part, one in told if one is None],
+                )
+            for name in nodes or self.names:
+                for change in self.fleet.judge(name, self.now):
+                    key = (name, change.series.component)
+                    if change.outlier is None:
+                        del self.found[key]
+                    else:
+                        self.found[key] = change.outlier
+                        self.begun.append(key)
+
+
+def test_a_gpu_that_is_slow_for_long_is_found_and_no_other() -> None:
+    fleet = Minutes()
+    fleet.run(29, lambda name, gpu: 1740 if (name, gpu) == ("node-3", 5) else 1980)
+    assert not fleet.found
+    fleet.run(1, lambda name, gpu: 1740 if (name, gpu) == ("node-3", 5) else 1980)
+    assert set(fleet.found) == {("node-3", "GPU-5")}
+    [outlier] = fleet.found.values()
+    assert (outlier.value, outlier.median, outlier.of, outlier.nodes) == (1740, 1980, 320, 40)
+    assert outlier.since == 1_000_000.0 + MINUTE
+
+
+def test_a_finding_ends_only_after_the_part_was_as_the_others_for_as_long() -> None:
+    fleet = Minutes()
+    fleet.run(40, lambda name, gpu: 1740 if (name, gpu) == ("node-3", 5) else 1980)
+    fleet.run(29, lambda _name, _gpu: 1980)
+    assert fleet.found
+    fleet.run(1, lambda _name, _gpu: 1980)
+    assert not fleet.found
+    assert len(fleet.begun) == 1
+
+
+def test_a_gpu_that_is_too_fast_is_none() -> None:
+    fleet = Minutes()
+    fleet.run(60, lambda name, gpu: 2500 if (name, gpu) == ("node-3", 5) else 1980)
+    assert not fleet.found
+
+
+def test_too_few_nodes_are_no_population_however_many_parts_they_have() -> None:
+    fleet = Minutes(nodes=LEAST_NODES - 1)
+    fleet.run(120, lambda name, gpu: 1000 if (name, gpu) == ("node-3", 5) else 1980)
+    assert not fleet.found
+    assert not list(fleet.fleet.findings("node-3"))
+
+
+def test_a_pool_is_not_compared_with_another() -> None:
+    fleet = Minutes(nodes=80, pools=2)
+    fleet.run(120, lambda name, _gpu: 1980 if int(name[5:]) % 2 else 1410)
+    assert not fleet.found
+
+
+def test_a_pool_that_shifts_node_by_node_has_no_outlier() -> None:
+    fleet = Minutes()
+    moved: set[str] = set()
+    for name in fleet.names:
+        moved.add(name)
+        fleet.run(3, lambda name, _gpu: 1740 if name in moved else 1980)
+    fleet.run(60, lambda _name, _gpu: 1740)
+    assert not fleet.found
+
+
+def test_a_pool_that_shifts_at_once_has_no_outlier() -> None:
+    fleet = Minutes()
+    fleet.run(60, lambda _name, _gpu: 1980)
+    fleet.run(60, lambda _name, _gpu: 1410)
+    assert not fleet.found
+
+
+def test_a_share_of_the_pool_that_differs_for_ever_is_a_kind_of_its_own() -> None:
+    fleet = Minutes()
+    fleet.run(300, lambda name, _gpu: 1740 if int(name[5:]) < 8 else 1980)
+    assert not fleet.found
+
+
+def test_a_load_that_comes_and_goes_is_no_deviation() -> None:
+    fleet = Minutes()
+    rng = random.Random(3)
+    fleet.run(300, lambda _name, _gpu: 1980 if rng.random() < 0.5 else None)
+    assert not fleet.found
+
+
+def test_minutes_without_load_neither_confirm_nor_end() -> None:
+    fleet = Minutes()
+    slow = ("node-3", 5)
+    for _ in range(30):
+        fleet.run(1, lambda name, gpu: 1740 if (name, gpu) == slow else 1980)
+        fleet.run(2, lambda _name, _gpu: None)
+    assert set(fleet.found) == {("node-3", "GPU-5")}
+    fleet.run(600, lambda _name, _gpu: None)
+    assert fleet.found
+
+
+def test_a_job_that_is_heavier_on_all_gpus_of_some_nodes_is_no_outlier() -> None:
+    fleet = Minutes(measure="gpu-clock-capped")
+    fleet.run(300, lambda name, _gpu: 1200 if name in ("node-1", "node-2") else 1750)
+    assert not fleet.found
+
+
+def test_a_gpu_that_is_slower_than_the_job_of_its_node_is_found_at_the_power_cap() -> None:
+    fleet = Minutes(measure="gpu-clock-capped")
+    fleet.run(60, lambda name, gpu: 1200 if (name, gpu) == ("node-1", 2) else 1750 - 5 * (gpu % 3))
+    assert set(fleet.found) == {("node-1", "GPU-2")}
+
+
+def test_a_rate_that_is_nought_everywhere_has_a_floor() -> None:
+    fleet = Minutes(measure="pcie-replays")
+    fleet.run(90, lambda name, gpu: 59 if (name, gpu) == ("node-3", 5) else 0)
+    assert not fleet.found
+    fleet.run(90, lambda name, gpu: 900 if (name, gpu) == ("node-3", 5) else 0)
+    assert set(fleet.found) == {("node-3", "GPU-5")}
+
+
+def test_a_burst_shorter_than_the_time_is_none() -> None:
+    fleet = Minutes(measure="pcie-replays")
+    for _ in range(5):
+        fleet.run(30, lambda name, gpu: 900 if (name, gpu) == ("node-3", 5) else 0)
+        fleet.run(30, lambda _name, _gpu: 0)
+    assert not fleet.found
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    seed=st.integers(0, 10**6),
+    parts_differ=st.floats(0.0, 0.03),
+    noise=st.floats(0.0, 0.02),
+    tail=st.floats(0.0, 0.05),
+)
+def test_a_fleet_of_equal_parts_with_real_noise_has_no_outlier(
+    seed: int, parts_differ: float, noise: float, tail: float
+) -> None:
+    """Parts differ by some per cent for ever, readings by some more, and some are far off."""
+    rng = random.Random(seed)
+    fleet = Minutes(nodes=12)
+    own = {(name, gpu): rng.gauss(1.0, parts_differ) for name in fleet.names for gpu in range(GPUS)}
+
+    def value(name: str, gpu: int) -> int:
+        low = 0.7 if rng.random() < tail else 1.0
+        return max(0, round(1700 * own[name, gpu] * rng.gauss(1.0, noise) * low))
+
+    fleet.run(120, value)
+    spread = next(fleet.fleet.spreads())
+    # A part that differs for ever, by more than the noise of all, is what is looked for.
+    for (name, gpu), share in own.items():
+        if fleet.found.get((name, f"GPU-{gpu}")):
+            assert share < 1 - 0.9 * spread.limit / 1700
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 10**6), slow=st.integers(0, 11), slower=st.floats(0.1, 0.4))
+def test_a_slow_part_is_found_in_noise_and_alone(seed: int, slow: int, slower: float) -> None:
+    rng = random.Random(seed)
+    fleet = Minutes(nodes=12)
+
+    def value(name: str, gpu: int) -> int:
+        share = 1 - slower if (name, gpu) == (f"node-{slow}", 1) else 1.0
+        return round(1980 * share * rng.gauss(1.0, 0.005))
+
+    fleet.run(60, value)
+    assert set(fleet.found) == {(f"node-{slow}", "GPU-1")}
+
+
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=60))
+def test_the_weighted_median_is_the_lower_median_of_the_values(values: list[int]) -> None:
+    counts: dict[int, int] = {}
+    for value in values:
+        counts[value] = counts.get(value, 0) + 1
+    assert weighted_median(counts) == sorted(values)[(len(values) - 1) // 2]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 7), st.none() | st.integers(0, 40)), max_size=60
+    )
+)
+def test_the_counts_follow_the_values_whatever_changes(
+    changes: list[tuple[int, int, int | None]],
+) -> None:
+    fleet = FleetMeasurements()
+    names = [f"node-{number}" for number in range(4)]
+    for name in names:
+        fleet.add_series(name, "", [Series("gpu-clock", f"GPU-{gpu}", "H") for gpu in range(8)])
+    held: dict[tuple[str, int], int] = {}
+    for number, gpu, value in changes:
+        if value is None:
+            held.pop((names[number], gpu), None)
+            fleet.update(names[number], (), [gpu])
+        else:
+            held[names[number], gpu] = value
+            fleet.update(names[number], [(gpu, value)])
+    [spread] = fleet.spreads()
+    assert spread.total == len(held)
+    assert spread.nodes == len({name for name, _ in held})
+    if held:
+        spread.refresh(0.0)
+        assert spread.median == sorted(held.values())[(len(held) - 1) // 2]
+    for name in names:
+        fleet.forget(name)
+    assert not list(fleet.spreads())
+
+
+def test_a_new_stream_goes_on_where_the_last_one_ended() -> None:
+    fleet = Minutes()
+    slow = ("node-3", 5)
+    fleet.run(20, lambda name, gpu: 1740 if (name, gpu) == slow else 1980)
+    fleet.fleet.begin("node-3")
+    fleet.fleet.add_series("node-3", "pool-0", list(reversed(fleet.series)))
+    fleet.series.reverse()
+    fleet.run(9, lambda name, gpu: 1740 if (name, gpu) == ("node-3", 2) else 1980)
+    assert not fleet.found
+    fleet.run(1, lambda name, gpu: 1740 if (name, gpu) == ("node-3", 2) else 1980)
+    assert set(fleet.found) == {("node-3", "GPU-5")}
+
+
+def test_a_finding_stands_while_its_agent_is_silent() -> None:
+    fleet = Minutes()
+    fleet.run(30, lambda name, gpu: 1740 if (name, gpu) == ("node-3", 5) else 1980)
+    fleet.fleet.drop_values("node-3")
+    others = [name for name in fleet.names if name != "node-3"]
+    fleet.run(120, lambda _name, _gpu: 1980, others)
+    [outlier] = fleet.fleet.findings("node-3")
+    assert outlier.value is None
+    assert next(fleet.fleet.spreads()).deviating == 0
+
+
+def test_a_new_stream_without_the_part_ends_no_finding() -> None:
+    fleet = Minutes()
+    fleet.run(30, lambda name, gpu: 1740 if (name, gpu) == ("node-3", 5) else 1980)
+    fleet.fleet.begin("node-3")
+    assert [one.series.component for one in fleet.fleet.findings("node-3")] == ["GPU-5"]
+    [change] = fleet.fleet.dismiss("node-3", "GPU-5")
+    assert change.outlier is None
+    assert not fleet.fleet.findings("node-3")
+
+
+def test_a_quarantine_restores_its_finding_until_the_part_is_as_the_others() -> None:
+    fleet = Minutes()
+    fleet.run(5, lambda _name, _gpu: 1980)
+    [change] = fleet.fleet.restore("node-3", {("gpu-clock", "GPU-5")}, fleet.now)
+    assert change.outlier is not None
+    assert not fleet.fleet.restore("node-3", {("gpu-clock", "GPU-5")}, fleet.now)
+    fleet.found["node-3", "GPU-5"] = change.outlier
+    fleet.run(29, lambda _name, _gpu: 1980)
+    assert fleet.found
+    fleet.run(1, lambda _name, _gpu: 1980)
+    assert not fleet.found
+
+
+def test_a_node_that_reports_too_often_is_judged_no_faster() -> None:
+    fleet = Minutes()
+    fleet.run(10, lambda _name, _gpu: 1980)
+    fleet.fleet.update("node-3", [(5, 1000)])
+    for second in range(44):
+        assert not fleet.fleet.judge("node-3", fleet.now + second)
+    assert not fleet.fleet.findings("node-3")
+
+
+def test_a_node_with_many_parts_sways_no_median() -> None:
+    fleet = FleetMeasurements()
+    many = [Series("gpu-clock", f"GPU-{number}", "H") for number in range(200)]
+    fleet.add_series("liar", "", many)
+    fleet.update("liar", [(number, 1) for number in range(200)])
+    [spread] = fleet.spreads()
+    assert spread.total == MOST_OF_A_NODE
+    fleet.begin("liar")
+    assert not list(fleet.spreads())
+
+
+def test_the_distributions_are_bounded_whatever_models_agents_name() -> None:
+    fleet = FleetMeasurements()
+    for number in range(MOST_SPREADS // 200 + 2):
+        models = [Series("gpu-clock", "GPU-0", f"model {number} {i}") for i in range(200)]
+        fleet.add_series(f"node-{number}", "", models)
+        fleet.update(f"node-{number}", [(i, 5) for i in range(200)])
+    assert len(list(fleet.spreads())) == MOST_SPREADS
+
+
+def test_a_measure_that_is_not_known_is_taken_and_not_judged() -> None:
+    fleet = Minutes(measure="fan-speed")
+    fleet.run(60, lambda name, gpu: 1 if (name, gpu) == ("node-3", 5) else 1980)
+    assert not fleet.found
+
+
+def test_a_node_that_changes_its_pool_is_compared_there() -> None:
+    fleet = Minutes(nodes=40, pools=2)
+    fleet.run(10, lambda name, _gpu: 1980 if int(name[5:]) % 2 else 1410)
+    fleet.fleet.move("node-0", "pool-1")
+    fleet.run(30, lambda name, _gpu: 1980 if int(name[5:]) % 2 else 1410)
+    assert {name for name, _ in fleet.found} == {"node-0"}
+
+
+def test_a_chart_has_a_point_every_five_minutes_and_no_more_than_fit() -> None:
+    fleet = Minutes(nodes=12)
+    fleet.run(900, lambda name, gpu: 1740 if (name, gpu) == ("node-3", 5) else 1980)
+    [outlier] = fleet.fleet.findings("node-3")
+    assert len(outlier.points) == MOST_POINTS
+    assert {(p.value, p.median) for p in outlier.points} == {(1740.0, 1980.0)}
+    gaps = {b.at - a.at for a, b in zip(outlier.points, outlier.points[1:], strict=False)}
+    assert gaps == {300.0}
+
+
+def test_charts_are_bounded() -> None:
+    minutes = Minutes(nodes=12)
+    minutes.fleet._charts = MOST_CHARTS
+    minutes.run(30, lambda name, gpu: 1740 if (name, gpu) == ("node-3", 5) else 1980)
+    [outlier] = minutes.fleet.findings("node-3")
+    assert outlier.points == ()
+
+
+@pytest.mark.parametrize("name", sorted(MEASURES))
+def test_each_measure_finds_what_is_far_off_on_its_bad_side(name: str) -> None:
+    measure = MEASURES[name]
+    spread = Spread(("", name, ""), measure)
+    for _ in range(30):
+        spread.add(100)
+    spread.refresh(0.0)
+    bad = 100 - 10**4 if measure.low else 100 + 10**4
+    assert spread.deviation(bad) > spread.limit > spread.deviation(100)
+    assert 0 < measure.minutes <= 255
