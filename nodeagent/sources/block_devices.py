@@ -62,7 +62,13 @@ def stack(machine: HostRoots, mount: Mount) -> Stack:
 
 
 def namespaces(machine: HostRoots, controller: str) -> frozenset[str]:
-    """The disks of an NVMe controller ("nvme0"): with multipath their names do not follow its."""
+    """The disks of an NVMe controller ("nvme0"): with multipath their names do not follow its.
+
+    Linux before 4.5 names a controller by its PCI address ("0000:3b:00.0").
+    """
+    if ":" in controller:
+        names = _listed(machine.sys / "bus/pci/devices" / controller / "nvme")
+        return frozenset().union(*(namespaces(machine, name) for name in names))
     found = {name for name in _listed(machine.sys / "class/nvme" / controller) if "n" in name[4:]}
     # nvme0c1n1 is controller 1's path to the disk nvme0n1.
     plain = {_without_path(name) for name in found if name.startswith("nvme")}
@@ -110,6 +116,14 @@ def _extent(folder: Path) -> Extent | None:
     return Extent(folder.parent.name, start, size)
 
 
+def _named(machine: HostRoots, numbers: str) -> str:
+    """The name of the device with these numbers ("253:0"); empty where there is none."""
+    try:
+        return (machine.sys / "dev/block" / numbers).resolve(strict=True).name
+    except (OSError, RuntimeError):
+        return ""
+
+
 def _listed(folder: Path) -> list[str]:
     try:
         return sorted(each.name for each in folder.iterdir())
@@ -145,7 +159,9 @@ class Stacks:
         self._stacks = kept
 
     def points(self, name: str, sector: int | None) -> tuple[str, ...]:
-        """The mounts that stand on device ``name`` (at ``sector``)."""
+        """The mounts that stand on device ``name`` (at ``sector``), or "MAJOR:MINOR"."""
+        if ":" in name:
+            name = _named(self._machine, name)
         return tuple(each.point for each in self._stacks.values() if each.stands_on(name, sector))
 
     def controller(self, controller: str) -> tuple[str, ...]:

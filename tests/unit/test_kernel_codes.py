@@ -12,7 +12,7 @@ from tests.agent.kernel_log import FIXTURES
 from tests.support.replica import POLICY
 
 #: Fixtures of lines that kernels print, and the actions that the faults in them may cause.
-MACHINE = ("disk-io.log", "machine-check.log", "pcie-aer.log", "context.log")
+MACHINE = ("disk-io.log", "disk-lines.log", "machine-check.log", "pcie-aer.log", "context.log")
 
 
 def codes_of(fixture: str) -> set[str]:

@@ -1,0 +1,174 @@
+"""The kernel's lines about a disk, a filesystem or an array: the kind of trouble and its device.
+
+Formats are those of Linux 3.10 to 7.0 (block/, drivers/nvme/host, drivers/md, fs/ext4, fs/jbd2,
+fs/xfs, fs/btrfs). Every text that a user can choose (the name of a process) stands behind the words
+that are compared here. Messages that say nothing about the disk (operation not supported,
+reservation conflict, no resources, a shutdown that an operator asked for) are left out.
+"""
+
+import re
+from dataclasses import dataclass, field
+
+from nodeagent.checks.loglines import text
+
+ERROR, MEDIUM, TIMEOUT, LOST = "error", "medium", "timeout", "lost"
+LOST_INTERRUPT, PATH, NO_PATH = "lost-interrupt", "path", "no-path"
+FILESYSTEM, ARRAY = "filesystem", "array"
+
+_DEV = rb"([a-z][\w!-]{1,31})"
+_NUMBERS = rb"(\d{1,4}:\d{1,7})"
+
+_BLOCK = re.compile(
+    rb"(?:(?:blk_update_request|blk_print_req_error|print_req_error|end_request): )?"
+    rb"(I/O|critical medium|critical target|timeout|recoverable transport|protection"
+    rb"|device offline) error, dev " + _DEV + rb", sector (\d{1,20})"
+    rb"(?: op 0x[0-9a-f]{1,4}:\(([A-Z_ ]{1,24})\))?"
+)
+_BUFFER = re.compile(
+    rb"Buffer I/O error on dev(?:ice)? " + _DEV + rb", logical block \d{1,20}(?:, ([\w ]{1,40}))?"
+    rb"|lost page write due to I/O error on " + _DEV + rb"$"
+)
+# Linux before 4.5 names the controller by its PCI address.
+_NVME = re.compile(
+    rb"nvme (nvme\d{1,4}|[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]): (?:"
+    rb"(?:I/O (?:tag )?\d{1,6}.{0,60}\bQID \d{1,5} timeout(, completion polled)?)"
+    rb"|(controller is down; will reset|Failed status: [0-9a-fx]{1,10}, reset controller"
+    rb"|Device not ready; aborting|Device (?:failed to resume|shutdown incomplete)"
+    rb"|Removing after probe failure|Disabling device after reset failure"
+    rb"|Removing controller|failed to mark controller|IO queues (?:lost|not created)"
+    rb"|frozen state error detected|failure state error detected))"
+)
+_NVME_PATH = re.compile(
+    rb"block " + _DEV + rb": no (?:available path - failing|usable path - requeuing) I/O"
+)
+# The first of the two is the map, the second the path; Linux before 5.1 names the path alone.
+_MULTIPATH = re.compile(
+    rb"device-mapper: multipath: (?:(?:" + _NUMBERS + rb": )?Failing path " + _NUMBERS + rb"\."
+    rb"|queue_if_no_path timeout on " + _NUMBERS + rb", failing queued IO)"
+    rb"|multipath: IO failure on " + _DEV + rb", disabling IO path"
+)
+_XFS = re.compile(
+    rb"XFS \(" + _DEV + rb"\): (?:"
+    # Linux 5.14 and later: the reason of a shutdown, unless an operator asked for it.
+    rb"(?!User )[A-Z][\w /-]{3,40} \(0x[0-9a-f]{1,8}\) detected at "
+    rb"|Filesystem has been shut down|Please u(?:n)?mount the filesystem"
+    rb"|xfs_do_force_shutdown|xfs_log_force: error "
+    rb"|[Ll]og I/O [Ee]rror|.{0,24}I/O Error Detected|Block device removal"
+    rb"|.{0,12}[Mm]etadata (?:I/O [Ee]rror|CRC error|corruption)|XFS: metadata IO error"
+    rb"|(?:XFS: )?(?:Failing async write|Corruption )|Internal error |Unmount and run xfs_repair"
+    rb"|Uncorrected metadata errors|log record CRC mismatch|Torn write \(CRC failure\)"
+    rb"|.{0,40}writeback error on (?:inode|sector) |page discard (?:on|unable)"
+    rb"|[Ll]og mount(?:/recovery failed| failed| finish failed)"
+    rb"|log recovery (?:read |write )?I/O error|failed to (?:find log head|locate log tail)"
+    rb"|Failed to (?:read root inode|recover (?:intents|EFIs))|SB (?:validate|read) failed"
+    rb"|ondisk log corrupt|empty log check failed|xlog_recover_\w{1,40}: bad )"
+)
+_BTRFS = re.compile(
+    rb"BTRFS:? (?:(?:error|critical|alert|emergency|panic)"
+    rb"|(?:warning|info)(?= \([^)]{1,60}\): (?:csum failed|checksum (?:error|verify failed)"
+    rb"|lost page write|forced readonly)))"
+    rb" \(device " + _DEV + rb"(?::? state \w{1,12})?\)"
+    rb"|(?:BTRFS|btrfs): bdev /dev/" + _DEV + rb" errs: "
+    rb"|(?:BTRFS|btrfs): lost page write due to I/?O error on /dev/" + _DEV + rb"\b"
+)
+_EXT = re.compile(
+    rb"EXT[234]-fs error \(device " + _DEV + rb"\)"
+    rb"|EXT[234]-fs \(" + _DEV + rb"\): (?:(?:error: )?Remounting filesystem read-only"
+    rb"|I/O error while writing superblock|previous I/O error to superblock"
+    rb"|failed to convert unwritten|[Dd]elayed block allocation failed"
+    rb"|This should not happen!! +Data will be lost|error count since last fsck: "
+    rb"|warning: mounting fs with errors)"
+    rb"|EXT[234]-fs warning \(device " + _DEV + rb"\): (?:ext[34]_end_bio:\d{1,5}: I/O error"
+    rb"|ext[34]_clear_journal_err:\d{1,5}: Filesystem error recorded"
+    rb"|htree_dirblock_to_tree:\d{1,5}: inode #\d{1,20}: lblock \d{1,20}: comm .{1,64}: error -\d)"
+)
+# The name of a journal is its device's with the inode's number, or an external journal's device.
+_JOURNAL = re.compile(
+    rb"(?:Aborting journal on device |JBD2?: Detected IO errors while flushing file data on "
+    rb"|JBD2?: (?:I/O error|Error -?\d{1,5})(?: detected)? when updating journal superblock for "
+    rb"|JBD2: previous I/O error detected for journal superblock update for "
+    rb"|JBD2: journal transaction \d{1,10} on "
+    rb"|\w{1,32}: journal block not found at offset \d{1,20} on )"
+    rb"(dm-\d{1,5}|[a-z][\w!]{1,31})(?:-\d{1,10})?(?=[. ]|$)"
+)
+# md/raid0 and md/linear forget the colon before the array's name.
+_ARRAY = re.compile(
+    rb"md/(?:raid\d{0,2}|linear|multipath):?(md[\w-]{1,24}): "
+    rb"(?:Disk failure on " + _DEV + rb"(?:, disabling| detected, failing)"
+    rb"|(?:" + _DEV + rb": )?unrecoverable I/O (?:read )?error"
+    rb"|read error (?:NOT corrected|not correctable)|Too many read errors, failing device"
+    rb"|Cannot continue operation|not enough operational (?:devices|mirrors)"
+    rb"|cannot start dirty degraded array)"
+)
+
+#: The beginning of every line above, for the comparison that each record costs.
+STARTS = (
+    *(b"I/O error, dev ", b"critical ", b"timeout error", b"recoverable ", b"protection error"),
+    *(b"device offline", b"blk_", b"print_req", b"end_request", b"Buffer I/O ", b"nvme "),
+    *(b"EXT", b"XFS (", b"BTRFS", b"btrfs: ", b"Aborting journal", b"JBD", b"md/", b"lost page "),
+    *(b"block nvme", b"device-mapper: multipath: ", b"multipath: IO", b"jbd2_", b"journal_bmap"),
+)
+
+_KINDS = {b"critical medium": MEDIUM, b"device offline": LOST, b"timeout": TIMEOUT}
+
+
+@dataclass(frozen=True, slots=True)
+class DiskLine:
+    """The trouble that one line tells of.
+
+    ``device`` is a name ("sda1"), major and minor ("253:0"), or with ``controller`` an NVMe
+    controller by name or PCI address. ``sector`` is None where the line names none.
+    """
+
+    kind: str
+    device: str
+    sector: int | None = None
+    controller: bool = False
+    details: dict[str, str] = field(default_factory=dict)
+
+
+def parse(line: bytes) -> DiskLine | None:
+    """The trouble in a line that begins with one of `STARTS`, or None."""
+    block = _BLOCK.match(line)
+    if block is not None:
+        details = {"sector": text(block[3]), "operation": text(block[4] or b"").lower()}
+        kind = _KINDS.get(block[1], ERROR)
+        return DiskLine(kind, text(block[2]), int(block[3]), details=details)
+    buffer = _BUFFER.match(line)
+    if buffer is not None:
+        device = text(buffer[1] or buffer[3])
+        return DiskLine(ERROR, device, details={"operation": text(buffer[2] or b"")})
+    nvme = _NVME.match(line)
+    if nvme is not None:
+        kind = LOST if nvme[3] else LOST_INTERRUPT if nvme[2] else TIMEOUT
+        name = text(nvme[1])
+        return DiskLine(kind, name, controller=True, details={"controller": name})
+    return _filesystem(line) or _paths(line) or _array(line)
+
+
+def _filesystem(line: bytes) -> DiskLine | None:
+    for pattern in (_EXT, _XFS, _BTRFS, _JOURNAL):
+        found = pattern.match(line)
+        if found is not None:
+            return DiskLine(FILESYSTEM, text(next(group for group in found.groups() if group)))
+    return None
+
+
+def _paths(line: bytes) -> DiskLine | None:
+    nvme = _NVME_PATH.match(line)
+    if nvme is not None:
+        return DiskLine(NO_PATH, text(nvme[1]))
+    found = _MULTIPATH.match(line)
+    if found is None:
+        return None
+    if found[3]:
+        return DiskLine(NO_PATH, text(found[3]))
+    path = text(found[2] or found[4])
+    return DiskLine(PATH, text(found[1]) if found[1] else path, details={"path": path})
+
+
+def _array(line: bytes) -> DiskLine | None:
+    found = _ARRAY.match(line)
+    if found is None:
+        return None
+    return DiskLine(ARRAY, text(found[1]), details={"member": text(found[2] or found[3] or b"")})

@@ -1,0 +1,127 @@
+"""The kernel's lines about disks, filesystems and arrays: each line's kind and device."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.checks.disk_lines import STARTS, DiskLine, parse
+from nodeagent.sources.block_devices import Stacks, namespaces
+from nodeagent.sources.mountinfo import Mount
+from tests.agent.kernel_log import fixture_records
+from tests.agent.test_disk_io import a_machine, device, made_of
+
+#: The kinds and devices of the fixture's lines, by the index of the first line of each run.
+RUNS = {
+    0: ("filesystem", "dm-0"),  # XFS
+    27: ("filesystem", "sda1"),  # btrfs
+    35: ("filesystem", "sda1"),  # the journal
+    37: ("filesystem", "dm-0"),
+    38: ("filesystem", "sda1"),
+    42: ("filesystem", "dm-0"),  # an external journal
+    43: ("filesystem", "sda1"),  # ext4
+    52: ("error", "sda1"),
+    53: ("array", "md0"),
+    65: ("lost", "nvme0"),
+    67: ("lost-interrupt", "nvme0"),
+    69: ("timeout", "nvme0"),
+    71: ("lost", "nvme0"),
+    74: ("timeout", "0000:3d:00.0"),
+    75: ("lost", "0000:3d:00.0"),
+    76: ("no-path", "nvme0n1"),
+    78: ("path", "252:0"),
+    79: ("path", "8:2"),
+    80: ("no-path", "252:0"),
+    81: ("path", "sdc1"),
+    82: None,
+}
+
+
+def found_in(line: bytes) -> DiskLine | None:
+    return parse(line) if line.startswith(STARTS) else None
+
+
+def test_every_line_has_the_kind_and_the_device_that_it_states() -> None:
+    expected = None
+    for at, each in enumerate(fixture_records("disk-lines.log")):
+        expected = RUNS.get(at, expected)
+        found = found_in(each.text)
+        assert (found and (found.kind, found.device)) == expected, each.text
+
+
+def test_a_completion_that_was_polled_is_a_lost_interrupt_and_no_timeout() -> None:
+    polled = found_in(b"nvme nvme0: I/O 12 QID 2 timeout, completion polled")
+    reset = found_in(b"nvme nvme0: I/O 12 QID 2 timeout, reset controller")
+    assert polled is not None
+    assert reset is not None
+    assert (polled.kind, reset.kind) == ("lost-interrupt", "timeout")
+
+
+def test_the_member_of_an_array_and_the_path_of_a_map_are_details() -> None:
+    array = found_in(b"md/raid0md0: Disk failure on sdc1 detected, failing array.")
+    path = found_in(b"device-mapper: multipath: 252:0: Failing path 8:2.")
+    assert array is not None
+    assert path is not None
+    assert (array.details, path.details) == ({"member": "sdc1"}, {"path": "8:2"})
+
+
+def test_a_device_told_by_its_numbers_is_that_of_the_mount_on_it(tmp_path: Path) -> None:
+    machine = a_machine(tmp_path)
+    mapped = device(machine.sys, "253:7", "virtual/block/dm-7")
+    made_of(mapped, device(machine.sys, "8:65", "scsi/sde/sde1", start=0, size=8))
+    stacks = Stacks(machine)
+    none: frozenset[str] = frozenset()
+    stacks.read_stacks([Mount(1, 1, "253:7", "/", "/maps", none, "ext4", "/dev/mapper/maps", none)])
+    assert stacks.points("253:7", None) == ("/maps",), "the map"
+    assert stacks.points("8:65", None) == ("/maps",), "one of its paths"
+    assert stacks.points("8:66", None) == (), "no such device"
+    assert stacks.points("8:1", None) == (), "a device of another mount"
+
+
+def test_a_controller_told_by_its_address_has_its_disks(tmp_path: Path) -> None:
+    machine = a_machine(tmp_path)
+    (machine.sys / "bus/pci/devices/0000:3d:00.0/nvme/nvme3").mkdir(parents=True)
+    (machine.sys / "class/nvme/nvme3/nvme5n1").mkdir(parents=True)
+    assert namespaces(machine, "0000:3d:00.0") == {"nvme5n1"}
+    assert namespaces(machine, "0000:3e:00.0") == frozenset()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        # The name of a process is its user's choice, up to 15 bytes, at the line's start.
+        b"EXT4-fs (sda1):[4711]: segfault at 0 ip 000055d1 sp 00007ffc error 4",
+        b"XFS (dm-0): log: page allocation failure: order:9, mode:0x40dc0(GFP_KERNEL)",
+        b"BTRFS error (de invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0",
+        b"md/raid1:md0: D[4711]: segfault at 0 ip 000055d1 sp 00007ffc error 4",
+        b"device-mapper: (4711) used greatest stack depth: 11992 bytes left",
+        # Or within a line of another kind.
+        b"EXT4-fs warning (device sda1): ext4_rename:1: comm ext4_end_bio:1: I/O error 10 writing",
+        b"XFS: log I/O error(4711) possible memory allocation deadlock size 65552",
+        b"BTRFS info (device sda1): relocating comm error (device sda1)",
+    ],
+)
+def test_the_name_of_a_process_is_not_read_as_trouble(line: bytes) -> None:
+    assert found_in(line) is None
+
+
+@given(
+    start=st.sampled_from(
+        [
+            b"XFS (dm-0): ",
+            b"BTRFS warning (device sda1: state ",
+            b"EXT4-fs warning (device sda1): htree_dirblock_to_tree:1: inode #2: lblock 0: comm ",
+            b"JBD2: I/O error when updating journal superblock for ",
+            b"md/raid0md0: ",
+            b"nvme nvme0: I/O 12 ",
+            b"device-mapper: multipath: 253:0: ",
+            b"block nvme0n1: no ",
+        ]
+    ),
+    rest=st.binary(max_size=200),
+    repeat=st.sampled_from([1, 500]),
+)
+def test_no_text_raises(start: bytes, rest: bytes, repeat: int) -> None:
+    found = found_in(start + rest * repeat)
+    assert found is None or (len(found.device) <= 32 and found.kind)
