@@ -89,13 +89,14 @@ def test_one_look_at_a_machine_of_eight_gpus_is_json_with_each_of_them(tmp_path:
     found = {(r["check"], r["component"]): r["status"] for r in done.json["results"]}
     off = {each["name"]: each["off_because"] for each in done.json["checks"]}
     per_gpu = {spec.name for spec in registry.SPECS if spec.name.startswith("gpu-")}
-    per_gpu -= {"gpu-pages", "gpu-events"}
+    per_gpu -= {"gpu-pages", "gpu-events", "gpu-driver", "gpu-fabric-manager"}
     sick = {("gpu-fabric", uuid_of(3)): "failed", ("gpu-clocks", uuid_of(3)): "degraded"}
     for name in per_gpu:
         for index in range(8):
             key = (name, uuid_of(index))
             assert found[key] == sick.get(key, "ok"), (key, done.out)
-    assert found["gpu-events", ""] == "ok"
+    assert found["gpu-events", ""] == found["gpu-driver", ""] == "ok"
+    assert off["gpu-fabric-manager"] == "no NVSwitch"
     assert off["gpu-pages"] == "not supported by these GPUs"
     # Except for the PCI bus the machine is the real one.
     assert ("nic-health", "") not in found, "no sysfs, it would say"

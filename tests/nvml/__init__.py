@@ -190,11 +190,16 @@ class FakeGpus:
             "SICKBAY_TEST_NVML_CALLS": str(self._calls),
         }
 
-    def machine(self, clock: Clock | None = None, root: Path | None = None) -> HostRoots:
-        """A machine with this PCI bus and, unless ``root`` says so, nothing of the real host."""
+    def machine(
+        self, clock: Clock | None = None, root: Path | None = None, proc: Path = Path("/proc")
+    ) -> HostRoots:
+        """A machine with this PCI bus and, unless ``root`` says so, nothing of the real host.
+
+        ``proc`` has its processes; by default those of the real host.
+        """
         empty = self.folder / "root"
         empty.mkdir(exist_ok=True)
-        return HostRoots(clock=clock or SystemClock(), root=root or empty, sys=self.sys)
+        return HostRoots(clock=clock or SystemClock(), root=root or empty, proc=proc, sys=self.sys)
 
     def write(self, gpus: Sequence[FakeGpu], *, pci: Iterable[str] | None = None) -> None:
         """Let NVML list ``gpus``, and the bus the same ones or those at ``pci``."""

@@ -44,11 +44,12 @@ class Bench:
         remembered: Mapping[str, str] | None = None,
         boottime: float = LONG_AFTER_BOOT,
         library: str | None = None,
+        proc: Path = Path("/proc"),
         **nvml: Any,
     ) -> None:
         self.clock = WoundClock(boottime)
         self.gpus = FakeGpus(folder, gpus)
-        self.machine = self.gpus.machine(self.clock)
+        self.machine = self.gpus.machine(self.clock, proc=proc)
         self.nvml = Nvml(machine=self.machine, worker_env=self.gpus.env, library=library, **nvml)
         self.sources = Sources(
             machine=self.machine,
