@@ -195,11 +195,16 @@ def _command_parse_kmsg(options: argparse.Namespace, environ: Mapping[str, str])
     from nodeagent.terminal.report import as_json
 
     try:
-        found = kmsg_file.decode_file(options.file)
+        decoded = kmsg_file.decode_file(options.file)
     except OSError as error:
         print(f"{options.file}: can't be read: {error.strerror}", file=sys.stderr)
         return USAGE
-    print(as_json(found) if options.output == "json" else kmsg_file.table(found))
+    if options.output == "json":
+        print(as_json(decoded.faults))
+        for note in decoded.notes():
+            _write(sys.stderr, f"note: {note}\n")
+    else:
+        print(kmsg_file.table(decoded))
     return OK
 
 

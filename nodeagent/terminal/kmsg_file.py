@@ -1,16 +1,15 @@
 """``sickbay-agent parse-kmsg``: the faults in a kernel log that a person sent.
 
-It takes raw ``/dev/kmsg`` records, the output of ``dmesg`` (with or without stamps, ``-T`` and
-``-x`` too) and of ``journalctl -k`` or a syslog file. Which devices and mounts the machine had is
-not known here, so every one counts, and a text file can be forged: this decodes and does not prove.
+``log_file`` knows the forms. Which devices and mounts the machine had is not known here, so every
+one counts, and a text file can be forged: this decodes and does not prove.
 """
 
 import errno
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from nodeagent.checks.base import LogCheck
 from nodeagent.checks.disk_io import DiskIo
@@ -25,18 +24,14 @@ from nodeagent.configfile import regular_file
 from nodeagent.model import FaultSighting
 from nodeagent.sources.gpus import GpuMap
 from nodeagent.sources.host import HostRoots
-from nodeagent.sources.kmsg import Record, parse
+from nodeagent.terminal.log_file.entries import read_entries
 from nodeagent.terminal.report import aligned, one_line
 
-_RAW = re.compile(rb"\d{1,9},\d{1,20},\d{1,20},[^;]*;")
-_FACILITY = re.compile(rb"^(?:<\d{1,3}>|[a-z]+ *:[a-z]+ *: )")
-_STAMP = re.compile(rb"^\[ *(?:(\d+\.\d+)|[^\]]{1,40})\] ")
-# A date in any format and a host: "Nov 21 11:22:33 host kernel: [  12.3] ".
-_SYSLOG = re.compile(rb"^\S.{5,60}? kernel: ")
-
-_BROKEN_UP = b"NVRM: The NVIDIA GPU "
-_CONTINUED = (b"NVRM: (PCI ID:", b"NVRM: fallen off the bus")
-_LONGEST_LINE = 64 * 1024
+_DRIVER = b"NVRM"
+#: The driver's words on its start and on each GPU.
+_NO_FAULT = re.compile(rb"NVRM: (?:loading NVIDIA UNIX |GPU at |GPU Board Serial Number: )")
+#: Line numbers in one note.
+_SHOWN = 20
 
 
 class _AnyGpu(GpuMap):
@@ -98,8 +93,36 @@ def _checks() -> tuple[LogCheck, ...]:
     )
 
 
-def decode_file(path: Path) -> list[dict[str, Any]]:
-    """An object per line that is a fault, in the file's order. Raises OSError.
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """``faults``: an object per line that is a fault, in the file's order.
+
+    ``undecoded`` and ``foreign``: the numbers of lines that mention the driver ("NVRM") and are no
+    fault that is known here; the foreign ones were written by another program than the kernel.
+    """
+
+    faults: list[dict[str, Any]]
+    undecoded: list[int]
+    foreign: list[int]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.faults)
+
+    def notes(self) -> list[str]:
+        """The lines that a person should read, as sentences."""
+        said = []
+        if self.undecoded:
+            said.append(f"{_mentions(self.undecoded)} not decoded: {_numbers(self.undecoded)}")
+        if self.foreign:
+            said.append(
+                f"{_mentions(self.foreign)} not the kernel's, so not decoded: "
+                f"{_numbers(self.foreign)}"
+            )
+        return said
+
+
+def decode_file(path: Path) -> Decoded:
+    """Raises OSError.
 
     A pipe will do, as of ``<(dmesg)``. A device is read without an end: /dev/kmsg waits for more.
     """
@@ -108,49 +131,36 @@ def decode_file(path: Path) -> list[dict[str, Any]]:
             errno.EINVAL, "it is a device; expected a file, as of: dmesg > FILE", str(path)
         )
     checks = _checks()
-    found: list[dict[str, Any]] = []
+    decoded = Decoded([], [], [])
     with path.open("rb") as file:
-        for number, record in _in_one_piece(_lines(file)):
-            found += [_entry(number, s) for check in checks for s in check.read(record)]
-    return found
+        for entry in read_entries(file):
+            record = entry.record
+            seen = [s for check in checks for s in check.read(record)] if record else []
+            decoded.faults.extend(_fault(entry.number, sighting) for sighting in seen)
+            if not seen and _DRIVER in entry.text and not _NO_FAULT.match(entry.text):
+                (decoded.undecoded if record else decoded.foreign).append(entry.number)
+    return decoded
 
 
-def _lines(file: IO[bytes]) -> Iterator[bytes]:
-    """The file's lines. A line of megabytes, which is no line of a log, is cut."""
-    while line := file.readline(_LONGEST_LINE):
-        yield line
-        while not line.endswith(b"\n") and line:
-            line = file.readline(_LONGEST_LINE)
+def _mentions(numbers: Sequence[int]) -> str:
+    one = len(numbers) == 1
+    return (
+        f"{len(numbers)} {'line mentions' if one else 'lines mention'} NVRM and "
+        f"{'was' if one else 'were'}"
+    )
 
 
-def _in_one_piece(lines: Iterable[bytes]) -> Iterator[tuple[int, Record]]:
-    """Each record with the number of its first line.
-
-    dmesg and journald print the driver's record of three lines, which tells of a GPU that has left
-    the bus, as three. Here the text file leads to no action, so they may be joined again.
-    """
-    whole: Record | None = None
-    begun = 0
-    for number, line in enumerate(lines, start=1):
-        record = _record(line.rstrip(b"\r\n"))
-        if whole is not None:
-            if record.text.startswith(_CONTINUED):
-                whole = replace(whole, text=whole.text + rb"\x0a" + record.text)
-                continue
-            yield begun, whole
-            whole = None
-        if record.text.startswith(_BROKEN_UP):
-            whole, begun = record, number
-        else:
-            yield number, record
-    if whole is not None:
-        yield begun, whole
+def _numbers(numbers: Sequence[int]) -> str:
+    """The first of them, for people."""
+    shown = ", ".join(map(str, numbers[:_SHOWN]))
+    more = len(numbers) - _SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
-def table(found: list[dict[str, Any]]) -> str:
-    """The faults, a line each; says so when there is none."""
-    if not found:
-        return "no line of this file is a fault that is known here"
+def table(decoded: Decoded) -> str:
+    """The faults, a line each, or that there is none; then the lines that were not decoded."""
+    if not decoded.faults:
+        return "\n".join(["no line of this file is a fault that is known here", *decoded.notes()])
     rows = [("LINE", "TIME", "CODE", "COMPONENT", "WHAT")]
     rows += [
         (
@@ -160,24 +170,12 @@ def table(found: list[dict[str, Any]]) -> str:
             one_line(entry["component"], 44) or "-",
             entry["message"],
         )
-        for entry in found
+        for entry in decoded.faults
     ]
-    return "\n".join(aligned(rows))
+    return "\n".join([*aligned(rows), *([""] if decoded.notes() else []), *decoded.notes()])
 
 
-def _record(line: bytes) -> Record:
-    """``at`` is the line's stamp, seconds since the boot of that machine; -1 where it has none."""
-    raw = parse(line) if _RAW.match(line) else None
-    if raw is not None:
-        return raw
-    text = _FACILITY.sub(b"", line, count=1)
-    text = _SYSLOG.sub(b"", text, count=1)
-    stamp = _STAMP.match(text)
-    at = float(stamp[1]) if stamp and stamp[1] else -1.0
-    return Record(0, 0, 0, at, text[stamp.end() :] if stamp else text)
-
-
-def _entry(number: int, seen: FaultSighting) -> dict[str, Any]:
+def _fault(number: int, seen: FaultSighting) -> dict[str, Any]:
     return {
         "line": number,
         "time_seconds": seen.at if seen.at >= 0 else None,

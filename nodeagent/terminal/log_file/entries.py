@@ -1,0 +1,37 @@
+"""The entries of a log file, by the form that its first line shows."""
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import IO
+
+from nodeagent.terminal.log_file import journal_fields
+from nodeagent.terminal.log_file.entry import Entry
+from nodeagent.terminal.log_file.lines import numbered_lines, plain
+from nodeagent.terminal.log_file.text_form import text_entries
+
+#: journalctl's own lines: "-- Journal begins at ...", "-- Boot 3f2a... --", "-- No entries --".
+_REMARK = b"-- "
+
+
+def read_entries(file: IO[bytes]) -> Iterator[Entry]:
+    """The file's entries in its order, lazily. Raises OSError."""
+    raw = numbered_lines(file)
+    first = next(raw, None)
+    if first is not None and journal_fields.is_export(first[1]):
+        yield from journal_fields.export_entries(file, first[1])
+        return
+    lines = (item for item in plain(chain([first] if first else [], raw)) if not _is_remark(item))
+    head = next(lines, None)
+    if head is None:
+        return
+    every = chain([head], lines)
+    if journal_fields.is_json(head[1]):
+        yield from journal_fields.json_entries(every)
+    elif journal_fields.is_verbose(head[1]):
+        yield from journal_fields.verbose_entries(every)
+    else:
+        yield from text_entries(every)
+
+
+def _is_remark(item: tuple[int, bytes]) -> bool:
+    return item[1].startswith(_REMARK)

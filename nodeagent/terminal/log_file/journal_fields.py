@@ -1,0 +1,206 @@
+"""The journal's entries as fields: ``journalctl -o verbose``, ``export`` and the four JSON forms.
+
+``dmesg --json`` is read here too. Fields of the journal whose names begin with an underscore are
+journald's own, so that ``_TRANSPORT=kernel`` can't be claimed by a program
+(systemd.journal-fields(7)). journald undoes the kernel's escapes, which are made again here: a
+newline in a record must not look like the start of another record.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import IO, Any
+
+from nodeagent.terminal.log_file.entry import Entry, kernel_entry
+from nodeagent.terminal.log_file.lines import LONGEST_LINE
+
+#: Bytes of one JSON object; longer ones are passed over.
+_LONGEST_OBJECT = 1 << 20
+_CHUNK = 64 * 1024
+_LONGEST_UPTIME = 1e10
+
+_MESSAGE = "MESSAGE"
+_STAMPS = ("_SOURCE_MONOTONIC_TIMESTAMP", "__MONOTONIC_TIMESTAMP")  # microseconds
+_KEPT = frozenset({_MESSAGE, "_TRANSPORT", "SYSLOG_FACILITY", *_STAMPS})
+
+_NAME = re.compile(rb"[A-Z_][A-Z0-9_]{0,63}")
+_MICROSECONDS = re.compile(r"\d{1,18}")
+_VERBOSE_HEAD = re.compile(rb"\S.{10,60} \[s=[0-9a-f]{32};i=[0-9a-f]{1,16};b=[0-9a-f]{32};")
+# Continuation lines of a value are indented deeper than four spaces.
+_VERBOSE_FIELD = re.compile(rb"    ([A-Z_][A-Z0-9_]{0,63})=(.*)")
+_OUTSIDE_ASCII = re.compile(rb"[^ -\[\]-~]")
+
+
+def is_export(line: bytes) -> bool:
+    """Whether the file's first line begins an export of the journal."""
+    return line.startswith(b"__CURSOR=")
+
+
+def is_verbose(line: bytes) -> bool:
+    return _VERBOSE_HEAD.match(line) is not None
+
+
+def is_json(line: bytes) -> bool:
+    """Whether the file's first line begins JSON; a kernel line may begin with "{1}[Hardware"."""
+    text = _json_text(line)
+    return text in (b"{", b"[", b"[{") or text.startswith((b'{"', b'[{"'))
+
+
+def export_entries(file: IO[bytes], first: bytes) -> Iterator[Entry]:
+    """The entries after ``first``, the line that was already read (JOURNAL_EXPORT_FORMATS).
+
+    A value with a newline is written as its length and its bytes, so it can't pose as a field.
+    """
+    fields: dict[str, Any] = {}
+    number = begun = 1
+    line = first
+    while line:
+        name, equals, value = line.rstrip(b"\n").partition(b"=")
+        if not name:
+            if fields:
+                yield _journal_entry(begun, fields)
+            fields, begun = {}, number + 1
+        elif equals:
+            _keep(fields, name, value)
+            line = _rest_of_line(file, line)
+        elif _NAME.fullmatch(name):
+            value, lines = _sized_value(file)
+            number += lines
+            _keep(fields, name, value)
+        number += 1
+        line = file.readline(LONGEST_LINE)
+    if fields:
+        yield _journal_entry(begun, fields)
+
+
+def verbose_entries(lines: Iterable[tuple[int, bytes]]) -> Iterator[Entry]:
+    fields: dict[str, Any] = {}
+    begun, last = 0, b""
+    for number, line in lines:
+        field = _VERBOSE_FIELD.match(line)
+        if field is not None:
+            last = field[1]
+            _keep(fields, last, field[2])
+        elif not line.startswith(b" "):
+            if begun and fields:
+                yield _journal_entry(begun, fields)
+            fields, begun, last = {}, number, b""
+        elif last == _MESSAGE.encode() and len(fields[_MESSAGE]) < LONGEST_LINE:
+            fields[_MESSAGE] += b"\n" + line.strip()
+    if begun and fields:
+        yield _journal_entry(begun, fields)
+
+
+def json_entries(lines: Iterable[tuple[int, bytes]]) -> Iterator[Entry]:
+    """One object a line, or objects over several lines; text between objects is passed over."""
+    for number, text in _json_texts(lines):
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            yield Entry(number, text)  # a mention of the driver in it is reported as not decoded
+            continue
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, dict):
+                yield _dmesg_entry(number, each) if "msg" in each else _journal_entry(number, each)
+
+
+def _json_texts(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    r"""Each object's text with the number of its first line.
+
+    A line that is only a bracket is never part of a string, where a newline is written as "\n".
+    """
+    held: list[bytes] = []
+    size = begun = 0
+    for number, line in lines:
+        text = _json_text(line)
+        if len(text) > 3 and text.startswith((b"{", b"[{")):
+            yield number, text.removesuffix(b",")
+            held = []
+            continue
+        if text.startswith(b"}") and held:
+            yield begun, b" ".join([*held, b"}"])
+            held = []
+        if text.endswith(b"{") and len(text) <= 3:  # "{", "[{", "},{"
+            held, size, begun = [b"{"], 1, number
+        elif held:
+            size += len(text)
+            held.append(text)
+            if size > _LONGEST_OBJECT:
+                held = []
+
+
+def _json_text(line: bytes) -> bytes:
+    """Without the frame of a server-sent event or of a JSON text sequence (RFC 7464)."""
+    return line.strip(b"\x1e \t\r\n").removeprefix(b"data: ")
+
+
+def _journal_entry(number: int, fields: Mapping[str, Any]) -> Entry:
+    text = _escaped(_bytes(fields.get(_MESSAGE)))
+    facility = _bytes(fields.get("SYSLOG_FACILITY", b"0"))
+    # Lines that root writes to /dev/kmsg have the kernel's transport too, and another facility.
+    if _bytes(fields.get("_TRANSPORT")) != b"kernel" or facility != b"0":
+        return Entry(number, text)
+    return kernel_entry(number, text, _seconds(fields))
+
+
+def _dmesg_entry(number: int, item: Mapping[str, Any]) -> Entry:
+    """An item of ``dmesg --json``: "pri" has the facility too, except beside "fac" (``-x``)."""
+    text = _escaped(_bytes(item["msg"]))
+    priority = item.get("pri", 0)
+    facility = priority >> 3 if isinstance(priority, int) else 0
+    if facility != 0 or item.get("fac", "kern") != "kern":
+        return Entry(number, text)
+    stamp = item.get("time")
+    if not isinstance(stamp, int | float) or not 0 <= stamp < _LONGEST_UPTIME:
+        stamp = -1
+    return kernel_entry(number, text, float(stamp))
+
+
+def _seconds(fields: Mapping[str, Any]) -> float:
+    for name in _STAMPS:
+        stamp = _bytes(fields.get(name)).decode("ascii", "replace")
+        if _MICROSECONDS.fullmatch(stamp):
+            return int(stamp) / 1e6
+    return -1.0
+
+
+def _bytes(value: Any) -> bytes:
+    """A field's value: text, or the list of its bytes where it is not printable."""
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace")
+    if isinstance(value, list) and all(isinstance(b, int) and 0 <= b < 256 for b in value):
+        return bytes(value)
+    return b""
+
+
+def _escaped(text: bytes) -> bytes:
+    """As ``/dev/kmsg`` shows it (Documentation/ABI/testing/dev-kmsg)."""
+    return _OUTSIDE_ASCII.sub(lambda byte: b"\\x%02x" % byte[0][0], text)
+
+
+def _keep(fields: dict[str, Any], name: bytes, value: bytes) -> None:
+    key = name.decode("ascii", "replace")
+    if key in _KEPT:
+        fields.setdefault(key, value)
+
+
+def _rest_of_line(file: IO[bytes], line: bytes) -> bytes:
+    while line and not line.endswith(b"\n"):
+        line = file.readline(LONGEST_LINE)
+    return line
+
+
+def _sized_value(file: IO[bytes]) -> tuple[bytes, int]:
+    """The value's beginning, and how many newlines it and its length have."""
+    size = file.read(8)
+    lines = size.count(b"\n") + 1
+    left = int.from_bytes(size, "little")
+    value = b""
+    while left > 0 and (chunk := file.read(min(left, _CHUNK))):
+        left -= len(chunk)
+        lines += chunk.count(b"\n")
+        value = value or chunk
+    file.read(1)  # the newline after it
+    return value, lines

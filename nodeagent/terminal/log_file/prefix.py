@@ -1,0 +1,183 @@
+r"""The prefix of one line of a text log: which program wrote the line, and when.
+
+The forms, and where each is documented:
+
+- ``/dev/kmsg``: ``4,1000,81000000,-;text`` (Documentation/ABI/testing/dev-kmsg);
+- the kernel's consoles and dmesg(1): ``<4>``, ``kern  :warn  : ``, ``[   81.042000] ``, ``[ T12] ``
+  or ``[    C0] `` (printk.c, CONFIG_PRINTK_CALLER), dmesg's ctime, reltime, delta and iso times;
+- journalctl(1) ``-o short*`` and ``with-unit``, and syslog files: a date, a host, ``kernel: ``;
+- RFC 3164 and RFC 5424 with their priority; its facility is 0 for the kernel's messages;
+- ``talosctl dmesg``: ``10.5.0.3: kern:    info: [2022-07-28T11:49:42.489473063Z]: text``.
+
+Another program's line can contain any of these later in its text, so each is only accepted where
+the form has it: "host app[1]: kernel: NVRM: ..." is the line of an "app".
+"""
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+from nodeagent.sources.kmsg import Record, parse
+
+
+class Writer(Enum):
+    """The program that a line's prefix names.
+
+    ``UNSTATED``: the line has no prefix. ``CLAIMED``: its only prefix is "kernel: ", with which any
+    text may begin.
+    """
+
+    KERNEL = "kernel"
+    OTHER = "other"
+    CLAIMED = "claimed"
+    UNSTATED = "unstated"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """``at``: seconds since the boot, or -1. ``record``: set for a raw record of ``/dev/kmsg``."""
+
+    writer: Writer
+    text: bytes
+    at: float = -1.0
+    record: Record | None = None
+
+
+_LEVELS = rb"(?:emerg|alert|crit|err|error|warn|warning|notice|info|debug)"
+_ZONE = rb"(?: ?(?:Z|UTC|GMT|[+-]\d\d:?\d\d))?"
+_CLOCK = rb"\d\d:\d\d:\d\d"
+_ISO = rb"\d{4}-\d\d-\d\d[T ]" + _CLOCK + rb"(?:[.,]\d{1,9})?"
+
+_RAW = re.compile(rb"\d{1,9},\d{1,20},\d{1,20},[^;]*;")
+_PRIORITY = re.compile(rb"<(\d{1,3})>")
+_RFC5424 = re.compile(
+    rb"(?:\d{1,6} )?<(\d{1,3})>1 \S{1,64} \S{1,255} (\S{1,48}) (\S{1,128}) \S{1,32} "
+    rb"(?:-|(?:\[(?:[^\]\\]|\\.)*\])+) ?(?:\xef\xbb\xbf)? ?"
+)
+_FACILITY = re.compile(
+    rb"(kern|user|mail|daemon|auth|syslog|lpr|news|uucp|cron|authpriv|ftp|local[0-7]|res[0-9]) *:"
+    + _LEVELS
+    + rb" *: "
+)
+_TALOS = re.compile(
+    rb"(?:[^\s\[\]]{1,255}: )?([a-z0-9]{2,9}): +" + _LEVELS + rb": \[" + _ISO + _ZONE + rb"\]: ?"
+)
+
+_DELTA = rb"(?: ?<[ +.\d-]{1,24}>)?"
+_STAMP = re.compile(
+    rb"\[ *(?:(\d{1,10}\.\d{1,9})" + _DELTA + rb"|"
+    rb"\S{1,12} +\S{1,12} +\d{1,2} " + _CLOCK + rb" \d{4}" + _DELTA + rb"|"  # ctime
+    rb"[^\s\d]{1,12} ?\d{1,2} \d\d:\d\d|\+ *\d{1,10}\.\d{1,9}|"  # reltime
+    rb"<[ +.\d-]{1,24}>)\] ?"  # delta
+)
+_CALLER = re.compile(rb" {0,2}\[ *[TC]\d{1,10}\] ?")
+# A comma before the fraction is dmesg's alone: journalctl and rsyslog write a point.
+_DMESG_ISO = re.compile(
+    rb"\d{4}-\d\d-\d\dT" + _CLOCK + rb",\d{1,9}(?:Z|[+-]\d\d:?\d\d) (?:\[<[ +.\d-]{1,24}>\] )?"
+)
+# A console server's own time before the kernel's stamp.
+_CONSOLE_SERVER = re.compile(rb"\[?" + _ISO + _ZONE + rb"\]?:? (?=\[ *\d{1,10}\.\d{1,9}\])")
+
+_DATE = re.compile(
+    rb"(?:"
+    + _ISO
+    + rb"(?:Z|[+-]\d\d:?\d\d)?|"  # short-iso, rsyslog's file format
+    + rb"\S{2,12} \d{4}-\d\d-\d\d "
+    + _CLOCK
+    + rb"(?:\.\d{1,9})? \S{1,8}|"  # short-full, with-unit
+    + rb"[^\s\[\]:<>]{2,12} +\d{1,2} (?:\d{4} )?"
+    + _CLOCK
+    + rb"(?:\.\d{1,9})?|"  # RFC 3164, short
+    + rb"\d{9,11}\.\d{6}"  # short-unix
+    + rb") +"
+)
+# The kernel's entries have no process id. A host's name ends with no colon: "app: kernel: " is a
+# line of a program.
+_KERNEL = re.compile(rb"(?:[^\s\[\]]{0,254}[^\s\[\]:] +)?(?:kern\.[a-z]{2,7} +)?kernel: ?")
+_MONOTONIC = re.compile(rb"([^\s\[\]]{0,254}[^\s\[\]:]) ")
+
+
+def parse_line(line: bytes, host: bytes | None = None) -> Line:
+    """The writer and the text of a line. Raises nothing, whatever the bytes.
+
+    ``host``: set for a file of ``journalctl -o short-monotonic``, whose lines have this host and
+    the program's name after a stamp that looks like the kernel's.
+    """
+    record = parse(line) if _RAW.match(line) else None
+    if record is not None:
+        writer = Writer.OTHER if record.facility else Writer.KERNEL
+        return Line(writer, record.text, record.at, record)
+    framed = _RFC5424.match(line)
+    if framed is not None:
+        ours = _facility(framed[1]) == 0 and framed[2] == b"kernel" and framed[3] == b"-"
+        return _kernel_text(line[framed.end() :]) if ours else Line(Writer.OTHER, line)
+    return _parse_unframed(line, host)
+
+
+def monotonic_host(lines: list[bytes]) -> bytes | None:
+    """The host, if these are lines of ``journalctl -o short-monotonic``, else None.
+
+    Each stamped line must begin with the same host, and one of them name the kernel after it.
+    """
+    hosts, of_kernel = set(), False
+    for line in lines:
+        stamp = _STAMP.match(line)
+        if stamp is None:
+            continue
+        named = _MONOTONIC.match(line, stamp.end())
+        if named is None:
+            return None
+        hosts.add(named[1])
+        of_kernel = of_kernel or line.startswith(b"kernel: ", named.end())
+    return hosts.pop() if of_kernel and len(hosts) == 1 else None
+
+
+def _parse_unframed(line: bytes, host: bytes | None) -> Line:
+    rest, unstated = line, Writer.UNSTATED
+    priority = _PRIORITY.match(rest)
+    if priority is not None:
+        if _facility(priority[1]) != 0:
+            return Line(Writer.OTHER, line)
+        rest, unstated = rest[priority.end() :], Writer.KERNEL
+    for pattern in (_FACILITY, _TALOS):
+        named = pattern.match(rest)
+        if named is not None:
+            ours = named[1] == b"kern"
+            return _kernel_text(rest[named.end() :]) if ours else Line(Writer.OTHER, line)
+    if _STAMP.match(rest) or _DMESG_ISO.match(rest):
+        return _kernel_text(rest) if host is None else _of_host(_kernel_text(rest), host)
+    served = _CONSOLE_SERVER.match(rest)
+    if served is not None:
+        return _kernel_text(rest[served.end() :])
+    dated = _DATE.match(rest)
+    if dated is not None:
+        named = _KERNEL.match(rest, dated.end())
+        return _kernel_text(rest[named.end() :]) if named else Line(Writer.OTHER, line)
+    if rest.startswith(b"kernel: "):
+        claimed = _kernel_text(rest.removeprefix(b"kernel: "))
+        return Line(Writer.CLAIMED, claimed.text, claimed.at)
+    return Line(unstated, rest)
+
+
+def _kernel_text(text: bytes) -> Line:
+    """The text of a line that is the kernel's, without the kernel's own stamp and caller."""
+    stamp = _STAMP.match(text)
+    at = float(stamp[1]) if stamp and stamp[1] else -1.0
+    stamp = stamp or _DMESG_ISO.match(text)
+    if stamp is not None:
+        text = text[stamp.end() :]
+        caller = _CALLER.match(text)
+        # journalctl -o short-monotonic --no-hostname has the program's name alone.
+        text = (text[caller.end() :] if caller else text).removeprefix(b"kernel: ")
+    return Line(Writer.KERNEL, text, at)
+
+
+def _of_host(line: Line, host: bytes) -> Line:
+    head = host + b" kernel: "
+    if not line.text.startswith(head):
+        return Line(Writer.OTHER, line.text)
+    return Line(Writer.KERNEL, line.text[len(head) :], line.at)
+
+
+def _facility(priority: bytes) -> int:
+    return int(priority) >> 3

@@ -1,0 +1,72 @@
+"""The entries of a log of text lines: dmesg, consoles, ``journalctl -o short``, syslog files."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import chain, islice
+
+from nodeagent.terminal.log_file.entry import Entry, kernel_entry
+from nodeagent.terminal.log_file.prefix import Line, Writer, monotonic_host, parse_line
+
+#: Lines from which the form is recognised.
+_SAMPLE = 200
+
+_PREFIXED = (Writer.KERNEL, Writer.OTHER)
+
+_BROKEN_UP = b"NVRM: The NVIDIA GPU "
+_CONTINUED = (b"NVRM: (PCI ID:", b"NVRM: fallen off the bus")
+
+
+def text_entries(lines: Iterable[tuple[int, bytes]]) -> Iterator[Entry]:
+    """Each entry with the number of its first line.
+
+    Tools print a record of several lines either indented or as several entries. The driver's record
+    of three lines, which reports a GPU that has left the bus, is joined again as the kernel had it.
+    """
+    whole: Entry | None = None
+    for entry, continues in _entries(lines):
+        if whole is not None and whole.record is not None:
+            if entry.text.startswith(_CONTINUED) and (continues or entry.record is not None):
+                text = whole.text + rb"\x0a" + entry.text
+                whole = replace(whole, text=text, record=replace(whole.record, text=text))
+                continue
+            yield whole
+            whole = None
+        if entry.record is not None and entry.text.startswith(_BROKEN_UP):
+            whole = entry
+        else:
+            yield entry
+    if whole is not None:
+        yield whole
+
+
+def _entries(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[Entry, bool]]:
+    """Each line as an entry, and whether it continues a record of the kernel's.
+
+    An indented line belongs to the entry before it. A line without any prefix is the kernel's only
+    in a file that has none (``dmesg -t``, ``journalctl -o cat``): elsewhere it is the rest of an
+    entry, and a user can make the kernel, or a program, log a newline.
+    """
+    lines = iter(lines)
+    sample = list(islice(lines, _SAMPLE))
+    host = monotonic_host([line for _, line in sample])
+    prefixed = any(parse_line(line, host).writer in _PREFIXED for _, line in sample)
+    of_kernel = False
+    for number, text in chain(sample, lines):
+        if text[:1] in (b" ", b"\t"):
+            yield Entry(number, text.strip()), of_kernel
+            continue
+        line = parse_line(text, host)
+        prefixed = prefixed or line.writer in _PREFIXED
+        if line.writer is Writer.UNSTATED and prefixed:
+            yield Entry(number, line.text), of_kernel
+            continue
+        of_kernel = line.writer is not Writer.OTHER
+        yield _entry(number, line), False
+
+
+def _entry(number: int, line: Line) -> Entry:
+    if line.writer is Writer.OTHER:
+        return Entry(number, line.text)
+    if line.record is not None:
+        return Entry(number, line.text, line.record)
+    return kernel_entry(number, line.text, line.at)

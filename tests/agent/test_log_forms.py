@@ -1,0 +1,236 @@
+"""parse-kmsg on one log in every form in which people send it; no form lets a tenant forge a fault.
+
+The fixtures are the output of the real tools (tests/fixtures/log_forms/README.md).
+"""
+
+import io
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from nodeagent.terminal.kmsg_file import decode_file, table
+from nodeagent.terminal.log_file.entries import read_entries
+from nodeagent.terminal.log_file.prefix import Writer, parse_line
+
+FORMS = Path(__file__).parents[1] / "fixtures/log_forms"
+KERNEL = ["sxid:24007:fatal", "xid:62", "gpu-off-bus", "disk-io:lost"]
+XID = "NVRM: Xid (PCI:0000:48:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+
+#: Forms that show a line which root wrote to /dev/kmsg like the kernel's.
+WITHOUT_FACILITY = {
+    *(f"dmesg-{name}" for name in ("default", "iso", "ctime", "reltime", "delta", "notime")),
+    *(f"dmesg-caller-{name}" for name in ("default", "ctime", "iso", "reltime", "colour")),
+    *("dmesg-delta-alone", "dmesg-colour", "journal-no-hostname", "journal-with-unit"),
+    *(f"journal-short{name}" for name in ("", "-full", "-iso", "-iso-precise", "-precise")),
+    *("journal-short-monotonic", "journal-short-unix"),
+}
+NAMES = sorted(path.stem for path in FORMS.glob("*.log"))
+SAME_LOG = [name for name in NAMES if name not in ("journal-cat", "bare-kernel")]
+
+
+def codes(name: str) -> list[str]:
+    return [fault["code"] for fault in decode_file(FORMS / f"{name}.log")]
+
+
+@pytest.mark.parametrize("name", SAME_LOG)
+def test_every_form_gives_the_same_faults_and_none_that_a_tenant_wrote(name: str) -> None:
+    by_root = ["xid:79"] if name in WITHOUT_FACILITY else []
+    assert codes(name) == KERNEL + by_root
+
+
+@pytest.mark.parametrize("name", SAME_LOG)
+def test_the_line_that_is_no_known_fault_is_reported(name: str) -> None:
+    decoded = decode_file(FORMS / f"{name}.log")
+    [number] = decoded.undecoded
+    lines = (FORMS / f"{name}.log").read_bytes().split(b"\n")
+    # An entry of several lines is reported by its first.
+    assert any(b"nvAssertOkFailedNoLog" in line for line in lines[number - 1 : number + 30])
+    assert f"1 line mentions NVRM and was not decoded: {number}" in table(decoded)
+
+
+def test_bare_lines_of_the_kernel_are_decoded() -> None:
+    found = list(decode_file(FORMS / "bare-kernel.log"))
+    assert [fault["code"] for fault in found] == ["xid:45"] * 3
+    assert [fault["time_seconds"] for fault in found] == [None, None, 81.042]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("dmesg-default", "dmesg-caller-decode", "dmesg-json", "console", "kmsg-raw"),
+        *("journal-short-monotonic", "journal-verbose", "journal-export", "journal-json-pretty"),
+        "syslog-5424",
+    ],
+)
+def test_the_kernels_stamp_is_read_where_the_form_has_it(name: str) -> None:
+    times = {fault["code"]: fault["time_seconds"] for fault in decode_file(FORMS / f"{name}.log")}
+    assert times["xid:62"] == pytest.approx(1002.505406)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"Apr 22 21:23:52 gpu-7 app[4711]: kernel: {XID}",
+        f"Apr 22 21:23:52 gpu-7 app: kernel: {XID}",
+        f"Apr 22 21:23:52 app: kernel: {XID}",
+        f"Apr 22 21:23:52 gpu-7 kernel[4711]: {XID}",
+        f"Apr 22 21:23:52 gpu-7 user.warn kernel: {XID}",
+        f"2026-04-22T21:23:52.123456+00:00 gpu-7 app[1]: host kernel: {XID}",
+        f"Wed 2026-04-22 21:23:52 UTC gpu-7 app.service/kernel[1]: {XID}",
+        f"1776893032.505406 gpu-7 app[1]: kernel: {XID}",
+        f"<11>{XID}",
+        f"<11>kernel: {XID}",
+        f"<14>1 2026-04-22T21:23:52Z gpu-7 kernel - - - {XID}",
+        f"<6>1 2026-04-22T21:23:52Z gpu-7 kernel 4711 - - {XID}",
+        f"<6>1 2026-04-22T21:23:52Z gpu-7 app - - - kernel: {XID}",
+        f'<6>1 2026-04-22T21:23:52Z gpu-7 app - - [a b="\\] kernel - - - "] {XID}',
+        f"user  :warn  : [   81.042000] {XID}",
+        f"daemon:info  : 2026-04-22T21:23:52,123456+00:00 {XID}",
+        f"10.5.0.3: user: warning: [2022-07-28T11:49:44.873616063Z]: {XID}",
+        f"12,1003,81003000,-;{XID}",
+        f"2026-04-22 21:23:52 {XID}",
+        f"gpu-7 login: [   81.042000] {XID}",
+    ],
+)
+def test_the_line_of_a_program_is_not_the_kernels(tmp_path: Path, line: str) -> None:
+    log = tmp_path / "log"
+    log.write_text(f"[    0.000000] Linux version 6.1.0\n{line}\n")
+    decoded = decode_file(log)
+    assert list(decoded) == []
+    assert decoded.undecoded + decoded.foreign == [2]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"Apr 22 21:23:52 gpu-7 kernel: {XID}",
+        f"Apr  2 21:23:52 gpu-7 kernel: [   81.042000] {XID}",
+        f"Apr 22 2026 21:23:52 gpu-7 kernel: {XID}",
+        f"Apr 22 21:23:52 kernel: {XID}",
+        f"Apr 22 21:23:52 gpu-7 kern.warn kernel: [   81.042000] {XID}",
+        f"<4>Apr 22 21:23:52 gpu-7 kernel: {XID}",
+        f"212 <4>1 2026-04-22T21:23:52Z gpu-7 kernel - - - {XID}",
+        f'<4>1 2026-04-22T21:23:52Z gpu-7 kernel - - [o@1 a="\\]"][p] \ufeff{XID}',
+        f"<4>[   81.042000][    C0] {XID}",
+        f"kern  :warn  : [   81.042000] [  T123] {XID}",
+        f"[2026-04-22T21:23:52.123Z] [   81.042000] {XID}",
+        f"2026-04-22 21:23:52 [   81.042000] {XID}",
+        f"kern: warning: [2022-07-28T11:49:44.873616063Z]: {XID}",
+        f"[Fri Aug 30 11:43:09 2024] {XID}",
+        f"[   81.042000 <    0.000012>] {XID}",
+        f"[  +0.000012] {XID}",
+        f"\x1b[32m[   81.042000] \x1b[0m\x1b[33m{XID}\x1b[0m\r\r",
+    ],
+)
+def test_the_line_of_the_kernel_is_decoded(tmp_path: Path, line: str) -> None:
+    for indent in ("", "    ", "\t"):
+        log = tmp_path / "log"
+        log.write_text(f"{indent}{line}\n", encoding="utf-8")
+        assert [fault["code"] for fault in decode_file(log)] == ["xid:79"]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(f"\ufeff[   81.042000] {XID}\r\n", encoding="utf-8")
+    assert [fault["code"] for fault in decode_file(log)] == ["xid:79"]
+
+
+@pytest.mark.parametrize("indent", ["", "              ", "\t"])
+def test_the_second_line_of_a_record_is_no_record(tmp_path: Path, indent: str) -> None:
+    """A user makes the kernel, or a program, log a newline; some tools print it as it is."""
+    log = tmp_path / "log"
+    log.write_text(f"[   81.0] tmpfs: Unknown parameter 'x\n{indent}{XID}\n")
+    decoded = decode_file(log)
+    assert list(decoded) == []
+    assert decoded.foreign == [2]
+
+
+def test_a_kernel_text_that_looks_like_a_host_does_not_change_the_form(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(f"[ 1.0] Linux version 6.1.0\n[ 2.0] x kernel: {XID}\n[ 3.0] {XID}\n")
+    assert [fault["line"] for fault in decode_file(log)] == [3]
+
+
+HEADS = [
+    "Apr 22 21:23:52 gpu-7 app[4711]: ",
+    "Apr 22 21:23:52 gpu-7 app: ",
+    "2026-04-22T21:23:52.123456+00:00 gpu-7 app[1]: ",
+    "Wed 2026-04-22 21:23:52 UTC gpu-7 app.service[1]: ",
+    "1776893032.505406 gpu-7 app[1]: ",
+    "<14>1 2026-04-22T21:23:52Z gpu-7 app - - - ",
+    "<11>",
+    "user  :warn  : ",
+    "10.5.0.3: user: warning: [2022-07-28T11:49:44.873616063Z]: ",
+    "12,1003,81003000,-;",
+]
+PIECES = st.sampled_from(
+    [
+        *("kernel: ", "[   81.042000] ", "[ T12] ", "<4>", "kern  :warn  : ", "kern: warning: "),
+        *("Apr 22 21:23:52 ", "gpu-7 ", "2026-04-22T21:23:52,123+00:00 ", "4,1,2,-;", "\x1b[0m"),
+        *("[2022-07-28T11:49:44.873616063Z]: ", '"_TRANSPORT" : "kernel",', "{", "}", "\r", XID),
+        *("x", ": ", "- ", " "),
+    ]
+)
+
+
+@given(head=st.sampled_from(HEADS), text=st.lists(PIECES, max_size=8))
+@example(head=HEADS[1], text=["kernel: ", XID])
+def test_whatever_a_program_logs_on_a_line_is_not_the_kernels(head: str, text: list[str]) -> None:
+    log = io.BytesIO(f"{head}{''.join(text)}{XID}\n".encode())
+    assert [entry.record for entry in read_entries(log)] == [None]
+
+
+@given(line=st.one_of(st.binary(max_size=200), st.lists(PIECES, max_size=12).map("".join)))
+def test_no_line_breaks_the_reader_of_prefixes(line: bytes | str) -> None:
+    raw = line.encode() if isinstance(line, str) else line
+    for host in (None, b"gpu-7"):
+        found = parse_line(raw, host)
+        assert found.writer in Writer
+        assert len(found.text) <= len(raw)
+
+
+@given(data=st.data())
+def test_no_damage_to_a_log_of_any_form_breaks_it(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Bytes overwritten, cut out and doubled, anywhere: the lengths of an export too."""
+    raw = bytearray((FORMS / f"{data.draw(st.sampled_from(NAMES))}.log").read_bytes())
+    for _ in range(data.draw(st.integers(1, 10))):
+        at = data.draw(st.integers(0, len(raw)))
+        raw[at : at + data.draw(st.integers(0, 40))] = data.draw(st.binary(max_size=40))
+    log = tmp_path_factory.mktemp("log") / "log"
+    log.write_bytes(raw)
+    for fault in decode_file(log):
+        assert fault["code"]
+        assert len(fault["message"]) <= 512
+
+
+@given(raw=st.binary(max_size=2000), head=st.sampled_from([b"", b"__CURSOR=s\nMESSAGE\n", b"{\n"]))
+def test_no_garbage_breaks_it(raw: bytes, head: bytes) -> None:
+    for entry in read_entries(io.BytesIO(head + raw)):
+        assert entry.number >= 1
+
+
+@pytest.mark.parametrize("head", ["{\n", "[" * 5000, '{"MESSAGE":' * 5000, "__CURSOR=\nMESSAGE\n"])
+@pytest.mark.parametrize("filler", ["}\n", "{\n", '"a" : 1,\n', "[   1.0] x\n", "<4>", "\n \n"])
+def test_a_large_file_of_one_piece_is_read_in_a_moment(head: str, filler: str) -> None:
+    """Each piece is looked at once: a square of it would take minutes."""
+    log = io.BytesIO((head + filler * ((1 << 17) // len(filler))).encode())
+    assert sum(1 for _ in read_entries(log)) <= 1 << 17
+
+
+def test_a_value_that_is_longer_than_the_file_ends_the_export() -> None:
+    log = io.BytesIO(b"__CURSOR=s\n_TRANSPORT=kernel\nMESSAGE\n" + b"\xff" * 8 + XID.encode())
+    [entry] = read_entries(log)
+    assert entry.record is not None
+    assert entry.text == XID.encode()
+
+
+def test_many_lines_are_named_by_the_first_twenty(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("[    1.0] NVRM: a word that no release has printed\n" * 25)
+    numbers = ", ".join(str(number) for number in range(1, 21))
+    said = f"25 lines mention NVRM and were not decoded: {numbers} and 5 more"
+    assert table(decode_file(log)).splitlines()[-1] == said
