@@ -11,7 +11,15 @@ from aggregator.policy.nvlink5 import CLASSES, Nvlink5, Row, parse_nvlink5
 
 UNKNOWN = "unknown"
 
-_ACRONYMS = frozenset({"gpu", "ecc", "gsp", "rpc", "fifo", "mmu", "pmu", "nvlink", "dbe", "sram"})
+#: The class of an SXid that is not listed, by the driver's own word.
+_SWITCH = {
+    "fatal": "switch-fatal",
+    "non-fatal": "switch-non-fatal",
+    "correctable": "switch-non-fatal",
+}
+_ACRONYMS = frozenset(
+    {"gpu", "ecc", "gsp", "rpc", "fifo", "mmu", "pmu", "nvlink", "dbe", "sram", "c2c"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +67,7 @@ class Catalogue:
             known = self.codes.get(f"sxid:{number}")
             if known is not None:
                 return known
-            return {"fatal": "switch-fatal", "non-fatal": "switch-non-fatal"}.get(word, UNKNOWN)
+            return _SWITCH.get(word, UNKNOWN)
         return UNKNOWN
 
     def class_of(self, fault: Fault, traits: Mapping[str, str]) -> str:

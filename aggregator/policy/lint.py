@@ -29,7 +29,10 @@ Checks = Mapping[str, Sequence[str] | None]
 #: most likely a slip, with which a rule that drains for the driver's own verdict never does.
 GRAVE = ("verdict", "severity", "unit", "link", "intr_info", "error_status", "injected")
 #: The agent's readings of Xid 154's text.
-VERDICTS = ("none", "drain-p2p", "drain-and-reset", "gpu-reset", "node-reboot")
+VERDICTS = (
+    *("none", "drain-p2p", "drain-and-reset", "gpu-reset", "node-reboot"),
+    *("recover-imex", "unknown"),
+)
 
 
 def parse_checks(text: str) -> Checks:

@@ -2,9 +2,11 @@
 
 ``nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 12028, Non-fatal, Link 32 egress ... error (First)``
 
-The driver's own word, Fatal or Non-fatal, is part of the code: the same number comes as both. Each
-SXid is followed by lines that repeat its number with "Severity" or "Data"; they are no SXids. A
-fatal one concerns all GPUs behind the switches, so the component is the node.
+The driver's own word, Fatal, Non-fatal or Correctable, is part of the code: the same number comes
+with several. Some have no word, and are fatal where they say that the switch was shut down or its
+controller (SOE) has halted. Each SXid is followed by lines that repeat its number with "Severity"
+or "Data"; they are no SXids. A fatal one concerns all GPUs behind the switches, so the component is
+the node.
 """
 
 import re
@@ -24,12 +26,20 @@ _SXID = re.compile(
     rb"nvidia-nvswitch\d{1,4}: SXid \(PCI:([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})"
     rb"(?:\.[0-7])?\): (\d{1,7})(?:, |$)"
 )
-_WORD = re.compile(rb"(Fatal|Non-fatal)(?:, |$)", re.IGNORECASE)
+_WORD = re.compile(rb"(Fatal|Non-fatal|Correctable)(?:, |$)", re.IGNORECASE)
 _REPEAT = re.compile(rb"(?:Severity|Data|Engine instance)\b", re.IGNORECASE)
 _LINK = re.compile(rb"Link (\d{1,3})\b")
 
 #: Fatal by NVIDIA's Fabric Manager guide, in any case.
 _ALWAYS_FATAL = frozenset({10003, 12020, 22003, 22011, *range(23001, 23018)})
+
+#: Printed without a word: the switch was shut down for heat (10006, 28003, 28005), or its
+#: controller was reset, did not boot, answer or run on (src/common/nvswitch in NVIDIA's
+#: open-gpu-kernel-modules, ctrl_dev_nvswitch.h).
+_HALTED = frozenset({10006, *range(26001, 26009), 28003, 28005})
+
+#: The driver logs a shutdown by its power controller under the number of a slowdown (10004).
+_SHUT_DOWN = re.compile(rb".{0,80}\bOVERT Threshold reached\. Shutting Down")
 
 _LONGEST_MESSAGE = 512
 
@@ -92,7 +102,8 @@ def _severity(number: int, rest: bytes) -> tuple[str, bytes]:
     word = _WORD.match(rest)
     if word is not None:
         return word[1].decode("ascii").lower(), rest[word.end() :]
-    return ("fatal" if number in _ALWAYS_FATAL else "unstated"), rest
+    fatal = number in _ALWAYS_FATAL or number in _HALTED or _SHUT_DOWN.match(rest) is not None
+    return ("fatal" if fatal else "unstated"), rest
 
 
 def _details(number: int, severity: str, address: str, rest: bytes) -> dict[str, str]:
@@ -111,7 +122,8 @@ def _build(sources: Sources, _options: Mapping[str, Any]) -> SxidCheck:
 
 SPEC = CheckSpec(
     name=NAME,
-    sees="every SXid of an NVSwitch, by the driver's own word Fatal or Non-fatal",
+    sees="every SXid of an NVSwitch, by the driver's own word Fatal, Non-fatal or Correctable, and "
+    "without a word where the switch was shut down or halted",
     source="kernel log, lines of the NVSwitch driver",
     cost="a comparison of 15 bytes for each kernel record",
     blind_to="switches that are not on this node's PCI bus (NVLink switch trays)",

@@ -30,11 +30,13 @@ _XID = re.compile(
     rb"(\d{1,5})(?:, |$)"
 )
 
-# The kernel gives a printk of several lines as one record, its newlines escaped.
+# The kernel gives a printk of several lines as one record, its newlines escaped; where a line ends
+# differs between drivers. Drivers of before 331 write no colon and no second "GPU".
+_GAP = rb"(?: ?\\x0aNVRM: {0,2}| )"
 _OFF_BUS = re.compile(
-    rb"NVRM: (?:GPU (?:at )?" + _ADDRESS + rb": GPU has fallen off the bus"
-    rb"|The NVIDIA GPU " + _ADDRESS + rb"\\x0aNVRM: \(PCI ID: [0-9a-fA-F:]{1,24}\) installed in "
-    rb"this system has\\x0aNVRM: +fallen off the bus)"
+    rb"NVRM: (?:GPU (?:at )?" + _ADDRESS + rb"(?:: GPU)? has fallen off the bus"
+    rb"|The NVIDIA GPU " + _ADDRESS + rb"(?:" + _GAP + rb"\(PCI ID: [0-9a-fA-F:]{1,24}\))?"
+    rb"" + _GAP + rb"installed in this system has" + _GAP + rb"fallen off the bus)"
 )
 
 # Printed before a GPU's first Xid since the driver was loaded.
@@ -55,11 +57,19 @@ _VERDICT = re.compile(
     rb"to 0x([0-9a-fA-F]{1,8}) \(([^()]{0,64})\)\.?\s*$"
 )
 
-# Units are as in NVIDIA's decode table: SAW_MVB, NETIR_LINK_EVT, and "MSE Degraded".
+# Units are as in NVIDIA's decode table: SAW_MVB, NETIR_LINK_EVT, and "MSE Degraded". Drivers of
+# before R575 write "XC 1 i 2 Link 01 [0x0000000a]". A line may lack its registers or be cut short.
 _NVLINK5 = re.compile(
-    rb"([A-Z][A-Z0-9_]{2,40}(?: [A-Z][a-z]{2,20})?)\s+(Fatal|Non-?fatal)\s+"
-    rb"(?:XC\d+\s+)?(?:i(\d+)\s+)?"
-    rb"Link (-?\d{1,3}) \(((?:0x[0-9a-fA-F]{1,8}[, ]*){1,12})\)"
+    rb"\b([A-Z][A-Z0-9_]{2,40}(?: (?!Non)[A-Z][a-z]{2,20})?)[\s,:]{1,16}((?i:non-? ?)?(?i:fatal))\b"
+    rb"(?:[\s,]{1,16}XC ?\d{1,4})?(?:[\s,]{1,16}i ?(\d{1,4}))?"
+    rb"(?:[\s,]{1,16}Link ?(-?\d{1,3})\b)?(?:\s{0,16}[(\[]\s{0,4}(0x[0-9a-fA-Fx, ]{1,160}[)\]]?))?"
+)
+# A register that a cut line ends in may lack digits, so one that nothing follows has all eight.
+_REGISTER = re.compile(rb"0x(?:[0-9a-fA-F]{8}\b|[0-9a-fA-F]{1,8}(?=[, \])]))")
+
+# The name of a process: 15 bytes of its user's choice, each of which may stand as \xNN.
+_COMM = re.compile(
+    rb"(?:pid[= ][^,]{0,32}, )?name='?(?:\\x[0-9a-f]{2}|[^\\]|\\(?!x[0-9a-f]{2})){0,15}"
 )
 
 _NVLINK = re.compile(
@@ -203,20 +213,27 @@ def _process(rest: bytes) -> dict[str, str]:
 def _nvlink5(rest: bytes) -> dict[str, str]:
     """Unit, severity, link and registers: intrInfo is the first register, errorStatus the second.
 
-    Their decode table depends on the driver's branch and is the aggregator's.
+    Each is left out where the line does not have it. Their decode table depends on the driver's
+    branch and is the aggregator's. The driver's words come last, so of several the last count, and
+    none that lie within the name of a process.
     """
-    line = _NVLINK5.search(rest)
-    if line is None:
+    name = _COMM.match(rest)
+    after = 0 if name is None else name.end()
+    lines = [line for line in _NVLINK5.finditer(rest) if line.end() > after]
+    if not lines:
         return {}
-    registers = _registers(line[5])
+    line = lines[-1]
+    registers = [_text(each) for each in _REGISTER.findall(line[5] or b"")][:12]
     details = {
         "unit": _text(line[1]),
-        "severity": "fatal" if line[2] == b"Fatal" else "non-fatal",
-        "link": str(int(line[4])),
-        "registers": registers,
+        "severity": "fatal" if line[2].lower() == b"fatal" else "non-fatal",
     }
-    details |= zip(("intr_info", "error_status"), registers.split(), strict=False)
-    if line[3] not in (None, b"0"):
+    if line[4] is not None:
+        details["link"] = str(int(line[4]))
+    if registers:
+        details["registers"] = " ".join(registers)
+    details |= zip(("intr_info", "error_status"), registers, strict=False)
+    if line[3] is not None and int(line[3]):
         details["injected"] = "yes"
     return details
 

@@ -10,9 +10,10 @@ from nodeagent.model import ClearedBy
 #: RESTART_BM, RESTART_VM: the whole node starts anew.
 _REBOOT = frozenset({79, 151})
 
-#: RESET_GPU, and 74 (NVLink before Blackwell), whose workflow ends in a reset.
+#: RESET_GPU; 74 (NVLink before Blackwell), whose workflow ends in a reset; and 173, by which a
+#: Grace superchip has lost the link between CPU and GPU.
 _GPU_RESET = frozenset(
-    {46, 48, 62, 64, 74, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158},
+    {46, 48, 62, 64, 74, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158, 173},
 )
 
 #: CONTACT_SUPPORT, CHECK_MECHANICALS, UPDATE_SWFW, CHECK_UVM: a person has to look.
@@ -36,16 +37,18 @@ _VERDICTS = {
     "drain and reset": "drain-and-reset",
     "gpu reset required": "gpu-reset",
     "node reboot required": "node-reboot",
+    "recover imex domain": "recover-imex",
 }
 
 #: The same by the number before the words, which is NVML's field 230; it speaks where the words
-#: are new ("PF FLR" is 1, a bus reset 6, a system reboot 7). 5 (IMEX) is none of ours.
+#: are new ("PF FLR" is 1, a bus reset 6, a system reboot 7).
 _VERDICT_NUMBERS = {
     0: "none",
     1: "gpu-reset",
     2: "node-reboot",
     3: "drain-p2p",
     4: "drain-and-reset",
+    5: "recover-imex",
     6: "gpu-reset",
     7: "node-reboot",
 }
@@ -53,6 +56,7 @@ _VERDICT_NUMBERS = {
 _AFTER_VERDICT = {
     "node-reboot": ClearedBy.REBOOT,
     "none": ClearedBy.EXPIRY,
+    "recover-imex": ClearedBy.EXPIRY,
 }
 
 

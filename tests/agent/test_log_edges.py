@@ -95,7 +95,7 @@ def test_a_process_that_is_not_known_is_no_detail(check: XidCheck) -> None:
         ("from 0x0 (None) to 0x1 (PF FLR)", "gpu-reset", ClearedBy.GPU_RESET),
         ("from 0x0 (None) to 0x6 (Bus Reset)", "gpu-reset", ClearedBy.GPU_RESET),
         ("from 0x0 (None) to 0x7 (System Reboot)", "node-reboot", ClearedBy.REBOOT),
-        ("from 0x0 (None) to 0x5 (IMEX)", "unknown", ClearedBy.GPU_RESET),
+        ("from 0x0 (None) to 0x5 (IMEX)", "recover-imex", ClearedBy.EXPIRY),
         ("from 0x0 (None) to 0x10 (New)", "unknown", ClearedBy.GPU_RESET),
         ("from 0x0 (None) to 0xff (New)", "unknown", ClearedBy.GPU_RESET),
         ("from nothing", "unknown", ClearedBy.GPU_RESET),

@@ -226,7 +226,7 @@ def test_no_two_records_are_joined(check: XidCheck) -> None:
 def test_the_words_of_a_new_driver_are_told_by_their_number_or_not_at_all() -> None:
     assert verdict(2, "Reboot It") == "node-reboot"
     assert verdict(2, "GPU Reset Required") == "gpu-reset", "the words outrank the number"
-    assert verdict(5, "IMEX") == "unknown"
+    assert verdict(5, "IMEX") == "recover-imex"
     assert verdict(99, "") == "unknown"
 
 

@@ -81,13 +81,24 @@ def test_the_table_is_whole_and_no_two_rows_of_it_disagree() -> None:
                 assert not (same_status and overlap), (one, other)
 
 
-def test_a_line_that_calls_for_a_reset_drains_and_one_without_a_row_does_not() -> None:
+def test_a_line_that_calls_for_a_reset_drains_and_a_fatal_one_without_a_row_cordons() -> None:
     for registers, wanted in (
         ({"intr_info": "0x00000004", "error_status": "0x00000040"}, ["drain"]),
         ({"intr_info": "0x00000004", "error_status": "0x00000041"}, ["observe"]),
         ({"intr_info": "0x00000004", "error_status": "0x00000100"}, ["observe"]),
         ({"intr_info": "0x00000004", "error_status": "0x00000008"}, ["observe"]),
         ({}, ["observe"]),
+        ({"severity": "fatal"}, ["cordon"]),
+        ({"severity": "non-fatal"}, ["observe"]),
+        ({"severity": "fatal", "intr_info": "0x00000004"}, ["cordon"]),
+        (
+            {"severity": "fatal", "intr_info": "0x00000004", "error_status": "0x00000040"},
+            ["drain"],
+        ),
+        (
+            {"severity": "fatal", "intr_info": "0x00000004", "error_status": "0x00000100"},
+            ["observe"],
+        ),
     ):
         told = hello("n1")
         health = NodeHealth(told)

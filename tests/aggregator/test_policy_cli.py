@@ -56,7 +56,7 @@ def test_what_another_rule_wants_besides_is_said() -> None:
     ]
     verdict = explain(read_policy(), Question("xid:154"))
     assert verdict.rule is None
-    assert {rule.action for rule, _ in verdict.others} == {"drain", "cordon"}
+    assert {rule.action for rule, _ in verdict.others} == {"drain", "cordon", "observe"}
 
 
 def test_a_detail_that_was_given_is_not_wished_otherwise() -> None:

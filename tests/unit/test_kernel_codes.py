@@ -24,10 +24,15 @@ def rules_for(code: str) -> list[Rule]:
     return [rule for rule in POLICY.rules if found in rule.classes or code in rule.faults]
 
 
-@pytest.mark.parametrize("fixture", [*MACHINE, "sxid.log", "xid-variants.log"])
+@pytest.mark.parametrize("fixture", [*MACHINE, "sxid.log", "xid-variants.log", "nvidia-lines.log"])
 def test_every_code_has_a_class_or_is_one_that_nobody_has_published(fixture: str) -> None:
     unnamed = {c for c in codes_of(fixture) if POLICY.catalogue.classify(c) == UNKNOWN}
-    assert unnamed <= {"xid:999", "sxid:19999:unstated"}
+    assert unnamed <= {
+        "xid:999",
+        "sxid:19999:unstated",
+        "sxid:10004:unstated",
+        "sxid:28001:unstated",
+    }
 
 
 @pytest.mark.parametrize("fixture", MACHINE)
@@ -45,3 +50,20 @@ def test_what_ends_an_xid_is_the_catalogues_word_on_the_node_too() -> None:
         if code in by_line or name in (UNKNOWN, "contained"):
             continue
         assert xid_codes.cleared_by(code).name.lower() == catalogue.classes[name].clears.value, code
+
+
+@pytest.mark.parametrize(
+    ("code", "action"),
+    [
+        ("sxid:26006:fatal", "drain"),
+        ("sxid:26006:unstated", "drain"),  # as an older agent reports it
+        ("sxid:10006:unstated", "drain"),
+        ("sxid:11012:correctable", "observe"),
+        ("xid:173", "drain"),
+        ("xid:174", "observe"),
+        ("xid:175", "observe"),
+        ("xid:176", "observe"),
+    ],
+)
+def test_the_action_for_codes_that_the_published_catalogue_lacks(code: str, action: str) -> None:
+    assert {rule.action for rule in rules_for(code)} == {action}
