@@ -42,7 +42,13 @@ def add_to(commands: Any) -> None:
     )
     what = explain.add_mutually_exclusive_group(required=True)
     what.add_argument("--fault", type=_code, metavar="CODE", help="such as xid:79")
-    what.add_argument("--check", type=_word, metavar="NAME", help="a check that has failed")
+    what.add_argument("--check", type=_word, metavar="NAME", help="a check that fails")
+    explain.add_argument(
+        "--status",
+        choices=("failed", "degraded"),
+        default="failed",
+        help="the check's status (failed)",
+    )
     explain.add_argument(
         "--reason", type=_word, default="", metavar="WORD", help="the check's reason, such as lost"
     )
@@ -153,6 +159,7 @@ def _explain(options: argparse.Namespace) -> int:
     asked = Question(
         code=options.fault or "",
         check=options.check or "",
+        status=options.status,
         reason=options.reason,
         component=options.component,
         count=options.count,
@@ -163,7 +170,7 @@ def _explain(options: argparse.Namespace) -> int:
     )
     policy = read_policy(options.policy)
     answer = explain(policy, asked)
-    slip = lint_question(policy, asked.check, asked.reason) if asked.check else ""
+    slip = lint_question(policy, asked.check, asked.status, asked.reason) if asked.check else ""
     if slip:
         print(f"warning: {slip}", file=sys.stderr)
     print(json.dumps(_as_json(answer), indent=2) if options.output == "json" else _text(answer))

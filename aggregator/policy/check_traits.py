@@ -17,7 +17,9 @@ def checks_with(trait: str, checks: Mapping[str, Any]) -> frozenset[str]:
     if trait not in TRAITS:
         raise ValueError(f"{trait!r} is no trait of a check; expected one of {', '.join(TRAITS)}")
     return frozenset(
-        name for name, of in checks.items() if isinstance(of, dict) and trait in of["traits"]
+        name
+        for name, of in checks.items()
+        if isinstance(of, dict) and trait in of.get("traits", ())
     )
 
 

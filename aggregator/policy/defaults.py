@@ -32,9 +32,9 @@ def lint_file(site: Path, policy: Policy) -> list[ConfigProblem]:
     return warnings(policy, read_text(site), str(site), _checks())
 
 
-def lint_question(policy: Policy, check: str, reason: str) -> str:
-    """The likely slip in a person's text for a check and its reason, or empty."""
-    return unfamiliar(policy, check, reason, _checks())
+def lint_question(policy: Policy, check: str, status: str, reason: str) -> str:
+    """The likely slip in a person's text for a check, its status and its reason, or empty."""
+    return unfamiliar(policy, check, reason, _checks(), degraded=status == "degraded")
 
 
 def _checks() -> Checks:

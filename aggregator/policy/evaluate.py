@@ -20,7 +20,18 @@ from aggregator.health.node import NodeHealth, boot_ends
 from aggregator.policy.incident import Evidence, Incident, incident_id
 from aggregator.policy.lemons import CHECK as LEMON
 from aggregator.policy.lemons import REASON
-from aggregator.policy.rules import ACTIONS, FLAPS, HEALTHY_FOR, KINDS, Match, Policy, Rule, matches
+from aggregator.policy.rules import (
+    ACTIONS,
+    FLAPS,
+    HEALTHY_FOR,
+    KINDS,
+    Match,
+    Policy,
+    Rule,
+    bad_statuses,
+    level_code,
+    matches,
+)
 from aggregator.policy.silent_agent import SILENT_FAILING, SILENT_RULE, silent_rule
 from aggregator.policy.windows import flapping, seen_well, well_since
 from aggregator.runtime.interning import EMPTY
@@ -86,7 +97,7 @@ def evaluate(
                 after[ident] = replace(incident, recovering_since=None)
                 again += _flapping_ends(incident, health, rules)
                 continue
-            since = _well_since(incident, health, now)
+            since = _well_since(incident, health, rules, now)
             if now >= since + incident.healthy_for:
                 closed.append(incident)
                 continue
@@ -137,7 +148,9 @@ def _start(
     return min(dates, default=now)
 
 
-def _well_since(incident: Incident, health: NodeHealth, now: float) -> float:
+def _well_since(
+    incident: Incident, health: NodeHealth, rules: Mapping[str, Rule], now: float
+) -> float:
     """Since when all has been healthy: a failure for a moment, between two messages, counts too."""
     if incident.recovering_since is None:
         return now
@@ -146,7 +159,8 @@ def _well_since(incident: Incident, health: NodeHealth, now: float) -> float:
         if item.cleared_by is None:
             component = health.level((item.code.partition(":")[0], item.component))
             if component is not None:
-                since = max(since, well_since(component))
+                bad = bad_statuses(rules.get(item.rule))
+                since = max(since, well_since(component, bad))
     return min(since, now)
 
 
@@ -230,6 +244,8 @@ def _fold(
         if known is None and (match.lost or (match.rule.action != "observe") != acting):
             continue
         weaker = known is not None and _strength(known.action) > _strength(match.rule.action)
+        if known is not None and known.over and weaker:
+            continue  # degraded now: its rule is about failures, and the weaker one is not
         held[key] = Evidence(
             code=match.code,
             component=match.component,
@@ -276,7 +292,8 @@ def _level_over(
     rules: Mapping[str, Rule],
     now: float,
 ) -> str:
-    """The sign that level evidence is over; empty while its check fails, for any reason.
+    """The sign that level evidence is over; empty while its check fails, for any reason, or is
+    degraded where its rule is about that.
 
     Another reason takes its place only when that counts itself: otherwise a check that goes on
     failing, for reasons that alternate or that no rule names, would look healthy.
@@ -284,14 +301,14 @@ def _level_over(
     check, _, reason = item.code.partition(":")
     if health.cleared.get((check, item.component)) == "gone":
         return "gone"
-    component = health.level((check, item.component))
-    if component is None or (component.status is Status.UNKNOWN and not seen_well(component)):
+    component, bad = health.level((check, item.component)), bad_statuses(rules.get(item.rule))
+    if component is None or (component.status is Status.UNKNOWN and not seen_well(component, bad)):
         return item.over
     if reason == FLAPS:
         return _steady(component, rules.get(item.rule), now)
-    if component.status is not Status.FAILED:
+    if component.status not in bad:
         return "ok"
-    code = f"{check}:{component.reason or 'failed'}"
+    code = level_code(component)
     replaced = code != item.code and (code, item.component) in superseding
     return "changed" if replaced else ""
 

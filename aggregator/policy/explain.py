@@ -11,14 +11,16 @@ from aggregator.policy.rules import ACTIONS, Policy, Rule, matches
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A fault by its ``code``, or level evidence by ``check`` and ``reason``.
+    """A fault by its ``code``, or level evidence by ``check``, ``status`` and ``reason``.
 
+    ``status``: "failed" or "degraded".
     ``count``: how often the fault was seen, in ``jobs`` jobs; ``details``: the further fields of
     its line; ``flaps``: how often the component began to fail; ``driver``: the node's version.
     """
 
     code: str = ""
     check: str = ""
+    status: str = "failed"
     reason: str = ""
     component: str = ""
     count: int = 1
@@ -74,7 +76,7 @@ def _met(policy: Policy, asked: Question, obliged: Rule | None = None) -> list[R
     else:
         faults.append(_latched(policy, asked, obliged))
     if obliged is not None and obliged.confirmed_by:
-        components.append(_failed(obliged.confirmed_by, "", "failed"))
+        components.append(_level(obliged.confirmed_by, "", "failed"))
     health.snapshot(Snapshot(tuple(components), tuple(faults)))
     met = {match.rule.name: match.rule for match in matches(policy, health, _NOW)}
     return list(met.values())
@@ -85,14 +87,15 @@ def _traits(asked: Question) -> Mapping[str, str]:
 
 
 def _flapped(asked: Question) -> Component:
-    """A component that is failed now, as often as was asked, a second apart."""
+    """A component that fails or is degraded now; failed as often as was asked, a second apart."""
     turns = (Status.OK, Status.FAILED) * asked.flaps
     past = tuple((_NOW - ago, turn) for ago, turn in enumerate(turns[::-1]))[::-1]
-    return replace(_failed(asked.check, asked.component, asked.reason), recent=past)
+    now = _level(asked.check, asked.component, asked.reason, _STATUSES[asked.status])
+    return replace(now, recent=past)
 
 
-def _failed(check: str, component: str, reason: str) -> Component:
-    return Component(check, component, Status.FAILED, reason, "", _NOW)
+def _level(check: str, component: str, reason: str, status: Status = Status.FAILED) -> Component:
+    return Component(check, component, status, reason, "", _NOW)
 
 
 def _latched(policy: Policy, asked: Question, obliged: Rule | None = None) -> Fault:
@@ -117,6 +120,7 @@ def _obliging(rule: Rule, asked: Question) -> Question:
         jobs=max(asked.jobs, rule.min_jobs),
         flaps=max(asked.flaps, rule.flaps),
         details={**details, **(asked.details or {})},
+        status=asked.status if rule.status == "degraded" else "failed",
         reason=asked.reason or next(iter(rule.reasons), ""),
     )
 
@@ -138,6 +142,8 @@ def _wants(rule: Rule, asked: Question) -> str:
             wants.append(f"{name} is {' or '.join(values)}")
     if rule.confirmed_by:
         wants.append(f"check {rule.confirmed_by} has failed too")
+    if asked.check and asked.status == "degraded" and rule.status == "failed":
+        wants.append("it fails")
     if asked.check and not asked.reason and rule.reasons:
         wants.append(f"its reason is {' or '.join(rule.reasons)}")
     return ", and ".join(wants)
@@ -145,14 +151,15 @@ def _wants(rule: Rule, asked: Question) -> str:
 
 def _evidence(policy: Policy, asked: Question) -> str:
     if asked.check:
-        return f"{asked.check}:{asked.reason or 'failed'}"
+        return f"{asked.check}:{asked.reason or asked.status}"
     return policy.catalogue.describe(asked.code)
 
 
 def _catalogued(policy: Policy, asked: Question) -> tuple[str, str]:
     """Its meaning, and the sign that ends it."""
     if asked.check:
-        return f"check {asked.check} has failed", "the check is well again"
+        now = "is degraded" if asked.status == "degraded" else "has failed"
+        return f"check {asked.check} {now}", "the check is well again"
     name = policy.catalogue.class_of(_latched(policy, asked), _traits(asked))
     if name == UNKNOWN:
         return "unknown: a code that the catalogue does not have", "as its agent reports"
@@ -192,6 +199,8 @@ def in_words(seconds: float) -> str:
             return f"{seconds / size:g}{unit}"
     return f"{seconds:g}s"
 
+
+_STATUSES = {"failed": Status.FAILED, "degraded": Status.DEGRADED}
 
 #: The present of a question, and what its node and its fault have where it does not ask for it.
 _NOW = 0.0

@@ -10,6 +10,7 @@ that it ran with before.
 import difflib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import product
 from typing import Any
@@ -21,8 +22,25 @@ from aggregator.policy.catalogue import UNKNOWN
 from aggregator.policy.check_traits import EDGES
 from aggregator.policy.rules import ACTIONS, Policy, Rule
 
-#: The agent's checks by name, each with the reasons of its failures, or None for any.
-Checks = Mapping[str, Sequence[str] | None]
+
+@dataclass(frozen=True, slots=True)
+class Reasons:
+    """The reasons with which a check says failed, and degraded; None for any."""
+
+    failed: Sequence[str] | None
+    degraded: Sequence[str] | None = ()
+
+    def of(self, status: str) -> Sequence[str] | None:
+        """Those of a rule about ``status``, which degraded and failed components may both have."""
+        if status == "failed" or self.failed is None or self.degraded is None:
+            return self.failed if status == "failed" else None
+        return (*self.failed, *self.degraded)
+
+
+#: Of a check in checks.yaml.
+_KEYS = ("reasons", "degraded")
+#: The agent's checks by name.
+Checks = Mapping[str, Reasons]
 
 
 #: The details that say how bad a fault is. There are others; a name that is nearly one of these is
@@ -38,10 +56,13 @@ VERDICTS = (
 def parse_checks(text: str) -> Checks:
     """Read checks.yaml."""
     found = {
-        name: of["reasons"] if isinstance(of, dict) else of
+        name: of if isinstance(of, dict) else {"reasons": of}
         for name, of in yaml.safe_load(text).items()
     }
-    return {name: None if of == "any" else of for name, of in found.items()}
+    return {
+        name: Reasons(*(None if of.get(key) == "any" else tuple(of.get(key, ())) for key in _KEYS))
+        for name, of in found.items()
+    }
 
 
 def warnings(policy: Policy, site: str, site_name: str, checks: Checks) -> list[ConfigProblem]:
@@ -67,19 +88,24 @@ def _about(
     for name, words in (("check", rule.check), ("confirmedBy", rule.confirmed_by)):
         if words and words not in checks:
             yield document.problem((*key, name), _unknown_check(words, checks))
-    if checks.get(rule.confirmed_by) == []:
+    confirming = checks.get(rule.confirmed_by)
+    if confirming is not None and confirming.failed == ():
         text = f"check {rule.confirmed_by} never says failed, at most degraded; it confirms nothing"
         yield document.problem((*key, "confirmedBy"), text)
     yield from _slips(rule, key, document)
-    reasons = checks.get(rule.check)
-    if rule.check in checks and reasons is not None:
+    of_check = checks.get(rule.check, Reasons(None))
+    reasons = of_check.of(rule.status)
+    if reasons is not None:
         for reason in rule.reasons:
             if reason not in reasons:
-                text = _unknown_reason(rule.check, reason, reasons)
+                text = _unknown_reason(rule.check, reason, reasons, rule.status)
                 yield document.problem((*key, "reasons"), text)
         if not reasons and not rule.reasons:
-            text = f"check {rule.check} never says failed, at most degraded; no rule can match it"
-            yield document.problem((*key, "check"), text)
+            text = f"check {rule.check} never says failed, at most degraded"
+            hint = (
+                "no rule can match it" if of_check.degraded == () else "expected status: degraded"
+            )
+            yield document.problem((*key, "check"), f"{text}; {hint}")
     if rule.check in EDGES and rule.action != "observe":
         text = (
             f"acts on every node that can't reach a peer: one dead node means a {rule.action} of "
@@ -123,7 +149,9 @@ def _slips(rule: Rule, key: Key, document: Document) -> Iterator[ConfigProblem]:
             yield document.problem((*key, name), text)
 
 
-def unfamiliar(policy: Policy, check: str, reason: str, checks: Checks) -> str:
+def unfamiliar(
+    policy: Policy, check: str, reason: str, checks: Checks, *, degraded: bool = False
+) -> str:
     """The oddity of a question for this check and reason; empty where there is none.
 
     A check that a rule names is known, from any source.
@@ -131,16 +159,18 @@ def unfamiliar(policy: Policy, check: str, reason: str, checks: Checks) -> str:
     if check not in checks:
         named = {rule.check for rule in policy.rules if rule.check}
         return "" if check in named else _unknown_check(check, {*checks, *named})
-    reasons = checks[check]
+    status = "degraded" if degraded else "failed"
+    reasons = checks[check].of(status)
     if not reason or reasons is None or reason in reasons:
         return ""
-    return _unknown_reason(check, reason, reasons)
+    return _unknown_reason(check, reason, reasons, status)
 
 
-def _unknown_reason(check: str, reason: str, reasons: Sequence[str]) -> str:
+def _unknown_reason(check: str, reason: str, reasons: Sequence[str], status: str) -> str:
+    does = "fails" if status == "failed" else "fails or is degraded"
     known = f"expected some of {', '.join(reasons)}" if reasons else "it never fails"
     hint = _hint(reason, reasons)
-    return f"check {check} never fails with reason {reason!r}{hint}; {known}"
+    return f"check {check} never {does} with reason {reason!r}{hint}; {known}"
 
 
 def _unknown_check(name: str, checks: Iterable[str]) -> str:
@@ -258,6 +288,7 @@ def _covers(wide: Rule, narrow: Rule) -> bool:
     return (
         wide.min_count <= max(narrow.min_count, narrow.min_jobs)
         and wide.confirmed_by in ("", narrow.confirmed_by)
+        and wide.status in ("degraded", narrow.status)
         and _no_narrower(wide.reasons, narrow.reasons)
         and _no_narrower(wide.components, narrow.components)
         and all(

@@ -14,7 +14,15 @@ from pydantic_core import PydanticCustomError
 from aggregator.configfile.values import duration
 from aggregator.configfile.yaml_source import ConfigError, ConfigProblem, Document, Key, parse
 from aggregator.policy.catalogue import UNKNOWN, Catalogue, parse_catalogue
-from aggregator.policy.rules import ACTIONS, KINDS, LONGEST_REPEAT, RELEASES, Policy, Rule
+from aggregator.policy.rules import (
+    ACTIONS,
+    KINDS,
+    LONGEST_REPEAT,
+    RELEASES,
+    STATUSES,
+    Policy,
+    Rule,
+)
 from aggregator.policy.windows import LEAST_APART, LEAST_FLAPS, LONGEST, MOST_FLAPS, MOST_JOBS
 
 #: A rule's keys as a file has them, and its fields.
@@ -32,6 +40,7 @@ KEYS = {
     "within": "within",
     "confirmedBy": "confirmed_by",
     "check": "check",
+    "status": "status",
     "reasons": "reasons",
     "components": "components",
     "flaps": "flaps",
@@ -48,7 +57,7 @@ _COUNTS = {
 }
 #: Classes of which one fault is no evidence, however often one job logs it.
 _ALONE = frozenset({"application", "ignore", "follow-on", "no-action"})
-_CHOICES = {"kind": KINDS, "action": ACTIONS, "release": RELEASES}
+_CHOICES = {"kind": KINDS, "action": ACTIONS, "release": RELEASES, "status": STATUSES}
 
 
 def load_policy(
@@ -198,7 +207,7 @@ class _Reader:
 
     def _value(self, key: str, value: Any) -> Any:
         match key:
-            case "kind" | "action" | "release":
+            case "kind" | "action" | "release" | "status":
                 return self._one_of(key, value, _CHOICES[key])
             case "for" | "healthyFor" | "apart" | "within" | "repeatWithin":
                 return self._age(key, value)
@@ -317,6 +326,10 @@ class _Reader:
                 self._problem((key,), "is about faults, and this rule is about a check")
         if by_fault and rule.reasons:
             self._problem(("reasons",), "is about a check, and this rule is about faults")
+        if by_fault and rule.status != "failed":
+            self._problem(("status",), "is about a check, and this rule is about faults")
+        if rule.flaps and rule.status != "failed":
+            self._problem(("status",), "can't match: flaps counts failures; expected no status")
 
     def _problem(self, below: Key, text: str) -> None:
         self._problems.append(self._document.problem((*self._path, *below), text))

@@ -1,17 +1,18 @@
 """Rules: the action that a node's evidence calls for. Pure.
 
-Structure that no rule can change: only FAILED level evidence and latched faults of the present boot
-can ask for an action; unknown statuses, unknown codes, silence and historical faults never do.
+Structure that no rule can change: only FAILED level evidence, DEGRADED where a rule asks for it,
+and latched faults of the present boot can ask for an action; unknown statuses, unknown codes,
+silence and historical faults never do.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from aggregator.health.model import ClearedBy, Component, Fault
+from aggregator.health.model import ClearedBy, Component, Fault, Status
 from aggregator.health.node import NodeHealth
 from aggregator.policy.catalogue import UNKNOWN, Catalogue
-from aggregator.policy.windows import Timeline, failing, flapping, jobs, timeline
+from aggregator.policy.windows import FAILURES, Timeline, failing, flapping, jobs, timeline
 
 ACTIONS = ("observe", "cordon", "drain")
 KINDS = ("gpu", "disk", "network", "node")
@@ -19,6 +20,9 @@ KINDS = ("gpu", "disk", "network", "node")
 FLAPS = "flaps"
 #: How a node is released: automatically once it has recovered, or only by a person.
 RELEASES = ("recovered", "manual")
+#: The mildest status of a check that a rule is about.
+STATUSES = ("failed", "degraded")
+_DEGRADED_OR_FAILED = frozenset({Status.DEGRADED, Status.FAILED})
 #: The same fault again so soon after a release needs a person (seconds).
 REPEAT_WITHIN = 7 * 86400.0
 #: No rule may look back further: a node remembers its releases for so long (seconds).
@@ -32,9 +36,10 @@ class Rule:
     """One line of policy. ``hold`` ("for" in the file) and ``healthy_for`` are seconds.
 
     A rule is for faults (``faults`` are patterns of codes, ``classes`` of the catalogue) or for
-    level evidence (``check``, and ``reasons`` where not every one counts). ``release`` is one of
-    `RELEASES`; ``repeat_within`` (seconds): the same fault of the same component so soon after a
-    release needs a person; 0: it does not.
+    level evidence (``check``, and ``reasons`` where not every one counts; ``status`` "degraded" for
+    degraded or failed components, one of `STATUSES`). ``release`` is one of `RELEASES`;
+    ``repeat_within`` (seconds): the same fault of the same component so soon after a release needs
+    a person; 0: it does not.
 
     ``min_jobs`` asks that the fault came so often ``within`` seconds, ``apart`` seconds or more
     from the time before, and on no other component then. ``flaps`` asks that the component changed
@@ -54,6 +59,7 @@ class Rule:
     within: float = 86_400.0
     confirmed_by: str = ""
     check: str = ""
+    status: str = "failed"
     reasons: tuple[str, ...] = ()
     components: tuple[str, ...] = ()
     flaps: int = 0
@@ -62,18 +68,39 @@ class Rule:
     release: str = "recovered"
     repeat_within: float = REPEAT_WITHIN
 
+    @property
+    def bad(self) -> frozenset[Status]:
+        """The statuses of a component that the rule is about."""
+        return _DEGRADED_OR_FAILED if self.status == "degraded" else FAILURES
+
+
+def bad_statuses(rule: Rule | None) -> frozenset[Status]:
+    """`Rule.bad`; for evidence whose rule the policy no longer has, failed alone."""
+    return FAILURES if rule is None else rule.bad
+
+
+def level_code(component: Component) -> str:
+    """The code of level evidence: "CHECK:REASON", or the status where there is no reason."""
+    return f"{component.check}:{component.reason or component.status.name.lower()}"
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The rules in order, the catalogue they rest on, and the hash that names them both."""
+    """The rules in order, the catalogue they rest on, and the hash that names them both.
+
+    ``acting_on_degraded``: the checks on whose degraded results a rule acts.
+    """
 
     rules: tuple[Rule, ...]
     catalogue: Catalogue
     hash: str
     by_name: Mapping[str, Rule] = field(init=False, repr=False, compare=False)
+    acting_on_degraded: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by_name", {rule.name: rule for rule in self.rules})
+        acting = (one for one in self.rules if one.status == "degraded" and one.action != "observe")
+        object.__setattr__(self, "acting_on_degraded", frozenset(one.check for one in acting))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +132,7 @@ class _Found:
         self.failed: dict[str, list[Component]] = {}
         for component in health.failed():
             self.failed.setdefault(component.check, []).append(component)
+        self._degraded: dict[str, list[Component]] | None = None
         #: The fault's class is the same for every rule, and costs a decoding of the line's
         #: registers.
         self.faults: list[tuple[Fault, str]] = []
@@ -114,6 +142,17 @@ class _Found:
                 its_class = policy.catalogue.class_of(fault, health.traits)
                 self.faults.append((fault, its_class))
                 self.of_class.setdefault(its_class, []).append((fault, its_class))
+
+    def meeting(self, rule: Rule) -> Sequence[Component]:
+        """The components of the rule's check whose status it is about."""
+        failed = self.failed.get(rule.check, ())
+        if rule.status != "degraded":
+            return failed
+        if self._degraded is None:
+            self._degraded = {}
+            for one in self._health.components.that_are(Status.DEGRADED):
+                self._degraded.setdefault(one.check, []).append(one)
+        return (*failed, *self._degraded.get(rule.check, ()))
 
     def timeline(self, code: str) -> Timeline:
         """The occurrences of one code on all components."""
@@ -134,7 +173,7 @@ def matches(policy: Policy, health: NodeHealth, now: float) -> Iterator[Match]:
         if rule.flaps:
             yield from _flapping(rule, health, now)
         elif rule.check:
-            yield from _failing(rule, found.failed.get(rule.check, ()), health.boot_id)
+            yield from _failing(rule, found.meeting(rule), health.boot_id)
         else:
             for fault, its_class in _candidates(rule, found):
                 match = _latched(rule, fault, its_class, health, policy.catalogue, found)
@@ -150,16 +189,16 @@ def _candidates(rule: Rule, found: _Found) -> Iterable[tuple[Fault, str]]:
     return found.faults
 
 
-def _failing(rule: Rule, failed: Iterable[Component], boot_id: str) -> Iterator[Match]:
-    for component in failed:
+def _failing(rule: Rule, bad: Iterable[Component], boot_id: str) -> Iterator[Match]:
+    for component in bad:
         if not _meets_name(rule, component.component):
             continue
         if rule.reasons and component.reason not in rule.reasons:
             continue
-        since, counted = failing(component)
+        since, counted = failing(component, rule.bad)
         yield Match(
             rule=rule,
-            code=f"{component.check}:{component.reason or 'failed'}",
+            code=level_code(component),
             component=component.component,
             boot_id=boot_id,
             message=component.message,

@@ -6,7 +6,7 @@ hold make a count lower, never higher.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
@@ -36,16 +36,20 @@ class Flapping:
     until: float
 
 
-def failing(component: Component) -> tuple[float, float]:
-    """Since when a failed component has not been seen healthy, and when its time began to count.
+#: The statuses that count for a rule about failures.
+FAILURES = frozenset({Status.FAILED})
 
-    A result of unknown between two failures neither ends the time nor counts to it: the second
-    start is the first, moved on by the unknown time.
+
+def failing(component: Component, bad: Collection[Status] = FAILURES) -> tuple[float, float]:
+    """Since when a component has not been seen healthy, and when its time began to count.
+
+    Its status is one of ``bad``. A result of unknown between two such neither ends the time nor
+    counts to it: the second start is the first, moved on by the unknown time.
     """
     began, counted = component.since, component.since
     end = component.since
     for at, status in reversed(_told(component)[:-1]):
-        if status is Status.FAILED:
+        if status in bad:
             began, counted = at, counted - (end - at)
         elif status is not Status.UNKNOWN:
             break
@@ -74,25 +78,25 @@ def failures(component: Component) -> int:
     return len(_failures(component))
 
 
-def well_since(component: Component) -> float:
-    """Since when a component that does not fail has been seen healthy.
+def well_since(component: Component, bad: Collection[Status] = FAILURES) -> float:
+    """Since when a component whose status is none of ``bad`` has been seen healthy.
 
     A failure that came and went between two messages is in the ring.
     """
     at = component.since
     for changed, status in reversed(_told(component)):
-        if status is Status.FAILED:
+        if status in bad:
             break
         if status is not Status.UNKNOWN:
             at = changed
     return at
 
 
-def seen_well(component: Component) -> bool:
-    """Whether its last known status was not failed; an unknown status is skipped."""
+def seen_well(component: Component, bad: Collection[Status] = FAILURES) -> bool:
+    """Whether its last known status was none of ``bad``; an unknown status is skipped."""
     for _, status in reversed(_told(component)):
         if status is not Status.UNKNOWN:
-            return status is not Status.FAILED
+            return status not in bad
     return False
 
 

@@ -9,7 +9,7 @@ import pytest
 from aggregator.configfile.yaml_source import ConfigError
 from aggregator.policy import lint
 from aggregator.policy.defaults import read_policy
-from aggregator.policy.lint import parse_checks, warnings
+from aggregator.policy.lint import Reasons, parse_checks, warnings
 from aggregator.policy.load import load_policy
 from aggregator.policy.rules import Policy, Rule
 from nodeagent.checks import registry, xid_codes
@@ -60,6 +60,18 @@ def odd(site: str) -> list[str]:
             "don't fit within",
         ),
         ("name: a, kind: gpu, faults: ['xid:31'], flaps: 3, action: observe", "is about a check"),
+        (
+            "name: a, kind: gpu, faults: ['xid:31'], status: degraded, action: observe",
+            "is about a check",
+        ),
+        (
+            "name: a, kind: disk, check: disk-space, flaps: 3, status: degraded, action: observe",
+            "flaps counts failures",
+        ),
+        (
+            "name: a, kind: disk, check: disk-space, status: unknown, action: cordon",
+            "'unknown'; expected one of failed, degraded",
+        ),
         ("name: a, kind: disk, check: disk-space, minJobs: 3, action: observe", "about faults"),
         ("name: a, kind: disk, check: disk-space, minCount: 3, action: observe", "about faults"),
         ("name: a, kind: disk, check: disk-space, flaps: 3, for: 1m, action: observe", "can't mat"),
@@ -109,7 +121,14 @@ def test_what_no_policy_may_ask_for_is_refused_with_its_line(text: str, said: st
             "name: a, kind: network, check: nic-link, reasons: [flapping], action: cordon",
             "never fails with reason 'flapping'",
         ),
-        ("name: a, kind: node, check: memory, action: cordon", "never says failed"),
+        (
+            "name: a, kind: node, check: memory, action: cordon",
+            "never says failed, at most degraded; expected status: degraded",
+        ),
+        (
+            "name: a, kind: gpu, check: gpu-rows, status: degraded, reasons: [hot], action: drain",
+            "never fails or is degraded with reason 'hot'",
+        ),
         ("name: peer-unreachable, action: drain", "means a drain of all that look for it"),
         (
             "name: a, kind: gpu, faults: [gpu-off-bus], confirmedBy: gpu-inventry, action: cordon",
@@ -257,7 +276,7 @@ def test_thousands_of_rules_are_compared_with_few_each(monkeypatch: pytest.Monke
     own.append(replace(own[7], name="again"))
     policy = replace(shipped, rules=(*shipped.rules, *own))
     rows = "".join(f"  - {{name: {one.name}}}\n" for one in own)
-    found = warnings(policy, f"rules:\n{rows}", "s.yaml", {"disk-space": None})
+    found = warnings(policy, f"rules:\n{rows}", "s.yaml", {"disk-space": Reasons(None)})
     (line,) = [one.text for one in found]
     assert line.startswith("never decides: 'r7' meets all that it meets")
     assert compared < 5 * count
@@ -299,11 +318,13 @@ def test_the_reasons_that_a_check_fails_with_are_known() -> None:
     """Every reason beside Status.FAILED in the check's own source, and none that it never gives."""
     shared = (SOURCE / "nodeagent/checks/disk_common.py").read_text()
     sources = "".join(path.read_text() for path in (SOURCE / "nodeagent/sources").glob("*.py"))
-    for name, reasons in CHECKS.items():
-        if name in OWN_WORDS or reasons is None:
-            continue
-        text = (SOURCE / f"nodeagent/checks/{name.replace('-', '_')}.py").read_text()
-        said = set(re.findall(r'Status\.FAILED, "([a-z0-9-]+)"', text))
-        assert said <= set(reasons), name
-        for reason in reasons:
-            assert re.search(rf'["`]{reason}["`]', text + shared + sources), (name, reason)
+    for name, of_check in CHECKS.items():
+        for status in ("failed", "degraded"):
+            reasons = getattr(of_check, status)
+            if name in OWN_WORDS or reasons is None:
+                continue
+            text = (SOURCE / f"nodeagent/checks/{name.replace('-', '_')}.py").read_text()
+            said = set(re.findall(rf'Status\.{status.upper()}, "([a-z0-9-]+)"', text))
+            assert said <= set(reasons), (name, status)
+            for reason in reasons:
+                assert re.search(rf'["`]{reason}["`]', text + shared + sources), (name, reason)

@@ -4,13 +4,15 @@ import pytest
 
 from aggregator.policy import check_traits
 from aggregator.policy.check_traits import TRAITS, checks_with
-from aggregator.policy.lint import parse_checks
+from aggregator.policy.lint import Reasons, parse_checks
 
 TEXT = """
 a: [x]
 b: any
 c: {reasons: any, traits: [shared-target, network]}
 d: {reasons: [y], traits: [edge, network]}
+e: {reasons: [], degraded: [z]}
+f: {reasons: [], degraded: any}
 """
 
 
@@ -28,12 +30,19 @@ def test_checks_are_found_by_their_trait() -> None:
 
 
 def test_reasons_are_read_with_and_without_traits() -> None:
-    assert parse_checks(TEXT) == {"a": ["x"], "b": None, "c": None, "d": ["y"]}
+    assert parse_checks(TEXT) == {
+        "a": Reasons(("x",)),
+        "b": Reasons(None),
+        "c": Reasons(None),
+        "d": Reasons(("y",)),
+        "e": Reasons((), ("z",)),
+        "f": Reasons((), None),
+    }
 
 
 def test_the_shipped_checks_have_known_traits_alone() -> None:
     shipped = check_traits._CHECKS
-    named = {one for of in shipped.values() if isinstance(of, dict) for one in of["traits"]}
+    named = {one for of in shipped.values() if isinstance(of, dict) for one in of.get("traits", ())}
     assert named == set(TRAITS)
     assert {"reach", "dns", "disk-mounts", "pod-network"} == check_traits.SHARED_TARGETS
     assert {"peers"} == check_traits.EDGES

@@ -5,16 +5,17 @@ from typing import Any
 
 import pytest
 
-from aggregator.policy.lint import Checks, unfamiliar, warnings
+from aggregator.policy.lint import Checks, Reasons, unfamiliar, warnings
 from aggregator.policy.rules import Policy, Rule
 from tests.support.replica import POLICY
 
 CHECKS: Checks = {
-    "disk": ["full", "slow"],
-    "memory": [],
-    "any": None,
-    "peers": ["lost"],
-    "link": ["down"],
+    "disk": Reasons(("full", "slow")),
+    "memory": Reasons(()),
+    "heat": Reasons((), ("hot",)),
+    "any": Reasons(None),
+    "peers": Reasons(("lost",)),
+    "link": Reasons(("down",), ("flapping",)),
 }
 
 

@@ -4,7 +4,7 @@ An override ends with its evidence: by a cleared fault, another boot, a healthy 
 that the agent no longer knows has not ended, for the agent may have lost it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from aggregator.health.model import Cleared, ClearedBy, Status
@@ -53,8 +53,11 @@ def ended_by(word: Override, signs: Iterable[Cleared]) -> bool:
     )
 
 
-def stands(word: Override, health: NodeHealth) -> bool:
-    """Whether the override's evidence may still stand, by the health that the agent reports."""
+def stands(word: Override, health: NodeHealth, on_degraded: Collection[str] = frozenset()) -> bool:
+    """Whether the override's evidence may still stand, by the health that the agent reports.
+
+    ``on_degraded``: the checks on whose degraded results a rule acts.
+    """
     if word.code == SILENT_FAILING:
         return False
     if word.cleared_by:
@@ -70,6 +73,8 @@ def stands(word: Override, health: NodeHealth) -> bool:
     if component is None:
         return health.cleared.get(check) != "gone"
     if component.status in (Status.FAILED, Status.UNKNOWN):
+        return True
+    if component.status is Status.DEGRADED and component.check in on_degraded:
         return True
     # A flapping component is healthy most of the time: the override is about its past failures, as
     # long as they count.

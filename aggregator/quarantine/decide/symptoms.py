@@ -57,7 +57,7 @@ def symptoms_of(
     named = {check.name for check in health.checks}
     found = [
         _sign_of(one, acting)
-        for one in health.components.that_are(Status.FAILED)
+        for one in _bad(health, policy)
         if one.check not in EDGES and (not named or one.check in named or one.key in health.own)
     ]
     for incident in incidents.values():
@@ -78,6 +78,15 @@ def fewest(signs: frozenset[Symptom]) -> frozenset[Symptom]:
         return signs
     ordered = sorted(signs, key=lambda one: (not one.acting, one.since, one))
     return frozenset(ordered[:MOST_SIGNS])
+
+
+def _bad(health: NodeHealth, policy: Policy) -> Iterable[Component]:
+    """The failed components, and the degraded ones of checks where a rule acts on these."""
+    yield from health.components.that_are(Status.FAILED)
+    if policy.acting_on_degraded:
+        for one in health.components.that_are(Status.DEGRADED):
+            if one.check in policy.acting_on_degraded:
+                yield one
 
 
 def _sign_of(one: Component, acting: frozenset[str]) -> Symptom:

@@ -405,7 +405,8 @@ class NodeState:
         )
         self.node_summary.incidents = judgement.incidents
         if self.is_fresh:
-            self._forget_words({w for w in self.node_summary.overruled if not stands(w, health)})
+            on_degraded, words = policy.acting_on_degraded, self.node_summary.overruled
+            self._forget_words({w for w in words if not stands(w, health, on_degraded)})
         overruled = frozenset(word.key for word in self.node_summary.overruled)
         self.wanted = wanted_of(self.node_summary.incidents, overruled, mode, policy.hash)
         return list(judgement.closed), judgement.look_again
