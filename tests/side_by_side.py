@@ -1,75 +1,102 @@
-"""Every test, in two runs of pytest beside each other: each waits for half of its time.
+"""`make lint` and every test, beside each other: most tests wait, and few compute.
 
     python -m tests.side_by_side [options of pytest]
 
-One run has what waits for a whole cluster: Leases that expire, servers that start. The other has
-everything else, and a new folder of tests is in it without a word. What they share is the processor
-and free ports: what tries this machine itself (the kernel log, mounts, namespaces, containers) is
-all in the other run, where one test follows another.
+Each group of tests has one or more runs of pytest, which share its files (`tests/claims.py`):
 
-One run is shown as it goes, and the second one after it. At the end stands a line for each
-test that failed in either. The exit code is 0 if neither failed, 130 after Ctrl-C, which ends both.
-The time of each test is in build/test/NAME.xml (JUnit).
+machine  tests that change this machine for others (the kernel log, mounts, network namespaces,
+         containers), one after another
+cluster  tests of a control plane; each run has a plane of its own, and the first one builds the
+         programs if they are missing, while the other groups run
+rest     all other tests; a new folder of tests is in this group unless it is listed elsewhere
+
+One run is shown as it goes, and the others after it. At the end stands a line for each
+test that failed in any, and one for each of the slowest files. The exit code is 0 if none failed,
+130 after Ctrl-C, which ends all. The time of each test is in build/test/NAME.xml (JUnit).
 """
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+import xml.etree.ElementTree as ET
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "build" / "test"
-#: They take as long as everything else does.
+MACHINE = ("tests/agent", "tests/deploy")
 CLUSTER = ("tests/e2e", "tests/kube")
-RUNS: dict[str, Sequence[str]] = {
-    "other": ("tests", *(f"--ignore={folder}" for folder in CLUSTER)),
-    "cluster": CLUSTER,
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Files of tests, by arguments of pytest, and the number of runs that share them."""
+
+    runs: int
+    arguments: Sequence[str]
+
+
+GROUPS: Mapping[str, Group] = {
+    "rest": Group(2, ("tests", *(f"--ignore={folder}" for folder in (*MACHINE, *CLUSTER)))),
+    "machine": Group(1, MACHINE),
+    # They need a fifth of a processor each: they wait for Leases to expire and servers to start.
+    "cluster": Group(4, CLUSTER),
 }
+LINT = ("make", "--no-print-directory", "lint")
 #: pytest's exit codes: https://docs.pytest.org/en/stable/reference/exit-codes.html
 OK, NOTHING_CHOSEN = 0, 5
-#: How the lines of its summary begin that name what failed.
+#: The beginnings of the summary's lines that name what failed.
 FAILED = ("FAILED ", "ERROR ")
+SLOWEST = 10
 
 
 class Run:
-    """One run of pytest, and what it says: kept, and shown from when `show` is called."""
+    """One process, and its output: kept, and shown from when `show` is called."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, command: Sequence[str]) -> None:
         self.name = name
         self.code: int | None = None
-        self._said = bytearray()
+        self._command = command
+        self._output = bytearray()
         self._shown = False
         self._process: asyncio.subprocess.Process | None = None
 
-    async def start(self, options: Sequence[str]) -> None:
-        report = f"--junitxml={RESULTS / self.name}.xml"
+    @property
+    def report(self) -> Path:
+        """The times of its tests (JUnit)."""
+        return RESULTS / f"{self.name}.xml"
+
+    async def start(self) -> None:
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "pytest", *RUNS[self.name], report, *options),
+            *self._command,
             cwd=ROOT,
+            env=environment(),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             # A group of its own: a Ctrl-C at the terminal comes through `interrupt`, once. A second
-            # one would break into its clearing up.
+            # one would interrupt the removal of what the tests have started.
             process_group=0,
         )
 
     async def finish(self) -> None:
-        """Hear it to its end."""
+        """Read its output to the end."""
         assert self._process is not None
         assert self._process.stdout is not None
         while piece := await self._process.stdout.read(1 << 16):
-            self._said += piece
+            self._output += piece
             if self._shown:
                 _write(piece)
         self.code = await self._process.wait()
 
     def show(self) -> None:
-        """What it has said, and from now on what it says."""
+        """Show the output until now, and from now on each piece as it comes."""
         self._shown = True
-        _write(f"===== {self.name} =====\n".encode() + self._said)
+        _write(f"===== {self.name} =====\n".encode() + self._output)
 
     def interrupt(self) -> None:
         """As Ctrl-C: it ends what it has started, and then itself."""
@@ -88,12 +115,28 @@ class Run:
 
     @property
     def _lines(self) -> list[str]:
-        return self._said.decode(errors="replace").splitlines() or [""]
+        return self._output.decode(errors="replace").splitlines() or [""]
+
+
+def runs_of_tests(options: Sequence[str]) -> list[Run]:
+    """The runs of all groups, with nothing claimed yet."""
+    claims = RESULTS / "claims"
+    shutil.rmtree(claims, ignore_errors=True)
+    runs = []
+    for name, group in GROUPS.items():
+        (claims / name).mkdir(parents=True)
+        shared = ("-p", "tests.claims", f"--claims={claims / name}")
+        for number in range(1, group.runs + 1):
+            own = name if group.runs == 1 else f"{name}-{number}"
+            report = f"--junitxml={RESULTS / own}.xml"
+            pytest = (sys.executable, "-m", "pytest")
+            runs.append(Run(own, (*pytest, *group.arguments, *shared, report, *options)))
+    return runs
 
 
 async def main(options: Sequence[str]) -> int:
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    runs = [Run(name) for name in RUNS]
+    tests, lint = runs_of_tests(options), Run("lint", LINT)
+    runs = [lint, *tests]
     interrupted = asyncio.Event()
 
     def interrupt() -> None:
@@ -105,25 +148,53 @@ async def main(options: Sequence[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, interrupt)
     for run in runs:
-        await run.start(options)
+        await run.start()
     ends = [asyncio.create_task(run.finish()) for run in runs]
     for run, end in zip(runs, ends, strict=True):
         run.show()
         await end
+    slowest = [
+        f"{seconds:6.1f} s {file}" for file, seconds in slowest_files(run.report for run in tests)
+    ]
     failed = [line for run in runs for line in run.failed]
-    lines = ["", "===== both =====", *failed, *(run.result for run in runs), ""]
+    results = [run.result for run in runs]
+    lines = ["", "===== slowest =====", *slowest, "===== all =====", *failed, *results, ""]
     _write("\n".join(lines).encode())
-    return 130 if interrupted.is_set() else verdict([run.code for run in runs])
+    return (
+        130
+        if interrupted.is_set()
+        else verdict([run.code for run in tests]) or verdict([lint.code])
+    )
+
+
+def environment() -> dict[str, str]:
+    """The environment of a run: all programs that tests start share compiled bytecode.
+
+    A start of the aggregator takes 0.9 s more of a processor's time if it compiles each module,
+    and tests start it hundreds of times.
+    """
+    kept = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    return kept | {"PYTHONPYCACHEPREFIX": str(ROOT / "build" / "pycache")}
 
 
 def verdict(codes: Iterable[int | None]) -> int:
-    """One exit code of several. To have had nothing to do is no failure where another had."""
-    told = [code for code in codes if code != NOTHING_CHOSEN] or [NOTHING_CHOSEN]
-    return next((code for code in told if code), OK)
+    """One exit code of several. A run without tests is no failure if another has run some."""
+    counted = [code for code in codes if code != NOTHING_CHOSEN] or [NOTHING_CHOSEN]
+    return next((code for code in counted if code), OK)
+
+
+def slowest_files(reports: Iterable[Path]) -> list[tuple[str, float]]:
+    """The modules with the longest tests in these reports (JUnit), in seconds."""
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for report in reports:
+        if report.exists():
+            for case in ET.parse(report).getroot().iter("testcase"):
+                seconds[case.get("classname", "")] += float(case.get("time", "0"))
+    return sorted(seconds.items(), key=lambda file: -file[1])[:SLOWEST]
 
 
 def _write(text: bytes) -> None:
-    """All of it, at once: who reads along sees each test when it is over."""
+    """All of it, at once: a reader sees each test when it is over."""
     rest = memoryview(text)
     while rest:
         rest = rest[os.write(sys.stdout.fileno(), rest) :]

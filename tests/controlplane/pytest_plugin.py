@@ -82,10 +82,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("cluster")
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Find or build the programs if any chosen test needs them: a build outlasts any timeout."""
-    config = session.config
-    if config.option.collectonly or not any(_needs_plane(item) for item in session.items):
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> None:
+    """Find or build the programs before the first test that needs them: tests before it need not
+    wait, and a build, which outlasts any timeout, is outside this test's.
+    """
+    config = item.config
+    if _PROGRAMS in config.stash or not _needs_plane(item):
         return
     terminal = config.pluginmanager.get_plugin("terminalreporter")
 

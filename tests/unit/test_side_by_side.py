@@ -1,10 +1,13 @@
-"""Two runs of pytest beside each other are one: a failure in either is named and fails both."""
+"""Several runs of pytest beside each other are one: each test runs once, a failure counts."""
 
+import xml.etree.ElementTree as ET
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests import side_by_side
+from tests.side_by_side import Group
 
 
 @pytest.mark.parametrize(
@@ -19,24 +22,80 @@ from tests import side_by_side
         ([0, -9], -9),
     ],
 )
-def test_neither_may_fail_and_one_may_have_nothing_to_do(codes: list[int], verdict: int) -> None:
+def test_none_may_fail_and_one_may_have_nothing_to_do(codes: list[int], verdict: int) -> None:
     assert side_by_side.verdict(codes) == verdict
 
 
+@pytest.fixture
+def results(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path_factory.mktemp("results")
+    monkeypatch.setattr(side_by_side, "RESULTS", folder)
+    monkeypatch.setattr(side_by_side, "LINT", ["echo", "all clean"])
+    return folder
+
+
 async def test_what_fails_in_the_second_run_is_named_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    results: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "test_a.py").write_text("def test_well(): pass\n")
     (tmp_path / "test_b.py").write_text("def test_ill(): assert not 'a reason'\n")
-    runs = {name: [str(tmp_path / f"test_{name}.py")] for name in ("a", "b")}
-    monkeypatch.setattr(side_by_side, "RUNS", runs)
-    monkeypatch.setattr(side_by_side, "RESULTS", tmp_path / "results")
+    groups = {name: Group(1, [str(tmp_path / f"test_{name}.py")]) for name in ("a", "b")}
+    monkeypatch.setattr(side_by_side, "GROUPS", groups)
     assert await side_by_side.main(["-p", "no:cacheprovider"]) == 1
     out = capfd.readouterr().out
     assert out.index("===== a =====") < out.index("===== b =====")
-    [failed, a, b] = out.partition("===== both =====\n")[2].strip().splitlines()
+    [failed, lint, a, b] = out.partition("===== all =====\n")[2].strip().splitlines()
     assert failed.startswith("FAILED ")
     assert "test_ill" in failed
+    assert lint.startswith("lint: all clean")
     assert a.startswith("a: 1 passed")
     assert b.startswith("b: 1 failed")
-    assert (tmp_path / "results" / "b.xml").exists()
+    assert (results / "b.xml").exists()
+
+
+async def test_two_processes_run_each_test_once_and_a_file_in_one_of_them(
+    tmp_path: Path,
+    results: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    text = "import pytest\n@pytest.mark.parametrize('n', range(3))\ndef test_it(n): pass\n"
+    for number in range(8):
+        (tmp_path / f"test_{number}.py").write_text(text)
+    monkeypatch.setattr(side_by_side, "GROUPS", {"a": Group(2, [str(tmp_path)])})
+    assert await side_by_side.main(["-p", "no:cacheprovider"]) == 0
+    files = [files_of(results / f"a-{number}.xml") for number in (1, 2)]
+    assert not files[0].keys() & files[1].keys()
+    assert sorted((files[0] + files[1]).values()) == [3] * 8
+    assert len(files[0] + files[1]) == 8
+
+
+async def test_a_file_that_cannot_be_collected_fails_the_run(
+    tmp_path: Path,
+    results: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "test_a.py").write_text("def test_well(): pass\n")
+    (tmp_path / "test_b.py").write_text("import no_such_module\n")
+    monkeypatch.setattr(side_by_side, "GROUPS", {"a": Group(2, [str(tmp_path)])})
+    assert await side_by_side.main(["-p", "no:cacheprovider"]) != 0
+    assert "no_such_module" in capfd.readouterr().out
+
+
+async def test_lint_that_fails_is_a_failure_beside_tests_that_pass(
+    tmp_path: Path, results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "test_a.py").write_text("def test_well(): pass\n")
+    monkeypatch.setattr(side_by_side, "GROUPS", {"a": Group(1, [str(tmp_path)])})
+    monkeypatch.setattr(side_by_side, "LINT", ["false"])
+    assert await side_by_side.main(["-p", "no:cacheprovider"]) == 1
+
+
+def files_of(report: Path) -> Counter[str]:
+    """How many tests of each module the report has."""
+    cases = ET.parse(report).getroot().iter("testcase")
+    return Counter(case.attrib["classname"] for case in cases)
