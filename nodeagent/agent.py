@@ -28,6 +28,7 @@ from nodeagent.recorder import EvidenceRecorder
 from nodeagent.scheduler import Scheduler
 from nodeagent.sources.kmsg import Cursor, KmsgReader
 from nodeagent.sources.machine_identity import identify
+from nodeagent.sources.measurements import Measured, rounded
 from nodeagent.sources.process_state import stuck
 from nodeagent.version import VERSION
 
@@ -196,6 +197,7 @@ class Agent:
             scheduler=self._scheduler,
             nvml=self._sources.nvml,
             peers=self._sources.peers,
+            measurements=self._measured,
         )
         if config.uplink.address:
             self._build_uplink()
@@ -314,6 +316,18 @@ class Agent:
         await asyncio.wait({closing}, timeout=FAREWELL)
         self._recorder.close()
         await self._local.close()
+
+    def _measured(self) -> list[Measured]:
+        """All measurements of now: those that checks took, and how long each check takes."""
+        measurements = self._sources.measurements
+        durations = self._scheduler.durations()
+        return [
+            *measurements.current(self._clock.boottime()),
+            *(
+                Measured("check-duration", name, measurements.machine, rounded(seconds * 1000))
+                for name, seconds in durations.items()
+            ),
+        ]
 
     # -- identity ------------------------------------------------------------------------------
 

@@ -1,12 +1,13 @@
 """Commands to the agent: the aggregator sends them by the stream, people by the socket."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from nodeagent.evidence.latch import Latch
 from nodeagent.recorder import EvidenceRecorder
 from nodeagent.scheduler import Scheduler
+from nodeagent.sources.measurements import Measured
 from nodeagent.sources.nvml import Nvml
 from nodeagent.sources.peers import Peers
 
@@ -31,6 +32,8 @@ class Host(Protocol):
 
     def quiesced_for(self) -> float: ...
 
+    def measurements(self) -> Sequence[Measured]: ...
+
     def clear_faults(self, component: str, code: str) -> str: ...
 
     async def quiesce(self, seconds: float) -> str: ...
@@ -44,12 +47,19 @@ class Commands:
     """Carries commands out. Results are sentences for people."""
 
     def __init__(
-        self, *, recorder: EvidenceRecorder, scheduler: Scheduler, nvml: Nvml, peers: Peers
+        self,
+        *,
+        recorder: EvidenceRecorder,
+        scheduler: Scheduler,
+        nvml: Nvml,
+        peers: Peers,
+        measurements: Callable[[], Sequence[Measured]] = tuple,
     ) -> None:
         self._recorder = recorder
         self._scheduler = scheduler
         self._nvml = nvml
         self._peers = peers
+        self._measurements = measurements
         if recorder.quiesced_until:  # an earlier agent's order of this boot
             nvml.stand_aside_until(recorder.quiesced_until)
 
@@ -64,6 +74,10 @@ class Commands:
     def quiesced_for(self) -> float:
         """Seconds for which NVML is still released; 0 when it is in use."""
         return self._nvml.quiesced_for
+
+    def measurements(self) -> Sequence[Measured]:
+        """The present measurements of the node's parts."""
+        return self._measurements()
 
     def clear_faults(self, component: str, code: str) -> str:
         """A person says that it is over. Raises CommandRefused when neither is named."""

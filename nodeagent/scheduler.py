@@ -89,6 +89,14 @@ class Scheduler:
         """Each check as Hello tells of it."""
         return [CheckInfo(c.name, c.interval, c.off_because) for c in self.checks.values()]
 
+    def durations(self) -> dict[str, float]:
+        """Seconds that the latest look of each check took, of those that looked and are not off."""
+        return {
+            name: each.last_duration
+            for name, each in self.checks.items()
+            if each.last_success is not None and not each.off_because
+        }
+
     async def run(self) -> None:
         """Run checks until cancelled. Looks under way are then left to the loop's end.
 

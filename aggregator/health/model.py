@@ -138,6 +138,27 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredSeries:
+    """One measurement of one part of a node. ``model`` tells parts of different kinds apart."""
+
+    measure: str
+    component: str
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """Measurements of one stream: series that are new after ``known`` earlier ones, new values by
+    number of their series, and the numbers of series without a value now.
+    """
+
+    known: int
+    series: tuple[MeasuredSeries, ...]
+    values: tuple[tuple[int, int], ...]
+    absent: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """The changes since the last message of this stream. ``gone`` are (check, component)."""
 

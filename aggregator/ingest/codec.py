@@ -24,6 +24,8 @@ from aggregator.health.model import (
     Fault,
     Hello,
     Lost,
+    MeasuredSeries,
+    Measurements,
     Snapshot,
     Status,
 )
@@ -43,6 +45,7 @@ from sickbay.v1.limits import (
     MAX_LOST,
     MAX_NAME,
     MAX_OCCURRENCES,
+    MAX_SERIES,
     MAX_TEXT,
     MAX_TRAITS,
     MAX_TRANSITIONS,
@@ -214,6 +217,32 @@ def _finished(steps: Steps[_Taken]) -> _Taken:
         except StopIteration as done:
             found: _Taken = done.value
             return found
+
+
+def measurements(message: pb.Measurements, known: int) -> Measurements:
+    """The measurements of a stream that has named ``known`` series before."""
+    most = known + len(message.series)
+    if most > MAX_SERIES:
+        raise InvalidMessage("series", f"{most} in one stream; expected at most {MAX_SERIES}")
+    if len(message.numbers) != len(message.values):
+        text = f"{len(message.values)} for {len(message.numbers)} numbers"
+        raise InvalidMessage("values", text)
+    for field, numbers in (("numbers", message.numbers), ("absent", message.absent)):
+        if len(numbers) > MAX_SERIES or any(number >= most for number in numbers):
+            raise InvalidMessage(field, f"expected numbers of the {most} series that were named")
+    return Measurements(
+        known=known,
+        series=tuple(
+            MeasuredSeries(
+                measure=_name(f"series[{i}].measure", one.measure),
+                component=_text_of(f"series[{i}].component", one.component, MAX_NAME),
+                model=_text_of(f"series[{i}].model", one.model, MAX_NAME),
+            )
+            for i, one in enumerate(message.series)
+        ),
+        values=tuple(zip(message.numbers, message.values, strict=True)),
+        absent=tuple(message.absent),
+    )
 
 
 def answer(message: pb.CommandResult) -> tuple[str, bool, str]:

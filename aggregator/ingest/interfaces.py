@@ -8,7 +8,7 @@ thread, in the order of the stream.
 from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
-from aggregator.health.model import Delta, Hello, Snapshot
+from aggregator.health.model import Delta, Hello, Measurements, Snapshot
 
 
 class AgentConnection(Protocol):
@@ -92,6 +92,13 @@ class EvidenceSink(Protocol):
 
     def digest(self, node: str) -> int | None:
         """The digest of the node's evidence, or None before a snapshot. Must be cheap."""
+        ...
+
+    def on_measurements(self, node: str, told: Measurements, at: float) -> None:
+        """Measurements for comparison with other nodes; no evidence. ``at`` is monotonic seconds.
+
+        Series are numbered within one stream, from `on_connect` on.
+        """
         ...
 
     def on_heartbeat(self, node: str, at: float) -> None:

@@ -15,7 +15,7 @@ from typing import Protocol
 import grpc
 from google.protobuf.message import DecodeError
 
-from aggregator.health.model import Delta, Lost, Snapshot
+from aggregator.health.model import Delta, Lost, Measurements, Snapshot
 from aggregator.ingest import codec
 from aggregator.ingest.ack_pacing import AckPacer
 from aggregator.ingest.close_reason import CloseReason, StreamClosed, gone, malformed, refused
@@ -136,6 +136,7 @@ class Stream:
         "_resyncs",
         "_rules",
         "_seq",
+        "_series",
         "_sparingly",
         "_stats",
         "_stopping",
@@ -180,6 +181,7 @@ class Stream:
         self._outbox = SendQueue(self)
         self._acks = Acks(self)
         self._seq = 0
+        self._series = 0  # measured series that it has named; -1: a message of them was wrong
         #: Entries were dropped since the last whole snapshot, so the digests cannot agree.
         self._partial = False
         self._resyncs = ResyncBackoff()
@@ -398,6 +400,8 @@ class Stream:
                     await self._evidence(message.snapshot if kind == "snapshot" else message.delta)
                 case "heartbeat":
                     self._beat(message.heartbeat)
+                case "measurements":
+                    self._measure(message.measurements)
                 case "credentials":
                     await self._renew(message.credentials.token)
                 case "command_result":
@@ -480,6 +484,24 @@ class Stream:
             self.resync("the digest of your state differs from ours")
         if self._answers:
             self._outbox.answer()
+
+    def _measure(self, message: pb.Measurements) -> None:
+        """Measurements are no evidence: one that is wrong ends them, and not the stream."""
+        if self._series < 0:
+            return
+        started = self._rules.now()
+        try:
+            told = codec.measurements(message, self._series)
+            self._series += len(told.series)
+        except codec.InvalidMessage as error:
+            told = Measurements(self._series, (), (), tuple(range(self._series)))
+            self._series = -1
+            log_fields = self._sparingly(f"measurements: {self.node}", self._rules.now())
+            if log_fields is not None:
+                extra = {"node": self.node, "reason": str(error), **log_fields}
+                log.warning("measurements of this stream are not taken any more", extra=extra)
+        self._intake.on_measurements(self.node, told, self.last_heard)
+        self._allowance.charge(self._rules.now() - started)
 
     async def _renew(self, token: str) -> None:
         try:

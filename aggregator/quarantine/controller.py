@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable
 from aggregator.clock import Clocks
 from aggregator.cluster.port import Action, Cluster, Phase
 from aggregator.events import EventSink, EvidenceRecording, NoEvidenceRecording
-from aggregator.health.model import Component, Delta, Hello, Snapshot
+from aggregator.health.model import Component, Delta, Hello, Measurements, Snapshot
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.adoption import MarkAdopter
 from aggregator.quarantine.actions.cordon import NodeActions
@@ -24,6 +24,7 @@ from aggregator.quarantine.admission.stop_switch import StopSwitch
 from aggregator.quarantine.coordination.coordinator import Coordinator
 from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
 from aggregator.quarantine.correlation.network import NetworkTracker
+from aggregator.quarantine.correlation.outliers import OutlierTracker
 from aggregator.quarantine.decide.admission import quorum
 from aggregator.quarantine.decide.operator_requests import NONE, describe
 from aggregator.quarantine.decide.uncordon import Uncordoned
@@ -231,6 +232,9 @@ class Controller:
             queue=queue,
             rng=rng,
         )
+        outliers = OutlierTracker(
+            node_registry=node_registry, fleet=fleet, say=self.record_own_evidence
+        )
         self._agent_events = agent_events = AgentEventHandler(
             node_registry=node_registry,
             evaluator=evaluator,
@@ -240,6 +244,7 @@ class Controller:
             clocks=clocks,
             silent_after=settings.silent_after,
             network_tracker=network_tracker,
+            outliers=outliers,
             evidence_recording=evidence_recording or NoEvidenceRecording(),
             shards=shards,
         )
@@ -274,6 +279,7 @@ class Controller:
             evaluator=evaluator,
             suspecting=suspecting,
             network_tracker=network_tracker,
+            outliers=outliers,
             fleet=fleet,
             event_sink=event_sink,
             clocks=clocks,
@@ -450,6 +456,9 @@ class Controller:
         self, node: str, evidence: Snapshot | Delta, at: float
     ) -> Awaitable[None] | None:
         return self._agent_events.on_evidence(node, evidence, at)
+
+    def on_measurements(self, node: str, told: Measurements, at: float) -> None:
+        self._agent_events.on_measurements(node, told, at)
 
     def digest(self, node: str) -> int | None:
         return self._agent_events.digest(node)

@@ -24,6 +24,7 @@ from nodeagent.sources.disk_probe import (
     Written,
 )
 from nodeagent.sources.host import HostRoots
+from nodeagent.sources.measurements import Measurements, rounded
 from nodeagent.sources.mountinfo import find, parse
 
 NAME = "disk-write"
@@ -75,8 +76,16 @@ def judge(path: str, result: Result, *, only_this_mount: bool = False) -> Observ
 class DiskWrite:
     """Probes its directories in one child. Paths are those that this process sees."""
 
-    def __init__(self, probe: DiskProbe, machine: HostRoots, paths: Sequence[str]) -> None:
+    def __init__(
+        self,
+        probe: DiskProbe,
+        machine: HostRoots,
+        paths: Sequence[str],
+        measurements: Measurements,
+    ) -> None:
         self._probe = probe
+        self._clock = machine.clock
+        self._measurements = measurements
         self._table = machine.proc / "self/mountinfo"
         self._paths = paths
 
@@ -84,6 +93,10 @@ class DiskWrite:
         if not self._paths:
             return Off("no paths are configured")
         results = await self._probe.write(self._paths)
+        at = self._clock.boottime()
+        for path, result in results.items():
+            took = rounded(result.seconds * 1000) if isinstance(result, Written) else None
+            self._measurements.put("disk-latency", path, took, at=at)
         return [self._verdict(path, result) for path, result in results.items()]
 
     def _verdict(self, path: str, result: Result) -> Observation:
@@ -102,7 +115,7 @@ class DiskWrite:
 
 
 def build(sources: Sources, options: Mapping[str, Any]) -> DiskWrite:
-    return DiskWrite(sources.disk, sources.machine, options["paths"])
+    return DiskWrite(sources.disk, sources.machine, options["paths"], sources.measurements)
 
 
 SPEC = CheckSpec(

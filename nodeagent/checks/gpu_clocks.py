@@ -3,17 +3,21 @@
 Reasons, all degraded: ``hw-thermal`` (too hot), ``power-brake`` (the power supply asks for it),
 ``hw-slowdown`` (either of them, or a power draw that is too fast for the regulator). A GPU that is
 idle, or at its power limit, is as it should be.
+
+A GPU that works without a pause has its clock measured, for comparison with those of other nodes:
+at the power cap, where the load decides about it, apart from the others.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from nodeagent.checks import gpu_common
-from nodeagent.checks.base import CheckSpec
+from nodeagent.checks.base import CheckSpec, Off, Report
 from nodeagent.checks.gpu_common import EachGpu, Verdict
 from nodeagent.model import Status
 from nodeagent.sources import Sources
-from nodeagent.sources.gpu_sample import Gpu
+from nodeagent.sources.gpu_sample import Gpu, GpuSample
+from nodeagent.sources.measurements import Measurements
 
 #: Bits of nvmlClocksEventReasons that tell of a fault. The first two come with the third, which
 #: says less.
@@ -22,6 +26,14 @@ _REASONS = (
     (0x80, "power-brake", "the power supply has lowered the clocks (power brake)"),
     (0x08, "hw-slowdown", "the hardware has lowered the clocks"),
 )
+
+#: Bits of clocks that are as a person, a program or no load wants them: idle, application clocks,
+#: sync boost, display clocks. And of those that the power cap has lowered.
+_AS_SET = 0x1 | 0x2 | 0x10 | 0x100
+_POWER_CAP = 0x4
+#: Per cent of the time with a kernel at work, from which the clock is that of a load.
+_LOADED = 90
+_CLOCKS = ("gpu-clock", "gpu-clock-capped")
 
 
 def judge(gpu: Gpu) -> Verdict:
@@ -35,8 +47,42 @@ def judge(gpu: Gpu) -> Verdict:
     return Status.OK, "", said
 
 
-def _build(sources: Sources, _options: Mapping[str, Any]) -> EachGpu:
-    return EachGpu(SPEC.name, sources, "clocks", judge)
+def measure(gpu: Gpu) -> tuple[str, int] | None:
+    """The measure and its value in MHz; None for a GPU without a load that can be compared."""
+    if gpu.sm_clock is None or gpu.load is None or gpu.clocks is None:
+        return None
+    if gpu.load < _LOADED or gpu.clocks & _AS_SET:
+        return None
+    return _CLOCKS[bool(gpu.clocks & _POWER_CAP)], gpu.sm_clock
+
+
+class GpuClocks:
+    """Judges each GPU by itself, and measures those at work."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._each = EachGpu(SPEC.name, sources, "clocks", judge)
+
+    async def run_check(self) -> Report:
+        sample = await gpu_common.take_sample(self._sources)
+        if not isinstance(sample, Off):
+            _measure_all(sample, self._sources.measurements)
+        return await self._each.run_check()
+
+
+def _measure_all(sample: GpuSample, measurements: Measurements) -> None:
+    for gpu in sample.gpus:
+        measured = measure(gpu)
+        for name in _CLOCKS:
+            value = measured[1] if measured is not None and measured[0] == name else None
+            measurements.put(name, gpu.uuid, value, at=sample.at, model=gpu.name)
+    names = {gpu.name for gpu in sample.gpus if gpu.name}
+    if names:
+        measurements.machine = f"{len(sample.gpus)} {', '.join(sorted(names))}"
+
+
+def _build(sources: Sources, _options: Mapping[str, Any]) -> GpuClocks:
+    return GpuClocks(sources)
 
 
 SPEC = CheckSpec(

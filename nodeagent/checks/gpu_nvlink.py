@@ -16,6 +16,7 @@ from nodeagent.checks.gpu_common import PerGpu, Verdict
 from nodeagent.model import Status
 from nodeagent.sources import Sources
 from nodeagent.sources.gpu_sample import Gpu, GpuSample, NvLinks
+from nodeagent.sources.measurements import rounded
 
 _WINDOW = 3600.0
 
@@ -55,6 +56,8 @@ class GpuNvlink:
         been_up |= up
         rises = self._rises.setdefault(gpu.uuid, CounterIncreases(_WINDOW))
         counted = {} if gpu.links.errors is None else rises.add(at, _flat(gpu.links))
+        errors = None if gpu.links.errors is None else rounded(sum(counted.values()))
+        self._sources.measurements.put("nvlink-errors", gpu.uuid, errors, at=at, model=gpu.name)
         return judge(gpu, up, been_up, usual, counted, self._errors_per_hour)
 
 

@@ -17,10 +17,12 @@ from nodeagent.checks.gpu_common import PerGpu, Verdict
 from nodeagent.model import Status
 from nodeagent.sources import Sources
 from nodeagent.sources.gpu_sample import GpuSample
+from nodeagent.sources.measurements import rounded
 from nodeagent.sources.pcie_link import PcieLink, read_link
 
 _ERROR_WINDOW = 3600.0
 _REPLAY_WINDOW = 600.0
+_HOUR = 3600.0
 
 
 class GpuPcie:
@@ -67,6 +69,13 @@ class GpuPcie:
             key = f"{address} {'sysfs' if replays is None else 'nvml'}"
             rise = self._replays.setdefault(key, CounterIncrease(_REPLAY_WINDOW))
             rises["replays"] = rise.add(now, replayed)
+            self._sources.measurements.put(
+                "pcie-replays",
+                self._sources.gpus.component(address),
+                rounded(rises["replays"] * _HOUR / _REPLAY_WINDOW),
+                at=now,
+                model=f"x{link.max_width or link.width}",
+            )
         return judge(
             link,
             rises,

@@ -26,9 +26,12 @@ from nodeagent.sources import Sources
 from nodeagent.sources.disk_probe import DiskProbe, Hung
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.infiniband import Place, Port, PortReader, list_ports
+from nodeagent.sources.measurements import Measurements, rounded
 
 NAME = "infiniband"
 _HOUR = 3600.0
+#: The counters of the measurement that is compared with those of other nodes.
+_ERRORS = ("symbol_error", "port_rcv_errors", "local_link_integrity_errors", "rnr_nak_retry_err")
 
 
 def judge_link(name: str, port: Port, *, used: bool, named: bool) -> Observation | None:
@@ -91,8 +94,15 @@ def judge_quality(
 
 
 class Infiniband:
-    def __init__(self, machine: HostRoots, probe: DiskProbe, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        machine: HostRoots,
+        probe: DiskProbe,
+        options: Mapping[str, Any],
+        measurements: Measurements,
+    ) -> None:
         self._machine = machine
+        self._measurements = measurements
         self._reader = PortReader(machine, probe)
         self._devices: Sequence[str] = options["devices"]
         self._exclude: Sequence[str] = options["exclude"]
@@ -137,7 +147,11 @@ class Infiniband:
         if isinstance(port, str):
             return Observation(NAME, name, Status.UNKNOWN, "not-told", port)
         rises = self._counters.setdefault(name, CounterIncreases(_HOUR))
-        rose = rises.add(self._machine.clock.boottime(), dict(port.counters))
+        at = self._machine.clock.boottime()
+        rose = rises.add(at, dict(port.counters))
+        kind = f"{'RoCE' if port.ethernet else 'InfiniBand'} {port.rate:g} Gbit/s"
+        errors = rounded(sum(rose.get(name, 0) for name in _ERRORS)) if port.active else None
+        self._measurements.put("ib-errors", name, errors, at=at, model=kind)
         if port.active:
             self._active.add(name)
         used = name in self._active or port.counters.get("link_downed", 0) > 0
@@ -180,7 +194,7 @@ class Infiniband:
 
 
 def build(sources: Sources, options: Mapping[str, Any]) -> Infiniband:
-    return Infiniband(sources.machine, sources.disk, options)
+    return Infiniband(sources.machine, sources.disk, options, sources.measurements)
 
 
 SPEC = CheckSpec(

@@ -13,6 +13,7 @@ from nodeagent.model import ClearedBy, Clearing, Observation, Status
 from nodeagent.simulate import machine
 from nodeagent.simulate.events import Act, Away, Clear, Fault, ScenarioReboot
 from nodeagent.simulate.events import ScenarioState as PlayedState
+from nodeagent.sources.measurements import Measured
 from nodeagent.uplink import codec
 from nodeagent.uplink.dialer import Dialer
 from nodeagent.uplink.uplink import Uplink
@@ -228,6 +229,10 @@ class SimulatedNode:
 
     def quiesced_for(self) -> float:
         return 0.0
+
+    def measurements(self) -> Sequence[Measured]:
+        """A simulated machine measures nothing."""
+        return ()
 
     def clear_faults(self, component: str, code: str) -> str:
         if not component and not code:

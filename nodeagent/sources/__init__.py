@@ -6,6 +6,7 @@ from nodeagent.sources.disk_probe import DiskProbe
 from nodeagent.sources.driver_log import DriverLog
 from nodeagent.sources.gpus import GpuMap
 from nodeagent.sources.host import HostRoots
+from nodeagent.sources.measurements import Measurements
 from nodeagent.sources.nvml import Nvml
 from nodeagent.sources.peers import Peers
 
@@ -14,7 +15,10 @@ __all__ = ["Sources"]
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """All sources that a check may read. ``expected_gpus`` is None when nothing is expected."""
+    """All sources that a check may read. ``expected_gpus`` is None when nothing is expected.
+
+    ``measurements`` takes the numbers that checks read, for comparison with other nodes.
+    """
 
     machine: HostRoots
     nvml: Nvml
@@ -23,3 +27,4 @@ class Sources:
     expected_gpus: int | None = None
     peers: Peers = field(default_factory=Peers)
     driver_log: DriverLog = field(default_factory=DriverLog)
+    measurements: Measurements = field(default_factory=Measurements)

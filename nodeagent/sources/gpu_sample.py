@@ -35,6 +35,8 @@ CALLS = {
     "ecc": "nvmlDeviceGetTotalEccErrors",
     "replays": "nvmlDeviceGetFieldValues",
     "clocks": "nvmlDeviceGetCurrentClocksEventReasons",
+    "sm-clock": "nvmlDeviceGetClockInfo",
+    "load": "nvmlDeviceGetUtilizationRates",
     "reserve": "nvmlDeviceGetRowRemapperHistogram",
     "pages": "nvmlDeviceGetRetiredPages",
     "sram": "nvmlDeviceGetSramEccErrorStatus",
@@ -155,7 +157,8 @@ class Gpu:
 
     ``uuid`` and ``pci`` ("0000:3b:00") are empty only when the GPU never said them to this worker.
     A value that could not be read is None and its call is in ``errors`` with NVML's return code.
-    ``clocks`` are the bits of nvmlClocksEventReasons, ``replays`` a counter of the PCIe link,
+    ``clocks`` are the bits of nvmlClocksEventReasons, ``sm_clock`` is in MHz, ``load`` the
+    percentage of the last moments in which a kernel ran, ``replays`` a counter of the PCIe link,
     ``inforom`` the code of its latest validation. The values from ``reserve`` on change seldom:
     they may be five minutes old, the validation a day.
     """
@@ -168,6 +171,8 @@ class Gpu:
     rows: RemappedRows | None = None
     recovery_action: int | None = None
     clocks: int | None = None
+    sm_clock: int | None = None
+    load: int | None = None
     replays: int | None = None
     reserve: RowReserve | None = None
     pages: RetiredPages | None = None
@@ -223,6 +228,8 @@ def gpu_from_wire(message: Mapping[str, Any]) -> Gpu:
         else RemappedRows(rows[0], rows[1], pending=bool(rows[2]), failure=bool(rows[3])),
         recovery_action=get("recovery_action"),
         clocks=get("clocks"),
+        sm_clock=get("sm_clock"),
+        load=get("load"),
         replays=get("replays"),
         reserve=None if reserve is None else RowReserve(*reserve),
         pages=None if pages is None else RetiredPages(pages[0], pages[1], pages[2], bool(pages[3])),

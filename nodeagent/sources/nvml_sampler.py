@@ -31,6 +31,8 @@ _WEEK = 7 * 86_400.0
 _RECOVERY_ACTION = 230
 _PCIE_REPLAYS = 94
 
+_SM_CLOCK = 1  # nvmlClockType_t, NVML_CLOCK_SM
+
 _XID_EVENT = 8  # nvmlEventTypeXidCriticalError
 #: Events taken with one sample: a storm is the kernel log's to count.
 _MOST_EVENTS = 64
@@ -189,6 +191,8 @@ class Sampler:
             "rows": call("rows", self._nvml.nvmlDeviceGetRemappedRows, handle),
             "ecc": self._ecc(handle, call),
             "clocks": call("clocks", self._clocks, handle),
+            "sm_clock": call("sm-clock", self._nvml.nvmlDeviceGetClockInfo, handle, _SM_CLOCK),
+            "load": call("load", self._load, handle),
         }
 
     def _fields(self, handle: Any) -> list[Any]:
@@ -222,6 +226,10 @@ class Sampler:
             return int(self._nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
         except (self._nvml.NVMLError_FunctionNotFound, self._nvml.NVMLLibraryMismatchError):
             return int(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+
+    def _load(self, handle: Any) -> int:
+        """The percentage of the last moments in which a kernel ran; MIG has no such value."""
+        return int(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
 
     # ---- seldom ---------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from nodeagent.commands import CommandRefused, Host
 from nodeagent.uplink import codec
 from nodeagent.uplink.dialer import DialError, TokenFile
 from nodeagent.uplink.liveness import PeerLiveness
+from nodeagent.uplink.measurements import EVERY, MeasurementEncoder
 from sickbay.v1 import sickbay_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -129,6 +130,8 @@ class Stream:
         self._interval = HEARTBEAT
         self._beat_at = 0.0
         self._lazy_at = 0.0
+        self._measurements = MeasurementEncoder()
+        self._measure_at = 0.0
 
     def wake(self) -> None:
         """The latch has changed."""
@@ -189,6 +192,7 @@ class Stream:
         await self._send_snapshot()
         # 10,000 agents that came at once must not beat at once.
         self._beat_at = self._now() + self._interval * self._random()
+        self._measure_at = self._now() + EVERY * self._random()
         while True:
             self._wake.clear()
             await self._send_what_is_due()
@@ -211,6 +215,10 @@ class Stream:
         if self._now() >= self._beat_at:
             self._beat_at = self._now() + self._interval
             await self._beat()
+            # With a beat: the agent wakes up no more often, and one packet has both.
+            if self._now() >= self._measure_at:
+                self._measure_at = self._now() + EVERY - self._interval / 2
+                await self._send_measurements()
 
     async def _send_snapshot(self) -> None:
         now = self._clock.boottime()
@@ -246,6 +254,11 @@ class Stream:
         latch = self._host.latch
         self._sign.asked()
         await self._send(codec.heartbeat(latch.digest(), latch.last_seq))
+
+    async def _send_measurements(self) -> None:
+        message = self._measurements.message(self._host.measurements())
+        if message is not None:
+            await self._send(message)
 
     async def _send(self, message: pb.AgentMessage) -> None:
         must_be_taken = self._sign.sends()

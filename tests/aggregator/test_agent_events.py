@@ -70,6 +70,10 @@ class Bench:
             emit_event=lambda _, kind, text, *__: self.told.append(f"{kind.value}: {text}")
         )
         queue: Any = self.queue
+        nothing: Callable[..., None] = lambda *_: None  # noqa: E731
+        outliers: Any = SimpleNamespace(
+            on_connect=nothing, on_cleared=nothing, silent=nothing, forget_node=nothing
+        )
         self.made: Any = AgentEventHandler(
             node_registry=self.node_registry,
             evaluator=recorder("evaluate_node"),
@@ -79,6 +83,7 @@ class Bench:
             clocks=Clocks(loop.time, loop.time),
             silent_after=SILENT_AFTER,
             network_tracker=recorder("renew", "on_evidence", "silent", "drop_finding"),
+            outliers=outliers,
             evidence_recording=recorder(
                 "record_hello",
                 "record_message",

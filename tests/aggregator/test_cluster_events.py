@@ -89,6 +89,7 @@ class Bench:
             "evaluator": SimpleNamespace(evaluate_node=self._note("evaluate")),
             "suspecting": SimpleNamespace(),
             "network_tracker": SimpleNamespace(),
+            "outliers": SimpleNamespace(),
             "fleet": self.fleet,
             "event_sink": self.notes,
             "clocks": Clocks(loop.time, lambda: 5000.0),

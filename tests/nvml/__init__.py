@@ -34,6 +34,7 @@ class FakeGpu:
 
     ``ecc``: volatile corrected, volatile uncorrected, the same two in the GPU's life.
     ``rows``: corrected, uncorrected, pending, failure. ``clocks``: bits of the event reasons.
+    ``sm_clock`` is in MHz, ``load`` in per cent.
     ``reserve``: banks with full, high, partial, low, no reserve. ``pages``: the times, in seconds
     since 1970, of those retired for single-bit and double-bit errors; ``pages_pending``.
     ``links``: 1 for each NVLink that is active. ``link_errors``: by (field id, link), for those
@@ -49,6 +50,8 @@ class FakeGpu:
     rows: tuple[int, int, int, int] = (0, 0, 0, 0)
     recovery_action: int = 0
     clocks: int | None = 1
+    sm_clock: int | None = 345
+    load: int | None = 0
     replays: int | None = 0
     reserve: tuple[int, int, int, int, int] | None = (2559, 1, 0, 0, 0)
     pages: tuple[Sequence[float], Sequence[float]] | None = None
@@ -65,9 +68,15 @@ class FakeGpu:
         found: list[tuple[str, int, Sequence[int]]] = []
         if self.recovery_action >= 0:
             found.append(("field:230", self.recovery_action, [0]))
-        for name, value in (("clocks", self.clocks), ("field:94", self.replays)):
+        for name, value in (
+            ("clocks", self.clocks),
+            ("load", self.load),
+            ("field:94", self.replays),
+        ):
             if value is not None:
                 found.append((name, value, [0]))
+        if self.sm_clock is not None:
+            found.append(("clock", self.sm_clock, [1]))
         if self.sram is not None:
             found.append(("sram", int(self.sram), [0]))
         for name, values in (("reserve", self.reserve), ("fabric", self.fabric)):

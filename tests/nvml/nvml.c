@@ -324,6 +324,23 @@ int nvmlDeviceGetCurrentClocksEventReasons(device_t device, unsigned long long *
   return number("nvmlDeviceGetCurrentClocksEventReasons", "clocks", device, 0, reasons);
 }
 
+static int narrow_number(const char *call, const char *name, device_t device, long long scope,
+                         unsigned *out) {
+  unsigned long long wide = 0;
+  int code = number(call, name, device, scope, &wide);
+  *out = wide;
+  return code;
+}
+
+int nvmlDeviceGetClockInfo(device_t device, unsigned type, unsigned *mhz) {
+  return narrow_number("nvmlDeviceGetClockInfo", "clock", device, type, mhz);
+}
+
+int nvmlDeviceGetUtilizationRates(device_t device, unsigned out[2]) {
+  out[1] = 0;
+  return narrow_number("nvmlDeviceGetUtilizationRates", "load", device, 0, &out[0]);
+}
+
 int nvmlDeviceGetRowRemapperHistogram(device_t device, unsigned out[5]) {
   for (int i = 0; i < 5; i++) {
     unsigned long long banks;

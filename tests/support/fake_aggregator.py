@@ -31,6 +31,7 @@ class Attended:
     lost: list[pb.EvidenceLost] = field(default_factory=list)
     results: list[pb.CommandResult] = field(default_factory=list)
     tokens: list[str] = field(default_factory=list)
+    measured: list[pb.Measurements] = field(default_factory=list)
     digests: list[tuple[int, int]] = field(default_factory=list)
     hello: pb.Hello = field(default_factory=pb.Hello)
     ended: bool = False
@@ -64,6 +65,8 @@ class Attended:
                 self.digests.append((message.heartbeat.digest, self.digest()))
             case "credentials":
                 self.tokens.append(message.credentials.token)
+            case "measurements":
+                self.measured.append(message.measurements)
             case "command_result":
                 self.results.append(message.command_result)
 

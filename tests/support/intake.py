@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from aggregator.health.model import Delta, Hello, Snapshot
+from aggregator.health.model import Delta, Hello, Measurements, Snapshot
 from aggregator.ingest.interfaces import AgentConnection
 
 
@@ -15,6 +15,7 @@ class RecordingIntake:
     hellos: list[Hello] = field(default_factory=list)
     lines: dict[str, AgentConnection] = field(default_factory=dict)
     evidence: list[tuple[str, Snapshot | Delta, float]] = field(default_factory=list)
+    measured: list[tuple[str, Measurements]] = field(default_factory=list)
     digests: dict[str, int] = field(default_factory=dict)
     conflicts: list[tuple[str, str]] = field(default_factory=list)
     answers: list[tuple[str, str, bool, str]] = field(default_factory=list)
@@ -52,6 +53,9 @@ class RecordingIntake:
 
     def digest(self, node: str) -> int | None:
         return self.digests.get(node)
+
+    def on_measurements(self, node: str, told: Measurements, at: float) -> None:
+        self.measured.append((node, told))
 
     def on_heartbeat(self, node: str, at: float) -> None:
         self.events.append(("beat", node))

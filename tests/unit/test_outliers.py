@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aggregator.health.model import MeasuredSeries
 from aggregator.policy.outliers.fleet import (
     MOST_CHARTS,
     MOST_OF_A_NODE,
@@ -14,7 +15,6 @@ from aggregator.policy.outliers.fleet import (
     MOST_SPREADS,
     FleetMeasurements,
     Outlier,
-    Series,
 )
 from aggregator.policy.outliers.measures import MEASURES
 from aggregator.policy.outliers.spread import LEAST_NODES, Spread, weighted_median
@@ -33,7 +33,9 @@ class Minutes:
         self.now = 1_000_000.0
         self.parts = parts
         self.names = [f"node-{number}" for number in range(nodes)]
-        self.series = [Series(measure, f"GPU-{part}", "NVIDIA H200") for part in range(parts)]
+        self.series = [
+            MeasuredSeries(measure, f"GPU-{part}", "NVIDIA H200") for part in range(parts)
+        ]
         self.found: dict[tuple[str, str], Outlier] = {}
         self.begun: list[tuple[str, str]] = []
         for number, name in enumerate(self.names):
@@ -231,7 +233,9 @@ def test_the_counts_follow_the_values_whatever_changes(
     fleet = FleetMeasurements()
     names = [f"node-{number}" for number in range(4)]
     for name in names:
-        fleet.add_series(name, "", [Series("gpu-clock", f"GPU-{gpu}", "H") for gpu in range(8)])
+        fleet.add_series(
+            name, "", [MeasuredSeries("gpu-clock", f"GPU-{gpu}", "H") for gpu in range(8)]
+        )
     held: dict[tuple[str, int], int] = {}
     for number, gpu, value in changes:
         if value is None:
@@ -309,7 +313,7 @@ def test_a_node_that_reports_too_often_is_judged_no_faster() -> None:
 
 def test_a_node_with_many_parts_sways_no_median() -> None:
     fleet = FleetMeasurements()
-    many = [Series("gpu-clock", f"GPU-{number}", "H") for number in range(200)]
+    many = [MeasuredSeries("gpu-clock", f"GPU-{number}", "H") for number in range(200)]
     fleet.add_series("liar", "", many)
     fleet.update("liar", [(number, 1) for number in range(200)])
     [spread] = fleet.spreads()
@@ -321,7 +325,7 @@ def test_a_node_with_many_parts_sways_no_median() -> None:
 def test_the_distributions_are_bounded_whatever_models_agents_name() -> None:
     fleet = FleetMeasurements()
     for number in range(MOST_SPREADS // 200 + 2):
-        models = [Series("gpu-clock", "GPU-0", f"model {number} {i}") for i in range(200)]
+        models = [MeasuredSeries("gpu-clock", "GPU-0", f"model {number} {i}") for i in range(200)]
         fleet.add_series(f"node-{number}", "", models)
         fleet.update(f"node-{number}", [(i, 5) for i in range(200)])
     assert len(list(fleet.spreads())) == MOST_SPREADS

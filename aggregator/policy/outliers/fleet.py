@@ -12,7 +12,9 @@ from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
+from aggregator.health.model import MeasuredSeries
 from aggregator.policy.outliers.measures import MEASURES
 from aggregator.policy.outliers.spread import Spread
 
@@ -37,15 +39,6 @@ MOST_VALUE = _ABSENT - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
-    """One measurement of one part of a node. ``model`` tells parts of different kinds apart."""
-
-    measure: str
-    component: str
-    model: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Point:
     """One point of a chart. ``at`` is monotonic seconds, the others are in the measure's unit."""
 
@@ -62,7 +55,7 @@ class Outlier:
     ``of``, ``nodes``: with how many values of how many nodes it is compared now; 0: with none.
     """
 
-    series: Series
+    series: MeasuredSeries
     pool: str
     value: int | None
     median: int
@@ -73,11 +66,10 @@ class Outlier:
     points: tuple[Point, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """A finding has begun (``outlier``), or ended (None)."""
 
-    series: Series
+    series: MeasuredSeries
     outlier: Outlier | None
 
 
@@ -115,7 +107,7 @@ class _Node:
         self.spreads: tuple[Spread | None, ...] = ()
         self.values = array("I")
         self.tracks: dict[int, _Track] = {}
-        self.kept: dict[Series, _Track] = {}
+        self.kept: dict[MeasuredSeries, _Track] = {}
         self.judged_at = float("-inf")
 
 
@@ -144,8 +136,8 @@ class FleetMeasurements:
         if not known.kept:
             del self._nodes[node]
 
-    def add_series(self, node: str, pool: str, series: Sequence[Series]) -> None:
-        """Series of the node, numbered in this order after those that it has named before."""
+    def add_series(self, node: str, pool: str, series: Sequence[MeasuredSeries]) -> None:
+        """More series of the node, numbered in this order after those that it has named before."""
         known = self._nodes.setdefault(node, _Node())
         known.pool = pool
         first = len(known.spreads)
@@ -160,9 +152,11 @@ class FleetMeasurements:
             if track is not None:
                 known.tracks[number] = track
         known.spreads = _shared_spreads(tuple(spreads))
-        known.values.extend([_ABSENT] * len(series))
+        known.values = known.values + array("I", [_ABSENT]) * len(series)
 
-    def _spread(self, pool: str, one: Series, others: Iterable[Spread | None]) -> Spread | None:
+    def _spread(
+        self, pool: str, one: MeasuredSeries, others: Iterable[Spread | None]
+    ) -> Spread | None:
         measure = MEASURES.get(one.measure)
         if measure is None:
             return None
@@ -367,7 +361,7 @@ class FleetMeasurements:
         return changes
 
     def dismiss(self, node: str, component: str) -> list[Change]:
-        """A person's word, or another part in its place: what is known of the component is over."""
+        """A person has cleared the component, or another part is in its place: its findings end."""
         known = self._nodes.get(node)
         if known is None:
             return []
@@ -419,12 +413,12 @@ def _present(known: _Node) -> set[Spread]:
     }
 
 
-def _series(known: _Node, at: int) -> Series:
+def _series(known: _Node, at: int) -> MeasuredSeries:
     measure, model = known.models[at]
-    return Series(measure, known.components[at], model)
+    return MeasuredSeries(measure, known.components[at], model)
 
 
-def _outlier(known: _Node, series: Series, at: int | None, track: _Track) -> Outlier:
+def _outlier(known: _Node, series: MeasuredSeries, at: int | None, track: _Track) -> Outlier:
     spread = None if at is None else known.spreads[at]
     value = _ABSENT if at is None else known.values[at]
     flat = track.points or ()

@@ -7,11 +7,12 @@ from typing import Protocol
 
 from aggregator.clock import Clocks
 from aggregator.events import EventKind, EvidenceRecording
-from aggregator.health.model import Delta, Hello, Snapshot
+from aggregator.health.model import Delta, Hello, Measurements, Snapshot
 from aggregator.health.node import NodeHealth
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.correlation.network import NetworkTracker
+from aggregator.quarantine.correlation.outliers import OutlierTracker
 from aggregator.quarantine.reconcile.evaluate import NodeEvaluator
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.loss_reports import LossReports
@@ -46,6 +47,7 @@ class AgentEventHandler:
         clocks: Clocks,
         silent_after: float,
         network_tracker: NetworkTracker,
+        outliers: OutlierTracker,
         evidence_recording: EvidenceRecording,
         shards: Ownership,
     ) -> None:
@@ -57,6 +59,7 @@ class AgentEventHandler:
         self._clocks = clocks
         self._silent_after = silent_after
         self._network_tracker = network_tracker
+        self._outliers = outliers
         self._evidence_recording = evidence_recording
         self._shards = shards
         self._losses = LossReports()
@@ -91,6 +94,7 @@ class AgentEventHandler:
         else:
             node_summary.health.greet(hello)
         self._registry.count(case)
+        self._outliers.on_connect(hello.node)
         node_summary.attached = True
         if node_summary.last_heard is None:
             node_summary.last_heard = self._clocks.now()
@@ -133,6 +137,8 @@ class AgentEventHandler:
             text = f"evidence lost ({lost.source}): {lost.message}"
             self._acts.emit_event(case, EventKind.EVIDENCE_LOST, text, {"source": lost.source})
         self._network_tracker.on_evidence(node, evidence)
+        if evidence.cleared:
+            self._outliers.on_cleared(node, evidence.cleared, at)
         self._evaluator.evaluate_node(case)
         self._take_down(case, evidence, at)
         needless = node_read and not self._queue.has_work(case)
@@ -171,6 +177,11 @@ class AgentEventHandler:
         told = Snapshot(tuple(health.components.all()), tuple(health.faults.values()))
         self._evidence_recording.restart_node(hello, told, at)
 
+    def on_measurements(self, node: str, told: Measurements, at: float) -> None:
+        """Compare the node's measurements with those of the others."""
+        if node in self._lines:
+            self._outliers.on_measurements(node, told, at)
+
     def digest(self, node: str) -> int | None:
         case = self._registry.known(node)
         health = case.node_summary.health if case is not None else None
@@ -197,6 +208,7 @@ class AgentEventHandler:
             case.node_summary.refused = f"no snapshot of it was accepted: {reason}"
         self._unanswered(case)
         self._network_tracker.silent(node)
+        self._outliers.silent(node)
         if node not in self._untaken:
             self._evidence_recording.record_disconnect(node)
         if not self._shards.owns(node):
@@ -236,6 +248,8 @@ class AgentEventHandler:
         self._registry.count(case)
         self._network_tracker.silent(case.node)
         self._network_tracker.drop_finding(case.node)
+        if not self._shards.owns(case.node):
+            self._outliers.forget_node(case.node)
         self._evaluator.evaluate_node(case)
 
     def reject(self, case: NodeState) -> None:
@@ -246,6 +260,7 @@ class AgentEventHandler:
         self._registry.count(case)
         self._unanswered(case)
         self._network_tracker.silent(case.node)
+        self._outliers.forget_node(case.node)
         self._acts.emit_event(case, EventKind.AGENT_CONFLICT, f"{text}: not heard")
         line = self._lines.pop(case.node, None)
         self._hellos.pop(case.node, None)

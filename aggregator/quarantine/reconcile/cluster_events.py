@@ -29,6 +29,7 @@ from aggregator.quarantine.admission.record_writer import AdmissionRecordWriter
 from aggregator.quarantine.admission.stop_switch import StopSwitch
 from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
 from aggregator.quarantine.correlation.network import NetworkTracker
+from aggregator.quarantine.correlation.outliers import OutlierTracker
 from aggregator.quarantine.decide.admission_record import Entry
 from aggregator.quarantine.decide.node_marks import marked_for, read_overruled
 from aggregator.quarantine.decide.operator_requests import read_operator_requests
@@ -74,6 +75,7 @@ class ClusterEventHandler:
         evaluator: NodeEvaluator,
         suspecting: CommonCauseTracker,
         network_tracker: NetworkTracker,
+        outliers: OutlierTracker,
         fleet: FleetState,
         event_sink: EventSink,
         clocks: Clocks,
@@ -91,6 +93,7 @@ class ClusterEventHandler:
         self._evaluator = evaluator
         self._cause_tracker = suspecting
         self._network_tracker = network_tracker
+        self._outliers = outliers
         self._fleet = fleet
         self._event_sink = event_sink
         self._clocks = clocks
@@ -358,6 +361,7 @@ class ClusterEventHandler:
         self._registry.forget_node(case)
         self._cause_tracker.forget_node(case)
         self._network_tracker.forget_node(case.node)
+        self._outliers.forget_node(case.node)
 
     def _entry_stands(self, case: NodeState) -> None:
         """An entry whose node and object are gone would take a place for ever: a read decides."""

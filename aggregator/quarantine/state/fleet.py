@@ -12,6 +12,7 @@ from aggregator.health.node import NodeHealth
 from aggregator.policy.incident import Incident
 from aggregator.policy.lemons import Lemon
 from aggregator.policy.network.verdict import NetworkVerdict
+from aggregator.policy.outliers.fleet import FleetMeasurements
 from aggregator.quarantine.decide.cause_search import CommonCause
 from aggregator.quarantine.decide.overrides import Override
 from aggregator.runtime.interning import EMPTY
@@ -119,6 +120,7 @@ class FleetState:
     causes: Mapping[str, CommonCause] = field(default_factory=dict)  # open common causes, by id
     cooling: str = ""  # until when no node is admitted, and why; empty: no cooldown
     admitted_lately: int = 0  # within the limits' window
+    measurements: FleetMeasurements = field(default_factory=FleetMeasurements)
     network: Mapping[str, NetworkVerdict] = field(default_factory=dict)  # blamed now, by subject
 
     def doubt_clock(self, why: str) -> None:

@@ -16,6 +16,8 @@ MAX_GONE = 1_000
 #: Checks that one Hello names.
 MAX_CHECKS = 500
 MAX_TRAITS = 32
+#: Measured series that one stream names.
+MAX_SERIES = 256
 #: Transitions of one component, occurrences of one fault, and both together in one message.
 MAX_TRANSITIONS = 64
 MAX_OCCURRENCES = 32

@@ -83,6 +83,7 @@ class AgentMessage(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     CREDENTIALS_FIELD_NUMBER: _builtins.int
     COMMAND_RESULT_FIELD_NUMBER: _builtins.int
+    MEASUREMENTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -95,6 +96,8 @@ class AgentMessage(_message.Message):
     def credentials(self) -> Global___Credentials: ...
     @_builtins.property
     def command_result(self) -> Global___CommandResult: ...
+    @_builtins.property
+    def measurements(self) -> Global___Measurements: ...
     def __init__(
         self,
         *,
@@ -104,12 +107,13 @@ class AgentMessage(_message.Message):
         heartbeat: Global___Heartbeat | None = ...,
         credentials: Global___Credentials | None = ...,
         command_result: Global___CommandResult | None = ...,
+        measurements: Global___Measurements | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "command_result", b"command_result", "credentials", b"credentials", "delta", b"delta", "heartbeat", b"heartbeat", "hello", b"hello", "snapshot", b"snapshot"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "command_result", b"command_result", "credentials", b"credentials", "delta", b"delta", "heartbeat", b"heartbeat", "hello", b"hello", "measurements", b"measurements", "snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "command_result", b"command_result", "credentials", b"credentials", "delta", b"delta", "heartbeat", b"heartbeat", "hello", b"hello", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "command_result", b"command_result", "credentials", b"credentials", "delta", b"delta", "heartbeat", b"heartbeat", "hello", b"hello", "measurements", b"measurements", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "snapshot", "delta", "heartbeat", "credentials", "command_result"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "snapshot", "delta", "heartbeat", "credentials", "command_result", "measurements"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -587,6 +591,80 @@ class CommandResult(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CommandResult: _TypeAlias = CommandResult  # noqa: Y015
+
+@_typing.final
+class Measurements(_message.Message):
+    """Measurements of the node's parts, for comparison with those of the same parts of other nodes. They
+    are no evidence: no sequence number, digest or Ack covers them. Sent once a minute by a node that
+    has any, even when none has changed: an agent that is silent measures nothing. An aggregator that
+    does not know this message takes no notice of it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERIES_FIELD_NUMBER: _builtins.int
+    NUMBERS_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    ABSENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def series(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeasuredSeries]:
+        """Series that this stream has not named before. They are numbered in this order, on from those
+        before them, from 0.
+        """
+
+    @_builtins.property
+    def numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The numbers of the series whose value has changed, and their values in the same order."""
+
+    @_builtins.property
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def absent(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The numbers of series that have no value now (no load, a part that is gone)."""
+
+    def __init__(
+        self,
+        *,
+        series: _abc.Iterable[Global___MeasuredSeries] | None = ...,
+        numbers: _abc.Iterable[_builtins.int] | None = ...,
+        values: _abc.Iterable[_builtins.int] | None = ...,
+        absent: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "numbers", b"numbers", "series", b"series", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Measurements: _TypeAlias = Measurements  # noqa: Y015
+
+@_typing.final
+class MeasuredSeries(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEASURE_FIELD_NUMBER: _builtins.int
+    COMPONENT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    measure: _builtins.str
+    """"gpu-clock", "disk-latency"; docs/outliers.md has their units."""
+    component: _builtins.str
+    """As in ComponentState; for the duration of a check the check's name."""
+    model: _builtins.str
+    """The kind of part: only parts of one kind are compared ("NVIDIA H200"). May be empty."""
+    def __init__(
+        self,
+        *,
+        measure: _builtins.str = ...,
+        component: _builtins.str = ...,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["component", b"component", "measure", b"measure", "model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasuredSeries: _TypeAlias = MeasuredSeries  # noqa: Y015
 
 @_typing.final
 class AggregatorMessage(_message.Message):

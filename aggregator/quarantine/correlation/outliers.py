@@ -1,0 +1,116 @@
+"""Compares the nodes' measurements, and gives a node whose part deviates for long its evidence.
+
+The evidence is level evidence in the aggregator's own name (check `CHECK`), which rules may be
+about. Each replica compares the nodes that it owns with each other: their assignment is random, so
+they are a sample of every pool, and too small a sample has no finding (docs/decisions/0016).
+"""
+
+from collections.abc import Callable
+
+from aggregator.health.model import Cleared, Component, MeasuredSeries, Measurements, Status
+from aggregator.policy.outliers.fleet import Change, Outlier
+from aggregator.policy.outliers.measures import CHECK, MEASURES
+from aggregator.quarantine.state.fleet import FleetState
+from aggregator.quarantine.state.registry import NodeRegistry
+
+#: The signs by which a whole component is over: a person says so, or another part is in its place.
+_ENDS_ALL = ("operator", "replaced")
+
+
+class OutlierTracker:
+    """``say`` gives a node evidence in our own name."""
+
+    def __init__(
+        self,
+        *,
+        node_registry: NodeRegistry,
+        fleet: FleetState,
+        say: Callable[[str, Component], object],
+    ) -> None:
+        self._registry = node_registry
+        self._fleet = fleet
+        self._measured = fleet.measurements
+        self._say = say
+        #: The evidence that was given of each open finding, by node.
+        self._findings: dict[str, dict[MeasuredSeries, Component]] = {}
+
+    def on_connect(self, node: str) -> None:
+        """A new stream of the node: its series are numbered anew."""
+        self._measured.begin(node)
+
+    def on_measurements(self, node: str, told: Measurements, at: float) -> None:
+        """Take the values, and judge the node by them. ``at`` is monotonic seconds."""
+        if self._measured.size(node) != told.known:
+            return  # the node was forgotten within this stream: its next one begins anew
+        pool = self._registry.pool_of(node)
+        self._measured.move(node, pool)
+        changes: list[Change] = []
+        if told.series:
+            self._measured.add_series(node, pool, told.series)
+            changes += self._measured.restore(node, self._in_quarantine(node), at)
+        self._measured.update(node, told.values, told.absent)
+        changes += self._measured.judge(node, at)
+        self._report(node, changes, at)
+
+    def on_cleared(self, node: str, signs: tuple[Cleared, ...], at: float) -> None:
+        """Positive signs that an agent has sent."""
+        for sign in signs:
+            if not sign.code and sign.how in _ENDS_ALL:
+                self._report(node, self._measured.dismiss(node, sign.component), at)
+
+    def silent(self, node: str) -> None:
+        """The node's agent has left: its last values are no measurements."""
+        self._measured.drop_values(node)
+
+    def forget_node(self, node: str) -> None:
+        """The node is gone, or another replica's."""
+        self._measured.forget(node)
+        self._findings.pop(node, None)
+
+    def _report(self, node: str, changes: list[Change], at: float) -> None:
+        findings = self._findings.get(node)
+        if not changes and not findings:
+            return  # nearly every node at nearly every message
+        findings = self._findings.setdefault(node, {})
+        for series, outlier in changes:
+            if outlier is not None:
+                findings[series] = evidence(outlier)
+            elif findings.pop(series, None) is not None:
+                text = "as the others of the pool again"
+                self._say(node, Component(CHECK, component(series), Status.OK, "", text, at))
+        for found in findings.values():  # again, for the node's evidence may have been discarded
+            self._say(node, found)
+        if not findings:
+            del self._findings[node]
+
+    def _in_quarantine(self, node: str) -> set[tuple[str, str]]:
+        """The findings (measure, component) that the node's quarantine rests on."""
+        summary = self._fleet.node_summaries.get(node)
+        quarantine = summary.quarantine if summary is not None else None
+        if quarantine is None:
+            return set()
+        names = (
+            item.component.partition(" ")
+            for item in quarantine.spec.evidence
+            if item.code.partition(":")[0] == CHECK and not item.cleared
+        )
+        return {(measure, name) for measure, _, name in names}
+
+
+def component(series: MeasuredSeries) -> str:
+    """The component of the evidence: a part may deviate in several measurements."""
+    return f"{series.measure} {series.component}"
+
+
+def evidence(outlier: Outlier) -> Component:
+    """The evidence of a finding."""
+    series = outlier.series
+    measure = MEASURES[series.measure]
+    value = "not measured now" if outlier.value is None else f"{outlier.value} {measure.unit}"
+    text = f"{measure.what} of {series.component}: {value}"
+    if outlier.of:
+        text += (
+            f"; the median of {outlier.of} on {outlier.nodes} nodes is {outlier.median}, "
+            f"MAD {outlier.mad}"
+        )
+    return Component(CHECK, component(series), Status.FAILED, series.measure, text, outlier.since)

@@ -1,0 +1,257 @@
+"""Measurements that checks take, and the messages that carry them to the aggregator."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.checks import disk_write, gpu_clocks, gpu_nvlink, gpu_pcie, infiniband
+from nodeagent.clock import SystemClock
+from nodeagent.config.settings import UplinkConfig
+from nodeagent.simulate.node import SimulatedNode
+from nodeagent.sources.measurements import FRESH, Measured, Measurements, rounded
+from nodeagent.uplink.dialer import Dialer
+from nodeagent.uplink.measurements import MeasurementEncoder
+from sickbay.v1 import limits
+from tests.agent.machines import made_up, options, sources, this_machine
+from tests.agent.test_infiniband import Stepped, device, say
+from tests.nvml import FakeGpu, gpu, pci_of, uuid_of
+from tests.nvml.look import Bench
+from tests.support.fake_aggregator import FakeAggregator
+from tests.support.waiting import until
+
+
+def held(measurements: Measurements, measure: str, now: float = 0.0) -> dict[str, int]:
+    """The values of one measure by component."""
+    return {one.component: one.value for one in measurements.current(now) if one.measure == measure}
+
+
+def test_a_value_that_is_old_or_was_taken_back_is_no_measurement() -> None:
+    measurements = Measurements()
+    measurements.put("gpu-clock", "GPU-0", 1980, at=100.0)
+    measurements.put("gpu-clock", "GPU-1", 1965, at=100.0)
+    assert held(measurements, "gpu-clock", 100 + FRESH) == {"GPU-0": 1980, "GPU-1": 1965}
+    measurements.put("gpu-clock", "GPU-0", None, at=110.0)
+    assert held(measurements, "gpu-clock", 110) == {"GPU-1": 1965}
+    assert not held(measurements, "gpu-clock", 101 + FRESH)
+
+
+def test_a_node_with_endless_parts_keeps_a_bounded_number() -> None:
+    measurements = Measurements()
+    for number in range(1000):
+        measurements.put("ib-errors", f"mlx5_{number}/1", 0, at=0.0)
+    assert len(measurements.current(0.0)) == limits.MAX_SERIES
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, 0), (7.4, 7), (99, 99), (123, 120), (1049.9, 1000), (98_765, 99_000)]
+)
+def test_values_are_rounded_to_two_digits(value: float, text: int) -> None:
+    assert rounded(value) == text
+
+
+series = st.tuples(
+    st.sampled_from(["gpu-clock", "ib-errors"]), st.sampled_from(["a", "b", "c"]), st.just("m")
+)
+
+
+@given(st.lists(st.dictionaries(series, st.integers(0, 5)), min_size=1, max_size=8))
+def test_a_receiver_that_folds_the_messages_has_the_present_values(
+    looks: Sequence[dict[tuple[str, str, str], int]],
+) -> None:
+    encoder = MeasurementEncoder()
+    names: list[tuple[str, str, str]] = []
+    values: dict[tuple[str, str, str], int] = {}
+    for look in looks:
+        message = encoder.message([Measured(*key, value) for key, value in look.items()])
+        if message is None:
+            assert not look
+            assert not names
+            continue
+        told = message.measurements
+        names += [(one.measure, one.component, one.model) for one in told.series]
+        changed = dict(zip(told.numbers, told.values, strict=True))
+        assert all(values.get(names[number]) != value for number, value in changed.items())
+        values |= {names[number]: value for number, value in changed.items()}
+        for number in told.absent:
+            del values[names[number]]
+        assert values == look
+    assert len(set(names)) == len(names)
+
+
+def test_a_quiet_minute_of_a_large_node_is_a_few_bytes() -> None:
+    encoder = MeasurementEncoder()
+    parts = [Measured("gpu-clock", uuid_of(n), "NVIDIA H200", 1980) for n in range(8)]
+    checks = [Measured("check-duration", f"check-{n}", "8 NVIDIA H200", 12) for n in range(40)]
+    first = encoder.message([*parts, *checks])
+    quiet = encoder.message([*parts, *checks])
+    assert first is not None
+    assert quiet is not None
+    assert first.ByteSize() < 3_000
+    assert quiet.ByteSize() < 8
+    busy = encoder.message([Measured(o.measure, o.component, o.model, 1500) for o in parts])
+    assert busy is not None
+    assert busy.ByteSize() < 100
+
+
+# -- the checks that measure -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seen", "clock", "capped"),
+    [
+        (gpu(0, load=98, sm_clock=1980, clocks=0), 1980, None),
+        (gpu(0, load=98, sm_clock=1980, clocks=0x40), 1980, None),
+        (gpu(0, load=98, sm_clock=1500, clocks=0x4), None, 1500),
+        (gpu(0, load=89, sm_clock=1980, clocks=0), None, None),
+        (gpu(0, load=98, sm_clock=1200, clocks=0x2), None, None),
+        (gpu(0, load=0, sm_clock=345, clocks=0x1), None, None),
+        (gpu(0, load=None, sm_clock=1980, clocks=0), None, None),
+        (gpu(0, load=98, sm_clock=None, clocks=0), None, None),
+        (gpu(0, load=98, sm_clock=1980, clocks=None), None, None),
+    ],
+)
+async def test_only_the_clock_of_a_load_is_measured_and_at_the_power_cap_apart(
+    tmp_path: Path, seen: FakeGpu, clock: int | None, capped: int | None
+) -> None:
+    async with Bench(tmp_path, [seen]) as bench:
+        await bench.build(gpu_clocks.SPEC).run_check()
+        now = bench.clock.boottime()
+        measurements = bench.sources.measurements
+        assert held(measurements, "gpu-clock", now).get(uuid_of(0)) == clock
+        assert held(measurements, "gpu-clock-capped", now).get(uuid_of(0)) == capped
+        assert measurements.machine == "1 NVIDIA H100 80GB HBM3"
+
+
+async def test_a_load_that_ends_takes_its_clock_back(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(0, load=98, sm_clock=1980, clocks=0)]) as bench:
+        check = bench.build(gpu_clocks.SPEC)
+        await check.run_check()
+        bench.gpus.write([gpu(0)])
+        bench.later()
+        await check.run_check()
+        assert not bench.sources.measurements.current(bench.clock.boottime())
+
+
+async def test_replays_and_nvlink_errors_are_rates_an_hour(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(0), gpu(1)]) as bench:
+        for number in range(2):
+            bench.sources.gpus.learn(pci_of(number), uuid_of(number))
+        checks = [bench.build(gpu_pcie.SPEC), bench.build(gpu_nvlink.SPEC)]
+        for check in checks:
+            await check.run_check()
+        bench.gpus.write([gpu(0, replays=11, link_errors={(161, 3): 70, (162, 4): 1}), gpu(1)])
+        bench.later(301.0)
+        for check in checks:
+            await check.run_check()
+        now = bench.clock.boottime()
+        assert held(bench.sources.measurements, "pcie-replays", now) == {
+            uuid_of(0): 66,
+            uuid_of(1): 0,
+        }
+        assert held(bench.sources.measurements, "nvlink-errors", now) == {
+            uuid_of(0): 71,
+            uuid_of(1): 0,
+        }
+
+
+async def test_the_errors_of_a_port_are_counted_together(tmp_path: Path) -> None:
+    clock = Stepped()
+    machine = made_up(tmp_path, clock)
+    [port] = device(machine, "mlx5_0", "0000:1a:00.0")
+    seen = sources(machine)
+    check = infiniband.build(seen, options(infiniband.SPEC))
+    await check.run_check()
+    say(port, symbol_error="30", port_rcv_errors="12")
+    clock.now += 30
+    await check.run_check()
+    assert held(seen.measurements, "ib-errors", clock.now) == {"mlx5_0/1": 42}
+    say(port, state="1: DOWN", phys_state="2: Polling")
+    clock.now += 30
+    await check.run_check()
+    assert not held(seen.measurements, "ib-errors", clock.now)
+
+
+async def test_a_written_file_is_a_latency_and_a_directory_that_is_not_there_is_none(
+    tmp_path: Path,
+) -> None:
+    seen = sources(this_machine())
+    paths = (str(tmp_path), str(tmp_path / "none"))
+    await disk_write.build(seen, options(disk_write.SPEC, paths=paths)).run_check()
+    now = seen.machine.clock.boottime()
+    assert held(seen.measurements, "disk-latency", now).keys() == {str(tmp_path)}
+    await seen.disk.close()
+
+
+# -- on the stream -----------------------------------------------------------------------------
+
+
+class MeasuringNode(SimulatedNode):
+    """A simulated node whose measurements a test sets."""
+
+    measured: Sequence[Measured] = ()
+
+    def measurements(self) -> Sequence[Measured]:
+        return self.measured
+
+
+def measuring_node(address: str) -> MeasuringNode:
+    draw = random.Random(7).random
+    return MeasuringNode(
+        "node-a",
+        gpus=1,
+        seed=7,
+        address=address,
+        dialer=Dialer(UplinkConfig(address=address)),
+        clock=SystemClock(),
+        draw=draw,
+        jitter=draw,
+        on_change=lambda: None,
+    )
+
+
+async def test_a_stream_sends_changes_and_the_next_stream_names_its_series_anew(
+    ward: FakeAggregator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nodeagent.uplink.stream.EVERY", 0.1)
+    assert ward.welcome is not None
+    ward.welcome.heartbeat_interval_ms = 1000
+    node = measuring_node(ward.address)
+    node.measured = [Measured("gpu-clock", "GPU-0", "H200", 1980)]
+    node.start()
+    await until(lambda: bool(ward.streams and ward.latest.measured), within=30)
+    [first, *_] = ward.latest.measured
+    assert [(s.measure, s.component, s.model) for s in first.series] == [
+        ("gpu-clock", "GPU-0", "H200")
+    ]
+    assert (list(first.numbers), list(first.values)) == ([0], [1980])
+    node.measured = []
+    stream = ward.latest
+    await until(lambda: any(list(told.absent) == [0] for told in stream.measured), within=30)
+    node.measured = [Measured("gpu-clock", "GPU-0", "H200", 1965)]
+    ward.latest.end()
+    await until(lambda: ward.latest is not stream and bool(ward.latest.measured), within=30)
+    [first, *_] = ward.latest.measured
+    assert (len(first.series), list(first.values)) == (1, [1965])
+    task = node.cut()
+    assert task is not None
+    await asyncio.wait({task})
+
+
+async def test_a_node_that_measures_nothing_sends_nothing(
+    ward: FakeAggregator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nodeagent.uplink.stream.EVERY", 0.1)
+    assert ward.welcome is not None
+    ward.welcome.heartbeat_interval_ms = 1000
+    node = measuring_node(ward.address)
+    node.start()
+    await until(lambda: bool(ward.streams and len(ward.latest.digests) > 1), within=30)
+    assert not ward.latest.measured
+    task = node.cut()
+    assert task is not None
+    await asyncio.wait({task})
