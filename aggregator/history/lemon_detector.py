@@ -149,7 +149,7 @@ class LemonDetector:
         for node, node_summary in self._fleet.node_summaries.items():
             quarantine = node_summary.quarantine
             items = quarantine.spec.evidence if quarantine is not None else ()
-            health = node_summary.health
+            health = node_summary.agent.health
             told = health is not None and (CHECK, "") in health.components
             if not told and any(item.code.partition(":")[0] == CHECK for item in items):
                 yield node

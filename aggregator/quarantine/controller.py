@@ -350,7 +350,9 @@ class Controller:
             self._cluster_events.tell_stop()
             self._cluster_events.tell_record()
             async for case in self._by_slices():
-                if case.wishes != NONE and case.node_summary.wishes != describe(case.wishes, wall):
+                if case.cluster.wishes != NONE and case.node_summary.requests != describe(
+                    case.cluster.wishes, wall
+                ):
                     self._evaluator.evaluate_node(case)  # an exemption has ended
                 waits = case.release_held or case.node_summary.missing or _is_absent(case)
                 if _in_suspense(case) or waits or _is_schedulable(case):
@@ -429,9 +431,9 @@ class Controller:
     def record_own_evidence(self, node: str, component: Component) -> bool:
         """Evidence about a node in our own name; False: its agent has not reported yet."""
         case = self._registry.known(node)
-        if case is None or case.node_summary.health is None:
+        if case is None or case.agent.health is None:
             return False
-        if case.node_summary.health.record_own_evidence(component):
+        if case.agent.health.record_own_evidence(component):
             self._evaluator.evaluate_node(case)
         return True
 

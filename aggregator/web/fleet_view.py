@@ -150,17 +150,19 @@ class FleetViewBuilder:
         self.count(node_summary)
         moment, standing = self._moment, node_summary.standing()
         self._standings[node_summary.node] = standing
-        self._attached += node_summary.speaks
-        self._conflicts += bool(node_summary.conflict)
+        self._attached += node_summary.agent.speaks
+        self._conflicts += bool(node_summary.agent.conflict)
         self._exempt += node_summary.exempt
-        if node_summary.wishes:
+        if node_summary.requests:
             self._wished.append(node_view.node_row(node_summary, moment, standing))
-        if not node_summary.speaks:
+        if not node_summary.agent.speaks:
             if node_view.agent(node_summary) == "never":
                 self._never += 1
             else:
                 heard = (
-                    node_summary.last_heard if node_summary.last_heard is not None else moment.now
+                    node_summary.agent.last_heard
+                    if node_summary.agent.last_heard is not None
+                    else moment.now
                 )
                 self._silent.append((heard, node_view.node_row(node_summary, moment, standing)))
         if node_summary.incidents:
@@ -210,8 +212,8 @@ class FleetViewBuilder:
     def count(self, node_summary: NodeSummary | None) -> None:
         """Count a node for the limits, which are the whole fleet's, without showing it."""
         self._nodes += 1
-        if self._pool_label and node_summary is not None and node_summary.meta is not None:
-            pool = node_summary.meta.labels.get(self._pool_label, "")
+        if self._pool_label and node_summary is not None and node_summary.cluster.meta is not None:
+            pool = node_summary.cluster.meta.labels.get(self._pool_label, "")
             self._pools[pool] += 1
             self._taken[pool] += node_summary.in_record
 

@@ -204,8 +204,8 @@ def best_report(
     mine = owners.mine(name)
     if (
         node_summary is not None
-        and node_summary.health is not None
-        and (mine or node_summary.attached)
+        and node_summary.agent.health is not None
+        and (mine or node_summary.agent.attached)
     ):
         return None
     owner, unheard = tellings.get(owners.of(name)), None

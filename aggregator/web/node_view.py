@@ -67,9 +67,13 @@ def brief(text: str) -> str:
 
 def agent(node_summary: NodeSummary) -> str:
     """attached, silent, or never: no message has come since this aggregator started."""
-    if node_summary.speaks:
+    if node_summary.agent.speaks:
         return "attached"
-    return "never" if node_summary.health is None and node_summary.last_heard is None else "silent"
+    return (
+        "never"
+        if node_summary.agent.health is None and node_summary.agent.last_heard is None
+        else "silent"
+    )
 
 
 def why(node_summary: NodeSummary, standing: QuarantineSummary) -> str:
@@ -78,7 +82,7 @@ def why(node_summary: NodeSummary, standing: QuarantineSummary) -> str:
         return _why_quarantined(node_summary, node_summary.quarantine)
     if node_summary.unclaimed:
         return node_summary.unclaimed
-    if node_summary.marked:
+    if node_summary.cluster.marked:
         return fleet.MARKED_ALONE
     if node_summary.hold is not None:
         return f"held by {node_summary.hold.limit}: {node_summary.hold.reason}"
@@ -88,26 +92,32 @@ def why(node_summary: NodeSummary, standing: QuarantineSummary) -> str:
         return f"would {node_summary.would}"
     if node_summary.last_error:
         return f"the last step failed and is tried again: {node_summary.last_error}"
-    if node_summary.conflict:
-        return node_summary.conflict
+    if node_summary.agent.conflict:
+        return node_summary.agent.conflict
     if standing is QuarantineSummary.SILENT:
-        how = f"is not understood ({node_summary.refused})" if node_summary.refused else "is silent"
+        how = (
+            f"is not understood ({node_summary.agent.refused})"
+            if node_summary.agent.refused
+            else "is silent"
+        )
         return f"its agent {how}; " + (_worst(node_summary) or "no check was failing")
-    if standing is QuarantineSummary.UNKNOWN and node_summary.refused:
-        return f"its agent is not understood: {node_summary.refused}"
+    if standing is QuarantineSummary.UNKNOWN and node_summary.agent.refused:
+        return f"its agent is not understood: {node_summary.agent.refused}"
     if standing is QuarantineSummary.UNKNOWN:
-        return "no state known yet" if node_summary.attached else "no agent has reported from it"
-    if node_summary.wishes and standing is QuarantineSummary.OK:
-        return node_summary.wishes[0]
+        return (
+            "no state known yet" if node_summary.agent.attached else "no agent has reported from it"
+        )
+    if node_summary.requests and standing is QuarantineSummary.OK:
+        return node_summary.requests[0]
     return _others_at_work(node_summary) or _worst(node_summary)
 
 
 def _others_at_work(node_summary: NodeSummary) -> str:
-    if node_summary.maintained:
-        return f"another tool or person is at work on it: {node_summary.maintained}"
+    if node_summary.cluster.maintained:
+        return f"another tool or person is at work on it: {node_summary.cluster.maintained}"
     return (
-        f"cordoned by another tool or person: {node_summary.foreign}"
-        if node_summary.foreign
+        f"cordoned by another tool or person: {node_summary.cluster.foreign}"
+        if node_summary.cluster.foreign
         else ""
     )
 
@@ -127,14 +137,14 @@ def _worst(node_summary: NodeSummary) -> str:
     incidents = sorted(node_summary.incidents.values(), key=_by_strength)
     if incidents:
         return incidents[0].summary
-    if node_summary.health is None:
+    if node_summary.agent.health is None:
         return ""
-    bad = node_summary.health.components.that_are(Status.DEGRADED, Status.FAILED)
+    bad = node_summary.agent.health.components.that_are(Status.DEGRADED, Status.FAILED)
     if bad:
         worst = min(bad, key=lambda component: _WORST[component.status])
         name = f"{worst.check} {worst.component}".rstrip()
         return f"{name} {worst.status.name.lower()}: {worst.message or worst.reason}"
-    latched = [fault for fault in node_summary.health.faults.values() if not fault.historical]
+    latched = [fault for fault in node_summary.agent.health.faults.values() if not fault.historical]
     return f"{latched[0].code}: {latched[0].message}" if latched else ""
 
 
@@ -160,10 +170,10 @@ def node_row(
         node=node_summary.node,
         standing=standing,
         agent=agent(node_summary),
-        last_heard=moment.when_or_never(node_summary.last_heard),
+        last_heard=moment.when_or_never(node_summary.agent.last_heard),
         why=why(node_summary, standing),
         exempt=node_summary.exempt,
-        wishes=list(node_summary.wishes),
+        wishes=list(node_summary.requests),
     )
 
 
@@ -202,7 +212,7 @@ def _incident(
 
 
 def _doing(node_summary: NodeSummary, incident: policy.Incident) -> str:
-    overruled = {word.key for word in node_summary.overruled}
+    overruled = {word.key for word in node_summary.cluster.overruled}
     if incident.evidence and all(item.key in overruled for item in incident.evidence):
         return "overruled by a person"
     if incident.action == "observe":
@@ -217,7 +227,7 @@ def _doing(node_summary: NodeSummary, incident: policy.Incident) -> str:
         return "the mode keeps us from acting"
     if incident.recovering_since is not None:
         return "recovering"
-    if node_summary.conflict:
+    if node_summary.agent.conflict:
         return "no action: two agents claim the node"
     return "being admitted"
 
@@ -447,7 +457,7 @@ def node(
     how: str,
 ) -> models.Node:
     """One node's details. ``timeline`` is newest first."""
-    health, meta = node_summary.health, node_summary.meta
+    health, meta = node_summary.agent.health, node_summary.cluster.meta
     standing = node_summary.standing()
     held = node_summary.quarantine
     return models.Node(
@@ -456,12 +466,12 @@ def node(
         standing=standing,
         why=why(node_summary, standing),
         agent=agent(node_summary),
-        last_heard=moment.when_or_never(node_summary.last_heard),
-        read_at=moment.when_or_never(node_summary.read_at),
+        last_heard=moment.when_or_never(node_summary.agent.last_heard),
+        read_at=moment.when_or_never(node_summary.cluster.read_at),
         agent_version=health.agent_version if health else "",
         boot_id=health.boot_id if health else "",
-        conflict=node_summary.conflict,
-        foreign=node_summary.foreign,
+        conflict=node_summary.agent.conflict,
+        foreign=node_summary.cluster.foreign,
         last_error=node_summary.last_error,
         labels=dict(sorted(meta.labels.items())) if meta else {},
         traits=dict(sorted(health.traits.items())) if health else {},
@@ -470,10 +480,10 @@ def node(
         hold=hold(node_summary, mode, how),
         would=node_summary.would,
         exempt=node_summary.exempt,
-        wishes=list(node_summary.wishes),
+        wishes=list(node_summary.requests),
         overruled=[
             models.Overruled(code=one.code, component=one.component, cleared_by=one.cleared_by)
-            for one in sorted(node_summary.overruled)
+            for one in sorted(node_summary.cluster.overruled)
         ],
         components=components(health.levels(), moment) if health else [],
         faults=faults(health.faults.values(), moment) if health else [],

@@ -155,11 +155,13 @@ def tell(node_summary: NodeSummary, moment: ViewMoment, mode: str, how: str) -> 
         node=node_summary.node,
         standing=standing,
         agent=agent,
-        last_heard=None if node_summary.speaks else moment.when_or_never(node_summary.last_heard),
+        last_heard=None
+        if node_summary.agent.speaks
+        else moment.when_or_never(node_summary.agent.last_heard),
         why=node_view.why(node_summary, standing),
         exempt=node_summary.exempt,
-        wishes=list(node_summary.wishes),
-        conflict=bool(node_summary.conflict),
+        wishes=list(node_summary.requests),
+        conflict=bool(node_summary.agent.conflict),
         incidents=node_view.incidents(node_summary, moment, how) if node_summary.incidents else [],
         hold=node_view.hold(node_summary, mode, how),
         last_error=node_summary.last_error,
@@ -170,16 +172,16 @@ def tell(node_summary: NodeSummary, moment: ViewMoment, mode: str, how: str) -> 
 def _notable(node_summary: NodeSummary) -> bool:
     """Whether a healthy node still has something to report."""
     return bool(
-        node_summary.wishes
+        node_summary.requests
         or node_summary.exempt
-        or node_summary.conflict
+        or node_summary.agent.conflict
         or node_summary.last_error
         or node_summary.release_held
-        or node_summary.foreign
+        or node_summary.cluster.foreign
         or node_summary.unclaimed
-        or node_summary.marked
-        or node_summary.maintained
-        or (node_summary.health is not None and node_summary.health.faults)
+        or node_summary.cluster.marked
+        or node_summary.cluster.maintained
+        or (node_summary.agent.health is not None and node_summary.agent.health.faults)
     )
 
 
@@ -187,8 +189,8 @@ def heard(node_summaries: Iterable[NodeSummary | None], now: float) -> bytes:
     """A byte for each: seconds since its last message."""
     return bytes(
         _LONG_AGO
-        if one is None or one.last_heard is None
-        else min(max(int(now - one.last_heard), 0), _LONG_AGO)
+        if one is None or one.agent.last_heard is None
+        else min(max(int(now - one.agent.last_heard), 0), _LONG_AGO)
         for one in node_summaries
     )
 

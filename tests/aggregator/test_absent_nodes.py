@@ -65,7 +65,7 @@ async def test_the_time_of_absence_survives_a_restart() -> None:
     since = absent(world, "n1")
     clock.time += DAY / 2
     second = Replica(world, clock=clock)
-    await until(lambda: second.controller._registry.case("n1").node_gone)
+    await until(lambda: second.controller._registry.case("n1").cluster.node_gone)
     await looked_at(second, "n1")
     assert absent(world, "n1") == since
     clock.time += DAY / 2
@@ -155,7 +155,7 @@ async def test_a_node_that_is_back_at_the_last_look_keeps_its_quarantine() -> No
     await until(lambda: absent(world, "n1"))
     case = replica.controller._registry.case("n1")
     world.add_node("n1", uid="uid-again", boot_id=boot)
-    assert case.node_gone
+    assert case.cluster.node_gone
     clock.time += DAY + 1
     await looked_at(replica, "n1")
     await until(lambda: not absent(world, "n1"))

@@ -115,13 +115,13 @@ def on_bench(test: Callable[[Bench], Any]) -> None:
 
 def test_who_greets_is_attached_and_has_said_nothing_yet() -> None:
     async def test(bench: Bench) -> None:
-        bench.case.silent_failing, bench.case.misnamed = "x", True
+        bench.case.agent.silent_failing, bench.case.agent.misnamed = "x", True
         assert bench.connect("u9") == ["renew", "record_hello"]
-        summary = bench.case.node_summary
+        summary = bench.case.agent
         assert (summary.attached, summary.last_heard) == (True, bench.loop.time())
-        assert (bench.case.claimed, bench.case.misnamed) == ("u9", False)
-        assert bench.case.silent_failing == ""
-        assert not bench.case.was_heard
+        assert (bench.case.agent.claimed, bench.case.agent.misnamed) == ("u9", False)
+        assert bench.case.agent.silent_failing == ""
+        assert not bench.case.agent.was_heard
         summary.last_heard = 1.0
         assert bench.connect() == ["record_hello"]
         assert summary.last_heard == 1.0, "to come back is not to be heard"
@@ -156,7 +156,7 @@ def test_the_node_is_read_where_its_agent_proves_another_uid(
     listed: str, uid: str, stands: Quarantine | None, *, reads: bool
 ) -> None:
     async def test(bench: Bench) -> None:
-        bench.case.node_summary.meta = NodeMeta("n1", listed) if listed else None
+        bench.case.cluster.meta = NodeMeta("n1", listed) if listed else None
         bench.case.node_summary.quarantine = stands
         assert ("add_for_read" in bench.connect(uid)) == reads
 
@@ -178,7 +178,7 @@ def test_an_agent_tells_of_a_node_that_may_be_back(
     stands: Quarantine | None, uid: str, *, gone: bool, back: bool
 ) -> None:
     case: Any = NodeRegistry(FleetState(), "").case("n1")
-    case.node_summary.quarantine, case.node_gone = stands, gone
+    case.node_summary.quarantine, case.cluster.node_gone = stands, gone
     assert _may_be_back(case, uid) == back
 
 
@@ -201,7 +201,7 @@ def test_a_sign_is_acknowledged_at_once_only_where_nothing_can_be_left_to_do() -
         assert bench.hear(snapshot(fault())) is None, "no sign"
         assert bench.hear(Delta()) is None
         case = bench.case
-        case.node_summary.meta = NodeMeta("n1", "u1")
+        case.cluster.meta = NodeMeta("n1", "u1")
         assert bench.hear(Delta(cleared=(SIGN,))) is None
         assert bench.hear(Delta(gone=(("xid", ""),))) is None
         assert not case.suspect
@@ -209,8 +209,8 @@ def test_a_sign_is_acknowledged_at_once_only_where_nothing_can_be_left_to_do() -
             ("work", bench, True),
             ("may", bench, False),
             ("view", bench.queue, False),
-            ("meta", case.node_summary, None),
-            ("unread", case, True),
+            ("meta", case.cluster, None),
+            ("unread", case.cluster, True),
             ("ours", case, False),
         ):
             before = getattr(owner, name)
@@ -230,10 +230,10 @@ def test_signs_are_kept_until_the_node_was_read() -> None:
     async def test(bench: Bench) -> None:
         bench.connect()
         bench.hear(snapshot(cleared=(SIGN,)))
-        assert bench.case.signs == (SIGN,)
-        bench.case.signs, bench.case.node_summary.meta = (), NodeMeta("n1", "u1")
+        assert bench.case.cluster.signs == (SIGN,)
+        bench.case.cluster.signs, bench.case.cluster.meta = (), NodeMeta("n1", "u1")
         bench.hear(snapshot(cleared=(SIGN,)))
-        assert bench.case.signs == ()
+        assert bench.case.cluster.signs == ()
 
     on_bench(test)
 
@@ -241,7 +241,7 @@ def test_signs_are_kept_until_the_node_was_read() -> None:
 def test_a_fault_of_a_node_that_may_be_back_has_it_read() -> None:
     async def test(bench: Bench) -> None:
         bench.connect()
-        bench.case.node_summary.quarantine, bench.case.node_gone = quarantine(), True
+        bench.case.node_summary.quarantine, bench.case.cluster.node_gone = quarantine(), True
         bench.hear(snapshot())
         assert not bench.case.suspect
         bench.hear(snapshot(fault()))
@@ -253,12 +253,12 @@ def test_a_fault_of_a_node_that_may_be_back_has_it_read() -> None:
 def test_lost_evidence_and_a_return_are_told() -> None:
     async def test(bench: Bench) -> None:
         bench.connect()
-        bench.case.silent, bench.case.node_summary.refused = True, "x"
+        bench.case.agent.silent, bench.case.agent.refused = True, "x"
         bench.hear(Delta(lost=(Lost("kmsg", 1, "overrun"),)))
         assert bench.told == ["evidence.lost: evidence lost (kmsg): overrun"]
-        assert bench.case.silent, "a delta is no snapshot"
+        assert bench.case.agent.silent, "a delta is no snapshot"
         bench.hear(snapshot())
-        assert (bench.case.silent, bench.case.node_summary.refused) == (False, "")
+        assert (bench.case.agent.silent, bench.case.agent.refused) == (False, "")
         assert len(bench.told) == 2
         bench.hear(snapshot())
         assert len(bench.told) == 2
@@ -284,7 +284,7 @@ def test_of_two_agents_nothing_is_recorded_until_one_is_left() -> None:
         bench.did.clear()
         bench.made.on_conflict("n1", "")
         assert bench.did == ["restart_node", "add"]
-        assert bench.case.node_summary.conflict == ""
+        assert bench.case.agent.conflict == ""
         bench.hear(Delta())
         assert "record_message" in bench.did
         bench.made.on_conflict("n1", "again")
@@ -308,13 +308,13 @@ def test_the_end_of_a_stream_counts_only_for_the_one_that_is_attached() -> None:
         waits = bench.loop.create_future()
         bench.case.waiters = (waits,)
         bench.made.on_disconnect("n1", FakeLine(), "another's")
-        assert bench.case.node_summary.attached
+        assert bench.case.agent.attached
         bench.did.clear()
         bench.made.on_disconnect("n1", bench.line, "bye")
         assert bench.did == ["silent", "record_disconnect"]
         assert waits.cancelled()
         assert bench.case.waiters == ()
-        summary = bench.case.node_summary
+        summary = bench.case.agent
         assert not summary.attached
         assert summary.refused == "no snapshot of it was accepted: bye"
         summary.refused, summary.last_heard = "", 1.0
@@ -351,15 +351,15 @@ def test_what_was_said_is_asked_for_again() -> None:
     async def test(bench: Bench) -> None:
         bench.made.ask_again(bench.case)
         bench.made.start_over(bench.case)
-        assert bench.case.node_summary.health is None
+        assert bench.case.agent.health is None
         bench.connect()
         bench.hear(snapshot(fault()))
         bench.made.ask_again(bench.case)
         assert bench.line.resyncs == [], "it was heard"
         bench.made.start_over(bench.case)
-        assert bench.case.node_summary.attached
-        assert not bench.case.was_heard
-        assert bench.case.node_summary.last_heard == bench.loop.time()
+        assert bench.case.agent.attached
+        assert not bench.case.agent.was_heard
+        assert bench.case.agent.last_heard == bench.loop.time()
         bench.made.ask_again(bench.case)
         assert len(bench.line.resyncs) == 1
 
@@ -368,7 +368,7 @@ def test_what_was_said_is_asked_for_again() -> None:
 
 def test_a_refused_stream_is_shown_unless_its_node_is_anothers() -> None:
     async def test(bench: Bench) -> None:
-        summary = bench.case.node_summary
+        summary = bench.case.agent
         bench.home = "r2:1"
         bench.made.on_refusal("n1", "too old")
         assert (summary.refused, summary.last_heard) == ("", None)
@@ -392,21 +392,21 @@ def test_silence_is_told_once_with_its_reason() -> None:
         bench.connect()
         now = bench.loop.time()
         silence(case, now + SILENT_AFTER - 0.1)
-        assert not case.silent
+        assert not case.agent.silent
         silence(case, now + SILENT_AFTER)
-        assert case.silent
+        assert case.agent.silent
         silence(case, now + SILENT_AFTER)
         assert len(bench.told) == 1
         assert "attached, but has sent no snapshot" in bench.told[0]
-        case.silent, case.node_summary.refused = False, "too old"
+        case.agent.silent, case.agent.refused = False, "too old"
         silence(case, now + SILENT_AFTER)
         assert "not understood (too old)" in bench.told[1]
-        case.silent, case.node_summary.refused, case.node_summary.attached = False, "", False
+        case.agent.silent, case.agent.refused, case.agent.attached = False, "", False
         silence(case, now + SILENT_AFTER)
         assert "its agent is silent;" in bench.told[2]
-        case.silent, case.node_summary.attached = False, True
+        case.agent.silent, case.agent.attached = False, True
         bench.hear(snapshot())
         silence(case, 1e9)
-        assert not case.silent
+        assert not case.agent.silent
 
     on_bench(test)

@@ -25,6 +25,7 @@ from aggregator.quarantine.reconcile.cluster_events import FORGOTTEN_AFTER, Clus
 from aggregator.quarantine.state.fleet import NodeSummary
 from aggregator.quarantine.state.node import NodeState
 from tests.support.memory_cluster import MemoryCluster, World
+from tests.support.node_states import part_with, set_fields
 from tests.support.replica import Replica, Turned
 from tests.support.virtual_time import VirtualTimeLoop, play
 from tests.support.waiting import until
@@ -95,13 +96,13 @@ def test_a_name_that_the_cluster_lacks_is_forgotten_when_nothing_stands_on_it(
             ("unclaimed", True),
             ("waiters", (asyncio.get_running_loop().create_future(),)),
         ):
-            before = getattr(ghost, name)
-            setattr(ghost, name, value)
+            before = getattr(part_with(ghost, name), name)
+            set_fields(ghost, **{name: value})
             assert not is_no_more(ghost), name
-            setattr(ghost, name, before)
-        ghost.node_summary.attached = True
+            set_fields(ghost, **{name: before})
+        ghost.agent.attached = True
         assert not is_no_more(ghost)
-        ghost.node_summary.attached = False
+        ghost.agent.attached = False
         ghost.node_summary.quarantine = quarantine()
         assert not is_no_more(ghost)
         ghost.node_summary.quarantine = None
@@ -109,9 +110,9 @@ def test_a_name_that_the_cluster_lacks_is_forgotten_when_nothing_stands_on_it(
         assert not is_no_more(ghost), "something is being done"
         await ghost.task
         assert is_no_more(ghost)
-        ghost.node_summary.last_heard = now - FORGOTTEN_AFTER + 1
+        ghost.agent.last_heard = now - FORGOTTEN_AFTER + 1
         assert not is_no_more(ghost)
-        ghost.node_summary.last_heard = now - FORGOTTEN_AFTER
+        ghost.agent.last_heard = now - FORGOTTEN_AFTER
         assert is_no_more(ghost)
         await bench.replica.controller._record_writer.enter(Entry("ghost", "", "", "drain", 1.0))
         assert not is_no_more(ghost)
@@ -124,9 +125,9 @@ def test_where_the_list_lacks_nodes_one_that_was_heard_is_forgotten_only_if_it_w
 ) -> None:
     async def test(bench: Bench) -> None:
         ghost = bench.case("ghost")
-        ghost.node_summary.last_heard = bench.clock() - 2 * FORGOTTEN_AFTER
+        ghost.agent.last_heard = bench.clock() - 2 * FORGOTTEN_AFTER
         assert not bench.cluster_events._is_no_more(ghost)
-        ghost.node_summary.meta = NodeMeta("ghost", "uid")
+        ghost.cluster.meta = NodeMeta("ghost", "uid")
         assert bench.cluster_events._is_no_more(ghost)
 
     on_a_bench(monkeypatch, test, kind=NotAll)
@@ -152,7 +153,7 @@ def test_a_marked_node_that_the_list_lacks_is_looked_for(
 ) -> None:
     async def test(bench: Bench) -> None:
         case = bench.case(node)
-        case.node_summary.quarantine, case.node_gone = found, gone
+        case.node_summary.quarantine, case.cluster.node_gone = found, gone
         assert bench.cluster_events._is_unlisted(case) == unlisted
 
     on_a_bench(monkeypatch, test)
@@ -180,25 +181,25 @@ def prepare_nothing(_: NodeState) -> None:
 
 
 def another_uid_is_claimed(case: NodeState) -> None:
-    case.claimed = "another"
+    case.agent.claimed = "another"
 
 
 def this_uid_is_claimed(case: NodeState) -> None:
-    case.claimed = "uid-n1"
+    case.agent.claimed = "uid-n1"
 
 
 def it_was_gone(case: NodeState) -> None:
-    case.node_gone = True
+    case.cluster.node_gone = True
 
 
 def others_cordoned_it(case: NodeState) -> None:
-    case.node_summary.foreign = "cordoned by another tool or person"
+    case.cluster.foreign = "cordoned by another tool or person"
 
 
 def others_cordoned_it_and_it_is_waited_for(case: NodeState) -> None:
     others_cordoned_it(case)
     case.node_summary.quarantine = quarantine(phase=Phase.ADMITTED)
-    case.node_summary.maintained = "kured"
+    case.cluster.maintained = "kured"
 
 
 def its_quarantine_is_of_another_node(case: NodeState) -> None:
@@ -227,15 +228,15 @@ def test_a_node_is_read_where_the_list_differs_from_what_is_known(
 ) -> None:
     async def test(bench: Bench) -> None:
         case = bench.listed()
-        case.suspect = case.node_gone = False
-        case.unread = True
+        case.suspect = case.cluster.node_gone = False
+        case.cluster.unread = True
         bench.kicked.clear()
         prepare(case)
         bench.listed()
         assert case.suspect == suspect
         assert bench.kicked == (["n1"] if suspect else [])
-        assert not case.unread
-        assert case.node_summary.read_at == bench.clock()
+        assert not case.cluster.unread
+        assert case.cluster.read_at == bench.clock()
 
     on_a_bench(monkeypatch, test)
 
@@ -247,7 +248,7 @@ def test_marks_in_the_list_are_unclaimed_where_no_quarantine_stands(
         return case.unclaimed
 
     def is_marked(case: NodeState) -> bool:
-        return case.node_summary.marked
+        return case.cluster.marked
 
     async def test(bench: Bench) -> None:
         case = bench.listed(**{APPLIED: "x"})
@@ -323,14 +324,14 @@ def test_after_the_news_are_whole_again_only_marked_nodes_that_are_schedulable_a
             (Phase.RELEASING, False, False),
         ):
             case.node_summary.quarantine = quarantine(phase=phase, node_uid="uid-n1")
-            case.suspect, case.signs, case.definition_going = False, signs, True
+            case.suspect, case.cluster.signs, case.definition_going = False, signs, True
             bench.cluster_events._queue.view = False
             names = frozenset({"n1"} if unschedulable else ())
             # What the list alone says of it is another test's.
             monkeypatch.setattr(bench.cluster_events, "_node_listed", lambda *_: None)
             await bench.cluster_events._view_restored(names)
             assert case.suspect == suspect, phase
-            assert case.signs == (signs if suspect else ())
+            assert case.cluster.signs == (signs if suspect else ())
             assert not case.definition_going
             assert bench.cluster_events._queue.view
         case.vanished = "uid"

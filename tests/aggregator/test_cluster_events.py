@@ -193,7 +193,7 @@ def test_the_end_of_our_own_release_leaves_none_and_an_agents_evidence_stays() -
     async def test(bench: Bench) -> None:
         case = bench.case(made())
         health: Any = SimpleNamespace(has_snapshot=True)
-        case.node_summary.health, case.ended = health, "q"
+        case.agent.health, case.ended = health, "q"
         case.node_summary.incidents = incidents = {"i": 1}
         await bench.hear(QuarantineGone("n1", "q"))
         assert case.orphan == ""
@@ -246,13 +246,13 @@ def test_a_name_that_only_a_quarantine_told_of_is_forgotten_with_its_last_step(
         bench.made._is_no_more = lambda _: True
         bench.made._forget = forgotten.append
         case = bench.case(made())
-        case.node_gone, case.node_summary.last_heard = True, heard
+        case.cluster.node_gone, case.agent.last_heard = True, heard
         case.task = asyncio.create_task(asyncio.sleep(1))
         await bench.hear(QuarantineGone("n1", "q"))
         assert forgotten == []
         await asyncio.sleep(2)
         assert forgotten == ([case] if heard is None else [])
-        case.node_gone = False
+        case.cluster.node_gone = False
         bench.made._was_made_up(case)
         assert len(forgotten) == (heard is None)
 
@@ -279,7 +279,7 @@ def test_an_uncordon_matters_to_a_node_that_was_cordoned(
 ) -> None:
     async def test(bench: Bench) -> None:
         case = bench.case(quarantine)
-        case.node_summary.foreign = foreign
+        case.cluster.foreign = foreign
         assert await bench.hear(NodeUncordoned("n1")) == ["add n1"] * attended
         assert case.suspect == attended
 

@@ -56,7 +56,7 @@ class Bench:
             Hello(node, "boot-1", "epoch", "1.0", 1, "i", traits={"driver": driver})
         )
         health.snapshot(snapshot(*components))
-        case.node_summary.health = health
+        case.agent.health = health
         self.suspecting.receive_symptoms(case)
         return case
 
@@ -91,7 +91,7 @@ def test_before_its_first_snapshot_what_was_told_of_a_node_stands() -> None:
     bench = Bench()
     case = bench.report("n1", DOWN)
     bench.taken()
-    case.node_summary.health = NodeHealth(Hello("n1", "boot-1", "epoch", "1.0", 1, "i"))
+    case.agent.health = NodeHealth(Hello("n1", "boot-1", "epoch", "1.0", 1, "i"))
     bench.suspecting.receive_symptoms(case)
     assert bench.known("n1") == ({LINK}, VERSIONS)
     assert bench.taken() == []
@@ -100,7 +100,7 @@ def test_before_its_first_snapshot_what_was_told_of_a_node_stands() -> None:
 def test_a_node_of_ours_without_an_agent_counts_no_more_unless_it_is_on_its_way_to_us() -> None:
     bench = Bench()
     case = bench.report("n1", DOWN)
-    case.node_summary.health = None
+    case.agent.health = None
     bench.remote_nodes.leave("n1", bench.clock())
     bench.suspecting.receive_symptoms(case)
     assert bench.is_counted("n1")
@@ -112,7 +112,7 @@ def test_a_node_of_ours_without_an_agent_counts_no_more_unless_it_is_on_its_way_
     bench.suspecting.receive_symptoms(case)
     assert not bench.is_counted("n1")
     bench.report("n1", DOWN)
-    case.node_summary.health = None
+    case.agent.health = None
     bench.remote_nodes.leave("n1", bench.clock())
     assert "n1" not in bench.remote_nodes
     bench.suspecting.receive_symptoms(case)
@@ -127,7 +127,7 @@ def test_another_replicas_node_counts_by_its_words_and_not_by_what_is_heard_here
     case = bench.report("n9", DOWN)  # its agent was here a moment ago
     assert bench.known("n9") == ({"check:reach"}, {("driver", "560")})
     assert bench.taken() == []
-    case.node_summary.meta = NodeMeta("n9", "uid", {RACK: "r7"}, {})
+    case.cluster.meta = NodeMeta("n9", "uid", {RACK: "r7"}, {})
     bench.suspecting.receive_symptoms(case)
     assert (RACK, "r7") in bench.suspecting._common.known("n9")[1]
     bench.suspecting.drop_report("n9")

@@ -439,7 +439,7 @@ class Ward(RuleBasedStateMachine):
             for case in node_registry.cases()
             if node_registry.is_listed(case.node) or not size.listed
         ]
-        assert size.reported == sum(case.was_heard for case in known)
+        assert size.reported == sum(case.agent.was_heard for case in known)
         for name in NODES:
             self.words[name] &= self.agents[name].standing()
 
@@ -1006,7 +1006,7 @@ class Ward(RuleBasedStateMachine):
         marked = (Phase.CORDONED, Phase.DRAINING, Phase.DRAINED)
         for name, one in self.world.quarantines.items():
             case, node = self.replica.controller._registry.case(name), self.world.nodes[name]
-            if one.status.phase not in marked or one.deleting or case.node_summary.conflict:
+            if one.status.phase not in marked or one.deleting or case.agent.conflict:
                 continue
             assert one.status.node_uid == node.uid, one
             if node.unschedulable:
@@ -1027,9 +1027,7 @@ class Ward(RuleBasedStateMachine):
             for case in self.replica.controller._registry.cases()
             if case.wanted is not None
             and case.wanted.in_force is not Action.OBSERVE
-            and not (
-                case.node_summary.conflict or case.node_summary.hold or case.node_summary.would
-            )
+            and not (case.agent.conflict or case.node_summary.hold or case.node_summary.would)
             and case.node_summary.quarantine is None
         }
 

@@ -463,7 +463,7 @@ class Web:
 
 
 def finding_of(ward: Ward, node: str) -> Component | None:
-    health = ward.replicas[ward.at[node]].fleet.node_summaries[node].health
+    health = ward.replicas[ward.at[node]].fleet.node_summaries[node].agent.health
     return health.inferred if health is not None else None
 
 

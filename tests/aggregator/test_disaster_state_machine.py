@@ -174,9 +174,9 @@ class Disasters(machine.Ward):
         node_summary = self.replica.fleet.node_summaries[name]
         held = (
             node_summary.hold
-            or node_summary.conflict
+            or node_summary.agent.conflict
             or node_summary.exempt
-            or node_summary.maintained
+            or node_summary.cluster.maintained
         )
         if standing and stays and not held and not is_marked(self.world.nodes[name]):
             self.wrong.append(f"{name} came back to its quarantine and was not marked")

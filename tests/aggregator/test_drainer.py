@@ -106,7 +106,7 @@ def test_a_drain_begins_with_its_phase_its_time_and_its_deadline() -> None:
         assert status.deadline_at == status.drain_started_at + 600
         assert status.did is not None
         assert bench.kinds() == ["quarantine.draining"]
-        assert bench.case.node_found
+        assert bench.case.cluster.node_found
         assert OFF_BALANCERS not in bench.world.nodes["n1"].labels
         version = bench.now().version
         assert await bench.made._begin(bench.case, bench.still) is True
@@ -139,7 +139,7 @@ def test_nothing_is_drained_that_is_gone_over_or_not_marked(happens: str) -> Non
         assert await bench.made._begin(bench.case, bench.still) is False
         assert bench.world.writes[before:] == []
         assert bench.kinds() == []
-        assert bench.case.node_gone == (happens == "no node")
+        assert bench.case.cluster.node_gone == (happens == "no node")
 
     on_drain(test, off_balancers=True)
 
@@ -375,7 +375,7 @@ def test_a_late_drain_is_reported_once_with_three_of_its_blockers() -> None:
 @pytest.mark.parametrize("phase", [Phase.DRAINING, Phase.DRAINED, Phase.CORDONED, None])
 def test_that_a_node_is_gone_is_written_where_a_drain_is_under_way(phase: Phase | None) -> None:
     async def test(bench: Drain) -> None:
-        bench.case.node_gone = True
+        bench.case.cluster.node_gone = True
         if phase is not None:
             await bench.marked(phase)
             bench.case.node_summary.quarantine = bench.now()

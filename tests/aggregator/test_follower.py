@@ -309,7 +309,7 @@ def test_silence_that_time_alone_brings_is_told() -> None:
         stream.reporter.known["n2"] = NodeReport("n2", silent=True)
         await stream.told_all()
         for name in ("n1", "n2"):
-            stream.reporter.node_registry.case(name).silent = True
+            stream.reporter.node_registry.case(name).agent.silent = True
         stream.leader_session.note_silence()  # n2 was told as silent, and nothing is known of n3
         assert [
             stream.reporter.dirty_nodes.take_dirty()
@@ -361,7 +361,7 @@ def test_only_nodes_of_ours_that_were_heard_are_spoken_of() -> None:
     assert list(made.nodes()) == []
     assert made.node_report("n1") is None
     assert made.node_report("unknown") is None
-    case.node_summary.health = NodeHealth(Hello("n1", "boot-1", "epoch", "1.0", 1, "i"))
+    case.agent.health = NodeHealth(Hello("n1", "boot-1", "epoch", "1.0", 1, "i"))
     assert list(made.nodes()) == ["n1"]
     said = made.node_report("n1")
     assert said == NodeReport(
@@ -374,17 +374,17 @@ def test_only_nodes_of_ours_that_were_heard_are_spoken_of() -> None:
         assigned=("10.0.0.2",),
     )
     mount = component("disk-mounts", "/data", Status.FAILED, "gone")
-    case.node_summary.health.snapshot(snapshot(mount, component("disk-space", "/", Status.OK)))
-    case.silent = True
+    case.agent.health.snapshot(snapshot(mount, component("disk-space", "/", Status.OK)))
+    case.agent.silent = True
     assert made.node_report("n1") == replace(
         said, reported=True, silent=True, sees=(("disk-mounts", "/data", Status.FAILED),)
     )
-    case.node_summary.attached = True
+    case.agent.attached = True
     heard = made.node_report("n1")
     assert heard is not None
     assert heard.silent is False, "it speaks, whatever was noted before"
     theirs, another = reporter("n1", ours=False)
-    another.node_summary.health = case.node_summary.health
+    another.agent.health = case.agent.health
     assert list(theirs.nodes()) == []
     assert theirs.node_report("n1") is None
 
@@ -392,7 +392,7 @@ def test_only_nodes_of_ours_that_were_heard_are_spoken_of() -> None:
 def test_so_much_of_what_a_node_sees_is_told_and_no_name_that_is_too_long() -> None:
     def told(*sees: Seen) -> tuple[Seen, ...]:
         made, case = reporter("n1", *sees)
-        case.node_summary.health = NodeHealth(Hello("n1", "boot-1", "epoch", "1.0", 1, "i"))
+        case.agent.health = NodeHealth(Hello("n1", "boot-1", "epoch", "1.0", 1, "i"))
         said = made.node_report("n1")
         assert said is not None
         return said.sees

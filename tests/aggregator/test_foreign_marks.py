@@ -98,7 +98,7 @@ async def test_without_our_annotation_nobody_is_told_that_it_was_cordoned_before
     replica.controller._registry.case("n1").suspect = True
     replica.controller.on_conflict("n1", "")
     await until(lambda: not replica.controller._registry.case("n1").suspect)
-    assert replica.fleet.node_summaries["n1"].foreign == ""
+    assert replica.fleet.node_summaries["n1"].cluster.foreign == ""
     await replica.stop()
 
 

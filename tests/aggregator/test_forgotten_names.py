@@ -137,7 +137,7 @@ def test_nothing_remembers_a_name_that_was_forgotten() -> None:
     async def test(site: Site) -> None:
         for instance in ["a", "b"] * (RETURNS + 1):  # two agents push each other out
             stream = await site.attach(STRANGER, instance=instance)
-        assert site.replica.fleet.node_summaries[STRANGER].conflict
+        assert site.replica.fleet.node_summaries[STRANGER].agent.conflict
         roots = (site.table, site.replica.controller, site.replica.fleet)
         assert places_of(STRANGER, *roots), "positive control"
         stream.close("the test ends it")
@@ -155,13 +155,13 @@ def test_a_conflict_whose_agents_are_gone_is_over_and_said_to_be() -> None:
         for instance in ["a", "b"] * (RETURNS + 1):
             stream = await site.attach(LISTED, instance=instance)
         node_summary = site.replica.fleet.node_summaries[LISTED]
-        assert node_summary.conflict
+        assert node_summary.agent.conflict
         stream.close("the test ends it")
         await site.pass_time(max(LINGER, CALM) + 5)
-        assert node_summary.conflict == ""
+        assert node_summary.agent.conflict == ""
         assert len(site.table._conflicts) == 0
         await site.attach(LISTED, instance="c")
-        assert node_summary.conflict == ""
+        assert node_summary.agent.conflict == ""
         assert places_of(LISTED, site.replica.controller._agent_events._untaken) == []
 
     on_a_site(test)

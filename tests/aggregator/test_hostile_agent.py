@@ -102,7 +102,7 @@ def test_one_agent_that_says_all_it_can_does_not_fill_the_memory() -> None:
         after, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert after - before < 16 * 2**20
-        health = replica.fleet.node_summaries["n0"].health
+        health = replica.fleet.node_summaries["n0"].agent.health
         assert health is not None
         assert len(health.components) <= limits.MAX_COMPONENTS
         assert len(health.faults) <= limits.MAX_FAULTS
@@ -193,7 +193,7 @@ def test_what_an_incident_stands_on_stays_in_force_though_its_fault_had_no_room(
             faults = [fault("xid:31", f"G{number}-{n}") for n in range(990)]
             replica.agent("n1", snapshot(*faults))
             await later(700)
-        health = replica.fleet.node_summaries["n1"].health
+        health = replica.fleet.node_summaries["n1"].agent.health
         assert health is not None
         assert ("xid:79", "GPU-1") not in health.faults or health.faults["xid:79", "GPU-1"].missing
         assert phase_of(world, "n1") is not None

@@ -229,13 +229,13 @@ def test_reports_of_a_replica_that_left_stand_for_a_while_and_its_stream_ends() 
 def test_a_node_whose_agent_reports_to_us_is_not_anothers() -> None:
     async def test(bench: Bench) -> None:
         case = bench.registry.case("n1")
-        case.node_summary.attached = True
+        case.agent.attached = True
         health: Any = SimpleNamespace(has_snapshot=True)
-        case.node_summary.health, bench.ours = health, {"n1"}
+        case.agent.health, bench.ours = health, {"n1"}
         assert bench.leader.receive_report("b", NodeReport("n1")) is False
         bench.ours = set()
         assert bench.leader.receive_report("b", NodeReport("n1")) is True
-        bench.ours, case.node_summary.attached = {"n1", "n2"}, False
+        bench.ours, case.agent.attached = {"n1", "n2"}, False
         assert bench.leader.receive_report("b", NodeReport("n1")) is True
         assert bench.leader.receive_report("b", NodeReport("n2")) is True
 

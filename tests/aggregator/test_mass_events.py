@@ -451,7 +451,7 @@ def test_38905_lines_of_xid_95_from_four_gpus_are_four_incidents_and_four_quaran
         assert len(fleet.told(EventKind.INCIDENT_OPENED)) == 4
         assert len(fleet.told(EventKind.ADMITTED)) == 4
         assert fleet.replica.fleet.causes == {}
-        seen = [fleet.replica.fleet.node_summaries[name].health for name in fleet.sick]
+        seen = [fleet.replica.fleet.node_summaries[name].agent.health for name in fleet.sick]
         assert sum(one.faults["xid:95", f"GPU-{n}"].count for n, one in enumerate(seen) if one) == (
             38_905
         )

@@ -54,7 +54,7 @@ class Missing:
 
     def case(self, name: str, *, gone: bool = True, stands: bool = True) -> Any:
         found: Any = NodeState(NodeSummary(name), lambda: 1.0)
-        found.node_gone = gone
+        found.cluster.node_gone = gone
         found.node_summary.quarantine = object() if stands else None
         return found
 
@@ -119,7 +119,7 @@ def test_names_beyond_those_with_a_watch_are_polled_in_turn(
         bench.there.add("c")
         await asyncio.sleep(0.2)
         assert bench.back == ["c"]
-        cases["c"].node_gone = False
+        cases["c"].cluster.node_gone = False
         await asyncio.sleep(1)
         assert "c" not in bench.made._polled, "it is there"
         bench.arrivals["a"].set()
@@ -128,7 +128,7 @@ def test_names_beyond_those_with_a_watch_are_polled_in_turn(
         assert bench.made._watches.keys() == {"b"}, "a watch is free"
         assert bench.made._polled == {}
         polled = len(bench.polled)
-        cases["b"].node_gone = False
+        cases["b"].cluster.node_gone = False
         await asyncio.sleep(2)
         assert bench.made._watches == {}
         assert bench.back.count("b") == 0
@@ -190,7 +190,7 @@ def test_a_nodes_uid_is_asked_of_the_list_first_and_else_of_one_read_for_all() -
         assert [await bench.made.is_current("n1", "u2")] == [None]
         bench.view = True
         meta: Any = SimpleNamespace(uid="u1")
-        bench.registry.case("n1").node_summary.meta = meta
+        bench.registry.case("n1").cluster.meta = meta
         assert await bench.made.is_current("n1", "u1") is True
         assert bench.reads == 0
         found = await asyncio.gather(*(bench.made.is_current("n1", "u2") for _ in range(5)))
@@ -313,8 +313,8 @@ class Owner:
 
     def heard(self, node: str, *, snapshot: bool = False) -> Any:
         case: Any = self.registry.case(node)
-        case.node_summary.attached = True
-        case.node_summary.health = SimpleNamespace(has_snapshot=snapshot)
+        case.agent.attached = True
+        case.agent.health = SimpleNamespace(has_snapshot=snapshot)
         return case
 
 
@@ -326,14 +326,14 @@ def test_a_node_that_becomes_ours_is_read_anew_and_listed_and_once() -> None:
         assert await bench.move() == [("add", "n1")]
         assert bench.did.count(("resume", "n1")) == bench.did.count(("resume", "n2")) == 1
         assert (first.ours, first.ours_since) == (True, loop.time())
-        assert (first.unread, second.unread) == (True, True)
+        assert (first.cluster.unread, second.cluster.unread) == (True, True)
         assert (first.suspect, second.suspect) == (True, False)
         assert bench.lists == 1
         await asyncio.sleep(5)
-        first.unread = False
+        first.cluster.unread = False
         assert await bench.move() == []
         assert bench.lists == 1
-        assert (first.unread, first.ours_since) == (False, loop.time() - 5)
+        assert (first.cluster.unread, first.ours_since) == (False, loop.time() - 5)
         first.ours, bench.queue.view = False, False
         assert await bench.move() == [("add", "n1")]
         assert bench.lists == 1, "without a view there is nothing to list"

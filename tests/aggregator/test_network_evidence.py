@@ -107,7 +107,7 @@ class Desk:
 
     def has_health(self, node: str) -> Any:
         case: Any = self.registry.case(node)
-        case.node_summary.health = SimpleNamespace(inferred=None)
+        case.agent.health = SimpleNamespace(inferred=None)
         return case
 
 
@@ -277,7 +277,7 @@ def test_the_leaders_findings_are_taken_by_those_who_follow_for_their_own_nodes(
         made.follow()
         made.answered({"n1": FINDING, "n9": FINDING})
         assert made._told_findings == {"n1": FINDING}
-        assert case.node_summary.health.inferred.reason == "r"
+        assert case.agent.health.inferred.reason == "r"
 
     at_desk(test)
 
@@ -318,7 +318,7 @@ def test_changes_are_judged_together_after_a_moment() -> None:
         assert made._timer is None
         assert made._told_findings == {}
         assert desk.judged == ["n1"]
-        assert case.node_summary.health.inferred.status is Status.FAILED
+        assert case.agent.health.inferred.status is Status.FAILED
         assert desk.fleet.network == {}, "no subject has changed"
         made._from = desk.loop.time() + 2
         made.placed("n1", "c")
@@ -343,12 +343,12 @@ def test_a_finding_is_evidence_with_the_time_of_the_one_before() -> None:
         assert desk.judged == []
         case = desk.has_health("n1")
         made._put("n1", replace(FINDING, edges=(Edge("n2", "10.0.0.1"),)))
-        found = case.node_summary.health.inferred
+        found = case.agent.health.inferred
         assert (found.check, found.message, found.since) == (CHECK, "m (n2 to 10.0.0.1)", 990.0)
         made._put("n1", replace(FINDING, since=995.0))
-        assert case.node_summary.health.inferred.since == 990.0
+        assert case.agent.health.inferred.since == 990.0
         made._put("n1", replace(FINDING, since=995.0, reason="s"))
-        assert case.node_summary.health.inferred.since == 995.0
+        assert case.agent.health.inferred.since == 995.0
         desk.judged.clear()
         well = Finding(Status.OK, "", "", 996.0)
         made._put("n1", well)
@@ -358,10 +358,10 @@ def test_a_finding_is_evidence_with_the_time_of_the_one_before() -> None:
         assert desk.judged == ["n1"]
         desk.graph.found["n1"] = FINDING
         made.renew(case)
-        assert case.node_summary.health.inferred.status is Status.OK
-        case.node_summary.health.inferred = None
+        assert case.agent.health.inferred.status is Status.OK
+        case.agent.health.inferred = None
         made.renew(case)
-        assert case.node_summary.health.inferred.status is Status.FAILED
+        assert case.agent.health.inferred.status is Status.FAILED
 
     at_desk(test)
 

@@ -113,7 +113,7 @@ def test_a_verdict_is_no_part_of_what_the_agent_knows() -> None:
         before = site.replica.controller.digest("node-7")
         drop_echoes(site, 7, Status.FAILED)
         await asyncio.sleep(5)
-        health = site.replica.fleet.node_summaries["node-7"].health
+        health = site.replica.fleet.node_summaries["node-7"].agent.health
         assert health is not None
         assert any(one.status is Status.FAILED for one in health.levels())
         assert site.replica.controller.digest("node-7") == before

@@ -36,6 +36,7 @@ from aggregator.quarantine.decide.uncordon import LEFT, OnUncordon, Uncordoned, 
 from aggregator.quarantine.state.fleet import NodeHold, NodeSummary
 from aggregator.quarantine.state.node import NodeState
 from tests.support.memory_cluster import MemoryCluster, World
+from tests.support.node_states import set_fields
 from tests.support.replica import POLICY, Notes
 from tests.support.virtual_time import VirtualTimeLoop, play
 
@@ -310,7 +311,7 @@ def test_what_is_admitted_is_made_and_marked_and_what_is_held_is_not() -> None:
         assert bench.now().spec.intent_action is Action.DRAIN
         assert case.restored == bench.now().uid
         assert bench.withdrawn == []
-        assert case.node_summary.marked
+        assert case.cluster.marked
 
     on_bench(test)
 
@@ -318,7 +319,7 @@ def test_what_is_admitted_is_made_and_marked_and_what_is_held_is_not() -> None:
 def test_a_node_that_the_cluster_lacks_is_held_and_not_proposed() -> None:
     async def test(bench: Bench) -> None:
         del bench.world.nodes["n1"]
-        bench.case.node_gone = True
+        bench.case.cluster.node_gone = True
         assert await bench.acts.propose(bench.case, wanted()) is False
         assert bench.case.node_summary.hold.limit == "no-node"
         assert bench.proposed == []
@@ -367,7 +368,7 @@ def test_a_read_that_is_not_needed_is_given_up() -> None:
         (lambda bench: bench.annotated(EXEMPTED), None),
         (lambda bench: bench.labelled(UPGRADE), True),
         (lambda bench: bench.annotated({"sickbay.dev/did": "{}"}), False),
-        (lambda bench: setattr(bench.case, "claimed", "another"), None),
+        (lambda bench: set_fields(bench.case, claimed="another"), None),
     ],
 )
 def test_what_a_read_finds_after_the_admission_decides(
@@ -588,10 +589,10 @@ def test_a_force_makes_or_changes_a_quarantine_as_the_node_says_by_now() -> None
         await bench.acts.force(bench.case)
         assert bench.world.quarantines == {}, "taken back in between"
         bench.annotated({FORCE: "cordon for a test"})
-        bench.case.claimed = "another"
+        bench.case.agent.claimed = "another"
         await bench.acts.force(bench.case)
         assert bench.world.quarantines == {}
-        bench.case.claimed, bench.grants = "", False
+        bench.case.agent.claimed, bench.grants = "", False
         await bench.acts.force(bench.case)
         spec = bench.now().spec
         assert (spec.action, spec.requester, spec.kind) == (Action.CORDON, FORCED, "manual")
@@ -656,7 +657,7 @@ def test_an_absence_is_shown_with_its_time_and_told(
 ) -> None:
     async def test(bench: Bench) -> None:
         known = bench.stands(made(phase, requester=requester))
-        bench.case.node_gone = gone
+        bench.case.cluster.node_gone = gone
         await bench.acts.show_absence(bench.case, known)
         status, told = bench.now().status, bench.notes.transitions[-1].summary
         assert (status.node_absent_since > 5000.0) == gone
@@ -677,7 +678,7 @@ def test_a_hint_stays_where_the_node_cant_be_read() -> None:
         bench.case.suspect = True
         await bench.acts.look_at_node(bench.case)
         assert not bench.case.suspect
-        assert bench.case.node_found
+        assert bench.case.cluster.node_found
         fails = MemoryCluster(bench.world, fails=lambda _: Unreachable("no answer"))
         bench.acts._cluster = fails
         bench.case.suspect = True

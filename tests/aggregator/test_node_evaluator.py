@@ -70,7 +70,7 @@ def test_a_node_is_judged_again_when_time_alone_may_change_it() -> None:
         case: Any = SimpleNamespace(
             node_summary=bench.case.node_summary,
             timer=None,
-            wishes=NONE,
+            cluster=bench.case.cluster,
             wanted=None,
             hear_wishes=lambda _: (),
             rejudge=rejudge,
@@ -166,12 +166,12 @@ def test_what_people_ask_caps_what_is_wanted() -> None:
     async def test(loop: VirtualTimeLoop) -> None:
         bench = Bench(loop)
         await asyncio.sleep(2000)
-        bench.case.node_summary.health = NodeHealth(hello("n1"))
-        bench.case.node_summary.health.snapshot(snapshot(fault()))
-        bench.case.node_summary.attached = True
+        bench.case.agent.health = NodeHealth(hello("n1"))
+        bench.case.agent.health.snapshot(snapshot(fault()))
+        bench.case.agent.attached = True
         bench.made.evaluate_node(bench.case)
         found = [bench.case.wanted.spec.action]
-        bench.case.wishes = replace(NONE, exempt_until=1e9, exempt_reason="mine")
+        bench.case.cluster.wishes = replace(NONE, exempt_until=1e9, exempt_reason="mine")
         bench.made.evaluate_node(bench.case)
         found.append(bench.case.wanted.spec.action)
         assert found == [Action.DRAIN, Action.OBSERVE]

@@ -266,7 +266,7 @@ async def two_agents_go_on_pushing_each_other_out() -> None:
     for port in range(100):
         replica.controller.on_conflict("n1", f"two live agents: a at :{port}, and b at :{port + 1}")
     assert told() == 1
-    assert replica.fleet.node_summaries["n1"].conflict.endswith(":100")
+    assert replica.fleet.node_summaries["n1"].agent.conflict.endswith(":100")
     replica.controller.on_conflict("n1", "")
     replica.controller.on_conflict("n1", "two live agents: a at :1, and c at :2")
     assert told() == 2

@@ -135,9 +135,9 @@ class Bench:
 
 def silent_case(bench: Bench) -> Any:
     case = bench.case()
-    case.node_summary.health = NodeHealth(hello("n1"))
-    case.node_summary.health.snapshot(snapshot(component("disk", "/data", Status.FAILED, "dead")))
-    case.silent = True
+    case.agent.health = NodeHealth(hello("n1"))
+    case.agent.health.snapshot(snapshot(component("disk", "/data", Status.FAILED, "dead")))
+    case.agent.silent = True
     return case
 
 
@@ -181,15 +181,15 @@ def test_the_kubelet_of_a_silent_agent_is_looked_at_once_a_minute() -> None:
 def test_a_node_that_waits_is_read_when_its_wait_is_over() -> None:
     bench = Bench()
     case = bench.case()
-    case.node_summary.quarantine, case.node_summary.maintained = quarantine(Phase.CORDONED), "kured"
+    case.node_summary.quarantine, case.cluster.maintained = quarantine(Phase.CORDONED), "kured"
     assert bench.due() == []
     bench.time += WAITING_FIRST - 0.1
     assert bench.due() == []
     bench.time += 0.1
     assert bench.due() == ["n1"]
-    case.node_summary.maintained = "the autoscaler is removing it"
+    case.cluster.maintained = "the autoscaler is removing it"
     assert bench.due() == [], "another waits anew"
-    case.node_summary.maintained = ""
+    case.cluster.maintained = ""
     assert bench.due() == []
     assert bench.poller._waits == {}
 
@@ -201,7 +201,7 @@ def test_what_is_drained_comes_first_then_what_waits_then_the_longest_unseen() -
     for name in ("old", "older"):
         bench.case(name).node_summary.quarantine = quarantine(Phase.DRAINED)
     waits = bench.case("waits")
-    waits.node_summary.quarantine, waits.node_summary.maintained = (
+    waits.node_summary.quarantine, waits.cluster.maintained = (
         quarantine(Phase.CORDONED),
         "kured",
     )
@@ -281,7 +281,7 @@ def test_the_wait_of_a_node_doubles_with_each_read_that_finds_nothing_new() -> N
         assert bench.reads == [("n1", True)] * 4
         for number in range(100):
             other = bench.case(f"m{number}")
-            other.node_summary.quarantine, other.node_summary.maintained = (
+            other.node_summary.quarantine, other.cluster.maintained = (
                 quarantine(Phase.CORDONED),
                 "x",
             )
@@ -303,7 +303,7 @@ def test_a_node_is_read_in_full_when_those_it_waits_for_have_ended_or_it_is_back
         bench = Bench()
         case = bench.case()
         case.take_node(bare(labels=UPGRADE))
-        case.node_summary.hold, case.node_gone = HELD, gone
+        case.node_summary.hold, case.cluster.node_gone = HELD, gone
         bench.due()
         bench.nodes["n1"] = bare(labels=labels, annotations={PIN: "x"})
         await bench.poll(case)
@@ -384,7 +384,7 @@ def test_what_people_and_others_do_to_a_node_that_is_drained_is_heard() -> None:
         bench.nodes["n1"] = bare(annotations={PIN: "x"})
         await bench.poll(case)
         assert (case.suspect, bench.judged, bench.seen_to) == (False, ["n1"], [])
-        assert case.wishes.pinned
+        assert case.cluster.wishes.pinned
         await bench.poll(case)
         assert bench.judged == []
         bench.nodes["n1"] = bare(annotations={PIN: "x"}, labels=UPGRADE)
@@ -404,18 +404,18 @@ def test_a_silent_agents_last_word_is_told_once_and_only_where_its_kubelet_is_re
         for ready in (None, False):
             bench.nodes["n1"] = bare(ready=ready)
             await bench.poll(case)
-            assert (case.silent_failing, bench.told) == ("", [])
+            assert (case.agent.silent_failing, bench.told) == ("", [])
         bench.nodes["n1"] = bare(ready=True)
         await bench.poll(case)
-        assert case.silent_failing == "disk /data: dead"
-        assert case.silent_failing_since == bench.time
+        assert case.agent.silent_failing == "disk /data: dead"
+        assert case.agent.silent_failing_since == bench.time
         assert bench.judged == ["n1"]
         await bench.poll(case)
         assert len(bench.told) == 1
         assert bench.judged == []
-        case.silent, case.silent_failing = False, ""
+        case.agent.silent, case.agent.silent_failing = False, ""
         await bench.poll(case)
-        assert case.silent_failing == ""
+        assert case.agent.silent_failing == ""
 
     run(test)
 
@@ -423,13 +423,13 @@ def test_a_silent_agents_last_word_is_told_once_and_only_where_its_kubelet_is_re
 def test_only_a_silent_node_that_is_not_in_quarantine_was_failing_in_silence() -> None:
     case = silent_case(Bench())
     assert failing_in_silence(case) == "disk /data: dead"
-    case.node_summary.attached = True
+    case.agent.attached = True
     assert failing_in_silence(case) == ""
-    case.node_summary.attached, case.silent = False, False
+    case.agent.attached, case.agent.silent = False, False
     assert failing_in_silence(case) == ""
-    case.silent, case.node_summary.conflict = True, "two agents"
+    case.agent.silent, case.agent.conflict = True, "two agents"
     assert failing_in_silence(case) == ""
-    case.node_summary.conflict, case.node_summary.quarantine = "", quarantine(Phase.CORDONED)
+    case.agent.conflict, case.node_summary.quarantine = "", quarantine(Phase.CORDONED)
     assert failing_in_silence(case) == ""
     case.node_summary.quarantine = None
     item = Evidence("xid:79", "GPU-1", "boot-1", "gpu", "drain", "", None, 1.0)
@@ -441,5 +441,5 @@ def test_only_a_silent_node_that_is_not_in_quarantine_was_failing_in_silence() -
     over = replace(drained, evidence=(replace(item, over="cleared"),))
     case.node_summary.incidents = {"i": over}
     assert failing_in_silence(case) == "disk /data: dead"
-    case.node_summary.health = None
+    case.agent.health = None
     assert failing_in_silence(case) == ""

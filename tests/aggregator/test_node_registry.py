@@ -38,22 +38,22 @@ class Counted(RuleBasedStateMachine):
     @rule(name=names)
     def an_agent_gives_its_snapshot(self, name: str) -> None:
         case = self.node_registry.case(name)
-        case.node_summary.health = NodeHealth(hello(name))
-        case.node_summary.health.snapshot(snapshot())
+        case.agent.health = NodeHealth(hello(name))
+        case.agent.health.snapshot(snapshot())
         self.node_registry.count(case)
         self.heard.add(name)
 
     @rule(name=names)
     def an_agent_comes_and_has_said_nothing_yet(self, name: str) -> None:
         case = self.node_registry.case(name)
-        case.node_summary.health = NodeHealth(hello(name))
+        case.agent.health = NodeHealth(hello(name))
         self.node_registry.count(case)
         self.heard.discard(name)
 
     @rule(name=names)
     def what_an_agent_said_is_unheard(self, name: str) -> None:
         case = self.node_registry.case(name)
-        case.node_summary.health = None
+        case.agent.health = None
         self.node_registry.count(case)
         self.heard.discard(name)
 

@@ -30,8 +30,9 @@ from aggregator.quarantine.decide.uncordon import (
     Uncordoned,
     UncordonRules,
 )
-from aggregator.quarantine.state.fleet import NodeHold, NodeSummary, QuarantineSummary
+from aggregator.quarantine.state.fleet import NodeHold, QuarantineSummary
 from aggregator.quarantine.state.node import MARKED, NodeState, _joined
+from tests.support.node_states import set_fields, summary_of
 from tests.support.replica import POLICY, component, fault, hello, snapshot
 
 NOW = 500.0
@@ -42,7 +43,7 @@ EVIDENCE = Evidence("xid:79", "GPU-1", "boot-1", "gpu", "drain", "", None, 1.0)
 
 
 def state(**fields: Any) -> Any:
-    return NodeState(NodeSummary("n1", **fields), lambda: NOW)
+    return NodeState(summary_of("n1", **fields), lambda: NOW)
 
 
 def health(*evidence: Fault | Component) -> NodeHealth:
@@ -124,7 +125,7 @@ WELL = component("xid", "", Status.OK)
 def test_a_node_is_shown_by_the_worst_that_is_known_of_it(
     fields: dict[str, Any], expected: QuarantineSummary
 ) -> None:
-    assert NodeSummary("n1", **fields).standing() is expected
+    assert summary_of("n1", **fields).standing() is expected
 
 
 # -- its agent ------------------------------------------------------------------------------------
@@ -134,13 +135,13 @@ def test_a_node_was_heard_with_its_first_snapshot_and_is_fresh_while_its_agent_i
     None
 ):
     case = state(attached=True)
-    assert (case.was_heard, case.is_fresh) == (False, False)
-    case.node_summary.health = NodeHealth(hello("n1"))
-    assert (case.was_heard, case.is_fresh) == (False, False)
-    case.node_summary.health = health()
-    assert (case.was_heard, case.is_fresh) == (True, True)
-    case.node_summary.attached = False
-    assert (case.was_heard, case.is_fresh) == (True, False)
+    assert (case.agent.was_heard, case.agent.is_fresh) == (False, False)
+    case.agent.health = NodeHealth(hello("n1"))
+    assert (case.agent.was_heard, case.agent.is_fresh) == (False, False)
+    case.agent.health = health()
+    assert (case.agent.was_heard, case.agent.is_fresh) == (True, True)
+    case.agent.attached = False
+    assert (case.agent.was_heard, case.agent.is_fresh) == (True, False)
 
 
 def test_an_incident_that_is_only_observed_does_not_act() -> None:
@@ -253,42 +254,50 @@ def test_a_picture_says_nothing_new_where_all_that_it_shows_is_known() -> None:
     assert not case.bears_out(node(labels=MAINTAINED))
     assert not case.bears_out(node(annotations=EXEMPTED))
     for name in ("unread", "node_gone", "misnamed"):
-        setattr(case, name, True)
+        set_fields(case, **{name: True})
         assert not case.bears_out(node()), name
-        setattr(case, name, False)
-    case.claimed = "u2"
+        set_fields(case, **{name: False})
+    case.agent.claimed = "u2"
     assert not case.bears_out(node())
-    case.claimed = "u1"
+    case.agent.claimed = "u1"
     assert case.bears_out(node())
     case.node_summary.quarantine = quarantine()
     assert not case.bears_out(node())
     case.node_summary.quarantine = None
-    case.node_summary.maintained = "its GPU driver is being upgraded"
+    case.cluster.maintained = "its GPU driver is being upgraded"
     assert not case.bears_out(node()), "they have ended"
     case.take_node(node(labels=MAINTAINED))
     assert not case.bears_out(node(labels=MAINTAINED)), "others are at work: a read decides"
     case.take_node(node())
-    case.node_summary.overruled = frozenset({WORD})
+    case.cluster.overruled = frozenset({WORD})
     assert not case.bears_out(node())
 
 
 def test_a_read_that_finds_no_node_leaves_nothing_of_what_stood_on_it() -> None:
     case = state(foreign="x", maintained="x", marked=True)
-    case.claimed = "u2"
+    case.agent.claimed = "u2"
     case.take_node(node(annotations=EXEMPTED))
-    assert (case.node_gone, case.node_found, case.misnamed) == (False, True, True)
-    assert case.wishes_known
-    assert case.wishes != NONE
+    assert (case.cluster.node_gone, case.cluster.node_found, case.agent.misnamed) == (
+        False,
+        True,
+        True,
+    )
+    assert case.cluster.wishes_known
+    assert case.cluster.wishes != NONE
     case.node_replaced, case.uncordoned, case.reborn = True, Uncordoned.PERSON, "boot-2"
-    case.node_summary.foreign, case.node_summary.maintained, case.unread = "x", "x", True
+    case.cluster.foreign, case.cluster.maintained, case.cluster.unread = "x", "x", True
     case.take_node(None)
-    assert (case.node_gone, case.node_found, case.misnamed) == (True, False, False)
+    assert (case.cluster.node_gone, case.cluster.node_found, case.agent.misnamed) == (
+        True,
+        False,
+        False,
+    )
     assert (case.node_replaced, case.uncordoned, case.reborn) == (False, Uncordoned.NO, "")
-    assert (case.node_summary.foreign, case.node_summary.maintained) == ("", "")
-    assert (case.wishes, case.wishes_known) == (NONE, False)
-    assert not case.unread
-    assert not case.node_summary.marked
-    assert case.node_summary.read_at == NOW
+    assert (case.cluster.foreign, case.cluster.maintained) == ("", "")
+    assert (case.cluster.wishes, case.cluster.wishes_known) == (NONE, False)
+    assert not case.cluster.unread
+    assert not case.cluster.marked
+    assert case.cluster.read_at == NOW
 
 
 @pytest.mark.parametrize("phase", list(Phase))
@@ -363,12 +372,17 @@ def test_a_node_of_another_replica_keeps_what_the_cluster_tells_and_nothing_its_
     case = fresh(fault())
     node_summary = case.node_summary
     node_summary.quarantine, node_summary.missing = quarantine(marks=told), ("label",)
-    node_summary.overruled, case.over = frozenset({WORD}), frozenset({OTHER_WORD})
-    node_summary.refused, node_summary.conflict, node_summary.last_error = "r", "c", "e"
+    node_summary.cluster.overruled, case.cluster.over = frozenset({WORD}), frozenset({OTHER_WORD})
+    node_summary.agent.refused, node_summary.agent.conflict, node_summary.last_error = "r", "c", "e"
     node_summary.would, node_summary.spared, node_summary.release_held = "w", "s", "h"
-    node_summary.last_heard, node_summary.hold = 3.0, HELD
-    case.claimed, case.misnamed, case.silent, case.silent_failing = "u2", True, True, "x"
-    case.signs, case.orphan, case.unclaimed, case.vanished = (SIGN,), "o", True, "v"
+    node_summary.agent.last_heard, node_summary.hold = 3.0, HELD
+    case.agent.claimed, case.agent.misnamed, case.agent.silent, case.agent.silent_failing = (
+        "u2",
+        True,
+        True,
+        "x",
+    )
+    case.cluster.signs, case.orphan, case.unclaimed, case.vanished = (SIGN,), "o", True, "v"
     case.restored = "q"
     cancelled: list[str] = []
 
@@ -378,14 +392,32 @@ def test_a_node_of_another_replica_keeps_what_the_cluster_tells_and_nothing_its_
 
     case.timer = Timer()
     case.hand_over(POLICY, NOW)
-    assert (case.claimed, case.misnamed, case.silent, case.silent_failing) == ("", False, False, "")
-    assert (node_summary.attached, node_summary.health, node_summary.refused) == (False, None, "")
-    assert (node_summary.last_heard, node_summary.hold, node_summary.conflict) == (None, None, "")
+    assert (
+        case.agent.claimed,
+        case.agent.misnamed,
+        case.agent.silent,
+        case.agent.silent_failing,
+    ) == ("", False, False, "")
+    assert (node_summary.agent.attached, node_summary.agent.health, node_summary.agent.refused) == (
+        False,
+        None,
+        "",
+    )
+    assert (node_summary.agent.last_heard, node_summary.hold, node_summary.agent.conflict) == (
+        None,
+        None,
+        "",
+    )
     assert (node_summary.would, node_summary.spared, node_summary.release_held) == ("", "", "")
-    assert (node_summary.last_error, case.signs, case.orphan, case.vanished) == ("", (), "", "")
+    assert (node_summary.last_error, case.cluster.signs, case.orphan, case.vanished) == (
+        "",
+        (),
+        "",
+        "",
+    )
     assert not case.unclaimed
-    assert node_summary.overruled == {WORD, OTHER_WORD}
-    assert case.over == frozenset()
+    assert node_summary.cluster.overruled == {WORD, OTHER_WORD}
+    assert case.cluster.over == frozenset()
     assert node_summary.missing == ("taint",), "as its object says"
     assert case.restored == "q", "its object's evidence is back"
     assert (cancelled, case.timer) == (["timer"], None)
@@ -409,27 +441,27 @@ def test_new_wishes_are_told_once_and_their_end_too() -> None:
     assert case.hear_wishes(1.0) == (), "something is still asked of it"
     case.take_node(node())
     assert case.hear_wishes(1.0) == ("no label or annotation asks anything special of it any more",)
-    assert case.node_summary.wishes == ()
+    assert case.node_summary.requests == ()
 
 
 def test_signs_are_kept_for_a_word_that_is_not_read_yet() -> None:
     case = state(overruled=frozenset({OTHER_WORD}))
-    case.take_signs((SIGN,), node_read=True)
-    assert case.signs == ()
-    case.take_signs((SIGN,), node_read=False)
-    case.take_signs((SIGN,), node_read=False)
-    assert case.signs == (SIGN, SIGN)
-    case.take_overruled(frozenset({WORD, OTHER_WORD}))
-    assert case.node_summary.overruled == {OTHER_WORD}
-    assert case.over == {WORD}
-    assert case.signs == ()
-    case.take_overruled(frozenset({WORD, OTHER_WORD}))
-    assert case.node_summary.overruled == {OTHER_WORD}, "it stays over while the node remembers it"
-    case.take_overruled(frozenset({OTHER_WORD}))
-    assert case.over == frozenset()
+    case.cluster.take_signs((SIGN,), node_read=True)
+    assert case.cluster.signs == ()
+    case.cluster.take_signs((SIGN,), node_read=False)
+    case.cluster.take_signs((SIGN,), node_read=False)
+    assert case.cluster.signs == (SIGN, SIGN)
+    case.cluster.take_overruled(frozenset({WORD, OTHER_WORD}))
+    assert case.cluster.overruled == {OTHER_WORD}
+    assert case.cluster.over == {WORD}
+    assert case.cluster.signs == ()
+    case.cluster.take_overruled(frozenset({WORD, OTHER_WORD}))
+    assert case.cluster.overruled == {OTHER_WORD}, "it stays over while the node remembers it"
+    case.cluster.take_overruled(frozenset({OTHER_WORD}))
+    assert case.cluster.over == frozenset()
     for _ in range(REMEMBERED + 5):
-        case.take_signs((SIGN,), node_read=False)
-    assert len(case.signs) == REMEMBERED
+        case.cluster.take_signs((SIGN,), node_read=False)
+    assert len(case.cluster.signs) == REMEMBERED
 
 
 def test_what_is_judged_of_a_silent_node_is_what_was_known_and_what_silence_adds() -> None:
@@ -438,8 +470,8 @@ def test_what_is_judged_of_a_silent_node_is_what_was_known_and_what_silence_adds
     case = fresh(component("xid", "", Status.OK))
     case.rejudge(POLICY, Action.DRAIN, NOW)
     assert case.node_summary.incidents == {}
-    case.node_summary.attached = False
-    case.silent_failing, case.silent_failing_since = "disk", 400.0
+    case.agent.attached = False
+    case.agent.silent_failing, case.agent.silent_failing_since = "disk", 400.0
     case.rejudge(POLICY, Action.DRAIN, NOW, silent_action="cordon")
     (found,) = case.node_summary.incidents.values()
     assert (found.action, found.since) == ("cordon", 400.0)
@@ -451,11 +483,11 @@ def test_a_word_ends_with_what_it_is_about_only_while_the_agent_speaks() -> None
     level = Override("xid:lost", "", "", "")
     for attached in (True, False):
         case = fresh(component("xid", "", Status.OK))
-        case.node_summary.attached = attached
-        case.node_summary.overruled = frozenset({level})
+        case.agent.attached = attached
+        case.cluster.overruled = frozenset({level})
         case.rejudge(POLICY, Action.DRAIN, NOW)
-        assert (level in case.over) == attached
-        assert (level in case.node_summary.overruled) != attached
+        assert (level in case.cluster.over) == attached
+        assert (level in case.cluster.overruled) != attached
 
 
 # -- what is decided on ---------------------------------------------------------------------------
@@ -533,9 +565,9 @@ def test_missing_marks_are_to_be_told_where_the_object_says_otherwise() -> None:
         case.node_summary.quarantine = quarantine(phase)
         assert situation(case).marks_untold == (phase in MARKED)
     case.node_summary.quarantine = quarantine()
-    case.node_gone = True
+    case.cluster.node_gone = True
     assert not situation(case).marks_untold
-    case.node_gone = False
+    case.cluster.node_gone = False
     case.node_summary.quarantine = quarantine(marks=MarksStatus(("label",), since=1.0))
     assert not situation(case).marks_untold
 
@@ -591,7 +623,7 @@ def test_a_situation_says_what_is_known_of_the_node() -> None:
     assert situation(speaking).knows
     assert [situation(one).fresh for one in (silent, speaking, ill)] == [False, True, True]
     assert [situation(one).recovered for one in (silent, speaking, ill)] == [False, True, False]
-    speaking.node_summary.attached = False
+    speaking.agent.attached = False
     assert not situation(speaking).recovered
     assert not situation(speaking).absent_too_long
     for later, look in ((NOW + 1, True), (NOW, False)):

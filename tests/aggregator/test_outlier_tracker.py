@@ -88,7 +88,7 @@ class Bench:
 
     @property
     def status(self) -> Status | None:
-        health = self.replica.fleet.node_summaries["node-03"].health
+        health = self.replica.fleet.node_summaries["node-03"].agent.health
         found = None if health is None else health.level((CHECK, COMPONENT))
         return None if found is None else found.status
 

@@ -207,7 +207,7 @@ async def test_the_end_of_a_word_is_acknowledged_when_the_node_has_forgotten_it(
 
     replica = Replica(world, clock=clock, fails=fails)
     await until(lambda: not replica.fleet.view_lost)
-    await until(lambda: replica.fleet.node_summaries["n1"].overruled)
+    await until(lambda: replica.fleet.node_summaries["n1"].cluster.overruled)
     replica.agent("n1", ILL)
     safe = replica.agent("n1", Delta(cleared=CLEARED))
     assert isinstance(safe, asyncio.Future)
@@ -318,13 +318,13 @@ async def test_whoever_else_keeps_work_off_the_node_is_shown_until_they_let_go()
     replica = Replica(world, clock=clock)
     replica.agent("n1", ILL)
     await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
-    assert "cordoned before" in replica.fleet.node_summaries["n1"].foreign
+    assert "cordoned before" in replica.fleet.node_summaries["n1"].cluster.foreign
     world.person_deletes("n1")
     await until(lambda: not world.quarantines)
-    assert replica.fleet.node_summaries["n1"].foreign
+    assert replica.fleet.node_summaries["n1"].cluster.foreign
     assert world.nodes["n1"].unschedulable
     world.person_uncordons("n1")
-    await until(lambda: not replica.fleet.node_summaries["n1"].foreign)
+    await until(lambda: not replica.fleet.node_summaries["n1"].cluster.foreign)
     await replica.stop()
 
 

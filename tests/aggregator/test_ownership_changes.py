@@ -108,7 +108,7 @@ def test_a_node_that_moves_is_heard_no_more_where_it_was(world: World) -> None:
         await later(900)
         assert phase_of(world, node) is Phase.DRAINED  # a may not release it any more
         a.controller.on_disconnect(node, line, "left")
-        assert a.fleet.node_summaries[node].health is None
+        assert a.fleet.node_summaries[node].agent.health is None
         two.replicas["b"].agent(node, snapshot())
         await later(900)
         assert phase_of(world, node) is Phase.DRAINED  # "it is not there" is no positive sign

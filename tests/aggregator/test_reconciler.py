@@ -35,6 +35,7 @@ from aggregator.quarantine.reconcile.worker import Reconciler
 from aggregator.quarantine.state.fleet import FleetState, NodeHold, NodeSummary
 from aggregator.quarantine.state.node import NodeState
 from tests.support.memory_cluster import World
+from tests.support.node_states import part_with, set_fields
 from tests.support.replica import SETTINGS, Replica, Turned
 from tests.support.virtual_time import VirtualTimeLoop, play
 
@@ -126,7 +127,7 @@ class Bench:
     async def next(self, **fields: Any) -> tuple[bool, list[str]]:
         """What one step returns, and what it did."""
         for name, value in fields.items():
-            setattr(self.case.node_summary, name, value)
+            set_fields(self.case, **{name: value})
         self.did.clear()
         done = await self.made._one_step(self.case)
         return done, [name for name in self.did if name not in ("wanted_now", "unhold_resumed")]
@@ -152,21 +153,21 @@ Play = Callable[[Callable[[Bench], Any]], None]
 def test_there_is_work_for_each_single_reason(play_bench: Play) -> None:
     async def test(bench: Bench) -> None:
         assert not bench.queue.has_work(bench.case)
-        for owner, name, value in (
-            (bench.case, "wanted", WANTED),
-            (bench.case.node_summary, "quarantine", quarantine()),
-            (bench.case.node_summary, "hold", NodeHold("stop", "set", "x", 1.0)),
-            (bench.case, "wishes", replace(NONE, force=Action.CORDON)),
-            (bench.case, "suspect", True),
-            (bench.case, "orphan", "uid"),
-            (bench.case, "over", frozenset({WORD})),
-            (bench.case, "waiters", (bench.loop.create_future(),)),
-            (bench.case, "unclaimed", True),
+        for name, value in (
+            ("wanted", WANTED),
+            ("quarantine", quarantine()),
+            ("hold", NodeHold("stop", "set", "x", 1.0)),
+            ("wishes", replace(NONE, force=Action.CORDON)),
+            ("suspect", True),
+            ("orphan", "uid"),
+            ("over", frozenset({WORD})),
+            ("waiters", (bench.loop.create_future(),)),
+            ("unclaimed", True),
         ):
-            before = getattr(owner, name)
-            setattr(owner, name, value)
+            before = getattr(part_with(bench.case, name), name)
+            set_fields(bench.case, **{name: value})
             assert bench.queue.has_work(bench.case), name
-            setattr(owner, name, before)
+            set_fields(bench.case, **{name: before})
         bench.entries["n1"] = Entry("n1", "", "", "drain", 1.0)
         assert bench.queue.has_work(bench.case)
         assert bench.case.node_summary.in_record
@@ -192,7 +193,7 @@ def test_a_node_has_one_task_and_none_while_nothing_may_be_done(play_bench: Play
         assert first is not None
         queue.add(case)
         assert case.task is first
-        bench.answers["look_at_node"] = lambda: setattr(case, "suspect", False)
+        bench.answers["look_at_node"] = lambda: set_fields(case, suspect=False)
         await first
         assert bench.did.count("look_at_node") == 1
         assert not case.again.is_set()
@@ -230,7 +231,7 @@ def test_another_installations_quarantine_is_left_alone_before_anything_else(
     play_bench: Play,
 ) -> None:
     async def test(bench: Bench) -> None:
-        bench.case.suspect, bench.case.over = True, frozenset({WORD})
+        bench.case.suspect, bench.case.cluster.over = True, frozenset({WORD})
         assert await bench.next(quarantine=quarantine(foreign="elsewhere")) == (
             True,
             ["leave_foreign"],
@@ -291,8 +292,7 @@ def test_marks_without_an_object_come_before_words_that_are_over(
     play_bench: Play, case: dict[str, Any], expected: tuple[bool, list[str]], *, stands: bool
 ) -> None:
     async def test(bench: Bench) -> None:
-        for name, value in case.items():
-            setattr(bench.case, name, value)
+        set_fields(bench.case, **case)
         assert await bench.next(quarantine=quarantine() if stands else None) == expected
 
     play_bench(test)
@@ -300,7 +300,7 @@ def test_marks_without_an_object_come_before_words_that_are_over(
 
 def test_words_that_are_over_wait_for_a_release_that_is_under_way(play_bench: Play) -> None:
     async def test(bench: Bench) -> None:
-        bench.case.over = frozenset({WORD})
+        bench.case.cluster.over = frozenset({WORD})
         assert await bench.next(quarantine=quarantine(Phase.RELEASING)) == (True, [])
 
     play_bench(test)
@@ -370,7 +370,7 @@ def test_a_proposal_that_is_held_is_all_for_now_and_one_that_is_admitted_goes_on
 def test_a_cordon_ends_where_its_node_proved_gone(play_bench: Play) -> None:
     async def test(bench: Bench) -> None:
         bench.step = NextStep(Step.CORDON)
-        bench.answers["cordon"] = lambda: setattr(bench.case, "node_gone", True)
+        bench.answers["cordon"] = lambda: set_fields(bench.case, node_gone=True)
         assert await bench.next(quarantine=quarantine()) == (True, ["cordon", "follow"])
 
     play_bench(test)
@@ -390,7 +390,7 @@ def test_what_a_step_has_learned_counts_also_where_it_failed(play_bench: Play) -
 
         def learn(name: str, value: object) -> list[str]:
             def act() -> Exception:
-                setattr(case.node_summary if name == "overruled" else case, name, value)
+                set_fields(case, **{name: value})
                 return Unreachable("no answer")
 
             bench.answers["look_at_node"], case.suspect = act, True
@@ -407,7 +407,7 @@ def test_what_a_step_has_learned_counts_also_where_it_failed(play_bench: Play) -
             with pytest.raises(Unreachable):
                 await bench.made._one_step(case)
             assert bench.did == ["look_at_node", told]
-            case.node_gone = case.misnamed = False
+            case.cluster.node_gone = case.agent.misnamed = False
 
     play_bench(test)
 
@@ -526,7 +526,7 @@ def test_news_of_a_way_out_or_a_hint_end_a_wait(play_bench: Play) -> None:
         changes: list[tuple[Callable[[], None], float]] = [
             (lambda: None, 100.0),
             (lambda: setattr(bench, "step", NextStep(Step.RELEASE)), 10.0),
-            (lambda: setattr(bench.case, "suspect", True), 10.0),
+            (lambda: set_fields(bench.case, suspect=True), 10.0),
         ]
         for change, waited in changes:
             bench.step, bench.case.suspect = NextStep(Step.NOTHING), False
@@ -554,9 +554,9 @@ def test_a_drain_goes_on_only_while_it_is_the_nodes_next_step(play_bench: Play) 
         assert not going(bench.case)
         bench.may, bench.case.suspect = True, True
         assert not going(bench.case)
-        bench.case.suspect, bench.case.over = False, frozenset({WORD})
+        bench.case.suspect, bench.case.cluster.over = False, frozenset({WORD})
         assert not going(bench.case)
-        bench.case.over, bench.step = frozenset(), NextStep(Step.UPDATE)
+        bench.case.cluster.over, bench.step = frozenset(), NextStep(Step.UPDATE)
         waiter = bench.loop.create_future()
         bench.case.waiters = (waiter,)
         assert not going(bench.case)

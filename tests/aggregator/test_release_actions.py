@@ -117,7 +117,7 @@ class Back(Bench):
         self.forgotten.append(entry)
 
     def recover(self) -> None:
-        self.case.node_summary.attached, self.case.node_summary.health = True, HEALTH
+        self.case.agent.attached, self.case.agent.health = True, HEALTH
 
     async def marked(self, phase: Phase = Phase.CORDONED, **changes: Any) -> Quarantine:
         """The node carries the marks of a Quarantine that stands."""
@@ -232,7 +232,7 @@ def test_an_objection_holds_a_release_is_told_once_and_checked_again_later() -> 
 def test_a_node_that_falls_silent_during_the_read_is_not_released_unless_it_was_made_anew() -> None:
     async def test(bench: Back) -> None:
         def falls_silent() -> None:
-            bench.case.node_summary.attached = False
+            bench.case.agent.attached = False
 
         bench.recover()
         known = await bench.marked()
@@ -468,11 +468,11 @@ def test_a_node_made_anew_keeps_nothing_of_the_earlier_one(boot: str, *, misname
         known = await bench.marked(Phase.RELEASING)
         bench.recover()
         bench.case.node_summary.incidents, bench.case.reborn = {"i": 1}, boot
-        bench.case.misnamed = not misnamed
+        bench.case.agent.misnamed = not misnamed
         await bench.back._drop(bench.case, known)
         assert bench.case.node_summary.incidents is EMPTY
         assert bench.case.reborn == ""
-        assert bench.case.misnamed == misnamed
+        assert bench.case.agent.misnamed == misnamed
 
     on_back(test)
 
@@ -483,7 +483,7 @@ def test_a_node_that_was_not_made_anew_keeps_its_incidents() -> None:
         bench.case.node_summary.incidents = incidents = {"i": 1}
         await bench.back._drop(bench.case, known)
         assert bench.case.node_summary.incidents is incidents
-        assert not bench.case.misnamed
+        assert not bench.case.agent.misnamed
 
     on_back(test)
 
@@ -539,22 +539,22 @@ def test_an_uninstall_waits_for_no_node_and_a_conflict_is_tried_again(
 def test_overrides_that_are_over_go_from_the_node_and_others_stay() -> None:
     async def test(bench: Back) -> None:
         other = replace(WORD, code="xid:95")
-        bench.case.over = frozenset({WORD})
+        bench.case.cluster.over = frozenset({WORD})
         version = bench.world.nodes["n1"].version
         await bench.back.clear_overrides(bench.case)
         assert bench.world.nodes["n1"].version == version
-        assert bench.case.over == frozenset()
+        assert bench.case.cluster.over == frozenset()
         bench.annotated({OVERRULED: write_overruled(frozenset({WORD, other}))})
-        bench.case.over = frozenset({WORD})
+        bench.case.cluster.over = frozenset({WORD})
         await bench.back.clear_overrides(bench.case)
         assert bench.world.nodes["n1"].annotations[OVERRULED] == write_overruled(frozenset({other}))
-        assert bench.case.over == frozenset()
-        assert bench.case.node_summary.overruled == {other}
+        assert bench.case.cluster.over == frozenset()
+        assert bench.case.cluster.overruled == {other}
         del bench.world.nodes["n1"]
-        bench.case.over = frozenset({other})
+        bench.case.cluster.over = frozenset({other})
         await bench.back.clear_overrides(bench.case)
-        assert bench.case.over == frozenset()
-        assert bench.case.node_gone
+        assert bench.case.cluster.over == frozenset()
+        assert bench.case.cluster.node_gone
 
     on_back(test)
 
@@ -682,10 +682,10 @@ def test_marks_of_a_quarantine_by_hand_are_set_again_also_beside_others_work() -
             assert not bench.restorer._may(case, node, stands)
         assert not bench.restorer._may(case, replace(node, uid="x"), ours)
         assert not bench.restorer._may(case, replace(node, unschedulable=False), ours)
-        case.node_summary.maintained = "kured"
+        case.cluster.maintained = "kured"
         assert not bench.restorer._may(case, node, ours)
         assert bench.restorer._may(case, node, theirs)
-        case.node_summary.maintained, case.node_summary.missing = "", ()
+        case.cluster.maintained, case.node_summary.missing = "", ()
         assert not bench.restorer._may(case, node, theirs)
 
     on_back(test)

@@ -94,15 +94,15 @@ def test_silence_is_counted_of_the_clusters_nodes_and_of_all_before_these_are_li
     registry = NodeRegistry(FleetState(), "", known)
     for name in ("n1", "n2", "ghost"):
         case = registry.case(name)
-        case.node_summary.health = NodeHealth(hello(name))
-        case.node_summary.health.snapshot(snapshot())
-        case.silent = name != "n1"
+        case.agent.health = NodeHealth(hello(name))
+        case.agent.health.snapshot(snapshot())
+        case.agent.silent = name != "n1"
     known.apply_reports("r1", replace(saying("n3"), silent=True))
     known.apply_reports("r1", replace(saying("gone"), silent=True))
     assert registry.silence() == (4, 5)
     registry.listed([NodeMeta(name, name) for name in ("n1", "n2", "n3")])
     assert registry.silence() == (2, 3)
-    registry.case("n2").node_summary.attached = True
+    registry.case("n2").agent.attached = True
     assert registry.silence() == (1, 3), "it is fresh"
     known.apply_reports("r1", saying("n2"))
     assert registry.silence() == (1, 3), "another counts it"

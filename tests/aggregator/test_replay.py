@@ -343,8 +343,8 @@ async def test_what_two_agents_of_one_node_say_in_turn_is_not_recorded_and_then_
         controller.on_conflict("n1", f"two live agents: {number}")
         replica.agent("n1", snapshot(), line=line, boot_id=f"boot-{number % 2}")
         replica.agent("n1", Delta((down(),), (latched,)))
-        assert replica.fleet.node_summaries["n1"].health is not None
-        assert replica.fleet.node_summaries["n1"].health.failed(), (
+        assert replica.fleet.node_summaries["n1"].agent.health is not None
+        assert replica.fleet.node_summaries["n1"].agent.health.failed(), (
             "what they say is heard all the same"
         )
         controller.on_disconnect("n1", line, "a newer stream")
@@ -376,7 +376,7 @@ async def test_what_two_agents_of_one_node_say_in_turn_is_not_recorded_and_then_
         else:
             replica.fleet.node_summaries[
                 "n1"
-            ].conflict = ""  # as when its node moves to another replica
+            ].agent.conflict = ""  # as when its node moves to another replica
         begun = len(tape.rows)
         replica.agent("n1", snapshot(latched))
         assert [one["kind"] for one in tape.rows[begun:]] == ["hello", "base"]

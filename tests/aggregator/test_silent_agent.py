@@ -174,7 +174,7 @@ def test_a_person_who_uncordons_it_is_heard_until_the_agent_is_back() -> None:
         await later(3600)
         assert not scene.world.quarantines
         scene.speaks(SLOW)
-        await soon(lambda: not scene.replica.fleet.node_summaries["n1"].overruled)
+        await soon(lambda: not scene.replica.fleet.node_summaries["n1"].cluster.overruled)
         scene.falls_silent()
         await soon(lambda: phase_of(scene.world, "n1") is Phase.CORDONED)
 

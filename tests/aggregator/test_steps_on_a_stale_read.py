@@ -26,9 +26,9 @@ from aggregator.quarantine.decide.admission_record import Entry, parse_record
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.planner import NextStep, Step
 from aggregator.quarantine.reconcile.poller import waits_for_its_node
-from aggregator.quarantine.state.fleet import NodeSummary
 from aggregator.quarantine.state.node import NodeState
 from tests.support.memory_cluster import World, phase_of
+from tests.support.node_states import summary_of
 from tests.support.replica import FakeLine, Replica, component, fault, snapshot
 from tests.support.virtual_replica import LoopClock, Running, later, soon
 from tests.support.virtual_time import VirtualTimeLoop, play
@@ -307,13 +307,13 @@ def test_a_node_that_is_back_when_it_is_proposed_is_quarantined_and_one_that_is_
         assert case.wanted is not None
         acts = replica.controller._reconciler._acts
         node = world.nodes.pop("n1")
-        case.node_gone = True
+        case.cluster.node_gone = True
         assert await acts.propose(case, case.wanted) is False
         assert case.node_summary.hold is not None
         assert case.node_summary.hold.limit == "no-node"
         world.nodes["n1"] = node
         await acts.propose(case, case.wanted)
-        assert not case.node_gone
+        assert not case.cluster.node_gone
         assert case.node_summary.hold.limit == "stop"
 
     play(test)
@@ -345,7 +345,7 @@ def quarantine(phase: Phase, requester: str = OURS, *, deleting: bool = False) -
 def test_a_quarantine_waits_for_others_work_on_its_node_until_it_is_drained(
     found: Quarantine | None, maintained: str, *, waits: bool
 ) -> None:
-    case = NodeState(NodeSummary("n1", quarantine=found, maintained=maintained), lambda: 1.0)
+    case = NodeState(summary_of("n1", quarantine=found, maintained=maintained), lambda: 1.0)
     assert waits_for_its_node(case) == waits
     case.node_summary.release_held = "its GPU is missing"
     assert not waits_for_its_node(case)

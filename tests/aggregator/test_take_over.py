@@ -228,7 +228,7 @@ def test_what_the_network_was_found_to_be_before_is_no_evidence_when_the_node_is
         await later(30)
         shards.become(("a", "b"))
         b.controller.on_connect(hello(node), line)
-        health = b.fleet.node_summaries[node].health
+        health = b.fleet.node_summaries[node].agent.health
         assert health is not None
         assert health.inferred is None
         await two.stop()

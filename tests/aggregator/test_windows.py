@@ -208,7 +208,7 @@ async def test_a_person_who_uncordons_a_flapping_node_is_not_contradicted() -> N
             replica.agent("n1", Delta((link(*told),)))
         await later(600)
         assert node_summary.quarantine is None
-        assert node_summary.overruled
+        assert node_summary.cluster.overruled
         # That it is down for good is another matter.
         clock.time = 5000.0
         replica.agent("n1", Delta((link(*flaps(1000, 1100, 1200), (4900.0, FAILED)),)))

@@ -109,7 +109,7 @@ async def test_marked_nodes_are_shown_in_quarantine_while_the_definition_is_gone
             ill(ward, sick)
             await drained(ward, sick)
             assert shown(ward) == set(sick)
-            assert ward.fleet.node_summaries[well].read_at is not None
+            assert ward.fleet.node_summaries[well].cluster.read_at is not None
             plane.call("DELETE", DEFINITION)
             await until(lambda: ward.fleet.view_lost)
             await until(lambda: all(ward.fleet.node_summaries[n].quarantine is None for n in sick))

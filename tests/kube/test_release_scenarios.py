@@ -391,7 +391,7 @@ async def test_an_exemption_between_our_read_and_our_write_is_heard(
             )
             await ward.free(node)
             assert not ward.unschedulable(node)
-            assert "do not touch" in ward.fleet.node_summaries[node].wishes[0]
+            assert "do not touch" in ward.fleet.node_summaries[node].requests[0]
             assert "quarantine.cordoned" not in ward.notes.kinds(node)
     finally:
         await overtaken.close()

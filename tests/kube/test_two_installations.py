@@ -80,5 +80,5 @@ async def test_anothers_quarantine_is_left_alone_and_its_node_is_held(
         first.delete(theirs)
         await first.free(theirs)
         # The node remembers the person's request, and the other installation reads it there.
-        await until(lambda: second.fleet.node_summaries[theirs].overruled)
+        await until(lambda: second.fleet.node_summaries[theirs].cluster.overruled)
         await until(lambda: second.fleet.node_summaries[theirs].hold is None)

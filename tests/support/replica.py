@@ -192,7 +192,11 @@ class Replica:
     ) -> Awaitable[None] | None:
         """The node's agent attaches, and says this; later words come on the same stream."""
         node_summary = self.fleet.node_summaries.get(node)
-        if node_summary is None or not node_summary.attached or isinstance(evidence, Snapshot):
+        if (
+            node_summary is None
+            or not node_summary.agent.attached
+            or isinstance(evidence, Snapshot)
+        ):
             told = replace(hello(node, boot_id), node_uid=node_uid)
             self.controller.on_connect(told, line or FakeLine())
         return self.controller.on_evidence(node, evidence, self.clock())

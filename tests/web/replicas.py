@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+from aggregator.quarantine.state.agent_view import AgentView
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.replicas.membership.view import Member, MembershipView
 from aggregator.web.event_broker import EventBroker
@@ -88,13 +89,10 @@ def owned(fleet: FleetState, seat: Seat) -> FleetState:
             if seat.owns(name)
             else replace(
                 node_summary,
-                health=None,
-                attached=False,
-                last_heard=None,
+                agent=AgentView(),
                 incidents={},
                 hold=None,
                 would="",
-                conflict="",
                 last_error="",
                 release_held="",
             )

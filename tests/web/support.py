@@ -159,13 +159,13 @@ def fault(now: float, code: str = "xid:79", message: str = "", **changes: Any) -
 def well(fleet: FleetState, node: str, now: float, *, uid: str = "") -> NodeSummary:
     """A node that is known to the cluster and whose agent says that all is well."""
     node_summary = fleet.node_summary(node)
-    node_summary.meta = NodeMeta(node, uid or f"uid-{node}", {"sickbay.dev/pool": "h100"})
-    node_summary.health = NodeHealth(hello(node))
+    node_summary.cluster.meta = NodeMeta(node, uid or f"uid-{node}", {"sickbay.dev/pool": "h100"})
+    node_summary.agent.health = NodeHealth(hello(node))
     parts = [component(now, "gpu-ecc", f"GPU-{i}", Status.OK) for i in range(8)]
     parts.append(component(now, "disk-space", "/var", Status.OK, "41 % used"))
-    node_summary.health.snapshot(Snapshot(tuple(parts), ()))
-    node_summary.attached = True
-    node_summary.last_heard = now - 2.0
+    node_summary.agent.health.snapshot(Snapshot(tuple(parts), ()))
+    node_summary.agent.attached = True
+    node_summary.agent.last_heard = now - 2.0
     return node_summary
 
 
@@ -299,8 +299,8 @@ def small_fleet(hands: Hands) -> FleetState:
         ),
     )
     sick = fleet.node_summary("node-2")
-    assert sick.health is not None
-    sick.health.snapshot(
+    assert sick.agent.health is not None
+    sick.agent.health.snapshot(
         Snapshot(
             (
                 component(now, "gpu-inventory", "GPUs", Status.FAILED, "7 of 8 GPUs answer"),
@@ -333,9 +333,9 @@ def small_fleet(hands: Hands) -> FleetState:
         ago=7200.0,
     )
     silent = fleet.node_summary("node-5")
-    silent.attached, silent.last_heard = False, now - 900.0
+    silent.agent.attached, silent.agent.last_heard = False, now - 900.0
     unknown = fleet.node_summary("node-6")
-    unknown.health, unknown.attached, unknown.last_heard = None, False, None
+    unknown.agent.health, unknown.agent.attached, unknown.agent.last_heard = None, False, None
     by_hand = fleet.node_summary("node-7")
     quarantine_of(
         by_hand,
@@ -368,9 +368,13 @@ def big_fleet(hands: Hands, count: int = 7500) -> FleetState:
         elif number % 61 == 7:
             incident_of(node_summary, now, action="observe", kind="network", ago=float(number))
         elif number % 83 == 11 or 3000 < number < 3036:
-            node_summary.attached, node_summary.last_heard = False, now - 600.0
+            node_summary.agent.attached, node_summary.agent.last_heard = False, now - 600.0
         elif number % 211 == 17:
-            node_summary.health, node_summary.attached, node_summary.last_heard = None, False, None
+            (
+                node_summary.agent.health,
+                node_summary.agent.attached,
+                node_summary.agent.last_heard,
+            ) = None, False, None
     return fleet
 
 

@@ -123,7 +123,7 @@ async def test_a_lost_connection_is_said_and_heals_by_itself(browser: Browser) -
     await expect(one.page.locator("#lost")).to_contain_text("Connection lost since 03:1")
     await expect(one.page.locator("#live")).to_have_text("connection lost")
     await one.screenshot("connection-lost")
-    fleet.node_summaries["node-8"].attached = False
+    fleet.node_summaries["node-8"].agent.attached = False
     async with serving(fleet, running_clocks(), address=address) as served:
         await expect(one.page.locator("#live")).to_have_text("live", timeout=30_000)
         await expect(one.page.locator("#lost")).to_be_hidden()
@@ -293,8 +293,8 @@ async def test_a_hidden_page_asks_for_nothing_until_it_is_looked_at(browser: Bro
         )
         asked: list[str] = []
         one.page.on("request", lambda request: asked.append(request.url))
-        fleet.node_summaries["node-8"].attached = False
-        fleet.node_summaries["node-1"].attached = False
+        fleet.node_summaries["node-8"].agent.attached = False
+        fleet.node_summaries["node-1"].agent.attached = False
         served.feed.record_event(
             Transition(1.0, EventKind.AGENT_SILENT, "node-8", "node-8: silent")
         )

@@ -683,7 +683,7 @@ async def test_hostile_text_is_cleaned_on_every_screen() -> None:
     fleet = small_fleet(hands)
     evil = "\x1b]0;pwned\x07"
     node_summary = fleet.node_summaries["node-2"]
-    node_summary.last_error = node_summary.conflict = evil
+    node_summary.last_error = node_summary.agent.conflict = evil
     fleet.stop = evil
     past = [Transition(NIGHT, EventKind.HELD, "node-2", evil)]
     async with serving(fleet, hands.clocks()) as served:
@@ -767,7 +767,7 @@ async def test_an_empty_fleet_is_no_error() -> None:
 async def test_marked_nodes_without_a_known_quarantine_are_no_empty_ward_list() -> None:
     fleet = FleetState()
     well(fleet, "node-4", Hands().now)
-    fleet.node_summaries["node-4"].marked = True
+    fleet.node_summaries["node-4"].cluster.marked = True
     async with serving(fleet, Hands().clocks()) as served:
         served.feed.prime(())
         done = await sickbay("quarantines", "--url", served.url)

@@ -127,7 +127,7 @@ async def test_a_change_without_a_transition_is_noticed_and_time_alone_is_none()
     hands.advance(30)
     await watched.pulse.publish_tick()
     assert await watched.ticks() == 0
-    watched.fleet.node_summaries["node-1"].attached = False
+    watched.fleet.node_summaries["node-1"].agent.attached = False
     hands.advance(30)
     await watched.pulse.publish_tick()
     assert await watched.ticks() == 1
@@ -138,11 +138,11 @@ async def test_a_reader_of_one_node_is_ticked_for_that_node_alone() -> None:
     watched = Watched(hands, "node-1")
     await watched.pulse.publish_tick()
     assert await watched.ticks() == 1, "who has just come is told once"
-    watched.fleet.node_summaries["node-8"].conflict = "two of them"
+    watched.fleet.node_summaries["node-8"].agent.conflict = "two of them"
     hands.advance(5)
     await watched.pulse.publish_tick()
     assert await watched.ticks() == 0
-    watched.fleet.node_summaries["node-1"].foreign = "hall-2"
+    watched.fleet.node_summaries["node-1"].cluster.foreign = "hall-2"
     hands.advance(5)
     await watched.pulse.publish_tick()
     assert await watched.ticks() == 1

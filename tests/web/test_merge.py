@@ -90,9 +90,13 @@ def companies(draw: st.DrawFn) -> tuple[FleetState, Town, dict[str, ReplicaRepor
         node_summary = well(fleet, name, HANDS.now)
         match draw(st.sampled_from(["attached", "silent", "never", "quarantined", "incident"])):
             case "silent":
-                node_summary.attached = False
+                node_summary.agent.attached = False
             case "never":
-                node_summary.health, node_summary.attached, node_summary.last_heard = (
+                (
+                    node_summary.agent.health,
+                    node_summary.agent.attached,
+                    node_summary.agent.last_heard,
+                ) = (
                     None,
                     False,
                     None,
@@ -163,7 +167,11 @@ def test_until_a_nodes_agent_has_moved_whoever_heard_it_last_is_believed() -> No
     theirs = next(name for name in NAMES if not seat.owns(name))
     for name in (mine, theirs):
         node_summary = well(fleet, name, HANDS.now)
-        node_summary.health, node_summary.attached, node_summary.last_heard = None, False, None
+        node_summary.agent.health, node_summary.agent.attached, node_summary.agent.last_heard = (
+            None,
+            False,
+            None,
+        )
     warned = [
         NodeReports(name, QuarantineSummary.WARNING, why="the fan") for name in (mine, theirs)
     ]
@@ -203,7 +211,7 @@ def test_until_a_nodes_agent_has_moved_whoever_heard_it_last_is_believed() -> No
     well(fleet, theirs, HANDS.now)
     assert why(theirs, {"b": unheard, "c": left}) == (QuarantineSummary.OK, "here")
     # Its agent has come.
-    fleet.node_summaries[theirs].attached = False
+    fleet.node_summaries[theirs].agent.attached = False
     well(fleet, mine, HANDS.now)
     arrived = telling_of("b", [NodeReports(theirs)])
     assert why(mine, {"b": arrived, "c": left}) == (QuarantineSummary.OK, "here")

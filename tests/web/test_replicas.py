@@ -128,7 +128,7 @@ async def test_the_stream_of_another_replicas_node_says_when_that_node_changes()
         url = f"{asked.url}/api/v1/stream?node={node}"
         async with asked.session.get(url) as response:
             assert [name for name, _, _ in await read_node(response, 2)] == ["hello", "fleet"]
-            owner.fleet.node_summaries[node].foreign = "hall-2 is at work"
+            owner.fleet.node_summaries[node].cluster.foreign = "hall-2 is at work"
             assert (await read_node(response, 1))[0][0] == "fleet"
 
 
@@ -238,14 +238,14 @@ async def test_at_rest_little_is_sent_and_a_heartbeat_is_no_change(
             assert replica_messages.decode(again, PageAnswer).part is None
         # A heartbeat is no change; a component that turns is one.
         node_summary = other.fleet.node_summaries[first.part.nodes[0].node]
-        node_summary.last_heard = time.monotonic()
+        node_summary.agent.last_heard = time.monotonic()
         described = count_calls(monkeypatch, replica_messages, "tell")
         async with asyncio.timeout(30):
             while len(described) < 2 * len(first.part.nodes):  # the part was made anew, twice
                 async with asked.session.get(url + have) as response:
                     answer = replica_messages.decode(await response.read(), PageAnswer)
                 assert answer.part is None
-        node_summary.attached = False
+        node_summary.agent.attached = False
 
         async def news() -> Part | None:
             async with asked.session.get(url + have) as response:

@@ -229,15 +229,15 @@ async def test_what_nodes_and_people_write_is_shown_and_never_run() -> None:
     fleet = FleetState(mode="drain", stop=HOSTILE, view_lost=HOSTILE, waiting_for_quorum=HOSTILE)
     fleet.incomplete = fleet.clock_doubt = HOSTILE
     node_summary = well(fleet, "node-1", hands.now)
-    assert node_summary.health is not None
+    assert node_summary.agent.health is not None
     bad = Component(HOSTILE, HOSTILE, Status.FAILED, HOSTILE, HOSTILE, hands.now)
-    node_summary.health.snapshot(Snapshot((bad,), (fault(hands.now, HOSTILE, HOSTILE),)))
-    node_summary.health.traits = {HOSTILE: HOSTILE}
+    node_summary.agent.health.snapshot(Snapshot((bad,), (fault(hands.now, HOSTILE, HOSTILE),)))
+    node_summary.agent.health.traits = {HOSTILE: HOSTILE}
     incident_of(node_summary, hands.now, code=HOSTILE, message=HOSTILE, summary=HOSTILE)
-    node_summary.last_error = node_summary.conflict = node_summary.foreign = node_summary.would = (
-        HOSTILE
-    )
-    node_summary.wishes, node_summary.spared, node_summary.release_held = (
+    node_summary.last_error = node_summary.agent.conflict = node_summary.cluster.foreign = (
+        node_summary.would
+    ) = HOSTILE
+    node_summary.requests, node_summary.spared, node_summary.release_held = (
         (HOSTILE,),
         HOSTILE,
         HOSTILE,
@@ -515,7 +515,7 @@ async def test_a_stream_tells_what_happens_and_that_the_fleet_has_changed() -> N
         shapes = events["text/event-stream"]["schema"]["x-events"]
         (hello, tick) = await read_node(response, 2)
         assert (hello[0], tick[0]) == ("hello", "fleet")
-        fleet.node_summaries["node-8"].attached = False
+        fleet.node_summaries["node-8"].agent.attached = False
         served.feed.record_event(
             Transition(NIGHT, EventKind.AGENT_SILENT, "node-8", "node-8: silent")
         )

@@ -88,7 +88,7 @@ def test_the_headline_says_the_worst_first() -> None:
     well(quiet, "b", HANDS.now)
     assert headline(look(quiet)) == "All 2 nodes are well."
     conflicting = next(iter(quiet.node_summaries.values()))
-    conflicting.conflict = "two live agents claim this node: a, and b"
+    conflicting.agent.conflict = "two live agents claim this node: a, and b"
     assert headline(look(quiet)) == "1 with a warning. 1 of 2 nodes are well."
 
 
@@ -106,9 +106,9 @@ def test_the_fullest_pool_is_shown() -> None:
     fleet = small_fleet(HANDS)
     fleet.limits = {"pool_label": "sickbay.dev/pool", "pool_percent": "25%"}
     for node_summary in fleet.node_summaries.values():
-        assert node_summary.meta is not None
+        assert node_summary.cluster.meta is not None
         pool = "small" if node_summary.node in {"node-1", "node-2"} else "large"
-        node_summary.meta.labels["sickbay.dev/pool"] = pool  # type: ignore[index]  # a dict here
+        node_summary.cluster.meta.labels["sickbay.dev/pool"] = pool  # type: ignore[index]  # a dict here
     found = {one.name: one for one in look(fleet).limits}["limits.pool_percent"]
     assert (found.used, found.most, found.full) == (1, 1, True)
     assert "small" in found.text
@@ -144,7 +144,9 @@ def test_a_quarantine_says_until_when_it_drains_and_what_the_sites_own_step_has_
 def test_who_else_is_at_work_on_a_node_is_why_it_stands_as_it_does() -> None:
     fleet = small_fleet(HANDS)
     node_summary = fleet.node_summary("node-8")
-    node_summary.maintained = node_summary.foreign = "its GPU driver is being upgraded"
+    node_summary.cluster.maintained = node_summary.cluster.foreign = (
+        "its GPU driver is being upgraded"
+    )
     assert node_view.why(node_summary, node_summary.standing()) == (
         "another tool or person is at work on it: its GPU driver is being upgraded"
     )
@@ -220,7 +222,7 @@ def test_an_incident_that_a_person_overruled_says_so() -> None:
     fleet = FleetState()
     node_summary = well(fleet, "node-1", HANDS.now)
     found = incident_of(node_summary, HANDS.now)
-    node_summary.overruled = frozenset(
+    node_summary.cluster.overruled = frozenset(
         Override(item.code, item.component, item.boot_id, item.cleared_by or "")
         for item in found.evidence
     )
@@ -250,7 +252,7 @@ def test_a_reason_as_long_as_a_log_is_cut_and_says_so() -> None:
 def test_an_exempt_node_is_shown_and_what_would_be_done_is_held_by_it() -> None:
     fleet = FleetState()
     node_summary = well(fleet, "node-1", HANDS.now)
-    node_summary.exempt, node_summary.wishes = True, ("exempt until 2026-12-01T00:00:00Z: test",)
+    node_summary.exempt, node_summary.requests = True, ("exempt until 2026-12-01T00:00:00Z: test",)
     found = look(fleet)
     assert found.exempt == 1
     assert found.wished[0].why == "exempt until 2026-12-01T00:00:00Z: test"
@@ -352,15 +354,15 @@ def test_each_standing_says_why_in_a_line(name: str, expected: str) -> None:
 def test_a_failed_component_without_an_incident_is_the_reason() -> None:
     fleet = FleetState()
     node_summary = well(fleet, "node-1", HANDS.now)
-    assert node_summary.health is not None
-    node_summary.health.faults = {("xid:79", ""): fault(HANDS.now)}
+    assert node_summary.agent.health is not None
+    node_summary.agent.health.faults = {("xid:79", ""): fault(HANDS.now)}
     assert node_view.node_row(node_summary, NOW).why.startswith("xid:79: NVRM")
 
 
 def test_a_heartbeat_is_no_change() -> None:
     node_summary = small_fleet(HANDS).node_summaries["node-2"]
     before = node_view.steady(node_view.node(node_summary, NOW, "drain", how=""))
-    node_summary.last_heard = HANDS.now - 0.1
+    node_summary.agent.last_heard = HANDS.now - 0.1
     assert node_view.steady(node_view.node(node_summary, NOW, "drain", how="")) == before
 
 
@@ -408,7 +410,7 @@ def test_a_node_whose_quarantine_is_not_known_is_named_beside_those_that_are() -
     assert look(fleet).marked_only() == []
     for name in ("node-30", "node-4"):
         well(fleet, name, HANDS.now)
-        fleet.node_summaries[name].marked = True
+        fleet.node_summaries[name].cluster.marked = True
     found = look(fleet)
     assert found.marked_only() == ["node-4", "node-30"]
     assert found.counts[QuarantineSummary.QUARANTINED] == len(found.quarantines) + 2

@@ -161,7 +161,7 @@ class NodeActions:
         The node is read while the record is written: both come before the object is created, and
         its creation proves that no other stands. Thousands of held nodes cause no reads.
         """
-        if case.node_gone:  # first: a record written and undone would wake us again
+        if case.cluster.node_gone:  # first: a record written and undone would wake us again
             case.take_node(await self._cluster.read_node(case.node))
         if self._is_nowhere(case, wanted) or self._leave_alone(case, wanted):
             return False
@@ -179,14 +179,14 @@ class NodeActions:
             self._hold(case, held, wanted)
             return False
         case.node_summary.hold = None
-        words = case.node_summary.overruled
+        words = case.cluster.overruled
         entry = self._record_writer.record.entries.get(case.node)
         node = await self._taken(case, await (reading or self._picture(case)))
         if node is None:
             await self._record_writer.withdraw(entry)
             self._is_nowhere(case, wanted)
             return False
-        if case.misnamed or case.node_summary.overruled != words or self._spared(case, wanted):
+        if case.agent.misnamed or case.cluster.overruled != words or self._spared(case, wanted):
             await self._record_writer.withdraw(entry)  # we decided on an older read: decide again
             return True
         if is_marked(node):
@@ -204,12 +204,12 @@ class NodeActions:
     async def create(self, case: NodeState, wanted: DesiredState) -> None:
         """The record allows it already: finish what was begun."""
         entry = self._record_writer.record.entries.get(case.node)
-        words = case.node_summary.overruled
+        words = case.cluster.overruled
         node = await self._taken(case, await self._picture(case))
         if node is None:
             await self._record_writer.withdraw(entry)
             return  # the next step reports it
-        if case.misnamed or case.node_summary.overruled != words or self._spared(case, wanted):
+        if case.agent.misnamed or case.cluster.overruled != words or self._spared(case, wanted):
             return  # we decided on an older read: decide again
         if is_marked(node):
             case.unclaimed = True  # its marks have evidence too
@@ -254,9 +254,11 @@ class NodeActions:
         if node is None:
             await self._no_node(case, quarantine)
             return
-        if case.node_summary.maintained and quarantine.spec.requester == OURS:
+        if case.cluster.maintained and quarantine.spec.requester == OURS:
             return  # the next step sees it
-        if quarantine.spec.requester == OURS and case.wishes.exempt(self._clocks.earliest()):
+        if quarantine.spec.requester == OURS and case.cluster.wishes.exempt(
+            self._clocks.earliest()
+        ):
             return  # the exemption came after our decision
         if not quarantine.has_finalizer:
             quarantine = await self._cluster.add_finalizer(quarantine)
@@ -302,7 +304,7 @@ class NodeActions:
             marks=None,
         )
         case.node_replaced, case.node_summary.missing = False, ()
-        case.node_summary.marked = True
+        case.cluster.note_marks()
         self.emit_event(
             case, EventKind.CORDONED, f"cordoned: {quarantine.spec.reason or 'by hand'}"
         )
@@ -346,7 +348,7 @@ class NodeActions:
         spec = quarantine.spec
         if spec.requester != OURS:
             case.take_node(await self._cluster.read_node(case.node))
-            if case.node_gone:
+            if case.cluster.node_gone:
                 await self._no_node(case, quarantine)
                 return
         await self._record_writer.enter(
@@ -377,10 +379,10 @@ class NodeActions:
     async def force(self, case: NodeState) -> None:
         """A quarantine for an annotation of a person: made, or changed with it."""
         case.take_node(await self._cluster.read_node(case.node))
-        action = case.wishes.forced(self._clocks.earliest())
-        if action is None or case.misnamed:
+        action = case.cluster.wishes.forced(self._clocks.earliest())
+        if action is None or case.agent.misnamed:
             return  # taken back in between
-        reason, quarantine = case.wishes.force_reason, case.node_summary.quarantine
+        reason, quarantine = case.cluster.wishes.force_reason, case.node_summary.quarantine
         if quarantine is None:
             if not self._may_act(case.node):  # paused since it was read: another replica acts
                 raise Conflict("this replica's place among the others is not certain any more")
@@ -417,12 +419,12 @@ class NodeActions:
 
     async def show_absence(self, case: NodeState, quarantine: Quarantine) -> None:
         """Write to the status that its Node is gone, and since when, or that it is back."""
-        since = self._clocks.latest() if case.node_gone else 0.0
+        since = self._clocks.latest() if case.cluster.node_gone else 0.0
         ends = quarantine.spec.requester == OURS
         told = (
             f"its Node is gone: it counts for no limit, and "
             f"{'ends by itself if the Node stays away' if ends else 'stays until it is deleted'}"
-            if case.node_gone
+            if case.cluster.node_gone
             else "its Node is back, and is counted again"
         )
         message = told if quarantine.status.phase is not Phase.INVALID else _NO_NODE
@@ -484,7 +486,9 @@ class NodeActions:
 
     def _spared(self, case: NodeState, wanted: DesiredState) -> bool:
         """Whether an operator has asked for less than we want, by the node as it was just read."""
-        return case.wishes.cap(self._clocks.earliest()).strength < wanted.spec.action.strength
+        return (
+            case.cluster.wishes.cap(self._clocks.earliest()).strength < wanted.spec.action.strength
+        )
 
     def emit_event(
         self,
@@ -525,15 +529,15 @@ class NodeActions:
         """Whether the cluster has no such node: it is held then, counts for no limit, and is looked
         for again, for it may come (back).
         """
-        if case.node_gone:
+        if case.cluster.node_gone:
             self._hold(case, Held("no-node", "not found", _NO_NODE), wanted)
-        return case.node_gone
+        return case.cluster.node_gone
 
     def _leave_alone(self, case: NodeState, wanted: DesiredState) -> bool:
         """Whether another party is at work on the node: it is held then, and checked again."""
-        if not case.node_summary.maintained:
+        if not case.cluster.maintained:
             return False
-        self._hold(case, Held("maintenance", "others", case.node_summary.maintained), wanted)
+        self._hold(case, Held("maintenance", "others", case.cluster.maintained), wanted)
         return True
 
     def _hold(self, case: NodeState, held: Held, wanted: DesiredState) -> None:

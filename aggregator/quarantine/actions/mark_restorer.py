@@ -82,8 +82,8 @@ class MarkRestorer:
             return False
         if quarantine.spec.requester != OURS:
             return True
-        exempt = case.wishes.exempt(self._clocks.earliest())
-        return not case.node_summary.maintained and not exempt
+        exempt = case.cluster.wishes.exempt(self._clocks.earliest())
+        return not case.cluster.maintained and not exempt
 
 
 def _marked(node: str) -> str:

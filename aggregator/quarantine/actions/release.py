@@ -94,8 +94,8 @@ class ReleaseActions:
             if found:
                 await self._hold_release(case, quarantine, found)
                 return
-            taken_back = quarantine.spec.requester != FORCED or not case.wishes.force_asked
-            if step.because == NODE_ABSENT and not case.node_gone:
+            taken_back = quarantine.spec.requester != FORCED or not case.cluster.wishes.force_asked
+            if step.because == NODE_ABSENT and not case.cluster.node_gone:
                 return  # it is back
             if case.is_released_by_uncordon(self._uncordon) or not taken_back:
                 return  # operators' requests are other than we knew: decide again
@@ -119,9 +119,9 @@ class ReleaseActions:
         return release_hold(
             quarantine,
             node=node,
-            health=case.node_summary.health if not case.reborn else None,
+            health=case.agent.health if not case.reborn else None,
             policy=self._policy,
-            wishes=case.wishes,
+            wishes=case.cluster.wishes,
             differing=self._differing(),
         )
 
@@ -229,7 +229,7 @@ class ReleaseActions:
             more[FORCE] = None  # a person's later request takes the earlier one back
         undo = Undo(quarantine.uid, did_to_undo(node, quarantine), words, theirs, more)
         undone = await self.undo_node(case, node, undo)
-        case.over |= words - case.overrule()  # overrides that ended during the write
+        case.cluster.note_ended(words - case.overrule())
         case.take_node(undone)
         await self._acts.settle_announcement(case)
         await self._acts.log_action(case, node.uid, quarantined=False, message=_because(quarantine))
@@ -266,32 +266,31 @@ class ReleaseActions:
         if case.reborn:
             # They belong to the earlier Node: the evaluation finds those of this one.
             case.node_summary.incidents = EMPTY
-            health = case.node_summary.health
-            case.misnamed = health is not None and health.boot_id != case.reborn
+            case.agent.compare_boot(case.reborn)
             case.reborn = ""
 
     async def undo_node(self, case: NodeState, node: Node, undo: "Undo") -> Node:
         """Undo our marks; the node also remembers its overrides, without those that are over."""
-        over = case.over
+        over = case.cluster.over
         still = (read_overruled(node.annotations) - over) | undo.words
         change = undo_change(
             node, undo.uid, undo.did, still, uncordoned=undo.uncordoned, more=undo.more
         )
         undone = await self._cluster.patch_node(node, change)
-        case.over -= over
+        case.cluster.note_removed(over)
         return undone
 
     async def clear_overrides(self, case: NodeState) -> None:
         """Remove the overrides that are over from the node's annotation."""
         node = await self._cluster.read_node(case.node)
-        over = case.over
+        over = case.cluster.over
         if node is not None:
             remembered = read_overruled(node.annotations)
             if remembered & over:
                 node = await self._cluster.patch_node(
                     node, clear_overrides_change(remembered - over)
                 )
-        case.over -= over
+        case.cluster.note_removed(over)
         case.take_node(node)
 
 
@@ -308,7 +307,7 @@ def _is_undone(case: NodeState, node: Node, quarantine: Quarantine) -> bool:
 
 
 def _has_recovered(case: NodeState) -> bool:
-    return case.is_fresh and not case.acting
+    return case.agent.is_fresh and not case.acting
 
 
 def _because(quarantine: Quarantine) -> str:

@@ -104,11 +104,11 @@ class Reporter:
         )
 
     def _speaks_of(self, case: NodeState) -> bool:
-        return case.node_summary.health is not None and self.owns(case.node)
+        return case.agent.health is not None and self.owns(case.node)
 
     @staticmethod
     def _reported(case: NodeState) -> bool:
-        return case.node_summary.health is not None and case.node_summary.health.has_snapshot
+        return case.agent.health is not None and case.agent.health.has_snapshot
 
 
 class LeaderSession:
@@ -262,12 +262,12 @@ class LeaderSession:
 
 
 def is_silent(case: NodeState) -> bool:
-    return case.silent and not case.is_fresh
+    return case.agent.silent and not case.agent.is_fresh
 
 
 def _other_targets(case: NodeState) -> Iterator[Seen]:
     """The results of shared targets that are no evidence of the network."""
-    health = case.node_summary.health
+    health = case.agent.health
     if health is not None:
         for check in sorted(SHARED_TARGETS - NETWORK):
             for one in health.components.of(check):

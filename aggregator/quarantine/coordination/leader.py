@@ -157,7 +157,7 @@ class Leader:
     def receive_report(self, name: str, saying: NodeReport) -> bool:
         """Take a replica's report on a node; returns whether it counts."""
         case = self._registry.known(saying.node)
-        if self._shards.owns(saying.node) and case is not None and case.is_fresh:
+        if self._shards.owns(saying.node) and case is not None and case.agent.is_fresh:
             return False  # its agent reports to us
         told = rebase_report_ages(saying, self._clocks.now())
         self._remote_nodes.apply_reports(name, told)

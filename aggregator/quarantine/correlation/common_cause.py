@@ -101,7 +101,7 @@ class CommonCauseTracker:
 
     def receive_symptoms(self, case: NodeState) -> None:
         """Count the node as it is now. Cheap for a healthy node."""
-        node, health = case.node, case.node_summary.health
+        node, health = case.node, case.agent.health
         if not self._owns(node):
             self._hear_of(node)
             return
@@ -193,7 +193,7 @@ class CommonCauseTracker:
         changed, now = self._changed.get(case.node), self._clocks.now()
         if changed is None or now - changed >= UPGRADED:
             return ""
-        overruled = frozenset(word.key for word in case.node_summary.overruled)
+        overruled = frozenset(word.key for word in case.cluster.overruled)
         evidence = actionable_evidence(case.node_summary.incidents.values(), overruled)
         stood = max((now - item.since for item in evidence), default=0.0)
         if stood >= self._after_upgrade:
@@ -206,12 +206,12 @@ class CommonCauseTracker:
         )
 
     def _places(self, case: NodeState | None) -> list[Group]:
-        meta = case.node_summary.meta if case is not None else None
+        meta = case.cluster.meta if case is not None else None
         labels = meta.labels if meta is not None else {}
         return [(label, labels[label]) for label in self._labels if labels.get(label)]
 
     def _groups(self, case: NodeState) -> tuple[Group, ...]:
-        health, found = case.node_summary.health, self._places(case)
+        health, found = case.agent.health, self._places(case)
         if health is not None:
             found += [(name, health.traits[name]) for name in _TRAITS if health.traits.get(name)]
             if health.agent_version:
@@ -227,7 +227,7 @@ class CommonCauseTracker:
         """
         if incidents is None:
             incidents = case.node_summary.incidents.values()
-        overruled = frozenset(word.key for word in case.node_summary.overruled)
+        overruled = frozenset(word.key for word in case.cluster.overruled)
         return tuple(
             self._common.suspects(case.node, what_of(item, self._policy), target_of(item))
             for item in actionable_evidence(incidents, overruled)
@@ -235,7 +235,7 @@ class CommonCauseTracker:
 
     def drain_suspects(self, case: NodeState) -> tuple[frozenset[str], ...]:
         """The same, only for the evidence that asks for a drain."""
-        overruled = frozenset(word.key for word in case.node_summary.overruled)
+        overruled = frozenset(word.key for word in case.cluster.overruled)
         return tuple(
             self._common.suspects(case.node, what_of(item, self._policy), target_of(item))
             for item in actionable_evidence(case.node_summary.incidents.values(), overruled)
@@ -247,7 +247,7 @@ class CommonCauseTracker:
 
         NVLink's faults are no explicit ones: the defect may be at the other end.
         """
-        overruled = frozenset(word.key for word in case.node_summary.overruled)
+        overruled = frozenset(word.key for word in case.cluster.overruled)
         found = list(actionable_evidence(case.node_summary.incidents.values(), overruled))
         for item in found:
             known = self._policy.catalogue.classify(item.code) != UNKNOWN

@@ -313,7 +313,7 @@ class NetworkTracker:
     def renew(self, case: NodeState) -> None:
         """Add others' results about the node to its health, which may be another object now."""
         finding = self.finding(case.node)
-        health = case.node_summary.health
+        health = case.agent.health
         if finding is not None and health is not None and health.inferred is None:
             health.inferred = _component(finding)
 
@@ -372,7 +372,7 @@ class NetworkTracker:
     def _put(self, node: str, finding: Finding) -> None:
         """Make it evidence of the node."""
         case = self._registry.known(node)
-        health = case.node_summary.health if case is not None else None
+        health = case.agent.health if case is not None else None
         if case is None or health is None:
             return
         before = health.inferred

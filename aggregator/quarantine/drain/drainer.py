@@ -315,7 +315,7 @@ class Drainer:
         if quarantine is None or quarantine.status.phase not in _UNDER_WAY:
             return
         status = quarantine.status
-        if case.node_gone and status.node_uid:  # else it was never there
+        if case.cluster.node_gone and status.node_uid:  # else it was never there
             message = "the node is gone: no pods are left to drain"
             status = replace(status, message=message, pods_remaining=0, blockers=())
         elif quarantine.spec.requester == OURS and (why := self._left_alone(case)):
@@ -324,9 +324,9 @@ class Drainer:
             await self._acts.write_status(case, quarantine, status)
 
     def _left_alone(self, case: NodeState) -> str:
-        if case.node_summary.maintained:
-            return f"another tool or person is at work: {case.node_summary.maintained}"
-        return case.wishes.why_capped(self._clocks.earliest())
+        if case.cluster.maintained:
+            return f"another tool or person is at work: {case.cluster.maintained}"
+        return case.cluster.wishes.why_capped(self._clocks.earliest())
 
     async def recheck(self, case: NodeState) -> None:
         """Read the pods of a node that was drained, and report where some are there again.

@@ -8,7 +8,6 @@ from typing import Protocol
 from aggregator.clock import Clocks
 from aggregator.events import EventKind, EvidenceRecording
 from aggregator.health.model import Delta, Hello, Measurements, Snapshot
-from aggregator.health.node import NodeHealth
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.correlation.network import NetworkTracker
@@ -76,10 +75,9 @@ class AgentEventHandler:
         """An authenticated stream was refused at its Hello: its node is as good as silent."""
         if self.owner_address(node):
             return  # its own replica reports it
-        node_summary = self._registry.case(node).node_summary
-        node_summary.refused = reason
-        if node_summary.last_heard is None:
-            node_summary.last_heard = self._clocks.now()
+        agent = self._registry.case(node).agent
+        agent.refuse(reason)
+        agent.note_attempt(self._clocks.now())
 
     def on_connect(self, hello: Hello, line: AgentLine) -> None:
         """An authenticated stream said Hello; its snapshot follows.
@@ -87,24 +85,18 @@ class AgentEventHandler:
         Until that is accepted the node has not reported, however often its agent reconnects.
         """
         case = self._registry.case(hello.node)
-        node_summary = case.node_summary
-        if node_summary.health is None:
-            node_summary.health = NodeHealth(hello)
+        agent, is_new = case.agent, case.agent.health is None
+        agent.connect(hello, self._clocks.now())
+        if is_new:
             self._network_tracker.renew(case)
-        else:
-            node_summary.health.greet(hello)
         self._registry.count(case)
         self._outliers.on_connect(hello.node)
-        node_summary.attached = True
-        if node_summary.last_heard is None:
-            node_summary.last_heard = self._clocks.now()
-        case.claimed, case.misnamed = hello.node_uid, False
-        listed = node_summary.meta is None or hello.node_uid in ("", node_summary.meta.uid)
+        meta = case.cluster.meta
+        listed = meta is None or hello.node_uid in ("", meta.uid)
         if not listed or _may_be_back(case, hello.node_uid):
             self._queue.add_for_read(case)  # the list may be old: a read decides
         self._lines[hello.node], self._hellos[hello.node] = line, hello
-        case.silent_failing = ""
-        if node_summary.conflict:
+        if agent.conflict:
             self._untaken.add(hello.node)
         if hello.node not in self._untaken:
             self._evidence_recording.record_hello(hello)
@@ -114,10 +106,10 @@ class AgentEventHandler:
     ) -> Awaitable[None] | None:
         """Fold the evidence and evaluate. A positive sign is acknowledged when durable."""
         case = self._registry.case(node)
-        health = case.node_summary.health
+        health = case.agent.health
         if health is None or node not in self._lines:
             return _never()  # rejected, and its stream has not ended yet
-        case.node_summary.last_heard = at
+        case.agent.note_message(at)
         if isinstance(evidence, Snapshot):
             health.snapshot(evidence)
             self._registry.count(case)
@@ -126,12 +118,12 @@ class AgentEventHandler:
         else:
             health.delta(evidence)
             signs = bool(evidence.cleared or evidence.gone)
-        unread = case.unread or case.ours is False  # (it has just become ours, say)
-        node_read = self._queue.view and case.node_summary.meta is not None and not unread
+        unread = case.cluster.unread or case.ours is False  # (it has just become ours, say)
+        node_read = self._queue.view and case.cluster.meta is not None and not unread
         if signs and unread:
             case.suspect = True  # another replica may have written the overrides: read
-        case.take_signs(evidence.cleared, node_read=node_read)
-        if evidence.faults and _may_be_back(case, case.claimed):
+        case.cluster.take_signs(evidence.cleared, node_read=node_read)
+        if evidence.faults and _may_be_back(case, case.agent.claimed):
             case.suspect = True
         for lost in self._losses.due(node, evidence.lost, at) if evidence.lost else ():
             text = f"evidence lost ({lost.source}): {lost.message}"
@@ -151,9 +143,7 @@ class AgentEventHandler:
 
     def _note_back(self, case: NodeState) -> None:
         """Its agent's snapshot was accepted."""
-        case.node_summary.refused = ""
-        if case.silent:
-            case.silent = False
+        if case.agent.accept_snapshot():
             self._acts.emit_event(case, EventKind.AGENT_BACK, "its agent is back")
 
     def _take_down(self, case: NodeState, evidence: Snapshot | Delta, at: float) -> None:
@@ -162,7 +152,7 @@ class AgentEventHandler:
         The evidence is still evaluated; once there is one agent again recording goes on from a new
         base.
         """
-        if case.node_summary.conflict:
+        if case.agent.conflict:
             self._untaken.add(case.node)
         elif case.node in self._untaken:
             self._take_down_anew(case, at)
@@ -170,7 +160,7 @@ class AgentEventHandler:
             self._evidence_recording.record_message(case.node, evidence, at)
 
     def _take_down_anew(self, case: NodeState, at: float) -> None:
-        hello, health = self._hellos.get(case.node), case.node_summary.health
+        hello, health = self._hellos.get(case.node), case.agent.health
         if hello is None or health is None or not health.has_snapshot:
             return  # its next snapshot is the base: an unnamed component was healthy
         self._untaken.discard(case.node)
@@ -184,11 +174,11 @@ class AgentEventHandler:
 
     def digest(self, node: str) -> int | None:
         case = self._registry.known(node)
-        health = case.node_summary.health if case is not None else None
+        health = case.agent.health if case is not None else None
         return health.digest() if health is not None else None
 
     def on_heartbeat(self, node: str, at: float) -> None:
-        self._registry.case(node).node_summary.last_heard = at
+        self._registry.case(node).agent.note_message(at)
 
     def on_command_result(self, node: str, command_id: str, *, ok: bool, message: str) -> None:
         log.info(
@@ -201,11 +191,11 @@ class AgentEventHandler:
             return
         del self._lines[node], self._hellos[node]
         case = self._registry.case(node)
-        case.node_summary.attached = False
-        if case.was_heard:
-            case.node_summary.last_heard = self._clocks.now()
+        case.agent.disconnect()
+        if case.agent.was_heard:
+            case.agent.note_message(self._clocks.now())
         else:  # no report now: an agent that is refused at each attempt falls silent
-            case.node_summary.refused = f"no snapshot of it was accepted: {reason}"
+            case.agent.refuse(f"no snapshot of it was accepted: {reason}")
         self._unanswered(case)
         self._network_tracker.silent(node)
         self._outliers.silent(node)
@@ -214,7 +204,7 @@ class AgentEventHandler:
         if not self._shards.owns(node):
             self.hand_over(case)
         # Two agents that push each other out do so every few seconds: ingest logs them.
-        level = logging.DEBUG if case.node_summary.conflict else logging.INFO
+        level = logging.DEBUG if case.agent.conflict else logging.INFO
         log.log(level, "agent detached", extra={"node": node, "reason": reason})
 
     def send_home(self, case: NodeState, reason: str) -> None:
@@ -231,14 +221,13 @@ class AgentEventHandler:
         line, hello = self._lines.get(case.node), self._hellos.get(case.node)
         self.hand_over(case)
         if line is not None and hello is not None:
-            case.node_summary.health, case.node_summary.attached = NodeHealth(hello), True
+            case.agent.restart(hello, self._clocks.now())
             self._registry.count(case)
-            case.node_summary.last_heard = self._clocks.now()
 
     def ask_again(self, case: NodeState) -> None:
         """Have an agent whose evidence was discarded send all of it again."""
         line = self._lines.get(case.node)
-        if line is not None and not case.was_heard:
+        if line is not None and not case.agent.was_heard:
             line.resync("this replica may have been taken for dead meanwhile")
 
     def hand_over(self, case: NodeState) -> None:
@@ -254,7 +243,7 @@ class AgentEventHandler:
 
     def reject(self, case: NodeState) -> None:
         """The node is another Node than its agent's: end the stream, and discard its evidence."""
-        whose = f" with UID {case.claimed}" if case.claimed else ""
+        whose = f" with UID {case.agent.claimed}" if case.agent.claimed else ""
         text = f"its agent spoke for another Node of this name{whose}, which is gone"
         case.drop_ownership(self._policy, self._clocks.now())
         self._registry.count(case)
@@ -283,9 +272,9 @@ class AgentEventHandler:
             self._untaken.discard(node)
             return  # it was forgotten meanwhile
         case = self._registry.case(node)
-        if detail and not case.node_summary.conflict:
+        if detail and not case.agent.conflict:
             self._acts.emit_event(case, EventKind.AGENT_CONFLICT, detail)
-        case.node_summary.conflict = detail
+        case.agent.set_conflict(detail)
         if not detail and node in self._untaken:
             if node in self._lines:
                 self._take_down_anew(case, self._clocks.now())
@@ -296,15 +285,15 @@ class AgentEventHandler:
 
     def note_silence(self, case: NodeState, now: float) -> None:
         """Report, once, that an agent has been gone for too long, or that it is not understood."""
-        node_summary = case.node_summary
-        if case.is_fresh or node_summary.last_heard is None or case.silent:
+        agent = case.agent
+        if agent.is_fresh or agent.last_heard is None or agent.silent:
             return
-        if now - node_summary.last_heard >= self._silent_after:
-            case.silent = True
+        if now - agent.last_heard >= self._silent_after:
+            agent.note_silence()
             text = "its agent is silent"
-            if node_summary.refused:
-                text = f"its agent is not understood ({node_summary.refused})"
-            elif node_summary.attached:
+            if agent.refused:
+                text = f"its agent is not understood ({agent.refused})"
+            elif agent.attached:
                 text = "its agent is attached, but has sent no snapshot"
             self._acts.emit_event(
                 case, EventKind.AGENT_SILENT, f"{text}; its last failing checks stay in force"
@@ -318,7 +307,7 @@ def _may_be_back(case: NodeState, node_uid: str) -> bool:
     quarantine = case.node_summary.quarantine
     if quarantine is None:
         return False
-    return case.node_gone or (
+    return case.cluster.node_gone or (
         bool(quarantine.status.node_uid) and (node_uid not in ("", quarantine.status.node_uid))
     )
 

@@ -137,7 +137,7 @@ class ClusterEventHandler:
                 subject = self._registry.case(node)
                 quarantine = subject.node_summary.quarantine
                 marked = quarantine is not None and quarantine.status.phase in MARKED
-                if marked or subject.node_summary.foreign:
+                if marked or subject.cluster.foreign:
                     subject.suspect = True
                     self._queue.add(subject)
             case NodeSeen(node):
@@ -271,7 +271,7 @@ class ClusterEventHandler:
         if (known is None or known.uid != uid) and case.vanished != uid:
             return
         case.node_summary.quarantine, case.vanished = None, ""
-        if not case.was_heard:  # its incidents came from that object alone
+        if not case.agent.was_heard:  # its incidents came from that object alone
             case.node_summary.incidents, case.wanted = EMPTY, None
         case.node_summary.release_held, case.release_look = "", 0.0
         case.definition_going = with_definition
@@ -285,14 +285,14 @@ class ClusterEventHandler:
             case.orphan = uid  # of another replica's node too: it may become ours
         case.ended = uid
         self._queue.add(case)
-        if case.task is not None and case.node_summary.last_heard is None:
+        if case.task is not None and case.agent.last_heard is None:
             # A node known from that object alone is forgotten with it, not at the next list.
             case.task.add_done_callback(lambda _: self._was_made_up(case))
 
     def _was_made_up(self, case: NodeState) -> None:
         """Forget a node that only a Quarantine ever named: the cluster has none of this name."""
         known = self._registry.known(case.node) is case
-        if known and case.node_gone and self._is_no_more(case):
+        if known and case.cluster.node_gone and self._is_no_more(case):
             self._forget(case)
 
     async def _view_restored(self, unschedulable: frozenset[str]) -> None:
@@ -322,7 +322,7 @@ class ClusterEventHandler:
             ):
                 case.suspect = True
             if not case.suspect:
-                case.signs = ()  # there is no override that they could end
+                case.cluster.drop_signs()
             self._evaluator.evaluate_node(case)
 
     async def refresh_nodes(self) -> bool:
@@ -355,7 +355,7 @@ class ClusterEventHandler:
         """Whether a Node that was marked may be gone, and that is not known yet."""
         quarantine = case.node_summary.quarantine
         marked = quarantine is not None and bool(quarantine.status.node_uid)
-        return marked and not case.node_gone and not self._registry.is_listed(case.node)
+        return marked and not case.cluster.node_gone and not self._registry.is_listed(case.node)
 
     def _forget(self, case: NodeState) -> None:
         self._registry.forget_node(case)
@@ -374,7 +374,7 @@ class ClusterEventHandler:
         node_summary = case.node_summary
         if (
             self._registry.is_listed(case.node)
-            or node_summary.attached
+            or node_summary.agent.attached
             or node_summary.quarantine is not None
         ):
             return False
@@ -382,19 +382,16 @@ class ClusterEventHandler:
             return False
         if self._queue.in_record(case) or case.orphan or case.waiters or case.unclaimed:
             return False
-        if node_summary.last_heard is None:
+        if node_summary.agent.last_heard is None:
             return True
         # Where the list lacks nodes only the agent's report shows that one exists.
-        known = node_summary.meta is not None or self._cluster.lists_all
-        return known and self._clocks.now() - node_summary.last_heard >= FORGOTTEN_AFTER
+        known = node_summary.cluster.meta is not None or self._cluster.lists_all
+        return known and self._clocks.now() - node_summary.agent.last_heard >= FORGOTTEN_AFTER
 
     def _node_listed(self, case: NodeState, meta: NodeMeta) -> None:
-        before, case.node_summary.meta = case.node_summary.meta, meta
-        case.node_summary.marked, case.node_summary.read_at = (
-            APPLIED in meta.annotations,
-            self._clocks.now(),
-        )
-        if case.node_summary.maintained and before is not None and before.labels != meta.labels:
+        before = case.cluster.meta
+        case.cluster.take_listed(meta, self._clocks.now(), marked=APPLIED in meta.annotations)
+        if case.cluster.maintained and before is not None and before.labels != meta.labels:
             case.suspect = True  # another party's label may be gone
         self._cause_tracker.receive_symptoms(case)  # its labels may have changed
         quarantine = case.node_summary.quarantine
@@ -406,19 +403,20 @@ class ClusterEventHandler:
                 case.unclaimed = True
         elif quarantine.status.node_uid not in ("", meta.uid) or _has_lost(case, meta):
             case.suspect = True
-        if case.claimed not in ("", meta.uid):
+        if case.agent.claimed not in ("", meta.uid):
             case.suspect = True
-        if case.node_gone or read_operator_requests(meta.annotations) != case.wishes:
+        if (
+            case.cluster.node_gone
+            or read_operator_requests(meta.annotations) != case.cluster.wishes
+        ):
             case.suspect = True
         else:
-            case.wishes_known = True
+            case.cluster.confirm_requests()
         remembered = read_overruled(meta.annotations)
         if self._shards.may_act(case.node):
-            case.unread = False
-        foreign = case.node_summary.foreign and not waits_for_its_node(
-            case
-        )  # `NodePoller` reads those
-        if remembered != case.node_summary.overruled | case.over or foreign:
+            case.cluster.set_unread(unread=False)
+        foreign = case.cluster.foreign and not waits_for_its_node(case)  # `NodePoller` reads those
+        if remembered != case.cluster.overruled | case.cluster.over or foreign:
             case.suspect = True
         if case.suspect or case.orphan or case.unclaimed:
             self._queue.add(case)

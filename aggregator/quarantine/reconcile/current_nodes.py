@@ -54,7 +54,7 @@ class CurrentNodes:
         if not self._view():
             return None
         case = self._registry.known(node)
-        meta = case.node_summary.meta if case is not None else None
+        meta = case.cluster.meta if case is not None else None
         if meta is not None and meta.uid == node_uid:
             return True
         key = (node, node_uid)

@@ -44,7 +44,7 @@ class NodeEvaluator:
         wall = self._clocks.earliest()
         for said in case.hear_wishes(wall):
             self._acts.emit_event(case, EventKind.REQUESTED, said)
-        mode = min(self._mode, case.wishes.cap(wall), key=lambda action: action.strength)
+        mode = min(self._mode, case.cluster.wishes.cap(wall), key=lambda action: action.strength)
         closed, again = case.rejudge(self._policy, mode, now, silent_action=self._silent_action)
         self._cause_tracker.receive_symptoms(case)
         self._tell_incidents(case, before, closed)
@@ -106,7 +106,7 @@ class NodeEvaluator:
             and not _is_done(case.node_summary.quarantine, wanted.uncapped)
         ):
             would = f"{wanted.uncapped}: {wanted.spec.reason}"
-        spared = case.node_summary.spared = case.wishes.why_capped(self._clocks.earliest())
+        spared = case.node_summary.spared = case.cluster.wishes.why_capped(self._clocks.earliest())
         why = spared or f"mode {self._mode}"
         if would and would != case.node_summary.would:
             text = f"{why} keeps us from this: {would}"

@@ -73,7 +73,7 @@ class MissingNodes:
 
     def _is_missing(self, case: NodeState) -> bool:
         stands = case.node_summary.quarantine is not None
-        return case.node_gone and stands and self._may_act(case.node)
+        return case.cluster.node_gone and stands and self._may_act(case.node)
 
     def _drop(self) -> None:
         for case, task in list(self._watches.values()):

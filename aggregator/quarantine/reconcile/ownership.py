@@ -99,7 +99,7 @@ class OwnershipHandler:
 
     def _take_over(self, came: list[NodeState]) -> None:
         for case in came:
-            case.unread = True
+            case.cluster.set_unread(unread=True)
             if self._queue.has_work(case):
                 case.suspect = True  # its last owner may have left work half done: read it
                 self._queue.add(case)
@@ -110,7 +110,7 @@ class OwnershipHandler:
         """
         asked = 0
         for case in came:
-            if case.node_summary.attached and not case.was_heard:
+            if case.agent.attached and not case.agent.was_heard:
                 self._agent_events.ask_again(case)
                 asked += 1
                 if asked % SLICE == 0:
@@ -124,7 +124,7 @@ class OwnershipHandler:
             if self._shards.owns(case.node):  # ours again, and another replica may have had it
                 self._agent_events.start_over(case)
                 self._agent_events.ask_again(case)
-            elif case.node_summary.attached:
+            elif case.agent.attached:
                 self._agent_events.send_home(case, "the node belongs to another replica now")
             else:
                 self._agent_events.hand_over(case)

@@ -117,7 +117,7 @@ class NodePoller:
         return due[: int(A_SECOND * _ROUND)]
 
     def _wait(self, case: NodeState, known: _Wait | None, now: float) -> _Wait:
-        why = case.node_summary.maintained
+        why = case.cluster.maintained
         if known is None or known.why != why:  # their work has changed: it may end soon
             return _Wait(why, WAITING_FIRST, now + self._jittered(WAITING_FIRST))
         return known
@@ -176,7 +176,7 @@ class NodePoller:
 
     def _look_at_others(self, case: NodeState, node: Node) -> None:
         """Check whether the work that it waits for is over, or has changed."""
-        if case.node_gone or maintained_by(node) != case.node_summary.maintained:
+        if case.cluster.node_gone or maintained_by(node) != case.cluster.maintained:
             case.suspect = True
             self._queue.add(case)
 
@@ -190,19 +190,19 @@ class NodePoller:
             self._queue.add(case)
 
     def _look_at_wishes(self, case: NodeState, node: Node) -> None:
-        if maintained_by(node) != case.node_summary.maintained:
+        if maintained_by(node) != case.cluster.maintained:
             case.suspect = True
             self._queue.add(case)
         wishes = read_operator_requests(node.annotations)
-        if wishes != case.wishes:
-            case.wishes = wishes
+        if wishes != case.cluster.wishes:
+            case.cluster.take_requests(wishes)
             self._evaluator.evaluate_node(case)
 
     def _look_at_silence(self, case: NodeState, node: Node) -> None:
         last = failing_in_silence(case)
-        if not last or case.silent_failing or node.ready is not True:
+        if not last or case.agent.silent_failing or node.ready is not True:
             return
-        case.silent_failing, case.silent_failing_since = last, self._clocks.now()
+        case.agent.note_failing(last, self._clocks.now())
         text = f"its agent is silent, its kubelet is ready, and this was failing: {last}"
         self._acts.emit_event(case, EventKind.SILENT_FAILING, text)
         self._evaluator.evaluate_node(case)
@@ -238,10 +238,12 @@ def waits_for_its_node(case: NodeState) -> bool:
     """Whether only another party's work on its node, or the lack of a Node, holds it."""
     node_summary, quarantine = case.node_summary, case.node_summary.quarantine
     if quarantine is None:
-        return node_summary.hold is not None and (bool(node_summary.maintained) or case.node_gone)
+        return node_summary.hold is not None and (
+            bool(node_summary.cluster.maintained) or case.cluster.node_gone
+        )
     if quarantine.deleting or quarantine.spec.requester != OURS or case.release_held:
         return False
-    return bool(node_summary.maintained) and quarantine.status.phase in _HELD_UP
+    return bool(node_summary.cluster.maintained) and quarantine.status.phase in _HELD_UP
 
 
 def failing_in_silence(case: NodeState) -> str:
@@ -250,11 +252,11 @@ def failing_in_silence(case: NodeState) -> str:
     A node in quarantine needs no check: its agent's silence has no effect there.
     """
     node_summary = case.node_summary
-    if not case.silent or case.is_fresh or node_summary.health is None:
+    if not case.agent.silent or case.agent.is_fresh or node_summary.agent.health is None:
         return ""
-    if node_summary.quarantine is not None or node_summary.conflict:
+    if node_summary.quarantine is not None or node_summary.agent.conflict:
         return ""
     acting = [
         one for one in node_summary.incidents.values() if one.action != "observe" and one.in_force
     ]
-    return acting[0].summary if acting else worst_failing(node_summary.health)
+    return acting[0].summary if acting else worst_failing(node_summary.agent.health)

@@ -77,9 +77,9 @@ class WorkQueue:
             case.wanted is not None
             or case.node_summary.quarantine is not None
             or case.node_summary.hold is not None
-            or case.wishes.force is not None
+            or case.cluster.wishes.force is not None
             or case.suspect
-            or bool(case.orphan or case.over or case.waiters or case.unclaimed)
+            or bool(case.orphan or case.cluster.over or case.waiters or case.unclaimed)
             or self.in_record(case)
         )
 

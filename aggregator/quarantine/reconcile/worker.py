@@ -171,15 +171,15 @@ class Reconciler:
 
     async def _one_step(self, case: NodeState) -> bool:
         """Decide and act. Returns True when no step was left now."""
-        words, wishes = case.node_summary.overruled, case.wishes
+        words, wishes = case.cluster.overruled, case.cluster.wishes
         try:
             return await self._next(case)
         finally:  # a step's reads count also where it failed in the end
-            if case.node_gone:
+            if case.cluster.node_gone:
                 self._missing_nodes.follow(case)
-            if case.misnamed:
+            if case.agent.misnamed:
                 self._agent_events.reject(case)
-            if case.node_summary.overruled != words or case.wishes != wishes:
+            if case.cluster.overruled != words or case.cluster.wishes != wishes:
                 self._evaluator.evaluate_node(case)  # operators' requests are other than we knew
 
     async def _next(self, case: NodeState) -> bool:
@@ -204,7 +204,9 @@ class Reconciler:
         if quarantine is None and case.unclaimed and not case.definition_going:
             await self._adopter.adopt(case)
             return False
-        if case.over and (quarantine is None or quarantine.status.phase is not Phase.RELEASING):
+        if case.cluster.over and (
+            quarantine is None or quarantine.status.phase is not Phase.RELEASING
+        ):
             await self._release_actions.clear_overrides(case)
             return False
         self._acts.unhold_resumed(case)
@@ -236,7 +238,7 @@ class Reconciler:
                 self._evaluator.evaluate_node(case)
             case Step.CORDON:
                 await self._acts.cordon(case)
-                return case.node_gone
+                return case.cluster.node_gone
             case _ if quarantine is not None:
                 await self._do_with(case, step)
         return False
@@ -290,7 +292,7 @@ class Reconciler:
 
     def _still_draining(self, case: NodeState) -> bool:
         """Called again and again while a drain, which may last for days, is this node's step."""
-        if not self._queue.may_act(case) or case.suspect or case.over:
+        if not self._queue.may_act(case) or case.suspect or case.cluster.over:
             return False
         if next_step(self._situation(case)).do is not Step.DRAIN:
             return False

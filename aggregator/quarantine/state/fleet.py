@@ -7,14 +7,14 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from aggregator.cluster.port import NodeMeta, Quarantine
-from aggregator.health.node import NodeHealth
+from aggregator.cluster.port import Quarantine
 from aggregator.policy.incident import Incident
 from aggregator.policy.lemons import Lemon
 from aggregator.policy.network.verdict import NetworkVerdict
 from aggregator.policy.outliers.fleet import FleetMeasurements
 from aggregator.quarantine.decide.cause_search import CommonCause
-from aggregator.quarantine.decide.overrides import Override
+from aggregator.quarantine.state.agent_view import AgentView
+from aggregator.quarantine.state.cluster_view import ClusterView
 from aggregator.runtime.interning import EMPTY
 
 #: Why a node without a Quarantine is nevertheless in quarantine.
@@ -53,50 +53,37 @@ class QuarantineSummary(enum.StrEnum):
 
 @dataclass(slots=True)
 class NodeSummary:
-    """One node. ``incidents`` are open, by id; ``last_heard`` is monotonic, None for never."""
+    """One node. ``incidents`` are open, by id."""
 
     node: str
-    meta: NodeMeta | None = None
-    health: NodeHealth | None = None
-    attached: bool = False
-    last_heard: float | None = None
-    conflict: str = ""
+    agent: AgentView = field(default_factory=AgentView)
+    cluster: ClusterView = field(default_factory=ClusterView)
     incidents: Mapping[str, Incident] = field(default_factory=lambda: EMPTY)  # replaced only
     hold: NodeHold | None = None
     would: str = ""  # the action that the mode prevents
     quarantine: Quarantine | None = None
     in_record: bool = False
-    overruled: frozenset[Override] = frozenset()  # evidence that a person has overruled
-    foreign: str = ""  # cordoned by another party, being maintained: shown, left alone
-    maintained: str = ""  # another party at work on the node; we begin no step meanwhile
     unclaimed: str = ""  # our marks are on it without an object, and we make no new one; else empty
     last_error: str = ""
-    wishes: tuple[str, ...] = ()  # operators' requests in its annotations, in sentences
+    requests: tuple[str, ...] = ()  # operators' requests in its annotations, in sentences
     exempt: bool = False  # people want it left alone now
     spared: str = ""  # the operator request that prevents our action, if any
-    refused: str = ""  # why no snapshot of its agent was accepted; empty: the last one was
     missing: tuple[str, ...] = ()  # our marks that it lacks although its quarantine stands
     release_held: str = ""  # its cause is over, and this holds its release
-    marked: bool = False  # our marks are on the node, as it was last read or listed
-    read_at: float | None = None  # when that was, in monotonic seconds, None before the first time
-
-    @property
-    def speaks(self) -> bool:
-        """Its agent is attached, and its messages are accepted."""
-        return self.attached and not self.refused
 
     def standing(self) -> QuarantineSummary:
-        if self.quarantine is not None or self.marked or self.unclaimed:
+        health = self.agent.health
+        if self.quarantine is not None or self.cluster.marked or self.unclaimed:
             return QuarantineSummary.QUARANTINED
         if self.hold is not None or self.would:
             return QuarantineSummary.HELD
-        if self.health is None:
+        if health is None:
             return QuarantineSummary.UNKNOWN
-        if not self.speaks:
+        if not self.agent.speaks:
             return QuarantineSummary.SILENT
-        if self.conflict or self.incidents or self.health.worst_is_degraded():
+        if self.agent.conflict or self.incidents or health.worst_is_degraded():
             return QuarantineSummary.WARNING
-        return QuarantineSummary.UNKNOWN if self.health.only_unknown() else QuarantineSummary.OK
+        return QuarantineSummary.UNKNOWN if health.only_unknown() else QuarantineSummary.OK
 
 
 @dataclass(slots=True)

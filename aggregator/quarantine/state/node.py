@@ -6,8 +6,6 @@ from dataclasses import dataclass, field, replace
 
 from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import Action, Node, Phase, Quarantine, QuarantineSpec, is_older
-from aggregator.health.model import Cleared
-from aggregator.health.node import REMEMBERED
 from aggregator.policy.evaluate import evaluate
 from aggregator.policy.incident import Evidence, Incident
 from aggregator.policy.rules import Policy
@@ -26,14 +24,12 @@ from aggregator.quarantine.decide.lost_marks import (
     restore_at,
 )
 from aggregator.quarantine.decide.maintenance import maintained_by
-from aggregator.quarantine.decide.node_marks import foreign_hands, read_overruled, words_of
+from aggregator.quarantine.decide.node_marks import read_overruled, words_of
 from aggregator.quarantine.decide.operator_requests import (
-    NONE,
-    OperatorRequests,
     describe,
     read_operator_requests,
 )
-from aggregator.quarantine.decide.overrides import Override, ended_by, stands
+from aggregator.quarantine.decide.overrides import Override, stands
 from aggregator.quarantine.decide.planner import Situation
 from aggregator.quarantine.decide.uncordon import (
     Uncordoned,
@@ -43,6 +39,8 @@ from aggregator.quarantine.decide.uncordon import (
     recordon_due,
     whose_uncordon,
 )
+from aggregator.quarantine.state.agent_view import AgentView
+from aggregator.quarantine.state.cluster_view import ClusterView
 from aggregator.quarantine.state.fleet import NodeSummary
 from aggregator.quarantine.state.lazy_event import LazyEvent
 from aggregator.runtime.interning import EMPTY
@@ -59,28 +57,19 @@ class NodeState:
     ``restored``: the uid of the quarantine whose evidence was taken back into memory.
     ``ended``: the uid of the last quarantine that is gone; its events and answers may come late.
     ``suspect``: an event hints that the node may be schedulable again, or gone; a read decides.
-    ``node_gone``, ``node_found``: the last read of the node found none, or found it.
     ``orphan``: the uid of a quarantine that a person deleted without its undo.
     ``vanished``: the uid of one that a read no longer found; a watch event tells its fate.
     ``unclaimed``: our marks, or an entry made by hand, may have lost their object: to be adopted.
     ``remains``: the intent of one that went with its definition.
     ``counted``: the registry counts it among those that have reported.
-    ``silent``: it was reported that the agent has been gone for too long.
-    ``claimed``: the UID of the Node that the agent's identity proves; empty where it proves none.
-    ``misnamed``: the node was read, and the known state is of another Node of its name.
     ``reborn``: the boot of the Node that came in place of the quarantined one; else empty.
-    ``over``: overrides that have ended, and that the node still remembers.
-    ``signs``: signs that came before the overrides in the node's annotation were read.
-    ``wishes``: operators' requests in its annotations, as last read in full, or listed.
     ``release_look``: when to check the objections to its release again (monotonic).
     ``looked_at``: when the node was last polled (monotonic).
     ``recheck_pods``: it was drained, and its pods are to be read again.
     ``ours``: whether this replica owns the node, by the last check, None before; ``ours_since``
     when it became ours (monotonic).
-    ``unread``: the node's overrides may have changed while another replica owned it.
     ``trail`` writes the node's condition; ``trail_aged``: it had ended by the last round;
     ``condition_seen``: the last read of the node since then has it.
-    ``silent_failing``: the failing evidence when its agent fell silent, while its kubelet is ready.
     """
 
     node_summary: NodeSummary
@@ -95,29 +84,17 @@ class NodeState:
     uncordoned: Uncordoned = Uncordoned.NO
     node_replaced: bool = False
     reborn: str = ""
-    node_gone: bool = False
-    node_found: bool = False
     definition_going: bool = False
     orphan: str = ""
     vanished: str = ""
     unclaimed: bool = False
     remains: QuarantineSpec | None = None
     counted: bool = False
-    silent: bool = False
-    claimed: str = ""
-    misnamed: bool = False
-    over: frozenset[Override] = frozenset()
-    signs: tuple[Cleared, ...] = ()
-    wishes: OperatorRequests = NONE
-    wishes_known: bool = False
     release_look: float = 0.0
     looked_at: float = float("-inf")
     recheck_pods: bool = False
     ours: bool | None = None
     ours_since: float = float("-inf")
-    unread: bool = False
-    silent_failing: str = ""
-    silent_failing_since: float = 0.0
     wanted: DesiredState | None = None
     trail: asyncio.Task[None] | None = None
     trail_aged: bool = False
@@ -128,15 +105,12 @@ class NodeState:
         return self.node_summary.node
 
     @property
-    def was_heard(self) -> bool:
-        """Its agent has sent a snapshot since this process started, and may be gone since."""
-        health = self.node_summary.health
-        return health is not None and health.has_snapshot
+    def agent(self) -> AgentView:
+        return self.node_summary.agent
 
     @property
-    def is_fresh(self) -> bool:
-        """The agent is attached and has given its snapshot since."""
-        return self.node_summary.attached and self.was_heard
+    def cluster(self) -> ClusterView:
+        return self.node_summary.cluster
 
     @property
     def acting(self) -> bool:
@@ -184,7 +158,7 @@ class NodeState:
         if quarantine.foreign:
             return  # its evidence is another installation's
         before, found = self.node_summary.incidents, incidents_of(quarantine, policy, now)
-        if self.node_summary.health is None:
+        if self.agent.health is None:
             self.node_summary.incidents = {
                 ident: replace(one, since=before[ident].since) if ident in before else one
                 for ident, one in found.items()
@@ -226,34 +200,23 @@ class NodeState:
         node_summary = self.node_summary
         return (
             node is not None
-            and not (self.unread or self.node_gone or self.misnamed)
+            and not (self.cluster.unread or self.cluster.node_gone or self.agent.misnamed)
             and not is_marked(node)
             and node_summary.quarantine is None
-            and self.claimed in ("", node.uid)
-            and maintained_by(node) == node_summary.maintained == ""
-            and read_operator_requests(node.annotations) == self.wishes
-            and read_overruled(node.annotations) - self.over == node_summary.overruled
+            and self.agent.claimed in ("", node.uid)
+            and maintained_by(node) == node_summary.cluster.maintained == ""
+            and read_operator_requests(node.annotations) == self.cluster.wishes
+            and read_overruled(node.annotations) - self.cluster.over
+            == node_summary.cluster.overruled
         )
 
     def take_node(self, node: Node | None) -> None:
         """The node as just read: changes by people are found from it."""
         quarantine = self.node_summary.quarantine
-        self.node_summary.marked = node is not None and is_marked(node)
-        self.node_summary.read_at = self.now()
-        self.node_gone, self.node_found = node is None, node is not None
-        self.misnamed = node is not None and self.claimed not in ("", node.uid)
-        self.unread = False
-        self.node_replaced, self.uncordoned = False, Uncordoned.NO
-        self.reborn = ""
-        if node is None:
-            self.node_summary.foreign = self.node_summary.maintained = ""
-            self.wishes, self.wishes_known = NONE, False  # they stood on it
-            return
-        self.node_summary.foreign = foreign_hands(node, quarantine)
-        self.node_summary.maintained = maintained_by(node)
-        self.wishes, self.wishes_known = read_operator_requests(node.annotations), True
-        self.take_overruled(read_overruled(node.annotations))
-        if quarantine is None:
+        self.cluster.take_node(node, quarantine, self.now())
+        self.agent.compare_uid(node.uid if node is not None else None)
+        self.node_replaced, self.uncordoned, self.reborn = False, Uncordoned.NO, ""
+        if node is None or quarantine is None:
             return
         another = quarantine.status.node_uid not in ("", node.uid)
         if another and ended_by_birth(quarantine.spec, node.boot_id):
@@ -296,9 +259,7 @@ class NodeState:
 
         The quarantine's evidence stays: it is durable, and may be of the same machine and boot.
         """
-        self.claimed, self.misnamed = "", False
-        self.node_summary.attached, self.node_summary.refused = False, ""
-        self.node_summary.health = None
+        self.agent.discard()
         self.node_summary.incidents = EMPTY
         self.wanted = None
         quarantine, self.restored = self.node_summary.quarantine, ""
@@ -313,28 +274,28 @@ class NodeState:
         """
         self.drop_ownership(policy, now)
         node_summary = self.node_summary
-        # The overrides in the node's annotation stay known. Its next owner finds out which are
-        # over, and by the time that the node is ours again, the same overrides may have been made
-        # anew.
-        node_summary.overruled, self.over = node_summary.overruled | self.over, frozenset()
-        node_summary.last_heard, node_summary.hold, node_summary.conflict = None, None, ""
+        self.cluster.hand_over()
+        self.agent.forget_reports()
+        node_summary.hold = None
         node_summary.would = node_summary.spared = node_summary.release_held = (
             node_summary.last_error
         ) = ""
-        self.silent, self.silent_failing, self.orphan, self.signs = False, "", "", ()
-        self.unclaimed, self.vanished = False, ""
+        self.orphan, self.unclaimed, self.vanished = "", False, ""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
 
     def hear_wishes(self, wall: float) -> tuple[str, ...]:
         """Update the operators' requests that are shown. Returns the new ones."""
-        before, self.node_summary.wishes = self.node_summary.wishes, describe(self.wishes, wall)
-        self.node_summary.exempt = self.wishes.exempt(wall)
-        new = tuple(one for one in self.node_summary.wishes if one not in before)
+        before, self.node_summary.requests = (
+            self.node_summary.requests,
+            describe(self.cluster.wishes, wall),
+        )
+        self.node_summary.exempt = self.cluster.wishes.exempt(wall)
+        new = tuple(one for one in self.node_summary.requests if one not in before)
         return new or (
             ("no label or annotation asks anything special of it any more",)
-            * bool(before and not self.node_summary.wishes)
+            * bool(before and not self.node_summary.requests)
         )
 
     def is_released_by_uncordon(self, rules: UncordonRules) -> bool:
@@ -363,51 +324,30 @@ class NodeState:
             return ""
         return self.node_summary.release_held or quarantine.status.release_held
 
-    def take_overruled(self, remembered: frozenset[Override]) -> None:
-        """The overrides as the node remembers them: read from it, or just written."""
-        self.over &= remembered
-        self.node_summary.overruled = remembered - self.over
-        if self.signs:
-            self._end_words(self.signs)
-            self.signs = ()
-
-    def take_signs(self, signs: tuple[Cleared, ...], *, node_read: bool) -> None:
-        """Take the signs of faults that ended; the overrides of these faults end too.
-
-        ``node_read``: the node's overrides are known. Until then the signs are kept for them.
-        """
-        self._end_words(signs)
-        if not node_read:
-            self.signs = (*self.signs, *signs)[-REMEMBERED:]
-
-    def _end_words(self, signs: tuple[Cleared, ...]) -> None:
-        self._forget_words({word for word in self.node_summary.overruled if ended_by(word, signs)})
-
-    def _forget_words(self, ended: set[Override]) -> None:
-        if not ended:
-            return  # on nearly every message; a new empty set would be 216 bytes
-        self.over |= ended
-        self.node_summary.overruled -= ended
-
     def rejudge(
         self, policy: Policy, mode: Action, now: float, *, silent_action: str = "observe"
     ) -> tuple[list[Incident], float | None]:
         """Evaluate anew. Returns the closed incidents, and when time may change the result."""
-        health = self.node_summary.health
+        health = self.agent.health
         if health is None:
             return [], None
         more = []
-        if self.silent_failing:
-            since = self.silent_failing_since
-            more.append(silent_match(health, self.silent_failing, since, silent_action))
+        if self.agent.silent_failing:
+            since = self.agent.silent_failing_since
+            more.append(silent_match(health, self.agent.silent_failing, since, silent_action))
         judgement = evaluate(
-            policy, health, self.node_summary.incidents, now, speaking=self.is_fresh, more=more
+            policy,
+            health,
+            self.node_summary.incidents,
+            now,
+            speaking=self.agent.is_fresh,
+            more=more,
         )
         self.node_summary.incidents = judgement.incidents
-        if self.is_fresh:
-            on_degraded, words = policy.acting_on_degraded, self.node_summary.overruled
-            self._forget_words({w for w in words if not stands(w, health, on_degraded)})
-        overruled = frozenset(word.key for word in self.node_summary.overruled)
+        if self.agent.is_fresh:
+            on_degraded, words = policy.acting_on_degraded, self.cluster.overruled
+            self.cluster.end_overrides({w for w in words if not stands(w, health, on_degraded)})
+        overruled = frozenset(word.key for word in self.cluster.overruled)
         self.wanted = wanted_of(self.node_summary.incidents, overruled, mode, policy.hash)
         return list(judgement.closed), judgement.look_again
 
@@ -418,7 +358,7 @@ class NodeState:
         its release, is not overruled: that would silence the next fault.
         """
         quarantine = self.node_summary.quarantine
-        recovered = self.is_fresh and not self.acting
+        recovered = self.agent.is_fresh and not self.acting
         spec = quarantine.spec.evidence if quarantine is not None and not recovered else ()
         wanted = self.wanted.spec.evidence if self.wanted is not None else ()
         latest = {(item.code, item.component): item for item in (*spec, *wanted)}
@@ -434,7 +374,7 @@ class NodeState:
     def _marks_untold(self) -> bool:
         """Whether the object does not list yet which marks the node lacks."""
         quarantine = self.node_summary.quarantine
-        if quarantine is None or quarantine.status.phase not in MARKED or self.node_gone:
+        if quarantine is None or quarantine.status.phase not in MARKED or self.cluster.node_gone:
             return False
         return self.node_summary.missing != marks_told(quarantine)
 
@@ -464,15 +404,15 @@ class NodeState:
         """
         quarantine = self.node_summary.quarantine
         if quarantine is None or quarantine.spec.requester == OURS:
-            mode = min(mode, self.wishes.cap(wall), key=lambda action: action.strength)
+            mode = min(mode, self.cluster.wishes.cap(wall), key=lambda action: action.strength)
         return Situation(
             quarantine=self.node_summary.quarantine,
             in_record=in_record,
             wanted=wanted,
             mode=mode,
-            knows=self.was_heard or patient_enough,
-            fresh=self.is_fresh,
-            recovered=self.is_fresh and not self.acting,
+            knows=self.agent.was_heard or patient_enough,
+            fresh=self.agent.is_fresh,
+            recovered=self.agent.is_fresh and not self.acting,
             uncordoned=self.is_released_by_uncordon(uncordon),
             schedulable=self.uncordoned is not Uncordoned.NO,
             recordon=self._recordon_at(wall) <= wall,
@@ -480,20 +420,21 @@ class NodeState:
             evictions_wait=self._evictions_wait(wall),
             node_replaced=self.node_replaced,
             reborn=bool(self.reborn),
-            node_gone=self.node_gone,
-            node_found=self.node_found,
+            node_gone=self.cluster.node_gone,
+            node_found=self.cluster.node_found,
             absent_too_long=absent_too_long,
-            maintained=bool(self.node_summary.maintained),
+            maintained=bool(self.cluster.maintained),
             stopped=stopped,
-            conflict=bool(self.node_summary.conflict),
+            conflict=bool(self.agent.conflict),
             definition_going=self.definition_going,
             marks_untold=self._marks_untold(),
             restore_due=self._restore_due(marks, wall),
             release_held=bool(self.release_held),
             look_later=now < self.release_look,
-            forced=self.wishes.forced(wall),
-            unforced=self.node_gone or (self.wishes_known and not self.wishes.force_asked),
-            exempt=self.wishes.exempt(wall),
+            forced=self.cluster.wishes.forced(wall),
+            unforced=self.cluster.node_gone
+            or (self.cluster.wishes_known and not self.cluster.wishes.force_asked),
+            exempt=self.cluster.wishes.exempt(wall),
             unclaimed=bool(self.node_summary.unclaimed),
         )
 

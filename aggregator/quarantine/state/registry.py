@@ -103,7 +103,7 @@ class NodeRegistry:
         wanted = frozenset(components)
         seen: Counter[str] = Counter()
         for case in self._cases.values():
-            health = case.node_summary.health
+            health = case.agent.health
             if health is not None and case.node not in self._remote_nodes:
                 seen.update(wanted.intersection(health.components.names_of(check)))
         for saying in self._remote_nodes.sayings():
@@ -115,7 +115,7 @@ class NodeRegistry:
         heard = [
             case
             for case in self._cases.values()
-            if case.node_summary.health is not None
+            if case.agent.health is not None
             and (not self._listed or case.node in self._metas)
             and case.node not in self._remote_nodes
         ]
@@ -124,7 +124,7 @@ class NodeRegistry:
             for saying in self._remote_nodes.sayings()
             if not self._listed or saying.node in self._metas
         ]
-        silent = sum(1 for case in heard if case.silent and not case.is_fresh)
+        silent = sum(1 for case in heard if case.agent.silent and not case.agent.is_fresh)
         silent += sum(1 for saying in theirs if saying.silent)
         return silent, len(heard) + len(theirs)
 
@@ -133,7 +133,7 @@ class NodeRegistry:
 
         `size` is needed at each admission; a count over 10,000 nodes takes as long as all the rest.
         """
-        counts = case.was_heard and self._may_count(case.node)
+        counts = case.agent.was_heard and self._may_count(case.node)
         self._counted += counts - case.counted
         case.counted = counts
 

@@ -1,0 +1,113 @@
+"""A node's agent as this replica knows it: its stream, its evidence, its silence."""
+
+from dataclasses import dataclass
+
+from aggregator.health.model import Hello
+from aggregator.health.node import NodeHealth
+
+
+@dataclass(slots=True)
+class AgentView:
+    """Changed by the agent's events alone, and by a read that shows another Node of its name.
+
+    ``last_heard``: monotonic seconds, None for never.
+    ``conflict``: which two agents claim the node; empty: one at most does.
+    ``refused``: why no snapshot of its agent was accepted; empty: the last one was.
+    ``claimed``: the UID of the Node that the agent's identity proves; empty where it proves none.
+    ``misnamed``: the node was read, and the known state is of another Node of its name.
+    ``silent``: it was reported that the agent has been gone for too long.
+    ``silent_failing``: the failing evidence when its agent fell silent, while its kubelet is ready,
+    and ``silent_failing_since`` when that was found (monotonic).
+    """
+
+    health: NodeHealth | None = None
+    attached: bool = False
+    last_heard: float | None = None
+    conflict: str = ""
+    refused: str = ""
+    claimed: str = ""
+    misnamed: bool = False
+    silent: bool = False
+    silent_failing: str = ""
+    silent_failing_since: float = 0.0
+
+    @property
+    def speaks(self) -> bool:
+        """Its agent is attached, and its messages are accepted."""
+        return self.attached and not self.refused
+
+    @property
+    def was_heard(self) -> bool:
+        """Its agent has sent a snapshot since this process started, and may be gone since."""
+        return self.health is not None and self.health.has_snapshot
+
+    @property
+    def is_fresh(self) -> bool:
+        """The agent is attached and has given its snapshot since."""
+        return self.attached and self.was_heard
+
+    def connect(self, hello: Hello, now: float) -> None:
+        """An authenticated stream said Hello; its snapshot follows."""
+        if self.health is None:
+            self.health = NodeHealth(hello)
+        else:
+            self.health.greet(hello)
+        self.attached = True
+        self.note_attempt(now)
+        self.claimed, self.misnamed, self.silent_failing = hello.node_uid, False, ""
+
+    def note_attempt(self, now: float) -> None:
+        """The first sign of an agent, which counts as a report: from now on it can be silent."""
+        if self.last_heard is None:
+            self.last_heard = now
+
+    def refuse(self, reason: str) -> None:
+        """Its stream was refused, or ended before a snapshot of it was accepted."""
+        self.refused = reason
+
+    def note_message(self, at: float) -> None:
+        """A message came, of whatever kind."""
+        self.last_heard = at
+
+    def accept_snapshot(self) -> bool:
+        """Returns whether its silence was reported before, which is over now."""
+        was_silent, self.silent, self.refused = self.silent, False, ""
+        return was_silent
+
+    def disconnect(self) -> None:
+        self.attached = False
+
+    def restart(self, hello: Hello, now: float) -> None:
+        """Begin anew with an agent that is still connected, and is to send all its evidence."""
+        self.health, self.attached, self.last_heard = NodeHealth(hello), True, now
+
+    def set_conflict(self, detail: str) -> None:
+        """Two agents claim the node; empty: they do no more."""
+        self.conflict = detail
+
+    def note_silence(self) -> None:
+        """Its silence is being reported."""
+        self.silent = True
+
+    def note_failing(self, evidence: str, now: float) -> None:
+        """Its kubelet is ready, and this was failing when the agent fell silent."""
+        self.silent_failing, self.silent_failing_since = evidence, now
+
+    def compare_uid(self, node_uid: str | None) -> None:
+        """The UID of the Node as just read, None for no Node, against the claimed one."""
+        self.misnamed = node_uid is not None and self.claimed not in ("", node_uid)
+
+    def compare_boot(self, boot_id: str) -> None:
+        """The boot of the Node in place of the one that was released, against the evidence's."""
+        self.misnamed = self.health is not None and self.health.boot_id != boot_id
+
+    def discard(self) -> None:
+        """Its evidence is of another Node of this name, or is another replica's to judge."""
+        self.claimed, self.misnamed = "", False
+        self.attached, self.refused = False, ""
+        self.health = None
+
+    def forget_reports(self) -> None:
+        """The node is another replica's, which reports its silence and its conflicts from now."""
+        self.last_heard, self.conflict = None, ""
+        self.silent, self.silent_failing = False, ""

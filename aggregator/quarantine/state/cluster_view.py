@@ -1,0 +1,129 @@
+"""A node as the cluster has it: its Node object, and the requests and overrides on that."""
+
+from dataclasses import dataclass
+
+from aggregator.cluster.node_names import is_marked
+from aggregator.cluster.port import Node, NodeMeta, Quarantine
+from aggregator.health.model import Cleared
+from aggregator.health.node import REMEMBERED
+from aggregator.quarantine.decide.maintenance import maintained_by
+from aggregator.quarantine.decide.node_marks import foreign_hands, read_overruled
+from aggregator.quarantine.decide.operator_requests import (
+    NONE,
+    OperatorRequests,
+    read_operator_requests,
+)
+from aggregator.quarantine.decide.overrides import Override, ended_by
+
+
+@dataclass(slots=True)
+class ClusterView:
+    """Changed by lists, reads and our own writes of the Node, and by signs that end an override.
+
+    ``meta``: the Node as last listed.
+    ``marked``: our marks are on the node, as it was last read or listed; ``read_at``: when that was
+    (monotonic seconds), None before the first time.
+    ``node_gone``, ``node_found``: the last read of the node found none, or found it.
+    ``unread``: the node's overrides may have changed while another replica owned it.
+    ``foreign``: cordoned by another party, being maintained: shown, left alone.
+    ``maintained``: another party is at work on the node; no step begins meanwhile.
+    ``wishes``: operators' requests in its annotations, as last read in full, or listed.
+    ``overruled``: evidence that a person has overruled.
+    ``over``: overrides that have ended, and that the node still remembers.
+    ``signs``: signs that came before the overrides in the node's annotation were read.
+    """
+
+    meta: NodeMeta | None = None
+    marked: bool = False
+    read_at: float | None = None
+    node_gone: bool = False
+    node_found: bool = False
+    unread: bool = False
+    foreign: str = ""
+    maintained: str = ""
+    wishes: OperatorRequests = NONE
+    wishes_known: bool = False
+    overruled: frozenset[Override] = frozenset()
+    over: frozenset[Override] = frozenset()
+    signs: tuple[Cleared, ...] = ()
+
+    def take_listed(self, meta: NodeMeta, now: float, *, marked: bool) -> None:
+        """The Node as just listed, which may be a little old."""
+        self.meta, self.marked, self.read_at = meta, marked, now
+
+    def confirm_requests(self) -> None:
+        """The list has the same requests as are known."""
+        self.wishes_known = True
+
+    def take_node(self, node: Node | None, quarantine: Quarantine | None, now: float) -> None:
+        """The Node as just read, None for no Node. ``quarantine``: the one that stands."""
+        self.marked, self.read_at = node is not None and is_marked(node), now
+        self.node_gone, self.node_found = node is None, node is not None
+        self.unread = False
+        if node is None:
+            self.foreign = self.maintained = ""
+            self.wishes, self.wishes_known = NONE, False  # they stood on it
+            return
+        self.foreign = foreign_hands(node, quarantine)
+        self.maintained = maintained_by(node)
+        self.wishes, self.wishes_known = read_operator_requests(node.annotations), True
+        self.take_overruled(read_overruled(node.annotations))
+
+    def take_requests(self, requests: OperatorRequests) -> None:
+        """The operators' requests alone, of a read that may be old."""
+        self.wishes = requests
+
+    def note_marks(self) -> None:
+        """Our marks were just written."""
+        self.marked = True
+
+    def set_unread(self, *, unread: bool) -> None:
+        self.unread = unread
+
+    def take_overruled(self, remembered: frozenset[Override]) -> None:
+        """The overrides as the node remembers them: read from it, or just written."""
+        self.over &= remembered
+        self.overruled = remembered - self.over
+        if self.signs:
+            self._end_by(self.signs)
+            self.signs = ()
+
+    def take_signs(self, signs: tuple[Cleared, ...], *, node_read: bool) -> None:
+        """Take the signs of faults that ended; the overrides of these faults end too.
+
+        ``node_read``: the node's overrides are known. Until then the signs are kept for them.
+        """
+        self._end_by(signs)
+        if not node_read:
+            self.signs = (*self.signs, *signs)[-REMEMBERED:]
+
+    def drop_signs(self) -> None:
+        """There is no override that they could end."""
+        self.signs = ()
+
+    def end_overrides(self, ended: set[Override]) -> None:
+        """The evidence of these overrides is over; the node still remembers them."""
+        if not ended:
+            return  # on nearly every message; a new empty set would be 216 bytes
+        self.over |= ended
+        self.overruled -= ended
+
+    def note_ended(self, words: frozenset[Override]) -> None:
+        """These overrides ended while they were being written to the node."""
+        self.over |= words
+
+    def note_removed(self, words: frozenset[Override]) -> None:
+        """These ended overrides were removed from the node's annotation."""
+        self.over -= words
+
+    def hand_over(self) -> None:
+        """The node is another replica's now. The overrides in its annotation stay known.
+
+        Its next owner finds out which are over, and by the time that the node is ours again, the
+        same overrides may have been made anew.
+        """
+        self.overruled, self.over = self.overruled | self.over, frozenset()
+        self.signs = ()
+
+    def _end_by(self, signs: tuple[Cleared, ...]) -> None:
+        self.end_overrides({word for word in self.overruled if ended_by(word, signs)})

@@ -1,0 +1,143 @@
+"""Each field of a node's state is assigned by one module: the one that defines its part."""
+
+import ast
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aggregator.quarantine.state.agent_view import AgentView
+from aggregator.quarantine.state.cluster_view import ClusterView
+
+ROOT = Path(__file__).parents[2]
+#: The packages whose modules can get hold of a node's state.
+FOLDERS = (
+    "aggregator/app.py",
+    "aggregator/quarantine",
+    "aggregator/replicas",
+    "aggregator/web",
+)
+#: A part, the attribute that has it, and the modules that may call its methods which change it.
+PARTS = (
+    (
+        AgentView,
+        "agent",
+        {
+            "actions/release.py",
+            "reconcile/agent_events.py",
+            "reconcile/poller.py",
+            "state/node.py",
+        },
+    ),
+    (
+        ClusterView,
+        "cluster",
+        {
+            "actions/cordon.py",
+            "actions/release.py",
+            "reconcile/agent_events.py",
+            "reconcile/cluster_events.py",
+            "reconcile/ownership.py",
+            "reconcile/poller.py",
+            "state/node.py",
+        },
+    ),
+)
+
+
+def _modules() -> Iterator[tuple[str, ast.Module]]:
+    for folder in FOLDERS:
+        found = ROOT / folder
+        for path in sorted(found.rglob("*.py")) if found.is_dir() else [found]:
+            name = str(path.relative_to(ROOT))
+            if "/decide/" not in name:  # pure: a layer below the state
+                yield name, ast.parse(path.read_text())
+
+
+def _assigned(module: ast.AST) -> Iterator[ast.Attribute]:
+    """The attributes that the module assigns or deletes."""
+    for found in ast.walk(module):
+        if isinstance(found, ast.Attribute) and not isinstance(found.ctx, ast.Load):
+            yield found
+
+
+def _home(part: type) -> str:
+    return part.__module__.replace(".", "/") + ".py"
+
+
+def _changing(part: type) -> set[str]:
+    """The methods that assign a field."""
+    module = ast.parse((ROOT / _home(part)).read_text())
+    return {
+        method.name
+        for found in ast.walk(module)
+        if isinstance(found, ast.ClassDef)
+        for method in found.body
+        if isinstance(method, ast.FunctionDef) and any(_assigned(method))
+    }
+
+
+def _is_self(base: ast.expr) -> bool:
+    return isinstance(base, ast.Name) and base.id == "self"
+
+
+def outside_assignments(part: type, modules: Iterator[tuple[str, ast.Module]]) -> list[str]:
+    """Assignments to the part's fields in other modules, other than to an object's own."""
+    fields = {one.name for one in dataclasses.fields(part)}
+    return [
+        f"{name}:{found.lineno}: {ast.unparse(found)}"
+        for name, module in modules
+        if name != _home(part)
+        for found in _assigned(module)
+        if found.attr in fields and not _is_self(found.value)
+    ]
+
+
+def outside_calls(
+    part: type, attribute: str, callers: set[str], modules: Iterator[tuple[str, ast.Module]]
+) -> list[str]:
+    changing = _changing(part)
+    return [
+        f"{name}:{found.lineno}: {ast.unparse(found)}"
+        for name, module in modules
+        if name.removeprefix("aggregator/quarantine/") not in callers and name != _home(part)
+        for found in ast.walk(module)
+        if isinstance(found, ast.Attribute) and found.attr in changing
+        if ast.unparse(found.value).rpartition(".")[2] == attribute
+    ]
+
+
+@pytest.mark.parametrize("part", [part for part, _, _ in PARTS])
+def test_only_the_module_of_a_part_assigns_its_fields(part: type) -> None:
+    assert outside_assignments(part, _modules()) == []
+
+
+@pytest.mark.parametrize(("part", "attribute", "callers"), PARTS)
+def test_only_the_named_modules_change_a_part(
+    part: type, attribute: str, callers: set[str]
+) -> None:
+    assert outside_calls(part, attribute, callers, _modules()) == []
+    for caller in callers:  # the table names none in vain
+        module = ast.parse((ROOT / "aggregator/quarantine" / caller).read_text())
+        others = callers - {caller}
+        assert outside_calls(part, attribute, others, iter([(caller, module)])) != []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "case.agent.silent = True",
+        "agent = case.agent\nagent.silent, x = True, 1",
+        "case.agent.silent |= True",
+        "del case.agent.silent",
+    ],
+)
+def test_an_assignment_elsewhere_is_found(text: str) -> None:
+    module = ("aggregator/quarantine/drain/drainer.py", ast.parse(text))
+    assert len(outside_assignments(AgentView, iter([module]))) == 1
+
+
+def test_a_call_elsewhere_is_found() -> None:
+    module = ("aggregator/quarantine/drain/drainer.py", ast.parse("case.agent.note_silence()"))
+    assert len(outside_calls(AgentView, "agent", PARTS[0][2], iter([module]))) == 1
