@@ -206,6 +206,39 @@ class Fault(Shape, frozen=True, kw_only=True):
     details: dict[str, str]
 
 
+class OutlierPoint(Shape, frozen=True, kw_only=True):
+    """A point of an outlier's chart, in its unit: the part's value, the median and MAD of all."""
+
+    at: Time
+    value: float
+    median: float
+    mad: float
+
+
+class Outlier(Shape, frozen=True, kw_only=True):
+    """A part whose measurement deviates for long from those of the same parts of its pool.
+
+    ``value`` is null while there is none (no load, no agent). ``low``: values below the median
+    deviate, else those above; by more than ``limit``. ``values`` of ``nodes`` nodes are compared.
+    """
+
+    measure: str
+    what: str
+    component: str
+    model: str
+    pool: str
+    unit: str
+    low: bool
+    value: float | None
+    median: float
+    mad: float
+    limit: float
+    values: int
+    nodes: int
+    since: Time
+    points: list[OutlierPoint]
+
+
 class Check(Shape, frozen=True, kw_only=True):
     """A check of the node's agent; ``off_because`` is empty where it runs. Interval in seconds."""
 
@@ -301,6 +334,7 @@ class Node(Shape, frozen=True, kw_only=True):
     replica: str = ""
     last_known: Time | None = None
     read_at: Time | None = None
+    outliers: list[Outlier] = []
 
 
 class Fleet(Shape, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from collections import OrderedDict
 import msgspec
 
 from aggregator.quarantine.state.fleet import FleetState, NodeSummary
-from aggregator.web import fleet_view, models, node_view
+from aggregator.web import fleet_view, models, node_view, outlier_view
 from aggregator.web.merge import Owners, best_report, nobodys
 from aggregator.web.node_view import ViewMoment
 from aggregator.web.replica_client import NoAnswer
@@ -71,8 +71,9 @@ class NodeDetails:
         return found
 
     def _own(self, node_summary: NodeSummary) -> models.Node:
-        fleet = self._fleet
-        told = node_view.node(node_summary, self._snapshots.moment(), fleet.mode, how=fleet.how)
+        fleet, moment = self._fleet, self._snapshots.moment()
+        found = outlier_view.outliers(fleet.measurements, node_summary.node, moment)
+        told = node_view.node(node_summary, moment, fleet.mode, how=fleet.how, outliers=found)
         return msgspec.structs.replace(told, replica=self.replica_name)
 
     def _keep(self, story: models.Node) -> None:

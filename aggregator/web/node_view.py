@@ -455,6 +455,7 @@ def node(
     timeline_trouble: str = "",
     *,
     how: str,
+    outliers: Iterable[models.Outlier] = (),
 ) -> models.Node:
     """One node's details. ``timeline`` is newest first."""
     health, meta = node_summary.agent.health, node_summary.cluster.meta
@@ -497,6 +498,7 @@ def node(
         ],
         timeline=[event(transition) for transition in timeline],
         timeline_trouble=timeline_trouble,
+        outliers=list(outliers),
     )
 
 

@@ -12,7 +12,7 @@ import jinja2
 from aiohttp import web
 
 from aggregator.quarantine.state.fleet import QuarantineSummary
-from aggregator.web import node_view, timefmt
+from aggregator.web import node_view, outlier_view, timefmt
 from aggregator.web.api import (
     MOST,
     NODES,
@@ -60,7 +60,11 @@ class Pages:
             said=SAID, asset=assets.url, Standing=QuarantineSummary, how=queries.fleet.how
         )
         self._jinja.filters.update(
-            ago=timefmt.ago, clock=timefmt.clock, full=timefmt.full, iso=timefmt.iso
+            chart=outlier_view.chart,
+            ago=timefmt.ago,
+            clock=timefmt.clock,
+            full=timefmt.full,
+            iso=timefmt.iso,
         )
 
     async def fleet(self, request: web.Request) -> web.Response:

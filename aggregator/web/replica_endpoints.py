@@ -9,7 +9,7 @@ import math
 from aiohttp import web
 
 from aggregator.quarantine.state.fleet import FleetState
-from aggregator.web import node_view, replica_messages
+from aggregator.web import node_view, outlier_view, replica_messages
 from aggregator.web.merge import Owners
 from aggregator.web.queries import TIMELINE, FleetQueries
 from aggregator.web.query_params import Form, Param, read_query
@@ -85,7 +85,8 @@ class ReplicaEndpoints:
         moment = self._snapshots.moment()
         fleet, told = self._fleet, None
         if node_summary is not None:
-            told = node_view.node(node_summary, moment, fleet.mode, how=fleet.how)
+            found = outlier_view.outliers(fleet.measurements, node_summary.node, moment)
+            told = node_view.node(node_summary, moment, fleet.mode, how=fleet.how, outliers=found)
         return _send(Story(told))
 
     async def past(self, request: web.Request) -> web.Response:

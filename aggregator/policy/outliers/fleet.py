@@ -52,7 +52,8 @@ class Point:
 class Outlier:
     """A finding. ``value`` is None while there is none; ``since`` is monotonic seconds.
 
-    ``of``, ``nodes``: with how many values of how many nodes it is compared now; 0: with none.
+    ``limit`` is the largest deviation from the median that is no outlier. ``of``, ``nodes``: with
+    how many values of how many nodes it is compared now; 0: with none.
     """
 
     series: MeasuredSeries
@@ -60,6 +61,7 @@ class Outlier:
     value: int | None
     median: int
     mad: int
+    limit: float
     of: int
     nodes: int
     since: float
@@ -428,6 +430,7 @@ def _outlier(known: _Node, series: MeasuredSeries, at: int | None, track: _Track
         value=None if value == _ABSENT else value,
         median=0 if spread is None else spread.median,
         mad=0 if spread is None else spread.mad,
+        limit=0.0 if spread is None else spread.limit,
         of=0 if spread is None else spread.total,
         nodes=0 if spread is None else spread.nodes,
         since=track.since,
