@@ -15,16 +15,15 @@ from contextlib import AsyncExitStack
 from importlib.metadata import version
 from typing import Any
 
-from aggregator.alerts.notifier import Notifier, WebhookConfig
+from aggregator.alerts.notifier import Notifier
 from aggregator.clock import Clocks, watch
 from aggregator.cluster.kubernetes.cluster import KubeCluster
-from aggregator.cluster.local.cluster import Commands, LocalCluster
+from aggregator.cluster.local.cluster import LocalCluster
 from aggregator.cluster.port import ClusterError
 from aggregator.config.data_dirs import create_data_dirs
 from aggregator.config.settings import Config
 from aggregator.event_limit import BY_AGENTS, EventLimit, size_of
 from aggregator.events import EventSink, Transition
-from aggregator.history.engine import DatabaseCredentials
 from aggregator.history.evidence_recorder import EvidenceRecorder
 from aggregator.history.history import History
 from aggregator.history.lemon_detector import LemonDetector
@@ -32,12 +31,7 @@ from aggregator.hooks.factory import hook_rules
 from aggregator.ingest.jwks import JwksCache
 from aggregator.ingest.server import IngestServer, build, open_keys
 from aggregator.policy.defaults import lint_file, read_policy
-from aggregator.policy.lemons import LemonThresholds
 from aggregator.quarantine.controller import NO_NEWS_YET, Controller
-from aggregator.quarantine.decide.admission import Limits
-from aggregator.quarantine.decide.cause_search import CommonLimits
-from aggregator.quarantine.decide.drain_plan import DrainRules
-from aggregator.quarantine.decide.lost_marks import RestoreRules
 from aggregator.quarantine.settings import Settings
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.replicas.runtime import ReplicaRuntime
@@ -136,49 +130,15 @@ class EventBus:
 
 
 def _settings(config: Config) -> Settings:
-    limits, drain = config.limits, config.drain
     return Settings(
         mode=config.mode,
-        limits=Limits(
-            concurrent=limits.concurrent,
-            concurrent_percent=limits.concurrent_percent,
-            pool_label=limits.pool_label,
-            pool_percent=limits.pool_percent,
-            quorum_percent=limits.quorum_percent,
-            new_per_window=limits.new_per_window,
-            new_per_window_percent=limits.new_per_window_percent,
-            window=limits.window,
-            cooldown=limits.cooldown,
-            after_upgrade=limits.after_upgrade,
-        ),
-        common=CommonLimits(
-            percent=limits.common_cause_percent,
-            nodes=limits.common_cause_nodes,
-            window=limits.window,
-            domain_percent=limits.domain_percent,
-            domain_labels=limits.domain_labels,
-            clique_label=limits.clique_label,
-        ),
-        drain=DrainRules(
-            delete_empty_dir_data=drain.delete_empty_dir_data,
-            evict_unmanaged=drain.evict_unmanaged,
-            evict_unwilling=drain.evict_unwilling,
-            protected=drain.protected_labels(),
-            namespaces=tuple(one.rule() for one in drain.namespaces),
-            stuck_after=drain.stuck_after,
-            gangs=drain.gangs,
-            gang_pods=drain.gang_pods,
-        ),
-        drain_deadline=drain.deadline,
-        evictions_at_once=limits.evictions_at_once,
-        silent_after=config.agents.silent_after,
-        silent_drain_after=limits.silent_drain_after,
-        absent_node_after=limits.absent_node_after,
-        off_balancers=drain.off_load_balancers,
-        hooks=hook_rules(drain, wall=time.time),
-        uncordon=config.release.rules(),
-        marks=RestoreRules(config.marks.restore_after, config.marks.restore_times),
-        silent_action="cordon" if config.agents.silent_failing == "cordon" else "observe",
+        limits=config.limits,
+        common=config.limits,
+        drain=config.drain,
+        silence=config.agents,
+        hooks=hook_rules(config.drain, wall=time.time),
+        uncordon=config.release,
+        marks=config.marks,
     )
 
 
@@ -192,22 +152,12 @@ def _cluster(config: Config) -> KubeCluster | LocalCluster:
             burst=where.burst,
             shards=config.shards.on,
         )
-    commands = where.local.commands
     return LocalCluster(
         where.local.database,
-        commands=Commands(
-            commands.cordon, commands.drain, commands.release, where.local.command_timeout
-        ),
+        commands=where.local.commands,
+        command_timeout=where.local.command_timeout,
         wall=time.time,
     )
-
-
-def _alerts(config: Config, clocks: Clocks, rng: random.Random) -> Notifier:
-    webhooks = [
-        WebhookConfig(hook.url, hook.secret_file, hook.kinds, hook.timeout)
-        for hook in config.alerts.webhooks
-    ]
-    return Notifier(config.alerts.outbox, webhooks, clocks=clocks, rng=rng)
 
 
 def _history(config: Config, clocks: Clocks, rng: random.Random, replica: str) -> History:
@@ -218,9 +168,7 @@ def _history(config: Config, clocks: Clocks, rng: random.Random, replica: str) -
         most_rows=where.most_rows,
         clocks=clocks,
         rng=rng,
-        credentials=DatabaseCredentials(
-            where.password_file, where.ca_file, where.insecure_plaintext
-        ),
+        credentials=where,
         replica=replica,
     )
 
@@ -279,7 +227,7 @@ async def run(config: Config) -> None:
     )
     feed = EventBroker(epoch=rng.getrandbits(32))
     history = _history(config, clocks, rng, replica_runtime.name)
-    alerts = _alerts(config, clocks, rng)
+    alerts = Notifier(config.alerts.outbox, config.alerts.webhooks, clocks=clocks, rng=rng)
     event_sink = EventBus([feed, history, alerts])
     controller = Controller(
         cluster=cluster,
@@ -332,13 +280,7 @@ async def run(config: Config) -> None:
         fleet=fleet,
         event_sink=event_sink,
         clocks=clocks,
-        bounds=LemonThresholds(
-            quarantines=config.lemons.quarantines,
-            codes=config.lemons.codes,
-            days=config.lemons.days,
-            returns=config.lemons.returns,
-            signals=config.lemons.signals,
-        ),
+        bounds=config.lemons,
         say=controller.record_own_evidence,
         # Each file of history is its own replica's alone to read.
         leads=lambda: config.history.is_file or replica_runtime.shards.leads(),

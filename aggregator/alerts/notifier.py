@@ -9,19 +9,24 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from typing import Annotated
 
 import aiohttp
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from aggregator.alerts.alert import DEFAULT_KINDS, alert_of, dedup_key, resolves
 from aggregator.alerts.outbox import AlertOutbox, Item, OutboxError
 from aggregator.alerts.sender import BatchWait, DeliveryStats, WebhookSender, WebhookTarget, name_of
 from aggregator.alerts.webhook import Retry
 from aggregator.clock import Clocks
-from aggregator.events import EventKind, Transition
+from aggregator.configfile.section import SectionDataclass
+from aggregator.configfile.values import Duration, HttpUrl, OrdinaryPath
+from aggregator.events import FORMER_NAMES, EventKind, Transition
 from aggregator.runtime.backoff import Backoff
 from aggregator.runtime.worker_thread import WorkerThread
 
@@ -34,6 +39,21 @@ DEFAULT_RETRY = Retry()
 DEFAULT_PATIENCE = BatchWait()
 _BACKOFF = Backoff(first=0.4, most=15.0)
 _CLOSE_WITHIN = 5.0
+
+
+def _current_kind(value: object) -> object:
+    kind = FORMER_NAMES.get(value) if isinstance(value, str) else None
+    if kind is not None:
+        raise PydanticCustomError(
+            "value",
+            "{old} has another name now; expected {new}",
+            {"old": f'"{value}"', "new": kind.value},
+        )
+    return value
+
+
+Kind = Annotated[EventKind, Field(strict=False), BeforeValidator(_current_kind)]
+Kinds = Annotated[tuple[Kind, ...], Field(strict=False)]
 
 
 @dataclass(slots=True)
@@ -51,13 +71,17 @@ class AlertCounters:
 
 
 @dataclass(frozen=True, slots=True)
-class WebhookConfig:
-    """A webhook as configured. ``kinds`` None: all kinds that are alerts."""
+class WebhookConfig(SectionDataclass):
+    """Where alerts are posted. ``timeout`` is in seconds.
 
-    url: str
-    secret_file: Path
-    kinds: Iterable[EventKind] | None = None
-    timeout: float = 10.0
+    The content of ``secret_file``, stripped of whitespace at the end, signs every request.
+    ``kinds`` are the transitions that it receives; None: all that are alerts.
+    """
+
+    url: HttpUrl
+    secret_file: OrdinaryPath
+    kinds: Kinds | None = None
+    timeout: Duration = 10.0
 
 
 class Notifier:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aggregator.cli.text_table import ago, clean, clock, evidence, pairs, table
-from aggregator.quarantine.decide.uncordon import LEFT
+from aggregator.quarantine.decide.node_marks import STILL_SCHEDULABLE
 
 Answer = dict[str, Any]
 
@@ -193,7 +193,9 @@ def quarantines(answer: Answer, screen: Screen) -> Iterator[str]:
         failing += f"; not released: {one['release_held']}" if one["release_held"] else ""
         failing += f"; {one['override']}" if one["override"] else ""
         failing += f"; {one['unmarked']}" if one.get("unmarked") else ""
-        failing += f"; {one['uncordoned']}" if one["uncordoned"].startswith(LEFT) else ""
+        failing += (
+            f"; {one['uncordoned']}" if one["uncordoned"].startswith(STILL_SCHEDULABLE) else ""
+        )
         gone = one.get("node_absent_since")
         failing += f"; its Node is gone for {ago(gone, screen.now)}" if gone else ""
         pods = "" if one["pods_remaining"] is None else one["pods_remaining"]

@@ -3,6 +3,7 @@ after.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -11,28 +12,11 @@ from aggregator.configfile.section import Positive, Section, Strings
 from aggregator.configfile.values import (
     Duration,
     HttpUrl,
-    Labels,
-    NamespacePattern,
     OrdinaryPath,
     filled_with,
 )
 from aggregator.configfile.yaml_source import Key
-from aggregator.quarantine.decide.drain_plan import Leave, NamespaceRule
-from aggregator.quarantine.decide.gangs import Gangs
-
-
-class DrainNamespace(Section):
-    """How the pods of some namespaces leave. The first that matches decides."""
-
-    match: NamespacePattern
-    policy: Annotated[Leave, Field(strict=False)]
-    wait: Duration | None = None
-    """The pods may complete for so long since the drain began."""
-    force_after: Duration | None = None
-    """Past it they are deleted, their budgets notwithstanding. None: at the drain's deadline."""
-
-    def rule(self) -> NamespaceRule:
-        return NamespaceRule(self.match, self.policy, self.wait or 0.0, self.force_after)
+from aggregator.quarantine.decide.drain_plan import DrainRules, Leave, NamespaceRule
 
 
 class HookWebhook(Section):
@@ -67,31 +51,13 @@ class PostRelease(HookSection):
     timeout: Annotated[Duration, Field(ge=1)] = 60.0
 
 
-class DrainConfig(Section):
-    """How pods leave. Durations are seconds."""
+@dataclass(frozen=True, slots=True)
+class DrainConfig(DrainRules):
+    """How pods leave, and the site's own steps."""
 
-    deadline: Annotated[Duration, Field(ge=60)] = 7 * 86400.0
-    delete_empty_dir_data: bool = False
-    evict_unmanaged: bool = False
-    evict_unwilling: bool = False
-    """Evict pods that ask autoscalers not to move them."""
-    protected_selector: Labels = ""
-    """``key=value,key=value``: a pod that has all of these labels is never evicted."""
-    stuck_after: Annotated[Duration, Field(ge=10)] = 600.0
-    namespaces: Annotated[tuple[DrainNamespace, ...], Field(strict=False)] = ()
-    gangs: Annotated[Gangs, Field(strict=False)] = Gangs.NODE
-    gang_pods: Positive = 256
-    off_load_balancers: bool = True
-    pre_evict: PreEvict = PreEvict()
-    post_release: PostRelease = PostRelease()
+    pre_evict: PreEvict = field(default_factory=PreEvict)
+    post_release: PostRelease = field(default_factory=PostRelease)
     hooks_at_once: Positive = 8
-
-    def protected_labels(self) -> dict[str, str] | None:
-        """The selector as labels, or None if no pod is protected."""
-        if not self.protected_selector:
-            return None
-        pairs = (pair.partition("=") for pair in self.protected_selector.split(","))
-        return {key: value for key, _, value in pairs}
 
 
 def cross_field_errors(drain: DrainConfig) -> Iterator[tuple[Key, str]]:
@@ -108,7 +74,7 @@ def cross_field_errors(drain: DrainConfig) -> Iterator[tuple[Key, str]]:
             yield ("drain", name), "has a command and a webhook; expected one of them"
 
 
-def _times(one: DrainNamespace, key: Key) -> Iterator[tuple[Key, str]]:
+def _times(one: NamespaceRule, key: Key) -> Iterator[tuple[Key, str]]:
     if one.wait is not None and one.policy not in (Leave.WAIT, Leave.FORCE):
         text = (
             f'no pod is waited for under policy "{one.policy}"; expected policy "wait" or "force"'

@@ -10,77 +10,48 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
+from aggregator.alerts.notifier import WebhookConfig
+from aggregator.cluster.local.cluster import Commands
 from aggregator.cluster.port import Action
 from aggregator.config.drain import DrainConfig
 from aggregator.config.drain import cross_field_errors as drain_contradictions
-from aggregator.config.release import ReleaseConfig
 from aggregator.config.shards import ShardsConfig
 from aggregator.config.shards import cross_field_errors as shards_contradictions
 from aggregator.configfile.regular_file import MOST, require_regular_file
-from aggregator.configfile.section import Positive, Section, Strings
+from aggregator.configfile.section import Positive, Section
 from aggregator.configfile.values import (
     Address,
     DatabaseUrl,
     Duration,
     HostName,
-    HttpUrl,
-    LabelKey,
+    LabelKeys,
     MaybePath,
     Namespace,
     OrdinaryPath,
-    Percent,
     RulesPath,
     ServiceAccount,
-    filled_with,
     is_loopback,
 )
 from aggregator.configfile.yaml_source import ConfigError, Document, Key, read, validate
-from aggregator.events import FORMER_NAMES, EventKind
-from aggregator.quarantine.decide.admission_record import MOST_ADMISSIONS
+from aggregator.history.engine import DatabaseCredentials
+from aggregator.policy.lemons import LemonThresholds
+from aggregator.quarantine.decide.admission import Limits
+from aggregator.quarantine.decide.cause_search import CommonLimits
+from aggregator.quarantine.decide.lost_marks import RestoreRules
+from aggregator.quarantine.decide.uncordon import UncordonRules
+from aggregator.quarantine.settings import SilenceRules
 from aggregator.runtime.cli_flags import NAMESPACE, target_flags
 
 __all__ = ["Config", "ConfigError", "load"]
-
-Labels = Annotated[tuple[Annotated[LabelKey, Field(min_length=1)], ...], Field(strict=False)]
-
-
-def _current_kind(value: object) -> object:
-    kind = FORMER_NAMES.get(value) if isinstance(value, str) else None
-    if kind is not None:
-        raise PydanticCustomError(
-            "value",
-            "{old} has another name now; expected {new}",
-            {"old": f'"{value}"', "new": kind.value},
-        )
-    return value
-
-
-Kind = Annotated[EventKind, Field(strict=False), BeforeValidator(_current_kind)]
-Kinds = Annotated[tuple[Kind, ...], Field(strict=False)]
-Share = Annotated[Percent, Field(gt=0)]
-
-
-Command = Annotated[Strings, filled_with("node", "reason", "action")]
-
-
-class LocalCommandsConfig(Section):
-    """The commands that the local cluster runs for each step, as argument lists; an empty list runs
-    no command.
-    """
-
-    cordon: Command = ()
-    drain: Command = ()
-    release: Command = ()
 
 
 class LocalConfig(Section):
     """The cluster without Kubernetes."""
 
     database: OrdinaryPath = Path("/var/lib/sickbay-aggregator/cluster.db")
-    commands: LocalCommandsConfig = LocalCommandsConfig()
+    commands: Commands = Commands()
     command_timeout: Annotated[Duration, Field(ge=1)] = 30.0
 
 
@@ -135,46 +106,21 @@ class IdentityConfig(Section):
     keys_cache: OrdinaryPath = Path("/var/lib/sickbay-aggregator/jwks.json")
 
 
-class AgentsConfig(Section):
+@dataclass(frozen=True, slots=True)
+class AgentsConfig(SilenceRules):
     """How agents are received. Durations are seconds."""
 
     heartbeat: Annotated[Duration, Field(ge=1)] = 10.0
-    silent_after: Annotated[Duration, Field(ge=1)] = 60.0
-    silent_failing: Literal["alert", "cordon"] = "alert"
-    """The action where an agent is silent, its kubelet ready, and its last evidence failing."""
 
 
-class LimitsConfig(Section):
-    """Admission. A count and a percentage both apply; the smaller one decides."""
+@dataclass(frozen=True)
+class LimitsConfig(CommonLimits, Limits):
+    """Admission, and what is a common cause."""
 
-    concurrent: Positive = 20
-    concurrent_percent: Share = 5.0
-    pool_label: LabelKey = ""
-    """The node label whose value names a node's pool; empty: no pools."""
-    pool_percent: Share = 20.0
-    new_per_window: Annotated[int, Field(ge=1, le=MOST_ADMISSIONS)] = 10
-    new_per_window_percent: Share = 20.0
-    window: Annotated[Duration, Field(ge=1)] = 600.0
-    """Of the rate, and of the time that counts as at once."""
-    cooldown: Duration = 900.0
-    """After the rate or a common cause has held something back."""
-    after_upgrade: Duration = 120.0
-    """Of a node whose driver, kernel or agent has just changed: how long evidence must last."""
-    absent_node_after: Annotated[Duration, Field(ge=60)] = 86400.0
-    """A quarantine whose Node has been gone for so long ends."""
-    common_cause_percent: Share = 10.0
-    common_cause_nodes: Positive = 50
-    domain_labels: Labels = (
+    domain_labels: LabelKeys = (
         "network.topology.nvidia.com/leaf",
         "topology.kubernetes.io/rack",
     )
-    """Node labels whose value names a place: a rack, a leaf switch."""
-    clique_label: LabelKey = "nvidia.com/gpu.clique"
-    """The node label that names the NVLink clique of a node; empty: there are none."""
-    domain_percent: Share = 20.0
-    evictions_at_once: Positive = 50
-    quorum_percent: Percent = 50.0
-    silent_drain_after: Duration = 300.0
 
 
 class PolicyConfig(Section):
@@ -184,17 +130,12 @@ class PolicyConfig(Section):
     """None: the shipped rules."""
 
 
-class HistoryConfig(Section):
-    """Where history is kept, and for how long (seconds)."""
+@dataclass(frozen=True)
+class HistoryConfig(DatabaseCredentials):
+    """Where history is kept, and for how long (seconds). The credentials are PostgreSQL's."""
 
     database: DatabaseUrl = "sqlite:////var/lib/sickbay-aggregator/history.db"
     """An SQLAlchemy URL."""
-    password_file: MaybePath = None
-    """PostgreSQL's; None: the server asks for none, or PGPASSFILE has it."""
-    ca_file: MaybePath = None
-    """The CA of PostgreSQL's certificate, which is then verified."""
-    insecure_plaintext: bool = False
-    """Whether the connection to PostgreSQL may go without TLS over a network."""
     keep: Annotated[Duration, Field(ge=3600)] = 28 * 86400.0
     most_rows: Annotated[int, Field(ge=10_000)] = 10_000_000
     """The most transitions, and the most recorded evidence: rows beyond are deleted, oldest first.
@@ -206,48 +147,12 @@ class HistoryConfig(Section):
         return self.database.startswith("sqlite:")
 
 
-class LemonsConfig(Section):
-    """From where on each signal of a node's last four weeks counts."""
-
-    quarantines: Annotated[int, Field(ge=2)] = 4
-    codes: Annotated[int, Field(ge=2)] = 3
-    days: Annotated[int, Field(ge=2)] = 4
-    returns: Positive = 2
-    """Quarantines within a week of a release."""
-    signals: Annotated[int, Field(ge=1, le=4)] = 2
-    """So many of the four make a lemon."""
-
-
-class WebhookSection(Section):
-    """Where alerts are posted. ``timeout`` is in seconds."""
-
-    url: HttpUrl
-    secret_file: OrdinaryPath
-    """Its content, stripped of whitespace at the end, signs every request."""
-    kinds: Kinds | None = None
-    """The transitions that it receives. None: all that are alerts."""
-    timeout: Duration = 10.0
-
-
 class AlertsConfig(Section):
     """The receivers of alerts, and the file in which undelivered alerts wait."""
 
     outbox: OrdinaryPath = Path("/var/lib/sickbay-aggregator/outbox.db")
     """The file in which alerts wait until they are delivered."""
-    webhooks: Annotated[tuple[WebhookSection, ...], Field(strict=False)] = ()
-
-
-class MarksConfig(Section):
-    """The reaction where our marks were removed from a node whose quarantine stands."""
-
-    restore_after: Annotated[Duration, Field(ge=1)] = 60.0
-    """Seconds from when the marks were found missing, the first time; each further time it is
-    fourfold.
-    """
-    restore_times: Annotated[int, Field(ge=0, le=10)] = 3
-    """After so many times they are only reported, until a day has passed without; 0: from the
-    start.
-    """
+    webhooks: Annotated[tuple[WebhookConfig, ...], Field(strict=False)] = ()
 
 
 class Config(Section):
@@ -262,11 +167,11 @@ class Config(Section):
     agents: AgentsConfig = AgentsConfig()
     limits: LimitsConfig = LimitsConfig()
     drain: DrainConfig = DrainConfig()
-    release: ReleaseConfig = ReleaseConfig()
-    marks: MarksConfig = MarksConfig()
+    release: UncordonRules = UncordonRules()
+    marks: RestoreRules = RestoreRules()
     policy: PolicyConfig = PolicyConfig()
     history: HistoryConfig = HistoryConfig()
-    lemons: LemonsConfig = LemonsConfig()
+    lemons: LemonThresholds = LemonThresholds()
     alerts: AlertsConfig = AlertsConfig()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 

@@ -1,23 +1,51 @@
-"""The base of every section of the configuration file."""
+"""The bases of every section of the configuration file: a model, or a dataclass.
 
-from typing import Annotated, Any
+A section that the code uses as it stands is a dataclass: the code that uses it defines it, and
+makes it without a file, unchecked, in its tests.
+"""
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from dataclasses import fields
+from typing import Annotated, Any, cast
+
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic_core import CoreSchema, core_schema
 
 Strings = Annotated[tuple[str, ...], Field(strict=False)]
 Positive = Annotated[int, Field(ge=1)]
+
+_CONFIG = ConfigDict(extra="forbid", strict=True)
 
 
 class Section(BaseModel):
     """Unknown keys are refused, and no type is guessed: the text "5" is no number."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(**_CONFIG, frozen=True)
 
     @model_validator(mode="before")
     @classmethod
     def _nothing_is_the_default(cls, data: Any) -> Any:
-        """A key without a value (its lines commented out, say) is treated as absent."""
-        if not isinstance(data, dict):
-            return data
-        known = cls.model_fields
-        return {k: v for k, v in data.items() if v is not None or k not in known}
+        return _without_absent(data, cls.model_fields)
+
+
+class SectionDataclass:
+    """The base of a frozen dataclass that is read like a `Section`."""
+
+    __slots__ = ()
+    __pydantic_config__ = _CONFIG
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        def nothing_is_the_default(data: Any) -> Any:
+            return _without_absent(data, {field.name for field in fields(cls)})  # type: ignore[arg-type]
+
+        schema = handler(source)
+        # Strict fields, in a section that the file gives as a mapping and no instance.
+        cast("dict[str, Any]", handler.resolve_ref_schema(schema))["strict"] = False
+        return core_schema.no_info_before_validator_function(nothing_is_the_default, schema)
+
+
+def _without_absent(data: Any, known: Any) -> Any:
+    """A key without a value (its lines commented out, say) is treated as absent."""
+    if not isinstance(data, dict):
+        return data
+    return {k: v for k, v in data.items() if v is not None or k not in known}

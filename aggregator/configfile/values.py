@@ -8,11 +8,12 @@ secret.
 import difflib
 import ipaddress
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -243,6 +244,20 @@ def label_key(value: str) -> str:
     return value
 
 
+_LABEL = r"[A-Za-z0-9./_-]+=[A-Za-z0-9._-]*"
+_SELECTOR = re.compile(rf"{_LABEL}(,{_LABEL})*")
+
+
+def selector(value: object) -> dict[str, str] | None:
+    """The labels of "KEY=VALUE,KEY=VALUE"; None for empty text."""
+    if value == "":
+        return None
+    if not isinstance(value, str) or _SELECTOR.fullmatch(value) is None:
+        raise _refuse(show(value), '"KEY=VALUE", more with commas, or "" for none')
+    pairs = (pair.partition("=") for pair in value.split(","))
+    return {key: found for key, _, found in pairs}
+
+
 #: Text that looks like a placeholder, and is no "${SHELL}", "%{curl}" or "{{template}}".
 _PLACE = re.compile(r"(?<![$%{])\{([A-Za-z_]+)\}(?!\})")
 
@@ -280,6 +295,8 @@ def shaped(pattern: str, expected: str) -> BeforeValidator:
 
 Duration = Annotated[float, BeforeValidator(duration)]
 Percent = Annotated[float, BeforeValidator(percent)]
+#: A percentage above 0.
+Share = Annotated[Percent, Field(gt=0)]
 Address = Annotated[str, BeforeValidator(address)]
 TcpAddress = Annotated[str, BeforeValidator(tcp_address)]
 HostName = Annotated[str, BeforeValidator(host_name)]
@@ -303,7 +320,5 @@ NamespacePattern = Annotated[
     str, shaped(r"[a-z0-9*?-]+", 'a namespace, or a pattern with "*" and "?" such as "slurm-*"')
 ]
 LabelKey = Annotated[str, AfterValidator(label_key)]
-_LABEL = r"[A-Za-z0-9./_-]+=[A-Za-z0-9._-]*"
-Labels = Annotated[
-    str, shaped(rf"({_LABEL}(,{_LABEL})*)?", '"KEY=VALUE", more with commas, or "" for none')
-]
+LabelKeys = Annotated[tuple[Annotated[LabelKey, Field(min_length=1)], ...], Field(strict=False)]
+Selector = Annotated[Mapping[str, str] | None, BeforeValidator(selector)]

@@ -4,6 +4,7 @@
 against a pydantic model and reports every problem as "FILE:LINE: key: problem; expected ...".
 """
 
+import dataclasses
 import difflib
 import re
 import types
@@ -18,10 +19,13 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from aggregator.configfile.regular_file import MOST, require_regular_file
+from aggregator.configfile.section import SectionDataclass
 from aggregator.configfile.values import kind_of, show
 
 Key = tuple[str | int, ...]
 M = TypeVar("M", bound=BaseModel)
+#: A section's class: a model, or a dataclass.
+SectionType = type[BaseModel] | type[SectionDataclass]
 
 #: Deep enough for any settings, and far from the interpreter's own limit.
 MAX_DEPTH = 20
@@ -212,7 +216,7 @@ def _words(model: type[BaseModel], error: ErrorDetails) -> str:
     """One of pydantic's refusals as "what; expected ..."."""
     kind, context, value = error["type"], error.get("ctx", {}), error["input"]
     key = tuple(error["loc"])
-    if kind == "extra_forbidden":
+    if kind in {"extra_forbidden", "unexpected_keyword_argument"}:
         return f"unknown key; expected {_guess(str(key[-1]), keys_at(model, key[:-1]))}"
     if kind in {"literal_error", "enum"}:
         wanted = str(context["expected"]).replace("'", "")
@@ -242,6 +246,7 @@ _EXPECTED = {
     "tuple_type": "a list, such as [a, b]",
     "list_type": "a list, such as [a, b]",
     "model_type": "a section: keys, indented, below it",
+    "dataclass_type": "a section: keys, indented, below it",
     "model_attributes_type": "a section: keys, indented, below it",
     "greater_than_equal": "at least {ge:g}",
     "greater_than": "more than {gt:g}",
@@ -249,7 +254,13 @@ _EXPECTED = {
 }
 
 
-_OTHER_SHAPE = {"tuple_type", "list_type", "model_type", "model_attributes_type"}
+_OTHER_SHAPE = {
+    "tuple_type",
+    "list_type",
+    "model_type",
+    "model_attributes_type",
+    "dataclass_type",
+}
 
 
 def _guess(name: str, known: list[str]) -> str:
@@ -258,21 +269,30 @@ def _guess(name: str, known: list[str]) -> str:
     return f'"{close[0]}"? (known here: {", ".join(known)})' if close else every
 
 
-def keys_at(model: type[BaseModel], key: Key) -> list[str]:
+def keys_at(model: SectionType, key: Key) -> list[str]:
     """The keys that the section at ``key`` may hold."""
-    current: type[BaseModel] | None = model
+    current: SectionType | None = model
     for part in key:
         if isinstance(part, int):
             continue  # an item of a list: the list's field led to its items' model
-        if current is None or part not in current.model_fields:
+        known = {} if current is None else fields_of(current)
+        if part not in known:
             return []
-        current = section_in(current.model_fields[part].annotation)
-    return list(current.model_fields) if current is not None else []
+        current = section_in(known[part])
+    return list(fields_of(current)) if current is not None else []
 
 
-def section_in(annotation: Any) -> type[BaseModel] | None:
-    """The section's model in an annotation such as ``Tls | None`` or ``tuple[Webhook, ...]``."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+def fields_of(section: SectionType) -> dict[str, Any]:
+    """The keys of a section, each with its type's annotation."""
+    if issubclass(section, BaseModel):
+        return {name: field.annotation for name, field in section.model_fields.items()}
+    hints = typing.get_type_hints(section)
+    return {field.name: hints[field.name] for field in dataclasses.fields(section)}  # type: ignore[arg-type]
+
+
+def section_in(annotation: Any) -> SectionType | None:
+    """The section's class in an annotation such as ``Tls | None`` or ``tuple[Webhook, ...]``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel | SectionDataclass):
         return annotation
     if typing.get_origin(annotation) in {Union, types.UnionType, tuple, list, typing.Annotated}:
         for argument in typing.get_args(annotation):

@@ -176,13 +176,11 @@ def _rows(where: "HistoryConfig", node: str) -> Iterable[Mapping[str, Any]]:
     from sqlalchemy.engine import make_url
 
     from aggregator.history.database import Database, HistoryError
-    from aggregator.history.engine import DatabaseCredentials
 
     file = make_url(where.database).database or ""
     if where.is_file and not Path(file).exists():
         raise HistoryError(f"{file}: there is no history; expected the aggregator's")
-    credentials = DatabaseCredentials(where.password_file, where.ca_file, where.insecure_plaintext)
-    database = Database(where.database, credentials, "sickbay history", reads=True)
+    database = Database(where.database, where, "sickbay history", reads=True)
     try:
         yield from database.evidence(node)
     finally:

@@ -5,10 +5,12 @@ Both are blocking and called from threads of the history's own, one call at a ti
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 import sqlalchemy as sa
+
+from aggregator.configfile.section import SectionDataclass
+from aggregator.configfile.values import MaybePath
 
 T = TypeVar("T")
 
@@ -18,15 +20,16 @@ class HistoryError(OSError):
 
 
 @dataclass(frozen=True, slots=True)
-class DatabaseCredentials:
+class DatabaseCredentials(SectionDataclass):
     """The proof of our identity, and of the server's. The files are read at each connection.
 
-    Without ``ca_file`` a server that is reached over a network must speak TLS, with any
-    certificate, unless ``insecure_plaintext`` is set.
+    Without ``password_file`` the server asks for no password, or PGPASSFILE has it. Without
+    ``ca_file`` a server that is reached over a network must speak TLS, with any certificate, unless
+    ``insecure_plaintext`` is set.
     """
 
-    password_file: Path | None = None
-    ca_file: Path | None = None
+    password_file: MaybePath = None
+    ca_file: MaybePath = None
     insecure_plaintext: bool = False
 
 

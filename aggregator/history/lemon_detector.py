@@ -11,7 +11,15 @@ from typing import Protocol
 from aggregator.clock import Clocks
 from aggregator.events import EventKind, EventSink, Transition
 from aggregator.health.model import Component
-from aggregator.policy.lemons import CHECK, Lemon, LemonEvent, LemonThresholds, evidence, judge_past
+from aggregator.policy.lemons import (
+    CHECK,
+    WINDOW,
+    Lemon,
+    LemonEvent,
+    LemonThresholds,
+    evidence,
+    judge_past,
+)
 from aggregator.quarantine.state.fleet import FleetState
 
 log = logging.getLogger("sickbay.lemons")
@@ -103,7 +111,7 @@ class LemonDetector:
         kinds = [*_PAST, EventKind.LEMON]
         try:
             stories = await self._stories.stories(
-                _ACTED, kinds, now - self._bounds.window, MOST_NODES, MOST_ROWS
+                _ACTED, kinds, now - WINDOW, MOST_NODES, MOST_ROWS
             )
         except OSError as error:
             if not self._fleet.lemons_trouble:
@@ -163,7 +171,7 @@ class LemonDetector:
         quarantine = node_summary.quarantine if node_summary is not None else None
         if quarantine is None or node in self._stories_of:
             return False
-        return self._clocks.earliest() - quarantine.status.cordoned_at < self._bounds.window
+        return self._clocks.earliest() - quarantine.status.cordoned_at < WINDOW
 
     def log_verdict(self, lemon: Lemon, past: Iterable[Transition], now: float) -> None:
         lately = (one.at for one in past if one.kind is EventKind.LEMON)

@@ -9,7 +9,11 @@ and how often it was back soon after a release.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
+from pydantic import Field
+
+from aggregator.configfile.section import Positive, SectionDataclass
 from aggregator.health.model import Component, Status
 
 #: The check that reports a lemon, in the aggregator's own name: a rule can be about it.
@@ -18,22 +22,24 @@ CHECK, REASON = "lemon", "repeat-offender"
 SOON = 7 * 86400.0
 
 _DAY = 86_400.0
+#: Seconds. Earlier events do not count.
+WINDOW = 28 * _DAY
 
 
 @dataclass(frozen=True, slots=True)
-class LemonThresholds:
-    """The value from which each signal counts, and how many signals make a lemon.
+class LemonThresholds(SectionDataclass):
+    """The section ``lemons``: the value within `WINDOW` from which each signal counts, and how many
+    of the four signals make a lemon. ``returns`` are quarantines within `SOON` of a release.
 
-    ``window`` is in seconds. With the published rate of 6.5 failures per 1,000 node-days a healthy
-    node has four in 28 days once in 30,000 such windows, three once in 1,200.
+    With the published rate of 6.5 failures per 1,000 node-days a healthy node has four in 28 days
+    once in 30,000 such windows, three once in 1,200.
     """
 
-    window: float = 28 * _DAY
-    quarantines: int = 4
-    codes: int = 3
-    days: int = 4
-    returns: int = 2
-    signals: int = 2
+    quarantines: Annotated[int, Field(ge=2)] = 4
+    codes: Annotated[int, Field(ge=2)] = 3
+    days: Annotated[int, Field(ge=2)] = 4
+    returns: Positive = 2
+    signals: Annotated[int, Field(ge=1, le=4)] = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +76,7 @@ def judge_past(
 ) -> Lemon | None:
     """The node as a lemon, or None if it is not one. ``now`` is in wall clock seconds."""
     past = sorted(
-        (deed for deed in deeds if now - bounds.window <= deed.at <= now), key=lambda deed: deed.at
+        (deed for deed in deeds if now - WINDOW <= deed.at <= now), key=lambda deed: deed.at
     )
     opened = _opened(past)
     quarantined = [deed for deed in past if deed.what == "quarantined"]

@@ -163,11 +163,12 @@ class Controller:
             drain_suspects=suspecting.drain_suspects,
             unsettled=suspecting.unsettled,
             basis=suspecting.basis,
-            off_balancers=settings.off_balancers and settings.mode is Action.DRAIN,
+            off_balancers=settings.drain.off_load_balancers and settings.mode is Action.DRAIN,
             may_act=shards.may_act,
             switch=switch,
             uncordon=settings.uncordon,
         )
+        evictions = settings.limits.evictions_at_once
         hook_runner = HookRunner(acts=acts, clocks=clocks, rules=settings.hooks, rng=rng)
         drain = Drainer(
             cluster=cluster,
@@ -175,16 +176,14 @@ class Controller:
             clocks=clocks,
             rules=settings.drain,
             hook_runner=hook_runner,
-            off_balancers=settings.off_balancers,
+            off_balancers=settings.drain.off_load_balancers,
             lanes=EvictionLanes(
-                at_once=ResizableSemaphore(
-                    lambda: fair_share(settings.evictions_at_once, shards.membership_view)
-                ),
+                at_once=ResizableSemaphore(lambda: fair_share(evictions, shards.membership_view)),
                 retries=ResizableSemaphore(
-                    lambda: fair_retry_share(settings.evictions_at_once, shards.membership_view)
+                    lambda: fair_retry_share(evictions, shards.membership_view)
                 ),
             ),
-            deadline=settings.drain_deadline,
+            deadline=settings.drain.deadline,
             rng=rng,
         )
         release_actions = ReleaseActions(
@@ -219,7 +218,7 @@ class Controller:
             clocks=clocks,
             suspecting=suspecting,
             queue=queue,
-            silent_action=settings.silent_action,
+            silent_action=settings.silence.silent_action,
         )
         self._evaluator = evaluator
         self._poller = NodePoller(
@@ -242,7 +241,7 @@ class Controller:
             acts=acts,
             policy=policy,
             clocks=clocks,
-            silent_after=settings.silent_after,
+            silent_after=settings.silence.silent_after,
             network_tracker=network_tracker,
             outliers=outliers,
             evidence_recording=evidence_recording or NoEvidenceRecording(),

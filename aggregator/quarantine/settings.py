@@ -1,8 +1,13 @@
 """The controller's settings, and its limits as shown to people."""
 
 from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from aggregator.cluster.port import Action
+from aggregator.configfile.section import SectionDataclass
+from aggregator.configfile.values import Duration
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.cause_search import CommonLimits
 from aggregator.quarantine.decide.drain_plan import DrainRules
@@ -13,24 +18,32 @@ from aggregator.rfc3339 import span
 
 
 @dataclass(frozen=True, slots=True)
+class SilenceRules(SectionDataclass):
+    """When an agent is silent (seconds), and the action where its kubelet is ready and its last
+    evidence was failing: a part of the section ``agents``.
+    """
+
+    silent_after: Annotated[Duration, Field(ge=1)] = 60.0
+    silent_failing: Literal["alert", "cordon"] = "alert"
+
+    @property
+    def silent_action(self) -> str:
+        """As a rule's action."""
+        return "cordon" if self.silent_failing == "cordon" else "observe"
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
-    """The controller's settings. Times in seconds."""
+    """The controller's settings: sections of the configuration, and the hooks made of one."""
 
     mode: Action
-    limits: Limits
-    common: CommonLimits
-    drain: DrainRules
-    drain_deadline: float
-    evictions_at_once: int
-    silent_after: float
-    silent_drain_after: float
-    off_balancers: bool = True
-    absent_node_after: float = 86400.0
+    limits: Limits = field(default_factory=Limits)
+    common: CommonLimits = field(default_factory=CommonLimits)
+    drain: DrainRules = field(default_factory=DrainRules)
+    silence: SilenceRules = field(default_factory=SilenceRules)
     hooks: HookRules = field(default_factory=HookRules)
     uncordon: UncordonRules = field(default_factory=UncordonRules)
     marks: RestoreRules = field(default_factory=RestoreRules)
-    #: The action on a silent agent whose kubelet is ready and whose last evidence was failing.
-    silent_action: str = "observe"
 
 
 def limits_for_people(settings: Settings) -> dict[str, str]:
@@ -44,11 +57,11 @@ def limits_for_people(settings: Settings) -> dict[str, str]:
         "window": span(limits.window),
         "cooldown": span(limits.cooldown),
         "after_upgrade": span(limits.after_upgrade),
-        "absent_node_after": span(settings.absent_node_after),
-        "common_cause_percent": f"{common.percent:g}%",
-        "common_cause_nodes": str(common.nodes),
+        "absent_node_after": span(limits.absent_node_after),
+        "common_cause_percent": f"{common.common_cause_percent:g}%",
+        "common_cause_nodes": str(common.common_cause_nodes),
         "domain_percent": f"{common.domain_percent:g}%",
-        "evictions_at_once": str(settings.evictions_at_once),
+        "evictions_at_once": str(limits.evictions_at_once),
         "quorum_percent": f"{limits.quorum_percent:g}%",
     }
     if limits.pool_label:

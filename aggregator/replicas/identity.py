@@ -2,7 +2,9 @@
 
 import hashlib
 import ipaddress
+import json
 import re
+from dataclasses import asdict
 
 from cryptography import x509
 
@@ -48,7 +50,7 @@ def local_member(
         policy_hash=policy_hash,
         version=version,
         mode=config.mode.value,
-        limits_hash=hashlib.sha256(config.limits.model_dump_json().encode()).hexdigest()[:12],
+        limits_hash=hashlib.sha256(json.dumps(asdict(config.limits)).encode()).hexdigest()[:12],
     )
 
 

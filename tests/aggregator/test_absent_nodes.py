@@ -14,7 +14,7 @@ from tests.support.memory_cluster import World, phase_of
 from tests.support.replica import OPEN, SETTINGS, Replica, Turned, snapshot
 from tests.support.waiting import until
 
-DAY = SETTINGS.absent_node_after
+DAY = SETTINGS.limits.absent_node_after
 
 
 def absent(world: World, name: str) -> float:

@@ -285,7 +285,7 @@ def test_three_nodes_of_a_rack_need_a_fourth_where_they_are_a_fifth_of_it() -> N
 
 def test_a_place_is_blamed_where_it_does_four_times_worse_than_all_others() -> None:
     """10 of 20 in the rack fail; of 80 others a bit more than an eighth must not."""
-    limits = CommonLimits(domain_labels=(RACK,), percent=100.0)
+    limits = CommonLimits(domain_labels=(RACK,), common_cause_percent=100.0)
     for others, blamed in ((0, True), (10, True), (11, False)):
         play = Play(100, limits, racks=False)
         for name in play.names[:20]:

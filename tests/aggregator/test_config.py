@@ -14,12 +14,11 @@ from typing import Any
 
 import pytest
 import yaml
-from pydantic import BaseModel
 
 from aggregator.app import _settings
 from aggregator.cluster.port import Action, Pod
 from aggregator.config.settings import Config, ConfigError, load
-from aggregator.configfile.yaml_source import section_in
+from aggregator.configfile.yaml_source import SectionType, fields_of, section_in
 from aggregator.events import FORMER_NAMES, EventKind
 from aggregator.policy.defaults import read_policy
 from aggregator.quarantine.decide.admission import allowance
@@ -57,10 +56,10 @@ def test_a_file_that_asks_for_nothing_gets_the_careful_choice_of_each_thing(tmp_
     for nodes in (1, 3, 16, 100, 10_000):
         most = min(limits.concurrent, allowance(nodes, limits.concurrent_percent))
         assert 1 <= most <= max(1, nodes // 10), "a fleet can lose one node, and no tenth of itself"
-        assert settings.evictions_at_once >= 1
+        assert limits.evictions_at_once >= 1
     assert limits.new_per_window < limits.concurrent, "not all that may be out goes at once"
     pod = Pod("jobs", "a", "uid-a", "1", "Running", False, False, "Job", "j", False)
-    began = DrainMoment(1000.0, 1000.0, 1000.0 + settings.drain_deadline)
+    began = DrainMoment(1000.0, 1000.0, 1000.0 + settings.drain.deadline)
     for unlike in (
         replace(pod, empty_dir=True),
         replace(pod, owner_kind=""),
@@ -97,9 +96,22 @@ def test_each_limit_that_a_file_sets_is_the_one_that_is_kept_to(tmp_path: Path) 
     assert limits.quorum_percent == 17
     assert (limits.new_per_window, limits.new_per_window_percent) == (5, 19)
     assert (limits.window, limits.cooldown, limits.after_upgrade) == (1380, 1740, 1860)
-    assert (settings.evictions_at_once, settings.silent_drain_after) == (37, 2460)
-    assert (common.percent, common.nodes, common.domain_percent) == (43, 47, 53)
+    assert (limits.evictions_at_once, limits.silent_drain_after) == (37, 2460)
+    assert (common.common_cause_percent, common.common_cause_nodes) == (43, 47)
+    assert common.domain_percent == 53
     assert common.window == limits.window
+
+
+def test_the_controller_gets_the_sections_themselves(tmp_path: Path) -> None:
+    """A copy, field by field, forgets the field that is added next."""
+    config = load(written(tmp_path, LOCAL))
+    settings = _settings(config)
+    assert settings.limits is config.limits
+    assert settings.common is config.limits
+    assert settings.drain is config.drain
+    assert settings.silence is config.agents
+    assert settings.uncordon is config.release
+    assert settings.marks is config.marks
 
 
 def test_the_option_that_leads_a_command_to_this_cluster(tmp_path: Path) -> None:
@@ -145,7 +157,7 @@ history:
     assert config.limits.pool_percent == 12.5
     assert config.limits.concurrent == 1
     assert config.drain.deadline == 172_800
-    assert config.drain.protected_labels() == {"a.test/keep": "yes", "b": "c"}
+    assert config.drain.protected_selector == {"a.test/keep": "yes", "b": "c"}
     [webhook] = config.alerts.webhooks
     assert webhook.kinds == (EventKind.INCIDENT_OPENED,)
     assert webhook.secret_file == tmp_path / "secret"
@@ -704,15 +716,15 @@ def test_replicas_need_their_token_and_who_signed_their_certificates(tmp_path: P
 # -- what people read ---------------------------------------------------------------------------
 
 
-def keys_of(model: type[BaseModel], prefix: str = "") -> list[tuple[str, Any]]:
-    """Every key that can be set, dotted, with its default."""
-    found: list[tuple[str, Any]] = []
-    for name, field in model.model_fields.items():
-        section = section_in(field.annotation)
+def keys_of(model: SectionType, prefix: str = "") -> list[str]:
+    """Every key that can be set, dotted."""
+    found: list[str] = []
+    for name, annotation in fields_of(model).items():
+        section = section_in(annotation)
         if section is None:
-            found.append((prefix + name, field))
+            found.append(prefix + name)
         else:
-            several = "[]" if "tuple" in str(field.annotation) else ""
+            several = "[]" if "tuple" in str(annotation) else ""
             found += keys_of(section, f"{prefix}{name}{several}.")
     return found
 
@@ -720,7 +732,7 @@ def keys_of(model: type[BaseModel], prefix: str = "") -> list[tuple[str, Any]]:
 def test_the_reference_has_every_key_and_no_other() -> None:
     page = (ROOT / "docs" / "aggregator.md").read_text()
     documented = re.findall(r"^\| `([a-z_.\[\]]+)` \|", page, re.MULTILINE)
-    assert documented == [key for key, _ in keys_of(Config)]
+    assert sorted(documented) == sorted(keys_of(Config))
 
 
 def test_the_references_defaults_are_the_defaults(tmp_path: Path) -> None:
@@ -799,13 +811,13 @@ def test_the_example_loads_with_all_that_is_commented_out(tmp_path: Path) -> Non
     config = load(everything(tmp_path), root=tmp_path)
     assert config.cluster.local.commands.release[0] == "scontrol"
     assert config.alerts.webhooks[0].kinds is not None
-    assert config.drain.protected_labels() == {"example.test/never-evict": "true"}
+    assert config.drain.protected_selector == {"example.test/never-evict": "true"}
 
 
 def test_the_example_shows_every_key_and_the_defaults_are_the_defaults(tmp_path: Path) -> None:
     shown = load(everything(tmp_path), root=tmp_path)
     plain = load(written(tmp_path, "listen: {insecure_plaintext: true}\n"))
-    keys = {key.partition("[]")[0] for key, _ in keys_of(Config)}
+    keys = {key.partition("[]")[0] for key in keys_of(Config)}
     set_here = set(flat(yaml.safe_load(everything(tmp_path).read_text())))
     # A hook is a command or a webhook: the example has commands. And it has shards.domain.
     left = {key for key in keys - set_here if ".webhook." not in key}

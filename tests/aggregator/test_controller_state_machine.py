@@ -153,7 +153,7 @@ class Ward(RuleBasedStateMachine):
 
     mode = Action.DRAIN
     on_uncordon = OnUncordon.RELEASE
-    settings_more: ClassVar[Mapping[str, Any]] = {}
+    more_limits: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self) -> None:
         super().__init__()
@@ -217,7 +217,7 @@ class Ward(RuleBasedStateMachine):
                 settings=replace(
                     SETTINGS,
                     mode=self.mode,
-                    uncordon=UncordonRules(self.on_uncordon, trusts_author=True),
+                    uncordon=UncordonRules(self.on_uncordon, trust_uncordoned_by=True),
                     limits=Limits(
                         concurrent=LIMIT,
                         concurrent_percent=100,
@@ -226,9 +226,9 @@ class Ward(RuleBasedStateMachine):
                         new_per_window_percent=100,
                         window=WINDOW,
                         cooldown=COOLDOWN,
+                        **self.more_limits,
                     ),
                     common=CommonLimits(window=WINDOW, clique_label=CLIQUE),
-                    **self.settings_more,
                 ),
                 cluster=Watched(self.world, self),
             )

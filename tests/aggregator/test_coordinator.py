@@ -429,7 +429,9 @@ def test_agents_that_fall_silent_on_all_shards_are_one_cause() -> None:
         for number in range(20):
             node = f"n{number}"
             ward.replicas[ward.at[node]].controller.on_disconnect(node, ward.lines[node], "gone")
-        await until(lambda: ward.told(EventKind.COMMON_CAUSE), within=SHIPPED.silent_after + 30)
+        await until(
+            lambda: ward.told(EventKind.COMMON_CAUSE), within=SHIPPED.silence.silent_after + 30
+        )
         [told] = ward.told(EventKind.COMMON_CAUSE)
         assert "of 60 agents are silent" in told
         await until(lambda: all(one.fleet.causes for one in ward.replicas.values()))

@@ -33,7 +33,7 @@ _MARKED = (Phase.CORDONED, Phase.DRAINING, Phase.DRAINED)
 class Disasters(machine.Ward):
     """Each forbidden state is looked for where each disaster is over."""
 
-    settings_more: ClassVar[Mapping[str, Any]] = {"absent_node_after": ABSENT}
+    more_limits: ClassVar[Mapping[str, Any]] = {"absent_node_after": ABSENT}
 
     def __init__(self) -> None:
         super().__init__()

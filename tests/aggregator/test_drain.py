@@ -63,7 +63,7 @@ def test_a_pod_behind_a_budget_is_deleted_in_its_time_where_its_namespace_allows
         world.add_pod("n1", "other", namespace="other")
         world.budget_blocks |= {"uid-a", "uid-other"}
         forces = NamespaceRule("jobs", Leave.FORCE, force_after=2 * HOUR)
-        settings = replace(rules(namespaces=(forces,)), drain_deadline=3 * HOUR)
+        settings = rules(namespaces=(forces,), deadline=3 * HOUR)
         replica = await begun(world, settings)
         await asyncio.sleep(HOUR)
         assert world.forced == []
@@ -87,14 +87,14 @@ def test_a_drain_past_its_deadline_says_so_once_and_forces_nothing() -> None:
     async def scenario() -> None:
         world = world_with("a")
         world.budget_blocks.add("uid-a")
-        settings = replace(SETTINGS, drain_deadline=HOUR)
+        settings = replace(SETTINGS, drain=DrainRules(deadline=HOUR))
         first = await begun(world, settings)
         await asyncio.sleep(HOUR / 2)
         deadline = status(world).deadline_at
         since = status(world).blockers[0].since
         await first.stop()
         # Another configuration, and another life: the deadline on the Quarantine counts.
-        settings = replace(SETTINGS, drain_deadline=100 * HOUR)
+        settings = replace(SETTINGS, drain=DrainRules(deadline=100 * HOUR))
         second = await begun(world, settings)
         await asyncio.sleep(HOUR)
         told = status(world)

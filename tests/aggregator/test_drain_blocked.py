@@ -170,7 +170,7 @@ def test_a_rejected_eviction_is_a_blocker_with_the_servers_words_and_the_deadlin
     async def scenario() -> None:
         world = world_with("a", "b", labels=GANG if gang else {})
         world.rejections["uid-a"] = rejection
-        settings = replace(SETTINGS, drain_deadline=HOUR)
+        settings = replace(SETTINGS, drain=DrainRules(deadline=HOUR))
         replica = await begun(world, settings)
         await until(lambda: "n1" in world.quarantines and status(world).blockers, within=60)
         reasons = {one.pod: one.reason for one in status(world).blockers}
@@ -207,7 +207,7 @@ def test_the_deadline_comes_although_every_eviction_fails() -> None:
         failing = MemoryCluster(
             world, fails=lambda name: Unreachable("503") if name == "evict" else None
         )
-        settings = replace(SETTINGS, drain_deadline=HOUR)
+        settings = replace(SETTINGS, drain=DrainRules(deadline=HOUR))
         replica = await begun(world, settings, cluster=failing)
         await asyncio.sleep(HOUR + 120)
         assert status(world).pods_remaining == 1

@@ -52,7 +52,7 @@ def where(found: DrainPlan, pod: Pod) -> str:
 
 
 OFF, ON = DrainRules(), DrainRules(True, True, True)
-PROTECTED = DrainRules(protected={"tier": "db"})
+PROTECTED = DrainRules(protected_selector={"tier": "db"})
 SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 
 
@@ -91,7 +91,7 @@ def test_each_kind_of_pod_goes_or_stays_as_kubectl_drain_has_it(
 
 
 def test_a_pod_is_protected_by_every_label_of_the_selector_and_not_by_one() -> None:
-    rules = DrainRules(protected={"tier": "db", "site": "a"})
+    rules = DrainRules(protected_selector={"tier": "db", "site": "a"})
     for labels, heap in (
         ({"tier": "db", "site": "a", "also": "x"}, "kept"),
         ({"tier": "db"}, "evict"),
@@ -153,7 +153,7 @@ def test_the_first_namespace_that_matches_decides() -> None:
             NamespaceRule("*", Leave.FORCE),
         )
     )
-    told = [rules.of(name).leave for name in ("slurm-login", "slurm-a", "web")]
+    told = [rules.of(name).policy for name in ("slurm-login", "slurm-a", "web")]
     assert told == [Leave.NEVER, Leave.WAIT, Leave.FORCE]
 
 

@@ -45,7 +45,7 @@ def test_anothers_is_not_entered_voided_or_drained_and_takes_no_place() -> None:
         async def test(loop: VirtualTimeLoop, phase: Phase = phase) -> None:
             world = world_with_theirs(phase)
             before = dict(world.quarantines)
-            settings = replace(SETTINGS, silent_drain_after=0, limits=replace(OPEN, concurrent=1))
+            settings = replace(SETTINGS, limits=replace(OPEN, concurrent=1, silent_drain_after=0))
             replica = Replica(world, clock=LoopClock(loop), settings=settings)
             await until(lambda: not replica.fleet.view_lost)
             replica.agent("n1", ILL)

@@ -207,7 +207,7 @@ def test_the_hooks_and_the_namespaces_are_built_as_configured(written: Written) 
 """
         )
     ).drain
-    assert [one.rule() for one in drain.namespaces] == [
+    assert list(drain.namespaces) == [
         NamespaceRule("slurm-*", Leave.WAIT, 7200.0),
         NamespaceRule("batch", Leave.FORCE, 3600.0, 86400.0),
         NamespaceRule("*", Leave.NEVER),

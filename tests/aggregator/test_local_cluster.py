@@ -185,7 +185,7 @@ async def test_whoever_decided_on_an_older_picture_fails(path: Path, late: Late)
 
 async def test_a_late_patch_runs_no_command(path: Path, tmp_path: Path) -> None:
     ran = tmp_path / "ran"
-    async with opened(path, Commands(cordon=["touch", str(ran)])) as cluster:
+    async with opened(path, Commands(cordon=("touch", str(ran)))) as cluster:
         node = await cluster.read_node("n1")
         assert node is not None
         await cluster.patch_node(node, NodeChange(annotations={"released": "1"}))
@@ -578,7 +578,7 @@ async def test_the_drain_command_is_tried_until_it_succeeds_and_then_no_more(
     path: Path, tmp_path: Path
 ) -> None:
     go, runs = tmp_path / "go", tmp_path / "runs"
-    drain = ["sh", "-c", f"echo run >> {runs}; test -e {go}"]
+    drain = ("sh", "-c", f"echo run >> {runs}; test -e {go}")
     async with opened(path, Commands(drain=drain)) as cluster:
         assert await cluster.pods_on("n1") == []
         await cluster.create_quarantine("n1", SPEC)
@@ -620,11 +620,11 @@ class Site:
 
     @property
     def commands(self) -> Commands:
-        def argv(name: str) -> list[str]:
+        def argv(name: str) -> tuple[str, ...]:
             script = f"test ! -e {self.folder / name} && echo {name} $1 >> {self.folder}/journal"
-            return ["sh", "-c", script, "sh", "{node}"]
+            return ("sh", "-c", script, "sh", "{node}")
 
-        return Commands(argv("cordon"), argv("drain"), argv("release"), 20)
+        return Commands(argv("cordon"), argv("drain"), argv("release"))
 
 
 class Aggregator:

@@ -103,10 +103,10 @@ def test_a_mark_removed_by_hand_is_told_within_a_second_and_set_again_after_the_
         node_summary = replica.fleet.node_summaries["n1"]
         assert set(node_summary.missing) == names
         assert replica.notes.kinds("n1").count("quarantine.marks_missing") == 1
-        await until(lambda: loop.time() - began > RULES.after - 1)
+        await until(lambda: loop.time() - began > RULES.restore_after - 1)
         assert not is_whole(world)
         await until(lambda: is_whole(world))
-        assert loop.time() - began < RULES.after + 10
+        assert loop.time() - began < RULES.restore_after + 10
         await until(lambda: not missing(world))
         now = world.quarantines["n1"]
         assert now.uid == first.uid
@@ -134,7 +134,7 @@ def test_it_is_restored_a_few_times_with_a_growing_grace_and_then_only_told() ->
         world = World()
         replica = await drained(world, loop)
         graces = []
-        for _ in range(RULES.times):
+        for _ in range(RULES.restore_times):
             world.set_node(without(world.nodes["n1"], TAINT))
             began = loop.time()
             await until(lambda: is_whole(world), within=3600)
@@ -216,7 +216,7 @@ def test_a_restore_is_an_act_and_waits_for_leave_to_act(how: str) -> None:
             node = replace(node, taints=(*node.taints, busy))
         world.set_node(node)
         await until(lambda: missing(world) == {"taint"})
-        await asyncio.sleep(RULES.after * 5)
+        await asyncio.sleep(RULES.restore_after * 5)
         assert OURS not in world.nodes["n1"].taints
         assert missing(world) == {"taint"}
         if how == "stopped":
@@ -236,14 +236,14 @@ def test_the_next_replica_learns_of_it_and_keeps_the_grace_and_the_count() -> No
         replica = Replica(world, clock=LoopClock(loop))
         await until(lambda: missing(world) == {"taint"}, within=5)
         noticed = loop.time()
-        await asyncio.sleep(RULES.after / 2)
+        await asyncio.sleep(RULES.restore_after / 2)
         await replica.stop()
         replica = Replica(world, clock=LoopClock(loop))
         await until(lambda: not replica.fleet.view_lost)
         assert missing(world) == {"taint"}
         assert replica.fleet.node_summaries["n1"].missing == ("taint",)
         await until(lambda: is_whole(world))
-        assert RULES.after <= loop.time() - noticed < RULES.after + 10
+        assert RULES.restore_after <= loop.time() - noticed < RULES.restore_after + 10
         await until(lambda: not missing(world))
         await replica.stop()
         again = Replica(world, clock=LoopClock(loop))
@@ -292,5 +292,5 @@ def test_the_grace_grows_fourfold_and_its_count_is_forgotten_after_a_day() -> No
     assert restore_at(replace(marks, restored=3, restored_at=900.0), RULES) is None
     long_ago = replace(marks, restored=3, restored_at=1000.0 - 86400.0)
     assert restore_at(long_ago, RULES) == 1060.0
-    assert restore_at(marks, RestoreRules(times=0)) is None
+    assert restore_at(marks, RestoreRules(restore_times=0)) is None
     assert restore_at(replace(marks, missing=()), RULES) is None

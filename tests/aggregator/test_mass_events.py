@@ -18,7 +18,7 @@ from aggregator.quarantine import controller
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.decide.cause_search import CommonLimits
-from aggregator.quarantine.settings import Settings
+from aggregator.quarantine.settings import Settings, SilenceRules
 from tests.support import virtual_time
 from tests.support.memory_cluster import MemoryCluster, World, phase_of
 from tests.support.replica import (
@@ -270,7 +270,7 @@ def test_where_silence_may_cordon_the_silence_of_many_does_not() -> None:
         assert set(fleet.holds().values()) == {"limits.common_cause_percent"}
         assert [one.scope for one in fleet.replica.fleet.causes.values()] == ["agents"]
 
-    play(test, 100, replace(WIDE, silent_action="cordon"))
+    play(test, 100, replace(WIDE, silence=SilenceRules(silent_failing="cordon")))
 
 
 def test_one_silent_agent_that_was_failing_is_cordoned_where_the_site_says_so() -> None:
@@ -283,7 +283,7 @@ def test_one_silent_agent_that_was_failing_is_cordoned_where_the_site_says_so() 
         await asyncio.sleep(400)
         assert fleet.sick == ["n3"]
 
-    play(test, 100, replace(WIDE, silent_action="cordon"))
+    play(test, 100, replace(WIDE, silence=SilenceRules(silent_failing="cordon")))
 
 
 def test_a_leaf_switch_that_dies_quarantines_nobody_and_is_alerted_once() -> None:

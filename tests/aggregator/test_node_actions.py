@@ -29,10 +29,10 @@ from aggregator.quarantine.actions.cordon import NodeActions, origin_of
 from aggregator.quarantine.decide.admission import Held
 from aggregator.quarantine.decide.admission_record import Entry
 from aggregator.quarantine.decide.intent import OURS, DesiredState
-from aggregator.quarantine.decide.node_marks import MOST_REASON, read_did
+from aggregator.quarantine.decide.node_marks import MOST_REASON, STILL_SCHEDULABLE, read_did
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, FORCED
 from aggregator.quarantine.decide.uncertainty import EvidenceBasis
-from aggregator.quarantine.decide.uncordon import LEFT, OnUncordon, Uncordoned, UncordonRules
+from aggregator.quarantine.decide.uncordon import OnUncordon, Uncordoned, UncordonRules
 from aggregator.quarantine.state.fleet import NodeHold, NodeSummary
 from aggregator.quarantine.state.node import NodeState
 from tests.support.memory_cluster import MemoryCluster, World
@@ -629,10 +629,10 @@ def test_a_persons_action_is_shown_and_ends_a_drain() -> None:
 @pytest.mark.parametrize(
     ("text", "status", "told"),
     [
-        (f"{LEFT}x", {}, True),
+        (f"{STILL_SCHEDULABLE}x", {}, True),
         ("cordoned again", {}, False),
-        (f"{LEFT}x", {"recordons": 1, "uncordoned_at": 5000.0}, True),
-        (f"{LEFT}x", {"recordons": 6, "uncordoned_at": 5000.0}, False),
+        (f"{STILL_SCHEDULABLE}x", {"recordons": 1, "uncordoned_at": 5000.0}, True),
+        (f"{STILL_SCHEDULABLE}x", {"recordons": 6, "uncordoned_at": 5000.0}, False),
     ],
 )
 def test_a_node_that_is_left_schedulable_is_told_of_unless_that_was_told(

@@ -581,7 +581,7 @@ def test_missing_marks_are_set_again_when_their_grace_is_over() -> None:
         assert situation(case, wall=960.0).restore_due == (phase in MARKED)
     case.node_summary.quarantine = quarantine(marks=told)
     assert not situation(case, wall=959.0).restore_due
-    assert not situation(case, marks=RestoreRules(times=0)).restore_due
+    assert not situation(case, marks=RestoreRules(restore_times=0)).restore_due
     case.node_summary.missing = ()
     assert not situation(case).restore_due
     case.node_summary.missing, case.node_summary.quarantine = ("label",), quarantine()

@@ -79,10 +79,10 @@ def test_after_a_take_over_nothing_is_released_or_evicted_before_the_agent_has_s
         two.replicas["b"].cluster.crash_in(6, after=True)  # somewhere on its way
         two.replicas["b"].agent(node, ILL)
         await soon(two.replicas["b"].cluster.crashed.is_set)
-        await later(SETTINGS.silent_drain_after)  # a is up for as long as it would wait
+        await later(SETTINGS.limits.silent_drain_after)  # a is up for as long as it would wait
         before, evictions = phase_of(world, node), list(world.evicted)
         two.become("a")
-        await later(SETTINGS.silent_drain_after - 20)
+        await later(SETTINGS.limits.silent_drain_after - 20)
         assert world.evicted == evictions
         assert phase_of(world, node) in (before, Phase.CORDONED)
         await drained(world, node)

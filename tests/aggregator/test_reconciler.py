@@ -607,7 +607,7 @@ def test_a_process_waits_for_an_agent_since_its_start_or_since_the_node_is_ours(
     play_bench: Play,
 ) -> None:
     async def test(bench: Bench) -> None:
-        begun, after = bench.loop.time(), SETTINGS.silent_drain_after
+        begun, after = bench.loop.time(), SETTINGS.limits.silent_drain_after
         assert not bench.made._situation(bench.case).knows
         await asyncio.sleep(after - 1)
         assert not bench.made._situation(bench.case).knows
@@ -623,8 +623,8 @@ def test_a_process_waits_for_an_agent_since_its_start_or_since_the_node_is_ours(
 
 def test_a_node_is_absent_too_long_by_what_its_object_says(play_bench: Play) -> None:
     async def test(bench: Bench) -> None:
-        await asyncio.sleep(2 * SETTINGS.absent_node_after)
-        now, most = bench.loop.time(), SETTINGS.absent_node_after
+        await asyncio.sleep(2 * SETTINGS.limits.absent_node_after)
+        now, most = bench.loop.time(), SETTINGS.limits.absent_node_after
         assert not bench.made._situation(bench.case).absent_too_long
         for since, too_long in ((0.0, False), (now - most, True), (now - most + 1, False)):
             bench.case.node_summary.quarantine = quarantine(status={"node_absent_since": since})

@@ -19,7 +19,7 @@ from tests.support.replica import OPEN, SETTINGS
 from tests.support.replica_simulator import Simulation
 
 SCHEDULES = int(os.environ.get("SCHEDULES", "40"))
-QUICK = replace(SETTINGS, limits=OPEN, silent_drain_after=60.0)
+QUICK = replace(SETTINGS, limits=replace(OPEN, silent_drain_after=60.0))
 HOSTS, NODES = ("r0", "r1", "r2"), tuple(f"n{number}" for number in range(6))
 
 

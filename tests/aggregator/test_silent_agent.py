@@ -9,6 +9,7 @@ from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import Action, ClusterError, Phase
 from aggregator.health.model import Status
 from aggregator.quarantine.decide.admission import Limits
+from aggregator.quarantine.settings import SilenceRules
 from aggregator.quarantine.state.fleet import QuarantineSummary
 from aggregator.web.node_view import why
 from tests.support import virtual_time
@@ -19,7 +20,7 @@ from tests.support.virtual_replica import Running, later, soon
 #: Level evidence that the shipped rules only watch.
 SLOW = component("nic-health", "eth0", Status.FAILED, "slow")
 WELL = replace(SLOW, status=Status.OK, reason="")
-CORDONS = replace(SETTINGS, silent_action="cordon")
+CORDONS = replace(SETTINGS, silence=SilenceRules(silent_failing="cordon"))
 
 
 class Scene:

@@ -13,7 +13,7 @@ from aggregator.quarantine.decide.node_marks import read_overruled
 from aggregator.quarantine.decide.uncertainty import EvidenceBasis
 from tests.support import virtual_time
 from tests.support.memory_cluster import MemoryCluster, World, phase_of
-from tests.support.replica import SETTINGS, FakeLine, fault, hello, snapshot
+from tests.support.replica import OPEN, SETTINGS, FakeLine, fault, hello, snapshot
 from tests.support.two_replicas import Two, drained, owned_by, world_of_two
 from tests.support.virtual_replica import later, soon
 
@@ -263,7 +263,7 @@ def test_evictions_at_once_are_counted_over_all_replicas(world: World) -> None:
         for node in world.nodes:
             for number in range(6):
                 world.add_pod(node, f"job-{node}-{number}")
-        two = Two(world, replace(SETTINGS, evictions_at_once=3), Slow)
+        two = Two(world, replace(SETTINGS, limits=replace(OPEN, evictions_at_once=3)), Slow)
         await two.settled()
         for name, replica in two.replicas.items():
             for node in owned_by(name, 2):

@@ -7,9 +7,9 @@ import pytest
 
 from aggregator.cluster.node_names import TAINT
 from aggregator.cluster.port import Action, Phase, QuarantineSpec, Taint
+from aggregator.quarantine.decide.node_marks import STILL_SCHEDULABLE
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE
 from aggregator.quarantine.decide.uncordon import (
-    LEFT,
     MOST_RECORDONS,
     QUIET,
     UNCORDONED_BY,
@@ -31,7 +31,7 @@ KUBELET = "system:node:n1"
 
 
 def under(action: OnUncordon, *, trusts_author: bool = False) -> Settings:
-    return replace(SETTINGS, uncordon=UncordonRules(action, trusts_author=trusts_author))
+    return replace(SETTINGS, uncordon=UncordonRules(action, trust_uncordoned_by=trusts_author))
 
 
 def world_with_a_job(*, blocked: bool = False, **node: object) -> World:
@@ -136,13 +136,13 @@ def test_by_default_an_uncordon_of_unknown_origin_releases_nothing_and_holds_evi
     async def test(loop: VirtualTimeLoop) -> None:
         world = world_with_a_job(blocked=True)
         settings = replace(SETTINGS, uncordon=UncordonRules())
-        assert settings.uncordon.action is OnUncordon.ASK
+        assert settings.uncordon.on_uncordon is OnUncordon.ASK
         replica = Replica(world, clock=LoopClock(loop), settings=settings)
         await quarantined(world, replica)
         world.person_uncordons("n1")
         await until(lambda: is_cordoned_again(world))
         world.budget_blocks.clear()
-        await asyncio.sleep(settings.uncordon.hold - 60)
+        await asyncio.sleep(settings.uncordon.hold_evictions - 60)
         assert world.evicted == []
         # No person has asked for it back.
         await until(lambda: world.evicted == ["uid-a"], within=300)
@@ -329,7 +329,7 @@ def test_a_taint_removed_from_a_node_that_is_left_schedulable_is_told() -> None:
 
 
 def is_told_schedulable(world: World) -> bool:
-    return world.quarantines["n1"].status.uncordoned.startswith(LEFT)
+    return world.quarantines["n1"].status.uncordoned.startswith(STILL_SCHEDULABLE)
 
 
 def lacks_the_taint(world: World) -> bool:

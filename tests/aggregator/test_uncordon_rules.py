@@ -124,7 +124,7 @@ def test_uncordons_are_counted_while_less_than_a_day_lies_between_them(
 def test_evictions_are_held_where_a_person_may_have_meant_the_uncordon(
     action: OnUncordon, whose: Uncordoned, recordons: int, *, trusts: bool, held: bool
 ) -> None:
-    rules = UncordonRules(action, hold=3600.0, trusts_author=trusts)
+    rules = UncordonRules(action, hold_evictions=3600.0, trust_uncordoned_by=trusts)
     node = uncordoned_node(by="somebody")
     known = quarantine(recordons=recordons, uncordoned_at=AT - 9, evictions_held_until=77.0)
     status = told(known, whose, rules, node)
@@ -161,7 +161,7 @@ def test_the_author_is_named_where_the_admission_policy_vouches_for_it(
 ) -> None:
     node = uncordoned_node(by=user) if user else NODE
     whose = whose_uncordon(node, quarantine())
-    rules = UncordonRules(trusts_author=trusts)
+    rules = UncordonRules(trust_uncordoned_by=trusts)
     assert told(quarantine(), whose, rules, node).uncordoned.startswith(
         f"uncordoned at {WHEN} {author}"
     )
@@ -249,7 +249,7 @@ RELEASES = {
 def test_an_uncordon_is_a_release_by_author_and_configuration(
     action: OnUncordon, *, trusts: bool
 ) -> None:
-    rules = UncordonRules(action, trusts_author=trusts)
+    rules = UncordonRules(action, trust_uncordoned_by=trusts)
     found = {whose for whose in Uncordoned if is_release(whose, quarantine(), rules)}
     assert found == RELEASES[action, trusts]
     for whose in Uncordoned:

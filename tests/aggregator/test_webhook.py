@@ -11,7 +11,7 @@ import logging
 import random
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ def address(
     receiver: Receiver,
     secret_file: Path,
     *,
-    kinds: Iterable[EventKind] | None = None,
+    kinds: tuple[EventKind, ...] | None = None,
     path: str = "/h",
 ) -> WebhookConfig:
     return WebhookConfig(receiver.url(path), secret_file, kinds, timeout=1.0)
@@ -318,7 +318,13 @@ async def test_each_webhook_hears_of_the_kinds_it_asked_for(
         hooks = (
             address(receiver, secret_file, path="/all"),
             address(
-                receiver, secret_file, path="/some", kinds=[EventKind.EVICTED, EventKind.RELEASED]
+                receiver,
+                secret_file,
+                path="/some",
+                kinds=(
+                    EventKind.EVICTED,
+                    EventKind.RELEASED,
+                ),
             ),
         )
         async with telling(tmp_path, *hooks) as alerts:

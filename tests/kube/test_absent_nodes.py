@@ -20,8 +20,8 @@ ABSENT = 3600.0
 
 @pytest.fixture
 async def ward(kube: KubeCluster, cluster_space: Space) -> AsyncIterator[Ward]:
-    limits = replace(OPEN, concurrent=1)
-    settings = replace(SETTINGS, limits=limits, absent_node_after=ABSENT)
+    limits = replace(OPEN, concurrent=1, absent_node_after=ABSENT)
+    settings = replace(SETTINGS, limits=limits)
     async with warden(kube, cluster_space, POLICY, settings) as made:
         yield made
 

@@ -347,7 +347,7 @@ async def test_with_the_policy_that_names_authors_a_persons_uncordon_releases_an
     kube: KubeCluster, cluster_space: Space, authors: None
 ) -> None:
     plane, [node] = cluster_space.plane, cluster_space.create_nodes(1)
-    settings = replace(SETTINGS, uncordon=UncordonRules(OnUncordon.ASK, trusts_author=True))
+    settings = replace(SETTINGS, uncordon=UncordonRules(OnUncordon.ASK, trust_uncordoned_by=True))
     space = cluster_space.namespace
     plane.create_service_account(space, "kured")
     group = "rbac.authorization.k8s.io"

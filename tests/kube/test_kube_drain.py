@@ -239,9 +239,9 @@ async def test_past_its_time_a_pod_is_deleted_where_its_namespace_allows_it_and_
         await budget(space, "three", "both")
         await budget(space, "one", "held", namespace=other)
         forces = NamespaceRule(space.namespace, Leave.FORCE, force_after=3)
-        rules = DrainRules(evict_unmanaged=True, namespaces=(forces,))
+        rules = DrainRules(evict_unmanaged=True, namespaces=(forces,), deadline=4)
         mark = space.plane.audit_mark()
-        settings = replace(SETTINGS, drain=rules, drain_deadline=4)
+        settings = replace(SETTINGS, drain=rules)
         async with aggregator(kube, space, settings) as running:
             began = time.monotonic()
             await running.quarantine_by_hand(node)

@@ -21,7 +21,7 @@ from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.admission import FLEET, Limits
 from aggregator.quarantine.decide.admission_record import Record, parse_record
 from aggregator.quarantine.decide.cause_search import CommonLimits
-from aggregator.quarantine.settings import Settings
+from aggregator.quarantine.settings import Settings, SilenceRules
 from aggregator.quarantine.state.fleet import FleetState
 from tests.controlplane.plane import ADMIN
 from tests.controlplane.pytest_plugin import Space, StartControlPlane
@@ -45,7 +45,10 @@ POOL = "example.com/pool"
 #: The wall clock when the turned one is at 0 (seconds since the epoch).
 NIGHT = 1.75e9
 SHIPPED = replace(
-    SETTINGS, limits=replace(Limits(), quorum_percent=0), common=CommonLimits(), silent_after=1e9
+    SETTINGS,
+    limits=replace(Limits(), quorum_percent=0),
+    common=CommonLimits(),
+    silence=SilenceRules(1e9),
 )
 
 
@@ -177,7 +180,7 @@ async def test_storm_partial_recovery_new_fault_in_the_cooldown_over_two_lives(
     limits = replace(
         SHIPPED.limits, concurrent_percent=100, new_per_window=2, new_per_window_percent=100
     )
-    settings = replace(SHIPPED, limits=limits, common=CommonLimits(percent=60))
+    settings = replace(SHIPPED, limits=limits, common=CommonLimits(common_cause_percent=60))
     well = dict.fromkeys(nodes, snapshot())
     async with life(cluster_space, settings, clock, well) as ward:
         ward.break_(nodes[:4])
@@ -220,7 +223,7 @@ async def test_what_accuses_nobody_touches_no_node_and_38905_lines_of_four_gpus_
     limits = replace(
         SHIPPED.limits, concurrent_percent=100, new_per_window=50, new_per_window_percent=100
     )
-    settings = replace(SHIPPED, limits=limits, silent_after=30)
+    settings = replace(SHIPPED, limits=limits, silence=SilenceRules(30))
     mark = plane.audit_mark()
     async with life(cluster_space, settings, clock, dict.fromkeys(nodes, snapshot())) as ward:
         for node, code in zip(nodes, ("xid:13", "xid:31", "xid:43", "xid:45"), strict=False):

@@ -189,7 +189,7 @@ async def test_a_mark_removed_by_hand_is_told_within_seconds_and_restored_after_
     change: Callable[[Ward, str], None], name: str, kube: KubeCluster, cluster_space: Space
 ) -> None:
     [node] = cluster_space.create_nodes(1)
-    settings = replace(SETTINGS, marks=RestoreRules(after=4.0))
+    settings = replace(SETTINGS, marks=RestoreRules(restore_after=4.0))
     async with warden(kube, cluster_space, settings=settings) as ward:
         ward.attach(node, snapshot(DISK))
         await ward.phase(node, "Drained")
@@ -227,7 +227,7 @@ async def test_an_aggregator_that_starts_finds_the_taint_that_was_removed_while_
         await until(lambda: all(condition(ward, node) == "True" for node in nodes))
         first = ward
     remove_taint(first, nodes[0])
-    settings = replace(SETTINGS, marks=RestoreRules(times=0))
+    settings = replace(SETTINGS, marks=RestoreRules(restore_times=0))
     async with warden(kube, cluster_space, settings=settings) as ward:
         await until(lambda: missing(ward, nodes[0]) == {"taint"})
         assert [missing(ward, node) for node in nodes[1:]] == [set(), set()]

@@ -24,7 +24,7 @@ from aggregator.health.model import Cleared, Component, Delta, Hello, Snapshot, 
 from aggregator.policy.rules import Policy
 from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, PIN, exemption
-from aggregator.quarantine.settings import Settings
+from aggregator.quarantine.settings import Settings, SilenceRules
 from aggregator.quarantine.state.fleet import FleetState
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.pytest_plugin import Space
@@ -477,7 +477,7 @@ async def test_one_silent_agent_under_a_ready_kubelet_is_counted_and_a_failing_o
     well, slow, away = cluster_space.create_nodes(3)
     failing = component("nic-health", "eth0", Status.FAILED, "slow")
     cluster_space.plane.lose_kubelet(away)
-    settings = replace(SETTINGS, silent_action="cordon")
+    settings = replace(SETTINGS, silence=SilenceRules(silent_failing="cordon"))
     async with warden(kube, cluster_space, settings=settings) as ward:
         for node in (well, slow, away):
             ward.attach(node, snapshot(failing if node != well else WELL))

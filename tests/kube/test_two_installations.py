@@ -50,8 +50,9 @@ async def test_anothers_quarantine_is_left_alone_and_its_node_is_held(
     staging = f"{cluster_space.namespace}-staging"
     plane.create_namespace(staging)
     # The other installation only cordons, so an eviction on the node comes from the wrong one.
-    cordons = replace(SETTINGS, mode=Action.CORDON, silent_drain_after=0, limits=OPEN)
-    drains = replace(SETTINGS, silent_drain_after=0)
+    at_once = replace(OPEN, silent_drain_after=0)
+    cordons = replace(SETTINGS, mode=Action.CORDON, limits=at_once)
+    drains = replace(SETTINGS, limits=at_once)
     async with (
         kube_cluster(plane.kubeconfig, namespace=staging) as other,
         warden(other, cluster_space, settings=cordons) as first,

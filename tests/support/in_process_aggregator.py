@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from aggregator.clock import Clocks
+from aggregator.quarantine.settings import SilenceRules
 from aggregator.replicas.membership.view import Ownership
 from tests.support.ingest import Clock, Site, site
 from tests.support.memory_cluster import World
@@ -69,7 +70,7 @@ async def bedside(
     clock, world, booted = Clock(), world or World(), boot_id()
     for name in nodes:
         world.add_node(name, uid=f"uid-of-{name}", boot_id=booted)
-    settings = replace(SETTINGS, silent_after=silent_after)
+    settings = replace(SETTINGS, silence=SilenceRules(silent_after))
     replica = Replica(world, clock=_Of(clock=clock), settings=settings, shards=shards)
     try:
         async with (

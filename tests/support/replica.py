@@ -24,7 +24,6 @@ from aggregator.policy.rules import Policy
 from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.cause_search import CommonLimits
-from aggregator.quarantine.decide.drain_plan import DrainRules
 from aggregator.quarantine.decide.uncordon import OnUncordon, UncordonRules
 from aggregator.quarantine.settings import Settings
 from aggregator.quarantine.state.fleet import FleetState
@@ -51,17 +50,14 @@ OPEN = Limits(
     new_per_window_percent=100,
     after_upgrade=0,
 )
-UNSUSPECTING = CommonLimits(percent=100, nodes=5000, domain_percent=100, clique_label="")
+UNSUSPECTING = CommonLimits(
+    common_cause_percent=100, common_cause_nodes=5000, domain_percent=100, clique_label=""
+)
 
 SETTINGS = Settings(
     mode=Action.DRAIN,
     limits=OPEN,
     common=UNSUSPECTING,
-    drain=DrainRules(),
-    drain_deadline=7 * 86400,
-    evictions_at_once=50,
-    silent_after=60,
-    silent_drain_after=300,
     uncordon=UncordonRules(OnUncordon.RELEASE),
 )
 

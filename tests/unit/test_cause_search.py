@@ -160,7 +160,7 @@ def test_a_cause_of_the_fleet_names_its_symptom(what: str, subject: str) -> None
 
 def test_the_number_of_nodes_decides_only_where_it_is_less_than_their_share() -> None:
     for nodes, limit, value in ((9, "limits.common_cause_nodes", "9"), (10, "", "")):
-        (found,) = Fleet(100, CommonLimits(nodes=nodes)).causes("check:a", names(20))
+        (found,) = Fleet(100, CommonLimits(common_cause_nodes=nodes)).causes("check:a", names(20))
         expected = (limit or "limits.common_cause_percent", value or "10%")
         assert (found.limit, found.value) == expected
 
@@ -291,7 +291,9 @@ def test_what_rules_act_on_is_blamed_on_an_agents_version_alone() -> None:
 
 def test_so_many_causes_of_one_symptom_are_named_at_most() -> None:
     racks = {f"rack__r{number}": names(3, 3 * number) for number in range(40)}
-    limits = CommonLimits(percent=100.0, nodes=1_000, domain_labels=(RACK,))
+    limits = CommonLimits(
+        common_cause_percent=100.0, common_cause_nodes=1_000, domain_labels=(RACK,)
+    )
     fleet = Fleet(4_000, limits, **racks)
     # Each rack alone must do worse than the others together.
     found = fleet.causes("check:a", names(120))

@@ -42,7 +42,7 @@ def test_the_defaults_lose_no_data_and_force_no_pod() -> None:
     rules = DrainRules()
     assert not any((rules.delete_empty_dir_data, rules.evict_unmanaged, rules.evict_unwilling))
     assert (rules.stuck_after, rules.gangs, rules.gang_pods) == (600.0, Gangs.NODE, 256)
-    assert rules.of("any") == NamespaceRule("*", Leave.EVICT, 0.0, None)
+    assert rules.of("any") == NamespaceRule("*", Leave.EVICT, None, None)
 
 
 def test_what_belongs_to_its_node_stays() -> None:
@@ -85,8 +85,12 @@ PROTECTED = "protected by drain.protected_selector"
         ({"annotations": {UNDISTURBED: "true"}}, {"evict_unwilling": True}, ""),
         ({"annotations": {UNDISTURBED: "true"}, "phase": "Failed"}, {}, ""),
         ({"empty_dir": True, "phase": "Pending"}, {}, EMPTY_DIR),
-        ({"labels": {"tier": "db"}, "phase": "Failed"}, {"protected": {"tier": "db"}}, PROTECTED),
-        ({}, {"protected": {}}, ""),
+        (
+            {"labels": {"tier": "db"}, "phase": "Failed"},
+            {"protected_selector": {"tier": "db"}},
+            PROTECTED,
+        ),
+        ({}, {"protected_selector": {}}, ""),
     ],
 )
 def test_a_pod_is_kept_for_the_reason_that_names_its_setting(

@@ -8,6 +8,7 @@ import pytest
 from aggregator.health.model import Component, Status
 from aggregator.policy.lemons import (
     SOON,
+    WINDOW,
     Lemon,
     LemonEvent,
     LemonThresholds,
@@ -152,7 +153,7 @@ def test_another_components_occurrence_near_a_job_makes_it_a_common_one(
 # -- repeat offenders ----------------------------------------------------------------------------
 
 NOW = 1_000 * DAY
-EACH = LemonThresholds(window=10 * DAY, quarantines=2, codes=2, days=2, returns=1, signals=1)
+EACH = LemonThresholds(quarantines=2, codes=2, days=2, returns=1, signals=1)
 NEVER = 1_000
 
 
@@ -171,7 +172,7 @@ def judged(bounds: LemonThresholds, *past: LemonEvent) -> Lemon | None:
 
 
 @pytest.mark.parametrize(
-    ("ago", "counts"), [(-1.0, False), (0.0, True), (10 * DAY, True), (10 * DAY + 1, False)]
+    ("ago", "counts"), [(-1.0, False), (0.0, True), (28 * DAY, True), (28 * DAY + 1, False)]
 )
 def test_only_the_past_within_the_window_counts(ago: float, *, counts: bool) -> None:
     past = (event(1.0, "quarantined"), event(ago, "quarantined"))
@@ -179,8 +180,8 @@ def test_only_the_past_within_the_window_counts(ago: float, *, counts: bool) -> 
 
 
 def test_the_published_bounds() -> None:
-    assert LemonThresholds() == LemonThresholds(28 * DAY, 4, 3, 4, 2, 2)
-    assert SOON == 7 * DAY
+    assert LemonThresholds() == LemonThresholds(4, 3, 4, 2, 2)
+    assert (WINDOW, SOON) == (28 * DAY, 7 * DAY)
 
 
 @pytest.mark.parametrize(

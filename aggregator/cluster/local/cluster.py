@@ -11,7 +11,7 @@ import shlex
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Annotated, ParamSpec, TypeVar
 
 from aggregator.cluster.local.commands import SiteCommandFailed, run_command
 from aggregator.cluster.local.store import LocalStore
@@ -39,6 +39,8 @@ from aggregator.cluster.port import (
     WatchLost,
     WatchSynced,
 )
+from aggregator.configfile.section import SectionDataclass, Strings
+from aggregator.configfile.values import filled_with
 from aggregator.runtime.worker_thread import WorkerThread
 
 #: How soon another process's write (a person's `sickbay --local stop`) is noticed, in seconds.
@@ -50,14 +52,16 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Commands:
-    """Argument lists; an empty one is no command. ``limit`` is in seconds, for each run."""
+Command = Annotated[Strings, filled_with("node", "reason", "action")]
 
-    cordon: Sequence[str] = ()
-    drain: Sequence[str] = ()
-    release: Sequence[str] = ()
-    limit: float = 30.0
+
+@dataclass(frozen=True, slots=True)
+class Commands(SectionDataclass):
+    """The commands for each step, as argument lists; an empty list runs no command."""
+
+    cordon: Command = ()
+    drain: Command = ()
+    release: Command = ()
 
 
 @dataclass(slots=True)
@@ -71,15 +75,23 @@ class _Told:
 
 
 class LocalCluster:
-    """The `Cluster` protocol on a SQLite file."""
+    """The `Cluster` protocol on a SQLite file. ``command_timeout``: seconds of each command."""
 
     kind = "local"
     installation = ""
     lists_all = False
 
-    def __init__(self, path: Path, *, commands: Commands, wall: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        commands: Commands,
+        command_timeout: float = 30.0,
+        wall: Callable[[], float],
+    ) -> None:
         self._path = path
         self._commands = commands
+        self._command_timeout = command_timeout
         self._wall = wall
         self._store: LocalStore | None = None
         # One thread: SQLite has one writer, and a stuck disk must not stop the event loop.
@@ -330,7 +342,7 @@ class LocalCluster:
         reason = quarantine.spec.reason if quarantine is not None else ""
         values = {"node": node, "action": action, "reason": reason}
         key = f"cluster.local.commands.{action}"
-        await run_command(argv, key=key, values=values, limit=self._commands.limit)
+        await run_command(argv, key=key, values=values, limit=self._command_timeout)
 
 
 async def _pass(guard: Guard | None) -> None:

@@ -42,11 +42,15 @@ from aggregator.quarantine.decide.intent import (
     is_overridden,
 )
 from aggregator.quarantine.decide.lost_marks import ALL_MARKS
-from aggregator.quarantine.decide.node_marks import MOST_REASON, cordon_change, read_did
+from aggregator.quarantine.decide.node_marks import (
+    MOST_REASON,
+    STILL_SCHEDULABLE,
+    cordon_change,
+    read_did,
+)
 from aggregator.quarantine.decide.operator_requests import FORCED
 from aggregator.quarantine.decide.uncertainty import EvidenceBasis
 from aggregator.quarantine.decide.uncordon import (
-    LEFT,
     UNCORDONED_BY,
     Uncordoned,
     UncordonRules,
@@ -414,7 +418,7 @@ class NodeActions:
         """Write to the status that the node is left schedulable, or that others cordoned it."""
         wall = self._clocks.wall()
         await self.write_status(case, quarantine, replace(quarantine.status, uncordoned=text))
-        if text.startswith(LEFT) and recordon_due(quarantine.status, wall) <= wall:
+        if text.startswith(STILL_SCHEDULABLE) and recordon_due(quarantine.status, wall) <= wall:
             self.emit_event(case, EventKind.UNCORDONED, text, {"whose": case.uncordoned.value})
 
     async def show_absence(self, case: NodeState, quarantine: Quarantine) -> None:

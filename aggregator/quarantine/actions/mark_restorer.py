@@ -69,7 +69,8 @@ class MarkRestorer:
         if status.phase is Phase.CORDONED:
             status = replace(status, message=_marked(case.node))
         await self._acts.write_status(case, standing, status)
-        text = f"set again, {marks.restored} of {self._rules.times}: {describe_missing(missing)}"
+        times = self._rules.restore_times
+        text = f"set again, {marks.restored} of {times}: {describe_missing(missing)}"
         self._acts.emit_event(case, EventKind.MARKS_RESTORED, text)
 
     def _may(self, case: NodeState, node: Node, quarantine: Quarantine) -> bool:

@@ -16,8 +16,13 @@ Invariants:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from aggregator.quarantine.decide.admission_record import Entry, Record
+from pydantic import Field
+
+from aggregator.configfile.section import Positive, SectionDataclass
+from aggregator.configfile.values import Duration, LabelKey, Percent, Share
+from aggregator.quarantine.decide.admission_record import MOST_ADMISSIONS, Entry, Record
 from aggregator.quarantine.decide.uncertainty import (
     NO_UNCERTAINTY,
     UNSURE,
@@ -32,31 +37,40 @@ FLEET = ""
 #: After the record was rebuilt no node is admitted for so long (seconds): longer than a request
 #: that was under way can take, so that a Quarantine that it created is seen, and counted.
 SETTLES = 15.0
+#: Seconds: of the rate, and of the time that counts as at once.
+Window = Annotated[Duration, Field(ge=1)]
 #: Characters of a stop's reason.
 _LONGEST_REASON = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How many nodes may be in quarantine, and how fast. Percentages are of all nodes, or a pool.
+@dataclass(frozen=True)
+class Limits(SectionDataclass):
+    """How many nodes may be in quarantine, and how fast: a part of the section ``limits``.
 
-    ``pool_label`` names the node label whose value is the pool; empty: no pools. ``quorum_percent``
-    is the share of nodes that must have reported before a node is admitted. ``new_per_window`` and
-    its percentage bound the admissions of ``window`` seconds, those by hand counted; after too
-    many, or after a common cause, no node is admitted for ``cooldown`` seconds. ``after_upgrade``:
-    how long evidence must have stood on a node whose version has just changed.
+    A count and a percentage both apply; the smaller one decides. Percentages are of all nodes, or a
+    pool. ``pool_label`` names the node label whose value is the pool; empty: no pools.
+    ``quorum_percent`` is the share of nodes that must have reported before a node is admitted.
+    ``new_per_window`` and its percentage bound the admissions of ``window`` seconds, those by hand
+    counted; after too many, or after a common cause, no node is admitted for ``cooldown`` seconds.
+    ``after_upgrade``: how long evidence must have stood on a node whose version has just changed.
+    ``absent_node_after``: a quarantine whose Node has been gone for so long ends.
+    ``silent_drain_after``: so long after a start, a drain that was admitted before goes on without
+    news of its node.
     """
 
-    concurrent: int = 20
-    concurrent_percent: float = 5.0
-    pool_label: str = ""
-    pool_percent: float = 20.0
-    quorum_percent: float = 50.0
-    new_per_window: int = 10
-    new_per_window_percent: float = 20.0
-    window: float = 600.0
-    cooldown: float = 900.0
-    after_upgrade: float = 120.0
+    concurrent: Positive = 20
+    concurrent_percent: Share = 5.0
+    pool_label: LabelKey = ""
+    pool_percent: Share = 20.0
+    quorum_percent: Percent = 50.0
+    new_per_window: Annotated[int, Field(ge=1, le=MOST_ADMISSIONS)] = 10
+    new_per_window_percent: Share = 20.0
+    window: Window = 600.0
+    cooldown: Duration = 900.0
+    after_upgrade: Duration = 120.0
+    absent_node_after: Annotated[Duration, Field(ge=60)] = 86400.0
+    evictions_at_once: Positive = 50
+    silent_drain_after: Duration = 300.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from aggregator.quarantine.decide.admission import OpenCause
+from aggregator.configfile.section import Positive, SectionDataclass
+from aggregator.configfile.values import LabelKey, LabelKeys, Share
+from aggregator.quarantine.decide.admission import OpenCause, Window
 from aggregator.quarantine.decide.symptoms import NVLINK, SILENCE
 from aggregator.rfc3339 import span
 
@@ -40,21 +42,23 @@ FLAGS = "flags"
 VERSIONS = ("driver", "kernel", "agent")
 
 
-@dataclass(frozen=True, slots=True)
-class CommonLimits:
-    """The thresholds of a common cause. ``window`` in seconds; percentages are of the nodes that
-    could show the symptom.
+@dataclass(frozen=True)
+class CommonLimits(SectionDataclass):
+    """The thresholds of a common cause: a part of the section ``limits``.
 
-    More than ``percent`` of a check's observers, or more than ``nodes``, whichever is less, is one
-    cause of the fleet; more than ``domain_percent`` of a place or version is its own.
+    ``window`` in seconds; percentages are of the nodes that could show the symptom. More than
+    ``common_cause_percent`` of a check's observers, or more than ``common_cause_nodes``, whichever
+    is less, is one cause of the fleet; more than ``domain_percent`` of a place or version is its
+    own. ``domain_labels`` are the node labels whose value names a place: a rack, a leaf switch; the
+    value of ``clique_label`` names a node's NVLink clique (empty: there are none).
     """
 
-    percent: float = 10.0
-    nodes: int = 50
-    window: float = 600.0
-    domain_percent: float = 20.0
-    domain_labels: tuple[str, ...] = ()
-    clique_label: str = "nvidia.com/gpu.clique"
+    common_cause_percent: Share = 10.0
+    common_cause_nodes: Positive = 50
+    window: Window = 600.0
+    domain_percent: Share = 20.0
+    domain_labels: LabelKeys = ()
+    clique_label: LabelKey = "nvidia.com/gpu.clique"
 
 
 #: Counts by component the nodes that look at it, of these components of one check.
@@ -270,11 +274,13 @@ class CauseSearch:
         self, ident: str, scope: str, subject: str, nodes: Collection[str], total: int
     ) -> _Candidate:
         limits = self._limits
-        if limits.nodes < total * limits.percent / 100:
-            limit, value = "limits.common_cause_nodes", str(limits.nodes)
-            text = f"more than {limits.nodes} within {span(limits.window)} are one cause"
+        if limits.common_cause_nodes < total * limits.common_cause_percent / 100:
+            limit, value = "limits.common_cause_nodes", str(limits.common_cause_nodes)
+            text = (
+                f"more than {limits.common_cause_nodes} within {span(limits.window)} are one cause"
+            )
         else:
-            limit, value = "limits.common_cause_percent", f"{limits.percent:g}%"
+            limit, value = "limits.common_cause_percent", f"{limits.common_cause_percent:g}%"
             text = f"more than {value} within {span(limits.window)} are one cause"
         reason = f"{subject} on {len(nodes)} of {total} nodes; {text}"
         return _Candidate(ident, scope, limit, value, reason, frozenset(nodes), total)
@@ -323,8 +329,8 @@ class CauseSearch:
 
     def _most(self, total: int) -> int:
         """How many of ``total`` may show a symptom without being one cause."""
-        share = int(total * self._limits.percent / 100 + 1e-9)
-        return max(LEAST - 1, min(share, self._limits.nodes))
+        share = int(total * self._limits.common_cause_percent / 100 + 1e-9)
+        return max(LEAST - 1, min(share, self._limits.common_cause_nodes))
 
     def _too_many(self, ident: str, nodes: Mapping[str, float], most: int) -> bool:
         """More than ``most`` at once; once open, more than half of it, whenever they began."""

@@ -4,8 +4,13 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import Annotated
+
+from pydantic import Field
 
 from aggregator.cluster.port import Pod
+from aggregator.configfile.section import Positive, SectionDataclass
+from aggregator.configfile.values import Duration, NamespacePattern, Selector
 from aggregator.quarantine.decide.gangs import Gang, Gangs, gang_of
 from aggregator.rfc3339 import span
 from aggregator.runtime.interning import EMPTY
@@ -30,37 +35,43 @@ class Leave(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class NamespaceRule:
-    """How the pods of namespaces whose name matches leave. Seconds since the drain began.
+class NamespaceRule(SectionDataclass):
+    """How the pods of namespaces whose name matches leave; the first rule that matches decides.
 
-    ``force_after`` None: at the drain's deadline.
+    Seconds since the drain began: for ``wait`` the pods may complete, past ``force_after`` they are
+    deleted, their budgets notwithstanding (None: at the drain's deadline).
     """
 
-    match: str
-    leave: Leave
-    wait: float = 0.0
-    force_after: float | None = None
+    match: NamespacePattern
+    policy: Annotated[Leave, Field(strict=False)]
+    wait: Duration | None = None
+    force_after: Duration | None = None
 
 
 _ASKED = NamespaceRule("*", Leave.EVICT)
 
 
 @dataclass(frozen=True, slots=True)
-class DrainRules:
-    """The limits of a drain. A pod that has all labels of ``protected`` is never evicted.
+class DrainRules(SectionDataclass):
+    """The limits of a drain, a part of the section ``drain``. Durations are seconds.
 
-    ``stuck_after``: seconds that a pod may be in Terminating past its grace before the drain no
-    longer waits for it. ``gang_pods``: a gang of more is not taken whole.
+    A pod that asks autoscalers not to move it is evicted with ``evict_unwilling`` alone; one that
+    has all labels of ``protected_selector``, never. ``stuck_after``: a pod may be in Terminating so
+    long past its grace before the drain no longer waits for it. ``gang_pods``: a gang of more is
+    not taken whole. ``off_load_balancers``: a drained node is excluded from them. ``deadline``: a
+    drain that takes longer is reported.
     """
 
     delete_empty_dir_data: bool = False
     evict_unmanaged: bool = False
     evict_unwilling: bool = False
-    protected: Mapping[str, str] | None = None
-    namespaces: tuple[NamespaceRule, ...] = ()
-    stuck_after: float = 600.0
-    gangs: Gangs = Gangs.NODE
-    gang_pods: int = 256
+    protected_selector: Selector = None
+    namespaces: Annotated[tuple[NamespaceRule, ...], Field(strict=False)] = ()
+    stuck_after: Annotated[Duration, Field(ge=10)] = 600.0
+    gangs: Annotated[Gangs, Field(strict=False)] = Gangs.NODE
+    gang_pods: Positive = 256
+    off_load_balancers: bool = True
+    deadline: Annotated[Duration, Field(ge=60)] = 7 * 86400.0
 
     def of(self, namespace: str) -> NamespaceRule:
         """The first rule whose pattern matches; without one, its pods are asked to leave."""
@@ -172,12 +183,11 @@ def stays_by_nature(pod: Pod) -> bool:
 
 def kept_because(pod: Pod, rules: DrainRules) -> str:
     """Why the pod is not to go at all; empty when it may."""
-    if rules.protected and all(
-        pod.labels.get(key) == value for key, value in rules.protected.items()
-    ):
+    protected = rules.protected_selector
+    if protected and all(pod.labels.get(key) == value for key, value in protected.items()):
         return "protected by drain.protected_selector"
     rule = rules.of(pod.namespace)
-    if rule.leave is Leave.NEVER:
+    if rule.policy is Leave.NEVER:
         return f'never evicted (drain.namespaces "{rule.match}")'
     if pod.phase in FINISHED:
         return ""
@@ -209,7 +219,7 @@ def _waits_because(pod: Pod, rules: DrainRules, moment: DrainMoment) -> str:
 
 def _is_due_by_force(pod: Pod, rules: DrainRules, moment: DrainMoment) -> bool:
     rule = rules.of(pod.namespace)
-    if rule.leave is not Leave.FORCE:
+    if rule.policy is not Leave.FORCE:
         return False
     after = moment.deadline if rule.force_after is None else moment.began + rule.force_after
     return moment.now >= after

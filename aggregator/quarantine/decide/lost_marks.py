@@ -6,9 +6,14 @@ then only reported, so that sickbay and another writer do not fight over them.
 """
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from aggregator.cluster.node_names import APPLIED, CODES, LABEL, TAINT
 from aggregator.cluster.port import MarksStatus, Node, Quarantine
+from aggregator.configfile.section import SectionDataclass
+from aggregator.configfile.values import Duration
 from aggregator.quarantine.decide.node_marks import known_did, read_did
 from aggregator.rfc3339 import span
 
@@ -28,13 +33,17 @@ _FORGOTTEN_AFTER = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
-class RestoreRules:
-    """``after``: seconds from when marks were found missing until they are set again the first
-    time. ``times``: how often they are; 0: never.
+class RestoreRules(SectionDataclass):
+    """The section ``marks``: the reaction where our marks were removed from a node whose quarantine
+    stands.
+
+    ``restore_after``: seconds from when they were found missing until they are set again the first
+    time; each further time it is fourfold. ``restore_times``: after so many times they are only
+    reported, until a day has passed without; 0: from the start.
     """
 
-    after: float = 60.0
-    times: int = 3
+    restore_after: Annotated[Duration, Field(ge=1)] = 60.0
+    restore_times: Annotated[int, Field(ge=0, le=10)] = 3
 
 
 def missing_marks(node: Node, quarantine: Quarantine) -> tuple[str, ...]:
@@ -61,9 +70,9 @@ def missing_marks(node: Node, quarantine: Quarantine) -> tuple[str, ...]:
 def restore_at(marks: MarksStatus, rules: RestoreRules) -> float | None:
     """When the missing marks are set again (wall clock seconds), or None if they are not."""
     restored = _restored(marks)
-    if not marks.missing or restored >= rules.times:
+    if not marks.missing or restored >= rules.restore_times:
         return None
-    return marks.since + rules.after * _GROWTH**restored
+    return marks.since + rules.restore_after * _GROWTH**restored
 
 
 def describe_missing(missing: tuple[str, ...]) -> str:
@@ -77,7 +86,9 @@ def describe_lost(marks: MarksStatus, rules: RestoreRules) -> str:
     lost = f"removed or changed, and the quarantine stands: {describe_missing(marks.missing)}"
     if at is None:
         return f"{lost}; not set again any more, after {restored} times"
-    due = f"set again after {span(round(at - marks.since))} ({restored + 1} of {rules.times})"
+    due = (
+        f"set again after {span(round(at - marks.since))} ({restored + 1} of {rules.restore_times})"
+    )
     return f"{lost}; {due}, unless sickbay is stopped"
 
 

@@ -29,6 +29,9 @@ from aggregator.quarantine.decide.overrides import Override
 #: Kubernetes' own label: cloud load balancers send the node no more traffic.
 OFF_BALANCERS = "node.kubernetes.io/exclude-from-external-load-balancers"
 
+#: The prefix of the status of a quarantine whose node is schedulable, and stays so for now.
+STILL_SCHEDULABLE = "schedulable: "
+
 #: A label value of Kubernetes is at most 63 characters; annotations are bounded for people's sake.
 _MOST_CODES = 16
 #: Pieces of evidence that a node remembers, of its quarantine and of overrides. An annotation of

@@ -9,11 +9,16 @@ author of the uncordon is unknown.
 
 import enum
 from dataclasses import dataclass, replace
+from typing import Annotated
+
+from pydantic import Field
 
 from aggregator.cluster.port import Node, Quarantine, QuarantineStatus
+from aggregator.configfile.section import SectionDataclass
+from aggregator.configfile.values import Duration
 from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.decide.maintenance import maintained_by
-from aggregator.quarantine.decide.node_marks import known_did
+from aggregator.quarantine.decide.node_marks import STILL_SCHEDULABLE, known_did
 from aggregator.quarantine.decide.operator_requests import FORCED
 from aggregator.rfc3339 import write_time
 
@@ -22,8 +27,6 @@ UNCORDONED_BY = "sickbay.dev/uncordoned-by"
 
 #: A node is cordoned again so many times within `QUIET`; then the uncordons are only reported.
 MOST_RECORDONS = 5
-#: The prefix of the status of a quarantine whose node is schedulable, and stays so for now.
-LEFT = "schedulable: "
 CORDONED_BY_OTHERS = "it was uncordoned, and cordoned again by somebody else"
 #: After so long without an uncordon the count begins anew (seconds).
 QUIET = 86400.0
@@ -52,14 +55,17 @@ class OnUncordon(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class UncordonRules:
-    """``hold``: evictions wait so long (seconds) after an uncordon without a known author, with
-    `ASK`. ``trusts_author``: `UNCORDONED_BY` is written by the admission policy alone.
+class UncordonRules(SectionDataclass):
+    """The section ``release``: the meaning of an uncordon where sickbay set the cordon.
+
+    With `ASK`, evictions wait ``hold_evictions`` (seconds) after an uncordon that does not release
+    the node. ``trust_uncordoned_by``: the admission policy of deploy/examples/uncordoned-by.yaml is
+    applied, and it alone writes `UNCORDONED_BY`.
     """
 
-    action: OnUncordon = OnUncordon.ASK
-    hold: float = 3600.0
-    trusts_author: bool = False
+    on_uncordon: Annotated[OnUncordon, Field(strict=False)] = OnUncordon.ASK
+    hold_evictions: Annotated[Duration, Field(ge=0)] = 3600.0
+    trust_uncordoned_by: bool = False
 
 
 class Uncordoned(enum.Enum):
@@ -95,12 +101,12 @@ def is_release(whose: Uncordoned, quarantine: Quarantine, rules: UncordonRules) 
     """
     if whose in (Uncordoned.NO, Uncordoned.FOREIGN) or quarantine.spec.requester != OURS:
         return False
-    if whose is Uncordoned.NODE and rules.trusts_author:
+    if whose is Uncordoned.NODE and rules.trust_uncordoned_by:
         return False
-    if rules.action is OnUncordon.RELEASE:
+    if rules.on_uncordon is OnUncordon.RELEASE:
         return True
-    told = whose is Uncordoned.PERSON and rules.trusts_author
-    return told and rules.action is OnUncordon.ASK
+    told = whose is Uncordoned.PERSON and rules.trust_uncordoned_by
+    return told and rules.on_uncordon is OnUncordon.ASK
 
 
 def recordon_due(status: QuarantineStatus, wall: float) -> float:
@@ -122,14 +128,14 @@ def describe_left(quarantine: Quarantine, why: str) -> str:
     """For people: the node is schedulable, ``why`` it is not cordoned again, and what to do."""
     name = quarantine.node
     return (
-        f"{LEFT}it was uncordoned, and {why}. To release it: sickbay release {name}, or "
-        f"kubectl delete quarantine {name}"
+        f"{STILL_SCHEDULABLE}it was uncordoned, and {why}. To release it: "
+        f"sickbay release {name}, or kubectl delete quarantine {name}"
     )
 
 
 def is_left_schedulable(status: QuarantineStatus) -> bool:
     """Whether the status says that the node is schedulable, and is not cordoned again for now."""
-    return status.uncordoned.startswith(LEFT)
+    return status.uncordoned.startswith(STILL_SCHEDULABLE)
 
 
 def after_uncordon(
@@ -139,13 +145,13 @@ def after_uncordon(
     status = quarantine.status
     quiet = not 0 <= wall - status.uncordoned_at < QUIET
     count = 1 if quiet else min(status.recordons, MOST_RECORDONS) + 1
-    automated = rules.trusts_author and whose in (Uncordoned.AUTOMATION, Uncordoned.NODE)
+    automated = rules.trust_uncordoned_by and whose in (Uncordoned.AUTOMATION, Uncordoned.NODE)
     asks = (
-        rules.action is OnUncordon.ASK
+        rules.on_uncordon is OnUncordon.ASK
         and not (automated or whose is Uncordoned.FOREIGN)
         and count <= MOST_RECORDONS
     )
-    held_until = wall + rules.hold if asks else status.evictions_held_until
+    held_until = wall + rules.hold_evictions if asks else status.evictions_held_until
     did = known_did(node, quarantine)
     if did is not None and count <= MOST_RECORDONS:
         did = replace(did, cordoned=True)  # the next cordon is ours, whoever set the first
@@ -189,7 +195,7 @@ def _describe(
 
 
 def _author(node: Node, whose: Uncordoned, rules: UncordonRules) -> str:
-    if rules.trusts_author and whose in (
+    if rules.trust_uncordoned_by and whose in (
         Uncordoned.PERSON,
         Uncordoned.AUTOMATION,
         Uncordoned.NODE,

@@ -301,7 +301,7 @@ class Reconciler:
 
     def _situation(self, case: NodeState) -> Situation:
         since = max(self._started_at, case.ours_since)
-        waited = self._clocks.now() - since >= self._settings.silent_drain_after
+        waited = self._clocks.now() - since >= self._settings.limits.silent_drain_after
         return case.situation(
             mode=self._settings.mode,
             wanted=self._acts.wanted_now(case),
@@ -318,7 +318,9 @@ class Reconciler:
     def _is_absent_too_long(self, case: NodeState) -> bool:
         quarantine = case.node_summary.quarantine
         since = quarantine.status.node_absent_since if quarantine is not None else 0.0
-        return since > 0 and self._clocks.earliest() - since >= self._settings.absent_node_after
+        return (
+            since > 0 and self._clocks.earliest() - since >= self._settings.limits.absent_node_after
+        )
 
     def _settle_waiters(self, case: NodeState) -> None:
         """Acknowledge evidence, unless it could not be made durable yet (a conflict, say)."""
