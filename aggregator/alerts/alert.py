@@ -55,6 +55,9 @@ DEFAULT_KINDS = frozenset(SEVERITY)
 #: Kinds that come from a thousand nodes at once where one thing has failed: sent as one alert.
 GROUPED = frozenset({EventKind.AGENT_SILENT, EventKind.AGENT_BACK})
 
+#: Holds that need no alert of their own: the fleet's alert reports them, or they last for seconds.
+_TOLD_OTHERWISE = frozenset({"limits.cooldown", "limits.fabric_hold", "record", "shards"})
+
 MAX_TEXT = 4_000
 MAX_DETAILS = 32
 _NAMED = 10
@@ -94,7 +97,7 @@ def alert_of(transition: Transition) -> Alert | None:
     """
     kind = transition.kind
     action = transition.details.get("action", "")
-    told = transition.details.get("limit", "") in ("limits.cooldown", "record", "shards")
+    told = transition.details.get("limit", "") in _TOLD_OTHERWISE
     if kind in (EventKind.INCIDENT_OPENED, EventKind.HELD) and (
         told or "cause" in transition.details
     ):

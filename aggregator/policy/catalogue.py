@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aggregator.health.model import ClearedBy, Fault
-from aggregator.policy.nvlink5 import CLASSES, Nvlink5, Row, parse_nvlink5
+from aggregator.policy.nvlink5 import Nvlink5, Row, parse_nvlink5
 
 UNKNOWN = "unknown"
 
@@ -73,7 +73,7 @@ class Catalogue:
     def class_of(self, fault: Fault, traits: Mapping[str, str]) -> str:
         """The fault's class, where its line decides too. ``traits`` are the node's ("driver")."""
         row = self.decode(fault, traits)
-        return self.classify(fault.code) if row is None else CLASSES[row.action]
+        return self.classify(fault.code) if row is None else row.fault_class
 
     def decode(self, fault: Fault, traits: Mapping[str, str]) -> Row | None:
         """The row of NVLink 5's table that the fault's registers match, or None."""

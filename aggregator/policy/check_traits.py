@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-TRAITS = ("shared-target", "edge", "network", "nvlink")
+TRAITS = ("shared-target", "edge", "network", "nvlink", "verdict")
 
 
 def checks_with(trait: str, checks: Mapping[str, Any]) -> frozenset[str]:
@@ -34,3 +34,5 @@ EDGES = checks_with("edge", _CHECKS)
 NETWORK = checks_with("network", _CHECKS)
 #: Their results are evidence of the NVLink fabric, whose cause may be at the other end.
 NVLINK = checks_with("nvlink", _CHECKS)
+#: Their results are the driver's verdicts on a GPU, which name no cause.
+VERDICTS = checks_with("verdict", _CHECKS)

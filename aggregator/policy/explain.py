@@ -55,7 +55,9 @@ def explain(policy: Policy, asked: Question) -> Explanation:
     others = [(rule, "") for rule in met if rule is not decides]
     for rule in policy.rules:
         wants = _wants(rule, asked)
-        if rule not in met and rule in _met(policy, _obliging(rule, asked), rule):
+        alone = replace(rule, with_faults=())
+        eased = replace(policy, rules=(alone,))
+        if rule not in met and _met(eased, _obliging(rule, asked), rule):
             others.append((rule, wants))
     return Explanation(
         _evidence(policy, asked),
@@ -140,6 +142,8 @@ def _wants(rule: Rule, asked: Question) -> str:
     for name, values in rule.details.items():
         if given.get(name, "") not in values:
             wants.append(f"{name} is {' or '.join(values)}")
+    if rule.with_faults:
+        wants.append(f"{' or '.join(rule.with_faults)} came with it")
     if rule.confirmed_by:
         wants.append(f"check {rule.confirmed_by} has failed too")
     if asked.check and asked.status == "degraded" and rule.status == "failed":

@@ -289,6 +289,8 @@ def _covers(wide: Rule, narrow: Rule) -> bool:
         wide.min_count <= max(narrow.min_count, narrow.min_jobs)
         and wide.confirmed_by in ("", narrow.confirmed_by)
         and wide.status in ("degraded", narrow.status)
+        and _no_narrower(wide.with_faults, narrow.with_faults)
+        and set(wide.without_faults) <= set(narrow.without_faults)
         and _no_narrower(wide.reasons, narrow.reasons)
         and _no_narrower(wide.components, narrow.components)
         and all(

@@ -39,6 +39,8 @@ KEYS = {
     "apart": "apart",
     "within": "within",
     "confirmedBy": "confirmed_by",
+    "with": "with_faults",
+    "without": "without_faults",
     "check": "check",
     "status": "status",
     "reasons": "reasons",
@@ -213,7 +215,7 @@ class _Reader:
                 return self._age(key, value)
             case "minCount" | "minJobs" | "flaps":
                 return self._count(key, value)
-            case "faults" | "classes" | "reasons" | "components":
+            case "faults" | "classes" | "reasons" | "components" | "with" | "without":
                 if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
                     self._problem((key,), f"{value!r}; expected a list of texts")
                     return ()
@@ -277,6 +279,7 @@ class _Reader:
                     f"no class {name!r}{_hint(name, known)}; expected some of {', '.join(known)}",
                 )
         self._judge_past(rule)
+        self._judge_company(rule)
         for code in rule.faults:
             problem = impossible(code, self._catalogue)
             if problem:
@@ -330,6 +333,16 @@ class _Reader:
             self._problem(("status",), "is about a check, and this rule is about faults")
         if rule.flaps and rule.status != "failed":
             self._problem(("status",), "can't match: flaps counts failures; expected no status")
+
+    def _judge_company(self, rule: Rule) -> None:
+        """Conditions about the faults that came with the evidence."""
+        for key in ("with", "without"):
+            for word in getattr(rule, KEYS[key]):
+                problem = impossible(word, self._catalogue)
+                if problem and word not in self._catalogue.classes:
+                    self._problem((key,), f"{problem}; expected codes, or classes")
+            if rule.flaps and getattr(rule, KEYS[key]):
+                self._problem((key,), "is about faults that came with a failure; not for flaps")
 
     def _problem(self, below: Key, text: str) -> None:
         self._problems.append(self._document.problem((*self._path, *below), text))

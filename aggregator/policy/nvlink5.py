@@ -14,6 +14,8 @@ from typing import Any
 NEW_LAYOUT = 575
 #: The class of each action of the table; a line without a row keeps the code's own class.
 CLASSES = {"reset": "nvlink5-reset", "ignore": "nvlink5-ignore", "follow-154": "nvlink5-follow"}
+#: The class of a row that asks for a reset, and then to look at the device at the link's other end.
+PEER_CLASS, _PEER = "nvlink5-peer", "INVESTIGATE_PEER_DEVICE"
 
 _REGISTER = re.compile(r"0x[0-9a-fA-F]{1,8}")
 _MASK = re.compile(r"[01.]{32}")
@@ -27,6 +29,13 @@ class Row:
     action: str
     severity: str
     then: str
+
+    @property
+    def fault_class(self) -> str:
+        """The class of a fault whose registers match this row."""
+        if self.action == "reset" and self.then == _PEER:
+            return PEER_CLASS
+        return CLASSES[self.action]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +72,7 @@ class Nvlink5:
         major = driver.partition(".")[0]
         if major.isdecimal():
             return new if int(major) >= NEW_LAYOUT else old
-        same = old is not None and new is not None and old.action == new.action
+        same = old is not None and new is not None and old.fault_class == new.fault_class
         return new if same else None
 
 
@@ -98,4 +107,4 @@ def _register(text: str | None) -> int | None:
 
 def _only(rows: list[Row]) -> Row | None:
     """The rows' common result: the first, where all of them ask for the same."""
-    return rows[0] if rows and len({row.action for row in rows}) == 1 else None
+    return rows[0] if rows and len({row.fault_class for row in rows}) == 1 else None

@@ -12,7 +12,17 @@ from fnmatch import fnmatchcase
 from aggregator.health.model import ClearedBy, Component, Fault, Status
 from aggregator.health.node import NodeHealth
 from aggregator.policy.catalogue import UNKNOWN, Catalogue
-from aggregator.policy.windows import FAILURES, Timeline, failing, flapping, jobs, timeline
+from aggregator.policy.windows import (
+    FAILURES,
+    TOGETHER,
+    Timeline,
+    failing,
+    flapping,
+    jobs,
+    latest_occurrence,
+    timeline,
+    was_seen,
+)
 
 ACTIONS = ("observe", "cordon", "drain")
 KINDS = ("gpu", "disk", "network", "node")
@@ -41,6 +51,9 @@ class Rule:
     ``repeat_within`` (seconds): the same fault of the same component so soon after a release needs
     a person; 0: it does not.
 
+    ``with_faults`` and ``without_faults`` are codes or classes of other faults of the component:
+    one of these must have come, or none may have come, within `TOGETHER` of this evidence.
+
     ``min_jobs`` asks that the fault came so often ``within`` seconds, ``apart`` seconds or more
     from the time before, and on no other component then. ``flaps`` asks that the component changed
     so often from healthy to failed ``within`` seconds, with any present status.
@@ -58,6 +71,8 @@ class Rule:
     apart: float = 600.0
     within: float = 86_400.0
     confirmed_by: str = ""
+    with_faults: tuple[str, ...] = ()
+    without_faults: tuple[str, ...] = ()
     check: str = ""
     status: str = "failed"
     reasons: tuple[str, ...] = ()
@@ -129,6 +144,7 @@ class _Found:
         self._health = health
         self._timelines: dict[str, Timeline] = {}
         self._codes: dict[str, list[Fault]] | None = None
+        self._of_component: dict[str, list[tuple[Fault, str]]] | None = None
         self.failed: dict[str, list[Component]] = {}
         for component in health.failed():
             self.failed.setdefault(component.check, []).append(component)
@@ -154,6 +170,26 @@ class _Found:
                 self._degraded.setdefault(one.check, []).append(one)
         return (*failed, *self._degraded.get(rule.check, ()))
 
+    def suits(self, rule: Rule, code: str, component: str, first: float, last: float) -> bool:
+        """Whether the faults that came with this evidence are as the rule asks for.
+
+        The evidence came from ``first`` to ``last`` (monotonic seconds).
+        """
+        if not (rule.with_faults or rule.without_faults):
+            return True
+        if self._of_component is None:
+            self._of_component = {}
+            for fault, its_class in self.faults:
+                self._of_component.setdefault(fault.component, []).append((fault, its_class))
+        near = [
+            (fault.code, its_class)
+            for fault, its_class in self._of_component.get(component, ())
+            if fault.code != code and was_seen(fault, first - TOGETHER, last + TOGETHER)
+        ]
+        if _is_named(near, rule.without_faults):
+            return False
+        return not rule.with_faults or _is_named(near, rule.with_faults)
+
     def timeline(self, code: str) -> Timeline:
         """The occurrences of one code on all components."""
         if self._codes is None:
@@ -173,7 +209,7 @@ def matches(policy: Policy, health: NodeHealth, now: float) -> Iterator[Match]:
         if rule.flaps:
             yield from _flapping(rule, health, now)
         elif rule.check:
-            yield from _failing(rule, found.meeting(rule), health.boot_id)
+            yield from _failing(rule, found, health.boot_id)
         else:
             for fault, its_class in _candidates(rule, found):
                 match = _latched(rule, fault, its_class, health, policy.catalogue, found)
@@ -189,16 +225,26 @@ def _candidates(rule: Rule, found: _Found) -> Iterable[tuple[Fault, str]]:
     return found.faults
 
 
-def _failing(rule: Rule, bad: Iterable[Component], boot_id: str) -> Iterator[Match]:
-    for component in bad:
+def _is_named(faults: Iterable[tuple[str, str]], words: tuple[str, ...]) -> bool:
+    """Whether one of the faults (code, class) has its code or its class among the words."""
+    return any(
+        its_class == word or fnmatchcase(code, word) for code, its_class in faults for word in words
+    )
+
+
+def _failing(rule: Rule, found: _Found, boot_id: str) -> Iterator[Match]:
+    for component in found.meeting(rule):
         if not _meets_name(rule, component.component):
             continue
         if rule.reasons and component.reason not in rule.reasons:
             continue
         since, counted = failing(component, rule.bad)
+        code = level_code(component)
+        if not found.suits(rule, code, component.component, since, since):
+            continue
         yield Match(
             rule=rule,
-            code=level_code(component),
+            code=code,
             component=component.component,
             boot_id=boot_id,
             message=component.message,
@@ -238,6 +284,11 @@ def _latched(
     if not _meets_fault(rule, fault, its_class, catalogue, found):
         return None
     due = fault.first_at + rule.hold
+    if rule.with_faults or rule.without_faults:
+        first, last = latest_occurrence(fault)
+        if not found.suits(rule, fault.code, fault.component, first, last):
+            return None
+        due = first + rule.hold  # each time, others may come a moment later
     if rule.min_jobs:
         everywhere = found.timeline(fault.code)
         confirmed = jobs(

@@ -23,6 +23,11 @@ MOST_FLAPS = 20
 MOST_JOBS = 15
 #: The agent merges the occurrences of half a minute; jobs must lie further apart than that.
 LEAST_APART = 60.0
+#: Lines of one code on one component that come closer together (seconds) are one occurrence.
+ONE_OCCURRENCE = 60.0
+#: Faults of one component that come so close together (seconds) are of one event. The checks that
+#: read the driver's verdict run every minute.
+TOGETHER = 90.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +156,16 @@ def jobs(
         if latest - first < within:
             return latest
     return None
+
+
+def latest_occurrence(fault: Fault) -> tuple[float, float]:
+    """From when to when the fault was seen last (monotonic): its lines that are one occurrence."""
+    return _runs(_occurrences(fault), ONE_OCCURRENCE)[-1]
+
+
+def was_seen(fault: Fault, after: float, before: float) -> bool:
+    """Whether the fault was seen between these times, both included."""
+    return any(after <= at <= before for at in (*_occurrences(fault), fault.last_at))
 
 
 def _is_elsewhere(everywhere: Timeline, component: str, after: float, before: float) -> bool:

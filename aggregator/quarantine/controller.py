@@ -162,6 +162,7 @@ class Controller:
             suspects=suspecting.suspects,
             drain_suspects=suspecting.drain_suspects,
             unsettled=suspecting.unsettled,
+            fabric_hold=suspecting.fabric_hold,
             basis=suspecting.basis,
             off_balancers=settings.drain.off_load_balancers and settings.mode is Action.DRAIN,
             may_act=shards.may_act,

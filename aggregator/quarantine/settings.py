@@ -57,6 +57,7 @@ def limits_for_people(settings: Settings) -> dict[str, str]:
         "window": span(limits.window),
         "cooldown": span(limits.cooldown),
         "after_upgrade": span(limits.after_upgrade),
+        "fabric_hold": span(common.fabric_hold),
         "absent_node_after": span(limits.absent_node_after),
         "common_cause_percent": f"{common.common_cause_percent:g}%",
         "common_cause_nodes": str(common.common_cause_nodes),

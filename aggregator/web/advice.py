@@ -40,6 +40,9 @@ HOLDS = {
     "limits.common_cause_nodes": _SHARED,
     "limits.domain_percent": _SHARED,
     "limits.clique_label": _SHARED,
+    "fabric": _SHARED,
+    "limits.fabric_hold": "Wait: in seconds it is clear whether other nodes of its NVLink fabric "
+    "show the same.",
     "limits.cooldown": f"Wait, or look at what tripped. A node that can't wait: {_BY_HAND}",
     "limits.after_upgrade": "Wait: in two minutes it is clear whether the new version is ill.",
     "limits.new_per_window": _RATE,

@@ -51,6 +51,7 @@ _TEXTS = {
     "cooldown": "no new quarantine for so long, after the rate or a common cause has tripped",
     "absent_node_after": "a quarantine whose Node has been gone for so long ends",
     "after_upgrade": "evidence must stand so long where the driver, kernel or agent is new",
+    "fabric_hold": "NVLink evidence on a node waits so long for that of its fabric's other nodes",
     "common_cause_percent": "of the nodes that look: more that fail alike are one cause",
     "common_cause_nodes": "nodes: more that fail alike are one cause",
     "domain_percent": "of a place or version: more that fail alike are its own",

@@ -100,6 +100,7 @@ class Bench:
             suspects=lambda _: (frozenset({"begun"}),),
             drain_suspects=lambda _: (frozenset({"drained"}),),
             unsettled=lambda _: "too soon",
+            fabric_hold=lambda _: None,
             basis=lambda _: EvidenceBasis.REACH,
             off_balancers=False,
             may_act=lambda _: self.may,

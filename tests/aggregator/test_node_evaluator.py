@@ -34,9 +34,14 @@ class Bench:
         self.loop, self.notes = loop, Notes()
         self.seen_to: list[float] = []
         self.acted: list[str] = []
+        self.fabric_hold_ends: float | None = None
+        self.counted = 0
         self.case: Any = NodeState(NodeSummary("n1"), loop.time)
         tracker: Any = SimpleNamespace(
-            receive_symptoms=lambda _: None, explains=lambda *_: "cause-1"
+            receive_symptoms=lambda _: None,
+            explains=lambda *_: "cause-1",
+            fabric_hold_ends=lambda _: self.fabric_hold_ends,
+            find_causes=self._count,
         )
         acts: Any = SimpleNamespace(
             emit_event=lambda _, kind, text: self.acted.append(f"{kind.value}: {text}")
@@ -51,6 +56,9 @@ class Bench:
             suspecting=tracker,
             queue=queue,
         )
+
+    def _count(self) -> None:
+        self.counted += 1
 
 
 def desired(action: Action, uncapped: Action, in_force: Action = Action.DRAIN) -> DesiredState:
@@ -108,6 +116,40 @@ def test_an_incident_is_told_when_it_opens_changes_and_closes() -> None:
                 opened = kinds == ["incident.opened"]
                 assert told.details.get("cause") == ("cause-1" if opened else None)
                 assert told.details["evidence"].count("xid:79") == (8 if opened else 1)
+
+    play(test)
+
+
+def test_an_incident_that_waits_for_its_fabric_is_told_when_the_wait_is_over() -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        bench = Bench(loop)
+        bench.fabric_hold_ends = loop.time() + 15.0
+        bench.case.node_summary.incidents = {"i": OPEN}
+        bench.made._tell_incidents(bench.case, {}, [])
+        bench.made._tell_incidents(bench.case, {"i": OPEN}, [])
+        assert bench.notes.kinds("n1") == []
+        watched = replace(OPEN, id="w", action="observe")
+        bench.case.node_summary.incidents = {"i": OPEN, "w": watched}
+        bench.made._tell_incidents(bench.case, {"i": OPEN}, [])
+        assert bench.notes.kinds("n1") == ["incident.opened"], "what is only watched waits for none"
+        bench.fabric_hold_ends = None
+        for _ in range(2):
+            bench.made._tell_incidents(bench.case, {"i": OPEN, "w": watched}, [])
+        assert bench.notes.kinds("n1") == ["incident.opened"] * 2
+        assert bench.counted == 1, "the causes are counted before it is told which explains it"
+
+    play(test)
+
+
+def test_an_incident_that_closes_while_it_waits_for_its_fabric_is_told_of_in_full() -> None:
+    async def test(loop: VirtualTimeLoop) -> None:
+        bench = Bench(loop)
+        bench.fabric_hold_ends = loop.time() + 15.0
+        bench.case.node_summary.incidents = {"i": OPEN}
+        bench.made._tell_incidents(bench.case, {}, [])
+        bench.case.node_summary.incidents = {}
+        bench.made._tell_incidents(bench.case, {"i": OPEN}, [OPEN])
+        assert bench.notes.kinds("n1") == ["incident.opened", "incident.closed"]
 
     play(test)
 

@@ -63,7 +63,8 @@ def test_a_detail_that_was_given_is_not_wished_otherwise() -> None:
     answer = explain(read_policy(), Question("xid:154", details={"verdict": "gpu-reset"}))
     assert answer.rule is not None
     assert answer.rule.action == "drain"
-    assert answer.others == ()
+    [(peer, wants)] = answer.others
+    assert (peer.action, wants) == ("cordon", "nvlink5-peer came with it")
 
 
 def test_evidence_that_no_rule_names_is_never_acted_on(capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,3 +48,4 @@ def test_the_shipped_checks_have_known_traits_alone() -> None:
     assert {"peers"} == check_traits.EDGES
     assert {"peers", "reach", "dns", "pod-network"} == check_traits.NETWORK
     assert {"gpu-nvlink", "gpu-fabric"} == check_traits.NVLINK
+    assert {"gpu-recovery"} == check_traits.VERDICTS

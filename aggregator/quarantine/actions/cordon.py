@@ -97,6 +97,7 @@ class NodeActions:
         suspects: Callable[[NodeState], tuple[frozenset[str], ...]],
         drain_suspects: Callable[[NodeState], tuple[frozenset[str], ...]],
         unsettled: Callable[[NodeState], str],
+        fabric_hold: Callable[[NodeState], Held | None],
         basis: Callable[[NodeState], EvidenceBasis],
         off_balancers: bool,
         may_act: Callable[[str], bool],
@@ -114,6 +115,7 @@ class NodeActions:
         self._suspects = suspects
         self._drain_suspects = drain_suspects
         self._unsettled = unsettled
+        self._fabric_hold = fabric_hold
         self._basis = basis
         self._off_balancers = off_balancers
         self._may_act = may_act
@@ -152,7 +154,7 @@ class NodeActions:
             self._unhold(case)
             return wanted
         proposal = replace(self._proposal(case, wanted), suspects=self._drain_suspects(case))
-        held = self._admission.restrained(proposal)
+        held = self._admission.restrained(proposal) or self._fabric_hold(case)
         if held is None:
             self._unhold(case)
             return wanted
@@ -168,6 +170,10 @@ class NodeActions:
         if case.cluster.node_gone:  # first: a record written and undone would wake us again
             case.take_node(await self._cluster.read_node(case.node))
         if self._is_nowhere(case, wanted) or self._leave_alone(case, wanted):
+            return False
+        wait = self._fabric_hold(case)
+        if wait is not None:
+            self._hold(case, wait, wanted)
             return False
         proposal = self._proposal(case, wanted)
         reading = None

@@ -12,13 +12,20 @@ from aggregator.cluster.port import Action
 from aggregator.events import EventKind, EventSink, LeaderNotice, Transition
 from aggregator.health.model import CheckOff
 from aggregator.policy.catalogue import UNKNOWN
-from aggregator.policy.incident import Incident
+from aggregator.policy.incident import Evidence, Incident
 from aggregator.policy.network.verdict import CHECK
 from aggregator.policy.rules import Policy
-from aggregator.quarantine.decide.admission import FLEET, Limits, OpenCause
+from aggregator.quarantine.decide.admission import FLEET, Held, Limits, OpenCause
 from aggregator.quarantine.decide.admission_record import Record
 from aggregator.quarantine.decide.cause_search import VERSIONS, CommonCause, CommonLimits, Group
 from aggregator.quarantine.decide.common_cause import CommonCauses
+from aggregator.quarantine.decide.fabric import (
+    FABRIC,
+    TRAIT,
+    domains,
+    gpus_with_nvlink_evidence,
+    may_be_of_fabric,
+)
 from aggregator.quarantine.decide.replica_messages import NodeReport
 from aggregator.quarantine.decide.symptoms import (
     NVLINK,
@@ -55,6 +62,11 @@ def _alike(groups: tuple[Group, ...]) -> tuple[Group, ...]:
     return groups
 
 
+def _fabric_groups(joined: str) -> list[Group]:
+    """The groups of a node that is of these NVLink fabrics, named with a comma between."""
+    return [(FABRIC, one) for one in joined.split(",") if one]
+
+
 class CommonCauseTracker:
     """``limits`` are those of common causes, ``admission`` those of admission.
 
@@ -86,6 +98,8 @@ class CommonCauseTracker:
         self._clocks = clocks
         self._acting = acting_checks(policy)
         self._common = CommonCauses(limits, node_registry.observers)
+        self._clique_label = limits.clique_label
+        self._fabric_hold = limits.fabric_hold
         self._labels = tuple(dict.fromkeys((*limits.domain_labels, limits.clique_label)))
         self._owns = owns
         self._remote_nodes = remote_nodes
@@ -98,6 +112,9 @@ class CommonCauseTracker:
         #: Each node's versions; and when they last changed, where they did (monotonic).
         self._versions: dict[str, tuple[Group, ...]] = {}
         self._changed: dict[str, float] = {}
+        #: Nodes whose evidence may be their fabric's: that evidence, and when it was first seen to
+        #: be all of it (monotonic).
+        self._fabric_evidence: dict[str, tuple[frozenset[tuple[str, str]], float]] = {}
 
     def receive_symptoms(self, case: NodeState) -> None:
         """Count the node as it is now. Cheap for a healthy node."""
@@ -116,6 +133,7 @@ class CommonCauseTracker:
         self._remote_nodes.reclaim(node)
         groups = self._groups(case)
         self._note_versions(node, groups)
+        self._note_fabric_evidence(case, groups)
         self._common.set_symptoms(
             node,
             symptoms_of(health, case.node_summary.incidents, self._policy, self._acting),
@@ -138,7 +156,9 @@ class CommonCauseTracker:
         if not (saying.reported or saying.signs or saying.checks or saying.traits):
             return  # its agent has not reported yet
         case = self._registry.known(saying.node)
-        groups = (*self._places(case), *saying.traits)
+        told = dict(saying.traits)
+        fabrics = told.pop(FABRIC, "")
+        groups = (*self._places(case), *told.items(), *_fabric_groups(fabrics))
         self._common.set_symptoms(saying.node, saying.signs, groups, saying.checks)
 
     def drop_report(self, node: str) -> None:
@@ -148,9 +168,13 @@ class CommonCauseTracker:
     def node_report(
         self, node: str
     ) -> tuple[frozenset[Symptom], tuple[Group, ...], frozenset[str]]:
-        """The counted properties of the node: its symptoms, its versions, its checks."""
+        """The counted properties of the node: its symptoms, its versions and fabric, its checks."""
         signs, groups, checks = self._common.known(node)
-        return signs, tuple(group for group in groups if group[0] in VERSIONS), checks
+        traits = [group for group in groups if group[0] in VERSIONS]
+        fabrics = ",".join(value for label, value in groups if label == FABRIC)
+        if fabrics:
+            traits.append((FABRIC, fabrics))
+        return signs, tuple(traits), checks
 
     def lead(self) -> None:
         """From now on we count for all. Causes that the last leader reported open still are."""
@@ -177,6 +201,7 @@ class CommonCauseTracker:
             self._common.gone(case.node)
         self._versions.pop(case.node, None)
         self._changed.pop(case.node, None)
+        self._fabric_evidence.pop(case.node, None)
         self._dirty_nodes.mark(case.node)
 
     def _note_versions(self, node: str, groups: tuple[Group, ...]) -> None:
@@ -193,9 +218,7 @@ class CommonCauseTracker:
         changed, now = self._changed.get(case.node), self._clocks.now()
         if changed is None or now - changed >= UPGRADED:
             return ""
-        overruled = frozenset(word.key for word in case.cluster.overruled)
-        evidence = actionable_evidence(case.node_summary.incidents.values(), overruled)
-        stood = max((now - item.since for item in evidence), default=0.0)
+        stood = max((now - item.since for item in self._evidence_against(case)), default=0.0)
         if stood >= self._after_upgrade:
             return ""
         now_runs = ", ".join(f"{name} {version}" for name, version in self._versions[case.node])
@@ -204,6 +227,55 @@ class CommonCauseTracker:
             f"stood for {span(self._after_upgrade)}, in which others with this version may show "
             "the same"
         )
+
+    def _note_fabric_evidence(self, case: NodeState, groups: tuple[Group, ...]) -> None:
+        """Remember since when all evidence against the node may be its fabric's."""
+        node = case.node
+        known = self._fabric_evidence.get(node)
+        incidents = case.node_summary.incidents
+        if known is None and not incidents:
+            return  # nearly every node at nearly every message
+        found = list(self._evidence_against(case)) if self._is_in_fabric(groups) else []
+        if not may_be_of_fabric(case.agent.health, found, self._policy):
+            self._fabric_evidence.pop(node, None)
+            return
+        keys = frozenset(item.key for item in found)
+        if known is None or not keys <= known[0]:
+            self._fabric_evidence[node] = (keys, self._clocks.now())
+
+    def _is_in_fabric(self, groups: tuple[Group, ...]) -> bool:
+        return any(label in (FABRIC, self._clique_label) for label, _ in groups)
+
+    def fabric_hold_ends(self, case: NodeState) -> float | None:
+        """Until when the node's NVLink evidence waits for that of other nodes (monotonic).
+
+        None where it waits no more: other nodes of the fabric have shown theirs, or have not.
+        """
+        known = self._fabric_evidence.get(case.node)
+        if known is None:
+            return None
+        ends = known[1] + self._fabric_hold
+        return ends if self._clocks.now() < ends else None
+
+    def fabric_hold(self, case: NodeState) -> Held | None:
+        """The hold on a node whose NVLink evidence waits for that of others, or None."""
+        if self.fabric_hold_ends(case) is None:
+            return None
+        length = span(self._fabric_hold)
+        return Held(
+            "limits.fabric_hold",
+            length,
+            f"its evidence is NVLink's, or the driver's verdict alone: for {length} other nodes of "
+            "the fabric may show the same, and then the fabric is the cause",
+        )
+
+    def _evidence_against(self, case: NodeState) -> Iterable[Evidence]:
+        overruled = frozenset(word.key for word in case.cluster.overruled)
+        return actionable_evidence(case.node_summary.incidents.values(), overruled)
+
+    def _gpus_with_nvlink_evidence(self, case: NodeState) -> frozenset[str]:
+        incidents = case.node_summary.incidents
+        return gpus_with_nvlink_evidence(case.agent.health, incidents, self._policy)
 
     def _places(self, case: NodeState | None) -> list[Group]:
         meta = case.cluster.meta if case is not None else None
@@ -216,6 +288,7 @@ class CommonCauseTracker:
             found += [(name, health.traits[name]) for name in _TRAITS if health.traits.get(name)]
             if health.agent_version:
                 found.append(("agent", health.agent_version))
+            found += _fabric_groups(",".join(domains(health.traits.get(TRAIT, ""))))
         return _alike(tuple(found))
 
     def suspects(
@@ -228,17 +301,18 @@ class CommonCauseTracker:
         if incidents is None:
             incidents = case.node_summary.incidents.values()
         overruled = frozenset(word.key for word in case.cluster.overruled)
+        gpus = self._gpus_with_nvlink_evidence(case)
         return tuple(
-            self._common.suspects(case.node, what_of(item, self._policy), target_of(item))
+            self._common.suspects(case.node, what_of(item, self._policy, gpus), target_of(item))
             for item in actionable_evidence(incidents, overruled)
         )
 
     def drain_suspects(self, case: NodeState) -> tuple[frozenset[str], ...]:
         """The same, only for the evidence that asks for a drain."""
-        overruled = frozenset(word.key for word in case.cluster.overruled)
+        gpus = self._gpus_with_nvlink_evidence(case)
         return tuple(
-            self._common.suspects(case.node, what_of(item, self._policy), target_of(item))
-            for item in actionable_evidence(case.node_summary.incidents.values(), overruled)
+            self._common.suspects(case.node, what_of(item, self._policy, gpus), target_of(item))
+            for item in self._evidence_against(case)
             if item.action == Action.DRAIN
         )
 
@@ -247,11 +321,12 @@ class CommonCauseTracker:
 
         NVLink's faults are no explicit ones: the defect may be at the other end.
         """
-        overruled = frozenset(word.key for word in case.cluster.overruled)
-        found = list(actionable_evidence(case.node_summary.incidents.values(), overruled))
+        found = list(self._evidence_against(case))
+        gpus = self._gpus_with_nvlink_evidence(case)
         for item in found:
             known = self._policy.catalogue.classify(item.code) != UNKNOWN
-            if item.cleared_by is not None and known and what_of(item, self._policy) != NVLINK:
+            of_fabric = what_of(item, self._policy, gpus) == NVLINK
+            if item.cleared_by is not None and known and not of_fabric:
                 return EvidenceBasis.FAULT
         reach = all(item.code.partition(":")[0] == CHECK for item in found)
         return EvidenceBasis.REACH if found and reach else EvidenceBasis.OTHER

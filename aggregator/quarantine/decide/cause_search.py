@@ -4,7 +4,7 @@ A cause is found where more nodes than chance gives show the symptom, and all be
 window:
 - the whole fleet: one check, or the faults of one rule;
 - a target: one component of a check that several nodes look at;
-- a place: nodes that share a label (rack, leaf switch, fabric clique);
+- a place: nodes that share a label (rack, leaf switch, fabric clique) or an NVLink fabric;
 - a version: nodes that share driver, kernel or agent, and that do worse than the others.
 
 Faults that a node's own hardware reports are never attributed to a place: a rack makes no driver
@@ -15,10 +15,14 @@ end.
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Annotated
+
+from pydantic import Field
 
 from aggregator.configfile.section import Positive, SectionDataclass
-from aggregator.configfile.values import LabelKey, LabelKeys, Share
+from aggregator.configfile.values import Duration, LabelKey, LabelKeys, Share
 from aggregator.quarantine.decide.admission import OpenCause, Window
+from aggregator.quarantine.decide.fabric import FABRIC
 from aggregator.quarantine.decide.symptoms import NVLINK, SILENCE
 from aggregator.rfc3339 import span
 
@@ -50,7 +54,8 @@ class CommonLimits(SectionDataclass):
     ``common_cause_percent`` of a check's observers, or more than ``common_cause_nodes``, whichever
     is less, is one cause of the fleet; more than ``domain_percent`` of a place or version is its
     own. ``domain_labels`` are the node labels whose value names a place: a rack, a leaf switch; the
-    value of ``clique_label`` names a node's NVLink clique (empty: there are none).
+    value of ``clique_label`` names a node's NVLink clique (empty: there are none). NVLink evidence
+    of a node in a fabric waits ``fabric_hold`` (seconds) for that of others.
     """
 
     common_cause_percent: Share = 10.0
@@ -59,6 +64,7 @@ class CommonLimits(SectionDataclass):
     domain_percent: Share = 20.0
     domain_labels: LabelKeys = ()
     clique_label: LabelKey = "nvidia.com/gpu.clique"
+    fabric_hold: Annotated[Duration, Field(le=600)] = 15.0
 
 
 #: Counts by component the nodes that look at it, of these components of one check.
@@ -245,7 +251,7 @@ class CauseSearch:
             return (label, what) == ("agent", FLAGS)
         if label in VERSIONS:
             return True
-        if label == self._limits.clique_label:
+        if label in (self._limits.clique_label, FABRIC):
             return what == NVLINK
         return not what.startswith("rule:")
 
@@ -295,15 +301,16 @@ class CauseSearch:
         told = {NVLINK: "NVLink evidence", FLAGS: "actionable evidence"}.get(
             what, what.replace(":", " ")
         )
-        if label == limits.clique_label:
+        if label in (limits.clique_label, FABRIC):
             if _within(nodes.values(), limits.window) >= LEAST_IN_CLIQUE:
+                limit, at, one = "limits.clique_label", label, "clique"
+                if label == FABRIC:
+                    subject, limit, at, one = f"NVLink fabric {value}", "fabric", value, "fabric"
                 reason = (
-                    f"{subject}: {told} on {len(nodes)} of {size} nodes; two of one clique "
-                    f"within {span(limits.window)} are the clique's"
+                    f"{subject}: {told} on {len(nodes)} of {size} nodes; two of one {one} "
+                    f"within {span(limits.window)} are the {one}'s"
                 )
-                yield _Candidate(
-                    ident, "place", "limits.clique_label", label, reason, frozenset(nodes), size
-                )
+                yield _Candidate(ident, "place", limit, at, reason, frozenset(nodes), size)
             return
         least = LEAST if label in VERSIONS else LEAST_IN_PLACE
         most = max(least - 1, int(size * limits.domain_percent / 100 + 1e-9))

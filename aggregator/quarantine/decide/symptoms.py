@@ -5,7 +5,7 @@ rule does. A latched fault counts when a rule acts on it; one that its agent has
 that could be compared, and does not.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from aggregator.health.model import Component, Status
@@ -15,16 +15,22 @@ from aggregator.policy.check_traits import NVLINK as NVLINK_CHECKS
 from aggregator.policy.incident import Evidence, Incident
 from aggregator.policy.rules import Policy
 from aggregator.policy.silent_agent import SILENT_FAILING
+from aggregator.quarantine.decide.fabric import (
+    gpus_with_nvlink_evidence,
+    is_ignored,
+    is_nvlink,
+    is_verdict_on,
+)
 
 #: Evidence of the NVLink fabric, whatever rule it meets: its cause may be at the other end.
 NVLINK = "nvlink"
-_LINKED = frozenset({"nvlink", "nvlink5", "switch-fatal", "switch-non-fatal"})
 #: The symptom of a silent agent, where the configuration acts on it: held while many are silent.
 SILENCE = "silence"
 
 
 #: Symptoms counted of one node; a healthy node has none, an unhealthy one a few.
 MOST_SIGNS = 128
+_NONE: frozenset[str] = frozenset()
 
 
 class Symptom(NamedTuple):
@@ -55,9 +61,11 @@ def symptoms_of(
     them.
     """
     named = {check.name for check in health.checks}
+    bad = list(_bad(health, policy))
+    gpus = gpus_with_nvlink_evidence(health, incidents, policy) if bad or incidents else _NONE
     found = [
-        _sign_of(one, acting)
-        for one in _bad(health, policy)
+        _sign_of(one, acting, gpus)
+        for one in bad
         if one.check not in EDGES and (not named or one.check in named or one.key in health.own)
     ]
     for incident in incidents.values():
@@ -65,9 +73,12 @@ def symptoms_of(
             if item.over:
                 continue
             fault = health.faults.get(item.key)
-            what = what_of(item, policy)
+            if fault is None or fault.missing:
+                continue
+            what = what_of(item, policy, gpus)
             acts = item.action != "observe"
-            if fault is not None and not fault.missing and (acts or what == NVLINK):
+            of_fabric = what == NVLINK and not is_ignored(fault, health, policy)
+            if acts or of_fabric:
                 found.append(Symptom(what, "", fault.first_at, acts))
     return fewest(frozenset(found))
 
@@ -80,7 +91,7 @@ def fewest(signs: frozenset[Symptom]) -> frozenset[Symptom]:
     return frozenset(ordered[:MOST_SIGNS])
 
 
-def _bad(health: NodeHealth, policy: Policy) -> Iterable[Component]:
+def _bad(health: NodeHealth, policy: Policy) -> Iterator[Component]:
     """The failed components, and the degraded ones of checks where a rule acts on these."""
     yield from health.components.that_are(Status.FAILED)
     if policy.acting_on_degraded:
@@ -89,22 +100,22 @@ def _bad(health: NodeHealth, policy: Policy) -> Iterable[Component]:
                 yield one
 
 
-def _sign_of(one: Component, acting: frozenset[str]) -> Symptom:
-    if one.check in NVLINK_CHECKS:
+def _sign_of(one: Component, acting: frozenset[str], gpus: frozenset[str]) -> Symptom:
+    of_link = is_verdict_on(f"{one.check}:{one.reason}", one.component, gpus)
+    if of_link or one.check in NVLINK_CHECKS:
         return Symptom(NVLINK, "", one.since, one.check in acting)
     target = one.component if one.check in SHARED_TARGETS else ""
     return Symptom(f"check:{one.check}", target, one.since, one.check in acting)
 
 
-def what_of(item: Evidence, policy: Policy) -> str:
-    """The `Symptom.what` of a piece of evidence."""
+def what_of(item: Evidence, policy: Policy, gpus: frozenset[str] = _NONE) -> str:
+    """The `Symptom.what` of a piece of evidence. ``gpus``: those with NVLink evidence."""
     if item.code == SILENT_FAILING:
         return SILENCE
-    if item.cleared_by is None:
-        check = item.code.partition(":")[0]
-        return NVLINK if check in NVLINK_CHECKS else f"check:{check}"
-    if policy.catalogue.classify(item.code) in _LINKED:
+    if is_nvlink(item, policy) or is_verdict_on(item.code, item.component, gpus):
         return NVLINK
+    if item.cleared_by is None:
+        return f"check:{item.code.partition(':')[0]}"
     return f"rule:{item.rule}"
 
 

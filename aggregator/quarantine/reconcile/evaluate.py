@@ -36,6 +36,9 @@ class NodeEvaluator:
         self._cause_tracker = suspecting
         self._queue = queue
         self._silent_action = silent_action
+        #: New incidents whose report waits until it is known whether their fabric is the cause, by
+        #: node and id.
+        self._unreported: set[tuple[str, str]] = set()
 
     def evaluate_node(self, case: NodeState) -> None:
         """Fold the node's state into its incidents; evaluate again when time requires it."""
@@ -49,6 +52,9 @@ class NodeEvaluator:
         self._cause_tracker.receive_symptoms(case)
         self._tell_incidents(case, before, closed)
         self._tell_would(case)
+        fabric_hold_ends = self._cause_tracker.fabric_hold_ends(case)
+        if fabric_hold_ends is not None:
+            again = min(again or fabric_hold_ends, fabric_hold_ends)
         if case.timer is not None:
             case.timer.cancel()
             case.timer = None
@@ -62,13 +68,28 @@ class NodeEvaluator:
     ) -> None:
         for ident, incident in case.node_summary.incidents.items():
             known = before.get(ident)
-            if known is None:
-                self._note_incident(case, EventKind.INCIDENT_OPENED, incident, incident.summary)
+            if known is None or (case.node, ident) in self._unreported:
+                self._report_opened(case, incident)
             elif known.summary != incident.summary or known.action != incident.action:
                 self._note_incident(case, EventKind.INCIDENT_CHANGED, incident, incident.summary)
         for incident in closed:
+            if (case.node, incident.id) in self._unreported:
+                self._unreported.discard((case.node, incident.id))
+                self._note_incident(case, EventKind.INCIDENT_OPENED, incident, incident.summary)
             text = f"{incident.summary}: well again"
             self._note_incident(case, EventKind.INCIDENT_CLOSED, incident, text)
+
+    def _report_opened(self, case: NodeState, incident: Incident) -> None:
+        """Report it now, or once it is known whether the node's fabric is its cause."""
+        key = (case.node, incident.id)
+        waits = self._cause_tracker.fabric_hold_ends(case) is not None
+        if waits and incident.action != "observe":
+            self._unreported.add(key)
+            return
+        if key in self._unreported:
+            self._unreported.discard(key)
+            self._cause_tracker.find_causes()
+        self._note_incident(case, EventKind.INCIDENT_OPENED, incident, incident.summary)
 
     def _note_incident(
         self, case: NodeState, kind: EventKind, incident: Incident, text: str

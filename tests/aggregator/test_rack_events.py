@@ -1,0 +1,318 @@
+"""A switch tray that fails under a rack: NVLink errors and verdicts on many nodes, in any order.
+
+On a GB200 NVL72 each node that the tray serves logs Xid 149 (NETIR_LINK_EVT, fatal) of a GPU and, a
+millisecond later, Xid 154 of the same GPU: its recovery action is now "Drain and Reset".
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aggregator.alerts.alert import DEFAULT_KINDS, alert_of
+from aggregator.cluster.port import Phase
+from aggregator.events import EventKind
+from aggregator.health.model import ClearedBy, Component, Delta, Fault, Snapshot, Status
+from aggregator.quarantine.decide.admission import Limits
+from aggregator.quarantine.decide.cause_search import CommonLimits
+from aggregator.quarantine.settings import Settings
+from tests.support import virtual_time
+from tests.support.memory_cluster import World, phase_of
+from tests.support.replica import SETTINGS, FakeLine, Replica, component, fault, hello
+from tests.support.two_replicas import Two, owned_by
+from tests.support.virtual_replica import LoopClock, soon
+from tests.support.waiting import until
+
+SHIPPED: Settings = replace(
+    SETTINGS,
+    limits=replace(Limits(), quorum_percent=0, concurrent=100, concurrent_percent=100),
+    common=CommonLimits(),
+)
+HOLD = SHIPPED.common.fabric_hold
+UUID = "5b4a3c2d-1e0f-4a5b-8c7d-6e5f40312233"
+DRIVER = "580.82.07"
+#: By NVIDIA's table: NETIR_LINK_DOWN of a link whose signal is bad, and of one whose peer is.
+RESET, PEER = "0x02a00011", "0x01500011"
+NODES = 40
+RACK = 8
+
+
+def link_error(gpu: str, now: float, intr_info: str = RESET) -> Fault:
+    details = {"unit": "NETIR_LINK_EVT", "intr_info": intr_info, "error_status": "0x00000000"}
+    return _xid(149, gpu, now, details)
+
+
+def verdict(gpu: str, now: float, word: str = "drain-and-reset") -> Fault:
+    return _xid(154, gpu, now, {"verdict": word})
+
+
+def _xid(code: int, gpu: str, now: float, details: dict[str, str] | None = None) -> Fault:
+    return fault(
+        f"xid:{code}",
+        gpu,
+        first_at=now,
+        last_at=now,
+        occurrences=(now,),
+        cleared_by=ClearedBy.GPU_RESET,
+        details=details or {},
+    )
+
+
+def recovery(gpu: str, now: float) -> Component:
+    return component("gpu-recovery", gpu, Status.FAILED, "drain-and-reset", since=now)
+
+
+@dataclass
+class Racks:
+    """An aggregator over racks of eight nodes, whose agents name the racks' NVLink fabrics."""
+
+    loop: virtual_time.VirtualTimeLoop
+    settings: Settings = SHIPPED
+    labelled: bool = False
+    world: World = field(default_factory=World)
+    shown: dict[str, tuple[Fault | Component, ...]] = field(default_factory=dict)
+    told: list[tuple[EventKind, str]] = field(default_factory=list)
+
+    async def begin(self) -> None:
+        for number in range(NODES):
+            rack = f"{UUID}.{number // RACK}"
+            labels = {"nvidia.com/gpu.clique": rack} if self.labelled else {}
+            self.world.add_node(f"n{number}", labels=labels)
+        await self.start()
+        for number in range(NODES):
+            self.attach(number)
+
+    async def start(self) -> None:
+        self.world.listeners.clear()
+        self.replica = Replica(self.world, clock=LoopClock(self.loop), settings=self.settings)
+        await until(lambda: not self.replica.fleet.view_lost)
+
+    def attach(self, number: int) -> None:
+        rack = number // RACK
+        fabric = f"{UUID[:-1]}{rack}.32766"
+        traits = {"driver": DRIVER, **({} if self.labelled else {"fabric_clique": fabric})}
+        name = f"n{number}"
+        self.replica.controller.on_connect(replace(hello(name), traits=traits), FakeLine())
+        evidence = self.shown.get(name, ())
+        levels = tuple(one for one in evidence if isinstance(one, Component))
+        faults = tuple(one for one in evidence if isinstance(one, Fault))
+        self.replica.controller.on_evidence(name, Snapshot(levels, faults), self.loop.time())
+
+    def show(self, number: int, *evidence: Fault | Component, sent: bool = True) -> None:
+        name = f"n{number}"
+        self.shown[name] = (*self.shown.get(name, ()), *evidence)
+        if sent:
+            levels = tuple(one for one in evidence if isinstance(one, Component))
+            faults = tuple(one for one in evidence if isinstance(one, Fault))
+            told = Delta(levels, faults)
+            self.replica.controller.on_evidence(name, told, self.loop.time())
+
+    def alerts(self) -> list[EventKind]:
+        found = [alert_of(one) for one in self.replica.notes.transitions]
+        kinds = [EventKind(one.kind) for one in found if one is not None]
+        return [kind for kind in kinds if kind in DEFAULT_KINDS]
+
+    @property
+    def quarantined(self) -> set[str]:
+        return set(self.world.quarantines)
+
+
+def play(test: Callable[[Racks], Coroutine[Any, Any, None]], **options: Any) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, virtual_time.VirtualTimeLoop)
+        racks = Racks(loop, **options)
+        await racks.begin()
+        try:
+            await test(racks)
+        finally:
+            await racks.replica.stop()
+
+    virtual_time.run(main())
+
+
+async def _tray_fails(racks: Racks, nodes: range = range(RACK)) -> None:
+    for number in nodes:
+        now = racks.loop.time()
+        for gpu in ("GPU-0", "GPU-1"):
+            racks.show(number, link_error(gpu, now), verdict(gpu, now + 0.001))
+        await asyncio.sleep(0.05)
+
+
+def test_a_tray_that_fails_is_one_cause_with_one_alert_and_quarantines_no_node() -> None:
+    async def test(racks: Racks) -> None:
+        await _tray_fails(racks)
+        await asyncio.sleep(60)
+        for number in range(RACK):  # the check that reads the verdict comes later
+            racks.show(number, recovery("GPU-0", racks.loop.time()))
+        await asyncio.sleep(600)
+        assert racks.quarantined == set()
+        assert racks.alerts() == [EventKind.COMMON_CAUSE]
+        [cause] = racks.replica.fleet.causes.values()
+        assert (cause.scope, cause.nodes, cause.total) == ("place", RACK, RACK)
+        assert cause.reason.startswith(f"NVLink fabric {UUID[:-1]}0: NVLink evidence on 8 of 8")
+        held = {one.hold.limit for one in racks.replica.fleet.node_summaries.values() if one.hold}
+        assert held == {"fabric"}
+        now = racks.loop.time()
+        racks.show(20, _xid(79, "GPU-3", now))  # elsewhere a GPU is gone: no cooldown keeps it
+        await asyncio.sleep(20)
+        assert racks.quarantined == {"n20"}
+
+    play(test)
+
+
+def test_the_node_label_serves_where_the_agent_names_no_fabric() -> None:
+    async def test(racks: Racks) -> None:
+        await _tray_fails(racks)
+        await asyncio.sleep(120)
+        assert racks.quarantined == set()
+        assert racks.alerts() == [EventKind.COMMON_CAUSE]
+
+    play(test, labelled=True)
+
+
+def test_a_gpu_alone_in_its_fabric_is_drained_when_nobody_shows_the_same() -> None:
+    async def test(racks: Racks) -> None:
+        now = racks.loop.time()
+        racks.show(3, link_error("GPU-0", now), verdict("GPU-0", now + 0.001))
+        await asyncio.sleep(HOLD - 1.0)
+        assert racks.quarantined == set()
+        hold = racks.replica.fleet.node_summaries["n3"].hold
+        assert hold is not None
+        assert hold.limit == "limits.fabric_hold"
+        assert racks.alerts() == [], "whether it is the node's own is not known yet"
+        await until(lambda: phase_of(racks.world, "n3") is Phase.DRAINED)
+        assert racks.loop.time() - now < HOLD + 1.0
+        assert EventKind.INCIDENT_OPENED in racks.alerts()
+        assert racks.quarantined == {"n3"}
+
+    play(test)
+
+
+def test_the_fabric_holds_no_fault_of_the_gpu_itself() -> None:
+    async def test(racks: Racks) -> None:
+        await _tray_fails(racks)
+        await asyncio.sleep(5)
+        now = racks.loop.time()
+        racks.show(2, _xid(95, "GPU-1", now))
+        await asyncio.sleep(5)
+        assert racks.quarantined == {"n2"}
+        # A row was remapped, and the driver's verdict comes with that: it is the memory's.
+        now = racks.loop.time()
+        racks.show(5, _xid(63, "GPU-1", now), verdict("GPU-1", now))
+        await asyncio.sleep(5)
+        assert racks.quarantined == {"n2", "n5"}
+
+    play(test)
+
+
+def test_errors_of_two_fabrics_are_no_cause_of_either() -> None:
+    async def test(racks: Racks) -> None:
+        now = racks.loop.time()
+        for number in (0, RACK):
+            racks.show(number, link_error("GPU-0", now), verdict("GPU-0", now))
+        await asyncio.sleep(HOLD + 5)
+        assert racks.quarantined == {"n0", f"n{RACK}"}
+
+    play(test)
+
+
+def test_a_peer_device_row_never_drains_the_observer_alone() -> None:
+    async def test(racks: Racks) -> None:
+        now = racks.loop.time()
+        racks.show(1, link_error("GPU-0", now, PEER), verdict("GPU-0", now + 0.001))
+        racks.show(1, recovery("GPU-0", now + 30.0))
+        await asyncio.sleep(120)
+        assert phase_of(racks.world, "n1") is Phase.CORDONED
+
+    play(test)
+
+
+MADE: dict[str, Callable[[str, float], Fault | Component]] = {
+    "link": link_error,
+    "verdict": verdict,
+    "recovery": recovery,
+}
+#: One node's evidence, in the order in which it comes.
+_ORDERS = st.permutations(["link", "verdict", "recovery"])
+_EVENT = st.lists(
+    st.tuples(
+        _ORDERS,
+        st.floats(0.0, 4.0),  # when its first evidence comes
+        st.floats(0.0, 3.0),  # the time between one piece and the next
+        st.sampled_from([0.0, 0.0, 0.0, 40.0, 400.0]),  # its agent is away for so long
+    ),
+    min_size=3,
+    max_size=RACK,
+)
+
+
+@given(event=_EVENT, restart=st.none() | st.floats(0.0, 30.0), labelled=st.booleans())
+@settings(max_examples=15, deadline=None)
+def test_no_order_of_arrival_quarantines_a_node_of_the_rack(
+    event: list[tuple[list[str], float, float, float]], restart: float | None, *, labelled: bool
+) -> None:
+    """Two agents at least speak at once; the others may be late. The aggregator may restart."""
+    event = [*event[:-2], *((order, at, gap, 0.0) for order, at, gap, _ in event[-2:])]
+
+    async def node(racks: Racks, number: int, story: tuple[list[str], float, float, float]) -> None:
+        order, at, gap, away = story
+        await asyncio.sleep(at)
+        for what in order:
+            now = racks.loop.time()
+            racks.show(number, MADE[what]("GPU-2", now), sent=not away)
+            await asyncio.sleep(gap)
+        if away:
+            await asyncio.sleep(away)
+            racks.attach(number)
+
+    async def test(racks: Racks) -> None:
+        lives = [asyncio.ensure_future(node(racks, n, story)) for n, story in enumerate(event)]
+        if restart is not None:
+            await asyncio.sleep(restart)
+            await racks.replica.stop()
+            await racks.start()
+            for number in range(NODES):
+                racks.attach(number)
+        await asyncio.gather(*lives)
+        await asyncio.sleep(60)
+        assert racks.quarantined == set()
+        assert racks.alerts() == [EventKind.COMMON_CAUSE]
+
+    play(test, labelled=labelled)
+
+
+async def test_two_replicas_with_a_part_of_the_rack_each_see_one_event() -> None:
+    world = World()
+    of_a, of_b = owned_by("a", 2), owned_by("b", 2)
+    for name in (*of_a, *of_b):
+        world.add_node(name, boot_id="boot-1")
+    brief = replace(SHIPPED, common=replace(SHIPPED.common, fabric_hold=2.0))
+    two = Two(world, brief)
+    await two.settled()
+    traits = {"driver": DRIVER, "fabric_clique": f"{UUID}.7"}
+    try:
+        for owner, names in (("a", of_a), ("b", of_b)):
+            controller = two.replicas[owner].controller
+            for name in names:
+                controller.on_connect(replace(hello(name), traits=traits), FakeLine())
+                controller.on_evidence(name, Snapshot((), ()), two.replicas[owner].clock())
+        for owner, name in (("b", of_b[0]), ("a", of_a[0])):
+            now = two.replicas[owner].clock()
+            evidence = Delta((), (verdict("GPU-0", now), link_error("GPU-0", now)))
+            two.replicas[owner].controller.on_evidence(name, evidence, now)
+        for replica in two.replicas.values():
+            await soon(lambda replica=replica: len(replica.fleet.causes) == 1)  # type: ignore[misc]
+        for owner, name in (("b", of_b[0]), ("a", of_a[0])):
+            summary = two.replicas[owner].fleet.node_summaries[name]
+            await soon(
+                lambda summary=summary: (  # type: ignore[misc]
+                    summary.hold is not None and summary.hold.limit == "fabric"
+                )
+            )
+        assert world.quarantines == {}
+    finally:
+        await two.stop()
