@@ -23,7 +23,11 @@ def machine(config: Config, clock: Clock) -> HostRoots:
 
 
 def sources(
-    config: Config, machine: HostRoots, remembered_gpus: Mapping[str, str] | None
+    config: Config,
+    machine: HostRoots,
+    remembered_gpus: Mapping[str, str] | None,
+    *,
+    single_run: bool = False,
 ) -> Sources:
     """All sources that checks read. Starts no process: children start with the first question."""
     return Sources(
@@ -36,6 +40,7 @@ def sources(
         disk=DiskProbe(machine=machine),
         gpus=GpuMap(machine, remembered_gpus),
         expected_gpus=config.expected_gpus,
+        single_run=single_run,
     )
 
 

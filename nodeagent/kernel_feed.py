@@ -34,9 +34,10 @@ BUSY = 2 * PAUSE
 LINES = 8
 
 
-def readable() -> Observation:
-    """The evidence about a log that can be read."""
-    return Observation(CHECK, "", Status.OK)
+def readable(records: int | None = None) -> Observation:
+    """The evidence about a log that can be read. ``records``: how many were, if that is known."""
+    message = "" if records is None else f"{records} records of the kernel"
+    return Observation(CHECK, "", Status.OK, "", message)
 
 
 def unavailable(error: KernelLogUnavailable) -> Observation:

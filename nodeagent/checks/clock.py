@@ -31,7 +31,8 @@ def judge(
     if timex.max_error > max_error:
         message = f"may be off by {timex.max_error:.0f} s: the time daemon has not spoken lately"
         return Status.DEGRADED, "uncertain", message
-    return Status.OK, "", "synchronised"
+    error = f"off by {timex.max_error * 1000:.3g} ms at most"
+    return Status.OK, "", f"synchronised, {error}"
 
 
 class ClockCheck:

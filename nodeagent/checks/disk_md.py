@@ -35,12 +35,19 @@ def _verdict(array: Array) -> tuple[Status, str, str]:
     if array.state == "inactive":
         return Status.FAILED, "inactive", "not started"
     if array.broken:
-        return Status.FAILED, "broken", f"{array.missing or len(array.faulty)} members are lost"
+        return Status.FAILED, "broken", _lost(array.missing or len(array.faulty))
     if array.missing:
         return Status.DEGRADED, "degraded", f"{array.missing} missing or not in sync"
     if array.state == "readonly":
         return Status.DEGRADED, "read-only", "set read-only"
     return Status.OK, "", array.state
+
+
+def _lost(members: int) -> str:
+    """The kernel counts no missing members of levels without redundancy (raid0, linear)."""
+    if not members:
+        return "a member is lost, and this level works without none"
+    return "1 member is lost" if members == 1 else f"{members} members are lost"
 
 
 class DiskMd:

@@ -36,7 +36,7 @@ def judge(events: Sequence[MaintenanceEvent]) -> list[Observation]:
         Observation(NAME, kind, Status.DEGRADED, kind, "; ".join(messages))
         for kind, messages in list(by_kind.items())[:_MOST]
     ]
-    return [Observation(NAME, "", Status.OK), *planned]
+    return [Observation(NAME, "", Status.OK, "", f"{len(planned)} events planned"), *planned]
 
 
 class Maintenance:

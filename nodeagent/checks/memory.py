@@ -25,11 +25,11 @@ def judge(memory: Memory, pressure: Stall | None, *, low: float, stalled: float)
     if pressure is not None and pressure.full > stalled:
         message = f"all work waited for memory for {pressure.full:.0f}% of the last minute"
         return Observation(NAME, "", Status.DEGRADED, "stalled", message)
+    free, total = memory.available / 2**30, memory.total / 2**30
+    message = f"{free:.1f} of {total:.0f} GiB available"
     if memory.available * 100 < memory.total * low:
-        free, total = memory.available / 2**30, memory.total / 2**30
-        message = f"{free:.1f} of {total:.0f} GiB available"
         return Observation(NAME, "", Status.DEGRADED, "low", message)
-    return Observation(NAME, "", Status.OK)
+    return Observation(NAME, "", Status.OK, "", message)
 
 
 class MemoryCheck:

@@ -41,7 +41,9 @@ def judge(link: Link, *, seen_up: bool, named: bool, lost: int = 0, flaps: int =
         message = f"up, and lost its link {lost} times in {_WINDOW / 60:.0f} minutes"
         return Observation(NAME, link.name, Status.DEGRADED, "flapping", message)
     if link.carrier:
-        return Observation(NAME, link.name, Status.OK, "", link.state)
+        times = link.times_down
+        losses = "" if times is None else f"; losses of the link since the boot: {times}"
+        return Observation(NAME, link.name, Status.OK, "", link.state + losses)
     if used:
         message = f"no carrier (state {link.state}): cable, transceiver or switch port"
         return Observation(NAME, link.name, Status.FAILED, "link-down", message)

@@ -19,10 +19,10 @@ NAME = "pressure"
 def judge(resource: str, pressure: Stall, *, limit: float) -> Observation:
     """Pure. Of the CPU *some* counts (all work at once never waits for it), of I/O *full*."""
     share, who = (pressure.some, "some") if resource == "cpu" else (pressure.full, "all")
+    message = f"{who} work waited for {resource} for {share:.0f}% of the last minute"
     if share > limit:
-        message = f"{who} work waited for {resource} for {share:.0f}% of the last minute"
         return Observation(NAME, resource, Status.DEGRADED, "stalled", message)
-    return Observation(NAME, resource, Status.OK)
+    return Observation(NAME, resource, Status.OK, "", message)
 
 
 class PressureCheck:

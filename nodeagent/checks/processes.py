@@ -24,7 +24,8 @@ def judge_zombies(found: Found, *, limit: int) -> Observation:
     """Pure."""
     count = sum(found.zombies.values())
     if count < limit:
-        return Observation(NAME, "zombies", Status.OK)
+        message = f"{count} of {found.processes} processes are dead"
+        return Observation(NAME, "zombies", Status.OK, "", message)
     parents = sorted(found.zombies.items(), key=lambda item: -item[1])[:_NAMED]
     whose = ", ".join(f"{n} of {name or '?'} (pid {pid})" for (pid, name), n in parents)
     message = f"{count} dead processes that no parent reaps: {whose}"
@@ -35,7 +36,8 @@ def judge_stuck(found: Found, *, stuck_for: float, many: int) -> Observation:
     """Pure. The place where processes wait is the best clue to what they wait for."""
     stuck = [each for each in found.stuck if each.seconds >= stuck_for]
     if not stuck:
-        return Observation(NAME, "stuck", Status.OK)
+        message = f"0 of {found.processes} processes hang in the kernel"
+        return Observation(NAME, "stuck", Status.OK, "", message)
     status = Status.FAILED if len(stuck) >= many else Status.DEGRADED
     places = Counter(each.where or "an unknown place" for each in stuck).most_common(_NAMED)
     who = ", ".join(f"{each.name} (pid {each.pid})" for each in stuck[:_NAMED])

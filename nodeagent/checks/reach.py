@@ -4,7 +4,8 @@ One target that fails is no evidence about this node: the aggregator sees how ma
 for. Components: ``gateway``, ``gateway-ipv6``, and each target as ``tcp://host:port`` or
 ``http://host:port/path``. Reasons: ``unreachable`` (no answer; failed), ``no-route`` (the default
 route of a gateway that answered is gone; failed), ``never-answered`` (a gateway that was never
-heard: unknown, since some answer no host), ``refused`` (the host answers and the service does not),
+heard: unknown, since some answer no host; of IPv6 it is left out beside a gateway of IPv4, because
+such a node does not use IPv6), ``refused`` (the host answers and the service does not),
 ``timeout``, ``unresolved`` (no address for its name), ``http-error`` (a status of 400 or more,
 except 401 and 403: a server that asks for a password is there), ``garbled`` (no HTTP) and
 ``error``: failed; ``no-procfs``: unknown.
@@ -100,10 +101,18 @@ def judge_gateway(
 class Reach:
     """All questions are asked at once; each has its own deadline."""
 
-    def __init__(self, machine: HostRoots, resolver: Resolver, targets: Sequence[Target]) -> None:
+    def __init__(
+        self,
+        machine: HostRoots,
+        resolver: Resolver,
+        targets: Sequence[Target],
+        *,
+        single_run: bool = False,
+    ) -> None:
         self._machine = machine
         self._resolver = resolver
         self._targets = targets
+        self._single_run = single_run
         self._probe = GatewayProbe(machine.clock)
         self._answered: dict[str, str] = {}  # component -> the gateway that answered
         self._unanswered: dict[str, int] = {}  # component -> looks, while it never has
@@ -130,10 +139,13 @@ class Reach:
             if component not in {_component(route) for route in routes}
         ]
         asked = await asyncio.gather(*(self._gateway(c, route) for c, route in found.items()))
-        return [*asked, *lost]
+        return [*(each for each in asked if not _is_unused(each, found)), *lost]
 
     async def _gateway(self, component: str, route: DefaultRoute) -> Observation:
         gateway = str(route.gateway)
+        if self._single_run:
+            answer = await self._probe.ask_briefly(route)
+            return judge_gateway(component, route, answer, answered=False)
         patience = PATIENCE if self._worth_patience(component, gateway) else 0.0
         answer = await self._probe.ask(route, patience=patience)
         if answer.silent:
@@ -187,13 +199,26 @@ class Reach:
         return Observation(NAME, str(target), Status.FAILED, last.reason, str(last))
 
 
+def _is_unused(gateway: Observation, routes: Mapping[str, DefaultRoute]) -> bool:
+    """Whether this is an IPv6 gateway that never answered, beside a gateway of IPv4.
+
+    Many networks have IPv6 addresses and routes that no router serves, and "unknown" would stay.
+    """
+    return (
+        gateway.component == "gateway-ipv6"
+        and gateway.reason == "never-answered"
+        and "gateway" in routes
+    )
+
+
 def _component(route: DefaultRoute) -> str:
     return "gateway-ipv6" if ":" in (route.gateway or "") else "gateway"
 
 
 def build(sources: Sources, options: Mapping[str, Any]) -> Reach:
     machine = sources.machine
-    return Reach(machine, Resolver(machine.clock), options["targets"])
+    resolver = Resolver(machine.clock)
+    return Reach(machine, resolver, options["targets"], single_run=sources.single_run)
 
 
 SPEC = CheckSpec(
@@ -203,8 +228,9 @@ SPEC = CheckSpec(
     "HTTP connections",
     cost="1 ms of CPU every 30 s; 12 ms more at every fourth look for a gateway that drops echoes, "
     "and every 5 minutes for a target's name",
-    blind_to="gateways that never answered; for up to two minutes, the loss of one that "
-    "drops echoes; faults of a TCP service after it took the connection; TLS",
+    blind_to="gateways that never answered (one of IPv6 beside one of IPv4 is not even shown); "
+    "for up to two minutes, the loss of one that drops echoes; faults of a TCP service after it "
+    "took the connection; TLS",
     interval=30.0,
     deadline=20.0,
     build=build,

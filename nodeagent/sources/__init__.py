@@ -18,6 +18,7 @@ class Sources:
     """All sources that a check may read. ``expected_gpus`` is None when nothing is expected.
 
     ``measurements`` takes the numbers that checks read, for comparison with other nodes.
+    ``single_run``: each check runs once and a person waits for it (``sickbay-agent check``).
     """
 
     machine: HostRoots
@@ -28,3 +29,4 @@ class Sources:
     peers: Peers = field(default_factory=Peers)
     driver_log: DriverLog = field(default_factory=DriverLog)
     measurements: Measurements = field(default_factory=Measurements)
+    single_run: bool = False

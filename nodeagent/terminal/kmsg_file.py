@@ -6,6 +6,7 @@ one counts, and a text file can be forged: this decodes and does not prove.
 
 import errno
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from nodeagent.model import FaultSighting
 from nodeagent.sources.gpus import GpuMap
 from nodeagent.sources.host import HostRoots
 from nodeagent.terminal.log_file.entries import read_entries
-from nodeagent.terminal.report import aligned, one_line
+from nodeagent.terminal.report import WIDTH, aligned, one_line
 
 _DRIVER = b"NVRM"
 #: The driver's words on its start and on each GPU.
@@ -159,8 +160,9 @@ def _numbers(numbers: Sequence[int]) -> str:
 
 def table(decoded: Decoded) -> str:
     """The faults, a line each, or that there is none; then the lines that were not decoded."""
+    notes = [line for note in decoded.notes() for line in textwrap.wrap(note, WIDTH)]
     if not decoded.faults:
-        return "\n".join(["no line of this file is a fault that is known here", *decoded.notes()])
+        return "\n".join(["no line of this file is a fault that is known here", *notes])
     rows = [("LINE", "TIME", "CODE", "COMPONENT", "WHAT")]
     rows += [
         (
@@ -172,7 +174,7 @@ def table(decoded: Decoded) -> str:
         )
         for entry in decoded.faults
     ]
-    return "\n".join([*aligned(rows), *([""] if decoded.notes() else []), *decoded.notes()])
+    return "\n".join([*aligned(rows), *([""] if notes else []), *notes])
 
 
 def _fault(number: int, seen: FaultSighting) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from nodeagent.local.findings import Findings, from_latch
 from nodeagent.model import Batch, CheckInfo, Observation, Status
 from nodeagent.scheduler import CHECK_ERROR, HUNG
 from nodeagent.sources.host import HostRoots
-from nodeagent.sources.kmsg import Cursor, KernelLogUnavailable
+from nodeagent.sources.kmsg import Cursor, KernelLogUnavailable, Record
 from nodeagent.sources.machine_identity import identify
 
 #: Left over for the output: the checks get the rest of the time.
@@ -55,7 +55,7 @@ class _Look:
         machine = factory.machine(config, clock)
         left = self._left_behind(machine)
         self._latch, self._kernel_seq = left.latch, left.kernel_seq
-        self._sources = factory.sources(config, machine, left.gpus)
+        self._sources = factory.sources(config, machine, left.gpus, single_run=True)
 
     def _left_behind(self, machine: HostRoots) -> State:
         """An agent's state in run_dir, read only; its results are old, so its faults alone."""
@@ -145,13 +145,15 @@ class _Look:
         checks: dict[str, Any] = {
             spec.name: spec.build(self._sources, self._settings(spec).options) for spec in specs
         }
+        records = 0
         try:
             reader.open()
             while not reader.caught_up and self._clock.boottime() < self._until:
                 for item in reader.read_batch():
+                    records += isinstance(item, Record)
                     self._take(kernel_feed.read(checks, item))
                 await asyncio.sleep(0)
-            self._take([kernel_feed.readable()])
+            self._take([kernel_feed.readable(records)])
         except KernelLogUnavailable as error:
             self._take([kernel_feed.unavailable(error)])
         finally:

@@ -2,6 +2,7 @@
 
 import json
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,17 +18,23 @@ _COLOURS = {
 }
 _PLAIN = "\033[0m"
 _GAP = "  "
+#: Components with the same message from which on it is said once, and how many of them are named.
+_ALIKE = 3
+_NAMED = 8
+
+_Item = Result | Latched
+_Row = tuple[str, ...]
 
 
 def findings_table(findings: Findings, *, colour: bool = False) -> str:
     """The findings, worst first, then the checks that are off, then notes."""
-    ranked = findings.ranked()
-    rows = [("STATUS", "CHECK", "COMPONENT", "AGE", "WHAT"), *(_row(item) for item in ranked)]
+    shown = _said_once(findings.ranked())
+    rows = [("STATUS", "CHECK", "COMPONENT", "AGE", "WHAT"), *(row for _, row in shown)]
     lines = [_headline(findings, colour=colour)]
-    if ranked:
+    if shown:
         table = aligned(rows)
         lines += ["", table[0]]
-        for item, line in zip(ranked, table[1:], strict=True):
+        for (item, _), line in zip(shown, table[1:], strict=True):
             lines.append(_coloured(line, item.status, colour=colour))
     off = [check for check in findings.checks if check.off_because]
     if off:
@@ -35,6 +42,43 @@ def findings_table(findings: Findings, *, colour: bool = False) -> str:
         lines += _off_lines(off)
     lines += [f"note: {note}" for note in findings.notes]
     return "\n".join(lines)
+
+
+def _said_once(ranked: Sequence[_Item]) -> list[tuple[_Item, _Row]]:
+    """The rows. A message that three or more components share is in one row for all of them."""
+    alike: dict[tuple[Status, str, str], list[Result]] = {}
+    for item in ranked:
+        if isinstance(item, Result) and item.message:
+            alike.setdefault(_likeness(item), []).append(item)
+    shown: list[tuple[_Item, _Row]] = []
+    for item in ranked:
+        same = alike.get(_likeness(item), []) if isinstance(item, Result) else []
+        if len(same) < _ALIKE:
+            shown.append((item, _row(item)))
+        elif same[0] is item:
+            shown.append((item, _row_of_all(same)))
+    return shown
+
+
+def _likeness(result: Result) -> tuple[Status, str, str]:
+    """Components that are ok are only put together by check: each check keeps its row."""
+    check = result.check if result.status is Status.OK else ""
+    return result.status, check, result.message
+
+
+def _row_of_all(same: Sequence[Result]) -> _Row:
+    status, check, component, old, what = _row(same[0])
+    if same[0].status is Status.OK:
+        return status, check, f"{len(same)} components", old, what
+    return status, check, component, old, f"{what}; the same: {_names(same[1:])}"
+
+
+def _names(items: Sequence[Result]) -> str:
+    """The checks, with their components while these are few."""
+    if len(items) <= _NAMED:
+        return ", ".join(f"{item.check} {item.component}".rstrip() for item in items)
+    of_check = Counter(item.check for item in items)
+    return ", ".join(f"{name} ({n})" if n > 1 else name for name, n in of_check.items())
 
 
 def _off_lines(off: Sequence[CheckInfo]) -> list[str]:
@@ -80,7 +124,7 @@ def aligned(rows: Sequence[Sequence[str]], width: int = WIDTH) -> list[str]:
     for row in rows:
         cells = [cell.ljust(size) for cell, size in zip(row, widths, strict=False)]
         indent = "\n" + " " * (sum(widths) + len(_GAP) * len(widths))
-        wrapped = textwrap.wrap(_flat(row[-1]), room) or [""]
+        wrapped = textwrap.wrap(_flat(row[-1]), room, break_on_hyphens=False) or [""]
         lines.append(_GAP.join([*cells, indent.join(wrapped)]).rstrip())
     return lines
 

@@ -7,6 +7,7 @@ each line of output its verdicts: ``{component: [status, reason, message]}``.
 import asyncio
 import json
 import sys
+from dataclasses import replace
 
 from nodeagent.checks import nic_health, nic_link, peers, reach
 from tests.agent.machines import observations, options, sources, this_machine
@@ -17,7 +18,7 @@ SPECS = {spec.name: spec for spec in (nic_health.SPEC, nic_link.SPEC, peers.SPEC
 async def main(name: str, settings: str) -> None:
     spec = SPECS[name]
     chosen = json.loads(settings)
-    found = sources(this_machine())
+    found = replace(sources(this_machine()), single_run=chosen.pop("single_run", False))
     found.peers.named(chosen.pop("peers", ()))
     check = spec.build(found, options(spec, **chosen))
     loop = asyncio.get_running_loop()

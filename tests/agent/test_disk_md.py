@@ -87,6 +87,29 @@ async def test_a_person_is_told_which_member_and_how_far(tmp_path: Path) -> None
     )
 
 
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (
+            {"level": "raid0", "degraded": None, "array_state": "broken"},
+            "raid0 of 2: a member is lost, and this level works without none",
+        ),
+        (
+            {"level": "linear", "degraded": None, "faulty": "nvme0n1p2"},
+            "linear of 2: 1 member is lost; faulty: nvme0n1p2",
+        ),
+        ({"level": "raid1", "degraded": 2}, "raid1 of 2: 2 members are lost"),
+    ],
+)
+async def test_a_broken_array_names_the_loss(
+    tmp_path: Path, files: dict[str, object], words: str
+) -> None:
+    machine = made_up(tmp_path)
+    array(machine, "md0", **files)
+    check = disk_md.build(sources(machine), options(disk_md.SPEC))
+    assert observations(await check.run_check())["md0"].message == words
+
+
 async def test_containers_and_cleared_arrays_are_none(tmp_path: Path) -> None:
     machine = made_up(tmp_path)
     array(machine, "md126", metadata_version="external:/md127/0")

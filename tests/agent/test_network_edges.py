@@ -592,6 +592,9 @@ class Gateways:
         self.patience.append(patience > 0)
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
+    async def ask_briefly(self, _route: DefaultRoute) -> GatewayReply:
+        return await self.ask(_route, patience=0)
+
 
 ROUTE = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
 VIA_1 = "eth0\t00000000\t010000C0\t0003\t0\t0\t0\t00000000\t0\t0\t0\n"
@@ -625,6 +628,40 @@ async def test_a_gateway_that_never_answers_gets_patience_three_times_then_at_ea
         *(1, 2, 3, 10, 20)
     ]
     assert observations(report)["gateway"].message == "192.0.0.1 on eth0: no answer"
+
+
+NONE_6 = f"{0:032x} 00"
+VIA_6 = f"{NONE_6} {NONE_6} fd77{1:028x} 00000400 00000001 00000000 00000003     eth0\n"
+
+
+async def test_an_ipv6_gateway_that_never_answered_is_not_shown_beside_one_of_ipv4(
+    tmp_path: Path,
+) -> None:
+    """Addresses and routes of IPv6 that no router serves: "unknown" would stay for ever."""
+    check = reaching(tmp_path, Gateways(YES, NO, YES, YES, YES, NO))
+    (tmp_path / "proc/net/ipv6_route").write_text(VIA_6)
+    assert verdicts(await check.run_check()) == {"gateway": OK}
+    both = {"gateway": OK, "gateway-ipv6": OK}
+    assert verdicts(await check.run_check()) == both
+    lost = both | {"gateway-ipv6": (FAILED, "unreachable")}
+    assert verdicts(await check.run_check()) == lost, "it has answered, so it is in use"
+
+
+async def test_the_only_gateway_of_a_node_is_shown_if_it_is_of_ipv6(tmp_path: Path) -> None:
+    check = reaching(tmp_path, Gateways(NO), "")
+    (tmp_path / "proc/net/ipv6_route").write_text(VIA_6)
+    assert verdicts(await check.run_check()) == {"gateway-ipv6": (UNKNOWN, "never-answered")}
+
+
+async def test_a_person_waits_for_no_gateway(tmp_path: Path) -> None:
+    machine = made_up(tmp_path)
+    set_route(tmp_path, VIA_1)
+    single = replace(sources(machine), single_run=True)
+    check = reach.build(single, options(reach.SPEC))
+    gateways = Gateways(NO)
+    check._probe = gateways  # type: ignore[assignment]
+    assert verdicts(await check.run_check()) == {"gateway": (UNKNOWN, "never-answered")}
+    assert gateways.patience == [False]
 
 
 async def test_a_gateway_that_answered_and_does_not_is_asked_with_patience_and_failed(

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -226,6 +227,19 @@ def test_an_ipv6_gateway_is_asked_by_icmpv6(wire: Wire) -> None:
     assert status == "OK"
     assert "fd77::1 on nic: answers an echo in" in message
     assert found["gateway"][0] == "OK"
+
+
+def test_a_single_run_does_not_wait_for_a_silent_ipv6_gateway(wire: Wire) -> None:
+    """Before, the kernel's three attempts to find it on the link were awaited: four seconds."""
+    wire.in_node("ip", "-6", "route", "add", "default", "via", "fd77::99", "dev", "nic")
+    look = wire.looker("reach", single_run=True)
+    begun = time.monotonic()
+    assert set(look()) == {"gateway"}
+    first = time.monotonic() - begun
+    patient = wire.looker("reach")
+    begun = time.monotonic()
+    assert set(patient()) == {"gateway"}
+    assert time.monotonic() - begun > first + 1.5
 
 
 def test_a_gateway_that_never_answered_is_unknown(wire: Wire) -> None:

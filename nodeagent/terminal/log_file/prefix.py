@@ -144,7 +144,11 @@ def _parse_unframed(line: bytes, host: bytes | None) -> Line:
         if named is not None:
             ours = named[1] == b"kern"
             return _kernel_text(rest[named.end() :]) if ours else Line(Writer.OTHER, line)
-    if _STAMP.match(rest) or _DMESG_ISO.match(rest):
+    iso = _DMESG_ISO.match(rest)
+    named = _KERNEL.match(rest, iso.end()) if iso else None
+    if named is not None:  # a syslog file with a comma
+        return _kernel_text(rest[named.end() :])
+    if iso is not None or _STAMP.match(rest):
         return _kernel_text(rest) if host is None else _of_host(_kernel_text(rest), host)
     served = _CONSOLE_SERVER.match(rest)
     if served is not None:
