@@ -9,7 +9,7 @@ reservation conflict, no resources, a shutdown that an operator asked for) are l
 import re
 from dataclasses import dataclass, field
 
-from nodeagent.checks.loglines import text
+from nodeagent.checks.loglines import first_bytes, text
 
 ERROR, MEDIUM, TIMEOUT, LOST = "error", "medium", "timeout", "lost"
 LOST_INTERRUPT, PATH, NO_PATH = "lost-interrupt", "path", "no-path"
@@ -101,12 +101,15 @@ _ARRAY = re.compile(
     rb"|cannot start dirty degraded array)"
 )
 
-#: The beginning of every line above, for the comparison that each record costs.
-STARTS = (
-    *(b"I/O error, dev ", b"critical ", b"timeout error", b"recoverable ", b"protection error"),
-    *(b"device offline", b"blk_", b"print_req", b"end_request", b"Buffer I/O ", b"nvme "),
-    *(b"EXT", b"XFS (", b"BTRFS", b"btrfs: ", b"Aborting journal", b"JBD", b"md/", b"lost page "),
-    *(b"block nvme", b"device-mapper: multipath: ", b"multipath: IO", b"jbd2_", b"journal_bmap"),
+#: The first four bytes of every line above, for the lookup that each record costs.
+FIRST = first_bytes(
+    (
+        *(b"I/O error, dev ", b"critical ", b"timeout error", b"recoverable ", b"protection "),
+        *(b"device offline", b"blk_", b"print_req", b"end_request", b"Buffer I/O ", b"nvme "),
+        *(b"EXT2", b"EXT3", b"EXT4", b"XFS (", b"BTRFS", b"btrfs: ", b"Aborting journal"),
+        *(b"JBD:", b"JBD2", b"jbd2_", b"journal_bmap", b"md/r", b"md/l", b"md/m", b"lost page "),
+        *(b"block nvme", b"device-mapper: multipath: ", b"multipath: IO"),
+    )
 )
 
 _KINDS = {b"critical medium": MEDIUM, b"device offline": LOST, b"timeout": TIMEOUT}
@@ -128,7 +131,7 @@ class DiskLine:
 
 
 def parse(line: bytes) -> DiskLine | None:
-    """The trouble in a line that begins with one of `STARTS`, or None."""
+    """The trouble in a line, or None. Lines whose first four bytes are not in `FIRST` have none."""
     block = _BLOCK.match(line)
     if block is not None:
         details = {"sector": text(block[3]), "operation": text(block[4] or b"").lower()}

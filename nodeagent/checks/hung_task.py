@@ -2,7 +2,8 @@
 
 ``INFO: task jbd2/sda1-8:310 blocked for more than 120 seconds.`` (a task in state D; the kernel
 tells of the first ten after a boot and then no more, hung_task_warnings), ``watchdog: BUG: soft
-lockup - CPU#3 stuck for 22s! [python3:4711]``, hard lockups and RCU stalls.
+lockup - CPU#3 stuck for 22s! [python3:4711]``, hard lockups, stalls of RCU and of its tasks, stalls
+of a workqueue.
 """
 
 import re
@@ -17,7 +18,10 @@ from nodeagent.sources.kmsg import Record, is_packet_log
 
 NAME = "hung-task"
 
-_STARTS = (b"INFO: ", b"watchdog: ", b"NMI watchdog: ", b"BUG: soft", b"rcu: ")
+_STARTS = (
+    *(b"INFO: ", b"watchdog: ", b"NMI watchdog: ", b"BUG: soft", b"rcu: ", b"Watchdog detected"),
+    b"BUG: workqueue lockup",
+)
 
 # The task's name is its user's choice, colons and all: the number and the kernel's words after it
 # end it. Linux 6.16 added "in I/O wait" and the object that the task is blocked on.
@@ -30,13 +34,16 @@ _SOFT = re.compile(
     rb"\[(.{0,64}):(\d{1,10})\]"
 )
 _HARD = re.compile(
-    rb"(?:NMI )?watchdog: (?:BUG: |Watchdog detected |CPU\d{1,5}: Watchdog detected )"
-    rb"hard LOCKUP on cpu (\d{1,5})",
+    rb"(?:(?:NMI )?watchdog: (?:BUG: |Watchdog detected |CPU\d{1,5}: Watchdog detected )"
+    rb"|Watchdog detected )hard LOCKUP on cpu (\d{1,5})",
     re.IGNORECASE,
 )
+# RCU-tasks (rcu_tasks, rcu_tasks_rude, rcu_tasks_trace) has tasks that stall, and no CPUs.
 _RCU = re.compile(
-    rb"(?:rcu: )?INFO: (rcu_\w{2,16}) (?:self-)?detected (?:expedited )?stalls? on CPUs?\b"
+    rb"(?:rcu: )?INFO: (rcu_\w{2,24}) (?:self-)?detected (?:expedited )?"
+    rb"stalls?(?: on (?:CPUs?|tasks)\b|\? \(Late IPI\?\))"
 )
+_WORKQUEUE = re.compile(rb"BUG: workqueue lockup - pool .{0,160} stuck for (\d{1,6})s!")
 
 
 class HungTask:
@@ -69,6 +76,9 @@ def _parse(line: bytes) -> tuple[str, dict[str, str]] | None:
     stall = _RCU.match(line)
     if stall is not None:
         return "rcu-stall", {"flavour": text(stall[1])}
+    queue = _WORKQUEUE.match(line)
+    if queue is not None:
+        return "workqueue-lockup", {"seconds": text(queue[1])}
     return None
 
 
@@ -78,7 +88,7 @@ def _build(_sources: Sources, _options: Mapping[str, Any]) -> HungTask:
 
 SPEC = CheckSpec(
     name=NAME,
-    sees="tasks that hang in the kernel, CPUs that are locked up, RCU stalls",
+    sees="tasks that hang in the kernel, CPUs and workqueues that are locked up, RCU stalls",
     source="kernel log, lines of the kernel's own watchdogs",
     cost="a comparison of 14 bytes for each kernel record",
     blind_to="tasks after the first ten of a boot (kernel.hung_task_warnings); kernels built or "

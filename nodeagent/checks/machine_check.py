@@ -9,6 +9,8 @@ One event is several lines; the one that states its severity counts, and is not 
 - ``{1}[Hardware Error]: event severity: recoverable``: the firmware's word.
 - ``[Hardware Error]: Corrected error, no action required.``: AMD's decoder.
 - ``Memory failure: 0x12ab3: recovery action for dirty LRU page: Recovered``: a page taken away.
+- ``SError Interrupt on CPU3, code 0x00000000be000011 -- SError``: an Arm CPU's uncorrected error,
+  "Bad mode in Error handler detected on CPU3" until Linux 4.14; a panic follows.
 - ``mce: [Hardware Error]: Machine check events logged``: no further line unless a program decodes.
 
 The component is the memory module as its driver calls it where a line names one, else the node.
@@ -28,7 +30,10 @@ NAME = "machine-check"
 
 CORRECTED, UNCORRECTED, FATAL, UNSTATED = "corrected", "uncorrected", "fatal", "unstated"
 
-_STARTS = (b"mce: ", b"EDAC ", b"[Hardware Error]: ", b"{", b"Memory failure: ")
+_STARTS = (
+    *(b"mce: ", b"EDAC ", b"[Hardware Error]: ", b"{", b"Memory failure: "),
+    *(b"SError Interrupt on CPU", b"Bad mode in Error handler", b"Unhandled fault: synchronous"),
+)
 
 _BANK = re.compile(
     rb"(?:mce: )?\[Hardware Error\]: CPU (\d{1,5}): Machine Check( Exception)?: [0-9a-f]{1,16} "
@@ -53,6 +58,15 @@ _AMD = re.compile(
 _PAGE = re.compile(
     rb"Memory failure: (0x[0-9a-f]{1,16}): recovery action for (.{1,60}): "
     rb"(Recovered|Delayed|Ignored|Failed)"
+)
+_SERROR = re.compile(
+    rb"SError Interrupt on CPU(\d{1,5}), code (0x[0-9a-f]{1,16})"
+    rb"|Bad mode in Error handler detected(?: on CPU(\d{1,5}))?, code (0x[0-9a-f]{1,16})"
+)
+# In the kernel itself it is an oops. For a process that touched it, it is a bad page or bus.
+_ABORT = re.compile(
+    rb"Unhandled fault: (synchronous (?:external abort|parity or ECC error|parity error)"
+    rb"[\w ()]{0,60}?) \((0x[0-9a-f]{1,16})\) at 0x[0-9a-f]{1,16}"
 )
 
 _UC, _PCC = 1 << 61, 1 << 57
@@ -123,6 +137,15 @@ def _user_access(line: re.Match[bytes]) -> _Parsed:
     return UNCORRECTED, "", {"by": "mce", "address": text(line[1])}
 
 
+def _serror(line: re.Match[bytes]) -> _Parsed:
+    details = {"cpu": text(line[1] or line[3] or b""), "status": text(line[2] or line[4])}
+    return FATAL, "", {"by": "serror", **details}
+
+
+def _abort(line: re.Match[bytes]) -> _Parsed:
+    return UNCORRECTED, "", {"by": "abort", "what": text(line[1]), "status": text(line[2])}
+
+
 def _logged(_line: re.Match[bytes]) -> _Parsed:
     return UNSTATED, "", {"by": "mce"}
 
@@ -135,6 +158,8 @@ _READINGS = (
     (_PAGE, _page),
     (_USER_ACCESS, _user_access),
     (_LOGGED, _logged),
+    (_SERROR, _serror),
+    (_ABORT, _abort),
 )
 
 
@@ -146,7 +171,7 @@ SPEC = CheckSpec(
     name=NAME,
     sees="hardware errors of CPUs and memory, corrected, uncorrected or fatal, with the module "
     "where a driver names it",
-    source="kernel log, lines of MCE, EDAC, APEI and the page offliner",
+    source="kernel log, lines of MCE, EDAC, APEI, Arm's SError and the page offliner",
     cost="a comparison of 18 bytes for each kernel record",
     blind_to="errors that the firmware keeps to itself (the BMC's log); corrected errors below the "
     "kernel's own threshold; GPU memory (xid, gpu-ecc)",

@@ -17,10 +17,12 @@ from nodeagent.sources.kmsg import Record, is_packet_log
 
 NAME = "oom"
 
-# Linux before 4.20 writes "Kill process" with a score first and "Killed process" after it.
+# Linux before 4.20 writes two lines: "Kill process 4711 (python3) score 900 or sacrifice child",
+# which counts, and "Killed process 4711 (python3) total-vm:" without the reason before it.
 _KILLED = re.compile(
     rb"(?:(Memory cgroup out of memory)|Out of memory(?: \(oom_kill_allocating_task\))?): "
-    rb"Killed process (\d{1,10}) \((.{0,64})\),? (?:UID \d{1,10},? )?total-vm:"
+    rb"(?:Killed process (\d{1,10}) \((.{0,64})\),? (?:UID \d{1,10},? )?total-vm:"
+    rb"|Kill process (\d{1,10}) \((.{0,64})\) score \d{1,10} or sacrifice child)"
 )
 _RESIDENT = re.compile(rb"anon-rss:(\d{1,15})kB")
 
@@ -37,7 +39,7 @@ class Oom:
         if killed is None or is_packet_log(line):
             return ()
         resident = _RESIDENT.search(line, killed.end())
-        details = {"pid": text(killed[2]), "name": text(killed[3])}
+        details = {"pid": text(killed[2] or killed[4]), "name": text(killed[3] or killed[5] or b"")}
         if resident is not None:
             details["resident_kib"] = text(resident[1])
         code = "oom:cgroup" if killed[1] else "oom:node"

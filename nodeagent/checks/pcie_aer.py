@@ -3,6 +3,12 @@
 ``pcieport 0000:00:1c.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)``;
 Linux 6.13 and later say Correctable and Uncorrectable; 5.3 to 5.6 put "AER: " before it. A root
 port's lines about received errors ("AER: Corrected error received") repeat it and are passed over.
+Where the firmware handles AER first, the kernel prints its report otherwise: ``nvidia 0000:3b:00.0:
+AER: aer_status: 0x00000001, aer_mask: 0x00000000``, which states no severity, and
+"aer_uncor_severity:" for an error that was not corrected.
+
+``pcieport 0000:3a:00.0: pciehp: Slot(3): Link Down``: the link of a slot went down under its
+device.
 
 The component is the device that reported: a GPU by its UUID, any other as "pci:0000:01:00.0". A
 port has no name that people know, so ``behind`` tells which GPUs and NICs it leads to.
@@ -13,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from nodeagent.checks.base import CheckSpec
-from nodeagent.checks.loglines import sighting, text
+from nodeagent.checks.loglines import names_pci_device, sighting, text
 from nodeagent.model import FaultSighting
 from nodeagent.sources import Sources
 from nodeagent.sources.gpus import GpuMap, normalise
@@ -29,7 +35,18 @@ _ERROR = re.compile(
 )
 _CONTAINED = re.compile(_DEVICE + rb"DPC: containment event, (.{1,80})")
 _NOT_RECOVERED = re.compile(
-    _DEVICE + rb"(?:AER|DPC): (?:device|subordinate device) recovery failed"
+    _DEVICE + rb"(?:AER: |DPC: )?(?:[Dd]evice recovery failed"
+    rb"|subordinate device (?:recovery|reset) failed|can't recover \(.{1,60}\)"
+    rb"|(?:device|driver) has no (?:AER|error)-aware driver)"
+)
+_FIRMWARE = re.compile(
+    _DEVICE + rb"(?:AER: )?aer_(?:(status): 0x[0-9a-f]{1,8}, aer_mask: |(uncor_severity): 0x)"
+)
+# Until Linux 4.19 the name of the device has its service, and until 4.11 slots are small.
+_SLOT = re.compile(
+    rb"(?:pcieport|pciehp) ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])(?::pcie\d{2,3})?: "
+    rb"(?:pciehp: )?(?:[Ss]lot\((.{1,40}?)\): (?:(Link Down)(?!/)|Card not present\b|(Power fault))"
+    rb"|(?:Card not present|(Power fault)) on [Ss]lot ?\(?(.{1,40}?)\)?$)"
 )
 
 
@@ -54,7 +71,7 @@ class PcieAer:
     def read(self, record: Record) -> Sequence[FaultSighting]:
         """The PCIe error of this record, if any. Raises no exception, whatever the record."""
         line = record.text
-        if b": PCIe Bus Error: " not in line and b": DPC: " not in line and b": AER: " not in line:
+        if not names_pci_device(line):
             return ()
         found = _parse(line)
         if found is None or is_packet_log(line):
@@ -108,6 +125,13 @@ def _parse(line: bytes) -> tuple[str, str, dict[str, str]] | None:
     failed = _NOT_RECOVERED.match(line)
     if failed is not None:
         return text(failed[1]), "not-recovered", {}
+    firmware = _FIRMWARE.match(line)
+    if firmware is not None:
+        return text(firmware[1]), "unstated" if firmware[2] else "non-fatal", {"by": "firmware"}
+    slot = _SLOT.match(line)
+    if slot is not None:
+        kind = "slot-power" if slot[4] or slot[5] else "link-down"
+        return text(slot[1]), kind, {"slot": text(slot[2] or slot[6])}
     return None
 
 
@@ -124,11 +148,11 @@ def _build(sources: Sources, _options: Mapping[str, Any]) -> PcieAer:
 SPEC = CheckSpec(
     name=NAME,
     sees="PCIe errors by device, corrected, non-fatal or fatal, with the GPUs and NICs behind a "
-    "port; links that were contained (DPC) or not recovered",
-    source="kernel log, lines of AER and DPC; /sys/bus/pci",
-    cost="three searches in each kernel record; a look at sysfs for a device's first error",
-    blind_to="machines whose firmware handles AER itself (machine-check has its word); lines that "
-    "the kernel leaves out of a storm",
+    "port; links that were contained (DPC), not recovered or lost by their slot",
+    source="kernel log, lines of AER, DPC and pciehp; /sys/bus/pci",
+    cost="a search at the start of each kernel record; a look at sysfs for a device's first error",
+    blind_to="the severity of an error that the firmware handled first (machine-check has its "
+    "word); lines that the kernel leaves out of a storm",
     interval=0,
     deadline=0,
     build=_build,

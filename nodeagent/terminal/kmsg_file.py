@@ -13,9 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.checks.base import LogCheck
+from nodeagent.checks.cpu_thermal import CpuThermal
 from nodeagent.checks.disk_io import DiskIo
+from nodeagent.checks.file_server import FileServer
 from nodeagent.checks.hung_task import HungTask
+from nodeagent.checks.kernel_limits import KernelLimits
+from nodeagent.checks.kernel_oops import KernelOops
 from nodeagent.checks.machine_check import MachineCheck
+from nodeagent.checks.nic_driver import NicDriver
+from nodeagent.checks.nvidia_driver import NvidiaDriver
 from nodeagent.checks.oom import Oom
 from nodeagent.checks.pcie_aer import PcieAer
 from nodeagent.checks.sxid import SxidCheck
@@ -60,6 +66,10 @@ class _AnyBus:
         del address
         return ()
 
+    def has_interface(self, name: str) -> bool:
+        del name
+        return True
+
 
 class _AnyMounts:
     """No mount is known, so the device stands for it."""
@@ -86,11 +96,17 @@ def _checks() -> tuple[LogCheck, ...]:
     return (
         XidCheck(gpus),
         SxidCheck(gpus),
+        NvidiaDriver(gpus),
         MachineCheck(),
         PcieAer(_AnyBus(), _NoGpu(machine)),
+        CpuThermal(),
         DiskIo(_AnyMounts()),
+        FileServer(),
+        NicDriver(_AnyBus()),
         Oom(),
         HungTask(),
+        KernelOops(),
+        KernelLimits(),
     )
 
 

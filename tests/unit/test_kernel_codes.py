@@ -12,7 +12,10 @@ from tests.agent.kernel_log import FIXTURES
 from tests.support.replica import POLICY
 
 #: Fixtures of lines that kernels print, and the actions that the faults in them may cause.
-MACHINE = ("disk-io.log", "disk-lines.log", "machine-check.log", "pcie-aer.log", "context.log")
+MACHINE = (
+    *("disk-io.log", "disk-lines.log", "nic-driver.log", "kernel-lines.log"),
+    *("machine-check.log", "pcie-aer.log", "context.log"),
+)
 
 
 def codes_of(fixture: str) -> set[str]:
@@ -24,7 +27,9 @@ def rules_for(code: str) -> list[Rule]:
     return [rule for rule in POLICY.rules if found in rule.classes or code in rule.faults]
 
 
-@pytest.mark.parametrize("fixture", [*MACHINE, "sxid.log", "xid-variants.log", "nvidia-lines.log"])
+@pytest.mark.parametrize(
+    "fixture", [*MACHINE, "sxid.log", "xid-variants.log", "nvidia-lines.log", "nvidia-driver.log"]
+)
 def test_every_code_has_a_class_or_is_one_that_nobody_has_published(fixture: str) -> None:
     unnamed = {c for c in codes_of(fixture) if POLICY.catalogue.classify(c) == UNKNOWN}
     assert unnamed <= {
@@ -60,6 +65,10 @@ def test_what_ends_an_xid_is_the_catalogues_word_on_the_node_too() -> None:
         ("sxid:10006:unstated", "drain"),
         ("sxid:11012:correctable", "observe"),
         ("xid:173", "drain"),
+        ("nvidia-driver:init-failed", "cordon"),
+        ("nvidia-driver:uvm-fatal", "cordon"),
+        ("nvidia-driver:nvlink", "observe"),
+        ("nvidia-driver:peermem", "observe"),
         ("xid:174", "observe"),
         ("xid:175", "observe"),
         ("xid:176", "observe"),

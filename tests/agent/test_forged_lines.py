@@ -1,0 +1,92 @@
+"""Every line that a kernel log check believes, forged in each way that a user without rights has.
+
+A user can have the kernel quote his text behind words of its own (a mount option), choose the
+prefix of a packet's line, write to /dev/kmsg with another facility than the kernel's, and choose up
+to 15 bytes with which some lines of the kernel begin: the name of a process.
+"""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.checks.base import LogCheck
+from nodeagent.sources.kmsg import Record
+from nodeagent.terminal.kmsg_file import _checks
+from tests.agent.kernel_log import FIXTURES, fixture_records, record
+from tests.agent.test_log_edges import PACKET
+
+#: Fixtures of lines that kernels print; those of forged lines are tests of their own.
+GENUINE = sorted(p.name for p in FIXTURES.glob("*.log") if not p.name.startswith("forged"))
+
+#: The kernel's words after the name of a process at the start of a line.
+AFTER_A_NAME = (
+    b"[4711]: segfault at 0 ip 000055d1 sp 00007ffc error 4 in a[55d1+1000] likely on CPU 1",
+    b"[4711] general protection fault ip:55d1 sp:7ffc error:0 in a[55d1+1000]",
+    b"[4711]: bad frame in rt_sigreturn frame:55d1 ip:55d1 sp:7ffc orax:0",
+    b": page allocation failure: order:9, mode:0x40dc0(GFP_KERNEL|__GFP_COMP|__GFP_ZERO)",
+    b" invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0",
+    b" (4711) used greatest stack depth: 11992 bytes left",
+    b" (4711): drop_caches: 3",
+    b" (4711): Using mlock ulimits for SHM_HUGETLB is obsolete",
+    b": vmemmap alloc failure: order:9, mode:0x40dc0(GFP_KERNEL)",
+    b": potentially unexpected fatal signal 11.",
+    b"[4711] vsyscall attempted with vsyscall=none ip:55d1 cs:33 sp:7ffc ax:0 si:0 di:0",
+)
+
+
+@pytest.fixture(scope="module")
+def checks() -> tuple[LogCheck, ...]:
+    """All of them, on a machine that has every device."""
+    return _checks()
+
+
+def believed(checks: tuple[LogCheck, ...], item: Record) -> list[str]:
+    return [fault.code for check in checks for fault in check.read(item)]
+
+
+def lines() -> list[bytes]:
+    checks = _checks()
+    return [
+        each.text for name in GENUINE for each in fixture_records(name) if believed(checks, each)
+    ]
+
+
+LINES = lines()
+
+
+def test_the_fixtures_have_lines_of_every_kernel_log_check(checks: tuple[LogCheck, ...]) -> None:
+    assert len(LINES) > 300
+    assert all(any(check.read(record(line)) for line in LINES) for check in checks)
+
+
+@pytest.mark.parametrize("before", [b"tmpfs: Unknown parameter 'x\\x0a", b" ", b"\\x0a"])
+def test_a_line_behind_words_of_the_kernel_is_not_believed(
+    checks: tuple[LogCheck, ...], before: bytes
+) -> None:
+    for line in LINES:
+        assert believed(checks, record(before + line + b"'")) == [], line
+
+
+def test_a_line_that_is_a_packet_s_prefix_is_not_believed(checks: tuple[LogCheck, ...]) -> None:
+    for line in LINES:
+        assert believed(checks, record(line + PACKET)) == [], line
+
+
+@pytest.mark.parametrize("after", AFTER_A_NAME)
+def test_the_name_of_a_process_is_not_believed(checks: tuple[LogCheck, ...], after: bytes) -> None:
+    for name in {line[:length] for line in LINES for length in range(4, 16)}:
+        assert believed(checks, record(name + after)) == [], name
+
+
+@given(line=st.sampled_from(LINES), data=st.data())
+def test_no_damage_to_a_line_raises_or_makes_a_message_endless(
+    line: bytes, data: st.DataObject
+) -> None:
+    cut = data.draw(st.integers(0, len(line)))
+    rest = data.draw(st.binary(max_size=60)) * data.draw(st.sampled_from([1, 400]))
+    for check in _checks():
+        for fault in check.read(record(line[:cut] + rest)):
+            assert len(fault.message) <= 512
+            assert len(fault.component) <= 128
+            assert all(len(value) <= 512 for value in fault.details.values())
+            (fault.component + fault.message + "".join(fault.details.values())).encode()
