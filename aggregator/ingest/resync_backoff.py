@@ -4,21 +4,22 @@ A snapshot after which the digests still differ points to a defect, on one side 
 time between two requests doubles until they agree.
 """
 
-#: Seconds.
-EVERY = 5.0
-AT_MOST_EVERY = 600.0
+from aggregator.runtime.backoff import Backoff
+
+#: Without jitter: a stream's snapshot follows what its agent reports, and no common event.
+BACKOFF = Backoff(first=5.0, most=600.0)
 _LONG_AGO = float("-inf")  # one object, not one for each stream
 
 
 class ResyncBackoff:
     """Times are monotonic seconds."""
 
-    __slots__ = ("_not_before", "_reason", "_wait")
+    __slots__ = ("_asked", "_not_before", "_reason")
 
     def __init__(self) -> None:
         self._reason = ""
         self._not_before = _LONG_AGO
-        self._wait = EVERY
+        self._asked = 0
 
     def ask(self, reason: str) -> None:
         """A snapshot is wanted, as soon as the next request is allowed."""
@@ -34,8 +35,8 @@ class ResyncBackoff:
         if not self._reason or now < self._not_before:
             return ""
         reason, self._reason = self._reason, ""
-        self._not_before = now + self._wait
-        self._wait = min(self._wait * 2, AT_MOST_EVERY)
+        self._asked += 1
+        self._not_before = now + BACKOFF.longest(self._asked)
         return reason
 
     def answered(self) -> None:
@@ -44,4 +45,4 @@ class ResyncBackoff:
 
     def agreed(self) -> None:
         """The digests agree: the next difference is new."""
-        self._wait = EVERY
+        self._asked = 0

@@ -168,6 +168,7 @@ class Controller:
             may_act=shards.may_act,
             switch=switch,
             uncordon=settings.uncordon,
+            rng=rng,
         )
         evictions = settings.limits.evictions_at_once
         hook_runner = HookRunner(acts=acts, clocks=clocks, rules=settings.hooks, rng=rng)

@@ -12,6 +12,7 @@ import os
 from collections import deque
 from collections.abc import Mapping
 
+from nodeagent.backoff import Backoff
 from nodeagent.sources.gpu_sample import (
     CALLS,
     Code,
@@ -293,9 +294,9 @@ class Nvml:
 
     def _put_off(self, first_wait: float) -> None:
         """No new worker before a while: longer with each failure in a row."""
-        wait = min(first_wait * 2.0**self._failures, _LONGEST_WAIT)
-        self._failures = min(self._failures + 1, 16)
-        self._not_before = self._now() + wait
+        self._failures += 1
+        backoff = Backoff(first=first_wait, most=_LONGEST_WAIT)
+        self._not_before = self._now() + backoff.longest(self._failures)
 
     # ---- small things ---------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ process lives, so that not even a handshake ends, an agent leaves soon: at first
 
 from collections.abc import Callable
 
+from nodeagent.backoff import Backoff
 from nodeagent.uplink.stream import GREETING, ConnectTimeouts, Ended
 
 #: Seconds: the wait before attempt n is drawn from [0, min(CAP, BASE * 2**n)). A lower value is
@@ -158,6 +159,8 @@ class ReconnectPolicy:
 
     def _wait(self, cap: float, *, at_least: float = 0.0, spread: float = 1.0) -> float:
         """Drawn from the last ``spread`` of the longest wait."""
-        longest = max(at_least, min(cap, BASE * (1 << self._failures)))
         self._failures = min(self._failures + 1, _MANY)
-        return longest * (1 - spread * (1 - self._random()))
+        backoff = Backoff(first=BASE, most=cap, spread=spread)
+        if backoff.longest(self._failures) < at_least:
+            backoff = Backoff(first=at_least, most=at_least, spread=spread)
+        return backoff.pause(self._failures, self._random)

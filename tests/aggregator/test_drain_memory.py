@@ -2,17 +2,16 @@
 
 import asyncio
 import random
+from itertools import pairwise
 
 from aggregator.cluster.port import Action, Pod, Quarantine, QuarantineSpec, QuarantineStatus
 from aggregator.health.model import Lost
 from aggregator.quarantine.state.drain_memory import (
     RETRY_FIRST,
     RETRY_MOST,
-    RETURN_FIRST,
-    RETURN_MOST,
     BlockedPod,
     DrainMemory,
-    retry_first,
+    blocked_backoff,
 )
 from aggregator.quarantine.state.fleet import NodeSummary
 from aggregator.quarantine.state.lazy_event import LazyEvent
@@ -55,22 +54,26 @@ def refusal(memory: DrainMemory, uid: str = "a", **changes: object) -> BlockedPo
     return memory.block(uid, block, **{**given, **changes})  # type: ignore[arg-type]
 
 
+def waited(refused: BlockedPod) -> float:
+    return refused.retry_at - 100.0
+
+
 def test_the_first_retry_is_later_beside_many_drains() -> None:
-    assert retry_first(1) == RETRY_FIRST
-    assert retry_first(8) == 1.0
-    assert retry_first(80) == 10.0
+    assert blocked_backoff(1).first == RETRY_FIRST
+    assert blocked_backoff(8).first == 1.0
+    assert blocked_backoff(80).first == 10.0
 
 
 def test_each_refusal_doubles_the_wait_up_to_the_most() -> None:
     memory, rng = DrainMemory("q"), Most()
-    waits = [refusal(memory, rng=rng).wait for _ in range(8)]
+    waits = [waited(refusal(memory, rng=rng)) for _ in range(8)]
     assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, RETRY_MOST, RETRY_MOST]
     assert memory.blocked["a"].tries == 8
     assert memory.blocked["a"].retry_at == 100.0 + RETRY_MOST
-    assert set(rng.bounds) == {(0.7, 1.0)}
+    assert {round(low / high, 9) for low, high in rng.bounds} == {0.7}
     many = DrainMemory("q")
-    assert refusal(many, drains=400).wait == 50.0
-    assert [refusal(many, drains=400).wait for _ in range(3)] == [100.0, 200.0, 200.0]
+    waits = [waited(refusal(many, drains=400)) for _ in range(4)]
+    assert waits == [50.0, 100.0, 200.0, 200.0]
 
 
 def test_a_refusal_keeps_the_time_of_the_first_and_a_pause_that_is_asked_for() -> None:
@@ -92,8 +95,8 @@ def test_a_refusal_keeps_the_time_of_the_first_and_a_pause_that_is_asked_for() -
 
 def test_what_only_a_person_can_change_is_asked_for_seldom() -> None:
     memory = DrainMemory("q")
-    assert refusal(memory, hopeless=True).wait == RETRY_MOST
-    assert refusal(DrainMemory("q"), hopeless=True, drains=400).wait == 200.0
+    assert waited(refusal(memory, hopeless=True)) == RETRY_MOST
+    assert waited(refusal(DrainMemory("q"), hopeless=True, drains=400)) == 200.0
 
 
 def test_a_webhook_that_fails_is_named_from_its_third_failure_on() -> None:
@@ -114,7 +117,7 @@ def test_a_pod_that_is_gone_is_forgotten_and_one_that_changed_is_asked_soon() ->
         "d": 101.0,
     }
     assert memory.blocked["b"].version == "2"
-    assert set(rng.bounds) == {(0.5, 1.0)}
+    assert set(rng.bounds) == {(7.5, 15.0)}
     memory.keep_only({"a": "1", "b": "2", "d": "2"}, 111.0, rng)
     assert len(rng.bounds) == 2, "it has not changed since"
 
@@ -130,26 +133,18 @@ def test_pods_that_go_together_wait_for_the_last_of_them() -> None:
 def test_a_pod_that_came_back_is_asked_again_after_a_wait_that_doubles() -> None:
     memory, rng = DrainMemory("q"), Most()
     memory.note_return("a", 0.0, rng)
-    assert memory.returns["a"].retry_at == RETURN_FIRST * 1.2
+    assert memory.returns["a"].retry_at == 300.0
     memory.note_return("a", 50.0, rng)
-    assert memory.returns["a"].retry_at == RETURN_FIRST * 1.2, "it is known"
-    memory.note_retried(["a", "unknown"], RETURN_FIRST * 1.2 - 1, rng)
-    assert memory.returns["a"].wait == RETURN_FIRST, "it was not due"
-    now = RETURN_FIRST * 1.2
-    memory.note_retried(["a"], now, rng)
-    assert memory.returns["a"].wait == 2 * RETURN_FIRST
-    assert memory.returns["a"].retry_at == now + 2 * RETURN_FIRST * 1.2
-    for _ in range(5):
-        memory.note_retried(["a"], 1e9, rng)
-    assert memory.returns["a"].wait <= RETURN_MOST
-    memory.returns["a"].retry_at = 0.0
-    memory.note_retried(["a"], 1e9, rng)
-    memory.returns["a"].retry_at = 0.0
-    memory.note_retried(["a"], 1e9, rng)
-    memory.returns["a"].retry_at = 0.0
-    memory.note_retried(["a"], 1e9, rng)
-    assert memory.returns["a"].wait == RETURN_MOST
-    assert set(rng.bounds) == {(0.8, 1.2)}
+    assert memory.returns["a"].retry_at == 300.0, "it is known"
+    memory.note_retried(["a", "unknown"], 299.0, rng)
+    assert memory.returns["a"].retry_at == 300.0, "it was not due"
+    due = [300.0]
+    for _ in range(6):
+        memory.note_retried(["a"], due[-1], rng)
+        due.append(memory.returns["a"].retry_at)
+    waits = [later - earlier for earlier, later in pairwise(due)]
+    assert waits == [600.0, 1200.0, 2400.0, 3600.0, 3600.0, 3600.0]
+    assert {round(low / high, 9) for low, high in rng.bounds} == {0.7}
 
 
 # -- lost evidence --------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ from aggregator.quarantine.decide.uncertainty import EvidenceBasis
 from aggregator.quarantine.decide.uncordon import OnUncordon, Uncordoned, UncordonRules
 from aggregator.quarantine.state.fleet import NodeHold, NodeSummary
 from aggregator.quarantine.state.node import NodeState
+from tests.support.draws import HighestDraw
 from tests.support.memory_cluster import MemoryCluster, World
 from tests.support.node_states import set_fields
 from tests.support.replica import POLICY, Notes
@@ -106,6 +107,7 @@ class Bench:
             may_act=lambda _: self.may,
             switch=switch,
             uncordon=UncordonRules(OnUncordon.RECORDON),
+            rng=HighestDraw(),
         )
 
     async def _check(self) -> None:

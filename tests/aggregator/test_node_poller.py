@@ -270,7 +270,7 @@ def test_the_wait_of_a_node_doubles_with_each_read_that_finds_nothing_new() -> N
         case.node_summary.quarantine = quarantine(Phase.CORDONED)
         bench.due()
         wait = bench.poller._waits["n1"]
-        assert (wait.pause, wait.next_at) == (WAITING_FIRST, 1000.0 + WAITING_FIRST)
+        assert wait.next_at == 1000.0 + WAITING_FIRST
         pauses = []
         for _ in range(4):
             bench.time = wait.next_at
@@ -287,7 +287,7 @@ def test_the_wait_of_a_node_doubles_with_each_read_that_finds_nothing_new() -> N
             )
         bench.due()
         await bench.poll(case)
-        assert wait.pause == 101.0, "one read a second for all that wait"
+        assert wait.next_at - bench.time == 101.0, "one read a second for all that wait"
 
     run(test)
 

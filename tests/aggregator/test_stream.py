@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from aggregator.health.model import Component, Delta, Snapshot, Status
-from aggregator.ingest.resync_backoff import EVERY
+from aggregator.ingest.resync_backoff import BACKOFF
 from aggregator.ingest.stream import Stream
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.support import evidence as said
@@ -167,18 +167,18 @@ async def test_a_digest_that_differs_asks_for_a_snapshot_and_not_at_every_heartb
         await agent.expect("resync")
         await agent.snapshot(seq=2)
         assert (await agent.expect("ack")).seq == 2  # and no second Resync before it
-        plain.clock.ahead += EVERY
+        plain.clock.ahead += BACKOFF.first
         await agent.beat(6)
         await agent.expect("resync")
         # The snapshot did not make them agree: the next time takes twice as long.
         await agent.snapshot(seq=3)
         await agent.expect("ack")
-        plain.clock.ahead += EVERY
+        plain.clock.ahead += BACKOFF.first
         await agent.beat(6)
         await agent.delta(seq=4)
         assert (await agent.expect("ack")).seq == 4
         assert plain.stats.resyncs == 2
-        plain.clock.ahead += EVERY
+        plain.clock.ahead += BACKOFF.first
         await agent.expect("resync")  # asked too early, so asked later
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import nodeagent.backoff
 from aggregator.runtime.backoff import Backoff
 
 
@@ -26,3 +27,28 @@ def test_pauses_after_the_same_failure_are_spread_over_the_whole_range() -> None
     assert pauses[0] < 0.2
     assert pauses[500] == pytest.approx(4.0, abs=0.5)
     assert pauses[-1] > 7.8
+
+
+def test_a_part_of_the_pause_is_certain_where_less_is_drawn() -> None:
+    rng, backoff = random.Random(1), Backoff(first=1.0, most=8.0, spread=0.25)
+    pauses = sorted(backoff.pause(4, rng) for _ in range(1000))
+    assert 6.0 <= pauses[0] < 6.1
+    assert 7.9 < pauses[-1] <= 8.0
+
+
+@given(
+    first=st.floats(0.01, 1e3),
+    most=st.floats(0.01, 1e5),
+    spread=st.floats(0.0, 1.0),
+    failures=st.integers(1, 10**9),
+    seed=st.integers(),
+)
+def test_the_agents_backoff_is_the_aggregators(
+    first: float, most: float, spread: float, failures: int, seed: int
+) -> None:
+    """They share no module, because they share nothing but the contract."""
+    ours = Backoff(first=first, most=most, spread=spread)
+    agents = nodeagent.backoff.Backoff(first=first, most=most, spread=spread)
+    assert agents.longest(failures) == ours.longest(failures)
+    drawn = agents.pause(failures, random.Random(seed).random)
+    assert drawn == ours.pause(failures, random.Random(seed))

@@ -7,6 +7,7 @@ replica that acts on an older read fails with `Conflict`, reads again, and decid
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
@@ -60,11 +61,13 @@ from aggregator.quarantine.decide.uncordon import (
 )
 from aggregator.quarantine.state.fleet import NodeHold
 from aggregator.quarantine.state.node import MARKED, NodeState
+from aggregator.runtime.backoff import Backoff
 
 log = logging.getLogger("sickbay.quarantine")
 
 #: An announcement trails; after so many tries it is dropped, and the next one corrects it.
 _ANNOUNCE_TRIES = 6
+_ANNOUNCE_BACKOFF = Backoff(first=0.5, most=16.0, spread=0.3)
 _NO_NODE = "the cluster has no node of this name"
 
 
@@ -103,6 +106,7 @@ class NodeActions:
         may_act: Callable[[str], bool],
         switch: StopSwitch,
         uncordon: UncordonRules,
+        rng: random.Random,
     ) -> None:
         """``may_act`` tells whether the node is ours to act for at this moment."""
         self._cluster = cluster
@@ -121,6 +125,7 @@ class NodeActions:
         self._may_act = may_act
         self._switch = switch
         self._uncordon = uncordon
+        self._rng = rng
 
     def guard(self, case: NodeState, *, granted: bool = True) -> Guard:
         """The guard of each acting request on the node: it checks for changes since the decision.
@@ -620,7 +625,7 @@ class NodeActions:
         self, case: NodeState, node_uid: str, *, quarantined: bool, message: str
     ) -> None:
         reason = "Quarantined" if quarantined else "Released"
-        for attempt in range(_ANNOUNCE_TRIES):
+        for attempt in range(1, _ANNOUNCE_TRIES + 1):
             try:
                 await self._cluster.announce(
                     case.node,
@@ -631,7 +636,8 @@ class NodeActions:
                 )
             except Unreachable as error:
                 log.warning("announcement late", extra={"node": case.node, "error": str(error)})
-                await asyncio.sleep(error.retry_after or 0.5 * 2**attempt)
+                pause = _ANNOUNCE_BACKOFF.pause(attempt, self._rng)
+                await asyncio.sleep(error.retry_after or pause)
             except ClusterError as error:
                 log.warning("not announced", extra={"node": case.node, "error": str(error)})
                 return

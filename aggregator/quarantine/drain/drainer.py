@@ -25,7 +25,7 @@ from aggregator.quarantine.decide.node_marks import exclude_change, read_did
 from aggregator.quarantine.decide.returned_pods import find_returned, is_return
 from aggregator.quarantine.drain.evictor import MOST_BLOCKERS, EvictionLanes, Evictor
 from aggregator.quarantine.drain.hooks import HookRunner
-from aggregator.quarantine.state.drain_memory import DrainMemory, retry_first
+from aggregator.quarantine.state.drain_memory import DrainMemory, blocked_backoff
 from aggregator.quarantine.state.node import MARKED, NodeState
 from aggregator.quarantine.state.race import while_it_stands
 from aggregator.rfc3339 import span
@@ -161,7 +161,7 @@ class Drainer:
             pods_now = frozenset((pod.uid, pod.deleting) for pod in pods)
             if moved or pods_now != before:
                 quick = moved or read.plan.leaving
-                look = _LOOK_FIRST if quick else retry_first(self._running)
+                look = _LOOK_FIRST if quick else blocked_backoff(self._running).first
             else:
                 look = self._longer(look)
             before = pods_now

@@ -18,9 +18,9 @@ from aggregator.events import EventKind
 from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.race import while_it_stands
+from aggregator.runtime.backoff import Backoff
 
-_AGAIN_FIRST = 1.0
-_AGAIN_MOST = 30.0
+_BACKOFF = Backoff(first=1.0, most=30.0, spread=0.3)
 #: Changed output of a hook is written at most so often (seconds).
 _STATUS_EVERY = 10.0
 _MOST_TEXT = 500
@@ -93,7 +93,7 @@ class HookRunner:
     async def _until_done(
         self, case: NodeState, hook: Hook, known: HookStatus, still: Callable[[], bool]
     ) -> bool:
-        wait, written_at = _AGAIN_FIRST, self._clocks.now()
+        asked, written_at = 0, self._clocks.now()
         limit = self._rules.pre_evict_timeout
         while still():
             left = max(0.0, known.asked_at + limit - self._clocks.earliest())
@@ -121,11 +121,11 @@ class HookRunner:
                 written_at = self._clocks.now()
                 if newly:
                     self._note(case, EventKind.HOOK_FAILED, "pre_evict", said)
-            pause = max(wait * self._rng.uniform(0.7, 1.0), answer.retry_after or 0.0)
+            asked += 1
+            pause = max(_BACKOFF.pause(asked, self._rng), answer.retry_after or 0.0)
             if late or not self._rules.go_on:
                 left = pause
             await while_it_stands(case, asyncio.sleep(min(pause, max(left, 0.1))), still)
-            wait = min(_AGAIN_MOST, wait * 2)
         return False
 
     async def _asked(
@@ -156,7 +156,7 @@ class HookRunner:
         begun = status.pre_evict is not None if self._rules.pre_evict else status.drain_started_at
         if hook is None or not begun:
             return
-        wait, limit = _AGAIN_FIRST, self._rules.post_release_timeout
+        asked, limit = 0, self._rules.post_release_timeout
         ends_at = self._clocks.now() + limit
         while True:
             left = max(1.0, ends_at - self._clocks.now())
@@ -164,13 +164,13 @@ class HookRunner:
             if answer.said is HookResult.DONE:
                 self._note(case, EventKind.HOOK, "post_release", "drain.post_release is done")
                 return
-            if self._clocks.now() + wait >= ends_at:
+            asked += 1
+            if self._clocks.now() + _BACKOFF.longest(asked) >= ends_at:
                 said = f"drain.post_release was not done in {limit:g} s: {answer.text}"
                 self._note(case, EventKind.HOOK_FAILED, "post_release", said)
                 return
-            pause = max(wait * self._rng.uniform(0.7, 1.0), answer.retry_after or 0.0)
+            pause = max(_BACKOFF.pause(asked, self._rng), answer.retry_after or 0.0)
             await asyncio.sleep(min(pause, ends_at - self._clocks.now()))
-            wait = min(_AGAIN_MOST, wait * 2)
 
     async def _in_time(self, hook: Hook, quarantine: Quarantine, left: float) -> HookAnswer:
         """One answer to ``post_release``. The wait for its turn counts: others may take hours."""

@@ -32,6 +32,7 @@ from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.replicas.membership.view import Ownership
+from aggregator.runtime.backoff import Backoff
 
 log = logging.getLogger("sickbay.quarantine")
 
@@ -61,8 +62,8 @@ class _Wait:
     """The reason why a node waits, as last seen, and when the node is read next (monotonic)."""
 
     why: str
-    pause: float
     next_at: float
+    reads: int = 0
 
 
 class NodePoller:
@@ -119,15 +120,16 @@ class NodePoller:
     def _wait(self, case: NodeState, known: _Wait | None, now: float) -> _Wait:
         why = case.cluster.maintained
         if known is None or known.why != why:  # their work has changed: it may end soon
-            return _Wait(why, WAITING_FIRST, now + self._jittered(WAITING_FIRST))
+            return _Wait(why, now + self._backoff().pause(1, self._rng))
         return known
 
     def _put_off(self, case: NodeState, now: float) -> None:
         """The pods of a drained node are read next in about `DRAINED_EVERY`."""
         case.looked_at = now - DRAINED_EVERY * self._rng.uniform(0.0, _JITTER)
 
-    def _jittered(self, seconds: float) -> float:
-        return seconds * self._rng.uniform(1.0 - _JITTER, 1.0)
+    def _backoff(self) -> Backoff:
+        most = max(WAITING_MOST, len(self._waits) / WAITING_A_SECOND)
+        return Backoff(first=WAITING_FIRST, most=most, spread=_JITTER)
 
     def _is_due(self, case: NodeState) -> bool:
         now = self._clocks.now()
@@ -147,9 +149,8 @@ class NodePoller:
         now = case.looked_at = self._clocks.now()
         wait = self._waits.get(case.node)
         if wait is not None:
-            wait.next_at = now + self._jittered(wait.pause)
-            most = max(WAITING_MOST, len(self._waits) / WAITING_A_SECOND)
-            wait.pause = min(most, wait.pause * 2)
+            wait.reads += 1
+            wait.next_at = now + self._backoff().pause(wait.reads, self._rng)
         elif _is_drained(case):
             self._put_off(case, now)
             case.recheck_pods = True

@@ -6,9 +6,10 @@ It can be lost. State that must survive a restart is in the Quarantine, or follo
 import random
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from aggregator.cluster.port import Pod
+from aggregator.runtime.backoff import Backoff
 
 #: A blocked pod is asked again after so long (seconds), twice as long each time, up to the most.
 RETRY_FIRST = 1.0
@@ -16,17 +17,20 @@ RETRY_MOST = 60.0
 #: All blocked drains of a replica together retry about so often a second, however many they are.
 RETRIES_A_SECOND = 2.0
 #: A blocked pod that has changed is asked again this soon (seconds): its budget may look elsewhere.
-_CHANGED_RETRY = 15.0
+_CHANGED = Backoff(first=15.0, most=15.0, spread=0.5)
 #: A pod that came back is evicted again after so long (seconds), twice as long each time.
-RETURN_FIRST = 300.0
-RETURN_MOST = 3600.0
+_RETURN_BACKOFF = Backoff(first=300.0, most=3600.0, spread=0.3)
 #: A webhook that can't be reached is named as the blocker from this failure on.
 _NAMED_FROM = 3
 
 
-def retry_first(drains: int) -> float:
-    """Seconds until a pod that is blocked is asked for a second time, beside so many drains."""
-    return max(RETRY_FIRST, drains / (4 * RETRIES_A_SECOND))
+def blocked_backoff(drains: int) -> Backoff:
+    """The pauses between two requests for a blocked pod, beside so many drains."""
+    return Backoff(
+        first=max(RETRY_FIRST, drains / (4 * RETRIES_A_SECOND)),
+        most=max(RETRY_MOST, drains / RETRIES_A_SECOND),
+        spread=0.3,
+    )
 
 
 @dataclass(slots=True)
@@ -41,17 +45,16 @@ class BlockedPod:
     version: str
     own: bool
     retry_at: float = 0.0
-    wait: float = RETRY_FIRST
     tries: int = 1
     named: bool = True
 
 
 @dataclass(slots=True)
 class ReturnRetry:
-    """When the next try is due (monotonic seconds), and how long the wait before it is."""
+    """When the next try is due (monotonic seconds), and how many waits have begun."""
 
     retry_at: float
-    wait: float
+    waits: int = 1
 
 
 @dataclass(slots=True)
@@ -82,7 +85,7 @@ class DrainMemory:
         for uid, one in self.blocked.items():
             if one.version != present[uid]:
                 one.version = present[uid]
-                one.retry_at = min(one.retry_at, now + _CHANGED_RETRY * rng.uniform(0.5, 1.0))
+                one.retry_at = min(one.retry_at, now + _CHANGED.pause(1, rng))
 
     def due_at(self, pods: Iterable[Pod]) -> float:
         """When these may be asked for together (monotonic seconds); minus infinity at first."""
@@ -105,29 +108,26 @@ class DrainMemory:
 
         ``hopeless``: only a person can change it. ``passing``: it may be over at the next try.
         """
-        most = max(RETRY_MOST, drains / RETRIES_A_SECOND)
         known = self.blocked.get(uid)
-        block.wait = retry_first(drains)
         if known is not None:
-            block.wait, block.tries = min(most, known.wait * 2), known.tries + 1
-            block.since = known.since
+            block.since, block.tries = known.since, known.tries + 1
+        backoff = blocked_backoff(drains)
         if hopeless:
-            block.wait = most
+            backoff = replace(backoff, first=backoff.most)
         block.named = not passing or block.tries >= _NAMED_FROM
-        block.retry_at = now + max(block.wait * rng.uniform(0.7, 1.0), at_least)
+        block.retry_at = now + max(backoff.pause(block.tries, rng), at_least)
         self.blocked[uid] = block
         return block
 
     def note_return(self, slot: str, now: float, rng: random.Random) -> None:
         """A pod came back: when its slot is emptied once more is known from now on."""
         if slot not in self.returns:
-            wait = RETURN_FIRST
-            self.returns[slot] = ReturnRetry(now + wait * rng.uniform(0.8, 1.2), wait)
+            self.returns[slot] = ReturnRetry(now + _RETURN_BACKOFF.pause(1, rng))
 
     def note_retried(self, slots: Iterable[str], now: float, rng: random.Random) -> None:
         """Returned pods are asked to leave again: the next time is later by twice the wait."""
         for slot in slots:
             known = self.returns.get(slot)
             if known is not None and known.retry_at <= now:
-                known.wait = min(RETURN_MOST, known.wait * 2)
-                known.retry_at = now + known.wait * rng.uniform(0.8, 1.2)
+                known.waits += 1
+                known.retry_at = now + _RETURN_BACKOFF.pause(known.waits, rng)
