@@ -166,12 +166,14 @@ class Agent:
             identity=identify(self._machine, config.node),
         )
         state = store.load(boot_id=self._boot_id, new_epoch=self._new_id)
-        self._sources = factory.sources(config, self._machine, state.gpus)
+        self._sources = factory.sources(config, self._machine, state.gpus, state.cliques)
+        self._sources.fabric.on_change(self._renew_uplink)
         self._recorder = EvidenceRecorder(
             state,
             store=store,
             copy=DiskBackup(config.run_dir / NAME, config.state_dir),
             gpus=self._sources.gpus,
+            fabric=self._sources.fabric,
             clock=self._clock,
             wake=self._wake,
         )
@@ -279,6 +281,10 @@ class Agent:
         self._recorder.record_observations(
             [Gone(name, each) for name in ended for each in latch.known(name)]
         )
+        self._renew_uplink()
+
+    def _renew_uplink(self) -> None:
+        """Our Hello has changed."""
         if self._uplink is not None:
             self._uplink.renew()
 
@@ -351,6 +357,8 @@ class Agent:
         """The node's properties by which the aggregator searches for a common cause."""
         system = os.uname()
         traits = {"kernel": system.release, "arch": system.machine}
+        if self._sources.fabric.cliques:
+            traits["fabric_clique"] = self._sources.fabric.cliques
         try:
             driver = (self._machine.sys / "module/nvidia/version").read_text(encoding="ascii")
         except OSError:

@@ -7,6 +7,7 @@ from nodeagent.clock import Clock
 from nodeagent.config.settings import Config
 from nodeagent.sources import Sources
 from nodeagent.sources.disk_probe import DiskProbe
+from nodeagent.sources.fabric import FabricMembership
 from nodeagent.sources.gpus import GpuMap
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.kmsg import Cursor, KmsgReader
@@ -26,6 +27,7 @@ def sources(
     config: Config,
     machine: HostRoots,
     remembered_gpus: Mapping[str, str] | None,
+    remembered_cliques: str = "",
     *,
     single_run: bool = False,
 ) -> Sources:
@@ -40,6 +42,7 @@ def sources(
         disk=DiskProbe(machine=machine),
         gpus=GpuMap(machine, remembered_gpus),
         expected_gpus=config.expected_gpus,
+        fabric=FabricMembership(remembered_cliques),
         single_run=single_run,
     )
 

@@ -16,6 +16,7 @@ from nodeagent.evidence.latch import Latch
 from nodeagent.evidence.state import State
 from nodeagent.evidence.store import Store
 from nodeagent.model import Batch, Evidence, Observation, Status
+from nodeagent.sources.fabric import FabricMembership
 from nodeagent.sources.gpus import GpuMap, normalise
 from nodeagent.sources.kmsg import Cursor
 
@@ -41,6 +42,7 @@ class EvidenceRecorder:
         store: Store,
         copy: DiskBackup,
         gpus: GpuMap,
+        fabric: FabricMembership,
         clock: Clock,
         wake: Callable[[], bool],
     ) -> None:
@@ -48,6 +50,7 @@ class EvidenceRecorder:
         self._store = store
         self._copy = copy
         self._gpus = gpus
+        self._fabric = fabric
         self._clock = clock
         self._wake = wake
         self._timer: asyncio.TimerHandle | None = None
@@ -116,9 +119,9 @@ class EvidenceRecorder:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        gpus = self._gpus.remembered()
-        self._worth_a_copy |= gpus != self._state.gpus
-        self._state.gpus = gpus
+        gpus, cliques = self._gpus.remembered(), self._fabric.cliques
+        self._worth_a_copy |= (gpus, cliques) != (self._state.gpus, self._state.cliques)
+        self._state.gpus, self._state.cliques = gpus, cliques
         saved = self._store.save(self._state)
         if saved and self._worth_a_copy:
             self._worth_a_copy = False

@@ -40,7 +40,9 @@ async def take_sample(sources: Sources) -> GpuSample | Off:
     A library without a GPU is common (a container image that brings one): it is no GPU either.
     """
     if sources.expected_gpus or sources.gpus.addresses():
-        return await sources.nvml.sample()
+        sample = await sources.nvml.sample()
+        sources.fabric.learn(sample)
+        return sample
     if not sources.nvml.has_library():
         return _NO_GPU
     sample = await sources.nvml.sample()

@@ -29,13 +29,14 @@ class State:
     """The content of the state file.
 
     ``kernel_seq`` is the last kernel log record consumed, ``quiesced_until`` (boottime seconds)
-    when NVML may be used again.
+    when NVML may be used again, ``cliques`` the NVLink cliques of the node's GPUs.
     """
 
     latch: Latch
     kernel_seq: int | None = None
     gpus: Mapping[str, str] | None = None
     quiesced_until: float = 0.0
+    cliques: str = ""
 
 
 def dump(state: State, now: float, *, identity: MachineIdentity | None = None) -> dict[str, Any]:
@@ -61,6 +62,7 @@ def dump(state: State, now: float, *, identity: MachineIdentity | None = None) -
         "gone": [[one.check, one.component, matters] for one, matters in latch.unacked.gone],
         "gpus": dict(state.gpus or {}),
         "quiesced_until": state.quiesced_until,
+        "cliques": state.cliques,
     }
 
 
@@ -78,8 +80,8 @@ def restore(
     machine is of an older agent, and taken for this machine's.
 
     ``new_epoch`` given means that the document may be older than the messages sent, so that its
-    sequence numbers are not used again. From another boot only the GPU map, events not yet
-    acknowledged, and faults that only a person ends are kept; their times become "at least that
+    sequence numbers are not used again. From another boot only the GPU map, the cliques, events not
+    yet acknowledged, and faults that only a person ends are kept; their times become "at least that
     long ago". Raises StateError, of another machine's document AnotherMachine.
     """
     try:
@@ -115,18 +117,20 @@ def _restore(document: Any, boot_id: str, new_epoch: Callable[[], str] | None) -
     for check, component, matters in document.get("gone", ()):  # older agents owed none
         latch.unacked.take_gone(Gone(str(check), str(component)), matters=bool(matters))
     gpus = {str(address): str(uuid) for address, uuid in document["gpus"].items()}
+    cliques = str(document.get("cliques", ""))  # older agents kept none
     faults = [_restore_fault(fault) for fault in document["faults"]]
     if not same_boot:
         lasting = [fault for fault in faults if fault.cleared_by is ClearedBy.OPERATOR]
         for fault in lasting:
             _shift(fault, -float(document["saved_at"]))
         latch.restore((), lasting)
-        return State(latch, None, gpus)
+        return State(latch, None, gpus, cliques=cliques)
     latch.restore([_restore_component(entry) for entry in document["components"]], faults)
     latch.applied = {str(source): int(seq) for source, seq in document["applied"].items()}
     kernel_seq = document["kernel_seq"]
     quiesced_until = float(document.get("quiesced_until", 0.0))  # 0.1.0 had none
-    return State(latch, None if kernel_seq is None else int(kernel_seq), gpus, quiesced_until)
+    seq = None if kernel_seq is None else int(kernel_seq)
+    return State(latch, seq, gpus, quiesced_until, cliques)
 
 
 def _component(entry: ComponentEntry) -> list[Any]:

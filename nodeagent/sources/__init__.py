@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from nodeagent.sources.disk_probe import DiskProbe
 from nodeagent.sources.driver_log import DriverLog
+from nodeagent.sources.fabric import FabricMembership
 from nodeagent.sources.gpus import GpuMap
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.measurements import Measurements
@@ -26,6 +27,7 @@ class Sources:
     disk: DiskProbe
     gpus: GpuMap
     expected_gpus: int | None = None
+    fabric: FabricMembership = field(default_factory=FabricMembership)
     peers: Peers = field(default_factory=Peers)
     driver_log: DriverLog = field(default_factory=DriverLog)
     measurements: Measurements = field(default_factory=Measurements)

@@ -164,7 +164,7 @@ def _traits(traits: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return _same(tuple(sorted((name("traits", k), short("traits", v)) for k, v in traits.items())))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)  # as many as there are racks, at least
 def _same(traits: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
     """One object for all nodes with the same values."""
     return traits

@@ -168,7 +168,7 @@ class NodeReport(_message.Message):
     """The address at which other nodes probe it; empty if it has none."""
     @_builtins.property
     def traits(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Its versions: driver, kernel, agent."""
+        """Its versions: driver, kernel, agent. Its NVLink fabrics: "fabric:nvlink", with a comma between."""
 
     @_builtins.property
     def checks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

@@ -169,7 +169,10 @@ class Hello(_message.Message):
     def checks(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckInfo]: ...
     @_builtins.property
     def traits(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Properties by which a common cause is sought: "kernel", "driver", "fabric_clique" and the like."""
+        """Properties by which a common cause is sought: "kernel", "driver", and "fabric_clique", the NVLink
+        cliques of the node's GPUs ("CLUSTER-UUID.CLIQUE" by NVML, several with a comma between). Where one
+        changes, the agent opens a new stream.
+        """
 
     def __init__(
         self,
