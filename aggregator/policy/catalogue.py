@@ -34,14 +34,15 @@ class FaultClass:
 @dataclass(frozen=True, slots=True)
 class Published:
     """NVIDIA's catalogue entry for an Xid, in its own words. ``on`` are the products that can log
-    it, empty where it is marked unused on all of them; ``now`` and ``then`` are its immediate and
-    its investigatory action, empty where it publishes none.
+    it; ``unused``: it is marked so, whether or not it lists products; ``now`` and ``then`` are its
+    immediate and its investigatory action, empty where it publishes none.
     """
 
     mnemonic: str
     on: tuple[str, ...]
     now: str
     then: str
+    unused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +108,11 @@ def parse_catalogue(data: Mapping[str, Any]) -> Catalogue:
 
 
 def _published(text: str) -> Published:
-    """``MNEMONIC; a100 h100; RESET_GPU; CONTACT_SUPPORT``, with "-" for an empty field."""
+    """``MNEMONIC; a100 h100 unused; RESET_GPU; CONTACT_SUPPORT``; "-" for an empty field."""
     mnemonic, on, now, then = (part.strip() for part in text.split(";"))
-    products = () if on in ("unused", "-") else tuple(on.split())
-    return Published(mnemonic, products, now.strip("-"), then.strip("-"))
+    words = on.strip("-").split()
+    products = tuple(word for word in words if word != "unused")
+    return Published(mnemonic, products, now.strip("-"), then.strip("-"), "unused" in words)
 
 
 def _codes(entry: Mapping[str, Any]) -> Iterator[str]:

@@ -166,20 +166,26 @@ def _catalogued(policy: Policy, asked: Question) -> tuple[str, str]:
         return f"check {asked.check} {now}", "the check is well again"
     name = policy.catalogue.class_of(_latched(policy, asked), _traits(asked))
     if name == UNKNOWN:
-        return "unknown: a code that the catalogue does not have", "as its agent reports"
+        return f"unknown: {_why_unknown(policy, asked)}", "as its agent reports"
     found = policy.catalogue.classes[name]
     return f"{name}: {found.means}", _ENDS[found.clears]
+
+
+def _why_unknown(policy: Policy, asked: Question) -> str:
+    published = policy.catalogue.published.get(asked.code)
+    if published is None:
+        return "a code that the catalogue does not have"
+    marked = " and marks it unused" if published.unused else ""
+    return f"NVIDIA names the code{marked}, and no class here has it"
 
 
 def _published(policy: Policy, asked: Question) -> str:
     found = policy.catalogue.published.get(asked.code)
     if found is None:
         return ""
-    on = (
-        f"on {', '.join(name.upper() for name in found.on)}"
-        if found.on
-        else "unused since the A100"
-    )
+    on = f"on {', '.join(name.upper() for name in found.on)}" if found.on else ""
+    if found.unused:
+        on = f"{on}, and marked unused there" if on else "unused since the A100"
     first = f"; first {found.now}" if found.now else "; no action is published"
     return f"{found.mnemonic}, {on}{first}{f', then {found.then}' * bool(found.then)}"
 

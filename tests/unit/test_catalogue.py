@@ -64,6 +64,7 @@ xids:
   1: A_NAME; a100 h100; RESET_GPU; CONTACT_SUPPORT
   2: ANOTHER; unused; -; -
   3: A_THIRD; -; IGNORE; -
+  4: A_FOURTH; a100 unused; IGNORE; CONTACT_SUPPORT
 nvlink5: []
 """
     return {**yaml.safe_load(text), **changes}
@@ -80,8 +81,9 @@ def test_a_catalogue_is_read_whole() -> None:
     }
     assert dict(found.published) == {
         "xid:1": Published("A_NAME", ("a100", "h100"), "RESET_GPU", "CONTACT_SUPPORT"),
-        "xid:2": Published("ANOTHER", (), "", ""),
+        "xid:2": Published("ANOTHER", (), "", "", unused=True),
         "xid:3": Published("A_THIRD", (), "IGNORE", ""),
+        "xid:4": Published("A_FOURTH", ("a100",), "IGNORE", "CONTACT_SUPPORT", unused=True),
     }
 
 

@@ -206,6 +206,12 @@ def test_jobs_of_a_rule_with_long_pauses_between_them_fit_into_its_time() -> Non
             "unknown: a code that the catalogue does not have",
             "as its agent reports",
         ),
+        (
+            Question("xid:1"),
+            "xid:1 (FIFO error FIFO method)",
+            "unknown: NVIDIA names the code and marks it unused, and no class here has it",
+            "as its agent reports",
+        ),
         (LINK, "nic-link:failed", "check nic-link has failed", "the check is well again"),
         (
             replace(LINK, reason="link-down"),
@@ -245,6 +251,35 @@ def test_what_nvidia_publishes_is_told_of_its_codes_alone() -> None:
     assert asked(LINK).published == ""
     unnamed = next((code, one) for code, one in POLICY.catalogue.published.items() if not one.now)
     assert "; no action is published" in asked(Question(unnamed[0])).published
+
+
+@pytest.mark.parametrize(
+    ("code", "mnemonic", "then"),
+    [
+        ("xid:14", "ROBUST_CHANNEL_FAKE_ERROR", "CONTACT_SUPPORT"),
+        ("xid:108", "NVLINK_REMOTE_TRANSLATION_ERROR", "XID_137_FLOW"),
+    ],
+)
+def test_a_code_that_nvidia_lists_on_products_and_marks_unused_is_explained_as_both(
+    code: str, mnemonic: str, then: str
+) -> None:
+    """NVIDIA's catalogue says "ignore": the class says the same, and not "unknown"."""
+    answer = explain(POLICY, Question(code))
+    assert answer.meaning == "ignore: NVIDIA says to ignore it; the GPU remains healthy."
+    assert answer.published == (
+        f"{mnemonic}, on A100, H100, B100, GB200, and marked unused there; first IGNORE, "
+        f"then {then}"
+    )
+    assert answer.rule is not None
+    assert (answer.rule.action, answer.rule.name) == ("observe", "application-xid")
+
+
+def test_every_code_whose_first_action_is_to_ignore_it_is_of_a_class_that_never_acts() -> None:
+    for code, entry in POLICY.catalogue.published.items():
+        if entry.now == "IGNORE":
+            answer = explain(POLICY, Question(code))
+            assert answer.rule is not None
+            assert (answer.rule.action, "unknown" in answer.meaning) == ("observe", False), code
 
 
 def test_the_row_of_the_registers_is_told_of_nvlink_5_alone() -> None:
