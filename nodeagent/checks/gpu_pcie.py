@@ -1,12 +1,14 @@
 """How each GPU is connected: the width of its PCIe link, and the errors on it.
 
-Reasons: ``narrow`` (below ``width``, if that is set: failed; below what it was, or below the other
-GPUs: degraded), ``errors`` (degraded: AER counted fatal or non-fatal ones within the hour),
+Reasons: ``narrow`` (below ``width``, if that is set: failed; below the other GPUs: ``siblings``;
+below what it was: degraded), ``slow`` (under load, below two thirds of the GPUs: ``siblings``),
+``errors`` (degraded: AER counted fatal or non-fatal ones within the hour),
 ``replays`` (degraded: more than ``replays_per_minute`` over ten minutes), ``no-sysfs`` (unknown).
-Off where no source tells of any link, as in some virtual machines. The speed is shown and not
-judged: it falls when the GPU is idle.
+Off where no source tells of any link, as in some virtual machines. The speed falls when a GPU is
+idle, so it is compared by the looks at which the GPUs work.
 """
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,25 +16,37 @@ from nodeagent.checks import gpu_common
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.counter_window import CounterIncrease, CounterIncreases
 from nodeagent.checks.gpu_common import PerGpu, Verdict
+from nodeagent.checks.siblings import SiblingWatch, option, status_of
 from nodeagent.model import Status
 from nodeagent.sources import Sources
 from nodeagent.sources.gpu_sample import GpuSample
 from nodeagent.sources.measurements import rounded
+from nodeagent.sources.pci_kind import PciKinds
 from nodeagent.sources.pcie_link import PcieLink, read_link
 
 _ERROR_WINDOW = 3600.0
 _REPLAY_WINDOW = 600.0
 _HOUR = 3600.0
+#: A speed is compared after so many looks at a GPU at work, a minute apart.
+_LOOKS_AT_WORK = 10
+_IDLE = 0x1  # nvmlClocksEventReasonGpuIdle
 
 
 class GpuPcie:
     """Asks sysfs, so that a driver that hangs is no hindrance; NVML for its count of replays."""
 
-    def __init__(self, sources: Sources, width: int, replays_per_minute: int) -> None:
+    def __init__(
+        self, sources: Sources, width: int, replays_per_minute: int, siblings: Status
+    ) -> None:
         self._sources = sources
         self._wanted = width
         self._replays_per_minute = replays_per_minute
         self._per_gpu = PerGpu(SPEC.name, sources, brief=True)
+        self._siblings = siblings
+        self._kinds = PciKinds(sources.machine)
+        self._speeds = SiblingWatch()
+        #: By address: the speeds in GT/s at the latest looks at which the GPU was at work.
+        self._at_work: dict[str, deque[float]] = {}
         #: By address: the widest link seen, and the rises of its counters.
         self._widest: dict[str, int] = {}
         self._errors: dict[str, CounterIncreases] = {}
@@ -49,15 +63,37 @@ class GpuPcie:
         replays = _replays_by_nvml(sample)
         if not replays and all(link == PcieLink(speed=link.speed) for link in links.values()):
             return Off("neither sysfs nor NVML reports GPU link faults")
-        usual = _usual(list(links.values()))
+        usual = 0 if self._siblings is Status.OK else _usual(list(links.values()))
+        faster = self._faster_siblings(links, _at_work(sample))
         return self._per_gpu.report(
             {
-                gpus.component(address): self._verdict(address, link, replays.get(address), usual)
+                gpus.component(address): self._verdict(
+                    address, link, replays.get(address), usual, faster.get(address, 0.0)
+                )
                 for address, link in links.items()
             }
         )
 
-    def _verdict(self, address: str, link: PcieLink, replays: int | None, usual: int) -> Verdict:
+    def _faster_siblings(
+        self, links: Mapping[str, PcieLink], working: frozenset[str]
+    ) -> Mapping[str, float]:
+        """The GPUs that are slower at work than most of their kind, each with that kind's speed."""
+        for address, link in links.items():
+            if address in working and link.gigatransfers is not None:
+                seen = self._at_work.setdefault(address, deque(maxlen=_LOOKS_AT_WORK))
+                seen.append(link.gigatransfers)
+        speeds = {
+            address: (self._kinds.kind(f"{address}.0"), max(seen))
+            for address, seen in self._at_work.items()
+            if address in links and len(seen) == _LOOKS_AT_WORK
+        }
+        if self._siblings is Status.OK:
+            return {}
+        return self._speeds.lasting(speeds, self._sources.machine.clock.boottime())
+
+    def _verdict(
+        self, address: str, link: PcieLink, replays: int | None, usual: int, faster: float
+    ) -> Verdict:
         now = self._sources.machine.clock.boottime()
         seen = self._widest[address] = max(self._widest.get(address, 0), link.width or 0)
         counts = {"fatal": link.fatal, "non-fatal": link.nonfatal}
@@ -80,22 +116,40 @@ class GpuPcie:
             link,
             rises,
             wanted=self._wanted,
-            seen=max(seen, usual if link.max_width is None or link.max_width >= usual else 0),
+            seen=seen,
+            usual=usual if link.max_width is None or link.max_width >= usual else 0,
+            usual_speed=faster,
+            siblings=self._siblings,
             most_replays=self._replays_per_minute * int(_REPLAY_WINDOW / 60),
         )
 
 
 def judge(
-    link: PcieLink, rises: Mapping[str, int], *, wanted: int, seen: int, most_replays: int
+    link: PcieLink,
+    rises: Mapping[str, int],
+    *,
+    wanted: int,
+    seen: int,
+    most_replays: int,
+    usual: int = 0,
+    usual_speed: float = 0.0,
+    siblings: Status = Status.DEGRADED,
 ) -> Verdict:
-    """The verdict on one GPU's link. Pure. ``seen``: the width that it had, or the others have."""
+    """The verdict on one GPU's link. Pure. ``seen``: the width that it had.
+
+    ``usual``: the width of the other GPUs; ``usual_speed``: their speed at work, 0 where this GPU
+    has it too; ``siblings``: the status of a GPU below these.
+    """
     text = "the width of the link can't be read"
     if link.width is not None:
         text = f"{link.width} lanes" + (f" at {link.speed}" if link.speed else "")
     if link.width is not None and link.width < wanted:
         return Status.FAILED, "narrow", f"{text}, and the configuration says {wanted}"
-    if link.width is not None and link.width < seen:
-        return Status.DEGRADED, "narrow", f"{text}, and it had, or other GPUs have, {seen}"
+    if link.width is not None and link.width < max(seen, usual):
+        status = siblings if link.width < usual else Status.DEGRADED
+        return status, "narrow", f"{text}, and it had, or other GPUs have, {max(seen, usual)}"
+    if usual_speed and siblings is Status.FAILED:
+        return siblings, "slow", f"{text}, and most GPUs of this node work at {usual_speed:g} GT/s"
     worst = [name for name in ("fatal", "non-fatal") if rises.get(name)]
     if worst:
         counted = ", ".join(f"{rises[name]} {name}" for name in worst)
@@ -107,6 +161,8 @@ def judge(
             "replays",
             f"{text}; {rises['replays']} replays in {minutes} minutes",
         )
+    if usual_speed:
+        return siblings, "slow", f"{text}, and most GPUs of this node work at {usual_speed:g} GT/s"
     if link.width is None:
         return Status.UNKNOWN, "no-sysfs", text
     return Status.OK, "", text
@@ -118,21 +174,33 @@ def _usual(links: list[PcieLink]) -> int:
     return widths[(len(widths) - 1) // 2] if len(widths) > 2 else 0
 
 
+def _at_work(sample: GpuSample) -> frozenset[str]:
+    """The addresses of the GPUs that are not idle, by NVML's reasons for their clocks."""
+    working = (gpu for gpu in sample.gpus if gpu.clocks is not None and not gpu.clocks & _IDLE)
+    return frozenset(gpu.pci for gpu in working if gpu.pci)
+
+
 def _replays_by_nvml(sample: GpuSample) -> dict[str, int]:
     return {gpu.pci: gpu.replays for gpu in sample.gpus if gpu.pci and gpu.replays is not None}
 
 
 def _build(sources: Sources, options: Mapping[str, Any]) -> GpuPcie:
-    return GpuPcie(sources, options["width"], options["replays_per_minute"])
+    return GpuPcie(
+        sources,
+        options["width"],
+        options["replays_per_minute"],
+        status_of(options["siblings"]),
+    )
 
 
 SPEC = CheckSpec(
     name="gpu-pcie",
-    sees="a GPU whose PCIe link lost lanes, damages what it carries or repeats it",
+    sees="a GPU whose PCIe link lost lanes, is slower at work than its siblings', damages what it "
+    "carries or repeats it",
     source="/sys/bus/pci/devices: current_link_width, aer_dev_*; NVML field 94 (PCIe replays)",
     cost="0.1 ms of CPU every 60 s for a GPU",
     blind_to="without width: a link that was narrow before the agent started, where the other "
-    "GPUs' are too; the speed, which falls when a GPU is idle",
+    "GPUs' are too; the speed of GPUs that are never at work",
     interval=gpu_common.INTERVAL,
     deadline=gpu_common.DEADLINE,
     build=_build,
@@ -149,5 +217,6 @@ SPEC = CheckSpec(
             default=8,
             help="Replays on one link that are still well, on average over ten minutes.",
         ),
+        option("a GPU of a width, or of a speed at work,"),
     ),
 )

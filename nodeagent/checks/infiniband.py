@@ -2,14 +2,17 @@
 
 Reasons, strongest first: ``missing`` (the adapter has left the PCI bus, or a device that the
 configuration names does not exist: failed), ``link-down`` (was up and has no link: failed),
-``inactive`` (has a link and is not active: no subnet manager, say: failed), ``slow`` (below
-``rate``: failed; below what it was: degraded), ``errors`` (of the last hour, symbol errors above
-the limit, integrity errors or buffer overruns: failed), ``flapping`` (its link went within the
-hour: degraded), ``receive-errors`` and ``retries`` (degraded: the other end may be the cause),
-``hung`` (the driver does not answer; failed after a minute), ``disabled``, ``not-told`` and
-``no-sysfs``: unknown. The component is device and port ("mlx5_0/1").
+``inactive`` (has a link and is not active: no subnet manager, say: failed), ``never-up`` (not
+active since the boot while two thirds of its kind are: ``siblings``), ``slow`` (below ``rate``:
+failed; below its siblings: ``siblings``; below what it was: degraded), ``errors`` (of the last
+hour, symbol errors above the limit, integrity errors or buffer overruns: failed), ``flapping``
+(its link went within the hour: degraded), ``receive-errors`` and ``retries`` (degraded: the other
+end may be the cause), ``hung`` (the driver does not answer; failed after a minute), ``disabled``,
+``not-told`` and ``no-sysfs``: unknown. The component is device and port ("mlx5_0/1").
 
-A port that never had a link is ok: many adapters have one. Its own count of lost links tells.
+A port that never had a link is ok: many adapters have one. Its own count of lost links tells. It is
+not ok where two thirds of the ports of its kind are active; the kind is the adapter's product, the
+port's place on it and its link layer.
 Thresholds: those of a fleet's published check (any integrity error or overrun; 120 symbol errors
 an hour, the InfiniBand specification's bit error rate of 1e-12 at 2.5 Gbit/s in round numbers).
 """
@@ -21,12 +24,14 @@ from typing import Any
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.counter_window import CounterIncreases
 from nodeagent.checks.disk_common import ReportedComponents, hung
+from nodeagent.checks.siblings import SiblingWatch, option, status_of
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
 from nodeagent.sources.disk_probe import DiskProbe, Hung
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.infiniband import Place, Port, PortReader, list_ports
 from nodeagent.sources.measurements import Measurements, rounded
+from nodeagent.sources.pci_kind import PciKinds
 
 NAME = "infiniband"
 _HOUR = 3600.0
@@ -93,6 +98,23 @@ def judge_quality(
     return Observation(NAME, name, Status.OK, "", f"{kind}, {port.rate:g} Gbit/s")
 
 
+def judge_siblings(
+    name: str, port: Port, *, never_up: bool, usual_rate: float, status: Status
+) -> Observation | None:
+    """The verdict by the ports of the same kind, or None for one that is like them. Pure.
+
+    ``never_up``: they are active and it never was. ``usual_rate`` is theirs, 0 if it has that too.
+    """
+    words = f"state {port.state}, physical state {port.physical or 'not told'}"
+    if never_up and not port.active:
+        message = f"{words}: never active since the boot, and most ports of its kind are"
+        return Observation(NAME, name, status, "never-up", message)
+    if port.active and 0 < port.rate < usual_rate:
+        message = f"{port.rate:g} Gbit/s, and most ports of its kind have {usual_rate:g}"
+        return Observation(NAME, name, status, "slow", message)
+    return None
+
+
 class Infiniband:
     def __init__(
         self,
@@ -108,6 +130,9 @@ class Infiniband:
         self._exclude: Sequence[str] = options["exclude"]
         self._wanted: int = options["rate"]
         self._symbols: int = options["symbol_errors"]
+        self._sibling_status = status_of(options["siblings"])
+        self._kinds = PciKinds(machine)
+        self._activity, self._rates_of_kind = SiblingWatch(), SiblingWatch()
         self._known: dict[str, Place] = {}
         self._active: set[str] = set()
         self._rates: dict[str, float] = {}
@@ -120,7 +145,9 @@ class Infiniband:
         except OSError as error:
             return [Observation(NAME, "", Status.UNKNOWN, "no-sysfs", str(error))]
         ports = await self._reader.read(places)
-        report = [self._verdict(place, port) for place, port in ports.items()]
+        report = self._with_siblings(
+            ports, [self._verdict(place, port) for place, port in ports.items()]
+        )
         report += self._missing(places)
         gone = self._spoken_of.gone(NAME, report)
         for entry in gone:
@@ -163,6 +190,48 @@ class Infiniband:
             name, port, rose, wanted=self._wanted, seen=seen, symbols=self._symbols
         )
 
+    def _with_siblings(
+        self, ports: Mapping[Place, Port | Hung | str], verdicts: Sequence[Observation]
+    ) -> list[Observation]:
+        """The verdicts, with that by the siblings in the place of a milder one."""
+        known = {str(each): (each, port) for each, port in ports.items() if isinstance(port, Port)}
+        kinds = {name: self._kind(each, port) for name, (each, port) in known.items()}
+        now = self._machine.clock.boottime()
+        active = {
+            name: (kinds[name], float(port.active))
+            for name, (_, port) in known.items()
+            # An Ethernet port without a link is "Disabled"; InfiniBand's is so by a person.
+            if port.ethernet or port.physical != "Disabled"
+        }
+        rates = {
+            name: (kinds[name], port.rate)
+            for name, (_, port) in known.items()
+            if port.active and port.rate
+        }
+        never_up = self._activity.lasting(active, now)
+        slow = self._rates_of_kind.lasting(rates, now)
+        found = []
+        for verdict in verdicts:
+            other = None
+            if verdict.component in known and self._sibling_status is not Status.OK:
+                other = judge_siblings(
+                    verdict.component,
+                    known[verdict.component][1],
+                    never_up=verdict.component in never_up and verdict.status is Status.OK,
+                    usual_rate=slow.get(verdict.component, 0.0),
+                    status=self._sibling_status,
+                )
+            is_worse = other is not None and (
+                verdict.status is Status.OK
+                or (verdict.status is Status.DEGRADED and other.status is Status.FAILED)
+            )
+            found.append(other if other is not None and is_worse else verdict)
+        return found
+
+    def _kind(self, place: Place, port: Port) -> tuple[object, ...]:
+        kind = self._kinds.kind(place.pci)
+        return (*kind, place.port, port.ethernet) if kind else ()
+
     def _missing(self, places: Sequence[Place]) -> list[Observation]:
         """Named devices that don't exist, and adapters that fell off the bus.
 
@@ -199,8 +268,8 @@ def build(sources: Sources, options: Mapping[str, Any]) -> Infiniband:
 
 SPEC = CheckSpec(
     name=NAME,
-    sees="an InfiniBand or RoCE port without a link, inactive, slow or with errors; an adapter "
-    "that left the bus",
+    sees="an InfiniBand or RoCE port without a link, inactive, slow or with errors, or worse than "
+    "its siblings since the boot; an adapter that left the bus",
     source="/sys/class/infiniband: state, phys_state, rate and counters, read in a child process",
     cost="14 ms of CPU every 30 s for 9 ports; no cost without such a device",
     blind_to="the fabric beyond the port; virtual functions; counters that have reached their end, "
@@ -219,5 +288,6 @@ SPEC = CheckSpec(
         Option("exclude", Kind.TEXTS, (), "devices or ports to leave out, as shell patterns"),
         Option("rate", Kind.INTEGER, 0, "Gbit/s that every port must have; 0: its earlier rate"),
         Option("symbol_errors", Kind.INTEGER, 120, "more of them in an hour are failed"),
+        option("a port never active since the boot, or of a rate,"),
     ),
 )

@@ -1,10 +1,10 @@
 """How well the network ports work that have a link: their speed, errors and drops.
 
-Reasons: ``slow`` (below what the configuration says: failed; below what this agent saw before:
-degraded), ``errors`` (of the frames of ten minutes more than ``errors_fail_above`` were damaged:
-failed; ``errors_degrade_above``: degraded), ``drops`` (no room for more than
-``drops_degrade_above``: degraded), ``hung`` (the driver does not answer; failed after a minute),
-``no-sysfs``: unknown. The component is the interface.
+Reasons: ``slow`` (below what the configuration says: failed; below what two thirds of the ports of
+its kind have: ``siblings``; below what this agent saw before: degraded), ``errors`` (of the frames
+of ten minutes more than ``errors_fail_above`` were damaged: failed; ``errors_degrade_above``:
+degraded), ``drops`` (no room for more than ``drops_degrade_above``: degraded), ``hung`` (the driver
+does not answer; failed after a minute), ``no-sysfs``: unknown. The component is the interface.
 
 Drops are mostly load and not damage, so they never fail. A few errors among few frames are no
 evidence: below ``least_errors`` they don't count.
@@ -18,11 +18,13 @@ from typing import Any
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.counter_window import CounterIncreases
 from nodeagent.checks.disk_common import ReportedComponents, hung
+from nodeagent.checks.siblings import SiblingWatch, option, status_of
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
 from nodeagent.sources.disk_probe import DiskProbe, Files, Hung
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.network import Link, Traffic, ports, read_traffic
+from nodeagent.sources.pci_kind import PciKinds
 
 NAME = "nic-health"
 _WINDOW = 600.0
@@ -62,6 +64,14 @@ def judge_speed(name: str, speed: int, *, wanted: int, seen: int) -> Observation
         message = f"{_speed(speed)}, and it was {_speed(seen)} before"
         return Observation(NAME, name, Status.DEGRADED, "slow", message)
     return None
+
+
+def judge_siblings(name: str, speed: int, *, usual: float, status: Status) -> Observation | None:
+    """The verdict by the ports of the same kind, or None. Pure. Mbit/s; 0: it has their speed."""
+    if not 0 < speed < usual:
+        return None
+    message = f"{_speed(speed)}, and most ports of its kind have {_speed(int(usual))}"
+    return Observation(NAME, name, status, "slow", message)
 
 
 def judge_traffic(name: str, rose: Traffic, limits: NicLimits) -> Observation | None:
@@ -118,6 +128,9 @@ class NicHealth:
         self._ports: dict[str, _Port] = {}
         self._counters: dict[str, CounterIncreases] = {}
         self._spoken_of = ReportedComponents()
+        self._sibling_status = status_of(options["siblings"])
+        self._kinds = PciKinds(machine)
+        self._siblings = SiblingWatch()
 
     async def run_check(self) -> Report:
         try:
@@ -125,7 +138,8 @@ class NicHealth:
         except OSError as error:
             return [Observation(NAME, "", Status.UNKNOWN, "no-sysfs", str(error))]
         await self._ask_speeds([link for link in links if link.carrier])
-        report = [self._verdict(link) for link in links]
+        slower = self._slower(links)
+        report = [self._verdict(link, slower.get(link.name, 0.0)) for link in links]
         gone = self._spoken_of.gone(NAME, report)
         for entry in gone:
             self._ports.pop(entry.component, None)
@@ -151,7 +165,19 @@ class NicHealth:
             return True
         return now - port.asked >= _SPEED_EVERY
 
-    def _verdict(self, link: Link) -> Observation:
+    def _slower(self, links: Sequence[Link]) -> dict[str, float]:
+        """The ports that are slower than those of their kind, each with their speed."""
+        if self._sibling_status is Status.OK:
+            return {}
+        folder = self._machine.sys / "class/net"
+        speeds = {
+            link.name: (self._kinds.kind_of(folder / link.name), float(port.speed))
+            for link in links
+            if link.carrier and (port := self._ports.get(link.name)) is not None and port.speed
+        }
+        return self._siblings.lasting(speeds, self._machine.clock.boottime())
+
+    def _verdict(self, link: Link, usual: float) -> Observation:
         name, port = link.name, self._ports.get(link.name)
         rose = self._rose(name)
         if not link.carrier:
@@ -161,6 +187,7 @@ class NicHealth:
         speed, seen = (port.speed, port.seen) if port is not None else (0, 0)
         found = [
             judge_speed(name, speed, wanted=self._wanted(name), seen=seen),
+            judge_siblings(name, speed, usual=usual, status=self._sibling_status),
             judge_traffic(name, rose, self._limits) if rose is not None else None,
         ]
         words = _speed(speed) if speed else "up"
@@ -192,11 +219,12 @@ def build(sources: Sources, options: Mapping[str, Any]) -> NicHealth:
 
 SPEC = CheckSpec(
     name=NAME,
-    sees="a network port that is slower than it was or should be, or damages frames",
+    sees="a network port that is slower than it was, than its siblings or than it should be, or "
+    "damages frames",
     source="/sys/class/net/*/statistics; speed, in a child process",
     cost="0.2 ms of CPU every 60 s for a port; 12 ms every 10 minutes, and after a new link",
     blind_to="packets that a switch drops; errors that the driver does not count; without speeds: "
-    "a port that was slow before the agent started",
+    "a port that was slow before the agent started and has no two siblings",
     interval=60.0,
     deadline=20.0,
     build=build,
@@ -214,5 +242,6 @@ SPEC = CheckSpec(
         Option("errors_fail_above", Kind.PERCENT, 1.0, "frames damaged: failed above this"),
         Option("drops_degrade_above", Kind.PERCENT, 5.0, "frames dropped: degraded above this"),
         Option("least_errors", Kind.INTEGER, 100, "fewer in ten minutes don't count"),
+        option("a port of a speed"),
     ),
 )

@@ -3,10 +3,11 @@
 Reasons: ``link-down`` (enabled, was up since the boot, has no carrier: failed), ``missing`` (an
 interface that the configuration names does not exist: failed), ``disabled`` (switched off after
 it was up: unknown, but failed for one that the configuration names), ``flapping`` (it lost its
-link ``flaps`` times within ten minutes and has it now: degraded), ``no-sysfs`` (this check could
-not look: unknown). A port that never had a carrier since the boot is ok: most servers have
-some. The kernel's own count of carriers tells, so a restart of the agent forgets nothing. The
-component is the interface.
+link ``flaps`` times within ten minutes and has it now: degraded), ``never-up`` (enabled, no carrier
+since the boot, and two thirds of the enabled ports of its kind have one: ``siblings``),
+``no-sysfs`` (this check could not look: unknown). Any other port that never had a carrier since the
+boot is ok: most servers have some. The kernel's own count of carriers tells, so a restart of the
+agent forgets nothing. The component is the interface.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,10 +16,12 @@ from typing import Any
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.checks.counter_window import CounterIncrease
 from nodeagent.checks.disk_common import ReportedComponents
+from nodeagent.checks.siblings import SiblingWatch, option, status_of
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.network import Link, physical_links, read_link
+from nodeagent.sources.pci_kind import PciKinds
 
 NAME = "nic-link"
 
@@ -57,8 +60,12 @@ class NicLink:
         interfaces: Sequence[str],
         exclude: Sequence[str],
         flaps: int,
+        sibling_status: Status,
     ) -> None:
         self._machine = machine
+        self._sibling_status = sibling_status
+        self._kinds = PciKinds(machine)
+        self._carriers = SiblingWatch()
         self._interfaces = interfaces
         self._exclude = frozenset(exclude)
         self._flaps = flaps
@@ -87,10 +94,28 @@ class NicLink:
         return self._verdict(link, named=True)
 
     def _physical(self) -> list[Observation]:
-        links = physical_links(self._machine)
+        links = [link for link in physical_links(self._machine) if link.name not in self._exclude]
+        verdicts = [self._verdict(link, named=False) for link in links]
+        if self._sibling_status is Status.OK:
+            return verdicts
+        never_up = self._never_up(links)
+        message = "never up since the boot, and most ports of its kind are"
         return [
-            self._verdict(link, named=False) for link in links if link.name not in self._exclude
+            Observation(NAME, verdict.component, self._sibling_status, "never-up", message)
+            if verdict.component in never_up and verdict.status is Status.OK
+            else verdict
+            for verdict in verdicts
         ]
+
+    def _never_up(self, links: Sequence[Link]) -> frozenset[str]:
+        """The enabled ports without a carrier, where those of their kind have one."""
+        folder = self._machine.sys / "class/net"
+        carriers = {
+            link.name: (self._kinds.kind_of(folder / link.name), float(link.carrier))
+            for link in links
+            if link.enabled
+        }
+        return frozenset(self._carriers.lasting(carriers, self._machine.clock.boottime()))
 
     def _verdict(self, link: Link, *, named: bool) -> Observation:
         if link.carrier:
@@ -112,12 +137,19 @@ class NicLink:
 
 
 def build(sources: Sources, options: Mapping[str, Any]) -> NicLink:
-    return NicLink(sources.machine, options["interfaces"], options["exclude"], options["flaps"])
+    return NicLink(
+        sources.machine,
+        options["interfaces"],
+        options["exclude"],
+        options["flaps"],
+        status_of(options["siblings"]),
+    )
 
 
 SPEC = CheckSpec(
     name=NAME,
-    sees="a network port that lost its link, or loses it again and again",
+    sees="a network port that lost its link, or loses it again and again, or never had it while "
+    "its siblings have",
     source="/sys/class/net",
     cost="0.2 ms of CPU every 10 s",
     blind_to="speed and errors (nic-health); virtual functions; physical ports that moved into a "
@@ -140,5 +172,6 @@ SPEC = CheckSpec(
             3,
             "so many losses of the link within ten minutes are flapping",
         ),
+        option("an enabled port that was never up since the boot,"),
     ),
 )

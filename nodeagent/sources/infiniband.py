@@ -13,6 +13,7 @@ from pathlib import Path
 
 from nodeagent.sources.disk_probe import DiskProbe, Files, Hung, Result
 from nodeagent.sources.host import HostRoots
+from nodeagent.sources.pci_kind import pci_address
 
 __all__ = ["COUNTERS", "Place", "Port", "PortReader", "list_ports", "parse_port"]
 
@@ -64,7 +65,7 @@ def list_ports(machine: HostRoots) -> list[Place]:
     except FileNotFoundError:
         return []
     return [
-        Place(device.name, number, _pci(device))
+        Place(device.name, number, pci_address(device))
         for device in devices
         if not (device / "device/physfn").exists()
         for number in _numbers(device / "ports")
@@ -76,11 +77,6 @@ def _numbers(folder: Path) -> list[str]:
         return sorted(entry.name for entry in folder.iterdir() if entry.name.isdigit())
     except OSError:
         return []  # it vanished while we looked
-
-
-def _pci(device: Path) -> str:
-    name = (device / "device").resolve().name
-    return name if re.fullmatch(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", name) else ""
 
 
 def parse_port(values: Mapping[str, str]) -> Port | None:

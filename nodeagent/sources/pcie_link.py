@@ -1,10 +1,12 @@
 """A PCIe device's link and error counters as sysfs has them. No driver is asked."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from nodeagent.sources.host import HostRoots
 
+_SPEED = re.compile(r"(\d{1,3}(?:\.\d)?) GT/s")
 #: The most lanes of PCIe: a device that does not answer reads as more.
 _MOST_LANES = 32
 
@@ -14,8 +16,8 @@ class PcieLink:
     """``width`` and ``max_width`` in lanes, ``speed`` as the kernel writes it ("16.0 GT/s PCIe").
 
     ``replays``: acknowledgements that did not come in time. Errors are those of AER since the
-    device was found. A value is None when the kernel does not tell it, or the device does not
-    answer.
+    device was found. ``max_width`` and ``max_speed`` are the device's own limits. A value is None
+    when the kernel does not tell it, or the device does not answer.
     """
 
     width: int | None = None
@@ -24,6 +26,17 @@ class PcieLink:
     replays: int | None = None
     nonfatal: int | None = None
     fatal: int | None = None
+    max_speed: str = ""
+
+    @property
+    def gigatransfers(self) -> float | None:
+        """The speed in GT/s, None where the kernel does not tell it ("Unknown")."""
+        return _gigatransfers(self.speed)
+
+    @property
+    def max_gigatransfers(self) -> float | None:
+        """The highest speed that the device can have, in GT/s."""
+        return _gigatransfers(self.max_speed)
 
 
 def read_link(machine: HostRoots, address: str) -> PcieLink:
@@ -34,10 +47,17 @@ def read_link(machine: HostRoots, address: str) -> PcieLink:
         width=_lanes(_text(folder / "current_link_width")),
         max_width=_lanes(_text(folder / "max_link_width")),
         speed=_text(folder / "current_link_speed")[:32],
+        max_speed=_text(folder / "max_link_speed")[:32],
         replays=_total(correctable, "Timeout", "Rollover"),
         nonfatal=_total(_counters(folder / "aer_dev_nonfatal"), "TOTAL_ERR_NONFATAL"),
         fatal=_total(_counters(folder / "aer_dev_fatal"), "TOTAL_ERR_FATAL"),
     )
+
+
+def _gigatransfers(text: str) -> float | None:
+    """Of "16.0 GT/s PCIe", or "8 GT/s" before kernel 5.7."""
+    found = _SPEED.match(text)
+    return float(found[1]) if found is not None else None
 
 
 def _lanes(text: str) -> int | None:

@@ -1,15 +1,17 @@
 """The PCIe link of each GPU, by sysfs even while the driver hangs."""
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from nodeagent.checks import gpu_pcie
-from nodeagent.checks.base import Off
+from nodeagent.checks.base import Check, Off
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.pcie_link import PcieLink, read_link
 from tests.agent.kernel_log import HandClock
-from tests.nvml import PCIE_LINK, gpu, pci_of, uuid_of
+from tests.agent.machines import options
+from tests.nvml import PCIE_LINK, FakeGpu, gpu, pci_of, uuid_of
 from tests.nvml.look import Bench, look
 
 COR = "RxErr 3\nBadTLP 1\nBadDLLP 0\nRollover 2\nTimeout {}\nTOTAL_ERR_COR 6\n"
@@ -79,7 +81,7 @@ async def test_the_narrow_one_among_its_like_is_noticed_at_the_first_look(tmp_pa
 async def test_below_what_the_configuration_says_is_failed(tmp_path: Path) -> None:
     async with Bench(tmp_path, [gpu(0)]) as bench:
         link(bench.gpus.sys, 0, width="8", most="8")
-        check = gpu_pcie.SPEC.build(bench.sources, {"width": 16, "replays_per_minute": 8})
+        check = gpu_pcie.SPEC.build(bench.sources, options(gpu_pcie.SPEC, width=16))
         seen = await look(check)  # type: ignore[arg-type]  # it reads no log
     assert seen.status("pci:" + pci_of(0)) == ("FAILED", "narrow")
 
@@ -155,3 +157,63 @@ async def test_where_nobody_tells_of_any_link_there_is_nothing_to_look_at(tmp_pa
             (bench.gpus.sys / f"bus/pci/devices/{pci_of(0)}.0" / name).write_text("Unknown\n")
         report = await bench.build(gpu_pcie.SPEC).run_check()
     assert report == Off("neither sysfs nor NVML reports GPU link faults")
+
+
+# -- beside the other GPUs ------------------------------------------------------------------------
+
+AT_WORK, IDLE = 0x4, 0x1  # nvmlClocksEventReasonSwPowerCap, GpuIdle
+
+
+def eight(*, idle: int = -1) -> list[FakeGpu]:
+    return [gpu(index, clocks=IDLE if index == idle else AT_WORK) for index in range(8)]
+
+
+async def looks(bench: Bench, check: Check, count: int) -> tuple[str, str]:
+    """The status of GPU 5 after so many looks, a minute apart."""
+    for _ in range(count):
+        bench.later()
+        seen = await look(check)
+    return seen.status(uuid_of(5)) if uuid_of(5) in seen.by_component else ("OK", "")
+
+
+def slow(bench: Bench, speed: str) -> None:
+    path = bench.gpus.sys / f"bus/pci/devices/{pci_of(5)}.0/current_link_speed"
+    path.write_text(f"{speed} GT/s PCIe\n")
+
+
+@pytest.fixture
+def known() -> dict[str, str]:
+    return {pci_of(index): uuid_of(index) for index in range(8)}
+
+
+async def test_a_gpu_slower_at_work_than_seven_is_degraded(
+    tmp_path: Path, known: dict[str, str]
+) -> None:
+    async with Bench(tmp_path, eight(), remembered=known) as bench:
+        slow(bench, "8.0")
+        check = bench.build(gpu_pcie.SPEC)
+        assert await looks(bench, check, 9) == ("OK", ""), "too few looks at work"
+        assert await looks(bench, check, 2) == ("OK", ""), "for how long is not known yet"
+        assert await looks(bench, check, 5) == ("DEGRADED", "slow")
+        slow(bench, "32.0")
+        assert await looks(bench, check, 1) == ("OK", "")
+
+
+async def test_an_idle_gpu_may_be_slow(tmp_path: Path, known: dict[str, str]) -> None:
+    async with Bench(tmp_path, eight(idle=5), remembered=known) as bench:
+        slow(bench, "2.5")
+        assert await looks(bench, bench.build(gpu_pcie.SPEC), 20) == ("OK", "")
+
+
+@pytest.mark.parametrize(("setting", "status"), [("failed", "FAILED"), ("ok", "OK")])
+async def test_the_configuration_says_how_bad_a_difference_is(
+    tmp_path: Path, known: dict[str, str], setting: str, status: str
+) -> None:
+    async with Bench(tmp_path, eight(), remembered=known) as bench:
+        check = gpu_pcie.SPEC.build(bench.sources, options(gpu_pcie.SPEC, siblings=setting))
+        link(bench.gpus.sys, 5, width="8")
+        seen = await look(cast("Check", check))
+        assert seen.status(uuid_of(5))[0] == status
+        link(bench.gpus.sys, 5)
+        slow(bench, "8.0")
+        assert (await looks(bench, cast("Check", check), 16))[0] == status
