@@ -73,8 +73,16 @@ test: env ## Every check and every test (needs root for mounts, namespaces, the 
 	@$(BIN)/python -m tests.side_by_side
 
 .PHONY: test-fast
-test-fast: env ## Unit tests alone: no root, no cluster, seconds
-	@$(BIN)/pytest tests/unit -q
+test-fast: env ## Quick unit tests alone: no root, no cluster, seconds
+	@$(BIN)/pytest tests/unit -q -m "not slow"
+
+.PHONY: test-changed
+test-changed: env ## Tests of files changed since main (CHANGED_SINCE=REV), found by their imports
+	@$(BIN)/python -m tests.changed
+
+# Compiled bytecode is kept: without it, each start of a program compiles each module again.
+test-fast test-changed: export PYTHONPYCACHEPREFIX = $(CURDIR)/build/pycache
+test-fast test-changed: export PYTHONDONTWRITEBYTECODE =
 
 # The same failure again: `make fuzz FUZZ_SEED=...`, with the seed that the run has printed.
 FUZZ_SEED ?= $(shell date +%s)

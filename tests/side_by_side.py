@@ -118,12 +118,18 @@ class Run:
         return self._output.decode(errors="replace").splitlines() or [""]
 
 
-def runs_of_tests(options: Sequence[str]) -> list[Run]:
+def group_of(file: str) -> str:
+    """The name of the group that runs this file of tests."""
+    folder = "/".join(file.split("/")[:2])
+    return "machine" if folder in MACHINE else "cluster" if folder in CLUSTER else "rest"
+
+
+def runs_of_tests(options: Sequence[str], groups: Mapping[str, Group]) -> list[Run]:
     """The runs of all groups, with nothing claimed yet."""
     claims = RESULTS / "claims"
     shutil.rmtree(claims, ignore_errors=True)
     runs = []
-    for name, group in GROUPS.items():
+    for name, group in groups.items():
         (claims / name).mkdir(parents=True)
         shared = ("-p", "tests.claims", f"--claims={claims / name}")
         for number in range(1, group.runs + 1):
@@ -134,8 +140,8 @@ def runs_of_tests(options: Sequence[str]) -> list[Run]:
     return runs
 
 
-async def main(options: Sequence[str]) -> int:
-    tests, lint = runs_of_tests(options), Run("lint", LINT)
+async def main(options: Sequence[str], groups: Mapping[str, Group] = GROUPS) -> int:
+    tests, lint = runs_of_tests(options, groups), Run("lint", LINT)
     runs = [lint, *tests]
     interrupted = asyncio.Event()
 

@@ -83,6 +83,7 @@ items: st.SearchStrategy[Any] = st.one_of(
 batches = st.lists(st.lists(items, max_size=6), max_size=6)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(batches, batches)
 def test_whatever_the_latch_took_in_is_accepted_in_full_and_the_digests_agree(
@@ -102,6 +103,7 @@ def test_whatever_the_latch_took_in_is_accepted_in_full_and_the_digests_agree(
     assert health.digest() == held.digest()
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(batches)
 def test_a_state_file_gives_back_what_is_accepted_too(first: Sequence[Batch]) -> None:
@@ -134,6 +136,7 @@ def sightings(count: int, **details: str) -> list[FaultSighting]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [90, 4_000], ids=["names of mounts", "the longest names"])
 def test_a_latch_that_is_full_is_accepted_and_says_so_once(name: int) -> None:
     held = latch()
@@ -159,6 +162,7 @@ def test_what_fails_takes_the_place_of_what_is_well_and_not_the_other_way_round(
     accepted(telling.snapshot(held.snapshot(NOW), NOW, 0.0))
 
 
+@pytest.mark.slow
 def test_the_largest_history_is_accepted() -> None:
     held = latch()
     for turn in range(70):

@@ -6,10 +6,13 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PROTO = ROOT / "proto"
 
 
+@pytest.mark.slow
 def test_the_generated_contract_is_fresh(tmp_path: Path) -> None:
     programs = Path(sys.executable).parent
     sources = sorted(path.relative_to(PROTO) for path in PROTO.glob("sickbay/v1/*.proto"))

@@ -143,6 +143,7 @@ def test_every_package_has_files_and_each_file_one_package() -> None:
     assert core["aggregator/quarantine/actions/cordon.py"] == "quarantine"
 
 
+@pytest.mark.slow
 def test_every_equivalent_mutant_is_one_that_the_code_allows() -> None:
     sources = {path: (packages.ROOT / path).read_text() for path in packages.core()}
     found = {path: mutations(path, source) for path, source in sources.items()}
@@ -189,6 +190,7 @@ def test_equivalent_mutants_are_counted_and_are_no_part_of_the_percentage() -> N
     assert "detected by test_z" in wrongly_excused(wrong)[0]
 
 
+@pytest.mark.slow
 def test_a_trial_that_hangs_or_dies_ends_without_harm_to_the_others() -> None:
     def work(job: str, folder: Path) -> object:
         import os

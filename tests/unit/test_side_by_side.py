@@ -9,6 +9,8 @@ import pytest
 from tests import side_by_side
 from tests.side_by_side import Group
 
+OPTIONS = ("-p", "no:cacheprovider")
+
 
 @pytest.mark.parametrize(
     ("codes", "verdict"),
@@ -34,6 +36,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     return folder
 
 
+@pytest.mark.slow
 async def test_what_fails_in_the_second_run_is_named_at_the_end(
     tmp_path: Path,
     results: Path,
@@ -43,8 +46,7 @@ async def test_what_fails_in_the_second_run_is_named_at_the_end(
     (tmp_path / "test_a.py").write_text("def test_well(): pass\n")
     (tmp_path / "test_b.py").write_text("def test_ill(): assert not 'a reason'\n")
     groups = {name: Group(1, [str(tmp_path / f"test_{name}.py")]) for name in ("a", "b")}
-    monkeypatch.setattr(side_by_side, "GROUPS", groups)
-    assert await side_by_side.main(["-p", "no:cacheprovider"]) == 1
+    assert await side_by_side.main(OPTIONS, groups) == 1
     out = capfd.readouterr().out
     assert out.index("===== a =====") < out.index("===== b =====")
     [failed, lint, a, b] = out.partition("===== all =====\n")[2].strip().splitlines()
@@ -56,6 +58,7 @@ async def test_what_fails_in_the_second_run_is_named_at_the_end(
     assert (results / "b.xml").exists()
 
 
+@pytest.mark.slow
 async def test_two_processes_run_each_test_once_and_a_file_in_one_of_them(
     tmp_path: Path,
     results: Path,
@@ -65,14 +68,14 @@ async def test_two_processes_run_each_test_once_and_a_file_in_one_of_them(
     text = "import pytest\n@pytest.mark.parametrize('n', range(3))\ndef test_it(n): pass\n"
     for number in range(8):
         (tmp_path / f"test_{number}.py").write_text(text)
-    monkeypatch.setattr(side_by_side, "GROUPS", {"a": Group(2, [str(tmp_path)])})
-    assert await side_by_side.main(["-p", "no:cacheprovider"]) == 0
+    assert await side_by_side.main(OPTIONS, {"a": Group(2, [str(tmp_path)])}) == 0
     files = [files_of(results / f"a-{number}.xml") for number in (1, 2)]
     assert not files[0].keys() & files[1].keys()
     assert sorted((files[0] + files[1]).values()) == [3] * 8
     assert len(files[0] + files[1]) == 8
 
 
+@pytest.mark.slow
 async def test_a_file_that_cannot_be_collected_fails_the_run(
     tmp_path: Path,
     results: Path,
@@ -81,18 +84,17 @@ async def test_a_file_that_cannot_be_collected_fails_the_run(
 ) -> None:
     (tmp_path / "test_a.py").write_text("def test_well(): pass\n")
     (tmp_path / "test_b.py").write_text("import no_such_module\n")
-    monkeypatch.setattr(side_by_side, "GROUPS", {"a": Group(2, [str(tmp_path)])})
-    assert await side_by_side.main(["-p", "no:cacheprovider"]) != 0
+    assert await side_by_side.main(OPTIONS, {"a": Group(2, [str(tmp_path)])}) != 0
     assert "no_such_module" in capfd.readouterr().out
 
 
+@pytest.mark.slow
 async def test_lint_that_fails_is_a_failure_beside_tests_that_pass(
     tmp_path: Path, results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "test_a.py").write_text("def test_well(): pass\n")
-    monkeypatch.setattr(side_by_side, "GROUPS", {"a": Group(1, [str(tmp_path)])})
     monkeypatch.setattr(side_by_side, "LINT", ["false"])
-    assert await side_by_side.main(["-p", "no:cacheprovider"]) == 1
+    assert await side_by_side.main(OPTIONS, {"a": Group(1, [str(tmp_path)])}) == 1
 
 
 def files_of(report: Path) -> Counter[str]:

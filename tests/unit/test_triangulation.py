@@ -3,6 +3,7 @@
 import random
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -238,6 +239,7 @@ def test_what_is_forgotten_leaves_nothing_behind() -> None:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.sets(st.integers(0, 149), min_size=1, max_size=148),
@@ -259,6 +261,7 @@ def test_a_partition_blames_none_of_either_side_for_long(
     assert guilty <= {name(node) for node in smaller}
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     st.sets(st.tuples(st.integers(0, 59), st.integers(0, 7)), max_size=480),
@@ -298,6 +301,7 @@ def test_targets_never_blame_an_observer(missing: set[int], targets: set[str]) -
     assert blamed(found, 40) == set()
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.randoms(use_true_random=False), st.booleans())
 def test_the_order_in_which_agents_speak_does_not_matter(
@@ -314,6 +318,7 @@ def test_the_order_in_which_agents_speak_does_not_matter(
     assert {v.subject for v in one.verdicts()} == {v.subject for v in other.verdicts()}
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(
@@ -347,6 +352,7 @@ def test_judging_after_each_update_ends_where_judging_once_does(
     assert set(step._accused) == accused == set(whole._accused)
 
 
+@pytest.mark.slow
 def test_an_update_costs_the_same_in_a_large_fleet() -> None:
     """Counted in looks, not in seconds: the graph's work for the change of one edge."""
     looked = []

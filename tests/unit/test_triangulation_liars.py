@@ -102,6 +102,7 @@ def test_fewer_liars_than_the_bound_blame_no_healthy_node_wherever_they_are(
     assert blamed(found, size) <= liars
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     size=st.integers(5, 150),
@@ -264,6 +265,7 @@ def test_an_edge_counts_from_its_assignment_on_and_no_longer() -> None:
     assert blamed(found, 120) == {victim}
 
 
+@pytest.mark.slow
 def test_random_liars_come_together_around_a_node_as_seldom_as_chance_has_it() -> None:
     """The statement of docs/security.md on many nodes that are taken over: of 2,000, 5 in 100.
 
@@ -419,4 +421,4 @@ class Bookkeeping(RuleBasedStateMachine):
             assert len(missed) >= max(FEWEST_OBSERVERS, len(observers) / 2)
 
 
-TestBookkeeping = Bookkeeping.TestCase
+TestBookkeeping = pytest.mark.slow(Bookkeeping.TestCase)

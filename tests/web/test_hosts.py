@@ -107,7 +107,7 @@ async def test_a_real_aggregator_goes_by_listen_hosts(tmp_path: Path) -> None:
     found: dict[str, int] = {}
     names = ("localhost", "sickbay.example.org", "rebound.example.com")
     try:
-        await until(lambda: is_open(port), "the page", within=30)
+        await until(lambda: is_open(port), "the page")
         async with aiohttp.ClientSession() as session:
             for name in names:
                 url, headers = f"http://127.0.0.1:{port}/api/v1/nodes", {"Host": name}
