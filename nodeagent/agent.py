@@ -275,7 +275,7 @@ class Agent:
         self._config = config
         self._check_set.follow(config)
         self._scheduler.use(self._check_set.scheduled)
-        self._feed.checks = self._check_set.log_checks
+        self._feed.use(self._check_set.log_checks)
         latch = self._recorder.latch
         ended = sorted(before - self._check_set.names)
         self._recorder.record_observations(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nodeagent.checks.base import LogCheck
+from nodeagent.checks.by_start import ChecksByStart
 from nodeagent.model import Evidence, FaultSighting, Loss, Observation, Status
 from nodeagent.sources.kmsg import (
     SOURCE,
@@ -54,13 +55,13 @@ class Tally:
 
 
 def read(
-    checks: Mapping[str, LogCheck], item: Record | Loss, tallies: dict[str, Tally] | None = None
+    checks: ChecksByStart, item: Record | Loss, tallies: dict[str, Tally] | None = None
 ) -> list[Evidence]:
-    """The evidence of ``checks``, by name, from one item of the log, counted in ``tallies``."""
+    """The evidence of ``checks`` from one item of the log, counted in ``tallies`` by name."""
     if isinstance(item, Loss):
         return [item]
     evidence: list[Evidence] = []
-    for name, check in checks.items():
+    for name, check in checks.of(item.text):
         try:
             found = check.read(item)
         except Exception:  # outermost edge of a check: its bug must not cost the other records
@@ -99,8 +100,7 @@ class KernelFeed:
         self.tallies: dict[str, Tally] = {}
         self.cursor = cursor
         self._make_reader = reader
-        #: By name; may be replaced while the log is read.
-        self.checks = checks
+        self.use(checks)
         #: The latest records in which each check saw evidence.
         self.lines: dict[str, deque[Record]] = {}
         self._deliver = deliver
@@ -109,6 +109,11 @@ class KernelFeed:
         self._complaint = ""
         #: When the latest batch that was not empty was read (the loop's time).
         self._read_at = -BUSY
+
+    def use(self, checks: Mapping[str, LogCheck]) -> None:
+        """Give the next records to these checks, by name; the others' tallies stay."""
+        self.checks = checks
+        self._by_start = ChecksByStart(checks)
 
     def start(self) -> None:
         """Open the log and read on; if it cannot be opened, report that and try again later."""
@@ -153,7 +158,7 @@ class KernelFeed:
         self._go_on(reader, moved=moved)
 
     def _read(self, item: Record | Loss) -> list[Evidence]:
-        evidence = read(self.checks, item, self.tallies)
+        evidence = read(self._by_start, item, self.tallies)
         if isinstance(item, Record):
             for name in {each.check for each in evidence if isinstance(each, FaultSighting)}:
                 self.lines.setdefault(name, deque(maxlen=LINES)).append(item)

@@ -8,7 +8,7 @@ the aggregator's policy. The scheduler runs it under its deadline and reports fo
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from nodeagent.model import Clearing, FaultSighting, Gone, Loss, Observation
 from nodeagent.sources import Sources
@@ -38,6 +38,13 @@ class LogCheck(Protocol):
     """A check that reads kernel log records as they come; it is pure."""
 
     def read(self, record: Record) -> Sequence[FaultSighting]: ...
+
+
+@runtime_checkable
+class SelectiveLogCheck(LogCheck, Protocol):
+    """A log check that only wants records whose first four bytes are in ``first``."""
+
+    first: frozenset[bytes]
 
 
 class Kind(enum.Enum):

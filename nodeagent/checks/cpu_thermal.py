@@ -12,14 +12,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec
-from nodeagent.checks.loglines import sighting, text
+from nodeagent.checks.loglines import first_bytes, sighting, text
 from nodeagent.model import FaultSighting
 from nodeagent.sources import Sources
 from nodeagent.sources.kmsg import Record, is_packet_log
 
 NAME = "cpu-thermal"
 
-_STARTS = (b"CPU", b"mce: CPU", b"thermal", b"critical temperature", b"Critical temperature")
+_STARTS = (
+    *(b"CPU%d" % digit for digit in range(10)),
+    *(b"mce: CPU", b"thermal", b"critical temperature", b"Critical temperature"),
+)
 _CPU = re.compile(
     rb"(?:mce: )?CPU(\d{1,5}): (?:(Core|Package|Die) )?(?:(power limit notification)"
     rb"|temperature (?:is )?above threshold, cpu clock (?:is )?throttled"
@@ -33,6 +36,8 @@ _CRITICAL = re.compile(
 
 class CpuThermal:
     """Reads records as they come."""
+
+    first = first_bytes(_STARTS)
 
     def read(self, record: Record) -> Sequence[FaultSighting]:
         """The slowdown of this record, if any. Raises no exception, whatever the record."""

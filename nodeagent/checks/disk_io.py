@@ -64,6 +64,8 @@ class WatchedMounts:
 class DiskIo:
     """Reads records as they come. ``unwatched`` counts lines about devices of no watched mount."""
 
+    first = FIRST
+
     def __init__(self, mounts: Mounts) -> None:
         self.unwatched = 0
         self._mounts = mounts

@@ -15,17 +15,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec
-from nodeagent.checks.loglines import sighting, text
+from nodeagent.checks.loglines import first_bytes, sighting, text
 from nodeagent.model import FaultSighting
 from nodeagent.sources import Sources
 from nodeagent.sources.kmsg import Record, is_packet_log
 
 NAME = "file-server"
 
-_STARTS = (b"nfs", b"NFS: ", b"lockd: server ", b"rpcbind: server ", b"Lustre")
+_STARTS = (
+    *(b"nfs: ", b"nfs4: ", b"nfs3: ", b"nfsacl: ", b"NFS: ", b"lockd: server "),
+    *(b"rpcbind: server ", b"Lustre"),
+)
 _SERVER = rb"(\S{1,100})"
 _RPC = re.compile(
-    rb"(?:nfs\d?|nfsacl|lockd|rpcbind): server " + _SERVER + rb" not responding, "
+    rb"(?:nfs[34]?|nfsacl|lockd|rpcbind): server " + _SERVER + rb" not responding, "
     rb"(still trying|timed out)"
 )
 _NFS_STATE = re.compile(
@@ -40,6 +43,8 @@ _LUSTRE = re.compile(
 
 class FileServer:
     """Reads records as they come."""
+
+    first = first_bytes(_STARTS)
 
     def read(self, record: Record) -> Sequence[FaultSighting]:
         """The server's failure in this record. Raises no exception, whatever the record."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec
-from nodeagent.checks.loglines import sighting, text
+from nodeagent.checks.loglines import first_bytes, sighting, text
 from nodeagent.model import FaultSighting
 from nodeagent.sources import Sources
 from nodeagent.sources.kmsg import Record, is_packet_log
@@ -48,6 +48,8 @@ _WORKQUEUE = re.compile(rb"BUG: workqueue lockup - pool .{0,160} stuck for (\d{1
 
 class HungTask:
     """Reads records as they come."""
+
+    first = first_bytes(_STARTS)
 
     def read(self, record: Record) -> Sequence[FaultSighting]:
         """The hang that this record tells of, if any. Raises no exception, whatever the record."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec
-from nodeagent.checks.loglines import sighting, text
+from nodeagent.checks.loglines import first_bytes, sighting, text
 from nodeagent.model import FaultSighting
 from nodeagent.sources import Sources
 from nodeagent.sources.kmsg import Record, is_packet_log
@@ -24,6 +24,8 @@ _PIDS = re.compile(rb"cgroup: fork rejected by pids controller(?: in (.{1,300}))
 
 class KernelLimits:
     """Reads records as they come."""
+
+    first = first_bytes(_STARTS)
 
     def read(self, record: Record) -> Sequence[FaultSighting]:
         """The limit of this record, if any. Raises no exception, whatever the record."""

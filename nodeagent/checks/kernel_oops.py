@@ -55,6 +55,8 @@ _PANIC = re.compile(rb"Kernel panic - not syncing|PANIC: double fault, error_cod
 class KernelOops:
     """Reads records as they come."""
 
+    first = _FIRST
+
     def read(self, record: Record) -> Sequence[FaultSighting]:
         """The kernel's own error in this record. Raises no exception, whatever the record."""
         line = record.text

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec
-from nodeagent.checks.loglines import sighting, text
+from nodeagent.checks.loglines import first_bytes, sighting, text
 from nodeagent.model import ClearedBy, FaultSighting
 from nodeagent.sources import Sources
 from nodeagent.sources.driver_log import DriverLog
@@ -60,6 +60,8 @@ INIT_FAILED, UVM_FATAL, NVLINK, PEERMEM = "init-failed", "uvm-fatal", "nvlink", 
 
 class NvidiaDriver:
     """Reads records as they come. ``foreign`` and ``packets`` count the refused, as for Xid."""
+
+    first = first_bytes(_STARTS)
 
     def __init__(self, gpus: GpuMap, log: DriverLog | None = None) -> None:
         self.foreign = 0

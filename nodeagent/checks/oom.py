@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec
-from nodeagent.checks.loglines import sighting, text
+from nodeagent.checks.loglines import first_bytes, sighting, text
 from nodeagent.model import FaultSighting
 from nodeagent.sources import Sources
 from nodeagent.sources.kmsg import Record, is_packet_log
@@ -29,6 +29,8 @@ _RESIDENT = re.compile(rb"anon-rss:(\d{1,15})kB")
 
 class Oom:
     """Reads records as they come."""
+
+    first = first_bytes((b"Out of memory", b"Memory cgroup out of memory"))
 
     def read(self, record: Record) -> Sequence[FaultSighting]:
         """The kill of this record, if any. Raises no exception, whatever the record."""

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nodeagent.checks.base import CheckSpec
+from nodeagent.checks.loglines import first_bytes
 from nodeagent.model import ClearedBy, FaultSighting
 from nodeagent.sources import Sources
 from nodeagent.sources.gpus import GpuMap, normalise
@@ -46,6 +47,8 @@ _LONGEST_MESSAGE = 512
 
 class SxidCheck:
     """Reads records as they come. ``foreign`` and ``packets`` count the refused, as for Xid."""
+
+    first = first_bytes((_PREFIX,))
 
     def __init__(self, gpus: GpuMap) -> None:
         self.foreign = 0

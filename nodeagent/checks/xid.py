@@ -13,6 +13,7 @@ from typing import Any
 
 from nodeagent.checks import xid_codes
 from nodeagent.checks.base import CheckSpec
+from nodeagent.checks.loglines import first_bytes
 from nodeagent.model import ClearedBy, FaultSighting
 from nodeagent.sources import Sources
 from nodeagent.sources.driver_log import DriverLog
@@ -88,6 +89,8 @@ class XidCheck:
     ``packets`` counts driver lines that were a logged packet's prefix, which is an attempted
     forgery. ``log`` is told when the driver was loaded, and its messages about each GPU.
     """
+
+    first = first_bytes((_PREFIX,))
 
     def __init__(self, gpus: GpuMap, log: DriverLog | None = None) -> None:
         self.foreign = 0

@@ -14,6 +14,7 @@ from typing import Any
 
 from nodeagent import factory, kernel_feed
 from nodeagent.checks.base import CheckSpec, Off, Report
+from nodeagent.checks.by_start import ChecksByStart
 from nodeagent.clock import Clock
 from nodeagent.config.checks import off_by_config, specs_of
 from nodeagent.config.settings import CheckSettings, Config
@@ -142,9 +143,10 @@ class _Look:
             after=None if self._kernel_seq is None else Cursor(boot_id, self._kernel_seq),
             started_at=self._clock.boottime(),
         )
-        checks: dict[str, Any] = {
+        built: dict[str, Any] = {
             spec.name: spec.build(self._sources, self._settings(spec).options) for spec in specs
         }
+        checks = ChecksByStart(built)
         records = 0
         try:
             reader.open()
