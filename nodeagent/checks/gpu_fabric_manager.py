@@ -89,7 +89,8 @@ def driver_witnesses(sample: GpuSample) -> list[str]:
     lost = sum(fabric.health >> _MANAGER & 0x3 == _DISCONNECTED for fabric in fabrics)
     if lost:
         found.append(f"{lost} GPUs report that the manager is not connected")
-    links = [gpu.links for gpu in sample.gpus if gpu.links is not None and gpu.links.states]
+    no_mig = (gpu for gpu in sample.gpus if gpu.mig is None or not gpu.mig.enabled)
+    links = [gpu.links for gpu in no_mig if gpu.links is not None and gpu.links.states]
     if links and not any(any(each.states) for each in links):
         found.append(f"no NVLink of {len(links)} GPUs is up")
     return found

@@ -3,7 +3,7 @@
 Reasons: ``link-down`` (failed: a link that was up is not), ``fewer-links`` (degraded: other GPUs of
 the node have more), ``recovery`` (degraded: a link had to be brought up again within the hour),
 ``errors`` (degraded: more than ``errors_per_hour`` on one link). A fault of a link may be the other
-end's.
+end's. A GPU with MIG has no NVLinks: the driver turns them off with it.
 """
 
 from collections.abc import Mapping
@@ -51,6 +51,9 @@ class GpuNvlink:
     def _verdict(self, gpu: Gpu, usual: int, at: float) -> Verdict:
         if gpu.links is None:
             return gpu_common.unreadable(gpu, "links")
+        if _has_mig(gpu):
+            self._been_up.pop(gpu.uuid, None)
+            return Status.OK, "", "MIG is enabled, which turns the NVLinks off"
         up = {link for link, is_up in enumerate(gpu.links.states) if is_up}
         been_up = self._been_up.setdefault(gpu.uuid, set())
         been_up |= up
@@ -93,8 +96,13 @@ def judge(
 
 def _usual(sample: GpuSample) -> int:
     """How many links more than half of the GPUs have up at least; 0 if there is no such number."""
-    counts = sorted(sum(gpu.links.states) for gpu in sample.gpus if gpu.links is not None)
+    with_links = (gpu.links for gpu in sample.gpus if gpu.links is not None and not _has_mig(gpu))
+    counts = sorted(sum(links.states) for links in with_links)
     return counts[(len(counts) - 1) // 2] if len(counts) > 2 else 0
+
+
+def _has_mig(gpu: Gpu) -> bool:
+    return gpu.mig is not None and gpu.mig.enabled
 
 
 def _flat(links: NvLinks) -> dict[str, int]:

@@ -44,6 +44,7 @@ CALLS = {
     "linkerr": "nvmlDeviceGetNvLinkErrorCounter",
     "fabric": "nvmlDeviceGetGpuFabricInfoV",
     "inforom": "nvmlDeviceValidateInforom",
+    "mig": "nvmlDeviceGetMigMode",
     "events": "nvmlDeviceRegisterEvents",
     "wait": "nvmlEventSetWait_v2",
 }
@@ -152,6 +153,14 @@ class Fabric:
 
 
 @dataclass(frozen=True, slots=True)
+class MigMode:
+    """Whether MIG is enabled, and whether it is to be after the next reset of the GPU."""
+
+    enabled: bool
+    pending: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """One GPU by its NVML index.
 
@@ -180,6 +189,7 @@ class Gpu:
     links: NvLinks | None = None
     fabric: Fabric | None = None
     inforom: int | None = None
+    mig: MigMode | None = None
     errors: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -216,7 +226,7 @@ def gpu_from_wire(message: Mapping[str, Any]) -> Gpu:
     """One GPU from the worker's JSON (``nvml_sampler`` writes it; both ship together)."""
     get = message.get
     ecc, rows, reserve, pages = get("ecc"), get("rows"), get("reserve"), get("pages")
-    links, fabric = get("links"), get("fabric")
+    links, fabric, mig = get("links"), get("fabric"), get("mig")
     return Gpu(
         index=message["index"],
         uuid=message["uuid"],
@@ -237,6 +247,7 @@ def gpu_from_wire(message: Mapping[str, Any]) -> Gpu:
         links=None if links is None else _links_from_wire(links),
         fabric=None if fabric is None else Fabric(**fabric),
         inforom=get("inforom"),
+        mig=None if mig is None else MigMode(enabled=mig[0] == 1, pending=mig[1] == 1),
         errors=message["errors"],
     )
 

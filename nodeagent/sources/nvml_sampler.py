@@ -248,6 +248,8 @@ class Sampler:
             "pages": call("pages", self._pages, handle),
             "sram": call("sram", self._sram, handle),
             "links": self._links(handle, call),
+            # After the links: MIG that is turned on between the two calls explains them.
+            "mig": call("mig", self._mig, handle),
             "fabric": call("fabric", self._fabric, handle),
             "inforom": self._inforom(uuid, handle, call, at),
         }
@@ -312,6 +314,10 @@ class Sampler:
             kind: [int(counter(handle, link, number)) for link in links]
             for kind, number in _LINK_COUNTERS.items()
         }
+
+    def _mig(self, handle: Any) -> list[int]:
+        """MIG's present and pending mode: 1 is enabled."""
+        return [int(mode) for mode in self._nvml.nvmlDeviceGetMigMode(handle)]
 
     def _fabric(self, handle: Any) -> dict[str, Any]:
         try:

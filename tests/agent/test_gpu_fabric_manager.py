@@ -77,6 +77,12 @@ async def test_a_manager_that_never_started_leaves_an_a100_without_nvlinks(tmp_p
         assert "no NVLink of 1 GPUs is up" in seen.by_component[""].message
 
 
+async def test_gpus_with_mig_have_no_nvlinks_to_lose(tmp_path: Path) -> None:
+    node = Node(tmp_path, [gpu(0, fabric=None, mig=(1, 1), links=(0,) * 12)])
+    async with node.bench:
+        assert await node.status() == ("DEGRADED", "not-running")
+
+
 async def test_the_fabric_of_later_gpus_is_a_witness(tmp_path: Path) -> None:
     for fabric in ((2, 0, 0, 0, 0, 3), (1, 0, 0, 0, 0, 3), (3, 0, 0x2 << 14, 1, 7, 3)):
         node = Node(tmp_path / str(fabric), [gpu(0), gpu(1, fabric=fabric)])

@@ -144,3 +144,46 @@ async def test_links_are_read_every_five_minutes_and_not_at_every_sample(tmp_pat
         bench.later(120)
         await bench.sample()
         assert bench.gpus.calls("nvmlDeviceGetNvLinkState") == 36
+
+
+# -- MIG ------------------------------------------------------------------------------------------
+
+WITHOUT_LINKS = (0,) * 18
+
+
+async def test_mig_turns_the_links_off_and_that_is_no_fault(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(index) for index in range(4)]) as bench:
+        check = bench.build(gpu_nvlink.SPEC)
+        assert (await look(check)).is_well(uuid_of(1))
+        bench.gpus.write([gpu(0), gpu(1, mig=(1, 1), links=WITHOUT_LINKS), gpu(2), gpu(3)])
+        bench.later(301)
+        assert (await look(check)).is_well(uuid_of(1))
+        bench.gpus.write([gpu(0), gpu(1, links=WITHOUT_LINKS), gpu(2), gpu(3)])
+        bench.later(301)
+        assert (await look(check)).is_well(uuid_of(1)), "the links come back after a reset"
+        bench.gpus.write([gpu(index) for index in range(4)])
+        bench.later(301)
+        assert (await look(check)).is_well(uuid_of(1))
+        bench.gpus.write([gpu(0), gpu(1, links=WITHOUT_LINKS), gpu(2), gpu(3)])
+        bench.later(301)
+        assert (await look(check)).status(uuid_of(1)) == ("FAILED", "link-down")
+
+
+async def test_gpus_with_mig_do_not_say_how_many_links_are_usual(tmp_path: Path) -> None:
+    mig = [gpu(index, mig=(1, 1), links=WITHOUT_LINKS) for index in range(3)]
+    async with Bench(tmp_path, [*mig, gpu(3), gpu(4), gpu(5, links=(1,) * 12)]) as bench:
+        seen = await look(bench.build(gpu_nvlink.SPEC))
+        assert seen.status(uuid_of(5)) == ("DEGRADED", "fewer-links")
+        assert seen.is_well(uuid_of(0))
+
+
+@pytest.mark.parametrize("mig", [None, (0, 1)])
+async def test_a_link_goes_down_where_mig_is_not_enabled(
+    tmp_path: Path, mig: tuple[int, int] | None
+) -> None:
+    async with Bench(tmp_path, [gpu(0), gpu(1)]) as bench:
+        check = bench.build(gpu_nvlink.SPEC)
+        await look(check)
+        bench.gpus.write([gpu(0), gpu(1, mig=mig, links=(1,) * 17 + (0,))])
+        bench.later(301)
+        assert (await look(check)).status(uuid_of(1)) == ("FAILED", "link-down")

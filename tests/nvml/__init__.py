@@ -41,6 +41,7 @@ class FakeGpu:
     that differ from 0. ``link_fields``: the field ids of error counters that exist;
     ``link_counters``: the older counters, by (counter, link). ``fabric``: state, status, health
     mask, health summary, clique, and the newest version of the structure that the driver knows.
+    ``mig``: the present and the pending mode.
     """
 
     uuid: str
@@ -62,6 +63,7 @@ class FakeGpu:
     link_errors: Mapping[tuple[int, int], int] = field(default_factory=dict)
     link_counters: Mapping[tuple[int, int], int] = field(default_factory=dict)
     fabric: tuple[int, int, int, int, int, int] | None = (3, 0, 0, 1, 7, 3)
+    mig: tuple[int, int] | None = (0, 0)
 
     def values(self, index: int) -> list[str]:
         """The lines of the scenario that say all this."""
@@ -79,7 +81,11 @@ class FakeGpu:
             found.append(("clock", self.sm_clock, [1]))
         if self.sram is not None:
             found.append(("sram", int(self.sram), [0]))
-        for name, values in (("reserve", self.reserve), ("fabric", self.fabric)):
+        for name, values in (
+            ("reserve", self.reserve),
+            ("fabric", self.fabric),
+            ("mig", self.mig),
+        ):
             found += [(name, value, [scope]) for scope, value in enumerate(values or ())]
         if self.pages is not None:
             found.append(("pages", int(self.pages_pending), [0]))

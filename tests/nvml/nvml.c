@@ -341,6 +341,11 @@ int nvmlDeviceGetUtilizationRates(device_t device, unsigned out[2]) {
   return narrow_number("nvmlDeviceGetUtilizationRates", "load", device, 0, &out[0]);
 }
 
+int nvmlDeviceGetMigMode(device_t device, unsigned *current, unsigned *pending) {
+  int code = narrow_number("nvmlDeviceGetMigMode", "mig", device, 0, current);
+  return code ? code : narrow_number("nvmlDeviceGetMigMode", "mig", device, 1, pending);
+}
+
 int nvmlDeviceGetRowRemapperHistogram(device_t device, unsigned out[5]) {
   for (int i = 0; i < 5; i++) {
     unsigned long long banks;

@@ -94,6 +94,16 @@ def test_a_gang_is_named_by_the_spec_then_the_narrowest_label_then_an_annotation
                 "(nvidia.com/gpu-driver-upgrade-state=drain-required)"
             ),
         ),
+        ({"labels": {"nvidia.com/mig.config.state": "success"}}, ""),
+        ({"labels": {"nvidia.com/mig.config.state": "failed"}}, ""),
+        (
+            {"labels": {"nvidia.com/mig.config.state": "pending"}},
+            "its MIG configuration is being changed (nvidia.com/mig.config.state=pending)",
+        ),
+        (
+            {"labels": {"nvidia.com/mig.config.state": "rebooting"}},
+            "its MIG configuration is being changed (nvidia.com/mig.config.state=rebooting)",
+        ),
         ({"labels": {"remediation.medik8s.io/exclude-from-remediation": "false"}}, ""),
         (
             {"labels": {"remediation.medik8s.io/exclude-from-remediation": "true"}},

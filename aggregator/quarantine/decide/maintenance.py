@@ -18,6 +18,9 @@ _EXCLUDED = "remediation.medik8s.io/exclude-from-remediation"
 _UPGRADE = "nvidia.com/gpu-driver-upgrade-state"
 #: States of that upgrade in which it does not work on the node (yet, or any more).
 _NO_UPGRADE = ("", "unknown", "upgrade-required", "upgrade-done")
+_MIG = "nvidia.com/mig.config.state"
+#: States of NVIDIA's mig-manager in which it works on the node; the others are success and failed.
+_MIG_CHANGES = ("pending", "rebooting")
 
 
 def maintained_by(node: Node) -> str:
@@ -28,6 +31,9 @@ def maintained_by(node: Node) -> str:
     state = node.labels.get(_UPGRADE, "")
     if state not in _NO_UPGRADE:
         return f"its GPU driver is being upgraded ({_UPGRADE}={state})"
+    state = node.labels.get(_MIG, "")
+    if state in _MIG_CHANGES:
+        return f"its MIG configuration is being changed ({_MIG}={state})"
     if node.labels.get(_EXCLUDED) == "true":
         return f"it is excluded from remediation (label {_EXCLUDED})"
     if node.annotations.get(_DO_NOT_DISRUPT) == "true":
