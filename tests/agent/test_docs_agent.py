@@ -11,6 +11,7 @@ import pytest
 from nodeagent.checks import registry
 from nodeagent.checks.base import Kind
 from nodeagent.config.settings import Config, default, keys, load
+from nodeagent.local.findings import Result
 from nodeagent.model import Status
 from tests.agent.cli import PROGRAM, StandIn, agent, answer, configured, result
 
@@ -111,6 +112,52 @@ def test_every_command_and_flag_is_documented() -> None:
     assert {"run", "check", "checks", "parse-kmsg", "simulate"} <= set(commands)
     for word in [*commands, *re.findall(r"--[a-z-]+", usage)]:
         assert word in ("--help", "--output") or word in AGENT, word
+
+
+def test_the_example_of_a_check_is_what_the_command_prints(tmp_path: Path) -> None:
+    library = (
+        "the NVML library cannot be loaded; set nvml.library to its path (libnvidia-ml.so.1: "
+        "cannot open shared object file: No such file or directory)"
+    )
+    results = [
+        Result(
+            "gpu-inventory",
+            "",
+            Status.FAILED,
+            "no-library",
+            f"0 of 8 expected GPUs are on the PCI bus; {library}",
+            42,
+        ),
+        *(
+            Result(name, "", Status.UNKNOWN, "no-library", library, 40.0)
+            for name in [spec.name for spec in registry.SPECS if spec.name.startswith("gpu-")][1:8]
+        ),
+        Result("memory", "", Status.OK, "", "1893.2 of 2015 GiB available", 9000.0),
+        *(
+            Result(
+                "nic-link",
+                f"mlx5_{n}",
+                Status.OK,
+                "",
+                "up; losses of the link since the boot: 0",
+                9e3,
+            )
+            for n in range(4)
+        ),
+        Result("disk-space", "/", Status.OK, "", "19 % used, 1374 GiB free", 9000.0),
+        Result(
+            "reach",
+            "gateway",
+            Status.OK,
+            "",
+            "10.0.0.1 on bond0: answers an echo in 0.2 ms",
+            9000.0,
+        ),
+    ]
+    config = configured(tmp_path)
+    with StandIn(tmp_path / "run/agent.sock", answer(*results)):
+        said = agent("check", "--config", config).out
+    assert f"```\n$ sickbay-agent check\n{said}```\n" in AGENT, said
 
 
 def test_the_example_errors_are_what_the_agent_says(tmp_path: Path) -> None:
