@@ -8,15 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aggregator.cluster.kubernetes.object_codec import timestamp
 from aggregator.cluster.kubernetes.objects import seconds
 from aggregator.cluster.kubernetes.quarantine_codec import (
     FINALIZER,
-    SpecObject,
-    StatusObject,
     decode_quarantine,
     encode_spec,
     encode_status,
-    timestamp,
 )
 from aggregator.cluster.port import (
     Action,
@@ -70,7 +68,7 @@ STATUS = st.builds(
 )
 
 
-def stored(spec: SpecObject, status: StatusObject) -> bytes:
+def stored(spec: msgspec.Struct, status: msgspec.Struct) -> bytes:
     """The patch as the API server stores it: null removes."""
     kept = [
         {key: value for key, value in msgspec.to_builtins(part).items() if value is not None}

@@ -5,8 +5,8 @@ from typing import TypedDict
 
 from aggregator.cluster.kubernetes import paths
 from aggregator.cluster.kubernetes.limiter import Priority
+from aggregator.cluster.kubernetes.object_codec import timestamp
 from aggregator.cluster.kubernetes.objects import NodeObject, decode, to_node
-from aggregator.cluster.kubernetes.quarantine_codec import timestamp
 from aggregator.cluster.kubernetes.transport import METADATA, STRATEGIC_PATCH, Transport, encode
 from aggregator.cluster.node_names import CONDITION, is_marked
 from aggregator.cluster.port import Conflict, NotFound

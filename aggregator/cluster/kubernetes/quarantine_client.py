@@ -12,7 +12,6 @@ from aggregator.cluster.kubernetes.quarantine_codec import (
     FINALIZER,
     GROUP,
     VERSION,
-    SpecObject,
     decode_quarantine,
     encode_spec,
     encode_status,
@@ -176,7 +175,7 @@ def _lane(before: QuarantineStatus, after: QuarantineStatus) -> Priority:
     return Priority.STATUS
 
 
-def _without_nulls(spec: SpecObject) -> dict[str, object]:
+def _without_nulls(spec: msgspec.Struct) -> dict[str, object]:
     """For a new object: the schema takes no null, which in a patch means "remove"."""
     values = msgspec.to_builtins(spec)
     return {key: value for key, value in values.items() if value is not None}

@@ -10,24 +10,18 @@ import os
 import sqlite3
 import stat
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from aggregator.cluster.port import (
-    Action,
-    Blocker,
     Conflict,
-    Did,
-    EvidenceItem,
-    HookState,
-    HookStatus,
-    MarksStatus,
     Node,
     NotFound,
-    Phase,
     Quarantine,
     QuarantineSpec,
     QuarantineStatus,
@@ -337,6 +331,8 @@ def _identity(path: Path) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
+_SPEC = msgspec.json.Decoder(QuarantineSpec)
+_STATUS = msgspec.json.Decoder(QuarantineStatus)
 _COLUMNS = "node, uid, version, spec, status, created_at, deleting, finalizer"
 _NODE = "name, uid, version, unschedulable, taints, labels, annotations"
 
@@ -360,39 +356,9 @@ def _quarantine(row: tuple[Any, ...]) -> Quarantine:
         node,
         uid,
         str(version),
-        _spec(json.loads(spec)),
-        _status(json.loads(status)),
+        _SPEC.decode(spec),
+        _STATUS.decode(status),
         created_at,
         bool(deleting),
         bool(finalizer),
     )
-
-
-def _spec(data: Mapping[str, Any]) -> QuarantineSpec:
-    evidence = tuple(EvidenceItem(**item) for item in data["evidence"])
-    intent = data.get("intent_action")
-    return QuarantineSpec(
-        **{
-            **data,
-            "action": Action(data["action"]),
-            "evidence": evidence,
-            "intent_action": Action(intent) if intent else None,
-        }
-    )
-
-
-def _status(data: Mapping[str, Any]) -> QuarantineStatus:
-    blockers = tuple(Blocker(**item) for item in data["blockers"])
-    told = data.get("pre_evict")
-    hook = HookStatus(**{**told, "state": HookState(told["state"])}) if told else None
-    did = Did(**data["did"]) if data.get("did") else None
-    told = data.get("marks")
-    marks = MarksStatus(**{**told, "missing": tuple(told["missing"])}) if told else None
-    known: dict[str, Any] = {
-        "phase": Phase(data["phase"]),
-        "blockers": blockers,
-        "pre_evict": hook,
-        "did": did,
-        "marks": marks,
-    }
-    return QuarantineStatus(**{**data, **known})

@@ -1,0 +1,174 @@
+"""A field of a quarantine is defined once; what can't be derived from that is compared with it."""
+
+import dataclasses
+import enum
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.cluster.kubernetes.object_codec import ObjectCodec
+from aggregator.cluster.kubernetes.quarantine_codec import (
+    FORMS,
+    SPEC,
+    STATUS,
+    decode_quarantine,
+    encode_spec,
+    encode_status,
+)
+from aggregator.cluster.port import Action, Quarantine, QuarantineSpec, QuarantineStatus
+from aggregator.quarantine.state.fleet import NodeSummary
+from aggregator.web import node_view
+from aggregator.web.models import Quarantine as Page
+from tests.deploy.manifests import ROOT
+
+#: Fields that the page does not show under their own name, and why.
+NOT_SHOWN = {
+    "boot_id": "the evidence has it",
+    "policy_hash": "the fleet's page has that of now",
+    "intent_action": "override says it",
+    "record_generation": "for the aggregator alone",
+    "installation": "why says it where it is another's",
+    "node_uid": "for the aggregator alone",
+    "uncordoned_at": "uncordoned says it",
+    "recordons": "uncordoned says it",
+    "evictions_held_until": "the hold says it",
+    "pods_read_at": "for the aggregator alone",
+    "did": "for the aggregator alone",
+    "marks": "unmarked and unmarked_since say it",
+}
+
+
+def crd_schema() -> Mapping[str, Any]:
+    crd = yaml.safe_load((ROOT / "deploy/kubernetes/crd.yaml").read_text())
+    [version] = crd["spec"]["versions"]
+    properties: Mapping[str, Any] = version["schema"]["openAPIV3Schema"]["properties"]
+    return properties
+
+
+def form(hint: Any) -> dict[str, Any]:
+    """A field's type as a schema has it."""
+    if typing.get_origin(hint) is not None and type(None) in typing.get_args(hint):
+        hint = next(one for one in typing.get_args(hint) if one is not type(None))
+    if typing.get_origin(hint) is tuple:
+        return {"type": "array"}
+    if dataclasses.is_dataclass(hint):
+        return {"type": "object"}
+    if hint is float:
+        return {"type": "string", "format": "date-time"}
+    if hint is Action:  # observe is no action of a quarantine
+        return {"type": "string", "enum": ["cordon", "drain"]}
+    if issubclass(hint, str):
+        return {"type": "string", **({} if hint is str else {"enum": [one.value for one in hint]})}
+    return {"type": {bool: "boolean", int: "integer"}[hint]}
+
+
+def differences(kind: type, codec: ObjectCodec[Any], schema: Mapping[str, Any]) -> Iterator[str]:
+    """The fields that the dataclass and the schema do not have alike."""
+    hints, properties = typing.get_type_hints(kind), schema["properties"]
+    for name in properties.keys() ^ codec.names.values():
+        yield f"{kind.__name__}: {name}"
+    for field, name in codec.names.items():
+        expected = form(hints[field])
+        found = properties.get(name, expected)
+        # A kind is any text to the code, and one of a few to the schema.
+        if any(found.get(key) != value for key, value in expected.items()):
+            yield f"{kind.__name__}.{field}: {found}"
+        if field in codec.nested and name in properties:
+            inner = codec.nested[field]
+            yield from differences(inner.kind, inner, found.get("items", found))
+
+
+def test_the_definition_has_every_field_and_no_other() -> None:
+    schema = crd_schema()
+    assert list(differences(QuarantineSpec, SPEC, schema["spec"])) == []
+    assert list(differences(QuarantineStatus, STATUS, schema["status"])) == []
+
+
+def test_a_field_that_the_definition_lacks_is_found() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class WithOneMore(QuarantineStatus):
+        one_more: str = ""
+
+    @dataclasses.dataclass(frozen=True)
+    class WithAnother(QuarantineStatus):
+        recordons: bool = False
+
+    status = crd_schema()["status"]
+    added = list(differences(WithOneMore, ObjectCodec(WithOneMore, FORMS), status))
+    assert added == ["WithOneMore: oneMore"]
+    [changed] = differences(WithAnother, ObjectCodec(WithAnother, FORMS), status)
+    assert changed.startswith("WithAnother.recordons")
+
+
+@pytest.mark.parametrize("kind", [QuarantineSpec, QuarantineStatus])
+def test_the_page_shows_every_field_or_says_why_not(kind: type) -> None:
+    shown = set(Page.__struct_fields__)
+    fields = {field.name for field in dataclasses.fields(kind)}
+    assert fields - shown - NOT_SHOWN.keys() == set()
+    assert not shown & NOT_SHOWN.keys()
+
+
+def test_no_field_is_left_out_that_is_there_no_more() -> None:
+    fields = (*dataclasses.fields(QuarantineSpec), *dataclasses.fields(QuarantineStatus))
+    assert NOT_SHOWN.keys() <= {field.name for field in fields}
+
+
+def values(hint: Any) -> st.SearchStrategy[Any]:
+    if hint is float:  # wall clock seconds, to the microsecond
+        return st.integers(0, 2**31).map(float)
+    if dataclasses.is_dataclass(hint):
+        hints = typing.get_type_hints(hint)
+        fields = {field.name: values(hints[field.name]) for field in dataclasses.fields(hint)}
+        return st.builds(typing.cast("type[Any]", hint), **fields)
+    if typing.get_origin(hint) is tuple:
+        return st.lists(values(typing.get_args(hint)[0]), max_size=2).map(tuple)
+    if typing.get_origin(hint) is not None:
+        return st.one_of([values(one) for one in typing.get_args(hint)])
+    if hint is str:
+        return st.text(max_size=5)
+    return st.from_type(hint)
+
+
+@given(spec=values(QuarantineSpec), status=values(QuarantineStatus))
+def test_every_field_is_read_as_it_was_written(
+    spec: QuarantineSpec, status: QuarantineStatus
+) -> None:
+    patch = {"metadata": {"name": "n1"}, "spec": encode_spec(spec), "status": encode_status(status)}
+    found = decode_quarantine(msgspec.json.encode(patch))
+    assert found.status == status
+    assert found.spec == spec
+
+
+def test_the_page_shows_what_each_of_its_fields_holds() -> None:
+    """The model has defaults, so that a field that is never filled in would look empty."""
+    spec = QuarantineSpec(**{name: filled(hint) for name, hint in hints_of(QuarantineSpec)})
+    status = QuarantineStatus(**{name: filled(hint) for name, hint in hints_of(QuarantineStatus)})
+    page = node_view.quarantine(NodeSummary("n1"), Quarantine("n1", "u", "1", spec, status), "")
+    names = {name for kind in (QuarantineSpec, QuarantineStatus) for name, _ in hints_of(kind)}
+    for name in names & set(Page.__struct_fields__):
+        assert getattr(page, name), name
+
+
+def hints_of(kind: type) -> Iterator[tuple[str, Any]]:
+    yield from typing.get_type_hints(kind).items()
+
+
+def filled(hint: Any) -> Any:
+    """A value that is not empty."""
+    if dataclasses.is_dataclass(hint):
+        return typing.cast("type[Any]", hint)(
+            **{n: filled(inner) for n, inner in hints_of(typing.cast("type[Any]", hint))}
+        )
+    if typing.get_origin(hint) is tuple:
+        return (filled(typing.get_args(hint)[0]),)
+    if typing.get_origin(hint) is not None:
+        return filled(typing.get_args(hint)[0])
+    if issubclass(hint, enum.Enum):
+        return next(iter(hint))
+    return "taint" if hint is str else hint(1)
