@@ -11,6 +11,8 @@ this, and exits with 1 when a gate fails, after the figures are written.
   API server and the disk (bench-taint has them). Faults that a check sees at its next look, and
   those that a rule waits out (`for`), are the rows "seen by a check".
 - GPU hours lost: see `lost_hours`.
+- slow GPUs: a day of ``BENCH_SLOW_NODES`` (800) nodes a seed, minute by minute (`slowplay`). Each
+  seed has four slow nodes, so precision and recall are of all seeds together.
 """
 
 import gc
@@ -30,6 +32,7 @@ from tests.bench.faultplay import DAY, Story, background
 from tests.bench.figures import percentile, table, write
 from tests.bench.fleetplay import LEAF, Outcome, Trouble, play
 from tests.bench.massplay import FIRST, mass_events
+from tests.bench.slowplay import SlowOutcome, play_slow
 from tests.support.replica import SETTINGS
 
 #: The shipped limits, except the count: at 4 hours for a repair some twelve of 7,500 nodes are in
@@ -199,6 +202,21 @@ def _worst_percentile(all_seeds: Sequence[Sequence[float]], percent: float) -> f
     return round(max((percentile(one, percent) for one in all_seeds if one), default=0.0), 3)
 
 
+def slow_figures(all_seeds: Sequence[SlowOutcome]) -> dict[str, float | int | str]:
+    """The outliers that were found among slow GPUs, of all seeds together."""
+    right = sum(one.right for one in all_seeds)
+    findings = right + sum(one.wrong for one in all_seeds)
+    faults = sum(one.faults for one in all_seeds)
+    found = [minutes for one in all_seeds for minutes in one.found]
+    return {
+        "slow_precision": round(right / findings, 4) if findings else 1.0,
+        "slow_recall": round(len(found) / faults, 4) if faults else 1.0,
+        "slow_nodes": faults,
+        "slow_findings": findings,
+        "slow_found_p50_min": round(percentile(found, 50), 1) if found else 0.0,
+    }
+
+
 def gates(figures: dict[str, float | int | str]) -> list[str]:
     """The gates that fail, in words."""
     failed = []
@@ -210,6 +228,10 @@ def gates(figures: dict[str, float | int | str]) -> list[str]:
         failed.append(f"quarantine p99 {figures['quarantine_p99_s']} s is 30 s or more")
     if figures["mass_event_quarantines"] != 0:
         failed.append(f"{figures['mass_event_quarantines']} quarantines came of mass events")
+    if float(figures.get("slow_precision", 1.0)) < 0.95:
+        failed.append(f"precision of slow GPUs {figures['slow_precision']} is below 0.95")
+    if float(figures.get("slow_recall", 1.0)) < 0.8:
+        failed.append(f"recall of slow GPUs {figures['slow_recall']} is below 0.8")
     return failed
 
 
@@ -218,6 +240,8 @@ _WANTED = {
     "explicit_recall": "1.0",
     "quarantine_p99_s": "< 30",
     "mass_event_quarantines": "0",
+    "slow_precision": ">= 0.95",
+    "slow_recall": ">= 0.8",
 }
 
 
@@ -226,10 +250,12 @@ def main() -> int:
     days = float(os.environ.get("BENCH_DAYS", "30"))
     seeds = int(os.environ.get("BENCH_SEEDS", "10"))
     processes = int(os.environ.get("BENCH_PROCESSES", "2"))
+    slow_nodes = int(os.environ.get("BENCH_SLOW_NODES", "800"))
     begun = time.perf_counter()
     done: list[Figures] = []
     with ProcessPoolExecutor(max_workers=processes, max_tasks_per_child=1) as pool:
         asked = [pool.submit(live, seed, nodes, days) for seed in range(1, seeds + 1)]
+        slow = [pool.submit(play_slow, slow_nodes, seed) for seed in range(1, seeds + 1)]
         for one in asked:
             figures = one.result()
             done.append(figures)
@@ -241,7 +267,8 @@ def main() -> int:
                 f"held {figures.held_by}, {figures.events} events in {figures.wall:.0f} s",
                 flush=True,
             )
-    found = worst(done, days)
+        slow_outcomes = [one.result() for one in slow]
+    found = worst(done, days) | slow_figures(slow_outcomes)
     found["nodes"] = nodes
     found["wall_s"] = round(time.perf_counter() - begun, 1)
     rows = [(name, str(value), _WANTED.get(name, "")) for name, value in found.items()]

@@ -85,6 +85,21 @@ def test_a_finding_ends_only_after_the_part_was_as_the_others_for_as_long() -> N
     assert len(fleet.begun) == 1
 
 
+def test_a_part_near_the_limit_whose_noise_crosses_it_now_and_then_is_none() -> None:
+    fleet = Minutes()
+    rng = random.Random(5)
+    own = {("node-3", 5): 1890}  # the limit is 1,881
+    fleet.run(1000, lambda name, gpu: own.get((name, gpu), 1980) + 5 * rng.randint(-4, 4))
+    assert not fleet.found
+
+
+def test_a_finding_near_the_limit_does_not_come_and_go() -> None:
+    fleet = Minutes()
+    fleet.run(40, lambda name, gpu: 1740 if (name, gpu) == ("node-3", 5) else 1980)
+    fleet.run(300, lambda name, gpu: 1900 if (name, gpu) == ("node-3", 5) else 1980)
+    assert fleet.found
+
+
 def test_a_gpu_that_is_too_fast_is_none() -> None:
     fleet = Minutes()
     fleet.run(60, lambda name, gpu: 2500 if (name, gpu) == ("node-3", 5) else 1980)
@@ -125,6 +140,34 @@ def test_a_share_of_the_pool_that_differs_for_ever_is_a_kind_of_its_own() -> Non
     fleet = Minutes()
     fleet.run(300, lambda name, _gpu: 1740 if int(name[5:]) < 8 else 1980)
     assert not fleet.found
+
+
+def test_a_gpu_that_is_slow_among_nodes_of_a_kind_of_their_own_is_found() -> None:
+    fleet = Minutes()
+    slow = ("node-2", 5)
+    kind = {f"node-{number}" for number in range(8)}
+    fleet.run(60, lambda name, gpu: 1500 if (name, gpu) == slow else 1740 if name in kind else 1980)
+    assert set(fleet.found) == {("node-2", "GPU-5")}
+
+
+def test_a_third_kind_is_no_outlier_either() -> None:
+    fleet = Minutes()
+    kinds = {f"node-{number}": 1740 if number < 6 else 1410 for number in range(12)}
+    fleet.run(120, lambda name, _gpu: kinds.get(name, 1980))
+    assert not fleet.found
+
+
+def test_a_node_with_fewer_parts_at_the_cap_than_a_median_needs_is_not_compared() -> None:
+    fleet = Minutes(measure="gpu-clock-capped")
+    fleet.run(
+        90,
+        lambda name, gpu: (
+            None if name == "node-1" and gpu > 2 else 1750 - 300 * ((name, gpu) == ("node-1", 1))
+        ),
+    )
+    assert not fleet.found
+    [spread] = fleet.fleet.spreads()
+    assert (spread.nodes, spread.median) == (39, 1000)
 
 
 def test_a_load_that_comes_and_goes_is_no_deviation() -> None:
@@ -276,7 +319,8 @@ def test_a_finding_stands_while_its_agent_is_silent() -> None:
     fleet.run(120, lambda _name, _gpu: 1980, others)
     [outlier] = fleet.fleet.findings("node-3")
     assert outlier.value is None
-    assert next(fleet.fleet.spreads()).deviating == 0
+    [spread] = fleet.fleet.spreads()
+    assert (spread.total, spread.nodes) == (312, 39)
 
 
 def test_a_new_stream_without_the_part_ends_no_finding() -> None:

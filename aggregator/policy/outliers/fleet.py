@@ -30,10 +30,11 @@ MOST_POINTS = 144
 MOST_CHARTS = 2_000
 #: A score falls so much in a minute, before it is a finding.
 _FALL = 2
-#: A value this share of the limit away from the median neither deviates nor recovers.
+#: A finding ends by values that are no more than this share of the limit away from the median.
 _CALM = 0.5
-#: Values of the node's other parts, with which one is compared.
-_LEAST_SIBLINGS = 3
+#: Parts of a node that have a value, for a ratio to their median.
+_LEAST_SIBLINGS = 4
+_THOUSANDTHS = 1000
 _ABSENT = 2**32 - 1
 MOST_VALUE = _ABSENT - 1
 
@@ -97,6 +98,7 @@ class _Node:
         "kept",
         "models",
         "pool",
+        "seen",
         "spreads",
         "tracks",
         "values",
@@ -108,6 +110,7 @@ class _Node:
         self.models: tuple[tuple[str, str], ...] = ()  # measure and model
         self.spreads: tuple[Spread | None, ...] = ()
         self.values = array("I")
+        self.seen = 0  # a bit for each series that has had a value
         self.tracks: dict[int, _Track] = {}
         self.kept: dict[MeasuredSeries, _Track] = {}
         self.judged_at = float("-inf")
@@ -128,13 +131,14 @@ class FleetMeasurements:
             return
         self.drop_values(node)
         for at, track in known.tracks.items():
+            _deviates(track, known.spreads[at], deviates=False)
             if track.score:
                 known.kept[_series(known, at)] = track
             else:
                 self._drop_chart(track)
-        self._release(known.spreads)
+        self._release(known)
         known.components, known.models, known.spreads = (), (), ()
-        known.values, known.tracks = array("I"), {}
+        known.values, known.tracks, known.seen = array("I"), {}, 0
         if not known.kept:
             del self._nodes[node]
 
@@ -175,10 +179,11 @@ class FleetMeasurements:
         found.refs += 1
         return found
 
-    def _release(self, spreads: Iterable[Spread | None]) -> None:
-        for spread in spreads:
+    def _release(self, known: _Node) -> None:
+        for at, spread in enumerate(known.spreads):
             if spread is not None:
                 spread.refs -= 1
+                spread.parts -= known.seen >> at & 1
                 if not spread.refs:
                     del self._spreads[spread.key]
 
@@ -205,33 +210,33 @@ class FleetMeasurements:
         known = self._nodes.get(node)
         if known is None:
             return
-        before = _present(known)
+        before = _compared(known)
         for number, value in values:
-            self._put(known, number, min(value, MOST_VALUE))
+            known.values[number] = min(value, MOST_VALUE)
         for number in absent:
-            self._put(known, number, _ABSENT)
-        after = _present(known)
-        for spread in after - before:
-            spread.nodes += 1
-        for spread in before - after:
-            spread.nodes -= 1
-
-    def _put(self, known: _Node, number: int, value: int) -> None:
-        old, spread = known.values[number], known.spreads[number]
-        known.values[number] = value
-        if spread is not None:
-            if old != _ABSENT:
-                spread.remove(old)
-            if value != _ABSENT:
+            known.values[number] = _ABSENT
+        after = _compared(known)
+        for at, (spread, value) in before.items():
+            if after.get(at) != (spread, value):
+                spread.remove(value)
+        for at, (spread, value) in after.items():
+            if before.get(at) != (spread, value):
                 spread.add(value)
+            if not known.seen >> at & 1:
+                known.seen |= 1 << at
+                spread.parts += 1
+        had = {spread for spread, _ in before.values()}
+        has = {spread for spread, _ in after.values()}
+        for spread in has - had:
+            spread.nodes += 1
+        for spread in had - has:
+            spread.nodes -= 1
 
     def drop_values(self, node: str) -> None:
         """The node's agent is silent: its last values are no measurements."""
         known = self._nodes.get(node)
         if known is not None:
             self.update(node, (), range(len(known.values)))
-            for at, track in known.tracks.items():
-                _deviates(track, known.spreads[at], deviates=False)
 
     def forget(self, node: str) -> None:
         """The node is gone, or another replica's."""
@@ -252,52 +257,27 @@ class FleetMeasurements:
             return []
         known.judged_at = now
         changes = []
-        for at, spread in enumerate(known.spreads):
-            value = known.values[at]
-            if spread is None:
-                continue
-            track = known.tracks.get(at)
-            if value == _ABSENT or not spread.is_population:
-                if track is not None:
-                    _deviates(track, spread, deviates=False)
-                    self._drop_idle(known, at, track)
+        for at, (spread, value) in _compared(known).items():
+            if not spread.is_population:
                 continue
             spread.refresh(now)
             away = spread.deviation(value)
-            deviates = away > spread.limit and self._exceeds_siblings(known, at, spread)
+            deviates = away > spread.limit
+            track = known.tracks.get(at)
             if track is None:
                 if not deviates:
                     continue
                 track = known.tracks[at] = _Track(now)
             _deviates(track, spread, deviates=deviates)
             self._draw(track, now, value, spread)
-            calm = away <= _CALM * spread.limit or (away > spread.limit and not deviates)
-            changed = _count(track, spread, calm=calm)
-            if changed:
+            if _count(track, spread, away - spread.base):
                 series = _series(known, at)
-                begun = track.is_finding
-                outlier = _outlier(known, series, at, track) if begun else None
+                outlier = _outlier(known, series, at, track) if track.is_finding else None
                 changes.append(Change(series, outlier))
-            self._drop_idle(known, at, track)
+            if not track.score and not track.deviates:
+                self._drop_chart(track)
+                del known.tracks[at]
         return changes
-
-    @staticmethod
-    def _exceeds_siblings(known: _Node, at: int, spread: Spread) -> bool:
-        """Whether the value deviates from the node's other parts too, where that matters."""
-        measure = spread.measure
-        if not measure.siblings:
-            return True
-        others = sorted(
-            value
-            for number, value in enumerate(known.values)
-            if number != at and value != _ABSENT and known.spreads[number] is spread
-        )
-        if len(others) < _LEAST_SIBLINGS:
-            return False
-        middle = others[len(others) // 2]
-        value = known.values[at]
-        away = middle - value if measure.low else value - middle
-        return away > max(measure.floor, measure.share * middle)
 
     def _draw(self, track: _Track, now: float, value: int, spread: Spread) -> None:
         if track.points is None:
@@ -310,12 +290,6 @@ class FleetMeasurements:
             return
         points.extend((now, float(value), float(spread.median), float(spread.mad)))
         del points[: -4 * MOST_POINTS]
-
-    def _drop_idle(self, known: _Node, at: int, track: _Track) -> None:
-        """A track counts among those that deviate for as long as it does, even with no score."""
-        if not track.score and not track.deviates:
-            self._drop_chart(track)
-            del known.tracks[at]
 
     def _drop_chart(self, track: _Track) -> None:
         if track.points is not None:
@@ -384,19 +358,23 @@ class FleetMeasurements:
         return iter(self._spreads.values())
 
 
-def _count(track: _Track, spread: Spread, *, calm: bool) -> bool:
-    """One minute more; whether the finding has begun or ended by it."""
+def _count(track: _Track, spread: Spread, away: float) -> bool:
+    """One minute more; whether the finding has begun or ended by it.
+
+    ``away`` is how far the value is from those of its kind.
+    """
     most = spread.measure.minutes
-    if track.deviates and not spread.is_widespread:
+    if away > spread.limit:
         track.score = min(track.score + 1, most)
         if track.score == most and not track.is_finding:
             track.is_finding = True
             return True
-    elif calm:
-        track.score = max(0, track.score - (1 if track.is_finding else _FALL))
-        if not track.score and track.is_finding:
-            track.is_finding = False
-            return True
+    elif not track.is_finding:
+        track.score = max(0, track.score - _FALL)
+    elif away <= _CALM * spread.limit:
+        track.score -= 1
+        track.is_finding = track.score > 0
+        return not track.is_finding
     return False
 
 
@@ -406,13 +384,25 @@ def _deviates(track: _Track, spread: Spread | None, *, deviates: bool) -> None:
     track.deviates = deviates
 
 
-def _present(known: _Node) -> set[Spread]:
-    """The distributions in which the node has a value."""
-    return {
-        spread
-        for spread, value in zip(known.spreads, known.values, strict=True)
-        if spread is not None and value != _ABSENT
-    }
+def _compared(known: _Node) -> dict[int, tuple[Spread, int]]:
+    """The distribution and the value there of each series that has one now, by its number."""
+    found: dict[int, tuple[Spread, int]] = {}
+    siblings: dict[Spread, list[int]] = {}
+    for at, spread in enumerate(known.spreads):
+        if spread is None or known.values[at] == _ABSENT:
+            continue
+        if spread.measure.siblings:
+            siblings.setdefault(spread, []).append(at)
+        else:
+            found[at] = (spread, known.values[at])
+    for spread, parts in siblings.items():
+        if len(parts) < _LEAST_SIBLINGS:
+            continue
+        middle = sorted(known.values[at] for at in parts)[len(parts) // 2]
+        for at in parts:
+            ratio = _THOUSANDTHS * known.values[at] // max(1, middle)
+            found[at] = (spread, min(ratio, MOST_VALUE))
+    return found
 
 
 def _series(known: _Node, at: int) -> MeasuredSeries:
@@ -422,12 +412,12 @@ def _series(known: _Node, at: int) -> MeasuredSeries:
 
 def _outlier(known: _Node, series: MeasuredSeries, at: int | None, track: _Track) -> Outlier:
     spread = None if at is None else known.spreads[at]
-    value = _ABSENT if at is None else known.values[at]
+    value = None if at is None else _compared(known).get(at, (spread, None))[1]
     flat = track.points or ()
     return Outlier(
         series=series,
         pool=known.pool,
-        value=None if value == _ABSENT else value,
+        value=value,
         median=0 if spread is None else spread.median,
         mad=0 if spread is None else spread.mad,
         limit=0.0 if spread is None else spread.limit,

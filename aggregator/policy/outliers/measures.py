@@ -18,9 +18,9 @@ class Measure:
     median than `spread.FACTOR` robust standard deviations, than ``floor`` (in ``unit``) and than
     ``share`` of the median. ``minutes`` is how long it must deviate to be a finding.
 
-    ``siblings``: the load decides about the value too, and a job has the same load on all parts
-    of a node, so the value must deviate from the node's other parts as well. ``each``: parts of
-    different names are different things (the duration of each check).
+    ``siblings``: the load decides about the value, and a job has the same load on all parts of a
+    node, so each value is compared as its ratio to the median of its node, in thousandths.
+    ``each``: parts of different names are different things (the duration of each check).
     """
 
     name: str
@@ -34,31 +34,14 @@ class Measure:
     each: bool = False
 
 
+_RATIO = "‰ of its node's median"
 _ROWS = (
     # The clock of a GPU that works and is limited by no power cap or setting is its highest:
     # a published slow host took 10 % longer (MegaScale, NSDI 2024, section 5).
     Measure("gpu-clock", "clock under load", "MHz", True, 60, 0.05, 30),
-    # At the power cap the clock is the load's, except between GPUs of one job.
-    Measure(
-        "gpu-clock-capped",
-        "clock under load at the power cap",
-        "MHz",
-        True,
-        90,
-        0.08,
-        60,
-        siblings=True,
-    ),
-    Measure(
-        "gpu-temperature",
-        "temperature under load",
-        "°C",
-        False,
-        10,
-        0.15,
-        60,
-        siblings=True,
-    ),
+    # GPUs at the power cap differ by some per cent for ever (Sinha et al., SC 2022).
+    Measure("gpu-clock-capped", "clock at the power cap", _RATIO, True, 60, 0, 60, siblings=True),
+    Measure("gpu-temperature", "temperature under load", _RATIO, False, 150, 0, 60, siblings=True),
     Measure("pcie-replays", "PCIe replays", "an hour", False, 60, 1.0, 60),
     Measure("nvlink-errors", "NVLink errors", "an hour", False, 50, 1.0, 60),
     Measure("ib-errors", "InfiniBand port errors", "an hour", False, 60, 1.0, 60),

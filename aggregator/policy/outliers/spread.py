@@ -13,8 +13,8 @@ _SIGMA = 1.4826
 #: Fewer values, or values of fewer nodes, are no population to compare with.
 LEAST_VALUES = 30
 LEAST_NODES = 10
-#: Where a larger share of all deviates, that is a load or a model of its own, and no outlier.
-MOST_DEVIATING = 0.1
+#: Where a larger share of all parts deviates, these are a kind of their own, and no outliers.
+MOST_DEVIATING = 0.05
 #: Seconds for which median and MAD serve all comparisons.
 REFRESH = 60.0
 
@@ -22,14 +22,17 @@ REFRESH = 60.0
 class Spread:
     """The present values of one measurement in one pool and of one model.
 
-    ``refs`` is how many series belong to it, ``nodes`` how many nodes have a value in it now,
-    ``deviating`` how many values deviate. ``median``, ``mad`` and ``limit`` (the largest deviation
-    of a value that is as it should be) are as of the last `refresh`.
+    ``refs`` is how many series belong to it, ``parts`` how many of them have had a value,
+    ``deviating`` how many of these deviated when they had one last, ``nodes`` how many nodes have a
+    value in it now. ``median``, ``mad`` and ``limit`` (the largest deviation
+    of a value that is as it should be) are as of the last `refresh`, as is ``base``: how far from
+    the median, to the bad side, those are that are a kind of their own; 0 where there are none.
     """
 
     __slots__ = (
         "_at",
         "_counts",
+        "base",
         "deviating",
         "key",
         "limit",
@@ -37,6 +40,7 @@ class Spread:
         "measure",
         "median",
         "nodes",
+        "parts",
         "refs",
         "total",
     )
@@ -44,9 +48,9 @@ class Spread:
     def __init__(self, key: tuple[str, ...], measure: Measure) -> None:
         self.key = key
         self.measure = measure
-        self.refs = self.nodes = self.deviating = self.total = 0
+        self.refs = self.parts = self.nodes = self.deviating = self.total = 0
         self.median = self.mad = 0
-        self.limit = 0.0
+        self.limit = self.base = 0.0
         self._counts: dict[int, int] = {}
         self._at = float("-inf")
 
@@ -71,7 +75,7 @@ class Spread:
     @property
     def is_widespread(self) -> bool:
         """Whether so many deviate that no single one is an outlier."""
-        return self.deviating > MOST_DEVIATING * self.total
+        return self.deviating > MOST_DEVIATING * self.parts
 
     def refresh(self, now: float) -> None:
         """Compute median, MAD and limit again where they are old. ``now`` is monotonic seconds."""
@@ -85,7 +89,19 @@ class Spread:
             distances[distance] = distances.get(distance, 0) + count
         self.mad = weighted_median(distances)
         measure = self.measure
-        self.limit = max(FACTOR * _SIGMA * self.mad, measure.floor, measure.share * self.median)
+        sigma = _SIGMA * self.mad
+        self.limit = max(FACTOR * sigma, measure.floor, measure.share * self.median)
+        self.base = self._base() if self.is_widespread else 0.0
+
+    def _base(self) -> float:
+        """How far the middle of those is away that deviate; infinite where many are still worse."""
+        away = {value: self.deviation(value) for value in self._counts}
+        beyond = {value: count for value, count in self._counts.items() if away[value] > self.limit}
+        if not beyond:
+            return 0.0
+        base = away[weighted_median(beyond)]
+        worse = sum(count for value, count in beyond.items() if away[value] > base + self.limit)
+        return base if worse <= MOST_DEVIATING * self.total else float("inf")
 
     def deviation(self, value: int) -> float:
         """How far the value is from the median, to the bad side."""
