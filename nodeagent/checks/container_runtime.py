@@ -44,9 +44,12 @@ class ContainerRuntime:
         return [*report, *gone] if report or gone else Off("no container runtime")
 
     async def _greet(self, path: str) -> Observation:
+        begun = self._machine.clock.boottime()
         reason, message = await greet(self._machine.host(path), _DEADLINE)
-        status = Status.FAILED if reason else Status.OK
-        return Observation(NAME, path, status, reason, message)
+        if reason:
+            return Observation(NAME, path, Status.FAILED, reason, message)
+        seconds = self._machine.clock.boottime() - begun
+        return Observation(NAME, path, Status.OK, "", f"{message} in {seconds * 1000:.1f} ms")
 
 
 def build(sources: Sources, options: Mapping[str, Any]) -> ContainerRuntime:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from nodeagent.checks import container_runtime
 from nodeagent.checks.base import Off
 from nodeagent.model import Status
-from tests.agent.machines import made_up, options, sources, verdicts
+from tests.agent.machines import made_up, observations, options, sources, verdicts
 from tests.controlplane.processes import stopped
 from tests.support.waiting import until
 
@@ -47,7 +48,9 @@ async def test_a_real_grpc_server_answers_and_its_end_is_noticed(tmp_path: Path)
     check = check_of(tmp_path)
     try:
         assert verdicts(await check.run_check()) == {PATH: OK}
-        assert verdicts(await check.run_check()) == {PATH: OK}
+        said = observations(await check.run_check())[PATH]
+        assert (said.status, said.reason) == OK
+        assert re.fullmatch(r"answers in \d+\.\d ms", said.message)
     finally:
         await server.stop(None)
     found = verdicts(await check.run_check())

@@ -4,6 +4,7 @@ The fixtures are the output of the real tools (tests/fixtures/log_forms/README.m
 """
 
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -220,6 +221,42 @@ def test_a_large_file_of_one_piece_is_read_in_a_moment(head: str, filler: str) -
     """Each piece is looked at once: a square of it would take minutes."""
     log = io.BytesIO((head + filler * ((1 << 17) // len(filler))).encode())
     assert sum(1 for _ in read_entries(log)) <= 1 << 17
+
+
+@pytest.mark.parametrize(
+    ("message", "fault"),
+    [
+        (XID, True),
+        (list(XID.encode()), True),  # journald's way with a message that is not printable
+        ([XID, "another"], False),  # a field that was set twice, which the kernel's never is
+        (f"x\n{XID}", False),
+        (None, False),
+        ({"a": XID}, False),
+        ([256], False),
+    ],
+)
+def test_a_message_of_the_journal_in_each_shape(
+    tmp_path: Path, message: object, *, fault: bool
+) -> None:
+    log = tmp_path / "log"
+    for indent in (None, 2):
+        entry = {"_TRANSPORT": "kernel", "SYSLOG_FACILITY": "0", "MESSAGE": message}
+        log.write_text(json.dumps(entry, indent=indent) + "\n")
+        assert [found["code"] for found in decode_file(log)] == ["xid:79"] * fault
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"_TRANSPORT": "syslog"}, {"_TRANSPORT": None}, {"SYSLOG_FACILITY": "1"}],
+)
+def test_an_entry_of_the_journal_that_is_not_the_kernels(
+    tmp_path: Path, changes: dict[str, object]
+) -> None:
+    entry = {"_TRANSPORT": "kernel", "SYSLOG_FACILITY": "0", "MESSAGE": XID} | changes
+    log = tmp_path / "log"
+    log.write_text(json.dumps(entry) + "\n")
+    decoded = decode_file(log)
+    assert (list(decoded), decoded.foreign) == ([], [1])
 
 
 def test_a_value_that_is_longer_than_the_file_ends_the_export() -> None:

@@ -304,7 +304,7 @@ async def test_a_boot_is_told_for_a_while(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("answer", "used", "verdict", "message"),
     [
-        (Response(200, {}, b"x"), False, OK, "healthy"),
+        (Response(200, {}, b"x"), False, OK, "healthy, in 1.5 ms"),
         (
             Response(500, {}, b"[-]ping\n failed \xff" + b"x" * 300),
             False,
@@ -324,7 +324,7 @@ async def test_a_boot_is_told_for_a_while(tmp_path: Path) -> None:
 def test_a_kubelet(
     answer: Response | HttpError, verdict: tuple[Status, str], message: str, *, used: bool
 ) -> None:
-    said = kubelet.judge(answer, used=used)
+    said = kubelet.judge(answer, 0.0015, used=used)
     assert (said.status, said.reason, said.message) == (*verdict, message)
 
 
