@@ -327,11 +327,11 @@ class Controller:
             self._cluster_events.close()
             self.coordinator.close()
             for case in self._registry.cases():
-                for task in (case.task, case.trail):
+                for task in (case.work.task, case.trail):
                     if task is not None:
                         task.cancel()
-                if case.timer is not None:
-                    case.timer.cancel()
+                if case.decision.timer is not None:
+                    case.decision.timer.cancel()
 
     async def _go_round(self) -> None:
         refreshed = unseen = float("-inf")
@@ -351,7 +351,7 @@ class Controller:
             self._cluster_events.tell_stop()
             self._cluster_events.tell_record()
             async for case in self._by_slices():
-                if case.cluster.wishes != NONE and case.node_summary.requests != describe(
+                if case.cluster.wishes != NONE and case.decision.requests != describe(
                     case.cluster.wishes, wall
                 ):
                     self._evaluator.evaluate_node(case)  # an exemption has ended
@@ -394,8 +394,8 @@ class Controller:
         """
         lines: dict[bool, list[NodeState]] = {True: [], False: []}
         for case in self._registry.cases():
-            if case.node_summary.hold is not None:
-                lines[bool(case.node_summary.hold.cause)].append(case)
+            if case.decision.hold is not None:
+                lines[bool(case.decision.hold.cause)].append(case)
         for shared, held in lines.items():
             for case in self._in_turn(held, shared=shared):
                 self._attend_again(case)

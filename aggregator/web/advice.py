@@ -7,7 +7,8 @@ a command would act on another cluster than this one (`Fleet.how`).
 from collections.abc import Collection, Iterable
 
 from aggregator.cluster.port import HookState, Phase, Quarantine
-from aggregator.quarantine.state.fleet import NodeHold, NodeSummary
+from aggregator.quarantine.state.decision import NodeHold
+from aggregator.quarantine.state.fleet import NodeSummary
 
 _CLEARS = {
     "reboot": "reboot the node",
@@ -86,7 +87,9 @@ def for_incident(node_summary: NodeSummary, clears: Collection[str], action: str
         if set(clears) == {"expiry"}:
             return "No step is needed: by policy it is only watched, and it expires by itself."
         return f"{sentence} when it suits; by policy it is only watched."
-    if node_summary.quarantine is None and (node_summary.hold is not None or node_summary.would):
+    if node_summary.quarantine is None and (
+        node_summary.decision.hold is not None or node_summary.decision.would
+    ):
         return f"{sentence}. No mark keeps work off this node yet; to do it by hand: " + by_hand(
             node_summary.node, how
         )
@@ -143,7 +146,7 @@ def for_quarantine(
         return f"The object makes no sense. Mend it, or: {end}"
     if status.phase is Phase.RELEASING or quarantine.deleting:
         return "No step is needed: it is being undone."
-    if node_summary.last_error:
+    if node_summary.work.last_error:
         return "The last step failed and is tried again. If it stays, look at the error."
     held = node_summary.release_held or status.release_held
     if held:

@@ -153,8 +153,8 @@ class FleetViewBuilder:
         self._standings[node_summary.node] = standing
         self._attached += node_summary.agent.speaks
         self._conflicts += bool(node_summary.agent.conflict)
-        self._exempt += node_summary.exempt
-        if node_summary.requests:
+        self._exempt += node_summary.decision.exempt
+        if node_summary.decision.requests:
             self._wished.append(node_view.node_row(node_summary, moment, standing))
         if not node_summary.agent.speaks:
             if node_view.agent(node_summary) == "never":
@@ -166,7 +166,7 @@ class FleetViewBuilder:
                     else moment.now
                 )
                 self._silent.append((heard, node_view.node_row(node_summary, moment, standing)))
-        if node_summary.incidents:
+        if node_summary.decision.incidents:
             self._incidents.extend(node_view.incidents(node_summary, moment, self._fleet.how))
         if node_summary.quarantine is not None:
             shown = node_view.quarantine(node_summary, node_summary.quarantine, self._fleet.how)
@@ -202,9 +202,8 @@ class FleetViewBuilder:
                 self._silent.append((at - self._moment.wall + self._moment.now, row))
         self._incidents.extend(told.incidents)
         if node_summary is not None and quarantine is not None:
-            known = replace(
-                node_summary, last_error=told.last_error, release_held=told.release_held
-            )
+            work = replace(node_summary.work, last_error=told.last_error)
+            known = replace(node_summary, work=work, release_held=told.release_held)
             shown = node_view.quarantine(known, quarantine, self._fleet.how)
             self._quarantines.append(msgspec.structs.replace(shown, agent=told.agent))
         if told.hold is not None and (quarantine is None or told.hold.limit == "stop"):
@@ -216,7 +215,7 @@ class FleetViewBuilder:
         if self._pool_label and node_summary is not None and node_summary.cluster.meta is not None:
             pool = node_summary.cluster.meta.labels.get(self._pool_label, "")
             self._pools[pool] += 1
-            self._taken[pool] += node_summary.in_record
+            self._taken[pool] += node_summary.work.in_record
 
     def conclude(self, names: Iterable[str]) -> FleetViewFindings:
         """The findings. ``names`` are the nodes in the order in which people read them.

@@ -21,6 +21,7 @@ from aggregator.quarantine.decide.cause_search import LEAST, CommonCause
 from aggregator.quarantine.decide.lost_marks import describe_missing
 from aggregator.quarantine.decide.uncordon import is_left_schedulable
 from aggregator.quarantine.state import fleet
+from aggregator.quarantine.state.decision import NodeHold
 from aggregator.quarantine.state.fleet import NodeSummary, QuarantineSummary
 from aggregator.runtime.text import truncate
 from aggregator.web import advice, models
@@ -84,14 +85,13 @@ def why(node_summary: NodeSummary, standing: QuarantineSummary) -> str:
         return node_summary.unclaimed
     if node_summary.cluster.marked:
         return fleet.MARKED_ALONE
-    if node_summary.hold is not None:
-        return f"held by {node_summary.hold.limit}: {node_summary.hold.reason}"
-    if node_summary.would:
-        if node_summary.spared:
-            return f"a person exempted it ({node_summary.spared}); else: {node_summary.would}"
-        return f"would {node_summary.would}"
-    if node_summary.last_error:
-        return f"the last step failed and is tried again: {node_summary.last_error}"
+    if node_summary.decision.hold is not None:
+        return f"held by {node_summary.decision.hold.limit}: {node_summary.decision.hold.reason}"
+    would, spared = node_summary.decision.would, node_summary.decision.spared
+    if would:
+        return f"a person exempted it ({spared}); else: {would}" if spared else f"would {would}"
+    if node_summary.work.last_error:
+        return f"the last step failed and is tried again: {node_summary.work.last_error}"
     if node_summary.agent.conflict:
         return node_summary.agent.conflict
     if standing is QuarantineSummary.SILENT:
@@ -107,8 +107,8 @@ def why(node_summary: NodeSummary, standing: QuarantineSummary) -> str:
         return (
             "no state known yet" if node_summary.agent.attached else "no agent has reported from it"
         )
-    if node_summary.requests and standing is QuarantineSummary.OK:
-        return node_summary.requests[0]
+    if node_summary.decision.requests and standing is QuarantineSummary.OK:
+        return node_summary.decision.requests[0]
     return _others_at_work(node_summary) or _worst(node_summary)
 
 
@@ -123,7 +123,7 @@ def _others_at_work(node_summary: NodeSummary) -> str:
 
 
 def _why_quarantined(node_summary: NodeSummary, quarantine: port.Quarantine) -> str:
-    held = node_summary.hold
+    held = node_summary.decision.hold
     by = f", held by {held.limit}" if held is not None and held.limit == "stop" else ""
     if quarantine.foreign:
         by = f", by the sickbay in namespace {quarantine.foreign}"
@@ -134,7 +134,7 @@ def _why_quarantined(node_summary: NodeSummary, quarantine: port.Quarantine) -> 
 
 
 def _worst(node_summary: NodeSummary) -> str:
-    incidents = sorted(node_summary.incidents.values(), key=_by_strength)
+    incidents = sorted(node_summary.decision.incidents.values(), key=_by_strength)
     if incidents:
         return incidents[0].summary
     if node_summary.agent.health is None:
@@ -172,8 +172,8 @@ def node_row(
         agent=agent(node_summary),
         last_heard=moment.when_or_never(node_summary.agent.last_heard),
         why=why(node_summary, standing),
-        exempt=node_summary.exempt,
-        wishes=list(node_summary.requests),
+        exempt=node_summary.decision.exempt,
+        wishes=list(node_summary.decision.requests),
     )
 
 
@@ -183,7 +183,7 @@ def _by_strength(incident: policy.Incident) -> tuple[int, float]:
 
 def incidents(node_summary: NodeSummary, moment: ViewMoment, how: str) -> list[models.Incident]:
     """The node's open incidents, the strongest first. ``how``, here and below: as for `advice`."""
-    ordered = sorted(node_summary.incidents.values(), key=_by_strength)
+    ordered = sorted(node_summary.decision.incidents.values(), key=_by_strength)
     return [_incident(node_summary, found, moment, how) for found in ordered]
 
 
@@ -219,11 +219,11 @@ def _doing(node_summary: NodeSummary, incident: policy.Incident) -> str:
         return "watched"
     if node_summary.quarantine is not None:
         return f"in quarantine: {node_summary.quarantine.status.phase}"
-    if node_summary.hold is not None:
-        return f"held by {node_summary.hold.limit}"
-    if node_summary.would and node_summary.spared:
+    if node_summary.decision.hold is not None:
+        return f"held by {node_summary.decision.hold.limit}"
+    if node_summary.decision.would and node_summary.decision.spared:
         return "a person exempted the node"
-    if node_summary.would:
+    if node_summary.decision.would:
         return "the mode keeps us from acting"
     if incident.recovering_since is not None:
         return "recovering"
@@ -287,9 +287,9 @@ def quarantine(node_summary: NodeSummary, found: port.Quarantine, how: str) -> m
         unmarked=unmarked(node_summary, found),
         unmarked_since=date(status.marks.since) if status.marks is not None else None,
         overruled=status.overruled,
-        in_record=node_summary.in_record,
+        in_record=node_summary.work.in_record,
         agent=agent(node_summary),
-        last_error=node_summary.last_error,
+        last_error=node_summary.work.last_error,
         evidence=[_durable_evidence(item) for item in spec.evidence],
         advice=advice.for_quarantine(node_summary, found, in_force, how),
     )
@@ -331,7 +331,7 @@ def hold(node_summary: NodeSummary, mode: str, how: str) -> models.Hold | None:
 
     Returns None without a hold.
     """
-    found: fleet.NodeHold | None = node_summary.hold
+    found: NodeHold | None = node_summary.decision.hold
     if node_summary.quarantine is not None and (found is None or found.limit != "stop"):
         return None
     if found is not None:
@@ -343,15 +343,15 @@ def hold(node_summary: NodeSummary, mode: str, how: str) -> models.Hold | None:
             since=date(found.since),
             advice=advice.for_hold(found, how),
         )
-    if node_summary.would:
-        spared = node_summary.spared
+    if node_summary.decision.would:
+        spared = node_summary.decision.spared
         return models.Hold(
             node=node_summary.node,
             limit="exempt" if spared else "mode",
             value=spared or mode,
-            reason=f"a person exempted it; else: {node_summary.would}"
+            reason=f"a person exempted it; else: {node_summary.decision.would}"
             if spared
-            else f"would {node_summary.would}",
+            else f"would {node_summary.decision.would}",
             since=None,
             advice=advice.for_exempt(node_summary.node, how)
             if spared
@@ -473,15 +473,15 @@ def node(
         boot_id=health.boot_id if health else "",
         conflict=node_summary.agent.conflict,
         foreign=node_summary.cluster.foreign,
-        last_error=node_summary.last_error,
+        last_error=node_summary.work.last_error,
         labels=dict(sorted(meta.labels.items())) if meta else {},
         traits=dict(sorted(health.traits.items())) if health else {},
         incidents=incidents(node_summary, moment, how),
         quarantine=quarantine(node_summary, held, how) if held is not None else None,
         hold=hold(node_summary, mode, how),
-        would=node_summary.would,
-        exempt=node_summary.exempt,
-        wishes=list(node_summary.requests),
+        would=node_summary.decision.would,
+        exempt=node_summary.decision.exempt,
+        wishes=list(node_summary.decision.requests),
         overruled=[
             models.Overruled(code=one.code, component=one.component, cleared_by=one.cleared_by)
             for one in sorted(node_summary.cluster.overruled)

@@ -159,12 +159,14 @@ def tell(node_summary: NodeSummary, moment: ViewMoment, mode: str, how: str) -> 
         if node_summary.agent.speaks
         else moment.when_or_never(node_summary.agent.last_heard),
         why=node_view.why(node_summary, standing),
-        exempt=node_summary.exempt,
-        wishes=list(node_summary.requests),
+        exempt=node_summary.decision.exempt,
+        wishes=list(node_summary.decision.requests),
         conflict=bool(node_summary.agent.conflict),
-        incidents=node_view.incidents(node_summary, moment, how) if node_summary.incidents else [],
+        incidents=node_view.incidents(node_summary, moment, how)
+        if node_summary.decision.incidents
+        else [],
         hold=node_view.hold(node_summary, mode, how),
-        last_error=node_summary.last_error,
+        last_error=node_summary.work.last_error,
         release_held=node_summary.release_held,
     )
 
@@ -172,10 +174,10 @@ def tell(node_summary: NodeSummary, moment: ViewMoment, mode: str, how: str) -> 
 def _notable(node_summary: NodeSummary) -> bool:
     """Whether a healthy node still has something to report."""
     return bool(
-        node_summary.requests
-        or node_summary.exempt
+        node_summary.decision.requests
+        or node_summary.decision.exempt
         or node_summary.agent.conflict
-        or node_summary.last_error
+        or node_summary.work.last_error
         or node_summary.release_held
         or node_summary.cluster.foreign
         or node_summary.unclaimed

@@ -30,7 +30,11 @@ async def looked_at(replica: Replica, name: str) -> None:
     """The work of one round; the rounds of these tests' loop are five real seconds apart."""
     case = replica.controller._registry.case(name)
     replica.controller._queue.add(case)
-    await until(lambda: case.task is not None and case.task.done() and not case.again.is_set())
+    await until(
+        lambda: (
+            case.work.task is not None and case.work.task.done() and not case.work.again.is_set()
+        )
+    )
 
 
 async def test_a_quarantine_whose_node_stays_away_ends_with_its_entry() -> None:
@@ -82,7 +86,7 @@ async def test_an_absent_node_counts_for_no_limit_and_is_counted_again_when_it_i
     replica.agent("n1", ILL)
     await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
     replica.agent("n2", ILL)
-    await until(lambda: replica.fleet.node_summaries["n2"].hold)
+    await until(lambda: replica.fleet.node_summaries["n2"].decision.hold)
     node = world.nodes["n1"]
     world.delete_node("n1")
     await until(lambda: absent(world, "n1"))
@@ -93,8 +97,8 @@ async def test_an_absent_node_counts_for_no_limit_and_is_counted_again_when_it_i
     await until(lambda: not absent(world, "n1") and is_marked(world.nodes["n1"]))
     assert entries(world) == {"n1", "n2"}
     replica.agent("n3", ILL)
-    await until(lambda: replica.fleet.node_summaries["n3"].hold)
-    hold = replica.fleet.node_summaries["n3"].hold
+    await until(lambda: replica.fleet.node_summaries["n3"].decision.hold)
+    hold = replica.fleet.node_summaries["n3"].decision.hold
     assert hold is not None
     assert (hold.limit, hold.reason) == (
         "limits.concurrent",

@@ -109,7 +109,7 @@ async def test_nothing_adopted_is_released_before_the_agent_has_spoken() -> None
     world.add_pod("n1", "late")
     clock.time += 100_000
     replica.controller._queue.add(replica.controller._registry.case("n1"))
-    await until(lambda: not replica.controller._registry.case("n1").again.is_set())
+    await until(lambda: not replica.controller._registry.case("n1").work.again.is_set())
     assert world.nodes["n1"].unschedulable
     assert world.evicted == evicted, "an adoption evicts nobody by itself"
     replica.agent("n1", ILL)  # its agent's evidence does
@@ -132,7 +132,7 @@ async def test_mode_observe_shows_the_marks_and_writes_nothing() -> None:
     replica.agent("n1", WELL)
     clock.time += 10_000
     replica.agent("n1", WELL)
-    await until(lambda: not replica.controller._registry.case("n1").again.is_set())
+    await until(lambda: not replica.controller._registry.case("n1").work.again.is_set())
     assert world.writes[before:] == []
     assert world.nodes["n1"] == node
     # A person who undoes it by hand, as docs/install.md says, is seen at the next list.
@@ -211,7 +211,7 @@ async def test_marks_that_cant_be_read_are_kept_until_a_person_decides(did: str)
     replica.agent("n1", WELL)
     clock.time += 10_000
     replica.agent("n1", WELL)
-    await until(lambda: not replica.controller._registry.case("n1").again.is_set())
+    await until(lambda: not replica.controller._registry.case("n1").work.again.is_set())
     assert world.nodes["n1"].unschedulable
     world.person_deletes("n1")
     await until(lambda: not world.quarantines and not is_marked(world.nodes["n1"]))
@@ -256,13 +256,17 @@ async def test_a_stripped_quarantine_that_a_read_misses_before_the_news_is_not_m
     await seen(replica)
     replica.agent("n1", ILL)
     case = replica.controller._registry.case("n1")
-    await until(lambda: not case.again.is_set() and case.task is not None and case.task.done())
+    await until(
+        lambda: (
+            not case.work.again.is_set() and case.work.task is not None and case.work.task.done()
+        )
+    )
     listeners, world.listeners = world.listeners, []  # the watch is late
     uid = world.quarantines["n1"].uid
     world.person_removes_by_force("n1")
     await replica.controller._reconciler._acts.reread(case)
     replica.controller._queue.add(case)
-    await until(lambda: case.task is not None and case.task.done())
+    await until(lambda: case.work.task is not None and case.work.task.done())
     assert "n1" not in world.quarantines, "it was made again from its entry"
     world.listeners = listeners
     world.tell(QuarantineGone("n1", uid))
@@ -338,7 +342,7 @@ async def test_an_adoption_waits_for_a_record_that_fails() -> None:
 
     replica = Replica(world, clock=clock, fails=fails)
     await seen(replica)
-    await until(lambda: "503" in replica.fleet.node_summaries["n1"].last_error)
+    await until(lambda: "503" in replica.fleet.node_summaries["n1"].work.last_error)
     assert world.nodes["n1"].unschedulable
     failing = False
     replica.agent("n1", ILL)

@@ -204,23 +204,23 @@ def test_a_sign_is_acknowledged_at_once_only_where_nothing_can_be_left_to_do() -
         case.cluster.meta = NodeMeta("n1", "u1")
         assert bench.hear(Delta(cleared=(SIGN,))) is None
         assert bench.hear(Delta(gone=(("xid", ""),))) is None
-        assert not case.suspect
+        assert not case.work.suspect
         for name, owner, value in (
             ("work", bench, True),
             ("may", bench, False),
             ("view", bench.queue, False),
             ("meta", case.cluster, None),
             ("unread", case.cluster, True),
-            ("ours", case, False),
+            ("ours", case.work, False),
         ):
             before = getattr(owner, name)
             setattr(owner, name, value)
             for said in (Delta(cleared=(SIGN,)), snapshot(cleared=(SIGN,))):
-                case.waiters, case.suspect = (), False
+                case.work.waiters, case.work.suspect = (), False
                 waits = bench.hear(said)
-                assert case.waiters == (waits,), name
+                assert case.work.waiters == (waits,), name
                 assert "add" in bench.did
-                assert case.suspect == (name in ("unread", "ours"))
+                assert case.work.suspect == (name in ("unread", "ours"))
             setattr(owner, name, before)
 
     on_bench(test)
@@ -243,9 +243,9 @@ def test_a_fault_of_a_node_that_may_be_back_has_it_read() -> None:
         bench.connect()
         bench.case.node_summary.quarantine, bench.case.cluster.node_gone = quarantine(), True
         bench.hear(snapshot())
-        assert not bench.case.suspect
+        assert not bench.case.work.suspect
         bench.hear(snapshot(fault()))
-        assert bench.case.suspect
+        assert bench.case.work.suspect
 
     on_bench(test)
 
@@ -306,14 +306,14 @@ def test_the_end_of_a_stream_counts_only_for_the_one_that_is_attached() -> None:
     async def test(bench: Bench) -> None:
         bench.connect()
         waits = bench.loop.create_future()
-        bench.case.waiters = (waits,)
+        bench.case.work.waiters = (waits,)
         bench.made.on_disconnect("n1", FakeLine(), "another's")
         assert bench.case.agent.attached
         bench.did.clear()
         bench.made.on_disconnect("n1", bench.line, "bye")
         assert bench.did == ["silent", "record_disconnect"]
         assert waits.cancelled()
-        assert bench.case.waiters == ()
+        assert bench.case.work.waiters == ()
         summary = bench.case.agent
         assert not summary.attached
         assert summary.refused == "no snapshot of it was accepted: bye"

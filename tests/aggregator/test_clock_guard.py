@@ -237,7 +237,7 @@ def test_an_exemption_does_not_end_by_a_clock_that_jumps_ahead() -> None:
         replica.agent("n1", ILL)  # it is evaluated anew
         await asyncio.sleep(EVEN_FOR / 2)
         assert world.quarantines == {}
-        assert replica.fleet.node_summaries["n1"].exempt
+        assert replica.fleet.node_summaries["n1"].decision.exempt
         await asyncio.sleep(EVEN_FOR)  # it was right
         await drained(world)
         await replica.stop()

@@ -106,9 +106,9 @@ def test_a_name_that_the_cluster_lacks_is_forgotten_when_nothing_stands_on_it(
         ghost.node_summary.quarantine = quarantine()
         assert not is_no_more(ghost)
         ghost.node_summary.quarantine = None
-        ghost.task = asyncio.ensure_future(asyncio.sleep(5))
+        ghost.work.task = asyncio.ensure_future(asyncio.sleep(5))
         assert not is_no_more(ghost), "something is being done"
-        await ghost.task
+        await ghost.work.task
         assert is_no_more(ghost)
         ghost.agent.last_heard = now - FORGOTTEN_AFTER + 1
         assert not is_no_more(ghost)
@@ -168,9 +168,9 @@ def test_an_entry_whose_node_and_object_are_gone_is_attended_to(
 ) -> None:
     async def test(bench: Bench) -> None:
         case = bench.case(node)
-        case.suspect, case.node_summary.quarantine = False, found
+        case.work.suspect, case.node_summary.quarantine = False, found
         bench.cluster_events._entry_stands(case)
-        assert case.suspect == read
+        assert case.work.suspect == read
         assert bench.kicked == ([node] if read else [])
 
     on_a_bench(monkeypatch, test)
@@ -228,12 +228,12 @@ def test_a_node_is_read_where_the_list_differs_from_what_is_known(
 ) -> None:
     async def test(bench: Bench) -> None:
         case = bench.listed()
-        case.suspect = case.cluster.node_gone = False
+        case.work.suspect = case.cluster.node_gone = False
         case.cluster.unread = True
         bench.kicked.clear()
         prepare(case)
         bench.listed()
-        assert case.suspect == suspect
+        assert case.work.suspect == suspect
         assert bench.kicked == (["n1"] if suspect else [])
         assert not case.cluster.unread
         assert case.cluster.read_at == bench.clock()
@@ -274,9 +274,9 @@ def test_marks_in_the_list_are_unclaimed_where_no_quarantine_stands(
 def test_other_wishes_in_the_list_are_read_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(bench: Bench) -> None:
         case = bench.listed()
-        case.suspect = False
+        case.work.suspect = False
         bench.listed(**{PIN: "x"})
-        assert case.suspect
+        assert case.work.suspect
 
     on_a_bench(monkeypatch, test)
 
@@ -324,13 +324,13 @@ def test_after_the_news_are_whole_again_only_marked_nodes_that_are_schedulable_a
             (Phase.RELEASING, False, False),
         ):
             case.node_summary.quarantine = quarantine(phase=phase, node_uid="uid-n1")
-            case.suspect, case.cluster.signs, case.definition_going = False, signs, True
+            case.work.suspect, case.cluster.signs, case.definition_going = False, signs, True
             bench.cluster_events._queue.view = False
             names = frozenset({"n1"} if unschedulable else ())
             # What the list alone says of it is another test's.
             monkeypatch.setattr(bench.cluster_events, "_node_listed", lambda *_: None)
             await bench.cluster_events._view_restored(names)
-            assert case.suspect == suspect, phase
+            assert case.work.suspect == suspect, phase
             assert case.cluster.signs == (signs if suspect else ())
             assert not case.definition_going
             assert bench.cluster_events._queue.view

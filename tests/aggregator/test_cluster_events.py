@@ -174,7 +174,7 @@ def test_a_quarantine_that_somebody_took_away_leaves_an_orphan() -> None:
     async def test(bench: Bench) -> None:
         case = bench.case()
         await bench.hear(QuarantineSeen(made(node_absent_since=1.0)))
-        case.node_summary.incidents, case.wanted = {"i": 1}, object()
+        case.decision.incidents, case.decision.wanted = {"i": 1}, object()
         case.node_summary.release_held, case.release_look = "x", 9.0
         case.definition_going = True
         assert await bench.hear(QuarantineGone("n1", "q")) == ["add n1"]
@@ -182,8 +182,8 @@ def test_a_quarantine_that_somebody_took_away_leaves_an_orphan() -> None:
         assert bench.registry.absent == set()
         assert [case.node_summary.quarantine] == [None]
         assert (case.orphan, case.ended, case.vanished) == ("q", "q", "")
-        assert (case.unclaimed, case.suspect, case.definition_going) == (False, False, False)
-        assert (case.node_summary.incidents, case.wanted) == (EMPTY, None)
+        assert (case.unclaimed, case.work.suspect, case.definition_going) == (False, False, False)
+        assert (case.decision.incidents, case.decision.wanted) == (EMPTY, None)
         assert (case.node_summary.release_held, case.release_look) == ("", 0.0)
 
     on_bench(test)
@@ -194,10 +194,10 @@ def test_the_end_of_our_own_release_leaves_none_and_an_agents_evidence_stays() -
         case = bench.case(made())
         health: Any = SimpleNamespace(has_snapshot=True)
         case.agent.health, case.ended = health, "q"
-        case.node_summary.incidents = incidents = {"i": 1}
+        case.decision.incidents = incidents = {"i": 1}
         await bench.hear(QuarantineGone("n1", "q"))
         assert case.orphan == ""
-        assert case.node_summary.incidents is incidents
+        assert case.decision.incidents is incidents
 
     on_bench(test)
 
@@ -232,7 +232,7 @@ def test_the_end_of_another_installations_makes_us_read_the_node(*, with_definit
     async def test(bench: Bench) -> None:
         case = bench.case(made(foreign="elsewhere"))
         await bench.hear(QuarantineGone("n1", "q", with_definition=with_definition))
-        assert (case.suspect, case.orphan, case.unclaimed) == (True, "", False)
+        assert (case.work.suspect, case.orphan, case.unclaimed) == (True, "", False)
 
     on_bench(test)
 
@@ -247,7 +247,7 @@ def test_a_name_that_only_a_quarantine_told_of_is_forgotten_with_its_last_step(
         bench.made._forget = forgotten.append
         case = bench.case(made())
         case.cluster.node_gone, case.agent.last_heard = True, heard
-        case.task = asyncio.create_task(asyncio.sleep(1))
+        case.work.task = asyncio.create_task(asyncio.sleep(1))
         await bench.hear(QuarantineGone("n1", "q"))
         assert forgotten == []
         await asyncio.sleep(2)
@@ -281,7 +281,7 @@ def test_an_uncordon_matters_to_a_node_that_was_cordoned(
         case = bench.case(quarantine)
         case.cluster.foreign = foreign
         assert await bench.hear(NodeUncordoned("n1")) == ["add n1"] * attended
-        assert case.suspect == attended
+        assert case.work.suspect == attended
 
     on_bench(test)
 
@@ -296,7 +296,7 @@ def test_a_quarantined_node_that_lacks_marks_is_read_at_once_and_then_now_and_th
         assert await bench.hear(NodeSeen(node)) == []
         bench.case(made(node_uid="u"))
         assert await bench.hear(NodeSeen(node)) == ["look n1"]
-        assert case.looked_at == bench.loop.time()
+        assert case.work.looked_at == bench.loop.time()
         began = bench.loop.time()
         for _ in range(3):
             assert await bench.hear(NodeSeen(node)) == []
@@ -305,7 +305,7 @@ def test_a_quarantined_node_that_lacks_marks_is_read_at_once_and_then_now_and_th
         assert bench.did == []
         await asyncio.sleep(0.2)
         assert bench.did == ["look n1"]
-        assert case.looked_at == pytest.approx(began + 2.0)
+        assert case.work.looked_at == pytest.approx(began + 2.0)
         assert bench.made._timer is None
         assert bench.made._changed == set()
         await asyncio.sleep(2.0)

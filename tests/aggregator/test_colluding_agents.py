@@ -146,7 +146,9 @@ class Fleet:
     def blamed(self) -> set[str]:
         """The nodes that are in quarantine, or would be if no limit held them."""
         held = {
-            one.node for one in self.replica.fleet.node_summaries.values() if one.hold is not None
+            one.node
+            for one in self.replica.fleet.node_summaries.values()
+            if one.decision.hold is not None
         }
         return set(self.world.quarantines) | held
 

@@ -281,7 +281,7 @@ def evidence(
 
 def with_evidence(case: NodeState, *items: Evidence) -> Incident:
     made = Incident("i1", case.node, "boot-1", "gpu", "drain", "x", 1000.0, items, 60.0)
-    case.node_summary.incidents = {"i1": made}
+    case.decision.incidents = {"i1": made}
     return made
 
 

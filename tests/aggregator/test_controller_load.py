@@ -57,7 +57,7 @@ def test_proposals_that_are_held_cost_no_request_however_many_and_however_long()
         await asyncio.sleep(100)
         assert (
             sum(
-                node_summary.hold is not None
+                node_summary.decision.hold is not None
                 for node_summary in replica.fleet.node_summaries.values()
             )
             == 297
@@ -118,10 +118,10 @@ def test_a_cluster_that_refuses_for_a_day_is_asked_on_and_the_node_is_seen_to_th
         replica = Replica(world, clock=LoopClock(loop), fails=fails)
         replica.agent("n1", ILL)
         await asyncio.sleep(1)
-        task = replica.controller._registry.case("n1").task
+        task = replica.controller._registry.case("n1").work.task
         await asyncio.sleep(86400)
-        assert replica.controller._registry.case("n1").task is task  # it did not die of it
-        assert replica.fleet.node_summaries["n1"].last_error == "no right to create"
+        assert replica.controller._registry.case("n1").work.task is task  # it did not die of it
+        assert replica.fleet.node_summaries["n1"].work.last_error == "no right to create"
         assert asked < 86400 / 5
         refusing = False
         await asyncio.sleep(30)

@@ -1025,9 +1025,9 @@ class Ward(RuleBasedStateMachine):
         return {
             case.node
             for case in self.replica.controller._registry.cases()
-            if case.wanted is not None
-            and case.wanted.in_force is not Action.OBSERVE
-            and not (case.agent.conflict or case.node_summary.hold or case.node_summary.would)
+            if case.decision.wanted is not None
+            and case.decision.wanted.in_force is not Action.OBSERVE
+            and not (case.agent.conflict or case.decision.hold or case.decision.would)
             and case.node_summary.quarantine is None
         }
 

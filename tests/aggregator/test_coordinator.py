@@ -173,10 +173,10 @@ class Ward:
     def holds(self) -> dict[str, str]:
         """The limit that holds each node, wherever it is."""
         return {
-            one.node: one.hold.limit
+            one.node: one.decision.hold.limit
             for replica in self.replicas.values()
             for one in replica.fleet.node_summaries.values()
-            if one.hold is not None
+            if one.decision.hold is not None
         }
 
     def told(self, kind: EventKind) -> list[str]:
@@ -298,7 +298,11 @@ def test_while_a_replica_has_not_told_of_its_nodes_only_a_few_explicit_faults_pa
         await asyncio.sleep(300)
         assert ward.sick == set()
         assert set(ward.holds().values()) == {"shards"}
-        reason = ward.replicas[ward.at[f"n{heard[0]}"]].fleet.node_summaries[f"n{heard[0]}"].hold
+        reason = (
+            ward.replicas[ward.at[f"n{heard[0]}"]]
+            .fleet.node_summaries[f"n{heard[0]}"]
+            .decision.hold
+        )
         assert reason is not None
         assert "r2 has not told of all nodes" in reason.reason
         shown = {name: one.fleet.incomplete for name, one in ward.replicas.items()}
@@ -329,7 +333,7 @@ def test_who_cannot_ask_the_leader_holds_and_asks_again_as_soon_as_it_can() -> N
         theirs = [n for n in range(60) if ward.at[f"n{n}"] == "r2"]
         ward.break_(theirs[:2])
         await asyncio.sleep(20)
-        hold = ward.replicas["r2"].fleet.node_summaries[f"n{theirs[0]}"].hold
+        hold = ward.replicas["r2"].fleet.node_summaries[f"n{theirs[0]}"].decision.hold
         assert hold is not None
         assert (hold.limit, hold.reason) == (
             "shards",

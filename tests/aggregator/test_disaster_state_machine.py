@@ -173,9 +173,9 @@ class Disasters(machine.Ward):
         self._go(SOON)
         node_summary = self.replica.fleet.node_summaries[name]
         held = (
-            node_summary.hold
+            node_summary.decision.hold
             or node_summary.agent.conflict
-            or node_summary.exempt
+            or node_summary.decision.exempt
             or node_summary.cluster.maintained
         )
         if standing and stays and not held and not is_marked(self.world.nodes[name]):

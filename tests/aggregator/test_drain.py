@@ -277,11 +277,11 @@ def test_a_node_that_the_autoscaler_removes_is_left_alone_and_looked_at_again() 
         world.nodes["n1"] = replace(world.nodes["n1"], taints=(REMOVING,))
         replica = await begun(world, SETTINGS)
         node_summary = replica.fleet.node_summaries["n1"]
-        await until(lambda: node_summary.hold is not None)
+        await until(lambda: node_summary.decision.hold is not None)
         await asyncio.sleep(300)
-        assert node_summary.hold is not None
-        assert node_summary.hold.limit == "maintenance"
-        assert "ToBeDeletedByClusterAutoscaler" in node_summary.hold.reason
+        assert node_summary.decision.hold is not None
+        assert node_summary.decision.hold.limit == "maintenance"
+        assert "ToBeDeletedByClusterAutoscaler" in node_summary.decision.hold.reason
         assert parse_record(world.record.text).entries == {}  # not counted as ours
         assert {one.split()[0] for one in world.writes} == {"record"}
         assert replica.notes.kinds("n1").count("quarantine.held") == 1

@@ -381,9 +381,11 @@ def test_a_driver_upgrade_of_the_fleet_costs_a_read_per_node_in_some_minutes() -
         before = replica.cluster.asked["read_node"]
         await asyncio.sleep(600)
         assert 300 <= replica.cluster.asked["read_node"] - before <= 900
-        assert {one.hold.limit for one in replica.fleet.node_summaries.values() if one.hold} == {
-            "maintenance"
-        }
+        assert {
+            one.decision.hold.limit
+            for one in replica.fleet.node_summaries.values()
+            if one.decision.hold
+        } == {"maintenance"}
         # The list of nodes shows that a label is gone.
         world.set_node(replace(world.nodes["n7"], labels={}))
         await until(lambda: phase_of(world, "n7") is Phase.DRAINED, within=240)

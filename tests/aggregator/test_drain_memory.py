@@ -222,20 +222,20 @@ def test_a_wait_ends_with_what_it_is_for_or_as_soon_as_news_void_it() -> None:
         begun = loop.time()
         waits = asyncio.ensure_future(while_it_stands(case, work(), still))
         await asyncio.sleep(10)
-        case.again.set()
+        case.work.again.set()
         await asyncio.sleep(10)
         assert len(asked) == 1
-        assert not case.again.is_set(), "the news were taken"
+        assert not case.work.again.is_set(), "the news were taken"
         assert await waits == "done"
         assert loop.time() - begun == 100.0
         assert cancelled == []
         waits = asyncio.ensure_future(while_it_stands(case, work(), still))
         await asyncio.sleep(10)
         stands = False
-        case.again.set()
+        case.work.again.set()
         assert await waits is None
         assert loop.time() - begun == 110.0
-        assert case.again.is_set(), "for whoever comes next"
+        assert case.work.again.is_set(), "for whoever comes next"
         assert cancelled == ["work"]
 
     play(test)

@@ -95,9 +95,9 @@ async def test_without_our_annotation_nobody_is_told_that_it_was_cordoned_before
     replica = await quarantined(world, Turned())
     world.person_annotates("n1", APPLIED, None)
     await replica.controller._cluster_events.refresh_nodes()
-    replica.controller._registry.case("n1").suspect = True
+    replica.controller._registry.case("n1").work.suspect = True
     replica.controller.on_conflict("n1", "")
-    await until(lambda: not replica.controller._registry.case("n1").suspect)
+    await until(lambda: not replica.controller._registry.case("n1").work.suspect)
     assert replica.fleet.node_summaries["n1"].cluster.foreign == ""
     await replica.stop()
 

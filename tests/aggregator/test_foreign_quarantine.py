@@ -51,9 +51,9 @@ def test_anothers_is_not_entered_voided_or_drained_and_takes_no_place() -> None:
             replica.agent("n1", ILL)
             replica.agent("n2", ILL)
             await until(lambda: phase_of(world, "n2") is Phase.DRAINING)
-            await until(lambda: replica.fleet.node_summaries["n1"].hold is not None)
+            await until(lambda: replica.fleet.node_summaries["n1"].decision.hold is not None)
             await asyncio.sleep(60)
-            hold = replica.fleet.node_summaries["n1"].hold
+            hold = replica.fleet.node_summaries["n1"].decision.hold
             assert hold is not None
             assert (hold.limit, hold.value) == ("installation", "staging")
             assert world.quarantines["n1"] == before["n1"]

@@ -268,7 +268,7 @@ def test_what_nobody_expected_is_said_and_its_node_is_seen_to_again() -> None:
         replica = Replica(world, clock=Running(), fails=fails)
         replica.agent("n1", ILL)
         await later(60)
-        assert "a bug" in replica.fleet.node_summaries["n1"].last_error
+        assert "a bug" in replica.fleet.node_summaries["n1"].work.last_error
         broken[0] = False
         await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
 
@@ -364,7 +364,7 @@ def test_a_storm_of_silence_puts_off_no_look_at_a_node_that_is_drained() -> None
         await soon(lambda: phase_of(world, "n1") is Phase.DRAINING)
         began = replica.clock()
         world.person_annotates("n1", EXEMPT, "until 2100-01-01T00:00:00Z a test")
-        await soon(lambda: replica.fleet.node_summaries["n1"].exempt)
+        await soon(lambda: replica.fleet.node_summaries["n1"].decision.exempt)
         assert replica.clock() - began < 40
 
     virtual_time.run(main())

@@ -59,7 +59,7 @@ def is_whole(world: World) -> bool:
 
 
 def is_held(replica: Replica, name: str, limit: str) -> bool:
-    hold = replica.fleet.node_summaries[name].hold
+    hold = replica.fleet.node_summaries[name].decision.hold
     return hold is not None and hold.limit == limit
 
 

@@ -456,8 +456,8 @@ async def test_the_stop_switch_holds_admission_and_evictions_and_never_a_release
     world.person_stops("drill")
     await until(lambda: replica.fleet.stop)
     replica.agent("n2", ILL)
-    await until(lambda: replica.fleet.node_summaries["n2"].hold is not None)
-    assert replica.fleet.node_summaries["n2"].hold.limit == "stop"  # type: ignore[union-attr]
+    await until(lambda: replica.fleet.node_summaries["n2"].decision.hold is not None)
+    assert replica.fleet.node_summaries["n2"].decision.hold.limit == "stop"  # type: ignore[union-attr]
     recovers(replica, world)
     await until(lambda: "n1" not in world.quarantines)
     assert world.nodes["n2"].unschedulable is False
@@ -476,11 +476,11 @@ async def test_observe_mode_writes_nothing_at_all() -> None:
     )
     await until(lambda: not replica.fleet.view_lost)
     replica.agent("n1", ILL)
-    await until(lambda: replica.fleet.node_summaries["n1"].would)
+    await until(lambda: replica.fleet.node_summaries["n1"].decision.would)
     await later(600)
     assert world.writes == []
     assert world.announced == []
-    assert "drain: xid:79" in replica.fleet.node_summaries["n1"].would
+    assert "drain: xid:79" in replica.fleet.node_summaries["n1"].decision.would
     await replica.stop()
 
 
@@ -598,7 +598,7 @@ async def test_a_cause_that_has_gone_quarantines_nobody_once_there_is_room_again
     replica.agent("n1", ILL)
     await drained(world)
     replica.agent("n2", ILL)
-    await until(lambda: replica.fleet.node_summaries["n2"].hold)
+    await until(lambda: replica.fleet.node_summaries["n2"].decision.hold)
     replica.agent("n2", WELL)  # recovering, and still held
     world.person_deletes("n1")
     await until(lambda: "n1" not in world.quarantines)
@@ -606,5 +606,5 @@ async def test_a_cause_that_has_gone_quarantines_nobody_once_there_is_room_again
     replica.agent("n2", WELL)
     await later(600)
     assert "n2" not in world.quarantines
-    assert replica.fleet.node_summaries["n2"].hold is None
+    assert replica.fleet.node_summaries["n2"].decision.hold is None
     await replica.stop()

@@ -32,7 +32,8 @@ from aggregator.quarantine.decide.replica_messages import (
     ReportBatch,
 )
 from aggregator.quarantine.decide.uncertainty import NO_UNCERTAINTY, Uncertainty
-from aggregator.quarantine.state.fleet import FleetState, NodeHold
+from aggregator.quarantine.state.decision import NodeHold
+from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.quarantine.state.remote import DirtyNodes, RemoteNodes
 from aggregator.replicas.membership.view import Member, MembershipView
@@ -477,7 +478,7 @@ def test_a_follower_asks_the_leader_and_then_the_record() -> None:
 def test_nodes_held_for_lack_of_an_answer_are_asked_again_when_a_doubt_changes() -> None:
     async def test(bench: Bench) -> None:
         for name, limit in (("n1", "shards"), ("n2", "limits.concurrent")):
-            bench.registry.case(name).node_summary.hold = NodeHold(limit, "x", "y", 1.0)
+            bench.registry.case(name).decision.hold = NodeHold(limit, "x", "y", 1.0)
         bench.registry.case("n3")
         bench.see("b", "a")
         await asyncio.sleep(0.01)

@@ -297,7 +297,7 @@ async def test_a_lemon_does_not_stand_in_the_way_of_its_other_incidents() -> Non
         replica.agent("n1", Delta(cleared=(Cleared("xid:48", "GPU-1", "gpu-reset"),)))
         replica.clock.time += 700
         replica.agent("n1", Delta())
-        actions = sorted(one.action for one in node_summary.incidents.values())
+        actions = sorted(one.action for one in node_summary.decision.incidents.values())
         assert actions == ["observe"]
         assert not replica.controller.record_own_evidence("nobody", evidence(lemon, 990.0))
     finally:

@@ -69,7 +69,11 @@ def sick(fleet: FleetState) -> set[str]:
 
 
 def holds(fleet: FleetState) -> set[str]:
-    return {one.hold.limit for one in fleet.node_summaries.values() if one.hold is not None}
+    return {
+        one.decision.hold.limit
+        for one in fleet.node_summaries.values()
+        if one.decision.hold is not None
+    }
 
 
 async def test_the_rate_and_the_cooldown_outlive_the_process(tmp_path: Path) -> None:

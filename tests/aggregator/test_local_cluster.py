@@ -731,7 +731,7 @@ async def test_a_cordon_command_that_fails_is_tried_again_and_nothing_is_drained
     site.breaks("cordon")
     async with Aggregator(path, site, Turned()) as sickbay:
         sickbay.ill()
-        await until(lambda: "exited with 1" in sickbay.fleet.node_summary("n1").last_error)
+        await until(lambda: "exited with 1" in sickbay.fleet.node_summary("n1").work.last_error)
         await until(lambda: any(line.message == "not done yet" for line in caplog.records))
         assert site.journal == []
         node = await sickbay.cluster.read_node("n1")
@@ -757,7 +757,7 @@ async def test_a_restart_in_the_middle_finishes_what_was_begun(
         elif stuck == "drain":
             await until(lambda: first.phase() is Phase.DRAINING)
         else:
-            await until(lambda: first.fleet.node_summary("n1").last_error)
+            await until(lambda: first.fleet.node_summary("n1").work.last_error)
     site.breaks()
     async with Aggregator(path, site, clock) as second:
         if stuck == "release":
@@ -776,7 +776,7 @@ async def test_a_person_stops_and_releases_through_the_file(path: Path, site: Si
         await run_other_process(path, "store.set_stop('drill')")
         await until(lambda: sickbay.fleet.stop == "drill")
         sickbay.ill()
-        await until(lambda: sickbay.fleet.node_summary("n1").hold is not None)
+        await until(lambda: sickbay.fleet.node_summary("n1").decision.hold is not None)
         assert site.journal == []
         await run_other_process(path, "store.set_stop('')")
         await until(lambda: sickbay.phase() is Phase.DRAINED)

@@ -58,7 +58,9 @@ def entries(world: World) -> set[str]:
 def holds(replica: Replica, limit: str) -> list[str]:
     node_summaries = replica.fleet.node_summaries.items()
     return [
-        name for name, one in node_summaries if one.hold is not None and one.hold.limit == limit
+        name
+        for name, one in node_summaries
+        if one.decision.hold is not None and one.decision.hold.limit == limit
     ]
 
 
@@ -156,7 +158,8 @@ def test_a_record_that_was_lost_while_no_aggregator_ran_is_found_out_by_what_sta
             replica.agent(name, ILL)
         await until(lambda: entries(world) == set(names[:LIMIT]))
         await until(lambda: holds(replica, "record") == names[LIMIT:])
-        (reason,) = {replica.fleet.node_summaries[name].hold.reason for name in names[LIMIT:]}  # type: ignore[union-attr]
+        found = [replica.fleet.node_summaries[name].decision.hold for name in names[LIMIT:]]
+        (reason,) = {hold.reason for hold in found if hold is not None}
         assert "rebuilt from the Quarantines that stand" in reason
         await asyncio.sleep(2 * SETTLES)
         assert holds(replica, "limits.concurrent") == names[LIMIT:]

@@ -130,7 +130,11 @@ class Fleet:
     def holds(self) -> dict[str, str]:
         """The limit that holds each node."""
         node_summaries = self.replica.fleet.node_summaries.values()
-        return {one.node: one.hold.limit for one in node_summaries if one.hold is not None}
+        return {
+            one.node: one.decision.hold.limit
+            for one in node_summaries
+            if one.decision.hold is not None
+        }
 
     def told(self, kind: EventKind) -> list[str]:
         return [one.summary for one in self.replica.notes.transitions if one.kind is kind]
@@ -298,7 +302,7 @@ def test_a_leaf_switch_that_dies_quarantines_nobody_and_is_alerted_once() -> Non
         assert len(fleet.holds()) == 17
         [cause] = fleet.replica.fleet.causes.values()
         assert cause.reason.startswith("example.com/rack=r2: check nic-link on 18 of 18 nodes")
-        hold = fleet.replica.fleet.node_summaries["n36"].hold
+        hold = fleet.replica.fleet.node_summaries["n36"].decision.hold
         assert hold is not None
         assert hold.reason == cause.reason
         # The cause is reported once, and none of its nodes besides.

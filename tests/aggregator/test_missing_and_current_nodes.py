@@ -325,16 +325,16 @@ def test_a_node_that_becomes_ours_is_read_anew_and_listed_and_once() -> None:
         first, second = bench.registry.case("n1"), bench.registry.case("n2")
         assert await bench.move() == [("add", "n1")]
         assert bench.did.count(("resume", "n1")) == bench.did.count(("resume", "n2")) == 1
-        assert (first.ours, first.ours_since) == (True, loop.time())
+        assert (first.work.ours, first.work.ours_since) == (True, loop.time())
         assert (first.cluster.unread, second.cluster.unread) == (True, True)
-        assert (first.suspect, second.suspect) == (True, False)
+        assert (first.work.suspect, second.work.suspect) == (True, False)
         assert bench.lists == 1
         await asyncio.sleep(5)
         first.cluster.unread = False
         assert await bench.move() == []
         assert bench.lists == 1
-        assert (first.cluster.unread, first.ours_since) == (False, loop.time() - 5)
-        first.ours, bench.queue.view = False, False
+        assert (first.cluster.unread, first.work.ours_since) == (False, loop.time() - 5)
+        first.work.ours, bench.queue.view = False, False
         assert await bench.move() == [("add", "n1")]
         assert bench.lists == 1, "without a view there is nothing to list"
 
@@ -346,10 +346,10 @@ def test_a_node_that_is_ours_no_more_is_handed_over_or_its_agent_sent_home() -> 
         bench = Owner(loop)
         bench.heard("n1")
         second = bench.registry.case("n2")
-        second.ours = True
+        second.work.ours = True
         began = loop.time()
         assert await bench.move() == [("send home", "n1"), ("hand over", "n2")]
-        assert second.ours is False
+        assert second.work.ours is False
         assert loop.time() == began
         assert await bench.move() == []
         assert bench.lists == 0
@@ -363,8 +363,8 @@ def test_the_log_counts_the_nodes_that_came_and_those_that_went(
     async def test(loop: VirtualTimeLoop) -> None:
         bench = Owner(loop)
         for name in ("n1", "n2", "n3"):
-            bench.registry.case(name).ours = True
-        bench.registry.case("n4").ours = None
+            bench.registry.case(name).work.ours = True
+        bench.registry.case("n4").work.ours = None
         bench.registry.case("n5")
         bench.ours = {"n5"}
         await bench.move()
@@ -428,12 +428,12 @@ def test_who_joined_anew_among_others_starts_its_nodes_over() -> None:
         bench = Owner(loop)
         bench.ours = {"n1", "n2", "n3"}
         for name in ("n1", "n2"):
-            bench.registry.case(name).ours = True
+            bench.registry.case(name).work.ours = True
         bench.heard("n1")
         bench.heard("n2", snapshot=True)
         assert await bench.move() == [], "the first term is none anew"
         bench.registry.case("n3")
-        bench.registry.case("n4").ours = None
+        bench.registry.case("n4").work.ours = None
         bench.membership_view = view("a", term=2)
         await asyncio.sleep(5)
         assert await bench.move() == [
@@ -443,9 +443,9 @@ def test_who_joined_anew_among_others_starts_its_nodes_over() -> None:
             ("ask again", "n1"),
             ("hand over", "n4"),
         ]
-        assert bench.registry.case("n1").ours_since == loop.time()
-        assert bench.registry.case("n3").ours is True
-        assert bench.registry.case("n4").ours is False
+        assert bench.registry.case("n1").work.ours_since == loop.time()
+        assert bench.registry.case("n3").work.ours is True
+        assert bench.registry.case("n4").work.ours is False
         assert await bench.move() == []
 
     play(test)
@@ -469,7 +469,7 @@ def test_who_was_always_alone_starts_nothing_over() -> None:
 def test_each_change_of_members_moves_nodes_once() -> None:
     async def test(loop: VirtualTimeLoop) -> None:
         bench = Owner(loop)
-        bench.registry.case("n1").ours = True
+        bench.registry.case("n1").work.ours = True
         bench.ours = {"n1"}
         running = asyncio.create_task(bench.made.run())
         await asyncio.sleep(1)

@@ -353,7 +353,7 @@ def test_a_finding_is_evidence_with_the_time_of_the_one_before() -> None:
         well = Finding(Status.OK, "", "", 996.0)
         made._put("n1", well)
         assert desk.judged == []
-        case.node_summary.incidents = {"i": 1}
+        case.decision.incidents = {"i": 1}
         made._put("n1", well)
         assert desk.judged == ["n1"]
         desk.graph.found["n1"] = FINDING

@@ -33,7 +33,8 @@ from aggregator.quarantine.decide.node_marks import MOST_REASON, STILL_SCHEDULAB
 from aggregator.quarantine.decide.operator_requests import EXEMPT, FORCE, FORCED
 from aggregator.quarantine.decide.uncertainty import EvidenceBasis
 from aggregator.quarantine.decide.uncordon import OnUncordon, Uncordoned, UncordonRules
-from aggregator.quarantine.state.fleet import NodeHold, NodeSummary
+from aggregator.quarantine.state.decision import NodeHold
+from aggregator.quarantine.state.fleet import NodeSummary
 from aggregator.quarantine.state.node import NodeState
 from tests.support.draws import HighestDraw
 from tests.support.memory_cluster import MemoryCluster, World
@@ -180,12 +181,12 @@ def test_a_cordon_that_stands_becomes_a_drain_only_where_nothing_keeps_it_from_t
     async def test(bench: Bench) -> None:
         case, acts = bench.case, bench.acts
         assert acts.wanted_now(case) is None
-        case.wanted, case.node_summary.hold = wanted(), NodeHold("x", "1", "y", 1.0)
-        assert acts.wanted_now(case) is case.wanted
-        assert case.node_summary.hold is not None, "nothing stands: its proposal was held"
+        case.decision.wanted, case.decision.hold = wanted(), NodeHold("x", "1", "y", 1.0)
+        assert acts.wanted_now(case) is case.decision.wanted
+        assert case.decision.hold is not None, "nothing stands: its proposal was held"
         bench.stands(made(action=Action.CORDON))
-        assert acts.wanted_now(case) is case.wanted
-        assert [case.node_summary.hold] == [None]
+        assert acts.wanted_now(case) is case.decision.wanted
+        assert [case.decision.hold] == [None]
         (proposal,) = bench.proposed
         assert proposal.suspects == (frozenset({"drained"}),)
         assert (proposal.pool, proposal.unsettled) == ("pool-a", "too soon")
@@ -195,18 +196,18 @@ def test_a_cordon_that_stands_becomes_a_drain_only_where_nothing_keeps_it_from_t
         found = acts.wanted_now(case)
         assert found.spec.action is Action.CORDON
         assert found.uncapped is Action.DRAIN
-        assert case.node_summary.hold is not None
+        assert case.decision.hold is not None
         assert len(bench.kinds()) == 1
         for stands in (
             made(action=Action.DRAIN),
             made(action=Action.CORDON, intent_action=Action.DRAIN),
         ):
             bench.stands(stands)
-            case.node_summary.hold = NodeHold("x", "1", "y", 1.0)
-            assert acts.wanted_now(case) is case.wanted
-            assert case.node_summary.hold is None
+            case.decision.hold = NodeHold("x", "1", "y", 1.0)
+            assert acts.wanted_now(case) is case.decision.wanted
+            assert case.decision.hold is None
         bench.stands(made(action=Action.CORDON, requester="alice"))
-        assert acts.wanted_now(case) is case.wanted
+        assert acts.wanted_now(case) is case.decision.wanted
 
     on_bench(test)
 
@@ -215,9 +216,9 @@ def test_a_stop_holds_on_and_any_other_hold_ends_where_nothing_keeps_an_action()
     async def test(bench: Bench) -> None:
         node_summary = bench.case.node_summary
         for limit, reason, ends in (("stop", "x", False), ("stop", "", True), ("y", "x", True)):
-            node_summary.hold, bench.switch.reason = NodeHold(limit, "1", "y", 1.0), reason
+            node_summary.decision.hold, bench.switch.reason = NodeHold(limit, "1", "y", 1.0), reason
             bench.acts._unhold(bench.case)
-            assert (node_summary.hold is None) == ends
+            assert (node_summary.decision.hold is None) == ends
 
     on_bench(test)
 
@@ -232,9 +233,9 @@ def test_a_stop_that_is_over_holds_a_quarantine_no_more() -> None:
             (False, "stop", "", False),
         ):
             node_summary.quarantine = made() if stands else None
-            node_summary.hold, bench.switch.reason = NodeHold(limit, "1", "y", 1.0), reason
+            node_summary.decision.hold, bench.switch.reason = NodeHold(limit, "1", "y", 1.0), reason
             bench.acts.unhold_resumed(bench.case)
-            assert (node_summary.hold is None) == ends
+            assert (node_summary.decision.hold is None) == ends
 
     on_bench(test)
 
@@ -243,18 +244,18 @@ def test_a_stop_is_told_of_each_node_that_is_not_marked_yet_once() -> None:
     async def test(bench: Bench) -> None:
         bench.switch.reason, node_summary = "a drill", bench.case.node_summary
         bench.acts.hold_stopped(bench.case)
-        assert [node_summary.hold] == [None], "nothing stands"
+        assert [node_summary.decision.hold] == [None], "nothing stands"
         bench.stands(made(Phase.CORDONED))
         bench.acts.hold_stopped(bench.case)
-        assert node_summary.hold.limit == "stop"
+        assert node_summary.decision.hold.limit == "stop"
         assert len(bench.kinds()) == 0
-        first = node_summary.hold
+        first = node_summary.decision.hold
         bench.acts.hold_stopped(bench.case)
-        assert node_summary.hold is first
-        node_summary.hold = NodeHold("maintenance", "1", "y", 1.0)
+        assert node_summary.decision.hold is first
+        node_summary.decision.hold = NodeHold("maintenance", "1", "y", 1.0)
         bench.stands(made(Phase.ADMITTED))
         bench.acts.hold_stopped(bench.case)
-        assert node_summary.hold.limit == "stop"
+        assert node_summary.decision.hold.limit == "stop"
         assert len(bench.kinds()) == 1
 
     on_bench(test)
@@ -269,10 +270,10 @@ def test_another_installations_quarantine_holds_only_what_we_want_too() -> None:
             (True, None, False),
             (False, wanted(), False),
         ):
-            case.node_summary.hold, case.wanted = NodeHold("x", "1", "y", 1.0), state
+            case.decision.hold, case.decision.wanted = NodeHold("x", "1", "y", 1.0), state
             case.node_summary.quarantine = made(foreign="elsewhere") if foreign else None
             bench.acts.hold_foreign(case)
-            assert (case.node_summary.hold is not None) == holds
+            assert (case.decision.hold is not None) == holds
         assert len(bench.kinds()) == 1
 
     on_bench(test)
@@ -282,14 +283,14 @@ def test_a_hold_keeps_its_time_and_is_told_when_its_limit_changes() -> None:
     async def test(bench: Bench) -> None:
         node_summary = bench.case.node_summary
         bench.acts._hold(bench.case, LIMIT, wanted())
-        since = node_summary.hold.since
+        since = node_summary.decision.hold.since
         await asyncio.sleep(10)
         bench.acts._hold(bench.case, replace(LIMIT, value="2"), wanted())
-        assert (node_summary.hold.since, node_summary.hold.value) == (since, "2")
+        assert (node_summary.decision.hold.since, node_summary.decision.hold.value) == (since, "2")
         assert len(bench.kinds()) == 1
         assert bench.notes.transitions[0].details == {"limit": "limits.concurrent", "value": "1"}
         bench.acts._hold(bench.case, Held("common", "x", "y", "c1"), wanted())
-        assert (node_summary.hold.since, node_summary.hold.cause) == (since, "c1")
+        assert (node_summary.decision.hold.since, node_summary.decision.hold.cause) == (since, "c1")
         assert bench.notes.transitions[1].details["cause"] == "c1"
 
     on_bench(test)
@@ -303,12 +304,12 @@ def test_what_is_admitted_is_made_and_marked_and_what_is_held_is_not() -> None:
         case = bench.case
         bench.held = LIMIT
         assert await bench.acts.propose(case, wanted()) is False
-        assert case.node_summary.hold.limit == "limits.concurrent"
+        assert case.decision.hold.limit == "limits.concurrent"
         assert bench.proposed[0].suspects == (frozenset({"begun"}),)
         assert "n1" not in bench.world.quarantines
         bench.held = None
         assert await bench.acts.propose(case, wanted()) is True
-        assert case.node_summary.hold is None
+        assert case.decision.hold is None
         assert bench.now().status.phase is Phase.CORDONED
         assert bench.now().spec.record_generation == 4
         assert bench.now().spec.intent_action is Action.DRAIN
@@ -324,7 +325,7 @@ def test_a_node_that_the_cluster_lacks_is_held_and_not_proposed() -> None:
         del bench.world.nodes["n1"]
         bench.case.cluster.node_gone = True
         assert await bench.acts.propose(bench.case, wanted()) is False
-        assert bench.case.node_summary.hold.limit == "no-node"
+        assert bench.case.decision.hold.limit == "no-node"
         assert bench.proposed == []
         bench.world.add_node("n1")
         assert await bench.acts.propose(bench.case, wanted()) is True
@@ -470,7 +471,7 @@ def test_without_a_node_a_quarantine_says_so_once(stands: Quarantine, phase: Pha
         bench.stands(stands)
         await bench.acts.cordon(bench.case)
         assert bench.now().status.phase is phase
-        assert bench.now().status.message == bench.case.node_summary.last_error
+        assert bench.now().status.message == bench.case.work.last_error
         before = bench.now().version
         await bench.acts.cordon(bench.case)
         assert bench.now().version == before
@@ -678,16 +679,16 @@ def test_an_absence_is_shown_with_its_time_and_told(
 
 def test_a_hint_stays_where_the_node_cant_be_read() -> None:
     async def test(bench: Bench) -> None:
-        bench.case.suspect = True
+        bench.case.work.suspect = True
         await bench.acts.look_at_node(bench.case)
-        assert not bench.case.suspect
+        assert not bench.case.work.suspect
         assert bench.case.cluster.node_found
         fails = MemoryCluster(bench.world, fails=lambda _: Unreachable("no answer"))
         bench.acts._cluster = fails
-        bench.case.suspect = True
+        bench.case.work.suspect = True
         with pytest.raises(ClusterError):
             await bench.acts.look_at_node(bench.case)
-        assert bench.case.suspect
+        assert bench.case.work.suspect
 
     on_bench(test)
 
@@ -710,7 +711,7 @@ def test_an_event_names_the_incident_of_the_object_or_else_of_what_is_wanted() -
     async def test(bench: Bench) -> None:
         kind = EventKind.HELD
         bench.acts.emit_event(bench.case, kind, "x")
-        bench.case.wanted = wanted()
+        bench.case.decision.wanted = wanted()
         bench.acts.emit_event(bench.case, kind, "x", {"a": "b"})
         theirs = made()
         bench.case.node_summary.quarantine = replace(

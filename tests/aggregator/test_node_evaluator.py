@@ -18,7 +18,8 @@ from aggregator.policy.incident import Evidence, Incident
 from aggregator.quarantine.decide.intent import OURS, DesiredState
 from aggregator.quarantine.decide.operator_requests import NONE
 from aggregator.quarantine.reconcile.evaluate import NodeEvaluator, _is_done
-from aggregator.quarantine.state.fleet import NodeHold, NodeSummary
+from aggregator.quarantine.state.decision import NodeHold
+from aggregator.quarantine.state.fleet import NodeSummary
 from aggregator.quarantine.state.node import NodeState
 from tests.support.replica import POLICY, Notes, fault, hello, snapshot
 from tests.support.virtual_time import VirtualTimeLoop, play
@@ -77,22 +78,21 @@ def test_a_node_is_judged_again_when_time_alone_may_change_it() -> None:
         begun = loop.time()
         case: Any = SimpleNamespace(
             node_summary=bench.case.node_summary,
-            timer=None,
             cluster=bench.case.cluster,
-            wanted=None,
+            decision=bench.case.decision,
             hear_wishes=lambda _: (),
             rejudge=rejudge,
         )
         bench.made.evaluate_node(case)
         await asyncio.sleep(100)
         assert asked == [0.0, 10.0, 10.0]
-        assert case.timer is None
+        assert case.decision.timer is None
         assert len(bench.seen_to) == 3
         cancelled: list[str] = []
-        case.timer, due[:] = SimpleNamespace(cancel=lambda: cancelled.append("x")), [None]
+        case.decision.timer, due[:] = SimpleNamespace(cancel=lambda: cancelled.append("x")), [None]
         bench.made.evaluate_node(case)
         assert cancelled == ["x"]
-        assert case.timer is None
+        assert case.decision.timer is None
 
     play(test)
 
@@ -109,7 +109,7 @@ def test_an_incident_is_told_when_it_opens_changes_and_closes() -> None:
             ({"i": OPEN}, {}, [OPEN], ["incident.closed"]),
         ):
             bench.notes.transitions.clear()
-            bench.case.node_summary.incidents = now
+            bench.case.decision.incidents = now
             bench.made._tell_incidents(bench.case, before, closed)
             assert bench.notes.kinds("n1") == kinds
             for told in bench.notes.transitions:
@@ -124,12 +124,12 @@ def test_an_incident_that_waits_for_its_fabric_is_told_when_the_wait_is_over() -
     async def test(loop: VirtualTimeLoop) -> None:
         bench = Bench(loop)
         bench.fabric_hold_ends = loop.time() + 15.0
-        bench.case.node_summary.incidents = {"i": OPEN}
+        bench.case.decision.incidents = {"i": OPEN}
         bench.made._tell_incidents(bench.case, {}, [])
         bench.made._tell_incidents(bench.case, {"i": OPEN}, [])
         assert bench.notes.kinds("n1") == []
         watched = replace(OPEN, id="w", action="observe")
-        bench.case.node_summary.incidents = {"i": OPEN, "w": watched}
+        bench.case.decision.incidents = {"i": OPEN, "w": watched}
         bench.made._tell_incidents(bench.case, {"i": OPEN}, [])
         assert bench.notes.kinds("n1") == ["incident.opened"], "what is only watched waits for none"
         bench.fabric_hold_ends = None
@@ -145,9 +145,9 @@ def test_an_incident_that_closes_while_it_waits_for_its_fabric_is_told_of_in_ful
     async def test(loop: VirtualTimeLoop) -> None:
         bench = Bench(loop)
         bench.fabric_hold_ends = loop.time() + 15.0
-        bench.case.node_summary.incidents = {"i": OPEN}
+        bench.case.decision.incidents = {"i": OPEN}
         bench.made._tell_incidents(bench.case, {}, [])
-        bench.case.node_summary.incidents = {}
+        bench.case.decision.incidents = {}
         bench.made._tell_incidents(bench.case, {"i": OPEN}, [OPEN])
         assert bench.notes.kinds("n1") == ["incident.opened", "incident.closed"]
 
@@ -157,16 +157,16 @@ def test_an_incident_that_closes_while_it_waits_for_its_fabric_is_told_of_in_ful
 def test_what_the_mode_keeps_from_being_done_is_told_once() -> None:
     async def test(loop: VirtualTimeLoop) -> None:
         bench = Bench(loop, Action.CORDON)
-        summary = bench.case.node_summary
+        summary = bench.case.decision
         bench.made._tell_would(bench.case)
         assert summary.would == ""
-        bench.case.wanted = desired(Action.CORDON, Action.DRAIN)
+        bench.case.decision.wanted = desired(Action.CORDON, Action.DRAIN)
         bench.made._tell_would(bench.case)
         bench.made._tell_would(bench.case)
         assert summary.would == "drain: bad"
         assert len(bench.acted) == 1
         assert "mode cordon keeps us from this: drain: bad" in bench.acted[0]
-        bench.case.wanted = desired(Action.DRAIN, Action.DRAIN)
+        bench.case.decision.wanted = desired(Action.DRAIN, Action.DRAIN)
         bench.made._tell_would(bench.case)
         assert summary.would == ""
 
@@ -182,10 +182,10 @@ def test_a_hold_ends_where_nothing_is_to_be_done() -> None:
             (desired(Action.DRAIN, Action.DRAIN, Action.OBSERVE), True),
             (desired(Action.DRAIN, Action.DRAIN), False),
         ):
-            bench.case.wanted = wanted
-            bench.case.node_summary.hold = NodeHold("x", "1", "y", 1.0)
+            bench.case.decision.wanted = wanted
+            bench.case.decision.hold = NodeHold("x", "1", "y", 1.0)
             bench.made._tell_would(bench.case)
-            assert (bench.case.node_summary.hold is None) == ends
+            assert (bench.case.decision.hold is None) == ends
 
     play(test)
 
@@ -212,12 +212,12 @@ def test_what_people_ask_caps_what_is_wanted() -> None:
         bench.case.agent.health.snapshot(snapshot(fault()))
         bench.case.agent.attached = True
         bench.made.evaluate_node(bench.case)
-        found = [bench.case.wanted.spec.action]
+        found = [bench.case.decision.wanted.spec.action]
         bench.case.cluster.wishes = replace(NONE, exempt_until=1e9, exempt_reason="mine")
         bench.made.evaluate_node(bench.case)
-        found.append(bench.case.wanted.spec.action)
+        found.append(bench.case.decision.wanted.spec.action)
         assert found == [Action.DRAIN, Action.OBSERVE]
-        assert bench.case.node_summary.spared
+        assert bench.case.decision.spared
         assert any("exempt until" in text for text in bench.acted)
 
     play(test)

@@ -157,7 +157,7 @@ async def test_a_stream_of_an_older_node_that_came_before_the_view_acts_on_nothi
     await later(600)
     assert not late.done()
     assert world.writes == []
-    assert replica.fleet.node_summaries["n1"].incidents == {}
+    assert replica.fleet.node_summaries["n1"].decision.incidents == {}
     replica.agent("n1", ILL, node_uid="uid-n1")
     await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
     await replica.stop()

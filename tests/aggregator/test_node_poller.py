@@ -36,7 +36,8 @@ from aggregator.quarantine.reconcile.poller import (
     NodePoller,
     failing_in_silence,
 )
-from aggregator.quarantine.state.fleet import FleetState, NodeHold
+from aggregator.quarantine.state.decision import NodeHold
+from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry
 from tests.support.replica import component, hello, snapshot
@@ -123,13 +124,13 @@ class Bench:
     def is_due(self, case: NodeState, *, after: float, every: float) -> None:
         """It is due so long after it was looked at, and not before."""
         for waited, due in ((every - 0.1, False), (every, True)):
-            case.looked_at, self.time = 5000.0, 5000.0 + after + waited
+            case.work.looked_at, self.time = 5000.0, 5000.0 + after + waited
             assert self.poller._is_due(case) == due, waited
 
     async def poll(self, case: NodeState) -> None:
         self.seen_to.clear()
         self.judged.clear()
-        case.suspect = False
+        case.work.suspect = False
         await self.poller.poll_node(case)
 
 
@@ -164,7 +165,7 @@ def test_how_often_a_node_is_looked_at_goes_by_what_it_is_in() -> None:
     case.uncordoned = Uncordoned.NO
     for phase in (Phase.CORDONED, Phase.ADMITTED, Phase.RELEASING):
         case.node_summary.quarantine = quarantine(phase)
-        case.looked_at = FOREVER
+        case.work.looked_at = FOREVER
         assert not bench.poller._is_due(case)
     case.node_summary.quarantine = quarantine(Phase.DRAINING, foreign="elsewhere")
     assert not bench.poller._is_due(case)
@@ -197,7 +198,7 @@ def test_a_node_that_waits_is_read_when_its_wait_is_over() -> None:
 def test_what_is_drained_comes_first_then_what_waits_then_the_longest_unseen() -> None:
     bench = Bench()
     for number, name in enumerate(("old", "older", "waits", "drains", "drains-2")):
-        bench.case(name).looked_at = 100.0 - number
+        bench.case(name).work.looked_at = 100.0 - number
     for name in ("old", "older"):
         bench.case(name).node_summary.quarantine = quarantine(Phase.DRAINED)
     waits = bench.case("waits")
@@ -216,7 +217,7 @@ def test_a_round_has_so_many_nodes_at_most() -> None:
     bench = Bench()
     for number in range(40):
         case = bench.case(f"n{number}")
-        case.node_summary.quarantine, case.looked_at = quarantine(Phase.DRAINING), 0.0
+        case.node_summary.quarantine, case.work.looked_at = quarantine(Phase.DRAINING), 0.0
     assert len(bench.due()) == 25
 
 
@@ -225,14 +226,14 @@ def test_the_pods_of_a_drained_node_are_not_read_at_once_after_a_restart() -> No
     case = bench.case()
     case.node_summary.quarantine = quarantine(Phase.DRAINED)
     assert bench.due() == []
-    assert case.looked_at == 1000.0 - DRAINED_EVERY * 0.3
-    case.looked_at = 1.0
+    assert case.work.looked_at == 1000.0 - DRAINED_EVERY * 0.3
+    case.work.looked_at = 1.0
     assert bench.due() == ["n1"]
-    assert case.looked_at == 1.0
+    assert case.work.looked_at == 1.0
     other = bench.case("n2")
     other.node_summary.quarantine = quarantine(Phase.DRAINING)
     assert bench.due() == ["n2", "n1"]
-    assert other.looked_at == FOREVER
+    assert other.work.looked_at == FOREVER
 
 
 def test_nodes_are_read_a_few_a_second_and_only_while_each_is_still_due() -> None:
@@ -303,11 +304,11 @@ def test_a_node_is_read_in_full_when_those_it_waits_for_have_ended_or_it_is_back
         bench = Bench()
         case = bench.case()
         case.take_node(bare(labels=UPGRADE))
-        case.node_summary.hold, case.cluster.node_gone = HELD, gone
+        case.decision.hold, case.cluster.node_gone = HELD, gone
         bench.due()
         bench.nodes["n1"] = bare(labels=labels, annotations={PIN: "x"})
         await bench.poll(case)
-        assert case.suspect == suspect
+        assert case.work.suspect == suspect
         assert bench.seen_to == (["n1"] if suspect else [])
         assert bench.judged == [], "what people ask is read with the node"
 
@@ -318,12 +319,12 @@ def test_a_drained_nodes_pods_are_read_and_the_node_only_where_it_is_schedulable
     async def test() -> None:
         bench = Bench()
         case = bench.case()
-        case.node_summary.quarantine, case.looked_at = quarantine(Phase.DRAINED), 1.0
+        case.node_summary.quarantine, case.work.looked_at = quarantine(Phase.DRAINED), 1.0
         await bench.poll(case)
-        assert case.recheck_pods
+        assert case.work.recheck_pods
         assert bench.seen_to == ["n1"]
         assert bench.reads == []
-        assert case.looked_at == 1000.0 - DRAINED_EVERY * 0.3
+        assert case.work.looked_at == 1000.0 - DRAINED_EVERY * 0.3
         case.uncordoned = Uncordoned.UNKNOWN
         await bench.poll(case)
         assert bench.reads == [("n1", False)]
@@ -339,14 +340,14 @@ def test_what_cant_be_read_or_is_gone_changes_nothing() -> None:
         case.uncordoned = Uncordoned.UNKNOWN
         bench.fails = True
         await bench.poll(case)
-        assert not case.suspect
+        assert not case.work.suspect
         bench.fails, bench.nodes["n1"] = False, None
         await bench.poll(case)
-        assert not case.suspect
-        assert case.looked_at == bench.time
+        assert not case.work.suspect
+        assert case.work.looked_at == bench.time
         bench.nodes["n1"] = bare()
         await bench.poll(case)
-        assert case.suspect, "the positive control"
+        assert case.work.suspect, "the positive control"
 
     run(test)
 
@@ -368,7 +369,7 @@ def test_a_node_that_was_left_schedulable_is_read_when_it_is_cordoned_or_has_los
                 case.lacks(node, case.node_summary.quarantine) if lacks else ()
             )
             await bench.poll(case)
-            assert case.suspect == suspect
+            assert case.work.suspect == suspect
             assert bench.seen_to == (["n1"] if suspect else [])
 
     run(test)
@@ -380,16 +381,16 @@ def test_what_people_and_others_do_to_a_node_that_is_drained_is_heard() -> None:
         case = bench.case()
         case.node_summary.quarantine = quarantine(Phase.DRAINING)
         await bench.poll(case)
-        assert (case.suspect, bench.judged, bench.seen_to) == (False, [], [])
+        assert (case.work.suspect, bench.judged, bench.seen_to) == (False, [], [])
         bench.nodes["n1"] = bare(annotations={PIN: "x"})
         await bench.poll(case)
-        assert (case.suspect, bench.judged, bench.seen_to) == (False, ["n1"], [])
+        assert (case.work.suspect, bench.judged, bench.seen_to) == (False, ["n1"], [])
         assert case.cluster.wishes.pinned
         await bench.poll(case)
         assert bench.judged == []
         bench.nodes["n1"] = bare(annotations={PIN: "x"}, labels=UPGRADE)
         await bench.poll(case)
-        assert (case.suspect, bench.judged, bench.seen_to) == (True, [], ["n1"])
+        assert (case.work.suspect, bench.judged, bench.seen_to) == (True, [], ["n1"])
 
     run(test)
 
@@ -434,12 +435,12 @@ def test_only_a_silent_node_that_is_not_in_quarantine_was_failing_in_silence() -
     case.node_summary.quarantine = None
     item = Evidence("xid:79", "GPU-1", "boot-1", "gpu", "drain", "", None, 1.0)
     drained = Incident("i", "n1", "boot-1", "gpu", "drain", "a bad GPU", 1.0, (item,), 60.0)
-    case.node_summary.incidents = {"i": drained}
+    case.decision.incidents = {"i": drained}
     assert failing_in_silence(case) == "a bad GPU"
-    case.node_summary.incidents = {"i": replace(drained, action="observe")}
+    case.decision.incidents = {"i": replace(drained, action="observe")}
     assert failing_in_silence(case) == "disk /data: dead"
     over = replace(drained, evidence=(replace(item, over="cleared"),))
-    case.node_summary.incidents = {"i": over}
+    case.decision.incidents = {"i": over}
     assert failing_in_silence(case) == "disk /data: dead"
     case.agent.health = None
     assert failing_in_silence(case) == ""

@@ -30,7 +30,8 @@ from aggregator.quarantine.decide.uncordon import (
     Uncordoned,
     UncordonRules,
 )
-from aggregator.quarantine.state.fleet import NodeHold, QuarantineSummary
+from aggregator.quarantine.state.decision import NodeHold
+from aggregator.quarantine.state.fleet import QuarantineSummary
 from aggregator.quarantine.state.node import MARKED, NodeState, _joined
 from tests.support.node_states import set_fields, summary_of
 from tests.support.replica import POLICY, component, fault, hello, snapshot
@@ -147,9 +148,9 @@ def test_a_node_was_heard_with_its_first_snapshot_and_is_fresh_while_its_agent_i
 def test_an_incident_that_is_only_observed_does_not_act() -> None:
     case = state()
     assert not case.acting
-    case.node_summary.incidents = {"i": incident("observe")}
+    case.decision.incidents = {"i": incident("observe")}
     assert not case.acting
-    case.node_summary.incidents = {"i": incident("observe"), "j": incident("cordon")}
+    case.decision.incidents = {"i": incident("observe"), "j": incident("cordon")}
     assert case.acting
 
 
@@ -205,7 +206,7 @@ def test_another_object_brings_nothing_of_the_one_before_it() -> None:
     case.take_quarantine(quarantine(uid="q2", marks=told), POLICY, NOW)
     assert (case.node_summary.release_held, case.release_look) == ("", 0.0)
     assert case.node_summary.missing == ("taint",)
-    case.node_summary.missing, case.ours = (), False
+    case.node_summary.missing, case.work.ours = (), False
     case.take_quarantine(quarantine(uid="q2", version="6", marks=told), POLICY, NOW)
     assert case.node_summary.missing == ("taint",), "its owner reads the node, and we don't"
 
@@ -318,9 +319,9 @@ def test_the_condition_trails_and_all_else_that_a_node_lacks_does_not() -> None:
     case.condition_seen = False
     assert case.lacks(without, quarantine()) == ("condition",)
     assert not case.condition_seen
-    case.ours = True
+    case.work.ours = True
     assert case.lacks(without, quarantine()) == ("condition",)
-    case.ours = False
+    case.work.ours = False
     assert case.lacks(without, quarantine()) == (), "its owner may be writing it"
     assert case.lacks(replace(without, labels={}), quarantine()) == ("label",)
     assert case.lacks(replace(without, uid="u2"), quarantine()) == ALL_MARKS
@@ -373,9 +374,17 @@ def test_a_node_of_another_replica_keeps_what_the_cluster_tells_and_nothing_its_
     node_summary = case.node_summary
     node_summary.quarantine, node_summary.missing = quarantine(marks=told), ("label",)
     node_summary.cluster.overruled, case.cluster.over = frozenset({WORD}), frozenset({OTHER_WORD})
-    node_summary.agent.refused, node_summary.agent.conflict, node_summary.last_error = "r", "c", "e"
-    node_summary.would, node_summary.spared, node_summary.release_held = "w", "s", "h"
-    node_summary.agent.last_heard, node_summary.hold = 3.0, HELD
+    node_summary.agent.refused, node_summary.agent.conflict, node_summary.work.last_error = (
+        "r",
+        "c",
+        "e",
+    )
+    node_summary.decision.would, node_summary.decision.spared, node_summary.release_held = (
+        "w",
+        "s",
+        "h",
+    )
+    node_summary.agent.last_heard, node_summary.decision.hold = 3.0, HELD
     case.agent.claimed, case.agent.misnamed, case.agent.silent, case.agent.silent_failing = (
         "u2",
         True,
@@ -390,7 +399,7 @@ def test_a_node_of_another_replica_keeps_what_the_cluster_tells_and_nothing_its_
         def cancel(self) -> None:
             cancelled.append("timer")
 
-    case.timer = Timer()
+    case.decision.timer = Timer()
     case.hand_over(POLICY, NOW)
     assert (
         case.agent.claimed,
@@ -403,13 +412,21 @@ def test_a_node_of_another_replica_keeps_what_the_cluster_tells_and_nothing_its_
         None,
         "",
     )
-    assert (node_summary.agent.last_heard, node_summary.hold, node_summary.agent.conflict) == (
+    assert (
+        node_summary.agent.last_heard,
+        node_summary.decision.hold,
+        node_summary.agent.conflict,
+    ) == (
         None,
         None,
         "",
     )
-    assert (node_summary.would, node_summary.spared, node_summary.release_held) == ("", "", "")
-    assert (node_summary.last_error, case.cluster.signs, case.orphan, case.vanished) == (
+    assert (
+        node_summary.decision.would,
+        node_summary.decision.spared,
+        node_summary.release_held,
+    ) == ("", "", "")
+    assert (node_summary.work.last_error, case.cluster.signs, case.orphan, case.vanished) == (
         "",
         (),
         "",
@@ -420,7 +437,7 @@ def test_a_node_of_another_replica_keeps_what_the_cluster_tells_and_nothing_its_
     assert case.cluster.over == frozenset()
     assert node_summary.missing == ("taint",), "as its object says"
     assert case.restored == "q", "its object's evidence is back"
-    assert (cancelled, case.timer) == (["timer"], None)
+    assert (cancelled, case.decision.timer) == (["timer"], None)
     assert node_summary.quarantine is not None
 
 
@@ -433,15 +450,15 @@ def test_new_wishes_are_told_once_and_their_end_too() -> None:
     case.take_node(node(annotations={PIN: "mine"}))
     assert case.hear_wishes(1.0) == ("pinned: mine",)
     assert case.hear_wishes(1.0) == ()
-    assert not case.node_summary.exempt
+    assert not case.decision.exempt
     case.take_node(node(annotations={PIN: "mine", **EXEMPTED}))
     assert case.hear_wishes(1.0) == ("exempt until 2100-01-01T00:00:00Z: x",)
-    assert case.node_summary.exempt
+    assert case.decision.exempt
     case.take_node(node(annotations={PIN: "mine"}))
     assert case.hear_wishes(1.0) == (), "something is still asked of it"
     case.take_node(node())
     assert case.hear_wishes(1.0) == ("no label or annotation asks anything special of it any more",)
-    assert case.node_summary.requests == ()
+    assert case.decision.requests == ()
 
 
 def test_signs_are_kept_for_a_word_that_is_not_read_yet() -> None:
@@ -469,14 +486,14 @@ def test_what_is_judged_of_a_silent_node_is_what_was_known_and_what_silence_adds
     assert case.rejudge(POLICY, Action.DRAIN, NOW) == ([], None)
     case = fresh(component("xid", "", Status.OK))
     case.rejudge(POLICY, Action.DRAIN, NOW)
-    assert case.node_summary.incidents == {}
+    assert case.decision.incidents == {}
     case.agent.attached = False
     case.agent.silent_failing, case.agent.silent_failing_since = "disk", 400.0
     case.rejudge(POLICY, Action.DRAIN, NOW, silent_action="cordon")
-    (found,) = case.node_summary.incidents.values()
+    (found,) = case.decision.incidents.values()
     assert (found.action, found.since) == ("cordon", 400.0)
-    assert case.wanted is not None
-    assert case.wanted.spec.action is Action.CORDON
+    assert case.decision.wanted is not None
+    assert case.decision.wanted.spec.action is Action.CORDON
 
 
 def test_a_word_ends_with_what_it_is_about_only_while_the_agent_speaks() -> None:
@@ -617,7 +634,7 @@ def test_a_force_is_taken_back_where_the_node_is_read_without_it_or_gone() -> No
 
 def test_a_situation_says_what_is_known_of_the_node() -> None:
     silent, speaking, ill = state(), fresh(), fresh()
-    ill.node_summary.incidents = {"i": incident()}
+    ill.decision.incidents = {"i": incident()}
     assert not situation(silent).knows
     assert situation(silent, patient_enough=True).knows
     assert situation(speaking).knows
@@ -655,7 +672,7 @@ def test_what_is_overruled_is_all_that_it_stands_on_and_that_is_not_over() -> No
     assert case.overrule(frozenset({OTHER_WORD})) - case.overrule() == {OTHER_WORD}
     over = {
         key: replace(one, evidence=tuple(replace(item, over="x") for item in one.evidence))
-        for key, one in case.node_summary.incidents.items()
+        for key, one in case.decision.incidents.items()
     }
-    case.node_summary.incidents = over
+    case.decision.incidents = over
     assert case.overrule() == frozenset()

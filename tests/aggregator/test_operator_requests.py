@@ -215,7 +215,7 @@ def test_an_exempt_node_is_left_alone_shown_and_judged_again_when_it_ends() -> N
         assert "firmware test" in found.wished[0].wishes[0]
         assert replica.notes.kinds("n1").count("node.requested") == 1
         await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
-        assert "ended at" in replica.fleet.node_summaries["n1"].requests[0]
+        assert "ended at" in replica.fleet.node_summaries["n1"].decision.requests[0]
 
     virtual_time.run(main())
 
@@ -234,7 +234,7 @@ def test_one_that_is_set_while_we_act_is_seen_before_the_node_is_touched(call: s
 
         replica = Replica(world, clock=Running(), fails=fails)
         replica.agent("n1", ILL)
-        await soon(lambda: replica.fleet.node_summaries["n1"].exempt)
+        await soon(lambda: replica.fleet.node_summaries["n1"].decision.exempt)
         await soon(lambda: not world.quarantines and not parse_record(world.record.text).entries)
         await later(600)
         assert not is_marked(world.nodes["n1"])
@@ -306,7 +306,7 @@ def test_an_exemption_that_makes_no_sense_keeps_evictions_off_and_no_cordon() ->
         await soon(lambda: phase_of(world, "n1") is Phase.CORDONED)
         await later(1000)
         assert world.evicted == []
-        assert "makes no sense" in replica.fleet.node_summaries["n1"].requests[0]
+        assert "makes no sense" in replica.fleet.node_summaries["n1"].decision.requests[0]
         world.person_annotates("n1", EXEMPT, None)
         await soon(lambda: world.evicted == [pod.uid])
 
@@ -374,7 +374,7 @@ def test_a_force_that_is_unclear_or_contradicted_does_nothing(more: dict[str, st
         replica.agent("n1", snapshot())
         await later(600)
         assert world.writes == []
-        assert replica.fleet.node_summaries["n1"].requests
+        assert replica.fleet.node_summaries["n1"].decision.requests
 
     virtual_time.run(main())
 

@@ -84,7 +84,7 @@ class Bench:
     @property
     def incidents(self) -> list[str]:
         summary = self.replica.fleet.node_summaries["node-03"]
-        return [f"{one.action}: {one.summary}" for one in summary.incidents.values()]
+        return [f"{one.action}: {one.summary}" for one in summary.decision.incidents.values()]
 
     @property
     def status(self) -> Status | None:
@@ -116,7 +116,7 @@ def test_a_slow_gpu_is_an_incident_that_is_only_observed() -> None:
         others = [
             name
             for name, summary in bench.replica.fleet.node_summaries.items()
-            if summary.incidents and name != "node-03"
+            if summary.decision.incidents and name != "node-03"
         ]
         assert not others
         await bench.minutes(31, slow=1980)

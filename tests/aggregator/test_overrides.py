@@ -244,7 +244,9 @@ async def test_a_sign_that_comes_while_the_node_is_read_ends_the_word_that_is_re
 
     replica = Replica(world, clock=clock, fails=fails)
     await until(lambda: not replica.fleet.view_lost)  # the list has told of a word, and a read
-    await until(lambda: "down" in replica.fleet.node_summaries["n1"].last_error)  # is to tell which
+    await until(
+        lambda: "down" in replica.fleet.node_summaries["n1"].work.last_error
+    )  # is to tell which
     safe = replica.agent("n1", snapshot(cleared=CLEARED))
     assert isinstance(safe, asyncio.Future)
     assert not safe.done()
@@ -347,9 +349,12 @@ async def the_nodes_could_not_be_counted() -> None:
     replica = Replica(world, clock=clock, fails=fails)
     replica.agent("n1", ILL)
     await until(
-        lambda: "n1" in replica.fleet.node_summaries and replica.fleet.node_summaries["n1"].hold
+        lambda: (
+            "n1" in replica.fleet.node_summaries
+            and replica.fleet.node_summaries["n1"].decision.hold
+        )
     )
-    hold = replica.fleet.node_summaries["n1"].hold
+    hold = replica.fleet.node_summaries["n1"].decision.hold
     assert hold is not None
     assert "could not be counted" in hold.reason
     assert world.writes == []

@@ -533,8 +533,8 @@ async def test_an_entry_from_before_the_stop_is_not_acted_on_until_the_stop_is_o
     replica = Replica(world, clock=Turned())
     await until(lambda: not replica.fleet.view_lost)
     replica.agent("n1", snapshot(fault()))
-    await until(lambda: replica.fleet.node_summaries["n1"].hold)
-    hold = replica.fleet.node_summaries["n1"].hold
+    await until(lambda: replica.fleet.node_summaries["n1"].decision.hold)
+    hold = replica.fleet.node_summaries["n1"].decision.hold
     assert hold is not None
     assert (hold.limit, hold.value) == ("stop", "drill")
     assert world.writes == []

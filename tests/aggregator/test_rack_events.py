@@ -154,7 +154,11 @@ def test_a_tray_that_fails_is_one_cause_with_one_alert_and_quarantines_no_node()
         [cause] = racks.replica.fleet.causes.values()
         assert (cause.scope, cause.nodes, cause.total) == ("place", RACK, RACK)
         assert cause.reason.startswith(f"NVLink fabric {UUID[:-1]}0: NVLink evidence on 8 of 8")
-        held = {one.hold.limit for one in racks.replica.fleet.node_summaries.values() if one.hold}
+        held = {
+            one.decision.hold.limit
+            for one in racks.replica.fleet.node_summaries.values()
+            if one.decision.hold
+        }
         assert held == {"fabric"}
         now = racks.loop.time()
         racks.show(20, _xid(79, "GPU-3", now))  # elsewhere a GPU is gone: no cooldown keeps it
@@ -180,7 +184,7 @@ def test_a_gpu_alone_in_its_fabric_is_drained_when_nobody_shows_the_same() -> No
         racks.show(3, link_error("GPU-0", now), verdict("GPU-0", now + 0.001))
         await asyncio.sleep(HOLD - 1.0)
         assert racks.quarantined == set()
-        hold = racks.replica.fleet.node_summaries["n3"].hold
+        hold = racks.replica.fleet.node_summaries["n3"].decision.hold
         assert hold is not None
         assert hold.limit == "limits.fabric_hold"
         assert racks.alerts() == [], "whether it is the node's own is not known yet"

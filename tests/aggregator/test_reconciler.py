@@ -32,7 +32,8 @@ from aggregator.quarantine.decide.planner import NextStep, Situation, Step
 from aggregator.quarantine.reconcile import worker
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.reconcile.worker import Reconciler
-from aggregator.quarantine.state.fleet import FleetState, NodeHold, NodeSummary
+from aggregator.quarantine.state.decision import NodeHold
+from aggregator.quarantine.state.fleet import FleetState, NodeSummary
 from aggregator.quarantine.state.node import NodeState
 from tests.support.memory_cluster import World
 from tests.support.node_states import part_with, set_fields
@@ -170,7 +171,7 @@ def test_there_is_work_for_each_single_reason(play_bench: Play) -> None:
             set_fields(bench.case, **{name: before})
         bench.entries["n1"] = Entry("n1", "", "", "drain", 1.0)
         assert bench.queue.has_work(bench.case)
-        assert bench.case.node_summary.in_record
+        assert bench.case.work.in_record
 
     play_bench(test)
 
@@ -180,32 +181,32 @@ def test_a_node_has_one_task_and_none_while_nothing_may_be_done(play_bench: Play
         case, queue = bench.case, bench.queue
         queue.view = False
         queue.add(case)
-        assert [case.task] == [None]
-        assert case.again.is_set()
+        assert [case.work.task] == [None]
+        assert case.work.again.is_set()
         queue.view, bench.may = True, False
         queue.add(case)
-        assert [case.task] == [None]
+        assert [case.work.task] == [None]
         bench.may = True
         queue.resume(case)
-        assert [case.task] == [None], "there is nothing to do for it"
+        assert [case.work.task] == [None], "there is nothing to do for it"
         queue.add_for_read(case)
-        first: Any = case.task
+        first: Any = case.work.task
         assert first is not None
         queue.add(case)
-        assert case.task is first
+        assert case.work.task is first
         bench.answers["look_at_node"] = lambda: set_fields(case, suspect=False)
         await first
         assert bench.did.count("look_at_node") == 1
-        assert not case.again.is_set()
-        case.suspect = True
+        assert not case.work.again.is_set()
+        case.work.suspect = True
         queue.resume(case)
-        assert case.task is first, "nothing has waited"
+        assert case.work.task is first, "nothing has waited"
         queue.add_if_pending(case)
-        assert case.task is not first
-        await case.task
-        case.suspect, second = False, case.task
+        assert case.work.task is not first
+        await case.work.task
+        case.work.suspect, second = False, case.work.task
         queue.add_if_pending(case)
-        assert case.task is second
+        assert case.work.task is second
 
     play_bench(test)
 
@@ -213,13 +214,13 @@ def test_a_node_has_one_task_and_none_while_nothing_may_be_done(play_bench: Play
 def test_nothing_more_is_begun_once_it_may_not_be(play_bench: Play) -> None:
     async def test(bench: Bench) -> None:
         def act() -> None:
-            bench.may, bench.case.suspect = False, bench.did.count("look_at_node") < 2
+            bench.may, bench.case.work.suspect = False, bench.did.count("look_at_node") < 2
 
         bench.answers["look_at_node"] = act
         bench.queue.add_for_read(bench.case)
-        await bench.case.task
+        await bench.case.work.task
         assert bench.did.count("look_at_node") == 1
-        assert bench.case.again.is_set(), "it waits for leave"
+        assert bench.case.work.again.is_set(), "it waits for leave"
 
     play_bench(test)
 
@@ -231,7 +232,7 @@ def test_another_installations_quarantine_is_left_alone_before_anything_else(
     play_bench: Play,
 ) -> None:
     async def test(bench: Bench) -> None:
-        bench.case.suspect, bench.case.cluster.over = True, frozenset({WORD})
+        bench.case.work.suspect, bench.case.cluster.over = True, frozenset({WORD})
         assert await bench.next(quarantine=quarantine(foreign="elsewhere")) == (
             True,
             ["leave_foreign"],
@@ -242,7 +243,7 @@ def test_another_installations_quarantine_is_left_alone_before_anything_else(
 
 def test_a_hint_is_looked_into_first(play_bench: Play) -> None:
     async def test(bench: Bench) -> None:
-        bench.case.suspect, bench.case.orphan = True, "uid"
+        bench.case.work.suspect, bench.case.orphan = True, "uid"
         assert await bench.next() == (False, ["look_at_node", "explain"])
 
     play_bench(test)
@@ -250,7 +251,7 @@ def test_a_hint_is_looked_into_first(play_bench: Play) -> None:
 
 def test_pods_are_read_again_once_and_the_step_goes_on(play_bench: Play) -> None:
     async def test(bench: Bench) -> None:
-        bench.case.recheck_pods = True
+        bench.case.work.recheck_pods = True
         assert await bench.next() == (True, ["recheck"])
         assert await bench.next() == (True, [])
 
@@ -393,7 +394,7 @@ def test_what_a_step_has_learned_counts_also_where_it_failed(play_bench: Play) -
                 set_fields(case, **{name: value})
                 return Unreachable("no answer")
 
-            bench.answers["look_at_node"], case.suspect = act, True
+            bench.answers["look_at_node"], case.work.suspect = act, True
             bench.did.clear()
             return []
 
@@ -424,13 +425,13 @@ async def fail(bench: Bench, *errors: Exception) -> list[float]:
         times.append(bench.loop.time())
         if waiting:
             return waiting.pop(0)
-        bench.case.suspect = False
+        bench.case.work.suspect = False
         return None
 
-    bench.case.suspect = True
+    bench.case.work.suspect = True
     bench.answers["look_at_node"] = act
     bench.queue.add(bench.case)
-    await bench.case.task
+    await bench.case.work.task
     return [round(b - a, 3) for a, b in itertools.pairwise(times)]
 
 
@@ -438,7 +439,7 @@ def test_waits_grow_after_each_failure_up_to_the_most(play_bench: Play) -> None:
     async def test(bench: Bench) -> None:
         waits = await fail(bench, *(Unreachable("no answer") for _ in range(8)))
         assert waits == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 15.0]
-        assert bench.case.node_summary.last_error == ""
+        assert bench.case.work.last_error == ""
         waits = await fail(bench, Unreachable("x"))
         assert waits == [0.2], "each success begins anew"
 
@@ -466,7 +467,7 @@ def test_a_conflict_is_read_again_at_once_and_told_only_when_it_goes_on(play_ben
         errors: list[str] = []
 
         def reread() -> None:
-            errors.append(bench.case.node_summary.last_error)
+            errors.append(bench.case.work.last_error)
 
         bench.answers["reread"] = reread
         waits = await fail(bench, *(Conflict("x") for _ in range(5)))
@@ -502,9 +503,9 @@ def test_an_error_is_shown_while_it_lasts(play_bench: Play) -> None:
         for error in (Unreachable("no answer"), Refused("forbidden"), ValueError("a bug")):
             going = asyncio.ensure_future(fail(bench, error))
             await asyncio.sleep(0.1)
-            seen.append(bench.case.node_summary.last_error)
+            seen.append(bench.case.work.last_error)
             await going
-            assert bench.case.node_summary.last_error == ""
+            assert bench.case.work.last_error == ""
         assert seen[:2] == ["no answer", "forbidden"]
         assert "a bug" in seen[2]
 
@@ -515,8 +516,8 @@ def test_a_second_read_that_fails_is_shown_too(play_bench: Play) -> None:
     async def test(bench: Bench) -> None:
         bench.answers["reread"] = ClusterError("no answer either")
         await bench.made._after_failure(bench.case, 0, "x", reread=True)
-        assert bench.case.node_summary.last_error == "no answer either"
-        assert bench.case.again.is_set()
+        assert bench.case.work.last_error == "no answer either"
+        assert bench.case.work.again.is_set()
 
     play_bench(test)
 
@@ -529,13 +530,13 @@ def test_news_of_a_way_out_or_a_hint_end_a_wait(play_bench: Play) -> None:
             (lambda: set_fields(bench.case, suspect=True), 10.0),
         ]
         for change, waited in changes:
-            bench.step, bench.case.suspect = NextStep(Step.NOTHING), False
-            bench.case.again.clear()
+            bench.step, bench.case.work.suspect = NextStep(Step.NOTHING), False
+            bench.case.work.again.clear()
             before = bench.loop.time()
             wait = asyncio.ensure_future(bench.made._back_off(bench.case, 100.0, 0.0))
             await asyncio.sleep(10)
             change()
-            bench.case.again.set()
+            bench.case.work.again.set()
             await wait
             assert bench.loop.time() - before == waited
 
@@ -552,13 +553,13 @@ def test_a_drain_goes_on_only_while_it_is_the_nodes_next_step(play_bench: Play) 
         assert going(bench.case)
         bench.may = False
         assert not going(bench.case)
-        bench.may, bench.case.suspect = True, True
+        bench.may, bench.case.work.suspect = True, True
         assert not going(bench.case)
-        bench.case.suspect, bench.case.cluster.over = False, frozenset({WORD})
+        bench.case.work.suspect, bench.case.cluster.over = False, frozenset({WORD})
         assert not going(bench.case)
         bench.case.cluster.over, bench.step = frozenset(), NextStep(Step.UPDATE)
         waiter = bench.loop.create_future()
-        bench.case.waiters = (waiter,)
+        bench.case.work.waiters = (waiter,)
         assert not going(bench.case)
         assert not waiter.done()
         bench.step = NextStep(Step.DRAIN)
@@ -592,10 +593,10 @@ def test_what_was_heard_is_acknowledged_when_it_is_durable(
         bench.case.node_summary.quarantine = found
         gone, waits = bench.loop.create_future(), bench.loop.create_future()
         gone.cancel()
-        bench.case.waiters = (gone, waits)
+        bench.case.work.waiters = (gone, waits)
         bench.made._settle_waiters(bench.case)
         assert waits.done() == settled
-        assert bench.case.waiters == (() if settled else (gone, waits))
+        assert bench.case.work.waiters == (() if settled else (gone, waits))
 
     play_bench(test)
 
@@ -613,7 +614,7 @@ def test_a_process_waits_for_an_agent_since_its_start_or_since_the_node_is_ours(
         assert not bench.made._situation(bench.case).knows
         await asyncio.sleep(1)
         assert bench.made._situation(bench.case).knows
-        bench.case.ours_since = begun + 10
+        bench.case.work.ours_since = begun + 10
         assert not bench.made._situation(bench.case).knows
         await asyncio.sleep(10)
         assert bench.made._situation(bench.case).knows

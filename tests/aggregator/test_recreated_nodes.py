@@ -107,7 +107,7 @@ def test_a_recreated_node_whose_patch_fails_is_not_said_to_be_drained(error: Clu
         world.delete_node("n1")
         world.add_node("n1", uid="uid-2")
         await until(lambda: phase_of(world, "n1") is Phase.ADMITTED)
-        await until(lambda: replica.fleet.node_summaries["n1"].last_error)
+        await until(lambda: replica.fleet.node_summaries["n1"].work.last_error)
         assert phase_of(world, "n1") is Phase.ADMITTED
         down = False
         await until(lambda: phase_of(world, "n1") is Phase.DRAINED)

@@ -40,7 +40,8 @@ from aggregator.quarantine.decide.uncordon import (
     Uncordoned,
     UncordonRules,
 )
-from aggregator.quarantine.state.fleet import UNCLAIMED, NodeHold
+from aggregator.quarantine.state.decision import NodeHold
+from aggregator.quarantine.state.fleet import UNCLAIMED
 from aggregator.runtime.interning import EMPTY
 from tests.aggregator.test_node_actions import Bench, made
 from tests.support.memory_cluster import MemoryCluster
@@ -274,14 +275,14 @@ def test_a_node_that_a_person_uncordons_during_the_read_is_decided_on_again() ->
 
 def test_another_installations_quarantine_gives_our_place_back() -> None:
     async def test(bench: Back) -> None:
-        bench.case.suspect = True
+        bench.case.work.suspect = True
         await bench.back.leave_foreign(bench.case)
-        assert (bench.case.suspect, bench.withdrawn) == (False, [])
+        assert (bench.case.work.suspect, bench.withdrawn) == (False, [])
         bench.entries["n1"] = ENTRY
-        bench.case.node_summary.hold = NodeHold("x", "1", "y", 1.0)
+        bench.case.decision.hold = NodeHold("x", "1", "y", 1.0)
         await bench.back.leave_foreign(bench.case)
         assert bench.withdrawn == [ENTRY]
-        assert [bench.case.node_summary.hold] == [None]
+        assert [bench.case.decision.hold] == [None]
 
     on_back(test)
 
@@ -467,10 +468,10 @@ def test_a_node_made_anew_keeps_nothing_of_the_earlier_one(boot: str, *, misname
     async def test(bench: Back) -> None:
         known = await bench.marked(Phase.RELEASING)
         bench.recover()
-        bench.case.node_summary.incidents, bench.case.reborn = {"i": 1}, boot
+        bench.case.decision.incidents, bench.case.reborn = {"i": 1}, boot
         bench.case.agent.misnamed = not misnamed
         await bench.back._drop(bench.case, known)
-        assert bench.case.node_summary.incidents is EMPTY
+        assert bench.case.decision.incidents is EMPTY
         assert bench.case.reborn == ""
         assert bench.case.agent.misnamed == misnamed
 
@@ -480,9 +481,9 @@ def test_a_node_made_anew_keeps_nothing_of_the_earlier_one(boot: str, *, misname
 def test_a_node_that_was_not_made_anew_keeps_its_incidents() -> None:
     async def test(bench: Back) -> None:
         known = await bench.marked(Phase.RELEASING)
-        bench.case.node_summary.incidents = incidents = {"i": 1}
+        bench.case.decision.incidents = incidents = {"i": 1}
         await bench.back._drop(bench.case, known)
-        assert bench.case.node_summary.incidents is incidents
+        assert bench.case.decision.incidents is incidents
         assert not bench.case.agent.misnamed
 
     on_back(test)
@@ -825,10 +826,10 @@ def test_an_entry_without_an_object_goes_and_one_whose_node_is_marked_is_adopted
         await bench.adopter.forget_node(case, "x")
         assert (case.unclaimed, bench.forgotten) == (True, [])
         bench.world.set_node(node)
-        case.node_summary.hold = NodeHold("x", "1", "y", 1.0)
+        case.decision.hold = NodeHold("x", "1", "y", 1.0)
         await bench.adopter.forget_node(case, "x")
         assert bench.forgotten == [ENTRY]
-        assert [case.node_summary.hold] == [None]
+        assert [case.decision.hold] == [None]
         assert bench.kinds() == []
         bench.entries["n1"] = replace(ENTRY, incident="")
         del bench.world.nodes["n1"]

@@ -221,8 +221,8 @@ async def test_who_does_not_show_a_replica_s_own_token_is_not_heard(
         await until(lambda: told in follower.replica.fleet.incomplete)  # on its page, too
         node = running.node_of("b")
         follower.replica.agent(node, snapshot(fault()))
-        await until(lambda: follower.replica.fleet.node_summaries[node].hold is not None)
-        hold = follower.replica.fleet.node_summaries[node].hold
+        await until(lambda: follower.replica.fleet.node_summaries[node].decision.hold is not None)
+        hold = follower.replica.fleet.node_summaries[node].decision.hold
         assert hold is not None
         assert (hold.limit, hold.value) == ("shards", "no answer")
         assert shown not in follower.speaker.trouble

@@ -63,7 +63,7 @@ async def test_a_quarantine_that_a_restore_has_taken_back_is_made_again() -> Non
     await drained(world)
     world.restore(backup)
     # A record that was rolled back holds new nodes for a while, and is rebuilt.
-    await until(lambda: replica.fleet.node_summaries["n1"].hold is not None)
+    await until(lambda: replica.fleet.node_summaries["n1"].decision.hold is not None)
     clock.time += SETTLES
     replica.agent("n1", ILL)
     await until(lambda: phase_of(world, "n1") is not None)

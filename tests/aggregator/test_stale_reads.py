@@ -72,7 +72,7 @@ def test_an_exemption_that_the_cache_does_not_show_yet_keeps_the_node_untouched(
         replica = Replica(world, clock=Running())
         world.person_annotates("n1", EXEMPT, exemption(10**9, "hands off"))
         replica.agent("n1", ILL)
-        await soon(lambda: replica.fleet.node_summaries["n1"].exempt)
+        await soon(lambda: replica.fleet.node_summaries["n1"].decision.exempt)
         await later(600)
         assert not is_marked(world.nodes["n1"])
         assert not world.quarantines
@@ -151,7 +151,7 @@ def test_an_ill_node_that_the_cluster_does_not_have_is_held_and_told_and_written
         replica.agent("n2", ILL)
         await later(600)
         assert world.writes.count("record") <= 4
-        hold = replica.fleet.node_summaries["n2"].hold
+        hold = replica.fleet.node_summaries["n2"].decision.hold
         assert hold is not None
         assert (hold.limit, hold.reason) == ("no-node", "the cluster has no node of this name")
         assert parse_record(world.record.text).entries == {}
@@ -159,7 +159,7 @@ def test_an_ill_node_that_the_cluster_does_not_have_is_held_and_told_and_written
         assert not world.quarantines
         world.add_node("n2")
         await soon(lambda: phase_of(world, "n2") is Phase.DRAINED, within=30)
-        assert replica.fleet.node_summaries["n2"].hold is None
+        assert replica.fleet.node_summaries["n2"].decision.hold is None
 
     virtual_time.run(main())
 

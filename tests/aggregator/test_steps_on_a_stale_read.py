@@ -44,7 +44,7 @@ async def drained(world: World, line: FakeLine | None = None) -> tuple[Replica, 
     replica.agent("n1", ILL, line=line)
     await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
     case = replica.controller._registry.case("n1")
-    await soon(lambda: not case.again.is_set() and case.node_summary.quarantine is not None)
+    await soon(lambda: not case.work.again.is_set() and case.node_summary.quarantine is not None)
     await later(1)
     return replica, case
 
@@ -85,7 +85,7 @@ def test_a_node_that_falls_silent_or_ill_while_its_release_is_looked_at_stays(
         replica, case = await drained(world, line)
         release_actions = replica.controller._reconciler._release_actions
         replica.agent("n1", snapshot(cleared=CLEARED), line=line)
-        case.node_summary.incidents = {}  # it has been well for long enough
+        case.decision.incidents = {}  # it has been well for long enough
 
         def while_we_look() -> str:
             happens(replica, line)
@@ -301,20 +301,20 @@ def test_a_node_that_is_back_when_it_is_proposed_is_quarantined_and_one_that_is_
         world.person_stops("a drill")
         replica.agent("n1", ILL)
         case = replica.controller._registry.case("n1")
-        await soon(lambda: case.wanted is not None and case.node_summary.hold is not None)
+        await soon(lambda: case.decision.wanted is not None and case.decision.hold is not None)
         await replica.stop()
         replica.cluster.crashed.clear()
-        assert case.wanted is not None
+        assert case.decision.wanted is not None
         acts = replica.controller._reconciler._acts
         node = world.nodes.pop("n1")
         case.cluster.node_gone = True
-        assert await acts.propose(case, case.wanted) is False
-        assert case.node_summary.hold is not None
-        assert case.node_summary.hold.limit == "no-node"
+        assert await acts.propose(case, case.decision.wanted) is False
+        assert case.decision.hold is not None
+        assert case.decision.hold.limit == "no-node"
         world.nodes["n1"] = node
-        await acts.propose(case, case.wanted)
+        await acts.propose(case, case.decision.wanted)
         assert not case.cluster.node_gone
-        assert case.node_summary.hold.limit == "stop"
+        assert case.decision.hold.limit == "stop"
 
     play(test)
 

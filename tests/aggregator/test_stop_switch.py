@@ -58,7 +58,7 @@ def resume(world: World) -> None:
 
 
 def held_by_stop(replica: Replica, node: str) -> bool:
-    hold = replica.fleet.node_summaries[node].hold
+    hold = replica.fleet.node_summaries[node].decision.hold
     return hold is not None and hold.limit == "stop"
 
 
@@ -163,7 +163,7 @@ def test_an_object_whose_node_is_not_marked_yet_is_held_by_the_stop_and_goes_on_
         assert replica.notes.kinds("n1").count("quarantine.held") == 1
         resume(world)
         await until(lambda: phase_of(world, "n1") is Phase.CORDONED)
-        assert replica.fleet.node_summaries["n1"].hold is None
+        assert replica.fleet.node_summaries["n1"].decision.hold is None
         await replica.stop()
 
     play(test)
@@ -189,8 +189,8 @@ def test_a_switch_that_cannot_be_read_lets_nothing_begin_and_releases_go_on(
         await asyncio.sleep(2 * FRESH)  # the earlier read is old
         broken[0] = True
         replica.agent("n2", ILL)
-        await until(lambda: replica.fleet.node_summaries["n2"].last_error)
-        text = replica.fleet.node_summaries["n2"].last_error
+        await until(lambda: replica.fleet.node_summaries["n2"].work.last_error)
+        text = replica.fleet.node_summaries["n2"].work.last_error
         assert text == f"no new action begins, as the stop switch can't be read: {error}"
         world.person_deletes("n1")
         await until(lambda: "n1" not in world.quarantines)
@@ -198,7 +198,7 @@ def test_a_switch_that_cannot_be_read_lets_nothing_begin_and_releases_go_on(
         assert "n2" not in world.quarantines
         broken[0] = False
         await drained(world, "n2")
-        assert replica.fleet.node_summaries["n2"].last_error == ""
+        assert replica.fleet.node_summaries["n2"].work.last_error == ""
         await replica.stop()
 
     play(test)

@@ -54,7 +54,7 @@ async def test_an_unreadable_record_holds_up_no_release(
     await until(lambda: not replica.fleet.view_lost)
     replica.agent("n1", ILL)
     if not restarted:
-        await until(lambda: replica.fleet.node_summaries["n1"].in_record)
+        await until(lambda: replica.fleet.node_summaries["n1"].work.in_record)
         world.person_garbles_the_record()
     await until(lambda: replica.controller.record_problem)
     act(replica, world)
@@ -64,7 +64,9 @@ async def test_an_unreadable_record_holds_up_no_release(
         await until(lambda: "admission record" in world.quarantines["n1"].status.message)
         assert phase_of(world, "n1") is Phase.RELEASING
     patched = world.writes.count("patch n1")
-    await until(lambda: "the node is released" in replica.fleet.node_summaries["n1"].last_error)
+    await until(
+        lambda: "the node is released" in replica.fleet.node_summaries["n1"].work.last_error
+    )
     assert world.writes.count("patch n1") <= patched + 1, "it was undone again and again"
     world.person_garbles_the_record(entered)  # a person restores the old text
     await reaches_released(world)
@@ -83,13 +85,15 @@ async def test_an_unreadable_record_admits_nobody_until_it_is_mended() -> None:
     await until(lambda: replica.controller.record_problem)
     garbled = world.record.text
     replica.agent("n1", ILL)
-    await until(lambda: "record" in replica.fleet.node_summaries["n1"].last_error)
+    await until(lambda: "record" in replica.fleet.node_summaries["n1"].work.last_error)
     # It tries again and again, and never writes over a record that it cannot read.
     case = replica.controller._registry.case("n1")
     for _ in range(3):
-        case.again.set()
+        case.work.again.set()
         replica.agent("n1", ILL)
-        await until(lambda: not case.again.is_set() or case.task is None or case.task.done())
+        await until(
+            lambda: not case.work.again.is_set() or case.work.task is None or case.work.task.done()
+        )
     assert world.quarantines == {}
     assert world.record.text == garbled
     assert not is_marked(world.nodes["n1"])

@@ -40,7 +40,7 @@ async def test_quarantines_of_deleted_nodes_are_not_counted_and_end(
     ward.attach(replaced, snapshot(fault(boot_id=ward.boot(replaced))))
     await ward.phase(replaced, "Drained")
     ward.attach(sick, snapshot(fault(boot_id=ward.boot(sick))))
-    await until(lambda: ward.fleet.node_summaries[sick].hold)
+    await until(lambda: ward.fleet.node_summaries[sick].decision.hold)
     cluster_space.plane.delete_nodes([replaced])
     await until(lambda: ward.status(replaced, "nodeAbsentSince"))
     assert "its Node is gone" in ward.status(replaced, "message")

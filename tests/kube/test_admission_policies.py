@@ -293,7 +293,7 @@ async def test_without_the_policy_a_kubelets_uncordon_releases_nothing_and_its_e
         exemption = {EXEMPT: "until 2099-01-01T00:00:00Z mine"}
         assert patch(kubelet, path, {"metadata": {"annotations": exemption}})[0] == 200
         await ward.list_nodes_anew()
-        await until(lambda: "mine" in str(ward.fleet.node_summaries[node].requests))
+        await until(lambda: "mine" in str(ward.fleet.node_summaries[node].decision.requests))
         assert "node.requested" in ward.notes.kinds(node)
         # Exempting it does not lift its quarantine.
         assert ward.quarantine(node) is not None

@@ -451,7 +451,7 @@ async def test_a_node_of_somebody_elses_is_left_alone_and_a_drain_is_told_off_th
         )
         assert status["podsRemaining"] == 0
         # The autoscaler's is untouched until it lets go.
-        hold = running.fleet.node_summaries[theirs].hold
+        hold = running.fleet.node_summaries[theirs].decision.hold
         assert hold is not None
         assert hold.limit == "maintenance"
         assert await running.status(theirs) == {}

@@ -101,7 +101,11 @@ class Ward:
 
     def holds(self) -> dict[str, str]:
         node_summaries = self.fleet.node_summaries.values()
-        return {one.node: one.hold.limit for one in node_summaries if one.hold is not None}
+        return {
+            one.node: one.decision.hold.limit
+            for one in node_summaries
+            if one.decision.hold is not None
+        }
 
     def sick(self) -> set[str]:
         return {

@@ -387,11 +387,14 @@ async def test_an_exemption_between_our_read_and_our_write_is_heard(
             ward.attach(node, snapshot(DISK))
             await until(lambda: set_at)
             await until(
-                lambda: node in ward.fleet.node_summaries and ward.fleet.node_summaries[node].exempt
+                lambda: (
+                    node in ward.fleet.node_summaries
+                    and ward.fleet.node_summaries[node].decision.exempt
+                )
             )
             await ward.free(node)
             assert not ward.unschedulable(node)
-            assert "do not touch" in ward.fleet.node_summaries[node].requests[0]
+            assert "do not touch" in ward.fleet.node_summaries[node].decision.requests[0]
             assert "quarantine.cordoned" not in ward.notes.kinds(node)
     finally:
         await overtaken.close()

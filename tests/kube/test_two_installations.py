@@ -65,7 +65,7 @@ async def test_anothers_quarantine_is_left_alone_and_its_node_is_held(
         second.attach(theirs, ill[theirs])
         second.attach(ours, ill[ours])
         await second.phase(ours, "Drained")
-        hold = second.fleet.node_summaries[theirs].hold
+        hold = second.fleet.node_summaries[theirs].decision.hold
         assert hold is not None
         assert (hold.limit, hold.value) == ("installation", staging)
         tried = steps_of(second.controller, theirs)
@@ -82,4 +82,4 @@ async def test_anothers_quarantine_is_left_alone_and_its_node_is_held(
         await first.free(theirs)
         # The node remembers the person's request, and the other installation reads it there.
         await until(lambda: second.fleet.node_summaries[theirs].cluster.overruled)
-        await until(lambda: second.fleet.node_summaries[theirs].hold is None)
+        await until(lambda: second.fleet.node_summaries[theirs].decision.hold is None)

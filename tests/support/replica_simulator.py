@@ -709,7 +709,7 @@ class Simulation:
                 continue
             if phase is not wanted or is_marked(self.world.nodes[name]) != (wanted is not None):
                 errors = [
-                    h.fleet.node_summaries[name].last_error
+                    h.fleet.node_summaries[name].work.last_error
                     for h in self.hosts.values()
                     if name in h.fleet.node_summaries
                 ]

@@ -9,7 +9,7 @@ from aggregator.quarantine.state.race import while_it_stands
 
 async def test_a_result_that_comes_together_with_a_change_is_returned() -> None:
     case = NodeState(NodeSummary("n1"), asyncio.get_running_loop().time)
-    case.again.set()
+    case.work.again.set()
 
     async def act() -> str:
         return "done"

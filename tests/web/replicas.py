@@ -90,10 +90,8 @@ def owned(fleet: FleetState, seat: Seat) -> FleetState:
             else replace(
                 node_summary,
                 agent=AgentView(),
-                incidents={},
-                hold=None,
-                would="",
-                last_error="",
+                decision=replace(node_summary.decision, incidents={}, hold=None, would=""),
+                work=replace(node_summary.work, last_error=""),
                 release_held="",
             )
         )

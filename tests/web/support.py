@@ -41,7 +41,8 @@ from aggregator.ingest.stats import IngestStats
 from aggregator.policy.incident import Evidence, Incident, incident_id
 from aggregator.policy.lemons import Lemon
 from aggregator.quarantine.decide.cause_search import CommonCause
-from aggregator.quarantine.state.fleet import FleetState, NodeHold, NodeSummary
+from aggregator.quarantine.state.decision import NodeHold
+from aggregator.quarantine.state.fleet import FleetState, NodeSummary
 from aggregator.replicas.membership.view import Ownership, SingleReplica
 from aggregator.web.change_notifier import ChangeNotifier
 from aggregator.web.event_broker import EventBroker
@@ -199,7 +200,7 @@ def incident_of(
         healthy_for=600.0,
         recovering_since=None if recovering is None else now - recovering,
     )
-    node_summary.incidents = {**node_summary.incidents, made.id: made}
+    node_summary.decision.incidents = {**node_summary.decision.incidents, made.id: made}
     return made
 
 
@@ -247,7 +248,7 @@ def quarantine_of(
     node_summary.quarantine = Quarantine(
         node_summary.node, f"q-{node_summary.node}", "7", spec, status, at
     )
-    node_summary.in_record = True
+    node_summary.work.in_record = True
     return node_summary.quarantine
 
 
@@ -320,7 +321,7 @@ def small_fleet(hands: Hands) -> FleetState:
     held = fleet.node_summary("node-3")
     incident_of(held, now, ago=60.0)
     text = "20 nodes are in quarantine; the limit is 20"
-    held.hold = NodeHold("limits.concurrent", "20", text, wall - 55.0)
+    held.decision.hold = NodeHold("limits.concurrent", "20", text, wall - 55.0)
     watched = fleet.node_summary("node-4")
     incident_of(
         watched,
@@ -362,7 +363,7 @@ def big_fleet(hands: Hands, count: int = 7500) -> FleetState:
             fleet.record_entries += 1
         elif number % 151 == 5:
             incident_of(node_summary, now, ago=float(number))
-            node_summary.hold = NodeHold(
+            node_summary.decision.hold = NodeHold(
                 "limits.concurrent", "200", "the limit is 200", wall - 60.0
             )
         elif number % 61 == 7:

@@ -107,7 +107,7 @@ async def test_a_quarantine_appears_moves_on_and_ends_without_a_reload(browser: 
         await expect(row).to_contain_text("Draining")
         await expect(row.locator(".number")).to_have_text("3")
         node_summary.quarantine = None
-        node_summary.incidents = EMPTY
+        node_summary.decision.incidents = EMPTY
         await expect(row).to_have_count(0)
         await expect(page.locator("h1")).to_contain_text("2 in quarantine")
         assert await page.evaluate("window.sameDocument") is True

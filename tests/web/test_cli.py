@@ -28,7 +28,8 @@ from aggregator.cluster.local.store import LocalStore
 from aggregator.cluster.port import Action, QuarantineSpec, Taint
 from aggregator.events import EventKind, Transition
 from aggregator.quarantine.decide.operator_requests import OperatorRequests, read_operator_requests
-from aggregator.quarantine.state.fleet import FleetState, NodeHold
+from aggregator.quarantine.state.decision import NodeHold
+from aggregator.quarantine.state.fleet import FleetState
 from tests.support.pki import Authority
 from tests.support.waiting import until
 from tests.web.support import (
@@ -94,7 +95,7 @@ async def test_status_counts_held_nodes_and_held_drains_apart(served: Served) ->
     quarantined = next(
         one for one in served.fleet.node_summaries.values() if one.quarantine is not None
     )
-    quarantined.hold = NodeHold("stop", "set", "work on the fabric", 0.0)
+    quarantined.decision.hold = NodeHold("stop", "set", "work on the fabric", 0.0)
     done = await sickbay("status", "--url", served.url)
     assert re.search(r"^held back +1 ", done.out, re.MULTILINE), done.out
     assert re.search(r"^drains held +1 ", done.out, re.MULTILINE), done.out
@@ -683,7 +684,7 @@ async def test_hostile_text_is_cleaned_on_every_screen() -> None:
     fleet = small_fleet(hands)
     evil = "\x1b]0;pwned\x07"
     node_summary = fleet.node_summaries["node-2"]
-    node_summary.last_error = node_summary.agent.conflict = evil
+    node_summary.work.last_error = node_summary.agent.conflict = evil
     fleet.stop = evil
     past = [Transition(NIGHT, EventKind.HELD, "node-2", evil)]
     async with serving(fleet, hands.clocks()) as served:

@@ -115,7 +115,7 @@ def twisted() -> dict[str, Any]:
     fleet = FleetState(mode="drain")
     ill = well(fleet, "node-0", time.monotonic())
     incident_of(ill, time.monotonic())
-    ill.would = "drain it"
+    ill.decision.would = "drain it"
     told = replica_messages.tell(ill, ViewMoment(time.monotonic(), NIGHT), "drain", "")
     plain = msgspec.to_builtins(told)
     incident, hold = plain["incidents"][0], plain["hold"]

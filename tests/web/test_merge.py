@@ -115,7 +115,7 @@ def companies(draw: st.DrawFn) -> tuple[FleetState, Town, dict[str, ReplicaRepor
             incident_of(ill, HANDS.now)
             incidents = replica_messages.tell(ill, NOW, "drain", "").incidents * draw(st.booleans())
             wishes = ["left alone"] * draw(st.booleans())
-            ill.would = "drain it" * draw(st.booleans())
+            ill.decision.would = "drain it" * draw(st.booleans())
             hold = replica_messages.tell(ill, NOW, "drain", "").hold
             made = NodeReports(node, standing, agent, wishes=wishes, incidents=incidents, hold=hold)
             nodes.append(made)

@@ -140,7 +140,7 @@ async def test_a_dead_replicas_nodes_are_last_known_and_never_well_and_it_comes_
         sick, quarantined, held, *rest = nodes
         incident_of(dying.fleet.node_summaries[sick], time.monotonic(), action="observe")
         incident_of(dying.fleet.node_summaries[held], time.monotonic())
-        dying.fleet.node_summaries[held].would = "drain it"
+        dying.fleet.node_summaries[held].decision.would = "drain it"
         quarantine_of(asked.fleet.node_summaries[quarantined], NIGHT)
         quarantine_of(dying.fleet.node_summaries[quarantined], NIGHT)
         await told_until(

@@ -234,10 +234,10 @@ async def test_what_nodes_and_people_write_is_shown_and_never_run() -> None:
     node_summary.agent.health.snapshot(Snapshot((bad,), (fault(hands.now, HOSTILE, HOSTILE),)))
     node_summary.agent.health.traits = {HOSTILE: HOSTILE}
     incident_of(node_summary, hands.now, code=HOSTILE, message=HOSTILE, summary=HOSTILE)
-    node_summary.last_error = node_summary.agent.conflict = node_summary.cluster.foreign = (
-        node_summary.would
+    node_summary.work.last_error = node_summary.agent.conflict = node_summary.cluster.foreign = (
+        node_summary.decision.would
     ) = HOSTILE
-    node_summary.requests, node_summary.spared, node_summary.release_held = (
+    node_summary.decision.requests, node_summary.decision.spared, node_summary.release_held = (
         (HOSTILE,),
         HOSTILE,
         HOSTILE,
@@ -257,7 +257,7 @@ async def test_what_nodes_and_people_write_is_shown_and_never_run() -> None:
 
 async def test_the_page_shows_commands_with_the_options_that_they_need() -> None:
     fleet = FleetState(mode="drain", stop="maintenance", how=" --local /var/lib/a/cluster.db")
-    well(fleet, "node-1", Hands().now).would = "drain: xid:79"
+    well(fleet, "node-1", Hands().now).decision.would = "drain: xid:79"
     async with serving(fleet, Hands().clocks()) as served:
         for path in ("/", "/nodes/node-1"):
             text = await served.text(path)

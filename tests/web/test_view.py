@@ -14,7 +14,8 @@ from aggregator.cluster.port import HookState, HookStatus, Phase
 from aggregator.events import EventKind, Transition
 from aggregator.quarantine.decide.overrides import Override
 from aggregator.quarantine.decide.uncordon import describe_left
-from aggregator.quarantine.state.fleet import FleetState, NodeHold, QuarantineSummary
+from aggregator.quarantine.state.decision import NodeHold
+from aggregator.quarantine.state.fleet import FleetState, QuarantineSummary
 from aggregator.web import advice, node_view, replica_messages, timefmt
 from aggregator.web.fleet_view import FleetViewFindings, natural, survey
 from aggregator.web.node_view import ViewMoment
@@ -171,7 +172,7 @@ def test_what_the_mode_keeps_us_from_is_held_by_the_mode() -> None:
     fleet = FleetState(mode="observe")
     node_summary = well(fleet, "node-1", HANDS.now)
     incident_of(node_summary, HANDS.now)
-    node_summary.would = "drain: xid:79 on 1 GPU"
+    node_summary.decision.would = "drain: xid:79 on 1 GPU"
     (held,) = look(fleet).holds
     assert (held.limit, held.value) == ("mode", "observe")
     assert "drain: xid:79" in held.reason
@@ -181,12 +182,14 @@ def test_what_the_mode_keeps_us_from_is_held_by_the_mode() -> None:
 def test_a_hold_says_what_lifts_it() -> None:
     fleet = FleetState(stop="the switch is being replaced")
     node_summary = well(fleet, "node-1", HANDS.now)
-    node_summary.hold = NodeHold("stop", fleet.stop, "the stop switch is set", HANDS.wall)
+    node_summary.decision.hold = NodeHold("stop", fleet.stop, "the stop switch is set", HANDS.wall)
     (held,) = look(fleet).holds
     assert "sickbay resume" in held.advice
-    node_summary.hold = NodeHold("shards", "incomplete", "r2 has not told of all nodes", HANDS.wall)
+    node_summary.decision.hold = NodeHold(
+        "shards", "incomplete", "r2 has not told of all nodes", HANDS.wall
+    )
     assert "sickbay replicas" in look(fleet).holds[0].advice
-    node_summary.hold = NodeHold("limits.new_thing", "3", "for a reason", HANDS.wall)
+    node_summary.decision.hold = NodeHold("limits.new_thing", "3", "for a reason", HANDS.wall)
     assert "limits.new_thing" in look(fleet).holds[0].advice
 
 
@@ -252,17 +255,20 @@ def test_a_reason_as_long_as_a_log_is_cut_and_says_so() -> None:
 def test_an_exempt_node_is_shown_and_what_would_be_done_is_held_by_it() -> None:
     fleet = FleetState()
     node_summary = well(fleet, "node-1", HANDS.now)
-    node_summary.exempt, node_summary.requests = True, ("exempt until 2026-12-01T00:00:00Z: test",)
+    node_summary.decision.exempt, node_summary.decision.requests = (
+        True,
+        ("exempt until 2026-12-01T00:00:00Z: test",),
+    )
     found = look(fleet)
     assert found.exempt == 1
     assert found.wished[0].why == "exempt until 2026-12-01T00:00:00Z: test"
     assert not found.holds  # the node is healthy: no limit holds it back
-    node_summary.would, node_summary.spared = (
+    node_summary.decision.would, node_summary.decision.spared = (
         "drain: xid:79",
         "exempt until 2026-12-01T00:00:00Z: test",
     )
     (hold,) = look(fleet).holds
-    assert (hold.limit, hold.value) == ("exempt", node_summary.spared)
+    assert (hold.limit, hold.value) == ("exempt", node_summary.decision.spared)
     assert hold.reason == "a person exempted it; else: drain: xid:79"
     told = node_view.node(node_summary, NOW, "drain", how="")
     assert told.why == (
@@ -284,11 +290,14 @@ def test_where_commands_need_an_option_each_one_shown_has_it() -> None:
         incident_of(fleet.node_summaries["node-3"], HANDS.now)
         fleet.node_summaries["node-7"].release_held = "pinned by a person (RMA)"
         spared = well(fleet, "node-8", HANDS.now)
-        spared.would, spared.spared = "drain: xid:79", "exempt until 2026-12-01T00:00:00Z: test"
-        well(fleet, "node-9", HANDS.now).would = "drain: xid:79"
+        spared.decision.would, spared.decision.spared = (
+            "drain: xid:79",
+            "exempt until 2026-12-01T00:00:00Z: test",
+        )
+        well(fleet, "node-9", HANDS.now).decision.would = "drain: xid:79"
         for number, limit in enumerate(advice.HOLDS):
             held = well(fleet, f"held-{number}", HANDS.now)
-            held.hold = NodeHold(limit=limit, value="1", reason="why", since=HANDS.wall)
+            held.decision.hold = NodeHold(limit=limit, value="1", reason="why", since=HANDS.wall)
     local.how = how
     shown, known = look(local), 0
     listed = {one.advice for one in shown.incidents} | {one.advice for one in shown.holds}

@@ -182,7 +182,7 @@ class MarkAdopter:
             case.unclaimed = True
             return
         await self._record_writer.forget_entry(entry)
-        case.node_summary.hold = None
+        case.decision.set_hold(None)
         log.info("forgotten", extra={"node": case.node, "because": because})
         if entry is not None and not entry.incident:
             text = "its Quarantine, made by hand, is gone and was never carried out: forgotten"

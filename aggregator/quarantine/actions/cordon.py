@@ -59,7 +59,7 @@ from aggregator.quarantine.decide.uncordon import (
     has_given_up,
     recordon_due,
 )
-from aggregator.quarantine.state.fleet import NodeHold
+from aggregator.quarantine.state.decision import NodeHold
 from aggregator.quarantine.state.node import MARKED, NodeState
 from aggregator.runtime.backoff import Backoff
 
@@ -148,7 +148,7 @@ class NodeActions:
 
     def wanted_now(self, case: NodeState) -> DesiredState | None:
         """The node's desired state. A shared cause turns no standing cordon into a drain."""
-        wanted, quarantine = case.wanted, case.node_summary.quarantine
+        wanted, quarantine = case.decision.wanted, case.node_summary.quarantine
         if quarantine is None or quarantine.spec.requester != OURS:
             return wanted
         if (
@@ -193,7 +193,7 @@ class NodeActions:
             await _given_up(reading)
             self._hold(case, held, wanted)
             return False
-        case.node_summary.hold = None
+        case.decision.set_hold(None)
         words = case.cluster.overruled
         entry = self._record_writer.record.entries.get(case.node)
         node = await self._taken(case, await (reading or self._picture(case)))
@@ -459,11 +459,11 @@ class NodeActions:
 
     async def look_at_node(self, case: NodeState) -> None:
         """Read the node, as the watches only hinted at a change."""
-        case.suspect = False  # before: a hint that comes while we read is a new one
+        case.work.begin_read()
         try:
             case.take_node(await self._cluster.read_node(case.node))
         except ClusterError:
-            case.suspect = True
+            case.work.request_read()
             raise
 
     async def reread(self, case: NodeState) -> Quarantine | None:
@@ -492,7 +492,8 @@ class NodeActions:
 
     async def _no_node(self, case: NodeState, quarantine: Quarantine) -> None:
         """Report that the node does not exist. A hand-made quarantine is invalid until it does."""
-        message = case.node_summary.last_error = _NO_NODE
+        message = _NO_NODE
+        case.work.set_error(message)
         by_hand = quarantine.spec.requester != OURS and quarantine.status.phase is Phase.ADMITTED
         phase = Phase.INVALID if by_hand else quarantine.status.phase
         if (quarantine.status.message, quarantine.status.phase) != (message, phase):
@@ -515,8 +516,8 @@ class NodeActions:
         """Emit an event about the node."""
         quarantine = case.node_summary.quarantine
         incident = quarantine.spec.incident if quarantine is not None else ""
-        if not incident and case.wanted is not None:
-            incident = case.wanted.spec.incident
+        if not incident and case.decision.wanted is not None:
+            incident = case.decision.wanted.spec.incident
         self._event_sink.record_event(
             Transition(
                 at=self._clocks.wall(),
@@ -556,9 +557,9 @@ class NodeActions:
         return True
 
     def _hold(self, case: NodeState, held: Held, wanted: DesiredState) -> None:
-        before = case.node_summary.hold
+        before = case.decision.hold
         since = before.since if before is not None else self._clocks.wall()
-        case.node_summary.hold = NodeHold(held.limit, held.value, held.reason, since, held.cause)
+        case.decision.set_hold(NodeHold(held.limit, held.value, held.reason, since, held.cause))
         if before is None or before.limit != held.limit:
             text = f"{wanted.spec.action} held by {held.limit} = {held.value}: {held.reason}"
             details = {"limit": held.limit, "value": held.value}
@@ -568,9 +569,9 @@ class NodeActions:
 
     def hold_foreign(self, case: NodeState) -> None:
         """Another installation's quarantine stands; report that where we want one, too."""
-        quarantine, wanted = case.node_summary.quarantine, case.wanted
+        quarantine, wanted = case.node_summary.quarantine, case.decision.wanted
         if quarantine is None or wanted is None or wanted.in_force is Action.OBSERVE:
-            case.node_summary.hold = None
+            case.decision.set_hold(None)
             return
         text = f"it is in quarantine by the sickbay in namespace {quarantine.foreign}"
         self._hold(case, Held("installation", quarantine.foreign, text), wanted)
@@ -582,11 +583,11 @@ class NodeActions:
         stop.
         """
         quarantine, held = case.node_summary.quarantine, stopped(self._switch.reason)
-        known = case.node_summary.hold
+        known = case.decision.hold
         if quarantine is None or (known is not None and known.limit == held.limit):
             return
         since = self._clocks.wall()
-        case.node_summary.hold = NodeHold(held.limit, held.value, held.reason, since)
+        case.decision.set_hold(NodeHold(held.limit, held.value, held.reason, since))
         if quarantine.status.phase not in MARKED:
             text = f"{quarantine.spec.action} held by {held.limit} = {held.value}: {held.reason}"
             details = {"limit": held.limit, "value": held.value}
@@ -595,15 +596,15 @@ class NodeActions:
     def unhold_resumed(self, case: NodeState) -> None:
         """The stop is over: it holds a quarantine that stands no more."""
         if case.node_summary.quarantine is not None and not self._switch.reason:
-            known = case.node_summary.hold
+            known = case.decision.hold
             if known is not None and known.limit == "stop":
-                case.node_summary.hold = None
+                case.decision.set_hold(None)
 
     def _unhold(self, case: NodeState) -> None:
         """No limit holds the desired action any more; a stop may still keep it from being begun."""
-        known = case.node_summary.hold
+        known = case.decision.hold
         if known is not None and not (known.limit == "stop" and self._switch.reason):
-            case.node_summary.hold = None
+            case.decision.set_hold(None)
 
     def announce(self, case: NodeState, node_uid: str, *, quarantined: bool, message: str) -> None:
         """Runs in the background: no act waits for it. A newer one waits for the older."""

@@ -150,7 +150,7 @@ class ReleaseActions:
 
         An admission here for the same node was not begun, and gives its place back.
         """
-        case.suspect = False
+        case.work.begin_read()
         if case.node in self._record_writer.record.entries:
             await self._record_writer.withdraw(self._record_writer.record.entries[case.node])
         self._acts.hold_foreign(case)
@@ -265,7 +265,7 @@ class ReleaseActions:
         case.uncordoned, case.node_replaced = Uncordoned.NO, False
         if case.reborn:
             # They belong to the earlier Node: the evaluation finds those of this one.
-            case.node_summary.incidents = EMPTY
+            case.decision.take_incidents(EMPTY)
             case.agent.compare_boot(case.reborn)
             case.reborn = ""
 

@@ -311,7 +311,7 @@ class Coordinator:
         self._fleet.incomplete = doubt.unsure or doubt.missing
         if self._leading and len(self._shards.membership_view.members) > 1:
             self._leader_role.find_causes(doubt, self._reported)
-        waits = any(case.node_summary.hold is not None for case in self._registry.cases())
+        waits = any(case.decision.hold is not None for case in self._registry.cases())
         if waits and (self._asking is None or self._asking.done()):
             self._asking = asyncio.create_task(self._ask_again(), name="ask again")
 
@@ -332,7 +332,7 @@ class Coordinator:
 
 
 def _held_by_shards(case: NodeState) -> bool:
-    return case.node_summary.hold is not None and case.node_summary.hold.limit == "shards"
+    return case.decision.hold is not None and case.decision.hold.limit == "shards"
 
 
 def _unanswered(why: str) -> Held:

@@ -136,7 +136,7 @@ class CommonCauseTracker:
         self._note_fabric_evidence(case, groups)
         self._common.set_symptoms(
             node,
-            symptoms_of(health, case.node_summary.incidents, self._policy, self._acting),
+            symptoms_of(health, case.decision.incidents, self._policy, self._acting),
             groups,
             _running(health.checks),
         )
@@ -232,7 +232,7 @@ class CommonCauseTracker:
         """Remember since when all evidence against the node may be its fabric's."""
         node = case.node
         known = self._fabric_evidence.get(node)
-        incidents = case.node_summary.incidents
+        incidents = case.decision.incidents
         if known is None and not incidents:
             return  # nearly every node at nearly every message
         found = list(self._evidence_against(case)) if self._is_in_fabric(groups) else []
@@ -271,10 +271,10 @@ class CommonCauseTracker:
 
     def _evidence_against(self, case: NodeState) -> Iterable[Evidence]:
         overruled = frozenset(word.key for word in case.cluster.overruled)
-        return actionable_evidence(case.node_summary.incidents.values(), overruled)
+        return actionable_evidence(case.decision.incidents.values(), overruled)
 
     def _gpus_with_nvlink_evidence(self, case: NodeState) -> frozenset[str]:
-        incidents = case.node_summary.incidents
+        incidents = case.decision.incidents
         return gpus_with_nvlink_evidence(case.agent.health, incidents, self._policy)
 
     def _places(self, case: NodeState | None) -> list[Group]:
@@ -299,7 +299,7 @@ class CommonCauseTracker:
         For these ``incidents`` of the node, or for all of them.
         """
         if incidents is None:
-            incidents = case.node_summary.incidents.values()
+            incidents = case.decision.incidents.values()
         overruled = frozenset(word.key for word in case.cluster.overruled)
         gpus = self._gpus_with_nvlink_evidence(case)
         return tuple(

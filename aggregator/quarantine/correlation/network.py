@@ -382,7 +382,7 @@ class NetworkTracker:
         ):
             finding = replace(finding, since=min(finding.since, before.since))  # by another replica
         health.inferred = _component(finding)
-        if finding.status is Status.FAILED or case.node_summary.incidents:
+        if finding.status is Status.FAILED or case.decision.incidents:
             self._judge(case)
 
     def assign_targets(self) -> None:

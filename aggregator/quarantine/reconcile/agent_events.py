@@ -118,13 +118,13 @@ class AgentEventHandler:
         else:
             health.delta(evidence)
             signs = bool(evidence.cleared or evidence.gone)
-        unread = case.cluster.unread or case.ours is False  # (it has just become ours, say)
+        unread = case.cluster.unread or case.work.ours is False  # (it has just become ours, say)
         node_read = self._queue.view and case.cluster.meta is not None and not unread
         if signs and unread:
-            case.suspect = True  # another replica may have written the overrides: read
+            case.work.request_read()  # another replica may have written the overrides: read
         case.cluster.take_signs(evidence.cleared, node_read=node_read)
         if evidence.faults and _may_be_back(case, case.agent.claimed):
-            case.suspect = True
+            case.work.request_read()
         for lost in self._losses.due(node, evidence.lost, at) if evidence.lost else ():
             text = f"evidence lost ({lost.source}): {lost.message}"
             self._acts.emit_event(case, EventKind.EVIDENCE_LOST, text, {"source": lost.source})
@@ -137,7 +137,7 @@ class AgentEventHandler:
         if not signs or (needless and self._shards.may_act(node)):
             return None  # (else the overrides may be unknown here: the next owner does it)
         durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        case.waiters = (*case.waiters, durable)
+        case.work.add_waiter(durable)
         self._queue.add(case)
         return durable
 
@@ -196,7 +196,7 @@ class AgentEventHandler:
             case.agent.note_message(self._clocks.now())
         else:  # no report now: an agent that is refused at each attempt falls silent
             case.agent.refuse(f"no snapshot of it was accepted: {reason}")
-        self._unanswered(case)
+        case.work.refuse_waiters()
         self._network_tracker.silent(node)
         self._outliers.silent(node)
         if node not in self._untaken:
@@ -232,7 +232,7 @@ class AgentEventHandler:
 
     def hand_over(self, case: NodeState) -> None:
         """Discard the evidence of the agent of a node that is another replica's now."""
-        self._unanswered(case)
+        case.work.refuse_waiters()
         case.hand_over(self._policy, self._clocks.now())
         self._registry.count(case)
         self._network_tracker.silent(case.node)
@@ -247,7 +247,7 @@ class AgentEventHandler:
         text = f"its agent spoke for another Node of this name{whose}, which is gone"
         case.drop_ownership(self._policy, self._clocks.now())
         self._registry.count(case)
-        self._unanswered(case)
+        case.work.refuse_waiters()
         self._network_tracker.silent(case.node)
         self._outliers.forget_node(case.node)
         self._acts.emit_event(case, EventKind.AGENT_CONFLICT, f"{text}: not heard")
@@ -255,13 +255,6 @@ class AgentEventHandler:
         self._hellos.pop(case.node, None)
         if line is not None:
             line.close(text)
-
-    @staticmethod
-    def _unanswered(case: NodeState) -> None:
-        """Evidence that waits to be acknowledged never is: the agent sends it again."""
-        for waiter in case.waiters:
-            waiter.cancel()
-        case.waiters = ()
 
     def on_conflict(self, node: str, detail: str) -> None:
         """Two agents claim the node (``detail``: which), still do, or do no more (empty).

@@ -41,7 +41,6 @@ from aggregator.quarantine.state.node import MARKED, NodeState, marks_told
 from aggregator.quarantine.state.quarantine_index import QuarantineIndex
 from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.replicas.membership.view import Ownership
-from aggregator.runtime.interning import EMPTY
 
 log = logging.getLogger("sickbay.quarantine")
 
@@ -138,7 +137,7 @@ class ClusterEventHandler:
                 quarantine = subject.node_summary.quarantine
                 marked = quarantine is not None and quarantine.status.phase in MARKED
                 if marked or subject.cluster.foreign:
-                    subject.suspect = True
+                    subject.work.request_read()
                     self._queue.add(subject)
             case NodeSeen(node):
                 self._node_seen(node)
@@ -171,13 +170,13 @@ class ClusterEventHandler:
         if case.lacks(node, quarantine) == case.node_summary.missing == marks_told(quarantine):
             return
         now = self._clocks.now()
-        if now - case.looked_at < _BETWEEN_LOOKS:
+        if now - case.work.looked_at < _BETWEEN_LOOKS:
             self._changed.add(node.name)
             if self._timer is None:
                 loop = asyncio.get_running_loop()
                 self._timer = loop.call_later(_BETWEEN_LOOKS, self._look_at_changed)
             return
-        case.looked_at = now
+        case.work.note_poll(now)
         self._queue.add_for_read(case)
 
     def _look_at_changed(self) -> None:
@@ -186,7 +185,7 @@ class ClusterEventHandler:
         for name in changed:
             case = self._registry.known(name)
             if case is not None:
-                case.looked_at = self._clocks.now()
+                case.work.note_poll(self._clocks.now())
                 self._queue.add_for_read(case)
 
     def _quarantine_seen(self, case: NodeState, seen: Quarantine) -> None:
@@ -272,11 +271,11 @@ class ClusterEventHandler:
             return
         case.node_summary.quarantine, case.vanished = None, ""
         if not case.agent.was_heard:  # its incidents came from that object alone
-            case.node_summary.incidents, case.wanted = EMPTY, None
+            case.decision.forget_evidence()
         case.node_summary.release_held, case.release_look = "", 0.0
         case.definition_going = with_definition
         if known is not None and known.foreign:
-            case.suspect = True  # a person may have ended it: the node remembers the override
+            case.work.request_read()  # a person may have ended it: the node remembers the override
         elif with_definition and known is not None:
             case.lost_with_definition(known)
         elif with_definition:
@@ -285,9 +284,9 @@ class ClusterEventHandler:
             case.orphan = uid  # of another replica's node too: it may become ours
         case.ended = uid
         self._queue.add(case)
-        if case.task is not None and case.agent.last_heard is None:
+        if case.work.task is not None and case.agent.last_heard is None:
             # A node known from that object alone is forgotten with it, not at the next list.
-            case.task.add_done_callback(lambda _: self._was_made_up(case))
+            case.work.task.add_done_callback(lambda _: self._was_made_up(case))
 
     def _was_made_up(self, case: NodeState) -> None:
         """Forget a node that only a Quarantine ever named: the cluster has none of this name."""
@@ -320,8 +319,8 @@ class ClusterEventHandler:
                 and quarantine.status.phase in MARKED
                 and case.node not in unschedulable
             ):
-                case.suspect = True
-            if not case.suspect:
+                case.work.request_read()
+            if not case.work.suspect:
                 case.cluster.drop_signs()
             self._evaluator.evaluate_node(case)
 
@@ -366,7 +365,7 @@ class ClusterEventHandler:
     def _entry_stands(self, case: NodeState) -> None:
         """An entry whose node and object are gone would take a place for ever: a read decides."""
         if case.node_summary.quarantine is None and not self._registry.is_listed(case.node):
-            case.suspect = True
+            case.work.request_read()
             self._queue.add(case)
 
     def _is_no_more(self, case: NodeState) -> bool:
@@ -378,9 +377,9 @@ class ClusterEventHandler:
             or node_summary.quarantine is not None
         ):
             return False
-        if case.task is not None and not case.task.done():
+        if case.work.task is not None and not case.work.task.done():
             return False
-        if self._queue.in_record(case) or case.orphan or case.waiters or case.unclaimed:
+        if self._queue.in_record(case) or case.orphan or case.work.waiters or case.unclaimed:
             return False
         if node_summary.agent.last_heard is None:
             return True
@@ -392,7 +391,7 @@ class ClusterEventHandler:
         before = case.cluster.meta
         case.cluster.take_listed(meta, self._clocks.now(), marked=APPLIED in meta.annotations)
         if case.cluster.maintained and before is not None and before.labels != meta.labels:
-            case.suspect = True  # another party's label may be gone
+            case.work.request_read()  # another party's label may be gone
         self._cause_tracker.receive_symptoms(case)  # its labels may have changed
         quarantine = case.node_summary.quarantine
         if quarantine is None:
@@ -402,14 +401,14 @@ class ClusterEventHandler:
             elif not case.orphan and not case.node_summary.unclaimed:
                 case.unclaimed = True
         elif quarantine.status.node_uid not in ("", meta.uid) or _has_lost(case, meta):
-            case.suspect = True
+            case.work.request_read()
         if case.agent.claimed not in ("", meta.uid):
-            case.suspect = True
+            case.work.request_read()
         if (
             case.cluster.node_gone
             or read_operator_requests(meta.annotations) != case.cluster.wishes
         ):
-            case.suspect = True
+            case.work.request_read()
         else:
             case.cluster.confirm_requests()
         remembered = read_overruled(meta.annotations)
@@ -417,6 +416,6 @@ class ClusterEventHandler:
             case.cluster.set_unread(unread=False)
         foreign = case.cluster.foreign and not waits_for_its_node(case)  # `NodePoller` reads those
         if remembered != case.cluster.overruled | case.cluster.over or foreign:
-            case.suspect = True
-        if case.suspect or case.orphan or case.unclaimed:
+            case.work.request_read()
+        if case.work.suspect or case.orphan or case.unclaimed:
             self._queue.add(case)

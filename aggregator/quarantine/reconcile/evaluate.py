@@ -42,7 +42,7 @@ class NodeEvaluator:
 
     def evaluate_node(self, case: NodeState) -> None:
         """Fold the node's state into its incidents; evaluate again when time requires it."""
-        before = case.node_summary.incidents
+        before = case.decision.incidents
         now = self._clocks.now()
         wall = self._clocks.earliest()
         for said in case.hear_wishes(wall):
@@ -55,18 +55,17 @@ class NodeEvaluator:
         fabric_hold_ends = self._cause_tracker.fabric_hold_ends(case)
         if fabric_hold_ends is not None:
             again = min(again or fabric_hold_ends, fabric_hold_ends)
-        if case.timer is not None:
-            case.timer.cancel()
-            case.timer = None
+        timer = None
         if again is not None:
             loop = asyncio.get_running_loop()
-            case.timer = loop.call_later(max(0.0, again - now) + 0.001, self.evaluate_node, case)
+            timer = loop.call_later(max(0.0, again - now) + 0.001, self.evaluate_node, case)
+        case.decision.set_timer(timer)
         self._queue.add_if_pending(case)
 
     def _tell_incidents(
         self, case: NodeState, before: Mapping[str, Incident], closed: list[Incident]
     ) -> None:
-        for ident, incident in case.node_summary.incidents.items():
+        for ident, incident in case.decision.incidents.items():
             known = before.get(ident)
             if known is None or (case.node, ident) in self._unreported:
                 self._report_opened(case, incident)
@@ -119,7 +118,7 @@ class NodeEvaluator:
         )
 
     def _tell_would(self, case: NodeState) -> None:
-        wanted = case.wanted
+        wanted = case.decision.wanted
         would = ""
         if (
             wanted is not None
@@ -127,14 +126,14 @@ class NodeEvaluator:
             and not _is_done(case.node_summary.quarantine, wanted.uncapped)
         ):
             would = f"{wanted.uncapped}: {wanted.spec.reason}"
-        spared = case.node_summary.spared = case.cluster.wishes.why_capped(self._clocks.earliest())
+        spared = case.cluster.wishes.why_capped(self._clocks.earliest())
         why = spared or f"mode {self._mode}"
-        if would and would != case.node_summary.would:
+        if would and would != case.decision.would:
             text = f"{why} keeps us from this: {would}"
             self._acts.emit_event(case, EventKind.SUPPRESSED, text)
-        case.node_summary.would = would
+        case.decision.set_prevented(would, spared)
         if wanted is None or Action.OBSERVE in (wanted.spec.action, wanted.in_force):
-            case.node_summary.hold = None
+            case.decision.set_hold(None)
 
 
 def _is_done(quarantine: Quarantine | None, action: Action) -> bool:

@@ -64,14 +64,14 @@ class OwnershipHandler:
         joined_anew = self._has_joined_anew()
         for count, case in enumerate(self._registry.cases(), 1):
             if self._shards.owns(case.node):
-                if joined_anew and case.ours is not False:  # a new node's is None
+                if joined_anew and case.work.ours is not False:  # a new node's is None
                     self._agent_events.start_over(case)
-                if joined_anew or case.ours is not True:
-                    case.ours, case.ours_since = True, self._clocks.now()
+                if joined_anew or case.work.ours is not True:
+                    case.work.gain(self._clocks.now())
                     came.append(case)
-            elif case.ours is not False:
-                given += case.ours is True  # its agent may be here even if it never was ours
-                case.ours = False
+            elif case.work.ours is not False:
+                given += case.work.ours is True  # its agent may be here even if it never was ours
+                case.work.lose()
                 went.append(case)
             if count % SLICE == 0:
                 await asyncio.sleep(0)
@@ -101,7 +101,7 @@ class OwnershipHandler:
         for case in came:
             case.cluster.set_unread(unread=True)
             if self._queue.has_work(case):
-                case.suspect = True  # its last owner may have left work half done: read it
+                case.work.request_read()  # its last owner may have left work half done: read it
                 self._queue.add(case)
 
     async def _ask_again(self, came: list[NodeState]) -> None:

@@ -111,10 +111,10 @@ class NodePoller:
             if waits_for_its_node(case)
         }
         for case in self._registry.cases():
-            if _is_drained(case) and case.looked_at == float("-inf"):  # since a restart
+            if _is_drained(case) and case.work.looked_at == float("-inf"):  # since a restart
                 self._put_off(case, now)
         due = [case for case in self._registry.cases() if self._is_due(case)]
-        due.sort(key=lambda case: (_rank(case), case.looked_at))
+        due.sort(key=lambda case: (_rank(case), case.work.looked_at))
         return due[: int(A_SECOND * _ROUND)]
 
     def _wait(self, case: NodeState, known: _Wait | None, now: float) -> _Wait:
@@ -125,7 +125,7 @@ class NodePoller:
 
     def _put_off(self, case: NodeState, now: float) -> None:
         """The pods of a drained node are read next in about `DRAINED_EVERY`."""
-        case.looked_at = now - DRAINED_EVERY * self._rng.uniform(0.0, _JITTER)
+        case.work.note_poll(now - DRAINED_EVERY * self._rng.uniform(0.0, _JITTER))
 
     def _backoff(self) -> Backoff:
         most = max(WAITING_MOST, len(self._waits) / WAITING_A_SECOND)
@@ -133,7 +133,7 @@ class NodePoller:
 
     def _is_due(self, case: NodeState) -> bool:
         now = self._clocks.now()
-        waited = now - case.looked_at
+        waited = now - case.work.looked_at
         if not self._shards.may_act(case.node):
             return False
         wait = self._waits.get(case.node)
@@ -146,14 +146,15 @@ class NodePoller:
         return waited >= SILENT_EVERY and bool(failing_in_silence(case))
 
     async def poll_node(self, case: NodeState) -> None:
-        now = case.looked_at = self._clocks.now()
+        now = self._clocks.now()
+        case.work.note_poll(now)
         wait = self._waits.get(case.node)
         if wait is not None:
             wait.reads += 1
             wait.next_at = now + self._backoff().pause(wait.reads, self._rng)
         elif _is_drained(case):
             self._put_off(case, now)
-            case.recheck_pods = True
+            case.work.request_pods()
             self._queue.add(case)
             if not _is_left_schedulable(case):
                 return
@@ -178,7 +179,7 @@ class NodePoller:
     def _look_at_others(self, case: NodeState, node: Node) -> None:
         """Check whether the work that it waits for is over, or has changed."""
         if case.cluster.node_gone or maintained_by(node) != case.cluster.maintained:
-            case.suspect = True
+            case.work.request_read()
             self._queue.add(case)
 
     def _look_at_cordon(self, case: NodeState, node: Node) -> None:
@@ -187,12 +188,12 @@ class NodePoller:
         if quarantine is None or not _is_left_schedulable(case):
             return
         if node.unschedulable or case.lacks(node, quarantine) != case.node_summary.missing:
-            case.suspect = True
+            case.work.request_read()
             self._queue.add(case)
 
     def _look_at_wishes(self, case: NodeState, node: Node) -> None:
         if maintained_by(node) != case.cluster.maintained:
-            case.suspect = True
+            case.work.request_read()
             self._queue.add(case)
         wishes = read_operator_requests(node.annotations)
         if wishes != case.cluster.wishes:
@@ -239,7 +240,7 @@ def waits_for_its_node(case: NodeState) -> bool:
     """Whether only another party's work on its node, or the lack of a Node, holds it."""
     node_summary, quarantine = case.node_summary, case.node_summary.quarantine
     if quarantine is None:
-        return node_summary.hold is not None and (
+        return node_summary.decision.hold is not None and (
             bool(node_summary.cluster.maintained) or case.cluster.node_gone
         )
     if quarantine.deleting or quarantine.spec.requester != OURS or case.release_held:
@@ -258,6 +259,8 @@ def failing_in_silence(case: NodeState) -> str:
     if node_summary.quarantine is not None or node_summary.agent.conflict:
         return ""
     acting = [
-        one for one in node_summary.incidents.values() if one.action != "observe" and one.in_force
+        one
+        for one in node_summary.decision.incidents.values()
+        if one.action != "observe" and one.in_force
     ]
     return acting[0].summary if acting else worst_failing(node_summary.agent.health)

@@ -43,7 +43,7 @@ class WorkQueue:
         A step that is not allowed now, as the node is another replica's or our membership is not
         certain, waits for `resume`.
         """
-        case.again.set()
+        case.work.again.set()
         if self._worker is not None and self.may_act(case):
             self._worker.start(case)
 
@@ -54,12 +54,12 @@ class WorkQueue:
 
     def add_for_read(self, case: NodeState) -> None:
         """Read the node in full, and reconcile it."""
-        case.suspect = True
+        case.work.request_read()
         self.add(case)
 
     def resume(self, case: NodeState) -> None:
         """Reconcile the node where a step has waited until we may act."""
-        if case.again.is_set() and self.has_work(case):
+        if case.work.again.is_set() and self.has_work(case):
             self.add(case)
 
     def evaluate(self, case: NodeState) -> None:
@@ -74,16 +74,17 @@ class WorkQueue:
     def has_work(self, case: NodeState) -> bool:
         """Whether the node may need a step."""
         return (
-            case.wanted is not None
+            case.decision.wanted is not None
             or case.node_summary.quarantine is not None
-            or case.node_summary.hold is not None
+            or case.decision.hold is not None
             or case.cluster.wishes.force is not None
-            or case.suspect
-            or bool(case.orphan or case.cluster.over or case.waiters or case.unclaimed)
+            or case.work.suspect
+            or bool(case.orphan or case.cluster.over or case.work.waiters or case.unclaimed)
             or self.in_record(case)
         )
 
     def in_record(self, case: NodeState) -> bool:
         """Whether the record, as last seen, has an entry of the node."""
-        case.node_summary.in_record = case.node in self._record_writer.record.entries
-        return case.node_summary.in_record
+        found = case.node in self._record_writer.record.entries
+        case.work.set_in_record(in_record=found)
+        return found

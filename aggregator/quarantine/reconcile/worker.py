@@ -86,8 +86,9 @@ class Reconciler:
 
     def start(self, case: NodeState) -> None:
         """Reconcile the node, unless a task does so already."""
-        if case.task is None or case.task.done():
-            case.task = asyncio.create_task(self.reconcile(case), name=f"attend {case.node}")
+        if case.work.task is None or case.work.task.done():
+            task = asyncio.create_task(self.reconcile(case), name=f"attend {case.node}")
+            case.work.start(task)
 
     def evaluate(self, case: NodeState) -> None:
         """Evaluate the node's evidence anew."""
@@ -95,8 +96,8 @@ class Reconciler:
 
     async def reconcile(self, case: NodeState) -> None:
         failures, said = 0, ""
-        while self._queue.may_act(case) and case.again.is_set():
-            case.again.clear()
+        while self._queue.may_act(case) and case.work.again.is_set():
+            case.work.again.clear()
             try:
                 done = await self._one_step(case)
             except Conflict:
@@ -109,7 +110,7 @@ class Reconciler:
                 failures = await self._after_failure(case, failures, str(error), reread=missing)
             except Refused as error:
                 # Retried for as long as it takes, and logged once.
-                if str(error) != case.node_summary.last_error:
+                if str(error) != case.work.last_error:
                     log.warning("refused", extra={"node": case.node, "error": str(error)})
                 failures = await self._after_failure(case, failures + 5, str(error))
             except ClusterError as error:
@@ -121,16 +122,16 @@ class Reconciler:
                 )
             except Exception as error:  # the task's edge: a bug must leave no node stuck
                 text = f"unexpected, and tried again: {error!r}"
-                if text != case.node_summary.last_error:
+                if text != case.work.last_error:
                     log.exception("unexpected", extra={"node": case.node})
                 failures = await self._after_failure(case, failures + 5, text)
             else:
                 failures = 0
-                case.node_summary.last_error = ""
+                case.work.set_error("")
                 if done:
                     self._settle_waiters(case)
                 else:
-                    case.again.set()
+                    case.work.again.set()
 
     async def _after_failure(
         self,
@@ -143,15 +144,15 @@ class Reconciler:
     ) -> int:
         """Wait with full jitter, then read the present state."""
         if not reread or failures > 2:
-            case.node_summary.last_error = error
+            case.work.set_error(error)
         pause = _BACKOFF.pause(failures + 1, self._rng) if not reread or failures else 0.0
         await self._back_off(case, pause, at_least or 0.0)
         if reread:
             try:
                 await self._acts.reread(case)
             except ClusterError as again:
-                case.node_summary.last_error = str(again)
-        case.again.set()
+                case.work.set_error(str(again))
+        case.work.again.set()
         return failures + 1
 
     async def _back_off(self, case: NodeState, pause: float, at_least: float) -> None:
@@ -159,10 +160,10 @@ class Reconciler:
         if self._is_way_out(case):
             await asyncio.sleep(max(pause, min(at_least, _RELEASE_WAIT)))
             return
-        suspect = case.suspect
+        suspect = case.work.suspect
 
         def still() -> bool:
-            return not self._is_way_out(case) and case.suspect == suspect
+            return not self._is_way_out(case) and case.work.suspect == suspect
 
         await while_it_stands(case, asyncio.sleep(max(pause, at_least)), still)
 
@@ -186,12 +187,11 @@ class Reconciler:
         if case.node_summary.quarantine is not None and case.node_summary.quarantine.foreign:
             await self._release_actions.leave_foreign(case)
             return True
-        if case.suspect:
+        if case.work.suspect:
             await self._acts.look_at_node(case)
             await self._drain.explain(case)
             return False
-        if case.recheck_pods:
-            case.recheck_pods = False
+        if case.work.begin_pods():
             await self._drain.recheck(case)
         quarantine = case.node_summary.quarantine
         if quarantine is not None and quarantine.deleting:
@@ -292,7 +292,7 @@ class Reconciler:
 
     def _still_draining(self, case: NodeState) -> bool:
         """Called again and again while a drain, which may last for days, is this node's step."""
-        if not self._queue.may_act(case) or case.suspect or case.cluster.over:
+        if not self._queue.may_act(case) or case.work.suspect or case.cluster.over:
             return False
         if next_step(self._situation(case)).do is not Step.DRAIN:
             return False
@@ -300,7 +300,7 @@ class Reconciler:
         return True
 
     def _situation(self, case: NodeState) -> Situation:
-        since = max(self._started_at, case.ours_since)
+        since = max(self._started_at, case.work.ours_since)
         waited = self._clocks.now() - since >= self._settings.limits.silent_drain_after
         return case.situation(
             mode=self._settings.mode,
@@ -324,7 +324,7 @@ class Reconciler:
 
     def _settle_waiters(self, case: NodeState) -> None:
         """Acknowledge evidence, unless it could not be made durable yet (a conflict, say)."""
-        if not case.waiters:
+        if not case.work.waiters:
             return
         quarantine = case.node_summary.quarantine
         if (
@@ -333,7 +333,4 @@ class Reconciler:
             and unsaved(quarantine, self._acts.wanted_now(case))
         ):
             return
-        for waiter in case.waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        case.waiters = ()
+        case.work.acknowledge()

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from aggregator.cluster.port import Quarantine
-from aggregator.policy.incident import Incident
 from aggregator.policy.lemons import Lemon
 from aggregator.policy.network.verdict import NetworkVerdict
 from aggregator.policy.outliers.fleet import FleetMeasurements
 from aggregator.quarantine.decide.cause_search import CommonCause
 from aggregator.quarantine.state.agent_view import AgentView
 from aggregator.quarantine.state.cluster_view import ClusterView
-from aggregator.runtime.interning import EMPTY
+from aggregator.quarantine.state.decision import Decision
+from aggregator.quarantine.state.work import Work
 
 #: Why a node without a Quarantine is nevertheless in quarantine.
 UNCLAIMED = (
@@ -27,17 +27,6 @@ MARKED_ALONE = (
     "sickbay has marked the node and its Quarantine is not known; the node stays as it is until "
     "the Quarantines can be seen"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class NodeHold:
-    """Why a proposal may not be carried out now: the limit by name, and what it is set to."""
-
-    limit: str
-    value: str
-    reason: str
-    since: float  # wall clock seconds
-    cause: str = ""  # the id of the common cause, where that is why
 
 
 class QuarantineSummary(enum.StrEnum):
@@ -53,21 +42,15 @@ class QuarantineSummary(enum.StrEnum):
 
 @dataclass(slots=True)
 class NodeSummary:
-    """One node. ``incidents`` are open, by id."""
+    """One node, in parts; the module of a part alone assigns its fields."""
 
     node: str
     agent: AgentView = field(default_factory=AgentView)
     cluster: ClusterView = field(default_factory=ClusterView)
-    incidents: Mapping[str, Incident] = field(default_factory=lambda: EMPTY)  # replaced only
-    hold: NodeHold | None = None
-    would: str = ""  # the action that the mode prevents
+    decision: Decision = field(default_factory=Decision)
+    work: Work = field(default_factory=Work)
     quarantine: Quarantine | None = None
-    in_record: bool = False
     unclaimed: str = ""  # our marks are on it without an object, and we make no new one; else empty
-    last_error: str = ""
-    requests: tuple[str, ...] = ()  # operators' requests in its annotations, in sentences
-    exempt: bool = False  # people want it left alone now
-    spared: str = ""  # the operator request that prevents our action, if any
     missing: tuple[str, ...] = ()  # our marks that it lacks although its quarantine stands
     release_held: str = ""  # its cause is over, and this holds its release
 
@@ -75,13 +58,13 @@ class NodeSummary:
         health = self.agent.health
         if self.quarantine is not None or self.cluster.marked or self.unclaimed:
             return QuarantineSummary.QUARANTINED
-        if self.hold is not None or self.would:
+        if self.decision.hold is not None or self.decision.would:
             return QuarantineSummary.HELD
         if health is None:
             return QuarantineSummary.UNKNOWN
         if not self.agent.speaks:
             return QuarantineSummary.SILENT
-        if self.agent.conflict or self.incidents or health.worst_is_degraded():
+        if self.agent.conflict or self.decision.incidents or health.worst_is_degraded():
             return QuarantineSummary.WARNING
         return QuarantineSummary.UNKNOWN if health.only_unknown() else QuarantineSummary.OK
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from aggregator.cluster.node_names import is_marked
 from aggregator.cluster.port import Action, Node, Phase, Quarantine, QuarantineSpec, is_older
@@ -41,9 +41,9 @@ from aggregator.quarantine.decide.uncordon import (
 )
 from aggregator.quarantine.state.agent_view import AgentView
 from aggregator.quarantine.state.cluster_view import ClusterView
+from aggregator.quarantine.state.decision import Decision
 from aggregator.quarantine.state.fleet import NodeSummary
-from aggregator.quarantine.state.lazy_event import LazyEvent
-from aggregator.runtime.interning import EMPTY
+from aggregator.quarantine.state.work import Work
 
 #: From here on the node carries our marks.
 MARKED = (Phase.CORDONED, Phase.DRAINING, Phase.DRAINED)
@@ -56,31 +56,20 @@ class NodeState:
     ``now``: monotonic seconds, for ages that are shown.
     ``restored``: the uid of the quarantine whose evidence was taken back into memory.
     ``ended``: the uid of the last quarantine that is gone; its events and answers may come late.
-    ``suspect``: an event hints that the node may be schedulable again, or gone; a read decides.
     ``orphan``: the uid of a quarantine that a person deleted without its undo.
     ``vanished``: the uid of one that a read no longer found; a watch event tells its fate.
     ``unclaimed``: our marks, or an entry made by hand, may have lost their object: to be adopted.
     ``remains``: the intent of one that went with its definition.
-    ``counted``: the registry counts it among those that have reported.
     ``reborn``: the boot of the Node that came in place of the quarantined one; else empty.
     ``release_look``: when to check the objections to its release again (monotonic).
-    ``looked_at``: when the node was last polled (monotonic).
-    ``recheck_pods``: it was drained, and its pods are to be read again.
-    ``ours``: whether this replica owns the node, by the last check, None before; ``ours_since``
-    when it became ours (monotonic).
     ``trail`` writes the node's condition; ``trail_aged``: it had ended by the last round;
     ``condition_seen``: the last read of the node since then has it.
     """
 
     node_summary: NodeSummary
     now: Callable[[], float]
-    task: asyncio.Task[None] | None = None
-    again: LazyEvent = field(default_factory=LazyEvent)
-    timer: asyncio.TimerHandle | None = None
-    waiters: tuple[asyncio.Future[None], ...] = ()
     restored: str = ""
     ended: str = ""
-    suspect: bool = False
     uncordoned: Uncordoned = Uncordoned.NO
     node_replaced: bool = False
     reborn: str = ""
@@ -89,13 +78,7 @@ class NodeState:
     vanished: str = ""
     unclaimed: bool = False
     remains: QuarantineSpec | None = None
-    counted: bool = False
     release_look: float = 0.0
-    looked_at: float = float("-inf")
-    recheck_pods: bool = False
-    ours: bool | None = None
-    ours_since: float = float("-inf")
-    wanted: DesiredState | None = None
     trail: asyncio.Task[None] | None = None
     trail_aged: bool = False
     condition_seen: bool = False
@@ -113,11 +96,17 @@ class NodeState:
         return self.node_summary.cluster
 
     @property
+    def decision(self) -> Decision:
+        return self.node_summary.decision
+
+    @property
+    def work(self) -> Work:
+        return self.node_summary.work
+
+    @property
     def acting(self) -> bool:
         """Whether an open incident asks for more than observation."""
-        return any(
-            incident.action != "observe" for incident in self.node_summary.incidents.values()
-        )
+        return any(incident.action != "observe" for incident in self.decision.incidents.values())
 
     def take_read(
         self, quarantine: Quarantine, policy: Policy, now: float, *, before: Quarantine | None
@@ -147,7 +136,7 @@ class NodeState:
         known = self.node_summary.quarantine
         if known is not None and known.uid != quarantine.uid:
             self.node_summary.release_held, self.release_look = "", 0.0  # that was the other's
-        if known is None or known.uid != quarantine.uid or self.ours is False:
+        if known is None or known.uid != quarantine.uid or self.work.ours is False:
             self.node_summary.missing = marks_told(quarantine)
         self.node_summary.quarantine = quarantine
         self.orphan = self.vanished = self.node_summary.unclaimed = ""
@@ -157,17 +146,18 @@ class NodeState:
         self.restored = quarantine.uid
         if quarantine.foreign:
             return  # its evidence is another installation's
-        before, found = self.node_summary.incidents, incidents_of(quarantine, policy, now)
+        before, found = self.decision.incidents, incidents_of(quarantine, policy, now)
         if self.agent.health is None:
-            self.node_summary.incidents = {
+            joined = {
                 ident: replace(one, since=before[ident].since) if ident in before else one
                 for ident, one in found.items()
             }
-            return
-        self.node_summary.incidents = {**before} | {
-            ident: _joined(before[ident], one) if ident in before else one
-            for ident, one in found.items()
-        }
+        else:
+            joined = {**before} | {
+                ident: _joined(before[ident], one) if ident in before else one
+                for ident, one in found.items()
+            }
+        self.decision.take_incidents(joined)
 
     def lost_with_definition(self, quarantine: Quarantine) -> None:
         """Its definition was deleted, which is no release: it is made again when possible.
@@ -233,7 +223,7 @@ class NodeState:
         node need not have it.
         """
         missing = missing_marks(node, quarantine)
-        trails = self.ours is False or self.trail is not None
+        trails = self.work.ours is False or self.trail is not None
         self.condition_seen = CONDITION not in missing
         if trails and CONDITION in missing and node.uid == quarantine.status.node_uid:
             return tuple(name for name in missing if name != CONDITION)
@@ -260,8 +250,7 @@ class NodeState:
         The quarantine's evidence stays: it is durable, and may be of the same machine and boot.
         """
         self.agent.discard()
-        self.node_summary.incidents = EMPTY
-        self.wanted = None
+        self.decision.forget_evidence()
         quarantine, self.restored = self.node_summary.quarantine, ""
         if quarantine is not None:
             self.take_quarantine(quarantine, policy, now)
@@ -273,29 +262,21 @@ class NodeState:
         The cluster's state of it stays, for the page, and for the day when it is ours again.
         """
         self.drop_ownership(policy, now)
-        node_summary = self.node_summary
         self.cluster.hand_over()
         self.agent.forget_reports()
-        node_summary.hold = None
-        node_summary.would = node_summary.spared = node_summary.release_held = (
-            node_summary.last_error
-        ) = ""
+        self.decision.hand_over()
+        self.work.set_error("")
+        self.node_summary.release_held = ""
         self.orphan, self.unclaimed, self.vanished = "", False, ""
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
 
     def hear_wishes(self, wall: float) -> tuple[str, ...]:
         """Update the operators' requests that are shown. Returns the new ones."""
-        before, self.node_summary.requests = (
-            self.node_summary.requests,
-            describe(self.cluster.wishes, wall),
-        )
-        self.node_summary.exempt = self.cluster.wishes.exempt(wall)
-        new = tuple(one for one in self.node_summary.requests if one not in before)
+        before, wishes = self.decision.requests, self.cluster.wishes
+        self.decision.take_requests(describe(wishes, wall), exempt=wishes.exempt(wall))
+        new = tuple(one for one in self.decision.requests if one not in before)
         return new or (
             ("no label or annotation asks anything special of it any more",)
-            * bool(before and not self.node_summary.requests)
+            * bool(before and not self.decision.requests)
         )
 
     def is_released_by_uncordon(self, rules: UncordonRules) -> bool:
@@ -338,17 +319,17 @@ class NodeState:
         judgement = evaluate(
             policy,
             health,
-            self.node_summary.incidents,
+            self.decision.incidents,
             now,
             speaking=self.agent.is_fresh,
             more=more,
         )
-        self.node_summary.incidents = judgement.incidents
         if self.agent.is_fresh:
             on_degraded, words = policy.acting_on_degraded, self.cluster.overruled
             self.cluster.end_overrides({w for w in words if not stands(w, health, on_degraded)})
         overruled = frozenset(word.key for word in self.cluster.overruled)
-        self.wanted = wanted_of(self.node_summary.incidents, overruled, mode, policy.hash)
+        wanted = wanted_of(judgement.incidents, overruled, mode, policy.hash)
+        self.decision.judge(judgement.incidents, wanted)
         return list(judgement.closed), judgement.look_again
 
     def overrule(self, remembered: frozenset[Override] = frozenset()) -> frozenset[Override]:
@@ -360,11 +341,11 @@ class NodeState:
         quarantine = self.node_summary.quarantine
         recovered = self.agent.is_fresh and not self.acting
         spec = quarantine.spec.evidence if quarantine is not None and not recovered else ()
-        wanted = self.wanted.spec.evidence if self.wanted is not None else ()
+        wanted = self.decision.wanted.spec.evidence if self.decision.wanted is not None else ()
         latest = {(item.code, item.component): item for item in (*spec, *wanted)}
         over = {
             item.key
-            for incident in self.node_summary.incidents.values()
+            for incident in self.decision.incidents.values()
             for item in incident.evidence
             if item.over
         }

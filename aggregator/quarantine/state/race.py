@@ -17,15 +17,15 @@ async def while_it_stands(
     ``still`` is called at each change of the node.
     """
     task = asyncio.ensure_future(what)
-    news = asyncio.ensure_future(case.again.wait())
+    news = asyncio.ensure_future(case.work.again.wait())
     try:
         while not task.done():
             await asyncio.wait({task, news}, return_when=asyncio.FIRST_COMPLETED)
             if news.done() and not task.done():
                 if not still():
                     return None  # the change is left to the next step
-                case.again.clear()
-                news = asyncio.ensure_future(case.again.wait())
+                case.work.again.clear()
+                news = asyncio.ensure_future(case.work.again.wait())
         return task.result()
     finally:
         for one in (task, news):

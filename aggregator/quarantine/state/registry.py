@@ -56,9 +56,9 @@ class NodeRegistry:
 
     def forget_node(self, case: NodeState) -> None:
         """The node is gone, and no step is left for it."""
-        if case.timer is not None:
-            case.timer.cancel()
-        self._counted -= case.counted
+        if case.decision.timer is not None:
+            case.decision.timer.cancel()
+        self._counted -= case.work.counted
         del self._cases[case.node]
         self._fleet.node_summaries.pop(case.node, None)
 
@@ -134,8 +134,8 @@ class NodeRegistry:
         `size` is needed at each admission; a count over 10,000 nodes takes as long as all the rest.
         """
         counts = case.agent.was_heard and self._may_count(case.node)
-        self._counted += counts - case.counted
-        case.counted = counts
+        self._counted += counts - case.work.counted
+        case.work.set_counted(counted=counts)
 
     def _may_count(self, node: str) -> bool:
         """Whether it may be one of those that make the quorum.
@@ -151,7 +151,7 @@ class NodeRegistry:
         for saying in self._remote_nodes.sayings():
             if self._may_count(saying.node):
                 case = self._cases.get(saying.node)
-                reported += saying.reported - (case is not None and case.counted)
+                reported += saying.reported - (case is not None and case.work.counted)
         reported = max(reported, self._remote_nodes.reported)
         return FleetSize(
             max(len(self._metas), reported),

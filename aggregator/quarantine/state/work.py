@@ -1,0 +1,90 @@
+"""What this replica does, and has still to do, about a node."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from aggregator.quarantine.state.lazy_event import LazyEvent
+
+
+@dataclass(slots=True)
+class Work:
+    """Changed by the queue, its worker, and those who ask for a read of the node.
+
+    ``task`` reconciles the node; ``again``: it is to be reconciled once more.
+    ``waiters``: messages that are acknowledged when their evidence is durable.
+    ``suspect``: an event hints that the node may be schedulable again, or gone; a read decides.
+    ``recheck_pods``: it was drained, and its pods are to be read again.
+    ``looked_at``: when the node was last polled (monotonic).
+    ``ours``: whether this replica owns the node, by the last check, None before; ``ours_since``
+    when it became ours (monotonic).
+    ``counted``: the registry counts it among those that have reported.
+    ``in_record``: the record, as last seen, has an entry of it.
+    ``last_error``: why the last step failed, which is tried again; empty: it did not.
+    """
+
+    task: asyncio.Task[None] | None = None
+    again: LazyEvent = field(default_factory=LazyEvent)
+    waiters: tuple[asyncio.Future[None], ...] = ()
+    suspect: bool = False
+    recheck_pods: bool = False
+    looked_at: float = float("-inf")
+    ours: bool | None = None
+    ours_since: float = float("-inf")
+    counted: bool = False
+    in_record: bool = False
+    last_error: str = ""
+
+    def start(self, task: asyncio.Task[None]) -> None:
+        self.task = task
+
+    def request_read(self) -> None:
+        """The node is to be read in full; see `WorkQueue.add_for_read`."""
+        self.suspect = True
+
+    def begin_read(self) -> None:
+        """The node is about to be read: a hint that comes meanwhile is a new one."""
+        self.suspect = False
+
+    def request_pods(self) -> None:
+        self.recheck_pods = True
+
+    def begin_pods(self) -> bool:
+        """Returns whether the pods are to be read; they are about to be."""
+        requested, self.recheck_pods = self.recheck_pods, False
+        return requested
+
+    def note_poll(self, at: float) -> None:
+        self.looked_at = at
+
+    def add_waiter(self, waiter: asyncio.Future[None]) -> None:
+        self.waiters = (*self.waiters, waiter)
+
+    def acknowledge(self) -> None:
+        """The evidence is durable."""
+        for waiter in self.waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self.waiters = ()
+
+    def refuse_waiters(self) -> None:
+        """The evidence is not acknowledged: the agent sends it again."""
+        for waiter in self.waiters:
+            waiter.cancel()
+        self.waiters = ()
+
+    def gain(self, now: float) -> None:
+        """The node is this replica's from now on."""
+        self.ours, self.ours_since = True, now
+
+    def lose(self) -> None:
+        """The node is another replica's."""
+        self.ours = False
+
+    def set_counted(self, *, counted: bool) -> None:
+        self.counted = counted
+
+    def set_in_record(self, *, in_record: bool) -> None:
+        self.in_record = in_record
+
+    def set_error(self, error: str) -> None:
+        self.last_error = error
