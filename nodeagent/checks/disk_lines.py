@@ -36,6 +36,7 @@ _NVME = re.compile(
     rb"|Device not ready; aborting|Device (?:failed to resume|shutdown incomplete)"
     rb"|Removing after probe failure|Disabling device after reset failure"
     rb"|Removing controller|failed to mark controller|IO queues (?:lost|not created)"
+    rb"|Identify Controller failed|Reading (?:CAP|VS|CRTO) failed"
     rb"|frozen state error detected|failure state error detected))"
 )
 _NVME_PATH = re.compile(
@@ -60,11 +61,15 @@ _XFS = re.compile(
     rb"|.{0,40}writeback error on (?:inode|sector) |page discard (?:on|unable)"
     rb"|[Ll]og mount(?:/recovery failed| failed| finish failed)"
     rb"|log recovery (?:read |write )?I/O error|failed to (?:find log head|locate log tail)"
-    rb"|Failed to (?:read root inode|recover (?:intents|EFIs))|SB (?:validate|read) failed"
-    rb"|ondisk log corrupt|empty log check failed|xlog_recover_\w{1,40}: bad )"
+    rb"|[Ff]ailed to (?:read root inode|recover )|SB (?:validate|read) failed"
+    rb"|.{1,60} - can't recover|(?:Invalid superblock|bad) magic number"
+    rb"|ondisk log corrupt|empty log check failed|xlog_recover_\w{1,40}: bad "
+    rb"|xfs_\w{1,40}: .{0,40}returned error -?\d)"
 )
 _BTRFS = re.compile(
+    # The letters of the state (fs/btrfs/super.c): E is an error, A an aborted transaction.
     rb"BTRFS:? (?:(?:error|critical|alert|emergency|panic)"
+    rb"|warning(?= \(device [\w-]{1,32}:? state [A-Z]{0,11}[EA])"
     rb"|(?:warning|info)(?= \([^)]{1,60}\): (?:csum failed|checksum (?:error|verify failed)"
     rb"|lost page write|forced readonly)))"
     rb" \(device " + _DEV + rb"(?::? state \w{1,12})?\)"
@@ -77,6 +82,7 @@ _EXT = re.compile(
     rb"|I/O error while writing superblock|previous I/O error to superblock"
     rb"|failed to convert unwritten|[Dd]elayed block allocation failed"
     rb"|This should not happen!! +Data will be lost|error count since last fsck: "
+    rb"|(?:initial|last) error at time \d|\w{1,40}: jbd2_start: .{1,60} err -\d"
     rb"|warning: mounting fs with errors)"
     rb"|EXT[234]-fs warning \(device " + _DEV + rb"\): (?:ext[34]_end_bio:\d{1,5}: I/O error"
     rb"|ext[34]_clear_journal_err:\d{1,5}: Filesystem error recorded"

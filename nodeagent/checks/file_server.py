@@ -36,8 +36,9 @@ _NFS_STATE = re.compile(
 )
 _LUSTRE = re.compile(
     rb"Lustre(?:Error)?: (?:\d{1,10}-\d{1,10}: |\d{1,10}:\d{1,10}:\([\w.:()]{1,120}\) )?"
-    rb"\S{1,120}: (?:This client was (evicted) by " + _SERVER + rb";"
+    rb"(?:\S{1,120}: (?:This client was (evicted) by " + _SERVER + rb";"
     rb"|Connection to " + _SERVER + rb" \(at \S{1,100}\) was lost;)"
+    rb"|Evicted from " + _SERVER + rb" \(at \S{1,100}\) after server handle changed )"
 )
 
 
@@ -69,8 +70,8 @@ def _parse(line: bytes) -> tuple[str, str, dict[str, str]] | None:
         return "state-lost", text(state[1]), {}
     lustre = _LUSTRE.match(line)
     if lustre is not None:
-        kind = "evicted" if lustre[1] else "connection-lost"
-        return kind, text(lustre[2] or lustre[3]), {}
+        kind = "connection-lost" if lustre[3] else "evicted"
+        return kind, text(lustre[2] or lustre[3] or lustre[4]), {}
     return None
 
 

@@ -28,13 +28,14 @@ _FIRST = first_bytes(
         *(b"divide error: ", b"double fault: ", b"stack segment: ", b"int3: ", b"invalid TSS: "),
         *(b"segment not present: ", b"alignment check: ", b"Unable to handle kernel "),
         *(b"Internal error: ", b"Kernel panic - not syncing", b"PANIC: double fault"),
+        b"traps: PANIC: double fault",
     )
 )
 
 # Letters must follow the bracket: the crash of a process called "Oops: 0000 [#1]" ("[4711]:
 # segfault", " invoked oom-killer") would else be read as the kernel's.
 _DIE = re.compile(
-    rb"(?:Internal error: |Oops: )?([A-Za-z][\w ,.()'-]{2,100}?)"
+    rb"(?:Internal error: |Oops: )?([A-Za-z][\w ,./()'-]{2,100}?)"
     rb"(?:[, ]{1,2}(?:probably|maybe) for (?:non-canonical )?address 0x[0-9a-f]{1,16})?"
     rb"(?:: [0-9a-f]{1,16})? \[#(\d{1,4})\](?: (?:[A-Z_]{2,}\b|$)|$)"
 )
@@ -49,7 +50,7 @@ _BUG = re.compile(
     rb"|kernel BUG at [\w./+-]{1,200}:\d{1,6}!"
     rb"|Unable to handle kernel [\w ]{4,80} at virtual address "
 )
-_PANIC = re.compile(rb"Kernel panic - not syncing|PANIC: double fault, error_code: 0x")
+_PANIC = re.compile(rb"Kernel panic - not syncing|(?:traps: )?PANIC: double fault, error_code: 0x")
 
 
 class KernelOops:

@@ -45,12 +45,19 @@ _WATCHDOG = re.compile(
     rb"NETDEV WATCHDOG: " + _IFACE + rb" \([\w-]{1,32}\): transmit queue \d{1,6} timed out"
     rb"|" + _IFACE + rb" \([\w-]{1,32}\): (?:NETDEV WATCHDOG: )?(?:CPU: \d{1,5}: )?"
     rb"transmit queue \d{1,6} timed out"
+    rb"|" + _IFACE + rb": (?:NETDEV WATCHDOG: (?:CPU: \d{1,5}: )?transmit queue \d{1,6} timed out"
+    rb"|transmit timeout: latency \d)"
 )
+# A link that comes back within its delay is no failure of the bond, and a flap all the same.
+_DOWN = rb"link status (?:definitely down|down|up again)"
 _BOND = re.compile(
     rb"(?:bonding: )?" + _IFACE + rb": (?:"
-    rb"\(slave " + _IFACE + rb"\): link status definitely down"
-    rb"|link status definitely down for (?:active )?(?:backup )?interface " + _IFACE + rb", "
-    rb"|(now running without any active interface))"
+    rb"\(slave " + _IFACE + rb"\): " + _DOWN + rb"\b"
+    rb"|"
+    + _DOWN
+    + rb".{0,24}? interface "
+    + _IFACE
+    + rb"|(now running without any active interface))"
 )
 
 #: mlx5_core and mlx4_core, from the beginning of the driver's own words.
@@ -59,7 +66,7 @@ _MLX = (
     (
         "temperature",
         re.compile(
-            rb"High temperature on sensors"
+            rb"High temperature on sensors?\b"
             rb"|Port module event\[error\]: module \d{1,3}, .{1,40}, High Temperature"
             rb"|(?:Health issue observed, |synd 0x[0-9a-f]{1,2}: )High temperature"
         ),
@@ -79,6 +86,7 @@ _MLX = (
             rb"|.{0,40}device's health compromised|Fatal error \d{1,5} detected"
             rb"|.{0,20}(?:assert_var\[0\]|assert_exit_ptr) |starting health recovery flow"
             rb"|Internal error detected|Internal error mark was detected"
+            rb"|Firmware over \d{1,9} MS in (?:pre-)?initializing state"
             rb"|device (?:is going to be reset|was reset) )"
         ),
     ),
@@ -192,13 +200,17 @@ def _of_interface(line: bytes) -> tuple[str, str, dict[str, str]] | None:
     """Kind, component and details of a line that names an interface alone."""
     watchdog = _WATCHDOG.match(line)
     if watchdog is not None:
-        return "transmit-timeout", text(watchdog[1] or watchdog[2]), {}
+        return "transmit-timeout", text(watchdog[1] or watchdog[2] or watchdog[3]), {}
     bond = _BOND.match(line)
     if bond is None:
         return None
     if bond[4]:
         return "bond-down", text(bond[1]), {}
-    return "bond-member-down", text(bond[1]), {"member": text(bond[2] or bond[3])}
+    return (
+        "bond-member-down",
+        text(bond[1]),
+        {"member": text(bond[2] or bond[3]).rstrip(",")},
+    )
 
 
 def _build(sources: Sources, _options: Mapping[str, Any]) -> NicDriver:

@@ -15,26 +15,26 @@ from tests.agent.test_disk_io import a_machine, device, made_of
 #: The kinds and devices of the fixture's lines, by the index of the first line of each run.
 RUNS = {
     0: ("filesystem", "dm-0"),  # XFS
-    27: ("filesystem", "sda1"),  # btrfs
-    35: ("filesystem", "sda1"),  # the journal
-    37: ("filesystem", "dm-0"),
-    38: ("filesystem", "sda1"),
-    42: ("filesystem", "dm-0"),  # an external journal
-    43: ("filesystem", "sda1"),  # ext4
-    52: ("error", "sda1"),
-    53: ("array", "md0"),
-    65: ("lost", "nvme0"),
-    67: ("lost-interrupt", "nvme0"),
-    69: ("timeout", "nvme0"),
-    71: ("lost", "nvme0"),
-    74: ("timeout", "0000:3d:00.0"),
-    75: ("lost", "0000:3d:00.0"),
-    76: ("no-path", "nvme0n1"),
-    78: ("path", "252:0"),
-    79: ("path", "8:2"),
-    80: ("no-path", "252:0"),
-    81: ("path", "sdc1"),
-    82: None,
+    30: ("filesystem", "sda1"),  # btrfs
+    39: ("filesystem", "sda1"),  # the journal
+    41: ("filesystem", "dm-0"),
+    42: ("filesystem", "sda1"),
+    46: ("filesystem", "dm-0"),  # an external journal
+    47: ("filesystem", "sda1"),  # ext4
+    59: ("error", "sda1"),
+    60: ("array", "md0"),
+    72: ("lost", "nvme0"),
+    74: ("lost-interrupt", "nvme0"),
+    76: ("timeout", "nvme0"),
+    78: ("lost", "nvme0"),
+    81: ("timeout", "0000:3d:00.0"),
+    82: ("lost", "0000:3d:00.0"),
+    83: ("no-path", "nvme0n1"),
+    85: ("path", "252:0"),
+    86: ("path", "8:2"),
+    87: ("no-path", "252:0"),
+    88: ("path", "sdc1"),
+    89: None,
 }
 
 

@@ -72,11 +72,14 @@ def test_every_line_of_a_network_driver_or_a_bond_has_its_code(tmp_path: Path) -
         ("nic-driver:transmit-timeout", 3),
         ("nic-driver:bond-member-down", 3),
         ("nic-driver:bond-down", 1),
+        ("nic-driver:bond-member-down", 4),
+        ("nic-driver:transmit-timeout", 2),
+        ("nic-driver:health", 1),
     ]
     assert {found[at].component for at in range(26)} == {f"pci:{NIC}"}
     assert [found[at].component for at in range(26, 33)] == ["eth0"] * 3 + ["bond0"] * 4
     assert dict(found[0].details) == {"driver": "mlx5_core", "interfaces": "eth0 mlx5_0"}
-    assert {found[at].details["member"] for at in range(29, 32)} == {"eth0"}
+    assert {found[at].details["member"] for at in (*range(29, 32), *range(33, 37))} == {"eth0"}
     assert check.foreign == 2, "an adapter and an interface of another machine"
 
 
@@ -132,7 +135,7 @@ def test_every_line_of_the_kernel_itself_has_its_code(tmp_path: Path) -> None:
     assert codes(found) == [
         ("kernel-oops:bug", 10),
         ("kernel-oops:oops", 10),
-        ("kernel-oops:panic", 1),
+        ("kernel-oops:panic", 2),
         ("cpu-thermal:throttled", 3),
         ("cpu-thermal:power-limit", 1),
         ("cpu-thermal:critical", 3),
@@ -142,6 +145,7 @@ def test_every_line_of_the_kernel_itself_has_its_code(tmp_path: Path) -> None:
         ("file-server:state-lost", 1),
         ("file-server:evicted", 2),
         ("file-server:connection-lost", 2),
+        ("file-server:evicted", 1),
         ("oom:node", 1),
         ("oom:cgroup", 1),
         ("oom:node", 1),
@@ -175,7 +179,7 @@ def test_the_details_of_the_kernel_s_own_lines(tmp_path: Path) -> None:
     }
     assert details["pcie-aer:link-down"] == {"slot": "3", "pci": PORT, "behind": UUID}
     assert {fault.component for fault in found.values() if fault.check == "file-server"} == {
-        *("192.0.2.1", "files.example", "scratch-OST0001", "scratch-MDT0000")
+        *("192.0.2.1", "files.example", "scratch-OST0001", "scratch-MDT0000", "MGS")
     }
 
 
