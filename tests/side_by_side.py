@@ -1,4 +1,4 @@
-"""`make lint` and every test, beside each other: most tests wait, and few compute.
+"""Lint and every test, beside each other: most tests wait, and few compute.
 
     python -m tests.side_by_side [options of pytest]
 
@@ -6,8 +6,8 @@ Each group of tests has one or more runs of pytest, which share its files (`test
 
 machine  tests that change this machine for others (the kernel log, mounts, network namespaces,
          containers), one after another
-cluster  tests of a control plane; each run has a plane of its own, and the first one builds the
-         programs if they are missing, while the other groups run
+cluster  tests of a control plane; each run has a plane of its own, and waits for its programs while
+         they are built
 rest     all other tests; a new folder of tests is in this group unless it is listed elsewhere
 
 One run is shown as it goes, and the others after it. At the end stands a line for each
@@ -46,7 +46,12 @@ GROUPS: Mapping[str, Group] = {
     # They need a fifth of a processor each: they wait for Leases to expire and servers to start.
     "cluster": Group(4, CLUSTER),
 }
-LINT = ("make", "--no-print-directory", "lint")
+#: Commands beside the tests. The control plane is built while tests without one run. A build that
+#: fails is a failure, though the tests that need it skip.
+COMMANDS: Mapping[str, Sequence[str]] = {
+    "lint": ("make", "--no-print-directory", "lint"),
+    "controlplane": (sys.executable, "-m", "tests.controlplane", "build"),
+}
 #: pytest's exit codes: https://docs.pytest.org/en/stable/reference/exit-codes.html
 OK, NOTHING_CHOSEN = 0, 5
 #: The beginnings of the summary's lines that name what failed.
@@ -141,8 +146,13 @@ def runs_of_tests(options: Sequence[str], groups: Mapping[str, Group]) -> list[R
 
 
 async def main(options: Sequence[str], groups: Mapping[str, Group] = GROUPS) -> int:
-    tests, lint = runs_of_tests(options, groups), Run("lint", LINT)
-    runs = [lint, *tests]
+    tests = runs_of_tests(options, groups)
+    others = [
+        Run(name, command)
+        for name, command in COMMANDS.items()
+        if name != "controlplane" or "cluster" in groups
+    ]
+    runs = [*others, *tests]
     interrupted = asyncio.Event()
 
     def interrupt() -> None:
@@ -166,11 +176,9 @@ async def main(options: Sequence[str], groups: Mapping[str, Group] = GROUPS) -> 
     results = [run.result for run in runs]
     lines = ["", "===== slowest =====", *slowest, "===== all =====", *failed, *results, ""]
     _write("\n".join(lines).encode())
-    return (
-        130
-        if interrupted.is_set()
-        else verdict([run.code for run in tests]) or verdict([lint.code])
-    )
+    if interrupted.is_set():
+        return 130
+    return verdict(run.code for run in tests) or verdict([OK, *(run.code for run in others)])
 
 
 def environment() -> dict[str, str]:

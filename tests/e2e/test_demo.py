@@ -2,9 +2,11 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,17 @@ def _read(path: Path) -> str:
 
 
 Begin = Callable[..., Demo]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _port_8080_is_taken() -> Iterator[None]:
+    """So each demo takes a port of its own: another file's demo may look for 8080 just now."""
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with suppress(OSError):  # another program has it
+            other.bind(("127.0.0.1", 8080))
+            other.listen()
+        yield
 
 
 @pytest.fixture

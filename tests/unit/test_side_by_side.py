@@ -32,7 +32,7 @@ def test_none_may_fail_and_one_may_have_nothing_to_do(codes: list[int], verdict:
 def results(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path_factory.mktemp("results")
     monkeypatch.setattr(side_by_side, "RESULTS", folder)
-    monkeypatch.setattr(side_by_side, "LINT", ["echo", "all clean"])
+    monkeypatch.setattr(side_by_side, "COMMANDS", {"lint": ["echo", "all clean"]})
     return folder
 
 
@@ -93,8 +93,19 @@ async def test_lint_that_fails_is_a_failure_beside_tests_that_pass(
     tmp_path: Path, results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "test_a.py").write_text("def test_well(): pass\n")
-    monkeypatch.setattr(side_by_side, "LINT", ["false"])
+    monkeypatch.setattr(side_by_side, "COMMANDS", {"lint": ["false"]})
     assert await side_by_side.main(OPTIONS, {"a": Group(1, [str(tmp_path)])}) == 1
+
+
+@pytest.mark.slow
+async def test_a_control_plane_that_cannot_be_built_is_a_failure_even_if_its_tests_skip(
+    tmp_path: Path, results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "test_a.py").write_text("import pytest\ndef test_it(): pytest.skip('none')\n")
+    group = Group(1, [str(tmp_path)])
+    monkeypatch.setattr(side_by_side, "COMMANDS", {"controlplane": ["false"]})
+    assert await side_by_side.main(OPTIONS, {"cluster": group}) == 1
+    assert await side_by_side.main(OPTIONS, {"rest": group}) == 0
 
 
 def files_of(report: Path) -> Counter[str]:
