@@ -1,6 +1,7 @@
 """The machine that a simulated node plays: its parts, all well, and its kernel's lines."""
 
 import uuid
+import zlib
 from collections.abc import Mapping
 
 from nodeagent.checks import registry
@@ -12,6 +13,7 @@ from nodeagent.simulate.events import Fault, ScenarioError
 from nodeagent.sources.gpus import GpuMap
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.kmsg import Record
+from nodeagent.sources.measurements import Measured
 
 _PLAYED = (
     "gpu-inventory",
@@ -33,6 +35,7 @@ INFOS = tuple(CheckInfo(name, interval) for name, interval in CHECKS.items())
 TRAITS: Mapping[str, str] = {"kernel": "6.8.0", "arch": "x86_64", "driver": "580.82.07"}
 
 _PER_GPU = ("gpu-inventory", "gpu-ecc", "gpu-rows", "gpu-recovery")
+_RATES = ("pcie-replays", "nvlink-errors")
 _DISKS = ("/", "/scratch")
 _SWITCH = "0000:c1:00"
 
@@ -85,6 +88,24 @@ def all_well(uuids: list[str]) -> list[Observation]:
     parts.append(well("nic-link", "eth0", "up at 100000 Mbit/s"))
     parts.append(well("reach", "gateway", "answered in 0.2 ms"))
     return parts
+
+
+def measured(node: str, uuids: list[str], minute: int) -> list[Measured]:
+    """The measurements of a machine that is well and works: they differ by a step now and then."""
+
+    def step(measure: str, component: str) -> int:
+        return int(zlib.crc32(f"{node}/{measure}/{component}/{minute}".encode()) % 8 == 0)
+
+    model = "NVIDIA H100 80GB HBM3"
+    found = [
+        Measured("gpu-clock", each, model, 1980 - 15 * step("gpu-clock", each)) for each in uuids
+    ]
+    found += [Measured(name, each, model, 0) for name in _RATES for each in uuids]
+    found += [
+        Measured("check-duration", name, f"{len(uuids)} {model}", 12 + step("check-duration", name))
+        for name in CHECKS
+    ]
+    return found
 
 
 def sightings(

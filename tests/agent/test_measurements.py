@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from nodeagent.checks import disk_write, gpu_clocks, gpu_nvlink, gpu_pcie, infiniband
 from nodeagent.clock import SystemClock
 from nodeagent.config.settings import UplinkConfig
+from nodeagent.simulate import machine
 from nodeagent.simulate.node import SimulatedNode
 from nodeagent.sources.measurements import FRESH, Measured, Measurements, rounded
 from nodeagent.uplink.dialer import Dialer
@@ -240,6 +241,18 @@ async def test_a_stream_sends_changes_and_the_next_stream_names_its_series_anew(
     task = node.cut()
     assert task is not None
     await asyncio.wait({task})
+
+
+def test_a_simulated_fleet_measures_as_a_real_one_and_has_equal_parts() -> None:
+    uuids = [uuid_of(number) for number in range(8)]
+    minutes = [machine.measured("node-1", uuids, minute) for minute in range(100)]
+    assert {len(each) for each in minutes} == {24 + len(machine.CHECKS)}
+    clocks = [one.value for each in minutes for one in each if one.measure == "gpu-clock"]
+    assert set(clocks) == {1980, 1965}
+    assert clocks.count(1965) < len(clocks) / 4
+    encoder = MeasurementEncoder()
+    sizes = [each.ByteSize() for one in minutes if (each := encoder.message(one)) is not None]
+    assert max(sizes[1:]) < 100
 
 
 async def test_a_node_that_measures_nothing_sends_nothing(
