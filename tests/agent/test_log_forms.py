@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from nodeagent.terminal.kmsg_file import decode_file, table
 from nodeagent.terminal.log_file.entries import read_entries
-from nodeagent.terminal.log_file.prefix import Writer, parse_line
+from nodeagent.terminal.log_file.prefix import Form, Writer, parse_line
 
 FORMS = Path(__file__).parents[1] / "fixtures/log_forms"
 KERNEL = ["sxid:24007:fatal", "xid:62", "gpu-off-bus", "disk-io:lost"]
@@ -139,6 +139,16 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
     assert [fault["code"] for fault in decode_file(log)] == ["xid:79"]
 
 
+def test_dmesg_leaves_out_a_facility_that_it_has_no_name_for(tmp_path: Path) -> None:
+    """As of a line that root wrote with priority 130, by dmesg -x of util-linux 2.38."""
+    log = tmp_path / "log"
+    log.write_text(f"kern  :info  : [  826.1] x\n[  827.775358] {XID}\n")
+    assert (list(decode_file(log)), decode_file(log).foreign) == ([], [2])
+    item = {"time": 827.775358, "msg": XID}
+    log.write_text(json.dumps({"dmesg": [item]}, indent=3))
+    assert (list(decode_file(log)), decode_file(log).foreign) == ([], [3])
+
+
 @pytest.mark.parametrize("indent", ["", "              ", "\t"])
 def test_the_second_line_of_a_record_is_no_record(tmp_path: Path, indent: str) -> None:
     """A user makes the kernel, or a program, log a newline; some tools print it as it is."""
@@ -187,8 +197,8 @@ def test_whatever_a_program_logs_on_a_line_is_not_the_kernels(head: str, text: l
 @given(line=st.one_of(st.binary(max_size=200), st.lists(PIECES, max_size=12).map("".join)))
 def test_no_line_breaks_the_reader_of_prefixes(line: bytes | str) -> None:
     raw = line.encode() if isinstance(line, str) else line
-    for host in (None, b"gpu-7"):
-        found = parse_line(raw, host)
+    for form in (Form(), Form(b"gpu-7"), Form(facilities=True)):
+        found = parse_line(raw, form)
         assert found.writer in Writer
         assert len(found.text) <= len(raw)
 

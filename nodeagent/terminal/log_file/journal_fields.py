@@ -144,11 +144,15 @@ def _journal_entry(number: int, fields: Mapping[str, Any]) -> Entry:
 
 
 def _dmesg_entry(number: int, item: Mapping[str, Any]) -> Entry:
-    """An item of ``dmesg --json``: "pri" has the facility too, except beside "fac" (``-x``)."""
+    """An item of ``dmesg --json``.
+
+    "pri" has the facility too, except beside "fac" (``-x``), and neither stands where dmesg has no
+    name for the facility.
+    """
     text = _escaped(_bytes(item["msg"]))
-    priority = item.get("pri", 0)
+    priority = item.get("pri")
     facility = priority >> 3 if isinstance(priority, int) else 0
-    if facility != 0 or item.get("fac", "kern") != "kern":
+    if priority is None or facility != 0 or item.get("fac", "kern") != "kern":
         return Entry(number, text)
     stamp = item.get("time")
     if not isinstance(stamp, int | float) or not 0 <= stamp < _LONGEST_UPTIME:

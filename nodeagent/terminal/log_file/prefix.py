@@ -14,6 +14,7 @@ the form has it: "host app[1]: kernel: NVRM: ..." is the line of an "app".
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -97,12 +98,24 @@ _KERNEL = re.compile(rb"(?:[^\s\[\]]{0,254}[^\s\[\]:] +)?(?:kern\.[a-z]{2,7} +)?
 _MONOTONIC = re.compile(rb"([^\s\[\]]{0,254}[^\s\[\]:]) ")
 
 
-def parse_line(line: bytes, host: bytes | None = None) -> Line:
-    """The writer and the text of a line. Raises nothing, whatever the bytes.
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The properties of a whole file that one line does not show.
 
-    ``host``: set for a file of ``journalctl -o short-monotonic``, whose lines have this host and
-    the program's name after a stamp that looks like the kernel's.
+    ``host``: set for ``journalctl -o short-monotonic``, whose lines have this host and the
+    program's name after a stamp that looks like the kernel's. ``facilities``: ``dmesg -x``, which
+    leaves out the facility of a line only where it has no name for it, so not for the kernel's.
     """
+
+    host: bytes | None = None
+    facilities: bool = False
+
+
+_PLAIN = Form()
+
+
+def parse_line(line: bytes, form: Form = _PLAIN) -> Line:
+    """The writer and the text of a line. Raises nothing, whatever the bytes."""
     record = parse(line) if _RAW.match(line) else None
     if record is not None:
         writer = Writer.OTHER if record.facility else Writer.KERNEL
@@ -111,14 +124,18 @@ def parse_line(line: bytes, host: bytes | None = None) -> Line:
     if framed is not None:
         ours = _facility(framed[1]) == 0 and framed[2] == b"kernel" and framed[3] == b"-"
         return _kernel_text(line[framed.end() :]) if ours else Line(Writer.OTHER, line)
-    return _parse_unframed(line, host)
+    return _parse_unframed(line, form)
 
 
-def monotonic_host(lines: list[bytes]) -> bytes | None:
-    """The host, if these are lines of ``journalctl -o short-monotonic``, else None.
+def form_of(lines: Sequence[bytes]) -> Form:
+    """The form of the file that begins with these lines. Several logs may be in one file."""
+    named = sum(_FACILITY.match(line) is not None for line in lines)
+    stamped = sum(_STAMP.match(line) is not None for line in lines)
+    return Form(_monotonic_host(lines), facilities=named >= max(stamped, 1))
 
-    Each stamped line must begin with the same host, and one of them name the kernel after it.
-    """
+
+def _monotonic_host(lines: Sequence[bytes]) -> bytes | None:
+    """Each stamped line must begin with the same host, and one of them name the kernel after it."""
     hosts, of_kernel = set(), False
     for line in lines:
         stamp = _STAMP.match(line)
@@ -132,7 +149,7 @@ def monotonic_host(lines: list[bytes]) -> bytes | None:
     return hosts.pop() if of_kernel and len(hosts) == 1 else None
 
 
-def _parse_unframed(line: bytes, host: bytes | None) -> Line:
+def _parse_unframed(line: bytes, form: Form) -> Line:
     rest, unstated = line, Writer.UNSTATED
     priority = _PRIORITY.match(rest)
     if priority is not None:
@@ -149,7 +166,7 @@ def _parse_unframed(line: bytes, host: bytes | None) -> Line:
     if named is not None:  # a syslog file with a comma
         return _kernel_text(rest[named.end() :])
     if iso is not None or _STAMP.match(rest):
-        return _kernel_text(rest) if host is None else _of_host(_kernel_text(rest), host)
+        return _stamped(rest, form) if priority is None else _kernel_text(rest)
     served = _CONSOLE_SERVER.match(rest)
     if served is not None:
         return _kernel_text(rest[served.end() :])
@@ -176,8 +193,14 @@ def _kernel_text(text: bytes) -> Line:
     return Line(Writer.KERNEL, text, at)
 
 
-def _of_host(line: Line, host: bytes) -> Line:
-    head = host + b" kernel: "
+def _stamped(text: bytes, form: Form) -> Line:
+    """A line with no prefix except a stamp that looks like the kernel's."""
+    line = _kernel_text(text)
+    if form.facilities:
+        return Line(Writer.OTHER, line.text)
+    if form.host is None:
+        return line
+    head = form.host + b" kernel: "
     if not line.text.startswith(head):
         return Line(Writer.OTHER, line.text)
     return Line(Writer.KERNEL, line.text[len(head) :], line.at)

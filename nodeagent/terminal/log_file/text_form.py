@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import chain, islice
 
 from nodeagent.terminal.log_file.entry import Entry, kernel_entry
-from nodeagent.terminal.log_file.prefix import Line, Writer, monotonic_host, parse_line
+from nodeagent.terminal.log_file.prefix import Line, Writer, form_of, parse_line
 
 #: Lines from which the form is recognised.
 _SAMPLE = 200
@@ -48,14 +48,14 @@ def _entries(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[Entry, bool]]
     """
     lines = iter(lines)
     sample = list(islice(lines, _SAMPLE))
-    host = monotonic_host([line for _, line in sample])
-    prefixed = any(parse_line(line, host).writer in _PREFIXED for _, line in sample)
+    form = form_of([line for _, line in sample])
+    prefixed = any(parse_line(line, form).writer in _PREFIXED for _, line in sample)
     of_kernel = False
     for number, text in chain(sample, lines):
         if text[:1] in (b" ", b"\t"):
             yield Entry(number, text.strip()), of_kernel
             continue
-        line = parse_line(text, host)
+        line = parse_line(text, form)
         prefixed = prefixed or line.writer in _PREFIXED
         if line.writer is Writer.UNSTATED and prefixed:
             yield Entry(number, line.text), of_kernel
