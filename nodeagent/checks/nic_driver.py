@@ -30,7 +30,7 @@ NAME = "nic-driver"
 _IFACE = rb"([^\s:/()\\]{1,15})"
 
 #: The kernel's words after the name of an interface, for the lookup that each record costs.
-_AFTER_A_NAME = frozenset({b"(sla", b"link", b"now ", b"NETD", b"tran", b"bond"})
+_AFTER_A_NAME = frozenset({b"(sla", b"link", b"now ", b"NETD", b"tran", b"bond", b"TX t"})
 
 _PCI = re.compile(
     rb"([a-z][\w-]{1,15}) ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])(?: ([^\s:/()\\]{1,32}))?: "
@@ -45,8 +45,10 @@ _WATCHDOG = re.compile(
     rb"NETDEV WATCHDOG: " + _IFACE + rb" \([\w-]{1,32}\): transmit queue \d{1,6} timed out"
     rb"|" + _IFACE + rb" \([\w-]{1,32}\): (?:NETDEV WATCHDOG: )?(?:CPU: \d{1,5}: )?"
     rb"transmit queue \d{1,6} timed out"
-    rb"|" + _IFACE + rb": (?:NETDEV WATCHDOG: (?:CPU: \d{1,5}: )?transmit queue \d{1,6} timed out"
-    rb"|transmit timeout: latency \d)"
+    # Before the name there may be the driver and its device on another bus than PCI ("virtio1").
+    rb"|(?:[a-z][\w-]{1,31} [\w.:-]{1,64} )?" + _IFACE + rb": (?:NETDEV WATCHDOG: "
+    rb"(?:CPU: \d{1,5}: )?transmit queue \d{1,6} timed out|transmit timeout: latency \d"
+    rb"|TX timeout on queue: )"
 )
 # A link that comes back within its delay is no failure of the bond, and a flap all the same.
 _DOWN = rb"link status (?:definitely down|down|up again)"
@@ -224,8 +226,8 @@ SPEC = CheckSpec(
     source="kernel log, lines of mlx5, mlx4, EFA, the transmit watchdog and bonding; /sys/bus/pci, "
     "/sys/class/net",
     cost="two searches at the start of each kernel record; a look at sysfs for an adapter's line",
-    blind_to="what the firmware keeps to itself; commands that a device refused; bonds of other "
-    "network namespaces, unless they have the name of one here",
+    blind_to="errors that the firmware keeps to itself; commands that a device refused; bonds of "
+    "other network namespaces, unless they have the name of one here",
     interval=0,
     deadline=0,
     build=_build,

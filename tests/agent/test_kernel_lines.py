@@ -73,7 +73,7 @@ def test_every_line_of_a_network_driver_or_a_bond_has_its_code(tmp_path: Path) -
         ("nic-driver:bond-member-down", 3),
         ("nic-driver:bond-down", 1),
         ("nic-driver:bond-member-down", 4),
-        ("nic-driver:transmit-timeout", 2),
+        ("nic-driver:transmit-timeout", 4),
         ("nic-driver:health", 1),
     ]
     assert {found[at].component for at in range(26)} == {f"pci:{NIC}"}
