@@ -289,7 +289,7 @@ async def run(config: Config) -> None:
     async def work() -> None:
         await _connect(cluster, fleet, rng)
         await _until_alone(replica_runtime, fleet)
-        log.info("connected", extra={"cluster": cluster.kind})
+        log.info("connected to the cluster", extra={"cluster": cluster.kind})
         await run_until_first_exit(
             controller=controller.run(), replica_runtime=replica_runtime.run()
         )
@@ -306,7 +306,7 @@ async def run(config: Config) -> None:
         await ingest.start()
         ending.push_async_callback(ingest.stop)
         log.info(
-            "started",
+            "aggregator started",
             extra={"version": version("sickbay"), "mode": config.mode.value, "policy": policy.hash},
         )
         _until_the_end(lemons.run(), "lemons", ending)
@@ -316,7 +316,7 @@ async def run(config: Config) -> None:
         if working.done():
             working.result()
         await replica_runtime.leave(lambda: ingest.stats.attached)
-    log.info("stopped")
+    log.info("aggregator stopped")
 
 
 def _keys(config: Config, cluster: KubeCluster | LocalCluster) -> JwksCache | None:

@@ -50,7 +50,7 @@ async def _run(path: Path) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     server = await start(path, SystemClock())
     ours = _identity(path)
-    log.info("ready", extra={"socket": str(path)})
+    log.info("pod prober ready", extra={"socket": str(path)})
     await stopping.wait()
     _give_back(path, ours)  # while it is open no other file has its number
     server.close()

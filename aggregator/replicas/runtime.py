@@ -128,7 +128,7 @@ class ReplicaRuntime:
         until = time.monotonic() + (LEAVE_WITHIN if others else 0.0)
         while attached() and time.monotonic() < until:  # noqa: ASYNC110 - streams end elsewhere
             await asyncio.sleep(_LOOK)
-        log.info("left", extra={"others": others, "agents_left": attached()})
+        log.info("replica left the others", extra={"others": others, "agents_left": attached()})
 
 
 def _boottime() -> float:

@@ -80,7 +80,7 @@ async def _run(
     if options.stdin:
         _listen(fleet, known, stop)
     extra = {"nodes": len(names), "aggregator": options.aggregator, "seed": seed}
-    log.info("simulating", extra=extra)
+    log.info("simulation started", extra=extra)
     await fleet.run(events, stop)
 
 
@@ -92,7 +92,7 @@ def _listen(fleet: Fleet, known: Known, stop: asyncio.Event) -> None:
         try:
             event = read_line(line, known)
         except ScenarioError as refused:
-            log.error("refused: %s", refused, extra={"line": line.strip()[:200]})  # noqa: TRY400
+            log.error("event refused: %s", refused, extra={"line": line.strip()[:200]})  # noqa: TRY400
         else:
             fleet.let_happen(event)
 

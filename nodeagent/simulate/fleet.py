@@ -61,20 +61,20 @@ class Fleet:
             try:
                 undone = node.do(event.act)
             except ScenarioError as refused:
-                log.error("refused: %s", refused)  # noqa: TRY400 - the text says it all
+                log.error("event refused: %s", refused)  # noqa: TRY400 - the text says it all
                 return
             if undone is not None:
                 undo.append(undone)
         what = f"{type(event.act).__name__.lower()} {_about(event)}".strip()
         names = [node.name for node in chosen]
-        log.info("happened", extra={"what": what, "count": len(names), "nodes": names[:20]})
+        log.info("event applied", extra={"what": what, "count": len(names), "nodes": names[:20]})
         if event.lasting or isinstance(event.act, ScenarioReboot):
             self._after(event.lasting, lambda: self._undo(what, undo))
 
     def _undo(self, what: str, undo: Sequence[Undo]) -> None:
         for each in undo:
             each()
-        log.info("over", extra={"what": what, "count": len(undo)})
+        log.info("event undone", extra={"what": what, "count": len(undo)})
 
     def _chosen(self, wanted: int | tuple[str, ...] | None) -> list[SimulatedNode]:
         if wanted is None:
@@ -117,7 +117,7 @@ class Fleet:
         if self._said != (len(here), trouble, at):
             self._said = (len(here), trouble, at)
             extra = {"streaming": len(here), "nodes": len(self._nodes), "trouble": trouble}
-            log.info("attached", extra={**extra, "at": at})
+            log.info("nodes attached", extra={**extra, "at": at})
 
     def _say_when_all(self, here: Sequence[SimulatedNode], away: Sequence[SimulatedNode]) -> None:
         """How long it took, from the first stream that was lost to the last that is back."""
@@ -128,7 +128,7 @@ class Fleet:
             took = max(node.since for node in here) - self._gap_since
             self._gap_since = None
             extra = {"nodes": len(here), "after_seconds": round(took, 3)}
-            log.info("all attached", extra=extra)
+            log.info("all nodes attached", extra=extra)
 
     async def _end(self) -> None:
         for node in self._nodes.values():

@@ -167,7 +167,7 @@ class Uplink:
         extra = {"aggregator": aggregator, "address": self.state.address}
         if self.state.sent_by:
             extra["sent_by"] = self.state.sent_by
-        log.info("streaming", extra=extra)
+        log.info("stream to the aggregator opened", extra=extra)
         self.state.error = ""
         self.state.aggregator = aggregator
         self._changed(connected=True)

@@ -44,7 +44,7 @@ def prober(path: Path, *within: str) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "nodeagent.cli", "pod-prober", "--socket", str(path)]
     process = subprocess.Popen([*within, *command], stdout=subprocess.PIPE)
     assert process.stdout is not None
-    assert json.loads(process.stdout.readline())["message"] == "ready"
+    assert json.loads(process.stdout.readline())["message"] == "pod prober ready"
     try:
         yield process
     finally:

@@ -154,8 +154,8 @@ async def test_after_the_aggregators_death_all_come_back_with_their_faults(
     address = ward.address
     await ward.stop()
     simulator.inject(nodes="all", fault="xid:79")
-    await until(lambda: simulator.streaming == 0 and simulator.said("happened"), within=20)
-    await until(lambda: "UNAVAILABLE" in simulator.said("attached")[-1]["trouble"], what="why")
+    await until(lambda: simulator.streaming == 0 and simulator.said("event applied"), within=20)
+    await until(lambda: "UNAVAILABLE" in simulator.said("nodes attached")[-1]["trouble"])
     again = FakeAggregator()
     await again.start(address)
     try:
@@ -242,7 +242,7 @@ async def test_lines_that_cannot_be_carried_out_are_refused_and_harm_nothing(
         simulator.process.stdin.write(line)
     simulator.inject(node="sim-0001", fault="xid:79")
     await until(lambda: streams["sim-0001"].faults, what="the fault after them")
-    said = [line["message"] for line in simulator.said("refused")]
+    said = [line["message"] for line in simulator.said("event refused")]
     assert len(said) == 9, said
     assert 'there is no node "sim-0003"' in said[2]
     assert "stands beside fault" in said[5]
@@ -369,7 +369,7 @@ async def test_grpc_writes_nothing_between_its_lines(
     ca_file = Authority.create(tmp_path).certificate
     simulator = start("--nodes", "2", "--ca-file", ca_file)
     await until(
-        lambda: any(line["trouble"] for line in simulator.said("attached")), what="what is wrong"
+        lambda: any(line["trouble"] for line in simulator.said("nodes attached")), what="trouble"
     )
     assert not [line for line in simulator.log().splitlines() if not line.startswith("{")]
 

@@ -45,7 +45,7 @@ async def test_nodes_are_sent_home_come_back_when_their_replica_dies_and_go_agai
         # it.
         orphan = next(name for name in names if one.owner_address(name))
         await second.aclose()
-        await until(lambda: "refused" in simulator.said("attached")[-1]["trouble"])
+        await until(lambda: "refused" in simulator.said("nodes attached")[-1]["trouble"])
         simulator.inject(node=orphan, fault="xid:79")
         one.take(membership_view("one", both[:1]))
         await until(lambda: simulator.at == {first.address: NODES}, what=simulator.log)

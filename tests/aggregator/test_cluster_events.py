@@ -87,7 +87,7 @@ class Bench:
             "record_writer": self.record,
             "queue": self.queue,
             "evaluator": SimpleNamespace(evaluate_node=self._note("evaluate")),
-            "suspecting": SimpleNamespace(),
+            "cause_tracker": SimpleNamespace(),
             "network_tracker": SimpleNamespace(),
             "outliers": SimpleNamespace(),
             "fleet": self.fleet,

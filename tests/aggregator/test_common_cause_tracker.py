@@ -36,7 +36,7 @@ class Bench:
         self.node_registry = NodeRegistry(self.fleet, "", self.remote_nodes, now=self.clock)
         self.ours = {"n1", "n2"}
         self.dirty_nodes.listen(lambda: None)
-        self.suspecting = CommonCauseTracker(
+        self.cause_tracker = CommonCauseTracker(
             limits=CommonLimits(domain_labels=(RACK,)),
             admission=Limits(cooldown=900.0, after_upgrade=120.0),
             policy=POLICY,
@@ -57,16 +57,16 @@ class Bench:
         )
         health.snapshot(snapshot(*components))
         case.agent.health = health
-        self.suspecting.receive_symptoms(case)
+        self.cause_tracker.receive_symptoms(case)
         return case
 
     def known(self, node: str) -> tuple[set[str], set[tuple[str, str]]]:
         """The node's symptoms, and its versions."""
-        signs, versions, _ = self.suspecting.node_report(node)
+        signs, versions, _ = self.cause_tracker.node_report(node)
         return {sign.what for sign in signs}, set(versions)
 
     def is_counted(self, node: str) -> bool:
-        return self.suspecting._common.knows(node)
+        return self.cause_tracker._common.knows(node)
 
     def taken(self) -> list[str]:
         return [self.dirty_nodes.take_dirty() for _ in range(len(self.dirty_nodes))]
@@ -82,7 +82,7 @@ def test_a_node_of_ours_counts_as_its_agent_speaks_and_is_to_be_told_of() -> Non
     assert bench.known("n1") == ({LINK}, VERSIONS)
     assert "n1" not in bench.remote_nodes, "it is ours now, whoever spoke of it before"
     assert bench.taken() == ["n1"]
-    bench.suspecting.forget_node(case)
+    bench.cause_tracker.forget_node(case)
     assert not bench.is_counted("n1")
     assert bench.taken() == ["n1"]
 
@@ -92,7 +92,7 @@ def test_before_its_first_snapshot_what_was_told_of_a_node_stands() -> None:
     case = bench.report("n1", DOWN)
     bench.taken()
     case.agent.health = NodeHealth(Hello("n1", "boot-1", "epoch", "1.0", 1, "i"))
-    bench.suspecting.receive_symptoms(case)
+    bench.cause_tracker.receive_symptoms(case)
     assert bench.known("n1") == ({LINK}, VERSIONS)
     assert bench.taken() == []
 
@@ -102,20 +102,20 @@ def test_a_node_of_ours_without_an_agent_counts_no_more_unless_it_is_on_its_way_
     case = bench.report("n1", DOWN)
     case.agent.health = None
     bench.remote_nodes.leave("n1", bench.clock())
-    bench.suspecting.receive_symptoms(case)
+    bench.cause_tracker.receive_symptoms(case)
     assert bench.is_counted("n1")
     bench.remote_nodes.reclaim("n1")
     bench.remote_nodes.apply_reports("r2", NodeReport("n1", reported=True))
-    bench.suspecting.receive_symptoms(case)
+    bench.cause_tracker.receive_symptoms(case)
     assert bench.is_counted("n1"), "another replica spoke of it a moment ago"
     bench.remote_nodes.reclaim("n1")
-    bench.suspecting.receive_symptoms(case)
+    bench.cause_tracker.receive_symptoms(case)
     assert not bench.is_counted("n1")
     bench.report("n1", DOWN)
     case.agent.health = None
     bench.remote_nodes.leave("n1", bench.clock())
     assert "n1" not in bench.remote_nodes
-    bench.suspecting.receive_symptoms(case)
+    bench.cause_tracker.receive_symptoms(case)
     assert bench.is_counted("n1"), "it is leaving another, and was not told of"
 
 
@@ -128,9 +128,9 @@ def test_another_replicas_node_counts_by_its_words_and_not_by_what_is_heard_here
     assert bench.known("n9") == ({"check:reach"}, {("driver", "560")})
     assert bench.taken() == []
     case.cluster.meta = NodeMeta("n9", "uid", {RACK: "r7"}, {})
-    bench.suspecting.receive_symptoms(case)
-    assert (RACK, "r7") in bench.suspecting._common.known("n9")[1]
-    bench.suspecting.drop_report("n9")
+    bench.cause_tracker.receive_symptoms(case)
+    assert (RACK, "r7") in bench.cause_tracker._common.known("n9")[1]
+    bench.cause_tracker.drop_report("n9")
     assert not bench.is_counted("n9")
 
 
@@ -139,12 +139,12 @@ def test_a_node_that_left_us_stands_until_somebody_speaks_of_it() -> None:
     case = bench.report("n1", DOWN)
     bench.taken()
     bench.ours.clear()
-    bench.suspecting.receive_symptoms(case)
+    bench.cause_tracker.receive_symptoms(case)
     assert bench.known("n1")[0] == {LINK}
     assert bench.remote_nodes.is_leaving("n1")
     assert bench.taken() == ["n1"]
     # No report is due about a node that was never counted here.
-    bench.suspecting.receive_symptoms(bench.node_registry.case("n5"))
+    bench.cause_tracker.receive_symptoms(bench.node_registry.case("n5"))
     assert bench.taken() == []
     assert not bench.remote_nodes.is_leaving("n5")
 
@@ -163,7 +163,7 @@ def test_a_node_whose_agent_has_said_nothing_yet_is_not_counted(
     told: NodeReport, *, counts: bool
 ) -> None:
     bench = Bench()
-    bench.suspecting.set_symptoms(told)
+    bench.cause_tracker.set_symptoms(told)
     assert bench.is_counted("n9") == counts
 
 
@@ -171,8 +171,8 @@ def test_a_forgotten_node_that_another_replica_speaks_of_is_for_that_one_to_forg
     bench = Bench()
     bench.remote_nodes.apply_reports("r2", NodeReport("n9", reported=True))
     case = bench.node_registry.case("n9")
-    bench.suspecting.receive_symptoms(case)
-    bench.suspecting.forget_node(case)
+    bench.cause_tracker.receive_symptoms(case)
+    bench.cause_tracker.forget_node(case)
     assert bench.is_counted("n9")
 
 
@@ -192,48 +192,48 @@ def failing(bench: Bench, number: int) -> None:
 def test_who_follows_goes_by_the_leaders_word_and_who_leads_again_by_its_own_count() -> None:
     bench = Bench()
     failing(bench, 20)
-    assert bench.suspecting.causes().keys() == {LINK}
+    assert bench.cause_tracker.causes().keys() == {LINK}
     assert bench.fleet.causes.keys() == {LINK}
-    bench.suspecting.answered([cause("check:other")])  # of a leader that was
-    assert bench.suspecting.causes().keys() == {LINK}
-    bench.suspecting.follow()
-    assert bench.suspecting.causes().keys() == {LINK}, "what we said before it stands"
+    bench.cause_tracker.answered([cause("check:other")])  # of a leader that was
+    assert bench.cause_tracker.causes().keys() == {LINK}
+    bench.cause_tracker.follow()
+    assert bench.cause_tracker.causes().keys() == {LINK}, "what we said before it stands"
     assert bench.fleet.causes.keys() == {LINK}
-    bench.suspecting.answered([cause("check:dns"), cause("check:reach")])
-    assert bench.suspecting.causes().keys() == {"check:dns", "check:reach"}
+    bench.cause_tracker.answered([cause("check:dns"), cause("check:reach")])
+    assert bench.cause_tracker.causes().keys() == {"check:dns", "check:reach"}
     assert bench.fleet.causes.keys() == {"check:dns", "check:reach"}
-    bench.suspecting.follow()  # it does already
-    assert bench.suspecting.causes().keys() == {"check:dns", "check:reach"}
+    bench.cause_tracker.follow()  # it does already
+    assert bench.cause_tracker.causes().keys() == {"check:dns", "check:reach"}
     told = len(bench.notes.transitions)
-    bench.suspecting.go_round(Record())
+    bench.cause_tracker.go_round(Record())
     assert len(bench.notes.transitions) == told, "the leader tells"
-    bench.suspecting.lead()
-    assert bench.suspecting.causes().keys() == {LINK, "check:dns", "check:reach"}
-    bench.suspecting.lead()
+    bench.cause_tracker.lead()
+    assert bench.cause_tracker.causes().keys() == {LINK, "check:dns", "check:reach"}
+    bench.cause_tracker.lead()
     assert bench.fleet.causes.keys() == {LINK, "check:dns", "check:reach"}
     for _ in range(3):
         bench.clock.time += 100
-        bench.suspecting.go_round(Record())
-    assert bench.suspecting.causes().keys() == {LINK}, "what the last leader had found is over"
+        bench.cause_tracker.go_round(Record())
+    assert bench.cause_tracker.causes().keys() == {LINK}, "what the last leader had found is over"
     ended = [one for one in bench.notes.transitions if one.kind == "fleet.common_cause_over"]
     assert {one.incident for one in ended} == {"check:dns", "check:reach"}
 
 
 def test_while_replicas_are_missing_no_cause_is_over() -> None:
     bench = Bench()
-    bench.suspecting.follow()
-    bench.suspecting.answered([cause("check:dns")])
-    bench.suspecting.lead()
+    bench.cause_tracker.follow()
+    bench.cause_tracker.answered([cause("check:dns")])
+    bench.cause_tracker.lead()
     for _ in range(3):
         bench.clock.time += 100
-        bench.suspecting.go_round(Record(), lasting=True)
-    assert bench.suspecting.causes().keys() == {"check:dns"}
+        bench.cause_tracker.go_round(Record(), lasting=True)
+    assert bench.cause_tracker.causes().keys() == {"check:dns"}
 
 
 def test_a_cause_is_told_with_its_numbers() -> None:
     bench = Bench()
     failing(bench, 20)
-    bench.suspecting.find_causes()
+    bench.cause_tracker.find_causes()
     [told] = bench.notes.transitions
     assert (told.kind, told.node, told.incident) == ("fleet.common_cause", "", LINK)
     assert told.summary.startswith("common cause: check nic-link fails on 20 of 20 nodes")
@@ -251,17 +251,17 @@ def test_a_cause_is_told_with_its_numbers() -> None:
 def test_the_fleets_cooldown_is_shown_and_told_at_its_begin_and_its_end() -> None:
     bench = Bench()
     record = Record(cooldowns={FLEET: Cooldown(1000.0, "the rate")}, admissions=(990.0, 995.0))
-    bench.suspecting.go_round(record)
-    bench.suspecting.go_round(record)
+    bench.cause_tracker.go_round(record)
+    bench.cause_tracker.go_round(record)
     text = "until 00:31 UTC: the rate"
     assert bench.fleet.cooling == text
     assert bench.fleet.admitted_lately == 2
     bench.clock.time += 899
-    bench.suspecting.go_round(record)
+    bench.cause_tracker.go_round(record)
     assert bench.fleet.cooling == text
     assert bench.fleet.admitted_lately == 0
     bench.clock.time += 1
-    bench.suspecting.go_round(record)
+    bench.cause_tracker.go_round(record)
     assert bench.fleet.cooling == ""
     assert [(one.kind, one.summary) for one in bench.notes.transitions] == [
         ("fleet.cooldown", f"no new quarantine is admitted {text}"),
@@ -289,33 +289,33 @@ def test_evidence_on_a_node_with_a_new_version_must_have_stood_for_a_while() -> 
     bench = Bench()
     case = bench.report("n1", DOWN)
     with_evidence(case, evidence(since=1000.0))
-    assert bench.suspecting.unsettled(case) == "", "its version is the one it came with"
+    assert bench.cause_tracker.unsettled(case) == "", "its version is the one it came with"
     bench.clock.time = 1050.0
     bench.report("n1", DOWN, driver="560")
-    assert bench.suspecting.unsettled(case).startswith(
+    assert bench.cause_tracker.unsettled(case).startswith(
         "its version has just changed (now driver 560, agent 1.0); the evidence against it must "
         "have stood for 2m"
     )
     bench.report("n1", driver="560")
     bench.clock.time = 1119.0
-    assert bench.suspecting.unsettled(case)
+    assert bench.cause_tracker.unsettled(case)
     bench.clock.time = 1120.0
-    assert bench.suspecting.unsettled(case) == ""
+    assert bench.cause_tracker.unsettled(case) == ""
     with_evidence(case, evidence(since=1119.0))
-    assert bench.suspecting.unsettled(case)
+    assert bench.cause_tracker.unsettled(case)
     with_evidence(case, evidence(since=1119.0), evidence("xid:94", since=1000.0))
-    assert bench.suspecting.unsettled(case) == "", "the oldest counts"
+    assert bench.cause_tracker.unsettled(case) == "", "the oldest counts"
     with_evidence(case)
-    assert bench.suspecting.unsettled(case)
+    assert bench.cause_tracker.unsettled(case)
     bench.clock.time = 1050.0 + UPGRADED - 1
     with_evidence(case, evidence(since=bench.clock.time))
-    assert bench.suspecting.unsettled(case)
+    assert bench.cause_tracker.unsettled(case)
     bench.clock.time += 1
     with_evidence(case, evidence(since=bench.clock.time))
-    assert bench.suspecting.unsettled(case) == "", "it was upgraded long ago"
+    assert bench.cause_tracker.unsettled(case) == "", "it was upgraded long ago"
     bench.report("n1", driver="570")
-    bench.suspecting.forget_node(case)
-    assert bench.suspecting.unsettled(case) == ""
+    bench.cause_tracker.forget_node(case)
+    assert bench.cause_tracker.unsettled(case) == ""
 
 
 @pytest.mark.parametrize(
@@ -347,7 +347,7 @@ def test_what_asks_for_a_quarantine_is_a_fault_or_reach_or_something_else(
     bench = Bench()
     case = bench.report("n1")
     with_evidence(case, *items)
-    assert bench.suspecting.basis(case) is basis
+    assert bench.cause_tracker.basis(case) is basis
 
 
 def test_each_piece_of_evidence_that_acts_has_its_suspects_and_a_drain_those_of_its_own() -> None:
@@ -361,14 +361,14 @@ def test_each_piece_of_evidence_that_acts_has_its_suspects_and_a_drain_those_of_
     def whats(found: Iterable[frozenset[str]]) -> list[set[str]]:
         return [{one for one in ids if "=" not in one} for ids in found]
 
-    assert whats(bench.suspecting.suspects(case)) == [{LINK}, {"rule:some-rule"}]
-    assert whats(bench.suspecting.drain_suspects(case)) == [{"rule:some-rule"}]
-    assert whats(bench.suspecting.suspects(case, [])) == []
-    assert bench.suspecting.explains(case, made) == "", "nothing is open"
+    assert whats(bench.cause_tracker.suspects(case)) == [{LINK}, {"rule:some-rule"}]
+    assert whats(bench.cause_tracker.drain_suspects(case)) == [{"rule:some-rule"}]
+    assert whats(bench.cause_tracker.suspects(case, [])) == []
+    assert bench.cause_tracker.explains(case, made) == "", "nothing is open"
     failing(bench, 20)
-    bench.suspecting.find_causes()
-    assert bench.suspecting.explains(case, made) == "", "its GPU is its own"
+    bench.cause_tracker.find_causes()
+    assert bench.cause_tracker.explains(case, made) == "", "its GPU is its own"
     only = with_evidence(case, link)
-    assert bench.suspecting.explains(case, only) == LINK
+    assert bench.cause_tracker.explains(case, only) == LINK
     none = with_evidence(case, watched)
-    assert bench.suspecting.explains(case, none) == ""
+    assert bench.cause_tracker.explains(case, none) == ""

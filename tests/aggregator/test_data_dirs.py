@@ -77,7 +77,8 @@ async def test_a_second_aggregator_on_a_local_clusters_file_refuses_to_start(
         *command(file), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
     assert third.stdout is not None
-    while b'"connected"' not in (line := await asyncio.wait_for(third.stdout.readline(), 30)):
+    connected = b'"connected to the cluster"'
+    while connected not in (line := await asyncio.wait_for(third.stdout.readline(), 30)):
         assert line, "it ended"
     third.send_signal(signal.SIGTERM)
     await third.communicate()

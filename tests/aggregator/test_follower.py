@@ -347,7 +347,7 @@ def reporter(case_of: str, *sees: Seen, ours: bool = True) -> tuple[Reporter, No
     node_registry = NodeRegistry(FleetState(), "", now=lambda: 1.0)
     made = Reporter(
         node_registry=node_registry,
-        suspecting=cast(CommonCauseTracker, Counted()),
+        cause_tracker=cast(CommonCauseTracker, Counted()),
         network_tracker=cast(NetworkTracker, Sees(*sees)),
         owns=lambda _: ours,
         dirty_nodes=DirtyNodes(),

@@ -98,7 +98,7 @@ class Bench:
             finding=self.findings.get,
         )
         shards: Any = self
-        counts: dict[str, Any] = {"suspecting": self.causes, "network_tracker": self.network}
+        counts: dict[str, Any] = {"cause_tracker": self.causes, "network_tracker": self.network}
         self.made: Any = Coordinator(
             shards=shards,
             node_registry=self.registry,

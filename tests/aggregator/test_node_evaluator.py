@@ -54,7 +54,7 @@ class Bench:
             acts=acts,
             event_sink=self.notes,
             clocks=Clocks(loop.time, loop.time),
-            suspecting=tracker,
+            cause_tracker=tracker,
             queue=queue,
         )
 

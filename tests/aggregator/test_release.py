@@ -161,7 +161,7 @@ def inventory(*, off_because: str = "", found: bool = False, listed: bool = True
         node=Node("n1", "uid", "1", True, (), {}, {}, "boot-1"),
         health=health,
         policy=shipped_policy(),
-        wishes=OperatorRequests(),
+        requests=OperatorRequests(),
     )
 
 

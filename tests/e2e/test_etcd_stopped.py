@@ -17,6 +17,7 @@ from tests.e2e.test_bursts import TRUSTING, tainted
 from tests.support.evictions import accepted_evictions
 from tests.support.stack import Stack
 
+OPENED = '"stream to the aggregator opened"'
 pytestmark = pytest.mark.cluster
 
 #: One eviction at a time, so that etcd stops while a drain is under way.
@@ -68,7 +69,7 @@ def test_etcd_stopped_in_the_middle_of_a_drain_loses_nothing_and_evicts_nobody_t
         for agent, node in zip(agents, (draining, late), strict=True):
             agent.node, agent.aggregator = node, stack.aggregator.address
             agent.start()
-            stack.until(lambda agent=agent: '"streaming"' in agent.log(), node)  # type: ignore[misc]
+            stack.until(lambda agent=agent: OPENED in agent.log(), node)  # type: ignore[misc]
         agents[0].xid(79)
         stack.until(lambda: accepted_evictions(plane, mark), "the first eviction")
         plane.servers["etcd"].pause()

@@ -32,6 +32,7 @@ pytestmark = pytest.mark.cluster
 #: For one node without pods, the reads of the stop switch among them, and room for a list of the
 #: nodes, a read again and a conflict.
 MOST_REQUESTS = 18
+OPENED = '"stream to the aggregator opened"'
 
 
 def patch_node(plane: ControlPlane, node: str, body: Mapping[str, Any]) -> None:
@@ -142,10 +143,10 @@ def test_a_persons_release_of_a_latched_fault_is_not_undone_by_the_next_snapshot
     stack.until(lambda: stack.quarantine(node) is None, "the release")
     agent.kill()
     agent.start()  # a new stream: its snapshot has the fault
-    stack.until(lambda: agent.log().count('"streaming"') >= 2, "the second stream")
+    stack.until(lambda: agent.log().count(OPENED) >= 2, "the second stream")
     stack.aggregator.kill()
     stack.aggregator.start().ready()  # nor does an aggregator that remembers nothing
-    stack.until(lambda: agent.log().count('"streaming"') >= 3, "the third stream")
+    stack.until(lambda: agent.log().count(OPENED) >= 3, "the third stream")
     agent.xid(48)  # a new fault, which shows that it has looked
     stack.until_phase(node, "Drained")
     codes = [item["code"] for item in (stack.quarantine(node) or {})["spec"]["evidence"]]
@@ -251,7 +252,7 @@ def test_nodes_make_no_request_to_the_api_server_and_a_quarantine_costs_few(
 
 
 def _asked_nothing(plane: ControlPlane) -> bool:
-    """Whether no request came for a second: a start reports "connected" before its first read."""
+    """Whether no request came for a second: a start logs its connection before its first read."""
     mark = plane.audit_mark()
     time.sleep(1.0)
     return not _asked_of(plane, mark)

@@ -67,19 +67,19 @@ class Simulator:
     @property
     def streaming(self) -> int:
         """How many nodes had a stream when it was last said."""
-        told = self.said("attached")
+        told = self.said("nodes attached")
         return int(told[-1]["streaming"]) if told else 0
 
     @property
     def at(self) -> dict[str, int]:
         """How many nodes had a stream at which address when it was last said."""
-        told = self.said("attached")
+        told = self.said("nodes attached")
         return dict(told[-1]["at"]) if told else {}
 
     @property
     def gaps(self) -> list[float]:
         """How many seconds each time took in which not all had a stream. The first is the start."""
-        return [float(line["after_seconds"]) for line in self.said("all attached")]
+        return [float(line["after_seconds"]) for line in self.said("all nodes attached")]
 
     def until_streaming(self, count: int, *, timeout_s: float = 30) -> Self:
         def attached() -> bool:

@@ -251,7 +251,7 @@ class AggregatorProcess:
 
     def ready(self, *, timeout_s: float = 90) -> Self:
         """Wait until it has its view of the cluster and listens."""
-        self.wait_for_log('"connected"', timeout_s=timeout_s)
+        self.wait_for_log('"connected to the cluster"', timeout_s=timeout_s)
 
         def listens() -> bool:
             assert self.process is not None
@@ -400,7 +400,9 @@ class Stack:
 
     def attached(self, agent: NodeAgent) -> None:
         wait_until(
-            lambda: '"streaming"' in agent.log(), what=f"{agent.node} streaming", timeout_s=30
+            lambda: '"stream to the aggregator opened"' in agent.log(),
+            what=f"{agent.node} streaming",
+            timeout_s=30,
         )
 
     # -- what the cluster shows --------------------------------------------------------

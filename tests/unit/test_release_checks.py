@@ -63,7 +63,7 @@ def hold(
     node: Node = NODE,
     found: NodeHealth | None = None,
     policy: Policy | None = None,
-    wishes: OperatorRequests | None = None,
+    requests: OperatorRequests | None = None,
     differing: str = "",
     whole: bool = True,
 ) -> str:
@@ -74,7 +74,7 @@ def hold(
         node=node,
         health=(found or default) if whole else None,
         policy=policy or ruled(repeat_within=0.0),
-        wishes=wishes or OperatorRequests(),
+        requests=requests or OperatorRequests(),
         differing=differing,
     )
 
@@ -83,7 +83,7 @@ def hold(
 
 
 @pytest.mark.parametrize(
-    ("wishes", "reason"),
+    ("requests", "reason"),
     [
         (OperatorRequests(), ""),
         (OperatorRequests(pin_reason="x", force_reason="y"), ""),
@@ -102,9 +102,9 @@ def hold(
     ],
 )
 def test_a_persons_wish_holds_also_a_node_that_was_made_anew(
-    wishes: OperatorRequests, reason: str
+    requests: OperatorRequests, reason: str
 ) -> None:
-    assert hold(wishes=wishes) == hold(wishes=wishes, whole=False) == reason
+    assert hold(requests=requests) == hold(requests=requests, whole=False) == reason
 
 
 def test_replicas_that_differ_hold_only_what_sickbay_made() -> None:

@@ -252,7 +252,7 @@ def quarantine_of(
     return node_summary.quarantine
 
 
-def suspecting(fleet: FleetState, now: float) -> None:
+def record_common_cause(fleet: FleetState, now: float) -> None:
     """A rack that fails, as its common cause; and the fleet cools down."""
     reason = "rack=<r1>: check nic-link on 9 of 18 nodes, and on 0 of 100 others"
     cause = CommonCause(

@@ -17,9 +17,9 @@ from tests.web.support import (
     Hands,
     Served,
     big_fleet,
+    record_common_cause,
     serving,
     small_fleet,
-    suspecting,
 )
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -56,7 +56,7 @@ async def test_the_numbers_are_the_fleets() -> None:
         served.api.throttled = 3
         served.feed.record_event(Transition(NIGHT, EventKind.EVICTED, "node-2", "evicted"))
         served.fleet.stop = "the network is being worked on"
-        suspecting(served.fleet, hands.now)
+        record_common_cause(served.fleet, hands.now)
         await served.text("/nodes/none", 404)
         found = await scrape(served)
     assert found["sickbay_nodes", labels(standing="quarantined")] == 2

@@ -24,10 +24,10 @@ from tests.web.support import (
     big_fleet,
     fault,
     incident_of,
+    record_common_cause,
     running_clocks,
     serving,
     small_fleet,
-    suspecting,
     well,
 )
 
@@ -343,7 +343,7 @@ async def test_a_replica_that_waits_for_others_has_a_headline_of_its_own_and_say
 async def test_the_page_and_the_api_say_what_many_nodes_share_and_what_to_do() -> None:
     hands = Hands()
     fleet = small_fleet(hands)
-    suspecting(fleet, hands.now)
+    record_common_cause(fleet, hands.now)
     async with serving(fleet, hands.clocks()) as served:
         text = await served.text("/")
         told = await served.json("/api/v1/fleet")

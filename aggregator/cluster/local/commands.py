@@ -75,14 +75,14 @@ async def finish_command(
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
-            log.warning("command", extra=told | {"error": str(error)})
+            log.warning("site command not started", extra=told | {"error": str(error)})
             raise SiteCommandFailed(f"{argv[0]} can't be run: {error}") from error
         try:
             async with asyncio.timeout(limit):
                 await _ended(process, told, output)
         except TimeoutError:
             extra = {"error": "out of time", "output": _end_of(output)}
-            log.warning("command", extra=told | extra)
+            log.warning("site command stopped", extra=told | extra)
             raise SiteCommandFailed(f"{argv[0]} did not end within {limit:g} s") from None
         finally:
             # Its time is over, or we stop: the command runs again, and must not run twice at once.
@@ -91,7 +91,7 @@ async def finish_command(
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
         text = _end_of(output)
-    log.info("command", extra=told | {"rc": process.returncode, "output": text})
+    log.info("site command ended", extra=told | {"rc": process.returncode, "output": text})
     return Finished(process.returncode or 0, text)
 
 
@@ -106,7 +106,7 @@ async def _ended(
             if not ending.done() and os.fstat(output.fileno()).st_size > _TOO_MUCH:
                 most = f"{_TOO_MUCH // 2**20} MiB"
                 text = f"{told['program']} was ended: it wrote more than {most}"
-                log.warning("command", extra={**told, "error": text})
+                log.warning("site command stopped", extra={**told, "error": text})
                 raise SiteCommandFailed(text)
     finally:
         ending.cancel()

@@ -121,7 +121,7 @@ class ReleaseActions:
             node=node,
             health=case.agent.health if not case.reborn else None,
             policy=self._policy,
-            wishes=case.cluster.wishes,
+            requests=case.cluster.wishes,
             differing=self._differing(),
         )
 
@@ -164,7 +164,7 @@ class ReleaseActions:
             quarantine.status, phase=Phase.RELEASING, message=because, released_because=because
         )
         case.wrote(await self._cluster.write_quarantine_status(quarantine, status))
-        log.info("void", extra={"node": case.node, "reason": because})
+        log.info("Quarantine withdrawn", extra={"node": case.node, "reason": because})
 
     async def undo(self, case: NodeState) -> None:
         """Undo the node, report it, take the entry out, drop the object, in this order.

@@ -60,7 +60,7 @@ class Coordinator:
         node_registry: NodeRegistry,
         remote_nodes: RemoteNodes,
         dirty_nodes: DirtyNodes,
-        suspecting: CommonCauseTracker,
+        cause_tracker: CommonCauseTracker,
         network_tracker: NetworkTracker,
         record_writer: AdmissionRecordWriter,
         fleet: FleetState,
@@ -71,7 +71,7 @@ class Coordinator:
         self._shards = shards
         self._registry = node_registry
         self._remote_nodes = remote_nodes
-        self._cause_tracker = suspecting
+        self._cause_tracker = cause_tracker
         self._network_tracker = network_tracker
         self._record_writer = record_writer
         self._fleet = fleet
@@ -80,7 +80,7 @@ class Coordinator:
         self._coordination_alerts = CoordinationAlerts(event_sink, clocks)
         self._reporter = Reporter(
             node_registry=node_registry,
-            suspecting=suspecting,
+            cause_tracker=cause_tracker,
             network_tracker=network_tracker,
             owns=shards.owns,
             dirty_nodes=dirty_nodes,
@@ -90,7 +90,7 @@ class Coordinator:
             shards=shards,
             node_registry=node_registry,
             remote_nodes=remote_nodes,
-            suspecting=suspecting,
+            cause_tracker=cause_tracker,
             network_tracker=network_tracker,
             record_writer=record_writer,
             fleet=fleet,

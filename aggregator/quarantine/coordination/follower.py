@@ -64,7 +64,7 @@ class Reporter:
         self,
         *,
         node_registry: NodeRegistry,
-        suspecting: CommonCauseTracker,
+        cause_tracker: CommonCauseTracker,
         network_tracker: NetworkTracker,
         owns: Callable[[str], bool],
         dirty_nodes: DirtyNodes,
@@ -74,7 +74,7 @@ class Reporter:
         self.owns = owns
         self.dirty_nodes = dirty_nodes
         self.clocks = clocks
-        self._cause_tracker = suspecting
+        self._cause_tracker = cause_tracker
         self._network_tracker = network_tracker
 
     def nodes(self) -> Iterator[str]:

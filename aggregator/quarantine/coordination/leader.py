@@ -66,7 +66,7 @@ class Leader:
         shards: Ownership,
         node_registry: NodeRegistry,
         remote_nodes: RemoteNodes,
-        suspecting: CommonCauseTracker,
+        cause_tracker: CommonCauseTracker,
         network_tracker: NetworkTracker,
         record_writer: AdmissionRecordWriter,
         fleet: FleetState,
@@ -76,7 +76,7 @@ class Leader:
         self._shards = shards
         self._registry = node_registry
         self._remote_nodes = remote_nodes
-        self._cause_tracker = suspecting
+        self._cause_tracker = cause_tracker
         self._network_tracker = network_tracker
         self._record_writer = record_writer
         self._fleet = fleet

@@ -81,23 +81,23 @@ def read_operator_requests(annotations: Mapping[str, str]) -> OperatorRequests:
     )
 
 
-def describe(wishes: OperatorRequests, wall: float) -> tuple[str, ...]:
+def describe(requests: OperatorRequests, wall: float) -> tuple[str, ...]:
     """The requests on the node, and those that can't be followed, in sentences."""
     said = []
-    if wishes.exempt(wall):
-        said.append(wishes.why_capped(wall))
-    elif wishes.exempt_until:
-        said.append(f"its exemption ended at {write_time(wishes.exempt_until)} and is ignored")
-    if wishes.exempt_unclear:
-        said.append(f"{EXEMPT}: {wishes.exempt_unclear}; not exempt, but no pod is evicted")
-    if wishes.force is not None:
-        said.append(f"forced to {wishes.force}: {wishes.force_reason}")
-        if wishes.exempt(wall):
+    if requests.exempt(wall):
+        said.append(requests.why_capped(wall))
+    elif requests.exempt_until:
+        said.append(f"its exemption ended at {write_time(requests.exempt_until)} and is ignored")
+    if requests.exempt_unclear:
+        said.append(f"{EXEMPT}: {requests.exempt_unclear}; not exempt, but no pod is evicted")
+    if requests.force is not None:
+        said.append(f"forced to {requests.force}: {requests.force_reason}")
+        if requests.exempt(wall):
             said.append("both exempt and forced: the exemption is heard")
-    if wishes.force_unclear:
-        said.append(f"{FORCE}: {wishes.force_unclear}; no action is taken")
-    if wishes.pinned:
-        said.append(f"pinned: {wishes.pin_reason or 'no reason given'}")
+    if requests.force_unclear:
+        said.append(f"{FORCE}: {requests.force_unclear}; no action is taken")
+    if requests.pinned:
+        said.append(f"pinned: {requests.pin_reason or 'no reason given'}")
     return tuple(said)
 
 

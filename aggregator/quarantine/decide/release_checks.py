@@ -39,7 +39,7 @@ def release_hold(
     node: Node,
     health: NodeHealth | None,
     policy: Policy,
-    wishes: OperatorRequests,
+    requests: OperatorRequests,
     differing: str = "",
 ) -> str:
     """Why the node stays in quarantine although its cause is over; empty: it may go.
@@ -48,7 +48,7 @@ def release_hold(
     ``health`` is None for a node that was made anew: its agent need not have reported yet.
     """
     rules = {rule.name: rule for rule in policy.rules}
-    hold = _wished(wishes) or _by_rule(quarantine, rules) or _by_roll(quarantine, differing)
+    hold = _by_request(requests) or _by_rule(quarantine, rules) or _by_roll(quarantine, differing)
     if hold or health is None:
         return hold
     return (
@@ -86,11 +86,11 @@ def memory_change(node: Node, memory: str) -> dict[str, str | None]:
     return change
 
 
-def _wished(wishes: OperatorRequests) -> str:
-    if wishes.pinned:
-        return f"pinned by a person ({wishes.pin_reason or 'no reason given'}), by {PIN}"
-    if wishes.force is not None:
-        return f"a person wants it in quarantine: {wishes.force_reason}"
+def _by_request(requests: OperatorRequests) -> str:
+    if requests.pinned:
+        return f"pinned by a person ({requests.pin_reason or 'no reason given'}), by {PIN}"
+    if requests.force is not None:
+        return f"a person wants it in quarantine: {requests.force_reason}"
     return ""
 
 

@@ -72,7 +72,7 @@ class ClusterEventHandler:
         record_writer: AdmissionRecordWriter,
         queue: WorkQueue,
         evaluator: NodeEvaluator,
-        suspecting: CommonCauseTracker,
+        cause_tracker: CommonCauseTracker,
         network_tracker: NetworkTracker,
         outliers: OutlierTracker,
         fleet: FleetState,
@@ -90,7 +90,7 @@ class ClusterEventHandler:
         self._record_writer = record_writer
         self._queue = queue
         self._evaluator = evaluator
-        self._cause_tracker = suspecting
+        self._cause_tracker = cause_tracker
         self._network_tracker = network_tracker
         self._outliers = outliers
         self._fleet = fleet

@@ -23,7 +23,7 @@ class NodeEvaluator:
         acts: NodeActions,
         event_sink: EventSink,
         clocks: Clocks,
-        suspecting: CommonCauseTracker,
+        cause_tracker: CommonCauseTracker,
         queue: WorkQueue,
         silent_action: str = "observe",
     ) -> None:
@@ -33,7 +33,7 @@ class NodeEvaluator:
         self._acts = acts
         self._event_sink = event_sink
         self._clocks = clocks
-        self._cause_tracker = suspecting
+        self._cause_tracker = cause_tracker
         self._queue = queue
         self._silent_action = silent_action
         #: New incidents whose report waits until it is known whether their fabric is the cause, by

@@ -155,7 +155,7 @@ class LeaderClient:
                     await self._ended(call)
                 leader_session = self._coordinator.report_to_leader(leader)
                 self.trouble, spoke = "", True
-                log.info("conferring", extra={"leader": leader.name})
+                log.info("stream to the leader opened", extra={"leader": leader.name})
                 try:
                     leader_session.receive(decode_answer(first))
                     await self._converse(leader_session, call, token)
