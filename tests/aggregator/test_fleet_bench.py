@@ -10,7 +10,7 @@ from tests.bench import faultplay, massplay
 from tests.bench.faultplay import DAY, Machine
 from tests.bench.fleet import FLEET_SETTINGS, gates, live, worst
 from tests.bench.fleetplay import LEAF, play
-from tests.bench.massplay import EVENTS, mass_events
+from tests.bench.massplay import EVENTS, mass_events, tray_fails
 from tests.support.replica import OPEN, UNSUSPECTING
 
 
@@ -21,7 +21,7 @@ def test_some_days_of_a_small_fleet_pass_the_gates() -> None:
     assert figures.lost < figures.lost_no_system
 
 
-@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)
+@pytest.mark.parametrize("event", [*EVENTS, tray_fails], ids=lambda event: event.__name__)
 def test_no_mass_event_quarantines_anybody(event: massplay.Event) -> None:
     stories = list(event(Machine(random.Random(1)), 3600.0, 96, LEAF))
     outcome = play(stories, nodes=96, days=0.15, settings=FLEET_SETTINGS, rng=random.Random(1))
@@ -35,6 +35,30 @@ def test_a_controller_that_suspects_nothing_fails_the_gate() -> None:
     stories = list(massplay.switch_down(Machine(random.Random(1)), 3600.0, 96, LEAF))
     outcome = play(stories, nodes=96, days=0.15, settings=settings, rng=random.Random(1))
     assert len(outcome.mass) == LEAF
+
+
+@pytest.mark.parametrize("restart", [(), (3605.0,), (3700.0,), (9000.0,)])
+def test_a_rack_event_is_one_alert_though_the_aggregator_restarts_in_it(
+    restart: tuple[float, ...],
+) -> None:
+    stories = list(massplay.tray_fails(Machine(random.Random(2)), 3600.0, 96, LEAF))
+    outcome = play(
+        stories,
+        nodes=96,
+        days=0.15,
+        settings=FLEET_SETTINGS,
+        rng=random.Random(1),
+        restarts=restart,
+    )
+    assert outcome.quarantines == 0
+    assert len(outcome.rack_alerts) == 1, outcome.rack_alerts
+
+
+def test_a_controller_that_waits_for_no_other_node_of_a_fabric_fails_the_gate() -> None:
+    settings = replace(FLEET_SETTINGS, common=replace(FLEET_SETTINGS.common, fabric_hold=0.0))
+    stories = list(massplay.tray_fails(Machine(random.Random(2)), 3600.0, 96, LEAF))
+    outcome = play(stories, nodes=96, days=0.15, settings=settings, rng=random.Random(1))
+    assert outcome.mass == [massplay.RACK_EVENT]
 
 
 def test_a_seed_gives_the_same_faults_each_time_and_another_gives_others() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hypothesis import Phase as HypothesisPhase
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -255,7 +256,7 @@ _EVENT = st.lists(
 
 
 @given(event=_EVENT, restart=st.none() | st.floats(0.0, 30.0), labelled=st.booleans())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15, deadline=None, phases=[HypothesisPhase.generate])  # shrinking is slow
 def test_no_order_of_arrival_quarantines_a_node_of_the_rack(
     event: list[tuple[list[str], float, float, float]], restart: float | None, *, labelled: bool
 ) -> None:

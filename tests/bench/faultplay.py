@@ -65,13 +65,15 @@ LOOKS = {
 class Line:
     """A line in the kernel log.
 
-    ``ends`` is the event that ends its fault, as far as the node knows.
+    ``ends`` is the event that ends its fault, as far as the node knows. ``registers``: the first of
+    those in an NVLink 5 line.
     """
 
     code: str
     component: str
     ends: str
     verdict: str = ""
+    registers: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,14 @@ class Agent:
     boot: bool = False
 
 
-Sign = Line | State | Agent
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """A person resets the GPU."""
+
+    component: str
+
+
+Sign = Line | State | Agent | Reset
 
 
 @dataclass(frozen=True, slots=True)

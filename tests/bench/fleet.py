@@ -31,7 +31,7 @@ from aggregator.quarantine.settings import Settings
 from tests.bench.faultplay import DAY, Story, background
 from tests.bench.figures import percentile, table, write
 from tests.bench.fleetplay import LEAF, Outcome, Trouble, play
-from tests.bench.massplay import FIRST, mass_events
+from tests.bench.massplay import FIRST, RACK_EVENT, mass_events, rack_events
 from tests.bench.slowplay import SlowOutcome, play_slow
 from tests.support.replica import SETTINGS
 
@@ -74,6 +74,8 @@ class Figures:
     by_check: tuple[float, ...]
     false: tuple[str, ...]
     mass: tuple[str, ...]
+    rack_events: int
+    rack_alerts: int
     held: int
     held_by: dict[str, int]
     lost: float
@@ -86,7 +88,9 @@ class Figures:
 def schedule(seed: int, nodes: int, days: float, *, first_mass: float = FIRST) -> list[Story]:
     """All faults with this seed."""
     rng = random.Random(seed)
-    return background(nodes, days, rng) + mass_events(nodes, days, rng, leaf=LEAF, first=first_mass)
+    singly = background(nodes, days, rng)
+    many = mass_events(nodes, days, rng, leaf=LEAF, first=first_mass)
+    return singly + many + rack_events(nodes, days, random.Random(f"racks {seed}"))
 
 
 def live(
@@ -124,6 +128,8 @@ def _figures(seed: int, outcome: Outcome, days: float, wall: float) -> Figures:
         by_check=tuple(t.latency for t in checked if t.latency is not None),
         false=tuple(outcome.false),
         mass=tuple(outcome.mass),
+        rack_events=len({t.story.at for t in outcome.troubles if t.story.mass == RACK_EVENT}),
+        rack_alerts=len(outcome.rack_alerts),
         held=len(outcome.held_nodes),
         held_by=outcome.held,
         lost=lost,
@@ -179,6 +185,11 @@ def worst(all_seeds: Sequence[Figures], days: float) -> dict[str, float | int | 
         "by_check_p99_s": _worst_percentile([one.by_check for one in all_seeds], 99),
         "false_per_day": round(max(len(one.false) for one in all_seeds) / days, 4),
         "mass_event_quarantines": max(len(one.mass) for one in all_seeds),
+        "rack_event_quarantines": max(one.mass.count(RACK_EVENT) for one in all_seeds),
+        "rack_events": max(one.rack_events for one in all_seeds),
+        "rack_event_alerts": max(
+            (one.rack_alerts / one.rack_events for one in all_seeds if one.rack_events), default=1.0
+        ),
         "held": max(one.held for one in all_seeds),
         "held_by": ", ".join(f"{name or '?'} {count}" for name, count in held_by.most_common()),
         "wrong_causes": ", ".join(
@@ -232,6 +243,10 @@ def gates(figures: dict[str, float | int | str]) -> list[str]:
         failed.append(f"precision of slow GPUs {figures['slow_precision']} is below 0.95")
     if float(figures.get("slow_recall", 1.0)) < 0.8:
         failed.append(f"recall of slow GPUs {figures['slow_recall']} is below 0.8")
+    if figures["rack_event_quarantines"] != 0:
+        failed.append(f"{figures['rack_event_quarantines']} quarantines came of rack events")
+    if figures["rack_event_alerts"] != 1.0:
+        failed.append(f"a rack event caused {figures['rack_event_alerts']} alerts; expected one")
     return failed
 
 
@@ -242,6 +257,8 @@ _WANTED = {
     "mass_event_quarantines": "0",
     "slow_precision": ">= 0.95",
     "slow_recall": ">= 0.8",
+    "rack_event_quarantines": "0",
+    "rack_event_alerts": "1.0",
 }
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 
 import aggregator.quarantine.controller as controller_module
 import aggregator.quarantine.reconcile.poller as poller_module
+from aggregator.alerts.alert import DEFAULT_KINDS, alert_of
 from aggregator.events import EventKind, Transition
 from aggregator.health.model import (
     Cleared,
@@ -32,7 +33,20 @@ from aggregator.health.model import (
     Status,
 )
 from aggregator.quarantine.settings import Settings
-from tests.bench.faultplay import DAY, GPUS, PORTS, Agent, Line, Machine, Sign, State, Story, gpu
+from tests.bench.faultplay import (
+    DAY,
+    GPUS,
+    PORTS,
+    Agent,
+    Line,
+    Machine,
+    Reset,
+    Sign,
+    State,
+    Story,
+    gpu,
+)
+from tests.bench.massplay import FABRIC, RACK_EVENT
 from tests.support import virtual_time
 from tests.support.memory_cluster import World
 from tests.support.replica import FakeLine, Replica
@@ -41,7 +55,6 @@ from tests.support.waiting import until
 
 LEAF = 32
 RACK = 8
-CLIQUE = 8
 #: An agent's latched faults that expire do so after this.
 EXPIRES = DAY
 #: Seconds: people find out about a node that is dead, and about one whose fault no sign tells of.
@@ -92,6 +105,7 @@ class Played:
     """A node and its agent. ``wrong``: for each component the state that each trouble gives it."""
 
     name: str
+    clique: str
     boot: int = 0
     version: str = "0.2.0"
     driver: str = "570.86"
@@ -126,6 +140,8 @@ class Outcome:
     held: dict[str, int] = field(default_factory=dict)
     held_nodes: set[str] = field(default_factory=set)
     events: int = 0
+    #: What people were alerted to of nodes in a rack event, or of a fabric that is a common cause.
+    rack_alerts: list[str] = field(default_factory=list)
 
 
 class Play:
@@ -153,16 +169,17 @@ class Play:
         self._restarts = restarts
         self._replica: Replica | None = None
         self.outcome = Outcome()
+        self._open_fabrics: set[str] = set()
         self.world = World()
         well = {key: Component(*key, Status.OK, "", "", self._begun) for key in _WELL}
         self._nodes: list[Played] = []
         for number in range(nodes):
             name = f"node-{number:05}"
-            node = Played(name, states=dict(well))
+            fabric = f"{number // FABRIC:08x}-0000-4000-8000-000000000000"
+            node = Played(name, f"{fabric}.1", states=dict(well))
             labels = {
                 "network.topology.nvidia.com/leaf": f"leaf-{number // LEAF}",
                 "topology.kubernetes.io/rack": f"rack-{number // RACK}",
-                "nvidia.com/gpu.clique": f"clique-{number // CLIQUE}",
             }
             self.world.add_node(name, boot_id=node.boot_id, labels=labels)
             self._nodes.append(node)
@@ -249,7 +266,11 @@ class Play:
             node.version,
             1,
             "played",
-            traits={"driver": node.driver, "kernel": "6.8.0-87"},
+            traits={
+                "driver": node.driver,
+                "kernel": "6.8.0-87",
+                "fabric_clique": node.clique,
+            },
         )
         self._replica.controller.on_connect(told, node.line)
         self._replica.controller.on_evidence(
@@ -315,6 +336,8 @@ class Play:
                     self._latch(node, sign)
             case State():
                 self._state(node, trouble, sign)
+            case Reset():
+                self._reset(node, sign.component)
             case Agent():
                 self._agent(node, sign)
 
@@ -360,13 +383,25 @@ class Play:
                 last_at=now,
                 count=1,
                 cleared_by=ClearedBy(line.ends),
-                details={"verdict": line.verdict} if line.verdict else {},
+                details=_details(line),
                 occurrences=(now,),
             )
         node.latched[key] = fault
         self._send(node, Delta(faults=(fault,)))
         if fault.cleared_by is ClearedBy.EXPIRY:
             self._at(self._now + EXPIRES, lambda: self._expire(node, fault))
+
+    def _reset(self, node: Played, component: str) -> None:
+        """The GPU is reset: its faults that a reset ends are over."""
+        ended = [
+            key
+            for key, fault in node.latched.items()
+            if key[1] == component and fault.cleared_by is ClearedBy.GPU_RESET
+        ]
+        for key in ended:
+            del node.latched[key]
+        signs = tuple(Cleared(code, component, "gpu-reset") for code, _ in ended)
+        self._send(node, Delta(cleared=signs))
 
     def _expire(self, node: Played, fault: Fault) -> None:
         if node.latched.get(fault.key) is fault:
@@ -417,6 +452,7 @@ class Play:
             limit = told.details.get("limit", "")
             self.outcome.held[limit] = self.outcome.held.get(limit, 0) + 1
             self.outcome.held_nodes.add(told.node)
+        self._count_rack_alert(told)
         if not told.node.startswith("node-"):
             return
         node = self._nodes[int(told.node.removeprefix("node-"))]
@@ -427,6 +463,24 @@ class Play:
             self._at(at + self._machine.repair_takes(), lambda: self._repair(node))
         elif told.kind in (EventKind.RELEASED, EventKind.OVERRULED):
             node.quarantined = False
+
+    def _count_rack_alert(self, told: Transition) -> None:
+        alert = alert_of(told)
+        if told.kind is EventKind.COMMON_CAUSE_OVER:
+            self._open_fabrics.discard(told.incident)
+        if alert is None or told.kind not in DEFAULT_KINDS or alert.severity == "info":
+            return
+        if told.incident in self._open_fabrics:
+            return  # after a restart: the outbox knows that it was sent
+        if told.details.get("cause", "").startswith("fabric:") and not told.node:
+            self._open_fabrics.add(told.incident)
+            self.outcome.rack_alerts.append(alert.summary)
+        elif told.node.startswith("node-"):
+            node = self._nodes[int(told.node.removeprefix("node-"))]
+            now = told.at - self._begun
+            at_work = [trouble.story for trouble in node.troubles if trouble.at_work(now)]
+            if at_work and all(story.mass == RACK_EVENT for story in at_work):
+                self.outcome.rack_alerts.append(alert.summary)
 
     def _judge(self, node: Played, at: float) -> None:
         """Was it right?"""
@@ -444,6 +498,12 @@ class Play:
         else:
             causes = [t.story.cause for t in node.troubles]
             self.outcome.false.append(causes[-1] if causes else "nothing")
+
+
+def _details(line: Line) -> dict[str, str]:
+    if line.registers:
+        return {"intr_info": line.registers, "error_status": "0x00000000", "severity": "fatal"}
+    return {"verdict": line.verdict} if line.verdict else {}
 
 
 def _over(story: Story) -> float:

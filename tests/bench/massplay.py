@@ -7,11 +7,16 @@ switch.
 import random
 from collections.abc import Callable, Iterator
 
-from tests.bench.faultplay import DAY, GPUS, PORTS, Agent, Machine, Story, gpu
+from tests.bench.faultplay import DAY, GPUS, PORTS, Agent, Line, Machine, Reset, Sign, Story, gpu
 
 WEEK = 7 * DAY
 #: The first comes when the fleet has been up for half a week.
 FIRST = 3.5 * DAY
+#: Nodes that share one NVLink fabric, as the 18 of a GB200 NVL72 do.
+FABRIC = 18
+RACK_EVENT = "rack-event"
+#: NETIR_LINK_DOWN, by the layout of drivers before R575, of a link with a bad signal.
+_LINK_DOWN = f"0x{int('00000010101000000000000111000110', 2):08x}"
 
 
 def dns_down(machine: Machine, at: float, nodes: int, leaf: int) -> Iterator[Story]:
@@ -85,6 +90,46 @@ def bad_agent(machine: Machine, at: float, nodes: int, leaf: int) -> Iterator[St
             machine.state("gpu-inventory", gpu(7), "ok", after=over + 12.0),
         )
         yield Story(at, node, "bad-agent", sick=False, signs=signs, mass="bad-agent")
+
+
+def tray_fails(machine: Machine, at: float, nodes: int, leaf: int) -> Iterator[Story]:
+    """An NVLink switch tray fails, which serves most nodes of one rack.
+
+    On each of their GPUs that it serves the driver logs an NVLink error and, a millisecond later,
+    its verdict. One node's agent is being restarted. People reset the GPUs, after two hours.
+    """
+    del leaf
+    rng = machine.rng
+    first = rng.randrange(max(1, nodes // FABRIC)) * FABRIC
+    served = [node for node in range(first, min(nodes, first + FABRIC)) if rng.random() < 0.7]
+    late = rng.choice(served)
+    for node in served:
+        seen = rng.uniform(0.0, 2.0)
+        back = 7200.0 + rng.uniform(0.0, 120.0)
+        signs: list[tuple[float, Sign]] = [(0.0, Agent(45.0))] if node == late else []
+        for number in range(4):
+            one = gpu(number)
+            signs += [
+                (seen, Line("xid:149", one, "gpu_reset", registers=_LINK_DOWN)),
+                (seen + 0.001, Line("xid:154", one, "gpu_reset", "drain-and-reset")),
+                machine.state("gpu-recovery", one, "failed", "drain-and-reset", after=seen),
+                (back, Reset(one)),
+                machine.state("gpu-recovery", one, "ok", after=back),
+            ]
+        yield Story(at, node, RACK_EVENT, sick=False, signs=tuple(signs), mass=RACK_EVENT)
+
+
+def rack_events(
+    nodes: int, days: float, rng: random.Random, *, first: float = FIRST / 2
+) -> list[Story]:
+    """An NVLink switch tray that fails, once a week."""
+    machine = Machine(rng)
+    stories: list[Story] = []
+    at = first
+    while at < days * DAY:
+        stories += tray_fails(machine, at, nodes, 0)
+        at += WEEK
+    return stories
 
 
 Event = Callable[[Machine, float, int, int], Iterator[Story]]

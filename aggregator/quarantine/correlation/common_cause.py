@@ -255,7 +255,12 @@ class CommonCauseTracker:
         if known is None:
             return None
         ends = known[1] + self._fabric_hold
-        return ends if self._clocks.now() < ends else None
+        if self._clocks.now() >= ends:
+            return None
+        open_now = self._open.keys()
+        if open_now and all(found & open_now for found in self.suspects(case)):
+            return None  # the cause is known already, and holds the node
+        return ends
 
     def fabric_hold(self, case: NodeState) -> Held | None:
         """The hold on a node whose NVLink evidence waits for that of others, or None."""
@@ -301,20 +306,30 @@ class CommonCauseTracker:
         if incidents is None:
             incidents = case.decision.incidents.values()
         overruled = frozenset(word.key for word in case.cluster.overruled)
-        gpus = self._gpus_with_nvlink_evidence(case)
-        return tuple(
-            self._common.suspects(case.node, what_of(item, self._policy, gpus), target_of(item))
-            for item in actionable_evidence(incidents, overruled)
-        )
+        return self._suspects_of(case, actionable_evidence(incidents, overruled))
 
     def drain_suspects(self, case: NodeState) -> tuple[frozenset[str], ...]:
         """The same, only for the evidence that asks for a drain."""
-        gpus = self._gpus_with_nvlink_evidence(case)
-        return tuple(
-            self._common.suspects(case.node, what_of(item, self._policy, gpus), target_of(item))
-            for item in self._evidence_against(case)
-            if item.action == Action.DRAIN
+        return self._suspects_of(
+            case, (item for item in self._evidence_against(case) if item.action == Action.DRAIN)
         )
+
+    def _suspects_of(
+        self, case: NodeState, evidence: Iterable[Evidence]
+    ) -> tuple[frozenset[str], ...]:
+        """A verdict without a known cause may be explained by the node's fabric too: the line with
+        its cause may be lost, or on its way.
+        """
+        gpus, found = self._gpus_with_nvlink_evidence(case), []
+        in_fabric = self._is_in_fabric(self._common.known(case.node)[1])
+        for item in evidence:
+            suspects = self._common.suspects(
+                case.node, what_of(item, self._policy, gpus), target_of(item)
+            )
+            if in_fabric and may_be_of_fabric(case.agent.health, [item], self._policy):
+                suspects |= self._common.suspects(case.node, NVLINK, "")
+            found.append(suspects)
+        return tuple(found)
 
     def basis(self, case: NodeState) -> EvidenceBasis:
         """The kind of evidence that asks for the node's quarantine, as far as admission cares.

@@ -74,10 +74,14 @@ def is_ignored(fault: Fault, health: NodeHealth, policy: Policy) -> bool:
 def gpus_with_nvlink_evidence(
     health: NodeHealth | None, incidents: Mapping[str, Incident], policy: Policy
 ) -> frozenset[str]:
-    """The GPUs of the node whose verdicts are about NVLink."""
+    """The GPUs of the node whose verdicts are about NVLink.
+
+    A reset ends the errors before the next look at the verdict, so errors that are over count as
+    long as their incident is open.
+    """
     found = set()
     for incident in incidents.values():
-        for item in incident.in_force:
+        for item in incident.evidence:
             if item.code.startswith("sxid:") or not (item.component and is_nvlink(item, policy)):
                 continue
             fault = health.faults.get(item.key) if health is not None else None
