@@ -30,11 +30,11 @@ _SLACK = 60.0
 def judge(up: float, crash: str, *, recent: float) -> Observation:
     """Pure. ``crash`` is the path of the evidence, or empty."""
     if up >= recent:
-        return Observation(NAME, "", Status.OK, "", f"up for {int(up // 86400)} days")
+        return Observation(NAME, "", Status.OK, "", f"up for {up / 86400:.1f} days")
     if crash:
         message = f"the kernel crashed before this boot: {crash}"
         return Observation(NAME, "", Status.DEGRADED, "crashed", message)
-    return Observation(NAME, "", Status.OK, "rebooted", f"came up {int(up // 60)} minutes ago")
+    return Observation(NAME, "", Status.OK, "rebooted", f"came up {int(up // 60)} min ago")
 
 
 def crash_evidence(machine: HostRoots, booted: float) -> str:

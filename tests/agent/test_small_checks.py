@@ -286,7 +286,7 @@ async def test_a_boot_is_told_for_a_while(tmp_path: Path) -> None:
     assert reboot.boot_time(machine) == 1_700_000_000.0
     [said] = observations(await check.run_check()).values()
     assert (said.status, said.reason, said.message) == (
-        *(Status.OK, "rebooted", "came up 1 minutes ago"),
+        *(Status.OK, "rebooted", "came up 1 min ago"),
     )
     dump = tmp_path / "var/crash/1"
     dump.mkdir(parents=True)
@@ -294,8 +294,10 @@ async def test_a_boot_is_told_for_a_while(tmp_path: Path) -> None:
     [said] = observations(await check.run_check()).values()
     assert (said.status, said.reason) == (DEGRADED, "crashed")
     assert said.message == "the kernel crashed before this boot: /var/crash/1"
-    hand.now = 100.0
+    hand.now = 129_600.0
     assert verdicts(await check.run_check()) == {"": OK}
+    [said] = observations(await check.run_check()).values()
+    assert said.message == "up for 1.5 days"
 
 
 # -- kubelet, container-runtime, pod-network, maintenance -----------------------------------------
