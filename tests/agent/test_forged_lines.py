@@ -74,7 +74,8 @@ def test_a_line_that_is_a_packet_s_prefix_is_not_believed(checks: tuple[LogCheck
 
 @pytest.mark.parametrize("after", AFTER_A_NAME)
 def test_the_name_of_a_process_is_not_believed(checks: tuple[LogCheck, ...], after: bytes) -> None:
-    for name in {line[:length] for line in LINES for length in range(4, 16)}:
+    devices = {b"a 0000:3b:00.0", b"a 0000:3b:00.0:", b"ab 0000:3b:00.0", b"eth0", b"bond0"}
+    for name in devices | {line[:length] for line in LINES for length in range(4, 16)}:
         assert believed(checks, record(name + after)) == [], name
 
 
