@@ -16,10 +16,10 @@ from tests.support.fake_aggregator import FakeAggregator
 
 
 @pytest.fixture
-async def ward() -> AsyncIterator[FakeAggregator]:
-    ward = await FakeAggregator().start()
-    yield ward
-    await ward.stop()
+async def aggregator() -> AsyncIterator[FakeAggregator]:
+    aggregator = await FakeAggregator().start()
+    yield aggregator
+    await aggregator.stop()
 
 
 @pytest.fixture

@@ -51,9 +51,9 @@ def _network(resolver: str, folder: Path) -> None:
         subprocess.run(line.split(), check=True)
 
 
-async def _connect(name: str, wards: dict[str, FakeAggregator]) -> tuple[str, float]:
+async def _connect(name: str, aggregators: dict[str, FakeAggregator]) -> tuple[str, float]:
     dialer = Dialer(UplinkConfig(insecure_plaintext=True))
-    before = {address: len(ward.streams) for address, ward in wards.items()}
+    before = {address: len(aggregator.streams) for address, aggregator in aggregators.items()}
     began = time.monotonic()
     async with dialer.open(f"{name}:{PORT}") as channel:
         call = rpc.AgentGatewayStub(channel).Connect()
@@ -62,7 +62,11 @@ async def _connect(name: str, wards: dict[str, FakeAggregator]) -> tuple[str, fl
         took = time.monotonic() - began
         assert isinstance(greeting, pb.AggregatorMessage), await call.details()
         call.cancel()
-    [to] = [address for address, ward in wards.items() if len(ward.streams) > before[address]]
+    [to] = [
+        address
+        for address, aggregator in aggregators.items()
+        if len(aggregator.streams) > before[address]
+    ]
     return to, took
 
 
@@ -70,16 +74,18 @@ async def main() -> None:
     server = NameServer(NAMES)
     with TemporaryDirectory() as folder:
         _network(server.address, Path(folder))
-        wards = {address: await FakeAggregator().start(f"{address}:{PORT}") for address in LIVE}
+        aggregators = {
+            address: await FakeAggregator().start(f"{address}:{PORT}") for address in LIVE
+        }
         found = {}
         async with server:
             for name, times in CONNECTIONS.items():
-                made = [await _connect(name, wards) for _ in range(times)]
+                made = [await _connect(name, aggregators) for _ in range(times)]
                 went = Counter(to for to, _ in made)
                 found[name] = {"went": went, "slowest": max(took for _, took in made)}
         print(json.dumps(found))
-        for ward in wards.values():
-            await ward.stop()
+        for aggregator in aggregators.values():
+            await aggregator.stop()
 
 
 if __name__ == "__main__":

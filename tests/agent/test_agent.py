@@ -31,23 +31,23 @@ async def results(agent: AgentProcess) -> Any:
     return json.loads(body)
 
 
-def component(ward: FakeAggregator, check: str) -> pb.ComponentState | None:
-    return ward.latest.components.get((check, "")) if ward.streams else None
+def component(aggregator: FakeAggregator, check: str) -> pb.ComponentState | None:
+    return aggregator.latest.components.get((check, "")) if aggregator.streams else None
 
 
 @pytest.mark.root
 async def test_a_frozen_disk_delays_no_evidence(
-    ward: FakeAggregator, make: Make, frozen_disk: Path
+    aggregator: FakeAggregator, make: Make, frozen_disk: Path
 ) -> None:
-    agent = make(aggregator=ward.address)
+    agent = make(aggregator=aggregator.address)
     agent.state_dir = frozen_disk / "sickbay"
     await agent.start().up()
-    await until(lambda: ward.streams and "snapshot" in ward.latest.kinds())
+    await until(lambda: aggregator.streams and "snapshot" in aggregator.latest.kinds())
     took = []
     for count in range(1, 11):
         before = time.monotonic()
         agent.xid(47 + count)
-        await until(lambda count=count: len(ward.latest.faults) == count)  # type: ignore[misc]
+        await until(lambda count=count: len(aggregator.latest.faults) == count)  # type: ignore[misc]
         took.append(time.monotonic() - before)
     # The disk stays frozen: evidence that waited for it would never come. One delay may come from
     # this machine.
@@ -66,37 +66,37 @@ def read_only_folder(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.root
 async def test_a_run_dir_that_cannot_be_written_is_reported_and_evidence_flows(
-    ward: FakeAggregator, make: Make, tmp_path: Path, read_only_folder: Path
+    aggregator: FakeAggregator, make: Make, tmp_path: Path, read_only_folder: Path
 ) -> None:
-    agent = make(aggregator=ward.address)
+    agent = make(aggregator=aggregator.address)
     agent.socket = tmp_path / "agent.sock"
     agent.run_dir = read_only_folder
     agent.start()
-    await until(lambda: component(ward, "agent-state"))
-    state = component(ward, "agent-state")
+    await until(lambda: component(aggregator, "agent-state"))
+    state = component(aggregator, "agent-state")
     assert state is not None
     assert (state.status, state.reason) == (pb.STATUS_DEGRADED, "not-saved")
     agent.xid(79)
-    await until(lambda: XID_79 in ward.latest.faults)
+    await until(lambda: XID_79 in aggregator.latest.faults)
     assert agent.log().count("would not survive a restart") == 1
     remount = ["mount", "-o", "remount,rw", str(read_only_folder)]
     await asyncio.to_thread(subprocess.check_call, remount)
     agent.xid(48)
-    await until(lambda: ward.latest.components["agent-state", ""].status == pb.STATUS_OK)
+    await until(lambda: aggregator.latest.components["agent-state", ""].status == pb.STATUS_OK)
     assert len(agent.state()["faults"]) == 2
 
 
 async def test_without_a_kernel_log_the_agent_lives_and_says_so(
-    ward: FakeAggregator, make: Make, tmp_path: Path
+    aggregator: FakeAggregator, make: Make, tmp_path: Path
 ) -> None:
-    agent = make(aggregator=ward.address)
+    agent = make(aggregator=aggregator.address)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "no-log"))  # is there, and cannot be opened
     agent.kernel_log = str(tmp_path / "no-log")
     agent.start()
-    await until(lambda: component(ward, "kernel-log"))
+    await until(lambda: component(aggregator, "kernel-log"))
     listener.close()
-    told = component(ward, "kernel-log")
+    told = component(aggregator, "kernel-log")
     assert told is not None
     assert (told.status, told.reason) == (pb.STATUS_UNKNOWN, "unavailable")
     assert "no-log cannot be opened" in told.message
@@ -130,17 +130,17 @@ async def test_a_kernel_log_that_is_turned_off_is_not_opened_and_nothing_is_amis
 
 
 async def test_a_damaged_state_file_is_a_loss_in_a_new_epoch(
-    ward: FakeAggregator, make: Make
+    aggregator: FakeAggregator, make: Make
 ) -> None:
-    agent = make(aggregator=ward.address).start()
-    await until(lambda: ward.streams and "snapshot" in ward.latest.kinds())
+    agent = make(aggregator=aggregator.address).start()
+    await until(lambda: aggregator.streams and "snapshot" in aggregator.latest.kinds())
     agent.xid(79)
-    await until(lambda: XID_79 in ward.latest.faults)
+    await until(lambda: XID_79 in aggregator.latest.faults)
     agent.kill()
     (agent.run_dir / "state.json").write_text('{"version": 1')
     agent.start()
-    await until(lambda: len(ward.streams) == 2 and "snapshot" in ward.latest.kinds())
-    first, second = ward.streams
+    await until(lambda: len(aggregator.streams) == 2 and "snapshot" in aggregator.latest.kinds())
+    first, second = aggregator.streams
     assert first.hello.spool_epoch != second.hello.spool_epoch
     assert [lost.source for lost in second.lost] == ["latch"]
     assert (agent.run_dir / "state.json.corrupt").exists()
@@ -167,13 +167,13 @@ async def test_a_socket_that_a_killed_agent_left_is_replaced(make: Make) -> None
 
 
 async def test_a_file_where_the_socket_is_to_be_stays_and_the_agent_runs_without(
-    make: Make, ward: FakeAggregator, tmp_path: Path
+    make: Make, aggregator: FakeAggregator, tmp_path: Path
 ) -> None:
-    agent = make(aggregator=ward.address)
+    agent = make(aggregator=aggregator.address)
     agent.socket = tmp_path / "precious"
     agent.socket.write_text("somebody's")
     agent.start()
-    await until(lambda: ward.streams and "snapshot" in ward.latest.kinds())
+    await until(lambda: aggregator.streams and "snapshot" in aggregator.latest.kinds())
     said = "the local socket cannot be served: [Errno 17] the path exists and is no socket: "
     assert f"{said}'{agent.socket}'" in agent.log()
     await agent.terminate()

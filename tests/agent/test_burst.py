@@ -23,17 +23,17 @@ CODES = (13, 31, 94)
 
 
 @pytest.fixture
-async def ward() -> AsyncIterator[FakeAggregator]:
-    ward = FakeAggregator()
-    ward.welcome = pb.Welcome(aggregator="fake", heartbeat_interval_ms=15_000)
-    await ward.start()
-    yield ward
-    await ward.stop()
+async def aggregator() -> AsyncIterator[FakeAggregator]:
+    aggregator = FakeAggregator()
+    aggregator.welcome = pb.Welcome(aggregator="fake", heartbeat_interval_ms=15_000)
+    await aggregator.start()
+    yield aggregator
+    await aggregator.stop()
 
 
 @pytest.fixture
-def agent(tmp_path: Path, ward: FakeAggregator) -> Iterator[AgentProcess]:
-    agent = AgentProcess(tmp_path / "node", aggregator=ward.address)
+def agent(tmp_path: Path, aggregator: FakeAggregator) -> Iterator[AgentProcess]:
+    agent = AgentProcess(tmp_path / "node", aggregator=aggregator.address)
     yield agent
     agent.close()
 
@@ -49,39 +49,43 @@ def pour(agent: AgentProcess) -> None:
 
 
 async def test_a_burst_is_counted_in_a_few_messages_and_hides_nothing(
-    ward: FakeAggregator, agent: AgentProcess
+    aggregator: FakeAggregator, agent: AgentProcess
 ) -> None:
     await agent.start().up()
-    await until(lambda: ward.streams and ward.latest.components, what=agent.log())
+    await until(lambda: aggregator.streams and aggregator.latest.components, what=agent.log())
     assert agent.process is not None
-    spent, messages = cost(agent.process.pid).cpu_s, len(ward.latest.messages)
+    spent, messages = cost(agent.process.pid).cpu_s, len(aggregator.latest.messages)
     await asyncio.to_thread(pour, agent)
     agent.xid(79)
     written = time.monotonic()
-    await until(lambda: ("xid:79", GPU) in ward.latest.faults, what=agent.log())
+    await until(lambda: ("xid:79", GPU) in aggregator.latest.faults, what=agent.log())
     assert time.monotonic() - written < 5.0
     await until(
-        lambda: [ward.latest.faults[f"xid:{code}", GPU].count for code in CODES] == [2000] * 3,
+        lambda: (
+            [aggregator.latest.faults[f"xid:{code}", GPU].count for code in CODES] == [2000] * 3
+        ),
         what=agent.log(),
     )
-    assert len(ward.latest.messages) - messages < 20
-    fault = ward.latest.faults["xid:31", GPU]
+    assert len(aggregator.latest.messages) - messages < 20
+    fault = aggregator.latest.faults["xid:31", GPU]
     assert 0 < fault.first_age_ms - fault.last_age_ms < 2000 * SECONDS
     # A tenth of a second for a thousand lines, and as much again for a slow machine.
     assert cost(agent.process.pid).cpu_s - spent < 2 * LINES / 10_000
 
 
-async def test_a_single_line_is_read_at_once(ward: FakeAggregator, agent: AgentProcess) -> None:
+async def test_a_single_line_is_read_at_once(
+    aggregator: FakeAggregator, agent: AgentProcess
+) -> None:
     """Only a log that goes on without end is read with a pause."""
     await agent.start().up()
-    await until(lambda: ward.streams and ward.latest.components, what=agent.log())
+    await until(lambda: aggregator.streams and aggregator.latest.components, what=agent.log())
     took = []
     for number in range(5):
         await asyncio.sleep(0.3)
         written = time.monotonic()
         agent.xid(100 + number)
         key = (f"xid:{100 + number}", GPU)
-        await until(lambda key=key: key in ward.latest.faults)  # type: ignore[misc]  # a loop's lambda keeps its value by default
+        await until(lambda key=key: key in aggregator.latest.faults)  # type: ignore[misc]  # a loop's lambda keeps its value by default
         took.append(time.monotonic() - written)
     assert sorted(took)[2] < 0.05, took
 

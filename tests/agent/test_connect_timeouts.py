@@ -51,30 +51,30 @@ async def test_where_a_connection_stands_and_nobody_lives_it_leaves_soon(paused:
 
 
 async def test_who_lives_and_is_slow_is_waited_for_and_does_the_work_once(
-    ward: FakeAggregator,
+    aggregator: FakeAggregator,
 ) -> None:
-    welcome, ward.welcome = ward.welcome, None
+    welcome, aggregator.welcome = aggregator.welcome, None
     assert welcome is not None
-    node = node_of(ward.address)
+    node = node_of(aggregator.address)
     node.start()
-    await until(lambda: len(ward.streams) == 1, within=30)
+    await until(lambda: len(aggregator.streams) == 1, within=30)
     await asyncio.sleep(2.5)  # far longer than it waits for a sign of life
-    assert (node.trouble, len(ward.streams), ward.latest.ended) == ("", 1, False)
-    ward.latest.say(welcome=pb.Welcome(aggregator="slow"))
+    assert (node.trouble, len(aggregator.streams), aggregator.latest.ended) == ("", 1, False)
+    aggregator.latest.say(welcome=pb.Welcome(aggregator="slow"))
     await until(lambda: node.streaming, within=30)
-    assert len(ward.streams) == 1
+    assert len(aggregator.streams) == 1
     await _gone(node)
 
 
 async def test_who_lives_and_never_greets_is_left_too(
-    ward: FakeAggregator, monkeypatch: pytest.MonkeyPatch
+    aggregator: FakeAggregator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nodeagent.uplink.reconnect.LIVING", 1.5)
-    ward.welcome = None
-    node = node_of(ward.address)
+    aggregator.welcome = None
+    node = node_of(aggregator.address)
     node.start()
     await until(lambda: "though the address answers" in node.trouble, within=30)
-    await until(lambda: len(ward.streams) == 2, within=30)
+    await until(lambda: len(aggregator.streams) == 2, within=30)
     await _gone(node)
 
 

@@ -28,10 +28,10 @@ def agent(tmp_path: Path) -> Iterator[AgentProcess]:
 
 
 @pytest.fixture
-async def ward() -> AsyncIterator[FakeAggregator]:
-    ward = FakeAggregator()
-    yield ward
-    await ward.stop()
+async def aggregator() -> AsyncIterator[FakeAggregator]:
+    aggregator = FakeAggregator()
+    yield aggregator
+    await aggregator.stop()
 
 
 @pytest.mark.parametrize(
@@ -74,61 +74,63 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 async def test_a_token_goes_over_tls_and_is_renewed_within_the_stream(
-    ward: FakeAggregator, agent: AgentProcess, authority: Authority, tmp_path: Path
+    aggregator: FakeAggregator, agent: AgentProcess, authority: Authority, tmp_path: Path
 ) -> None:
-    server = authority.server("ward", ["localhost"])
-    await ward.start("localhost:0", certificate=(server.certificate, server.key))
+    server = authority.server("aggregator", ["localhost"])
+    await aggregator.start("localhost:0", certificate=(server.certificate, server.key))
     token = tmp_path / "token"
     token.write_text("first-secret\n")
-    agent.aggregator = ward.address
+    agent.aggregator = aggregator.address
     agent.uplink = f'ca_file = "{authority.certificate}"\ntoken_file = "{token}"\n'
     agent.start()
-    await until(lambda: ward.streams and ward.latest.kinds()[1:2] == ["snapshot"], within=20)
-    assert ward.latest.metadata["authorization"] == "Bearer first-secret"
+    await until(
+        lambda: aggregator.streams and aggregator.latest.kinds()[1:2] == ["snapshot"], within=20
+    )
+    assert aggregator.latest.metadata["authorization"] == "Bearer first-secret"
     # As a kubelet does it: the new one is put in the old one's place.
     (tmp_path / "next").write_text("second-secret\n")
     (tmp_path / "next").rename(token)
-    await until(lambda: ward.latest.tokens == ["second-secret"])
-    ward.latest.end()
-    await until(lambda: len(ward.streams) == 2)
-    assert ward.latest.metadata["authorization"] == "Bearer second-secret"
+    await until(lambda: aggregator.latest.tokens == ["second-secret"])
+    aggregator.latest.end()
+    await until(lambda: len(aggregator.streams) == 2)
+    assert aggregator.latest.metadata["authorization"] == "Bearer second-secret"
     assert "secret" not in agent.log()
     assert "secret" not in (agent.run_dir / "state.json").read_text()
 
 
 async def test_a_server_of_another_authority_is_told_nothing(
-    ward: FakeAggregator, agent: AgentProcess, authority: Authority, tmp_path: Path
+    aggregator: FakeAggregator, agent: AgentProcess, authority: Authority, tmp_path: Path
 ) -> None:
     (tmp_path / "other").mkdir()
-    server = Authority.create(tmp_path / "other").server("ward", ["localhost"])
-    await ward.start("localhost:0", certificate=(server.certificate, server.key))
-    agent.aggregator = ward.address
+    server = Authority.create(tmp_path / "other").server("aggregator", ["localhost"])
+    await aggregator.start("localhost:0", certificate=(server.certificate, server.key))
+    agent.aggregator = aggregator.address
     agent.uplink = f'ca_file = "{authority.certificate}"\n'
     agent.start()
     await until(lambda: "CERTIFICATE_VERIFY_FAILED" in agent.log(), within=20)
-    assert ward.streams == []
+    assert aggregator.streams == []
 
 
 async def test_a_rotated_client_certificate_is_used_at_the_next_connection(
-    ward: FakeAggregator, agent: AgentProcess, authority: Authority, tmp_path: Path
+    aggregator: FakeAggregator, agent: AgentProcess, authority: Authority, tmp_path: Path
 ) -> None:
     (tmp_path / "old").mkdir()
     stale = Authority.create(tmp_path / "old").client("agent", common_name="node-a")
     cert, key = tmp_path / "client.crt", tmp_path / "client.key"
     shutil.copy(stale.certificate, cert)
     shutil.copy(stale.key, key)
-    server = authority.server("ward", ["localhost"])
-    await ward.start(
+    server = authority.server("aggregator", ["localhost"])
+    await aggregator.start(
         "localhost:0", certificate=(server.certificate, server.key), client_ca=authority.certificate
     )
-    agent.aggregator = ward.address
+    agent.aggregator = aggregator.address
     agent.uplink = (
         f'ca_file = "{authority.certificate}"\ncert_file = "{cert}"\nkey_file = "{key}"\n'
     )
     agent.start()
     await until(lambda: "no stream" in agent.log(), within=20)
-    assert ward.streams == []
+    assert aggregator.streams == []
     fresh = authority.client("agent", common_name="node-a")
     shutil.copy(fresh.certificate, cert)
     shutil.copy(fresh.key, key)
-    await until(lambda: ward.streams, within=40)
+    await until(lambda: aggregator.streams, within=40)

@@ -92,26 +92,29 @@ def test_an_agent_that_names_a_thousand_fabrics_is_of_a_few() -> None:
 
 
 async def test_an_agent_greets_anew_when_it_learns_its_fabric_and_at_once_when_it_knew_it(
-    ward: FakeAggregator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    aggregator: FakeAggregator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = AgentProcess(tmp_path, aggregator=ward.address, top="[expect]\ngpus = 1\n")
+    node = AgentProcess(tmp_path, aggregator=aggregator.address, top="[expect]\ngpus = 1\n")
     gpus = FakeGpus(tmp_path, [gpu(0)])
     for name, value in gpus.env.items():
         monkeypatch.setenv(name, value)
     named = "c1c1c1c1-c1c1-c1c1-c1c1-c1c1c1c1c1c1.7"
     try:
         await node.start().up()
-        await until(lambda: ward.streams and _cliques(ward) == named, within=30)
-        seen = len(ward.streams)
+        await until(lambda: aggregator.streams and _cliques(aggregator) == named, within=30)
+        seen = len(aggregator.streams)
         node.kill()
         await node.start().up()
-        await until(lambda: len(ward.streams) > seen and "hello" in ward.latest.kinds(), within=30)
-        assert ward.streams[seen].hello.traits["fabric_clique"] == named
+        await until(
+            lambda: len(aggregator.streams) > seen and "hello" in aggregator.latest.kinds(),
+            within=30,
+        )
+        assert aggregator.streams[seen].hello.traits["fabric_clique"] == named
     finally:
         node.close()
 
 
-def _cliques(ward: FakeAggregator) -> str:
-    if "hello" not in ward.latest.kinds():
+def _cliques(aggregator: FakeAggregator) -> str:
+    if "hello" not in aggregator.latest.kinds():
         return ""
-    return ward.latest.hello.traits.get("fabric_clique", "")
+    return aggregator.latest.hello.traits.get("fabric_clique", "")

@@ -7,7 +7,7 @@ import pytest
 from nodeagent.uplink.liveness import MOST, SHORTEST, PeerLiveness
 from tests.support.virtual_time import run
 
-WHERE = "ward-0.ward:8443"
+WHERE = "aggregator-0.aggregator:8443"
 
 
 class Other:

@@ -216,27 +216,29 @@ def measuring_node(address: str) -> MeasuringNode:
 
 
 async def test_a_stream_sends_changes_and_the_next_stream_names_its_series_anew(
-    ward: FakeAggregator, monkeypatch: pytest.MonkeyPatch
+    aggregator: FakeAggregator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nodeagent.uplink.stream.EVERY", 0.1)
-    assert ward.welcome is not None
-    ward.welcome.heartbeat_interval_ms = 1000
-    node = measuring_node(ward.address)
+    assert aggregator.welcome is not None
+    aggregator.welcome.heartbeat_interval_ms = 1000
+    node = measuring_node(aggregator.address)
     node.measured = [Measured("gpu-clock", "GPU-0", "H200", 1980)]
     node.start()
-    await until(lambda: bool(ward.streams and ward.latest.measured), within=30)
-    [first, *_] = ward.latest.measured
+    await until(lambda: bool(aggregator.streams and aggregator.latest.measured), within=30)
+    [first, *_] = aggregator.latest.measured
     assert [(s.measure, s.component, s.model) for s in first.series] == [
         ("gpu-clock", "GPU-0", "H200")
     ]
     assert (list(first.numbers), list(first.values)) == ([0], [1980])
     node.measured = []
-    stream = ward.latest
+    stream = aggregator.latest
     await until(lambda: any(list(told.absent) == [0] for told in stream.measured), within=30)
     node.measured = [Measured("gpu-clock", "GPU-0", "H200", 1965)]
-    ward.latest.end()
-    await until(lambda: ward.latest is not stream and bool(ward.latest.measured), within=30)
-    [first, *_] = ward.latest.measured
+    aggregator.latest.end()
+    await until(
+        lambda: aggregator.latest is not stream and bool(aggregator.latest.measured), within=30
+    )
+    [first, *_] = aggregator.latest.measured
     assert (len(first.series), list(first.values)) == (1, [1965])
     task = node.cut()
     assert task is not None
@@ -256,15 +258,15 @@ def test_a_simulated_fleet_measures_as_a_real_one_and_has_equal_parts() -> None:
 
 
 async def test_a_node_that_measures_nothing_sends_nothing(
-    ward: FakeAggregator, monkeypatch: pytest.MonkeyPatch
+    aggregator: FakeAggregator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nodeagent.uplink.stream.EVERY", 0.1)
-    assert ward.welcome is not None
-    ward.welcome.heartbeat_interval_ms = 1000
-    node = measuring_node(ward.address)
+    assert aggregator.welcome is not None
+    aggregator.welcome.heartbeat_interval_ms = 1000
+    node = measuring_node(aggregator.address)
     node.start()
-    await until(lambda: bool(ward.streams and len(ward.latest.digests) > 1), within=30)
-    assert not ward.latest.measured
+    await until(lambda: bool(aggregator.streams and len(aggregator.latest.digests) > 1), within=30)
+    assert not aggregator.latest.measured
     task = node.cut()
     assert task is not None
     await asyncio.wait({task})

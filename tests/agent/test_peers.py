@@ -73,25 +73,27 @@ def own_address() -> str:
 
 
 async def test_an_agent_probes_whom_the_aggregator_names(
-    tmp_path: Path, ward: FakeAggregator
+    tmp_path: Path, aggregator: FakeAggregator
 ) -> None:
     address = own_address()
-    ward.welcome = pb.Welcome(aggregator="fake", heartbeat_interval_ms=1000, peers=[address])
+    aggregator.welcome = pb.Welcome(aggregator="fake", heartbeat_interval_ms=1000, peers=[address])
     more = QUIET.replace("[checks.peers]\non = false", '[checks.peers]\ninterval = "1s"')
-    node = AgentProcess(tmp_path / "node", aggregator=ward.address, more=more)
+    node = AgentProcess(tmp_path / "node", aggregator=aggregator.address, more=more)
     try:
         await node.start().up()
         await until(
-            lambda: ward.streams and ("peers", address) in ward.latest.components,
+            lambda: aggregator.streams and ("peers", address) in aggregator.latest.components,
             within=20,
             what=node.log(),
         )
-        assert ward.latest.components["peers", address].status == pb.STATUS_OK
+        assert aggregator.latest.components["peers", address].status == pb.STATUS_OK
         # A later Welcome only names others.
-        ward.latest.say(welcome=pb.Welcome(aggregator="fake", peers=[]))
+        aggregator.latest.say(welcome=pb.Welcome(aggregator="fake", peers=[]))
         await until(
-            lambda: ("peers", address) not in ward.latest.components, within=20, what=node.log()
+            lambda: ("peers", address) not in aggregator.latest.components,
+            within=20,
+            what=node.log(),
         )
-        assert len(ward.streams) == 1
+        assert len(aggregator.streams) == 1
     finally:
         node.close()

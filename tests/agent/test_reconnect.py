@@ -26,7 +26,7 @@ from nodeagent.uplink.reconnect import (
 )
 from nodeagent.uplink.stream import GREETING, ConnectTimeouts, Ended
 
-NAME, A, B = "ward:8443", "ward-0.ward:8443", "ward-1.ward:8443"
+NAME, A, B = "aggregator:8443", "aggregator-0.aggregator:8443", "aggregator-1.aggregator:8443"
 
 NOBODY = Ended("UNAVAILABLE: connection refused", welcomed=False)
 LOST = Ended("UNAVAILABLE: connection reset", welcomed=True)

@@ -244,24 +244,28 @@ async def test_a_file_on_a_disk_that_hangs_holds_nothing_up(tmp_path: Path) -> N
 
 
 @pytest.fixture
-def agent(tmp_path: Path, ward: FakeAggregator) -> Iterator[AgentProcess]:
+def agent(tmp_path: Path, aggregator: FakeAggregator) -> Iterator[AgentProcess]:
     (tmp_path / "disk").mkdir()
     on = f'[checks.disk-write]\npaths = ["{tmp_path / "disk"}"]\ninterval = "1h"'
     off = "[checks.disk-write]\non = false"
-    agent = AgentProcess(tmp_path / "node", aggregator=ward.address, more=QUIET.replace(off, on))
+    agent = AgentProcess(
+        tmp_path / "node", aggregator=aggregator.address, more=QUIET.replace(off, on)
+    )
     yield agent
     agent.close()
 
 
 async def test_a_running_agent_follows_its_file_without_a_gap(
-    ward: FakeAggregator, agent: AgentProcess, tmp_path: Path
+    aggregator: FakeAggregator, agent: AgentProcess, tmp_path: Path
 ) -> None:
     agent.start()
     await agent.up()
     agent.xid(31)
     place = ("disk-write", str(tmp_path / "disk"))
-    await until(lambda: ward.streams and place in ward.latest.components, what=agent.log())
-    await until(lambda: ("xid:31", "pci:0000:3b:00") in ward.latest.faults, what=agent.log())
+    await until(
+        lambda: aggregator.streams and place in aggregator.latest.components, what=agent.log()
+    )
+    await until(lambda: ("xid:31", "pci:0000:3b:00") in aggregator.latest.faults, what=agent.log())
     looks = await _explained(agent, "disk-write")
 
     # A bad file first: reported everywhere, without a change.
@@ -273,7 +277,7 @@ async def test_a_running_agent_follows_its_file_without_a_gap(
     metrics = (await agent.ask("/metrics"))[1]
     assert "sickbay_agent_config_current 0" in metrics
     assert "disk-wriet" in agent.log()
-    assert place in ward.latest.components
+    assert place in aggregator.latest.components
 
     # Then another interval for a check that was off, and disk-write off.
     agent.more = good.replace('interval = "1h"', "on = false").replace(
@@ -284,14 +288,17 @@ async def test_a_running_agent_follows_its_file_without_a_gap(
     assert agent.process is not None
     agent.process.send_signal(signal.SIGHUP)
     await until(
-        lambda: place not in ward.latest.components and ("memory", "") in ward.latest.components,
+        lambda: (
+            place not in aggregator.latest.components
+            and ("memory", "") in aggregator.latest.components
+        ),
         within=20,
         what=agent.log(),
     )
-    await until(lambda: ("xid:79", "pci:0000:3b:00") in ward.latest.faults, what=agent.log())
-    fault = ward.latest.faults["xid:31", "pci:0000:3b:00"]
+    await until(lambda: ("xid:79", "pci:0000:3b:00") in aggregator.latest.faults, what=agent.log())
+    fault = aggregator.latest.faults["xid:31", "pci:0000:3b:00"]
     assert fault.count == 1, "nothing was read twice"
-    names = {check.name: check.off_because for check in ward.latest.hello.checks}
+    names = {check.name: check.off_because for check in aggregator.latest.hello.checks}
     assert names["memory"] == "", "Hello says what runs now"
     assert "off by configuration" in names["disk-write"]
     assert await _problem(agent) == ""

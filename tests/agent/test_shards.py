@@ -22,19 +22,19 @@ from tests.support.pki import Authority
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
-SERVICE = "ward.sickbay.test"
+SERVICE = "aggregator.sickbay.test"
 
 
-def home(ward: FakeAggregator) -> None:
+def home(aggregator: FakeAggregator) -> None:
     """The aggregator accepts every agent."""
-    ward.on_hello = lambda _: None
-    ward.welcome = pb.Welcome(aggregator=ward.address, heartbeat_interval_ms=1000)
+    aggregator.on_hello = lambda _: None
+    aggregator.welcome = pb.Welcome(aggregator=aggregator.address, heartbeat_interval_ms=1000)
 
 
-def sends_to(ward: FakeAggregator, address: str) -> None:
+def sends_to(aggregator: FakeAggregator, address: str) -> None:
     """The aggregator redirects every agent, as a replica does that does not own the node."""
-    ward.welcome = None
-    ward.on_hello = lambda stream: stream.say(redirect=pb.Redirect(address=address))
+    aggregator.welcome = None
+    aggregator.on_hello = lambda stream: stream.say(redirect=pb.Redirect(address=address))
 
 
 async def uplink_of(agent: AgentProcess) -> dict[str, Any]:
@@ -52,28 +52,28 @@ async def streaming_at(agent: AgentProcess, address: str) -> dict[str, Any]:
             await asyncio.sleep(0.02)
 
 
-async def sent_on(make: Make, ward: FakeAggregator, other: FakeAggregator) -> AgentProcess:
-    """An agent that ``ward`` has sent to ``other``, where it has its stream."""
+async def sent_on(make: Make, aggregator: FakeAggregator, other: FakeAggregator) -> AgentProcess:
+    """An agent that ``aggregator`` has sent to ``other``, where it has its stream."""
     home(other)
-    sends_to(ward, other.address)
-    agent = await make(aggregator=ward.address).start().up()
+    sends_to(aggregator, other.address)
+    agent = await make(aggregator=aggregator.address).start().up()
     await streaming_at(agent, other.address)
     return agent
 
 
-async def came_back(ward: FakeAggregator, times: int) -> None:
+async def came_back(aggregator: FakeAggregator, times: int) -> None:
     """The agent has attached so often after its first stream, and was welcomed."""
     await until(
-        lambda: len(ward.streams) == times + 1 and "snapshot" in ward.latest.kinds(),
+        lambda: len(aggregator.streams) == times + 1 and "snapshot" in aggregator.latest.kinds(),
         what="its return",
     )
 
 
 @pytest.fixture
 async def other() -> AsyncIterator[FakeAggregator]:
-    ward = await FakeAggregator().start()
-    yield ward
-    await ward.stop()
+    aggregator = await FakeAggregator().start()
+    yield aggregator
+    await aggregator.stop()
 
 
 # -- found by DNS ---------------------------------------------------------------------------------
@@ -100,24 +100,24 @@ class Replicas:
     """A StatefulSet's pods behind a headless Service: by name, each on an address of its own."""
 
     port: int = 0
-    wards: dict[str, FakeAggregator] = field(default_factory=dict)
+    aggregators: dict[str, FakeAggregator] = field(default_factory=dict)
 
     def address(self, pod: str) -> str:
         return f"{pod}.{SERVICE}:{self.port}"
 
     async def start(self, pod: str, ip: str, certificate: tuple[Path, Path]) -> None:
-        ward = FakeAggregator()
-        await ward.start(f"{ip}:{self.port}", certificate=certificate)
-        self.port = int(ward.address.rpartition(":")[2])
-        self.wards[pod] = ward
+        aggregator = FakeAggregator()
+        await aggregator.start(f"{ip}:{self.port}", certificate=certificate)
+        self.port = int(aggregator.address.rpartition(":")[2])
+        self.aggregators[pod] = aggregator
 
     def owned_by(self, pod: str) -> None:
-        for name, ward in self.wards.items():
+        for name, aggregator in self.aggregators.items():
             if name == pod:
-                home(ward)
-                ward.welcome = pb.Welcome(aggregator=pod, heartbeat_interval_ms=1000)
+                home(aggregator)
+                aggregator.welcome = pb.Welcome(aggregator=pod, heartbeat_interval_ms=1000)
             else:
-                sends_to(ward, self.address(pod))
+                sends_to(aggregator, self.address(pod))
 
 
 @pytest.mark.root
@@ -127,9 +127,11 @@ async def test_over_tls_by_the_services_name_to_its_own_pod_and_on_when_that_is_
     """Name resolution is real: the agent's own, asked of a name server that the test changes."""
     (tmp_path / "pki").mkdir()
     authority = Authority.create(tmp_path / "pki")
-    pair = authority.server("ward", [SERVICE, *(f"ward-{n}.{SERVICE}" for n in range(3))])
+    pair = authority.server(
+        "aggregator", [SERVICE, *(f"aggregator-{n}.{SERVICE}" for n in range(3))]
+    )
     stranger = authority.server("stranger", ["stranger.sickbay.test"])
-    pods = {"ward-0": "127.0.0.2", "ward-1": "127.0.0.3", "ward-2": "127.0.0.4"}
+    pods = {"aggregator-0": "127.0.0.2", "aggregator-1": "127.0.0.3", "aggregator-2": "127.0.0.4"}
     names = {f"{pod}.{SERVICE}": [ip] for pod, ip in pods.items()}
     # The address that no process has any more is the one that DNS still has of a dead replica.
     names[SERVICE] = [*pods.values(), "127.0.0.9"]
@@ -140,27 +142,29 @@ async def test_over_tls_by_the_services_name_to_its_own_pod_and_on_when_that_is_
         server = await ending.enter_async_context(NameServer(names))
         for pod, ip in pods.items():
             await replicas.start(pod, ip, (pair.certificate, pair.key))
-            ending.push_async_callback(replicas.wards[pod].stop)
-        replicas.owned_by("ward-1")
+            ending.push_async_callback(replicas.aggregators[pod].stop)
+        replicas.owned_by("aggregator-1")
         agent = make(aggregator=f"{SERVICE}:{replicas.port}")
         agent.uplink = f'ca_file = "{authority.certificate}"\n'
         agent.prefix = server.resolving(tmp_path)
         await agent.start().up()
         found = await streaming_at_any(
-            agent, [replicas.address("ward-1"), f"{SERVICE}:{replicas.port}"]
+            agent, [replicas.address("aggregator-1"), f"{SERVICE}:{replicas.port}"]
         )
-        assert found["aggregator"] == "ward-1"
+        assert found["aggregator"] == "aggregator-1"
         agent.xid(79)
-        await until(lambda: replicas.wards["ward-1"].latest.faults, what="the fault")
+        await until(lambda: replicas.aggregators["aggregator-1"].latest.faults, what="the fault")
 
         # Its replica dies; the others learn of it, and DNS does.
-        del server.names[f"ward-1.{SERVICE}"]
+        del server.names[f"aggregator-1.{SERVICE}"]
         server.names[SERVICE] = ["127.0.0.2", "127.0.0.4"]
-        ward = replicas.wards.pop("ward-1")
-        await ward.stop()
-        replicas.owned_by("ward-2")
-        await until(lambda: replicas.wards["ward-2"].streams, what="its heir")
-        await until(lambda: replicas.wards["ward-2"].latest.faults, what="all that it knew")
+        aggregator = replicas.aggregators.pop("aggregator-1")
+        await aggregator.stop()
+        replicas.owned_by("aggregator-2")
+        await until(lambda: replicas.aggregators["aggregator-2"].streams, what="its heir")
+        await until(
+            lambda: replicas.aggregators["aggregator-2"].latest.faults, what="all that it knew"
+        )
 
         # An agent sends no evidence to a replica at a name that its certificate does not cover.
         fraud = await FakeAggregator().start(
@@ -168,17 +172,17 @@ async def test_over_tls_by_the_services_name_to_its_own_pod_and_on_when_that_is_
         )
         ending.push_async_callback(fraud.stop)
         lost = replicas.address("lost")
-        sends_to(replicas.wards["ward-0"], lost)
-        sends_to(replicas.wards["ward-2"], lost)
-        replicas.wards["ward-2"].latest.say(redirect=pb.Redirect(address=lost))
+        sends_to(replicas.aggregators["aggregator-0"], lost)
+        sends_to(replicas.aggregators["aggregator-2"], lost)
+        replicas.aggregators["aggregator-2"].latest.say(redirect=pb.Redirect(address=lost))
         await until(lambda: "Hostname Verification" in agent.log(), what=agent.log)
         assert fraud.streams == []
-        replicas.owned_by("ward-0")
-        count = len(replicas.wards["ward-0"].streams)
+        replicas.owned_by("aggregator-0")
+        count = len(replicas.aggregators["aggregator-0"].streams)
         await until(
             lambda: (
-                len(replicas.wards["ward-0"].streams) > count
-                and replicas.wards["ward-0"].latest.faults
+                len(replicas.aggregators["aggregator-0"].streams) > count
+                and replicas.aggregators["aggregator-0"].latest.faults
             ),
             what="the shard that owns it now",
         )
@@ -197,53 +201,55 @@ async def streaming_at_any(agent: AgentProcess, addresses: list[str]) -> dict[st
 
 
 async def test_who_was_sent_somewhere_says_so_and_goes_back_there_first(
-    ward: FakeAggregator, other: FakeAggregator, make: Make
+    aggregator: FakeAggregator, other: FakeAggregator, make: Make
 ) -> None:
     home(other)
-    sends_to(ward, other.address)
-    agent = await make(aggregator=ward.address).start().up()
+    sends_to(aggregator, other.address)
+    agent = await make(aggregator=aggregator.address).start().up()
     found = await streaming_at(agent, other.address)
-    assert (found["sent_by"], found["aggregator"]) == (ward.address, other.address)
+    assert (found["sent_by"], found["aggregator"]) == (aggregator.address, other.address)
     told = table(json.loads((await agent.ask("/v1/explain"))[1]))
-    said = f"connected to {other.address} at {other.address} (sent there by {ward.address})"
+    said = f"connected to {other.address} at {other.address} (sent there by {aggregator.address})"
     assert said in told
     for returns in (1, 2):
         other.latest.end()
         await came_back(other, returns)
-    assert len(ward.streams) == 1, "the configured address was not asked again"
+    assert len(aggregator.streams) == 1, "the configured address was not asked again"
 
 
 async def test_when_its_shard_is_gone_it_asks_the_configured_address_again(
-    ward: FakeAggregator, other: FakeAggregator, make: Make
+    aggregator: FakeAggregator, other: FakeAggregator, make: Make
 ) -> None:
-    agent = await sent_on(make, ward, other)
-    home(ward)
+    agent = await sent_on(make, aggregator, other)
+    home(aggregator)
     await other.stop()
-    found = await streaming_at(agent, ward.address)
+    found = await streaming_at(agent, aggregator.address)
     assert found["sent_by"] == ""
 
 
 async def test_a_shard_that_sends_it_away_in_the_middle_is_left_at_once_and_forgotten(
-    ward: FakeAggregator, other: FakeAggregator, make: Make
+    aggregator: FakeAggregator, other: FakeAggregator, make: Make
 ) -> None:
-    home(ward)
+    home(aggregator)
     home(other)
-    agent = await make(aggregator=ward.address).start().up()
-    await until(lambda: ward.streams and "snapshot" in ward.latest.kinds(), what="its stream")
-    ward.latest.say(redirect=pb.Redirect(address=other.address))
+    agent = await make(aggregator=aggregator.address).start().up()
+    await until(
+        lambda: aggregator.streams and "snapshot" in aggregator.latest.kinds(), what="its stream"
+    )
+    aggregator.latest.say(redirect=pb.Redirect(address=other.address))
     found = await streaming_at(agent, other.address)
-    assert found["sent_by"] == ward.address
+    assert found["sent_by"] == aggregator.address
     agent.xid(79)
     await until(lambda: other.latest.faults, what="the fault")
     other.latest.end()
     await came_back(other, 1)
-    assert len(ward.streams) == 1
+    assert len(aggregator.streams) == 1
 
 
 async def test_a_shard_that_does_not_answer_any_more_is_left_for_whom_the_name_has(
-    ward: FakeAggregator, other: FakeAggregator, make: Make
+    aggregator: FakeAggregator, other: FakeAggregator, make: Make
 ) -> None:
-    agent = await sent_on(make, ward, other)
+    agent = await sent_on(make, aggregator, other)
 
     def promise(address: str) -> int:
         """Promises an answer time that it doesn't keep; returns how many heartbeats have come."""
@@ -254,12 +260,12 @@ async def test_a_shard_that_does_not_answer_any_more_is_left_for_whom_the_name_h
     beats = promise(other.address)
     await until(lambda: len(other.latest.digests) >= beats + 3, within=30, what="heartbeats")
     assert len(other.streams) == 1, "who is late but takes connections is only busy"
-    home(ward)
+    home(aggregator)
     # A kernel takes connections for a stopped process, as for this one, which accepts none.
     with socket.create_server(("127.0.0.1", 0)) as stopped:
         address = f"127.0.0.1:{stopped.getsockname()[1]}"
         promise(address)
-        found = await streaming_at(agent, ward.address)
+        found = await streaming_at(agent, aggregator.address)
     assert found["sent_by"] == ""
     assert len(other.streams) == 1, "it was not gone back to"
     assert f"and no process takes a connection at {address}" in agent.log()

@@ -23,13 +23,13 @@ Start = Callable[..., Simulator]
 
 
 @pytest.fixture
-def start(ward: FakeAggregator, tmp_path: Path) -> Iterator[Start]:
+def start(aggregator: FakeAggregator, tmp_path: Path) -> Iterator[Start]:
     """Starts simulations against the played aggregator; all end with the test."""
     started: list[Simulator] = []
 
     def start(*arguments: str | Path) -> Simulator:
         log = tmp_path / f"simulator-{len(started)}.log"
-        line = ["--aggregator", ward.address, *arguments]
+        line = ["--aggregator", aggregator.address, *arguments]
         started.append(Simulator(line, log=log))
         return started[-1]
 
@@ -38,20 +38,20 @@ def start(ward: FakeAggregator, tmp_path: Path) -> Iterator[Start]:
         each.close()
 
 
-async def all_here(ward: FakeAggregator, count: int) -> dict[str, Attended]:
+async def all_here(aggregator: FakeAggregator, count: int) -> dict[str, Attended]:
     """The live stream of each node, once all have sent all their evidence."""
 
     def told() -> bool:
-        here = [stream for stream in ward.streams if not stream.ended and stream.components]
+        here = [stream for stream in aggregator.streams if not stream.ended and stream.components]
         return len({stream.hello.node for stream in here}) == count
 
     await until(told, within=30, what=f"{count} nodes with a snapshot")
-    return {stream.hello.node: stream for stream in ward.streams if not stream.ended}
+    return {stream.hello.node: stream for stream in aggregator.streams if not stream.ended}
 
 
-async def test_every_node_is_an_agent_of_its_own(ward: FakeAggregator, start: Start) -> None:
+async def test_every_node_is_an_agent_of_its_own(aggregator: FakeAggregator, start: Start) -> None:
     start("--nodes", "50")
-    streams = await all_here(ward, 50)
+    streams = await all_here(aggregator, 50)
     assert min(streams) == "sim-0001"
     for told in (
         {stream.hello.boot_id for stream in streams.values()},
@@ -65,10 +65,10 @@ async def test_every_node_is_an_agent_of_its_own(ward: FakeAggregator, start: St
 
 
 async def test_a_fault_from_standard_input_is_what_the_real_parser_reads(
-    ward: FakeAggregator, start: Start
+    aggregator: FakeAggregator, start: Start
 ) -> None:
     simulator = start("--nodes", "3")
-    streams = await all_here(ward, 3)
+    streams = await all_here(aggregator, 3)
     simulator.inject(node="sim-0002", fault="xid:79", gpu=3)
     await until(lambda: streams["sim-0002"].faults, what="the fault")
     [fault] = streams["sim-0002"].faults.values()
@@ -80,10 +80,10 @@ async def test_a_fault_from_standard_input_is_what_the_real_parser_reads(
 
 
 async def test_the_heartbeats_digest_is_that_of_what_was_sent(
-    ward: FakeAggregator, start: Start
+    aggregator: FakeAggregator, start: Start
 ) -> None:
     simulator = start("--nodes", "1")
-    [stream] = (await all_here(ward, 1)).values()
+    [stream] = (await all_here(aggregator, 1)).values()
     simulator.inject(nodes="all", fault="xid:48")
     await until(lambda: stream.faults and len(stream.digests) >= 2, what="heartbeats")
     said, folded = stream.digests[-1]
@@ -91,7 +91,7 @@ async def test_the_heartbeats_digest_is_that_of_what_was_sent(
 
 
 async def test_a_scenario_happens_in_time_and_is_undone(
-    ward: FakeAggregator, start: Start, tmp_path: Path
+    aggregator: FakeAggregator, start: Start, tmp_path: Path
 ) -> None:
     scenario = tmp_path / "s.toml"
     scenario.write_text(
@@ -107,7 +107,7 @@ for = "1s"
 """
     )
     start("--nodes", "2", "--scenario", scenario)
-    stream = (await all_here(ward, 2))["sim-0001"]
+    stream = (await all_here(aggregator, 2))["sim-0001"]
     disk = ("disk-space", "/")
     await until(lambda: stream.components[disk].status == pb.STATUS_FAILED, what="the full disk")
     assert stream.components[disk].reason == "full"
@@ -115,10 +115,10 @@ for = "1s"
 
 
 async def test_a_reset_clears_what_a_reset_clears_and_a_reboot_the_rest(
-    ward: FakeAggregator, start: Start
+    aggregator: FakeAggregator, start: Start
 ) -> None:
     simulator = start("--nodes", "1")
-    [stream] = (await all_here(ward, 1)).values()
+    [stream] = (await all_here(aggregator, 1)).values()
     boot = stream.hello.boot_id
     simulator.inject(nodes="all", fault="xid:79", gpu=0)
     simulator.inject(nodes="all", fault="xid:95", gpu=1)
@@ -127,32 +127,36 @@ async def test_a_reset_clears_what_a_reset_clears_and_a_reboot_the_rest(
     await until(lambda: stream.cleared, what="the sign")
     assert [code for code, _ in stream.faults] == ["xid:79"]
     simulator.inject(nodes="all", reboot=True)
-    await until(lambda: len(ward.streams) == 2 and ward.latest.components, what="the next boot")
-    assert ward.latest.hello.boot_id != boot
-    assert not ward.latest.faults
+    await until(
+        lambda: len(aggregator.streams) == 2 and aggregator.latest.components, what="the next boot"
+    )
+    assert aggregator.latest.hello.boot_id != boot
+    assert not aggregator.latest.faults
 
 
 async def test_a_node_that_is_away_comes_back_with_what_it_knew(
-    ward: FakeAggregator, start: Start
+    aggregator: FakeAggregator, start: Start
 ) -> None:
     simulator = start("--nodes", "1")
-    [stream] = (await all_here(ward, 1)).values()
+    [stream] = (await all_here(aggregator, 1)).values()
     simulator.inject(nodes="all", fault="xid:79")
     await until(lambda: stream.faults, what="the fault")
     simulator.inject(**{"nodes": "all", "away": True, "for": "500ms"})
     await until(lambda: stream.ended, what="its end")
-    await until(lambda: ward.latest is not stream and ward.latest.faults, what="its return")
-    assert ward.latest.hello.boot_id == stream.hello.boot_id
+    await until(
+        lambda: aggregator.latest is not stream and aggregator.latest.faults, what="its return"
+    )
+    assert aggregator.latest.hello.boot_id == stream.hello.boot_id
 
 
 async def test_after_the_aggregators_death_all_come_back_with_their_faults(
-    ward: FakeAggregator, start: Start
+    aggregator: FakeAggregator, start: Start
 ) -> None:
     simulator = start("--nodes", "30")
-    await all_here(ward, 30)
+    await all_here(aggregator, 30)
     await until(lambda: simulator.streaming == 30, what="all attached")
-    address = ward.address
-    await ward.stop()
+    address = aggregator.address
+    await aggregator.stop()
     simulator.inject(nodes="all", fault="xid:79")
     await until(lambda: simulator.streaming == 0 and simulator.said("event applied"), within=20)
     await until(lambda: "UNAVAILABLE" in simulator.said("nodes attached")[-1]["trouble"])
@@ -165,10 +169,10 @@ async def test_after_the_aggregators_death_all_come_back_with_their_faults(
         await again.stop()
 
 
-async def test_the_same_seed_draws_the_same(ward: FakeAggregator, start: Start) -> None:
+async def test_the_same_seed_draws_the_same(aggregator: FakeAggregator, start: Start) -> None:
     async def drawn() -> tuple[object, ...]:
         simulator = start("--nodes", "20", "--seed", "7")
-        streams = await all_here(ward, 20)
+        streams = await all_here(aggregator, 20)
         simulator.inject(nodes=3, fault="xid:79")
         await until(lambda: sum(bool(s.faults) for s in streams.values()) == 3, what="the faults")
         seen = sorted((s.hello.node, *s.faults, s.hello.boot_id) for s in streams.values())
@@ -179,12 +183,12 @@ async def test_the_same_seed_draws_the_same(ward: FakeAggregator, start: Start) 
     assert await drawn() == await drawn()
 
 
-async def test_nodes_may_share_connections(ward: FakeAggregator, start: Start) -> None:
+async def test_nodes_may_share_connections(aggregator: FakeAggregator, start: Start) -> None:
     simulator = start("--nodes", "40", "--connections", "2")
-    await all_here(ward, 40)
+    await all_here(aggregator, 40)
     sockets = [fd for fd in _files(simulator.process.pid) if fd.startswith("socket:")]
     own = start("--nodes", "40", "--prefix", "own-")
-    await all_here(ward, 80)
+    await all_here(aggregator, 80)
     more = [fd for fd in _files(own.process.pid) if fd.startswith("socket:")]
     assert len(more) - len(sockets) == 38
 
@@ -195,13 +199,13 @@ def _files(pid: int) -> list[str]:
 
 
 async def test_each_node_carries_its_own_token(
-    ward: FakeAggregator, start: Start, tmp_path: Path
+    aggregator: FakeAggregator, start: Start, tmp_path: Path
 ) -> None:
     (tmp_path / "names").write_text("gpu-a\ngpu-b\n")
     for name in ("gpu-a", "gpu-b"):
         (tmp_path / name).write_text(f"token-of-{name}\n")
     start("--names", tmp_path / "names", "--token-dir", tmp_path)
-    streams = await all_here(ward, 2)
+    streams = await all_here(aggregator, 2)
     for name, stream in streams.items():
         assert stream.metadata["authorization"] == f"Bearer token-of-{name}"
 
@@ -223,10 +227,10 @@ async def test_each_node_shows_its_own_certificate(tmp_path: Path) -> None:
 
 
 async def test_lines_that_cannot_be_carried_out_are_refused_and_harm_nothing(
-    ward: FakeAggregator, start: Start
+    aggregator: FakeAggregator, start: Start
 ) -> None:
     simulator = start("--nodes", "2")
-    streams = await all_here(ward, 2)
+    streams = await all_here(aggregator, 2)
     for line in (
         b"nonsense\n",
         b"[]\n",
@@ -250,9 +254,9 @@ async def test_lines_that_cannot_be_carried_out_are_refused_and_harm_nothing(
     assert not streams["sim-0002"].faults
 
 
-async def test_it_ends_with_its_standard_input(ward: FakeAggregator, start: Start) -> None:
+async def test_it_ends_with_its_standard_input(aggregator: FakeAggregator, start: Start) -> None:
     simulator = start("--nodes", "2")
-    await all_here(ward, 2)
+    await all_here(aggregator, 2)
     assert simulator.process.stdin is not None
     simulator.process.stdin.close()
     assert simulator.process.wait(10) == 0
@@ -354,16 +358,16 @@ def test_names_that_no_aggregator_would_take_are_refused_with_their_lines(tmp_pa
 
 
 async def test_an_editors_mark_at_the_beginning_is_no_part_of_the_first_name(
-    ward: FakeAggregator, start: Start, tmp_path: Path
+    aggregator: FakeAggregator, start: Start, tmp_path: Path
 ) -> None:
     file = tmp_path / "names"
     file.write_text("node-a\nnode-b\n", encoding="utf-8-sig")
     start("--names", file)
-    assert set(await all_here(ward, 2)) == {"node-a", "node-b"}
+    assert set(await all_here(aggregator, 2)) == {"node-a", "node-b"}
 
 
 async def test_grpc_writes_nothing_between_its_lines(
-    ward: FakeAggregator, start: Start, tmp_path: Path
+    aggregator: FakeAggregator, start: Start, tmp_path: Path
 ) -> None:
     """Otherwise it would, for each attempt of each node: here TLS to a server without TLS."""
     ca_file = Authority.create(tmp_path).certificate

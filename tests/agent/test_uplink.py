@@ -19,20 +19,23 @@ GPU = "pci:0000:3b:00"
 XID_79 = ("xid:79", GPU)
 
 
-async def attended(ward: FakeAggregator, count: int = 1) -> Attended:
+async def attended(aggregator: FakeAggregator, count: int = 1) -> Attended:
     """The newest stream, once ``count`` have come and it has sent its snapshot."""
-    await until(lambda: len(ward.streams) >= count and "snapshot" in ward.latest.kinds(), within=20)
-    return ward.latest
+    await until(
+        lambda: len(aggregator.streams) >= count and "snapshot" in aggregator.latest.kinds(),
+        within=20,
+    )
+    return aggregator.latest
 
 
 # -- the life of a stream -------------------------------------------------------------------------
 
 
 async def test_hello_then_snapshot_then_a_delta_for_a_new_fault(
-    ward: FakeAggregator, make: Make
+    aggregator: FakeAggregator, make: Make
 ) -> None:
-    agent = make(aggregator=ward.address).start()
-    stream = await attended(ward)
+    agent = make(aggregator=aggregator.address).start()
+    stream = await attended(aggregator)
     assert stream.kinds()[:2] == ["hello", "snapshot"]
     assert stream.hello.node == "node-a"
     assert {"kernel", "arch"} <= set(stream.hello.traits)
@@ -47,10 +50,10 @@ async def test_hello_then_snapshot_then_a_delta_for_a_new_fault(
 
 
 async def test_the_digest_agrees_with_whoever_folds_the_stream(
-    ward: FakeAggregator, make: Make
+    aggregator: FakeAggregator, make: Make
 ) -> None:
-    agent = make(aggregator=ward.address).start()
-    stream = await attended(ward)
+    agent = make(aggregator=aggregator.address).start()
+    stream = await attended(aggregator)
     for turn in range(30):
         agent.xid(48 + turn % 3)
         await asyncio.sleep(0.05)
@@ -65,10 +68,10 @@ async def test_the_digest_agrees_with_whoever_folds_the_stream(
 
 
 async def test_kill_9_in_a_burst_loses_no_fault_and_doubles_no_count(
-    ward: FakeAggregator, make: Make
+    aggregator: FakeAggregator, make: Make
 ) -> None:
-    agent = make(aggregator=ward.address, replayable=True).start()
-    await attended(ward)
+    agent = make(aggregator=aggregator.address, replayable=True).start()
+    await attended(aggregator)
     written: dict[int, int] = {}
     for kill in range(4):
         for turn in range(100):
@@ -77,20 +80,20 @@ async def test_kill_9_in_a_burst_loses_no_fault_and_doubles_no_count(
             agent.xid(code)
             if turn == 20 + 20 * kill:
                 # Not before it has begun to read: a kill that comes too early would prove nothing.
-                await until(lambda: len(ward.latest.faults) > 0)
+                await until(lambda: len(aggregator.latest.faults) > 0)
                 agent.kill()
         agent.start()
-        await attended(ward, kill + 2)
+        await attended(aggregator, kill + 2)
 
     def counts() -> dict[int, int]:
-        return {int(code[4:]): fault.count for (code, _), fault in ward.latest.faults.items()}
+        return {int(code[4:]): fault.count for (code, _), fault in aggregator.latest.faults.items()}
 
     await until(lambda: counts() == written, what="every line counted once")
-    assert len({stream.hello.spool_epoch for stream in ward.streams}) == 1
-    assert [stream.lost for stream in ward.streams] == [[], [], [], [], []]
+    assert len({stream.hello.spool_epoch for stream in aggregator.streams}) == 1
+    assert [stream.lost for stream in aggregator.streams] == [[], [], [], [], []]
     seqs = [
         message.snapshot.seq or message.delta.seq
-        for stream in ward.streams
+        for stream in aggregator.streams
         for _, message in stream.messages
         if message.WhichOneof("body") in ("snapshot", "delta")
     ]
@@ -99,14 +102,14 @@ async def test_kill_9_in_a_burst_loses_no_fault_and_doubles_no_count(
 
 @pytest.mark.root
 async def test_a_line_of_the_real_kernel_log_survives_kill_9(
-    ward: FakeAggregator, make: Make
+    aggregator: FakeAggregator, make: Make
 ) -> None:
     address = f"00{os.getpid() % 200 + 16:02x}:e7:00"  # others write Xids into this ring too
-    agent = make(aggregator=ward.address, address=address)
+    agent = make(aggregator=aggregator.address, address=address)
     agent.kernel_log = "/dev/kmsg"
     agent.more_kernel_log = "insecure_accept_user_records = true"
     agent.start()
-    first = await attended(ward)
+    first = await attended(aggregator)
     log_line(f"NVRM: Xid (PCI:{address}): 79, pid=1, name=a, GPU has fallen off the bus.")
     key = ("xid:79", f"pci:{address}")
     await until(lambda: key in first.faults)
@@ -114,18 +117,18 @@ async def test_a_line_of_the_real_kernel_log_survives_kill_9(
     agent.kill()
     log_line(f"NVRM: Xid (PCI:{address}): 79, pid=2, name=a, GPU has fallen off the bus.")
     agent.start()
-    second = await attended(ward, 2)
+    second = await attended(aggregator, 2)
     await until(lambda: key in second.faults and second.faults[key].count == 2)
     assert second.faults[key].source_seq == identity
 
 
-async def test_a_server_that_dies_misses_nothing(ward: FakeAggregator, make: Make) -> None:
-    agent = make(aggregator=ward.address).start()
-    stream = await attended(ward)
+async def test_a_server_that_dies_misses_nothing(aggregator: FakeAggregator, make: Make) -> None:
+    agent = make(aggregator=aggregator.address).start()
+    stream = await attended(aggregator)
     agent.xid(48)
     await until(lambda: ("xid:48", GPU) in stream.faults)
-    address = ward.address
-    await ward.stop()
+    address = aggregator.address
+    await aggregator.stop()
     agent.xid(79)
     agent.xid(48)
     again = await FakeAggregator().start(address)
@@ -139,43 +142,45 @@ async def test_a_server_that_dies_misses_nothing(ward: FakeAggregator, make: Mak
 
 
 async def test_an_ack_frees_what_it_may_and_without_one_it_is_told_again(
-    ward: FakeAggregator, make: Make
+    aggregator: FakeAggregator, make: Make
 ) -> None:
-    ward.ack_all = False
-    agent = make(aggregator=ward.address).start()
-    first = await attended(ward)
+    aggregator.ack_all = False
+    agent = make(aggregator=aggregator.address).start()
+    first = await attended(aggregator)
     agent.xid(79)
     agent.line("something else", skip=5)
     await until(lambda: [lost.records for lost in first.lost] == [5])
     first.end()
-    second = await attended(ward, 2)
+    second = await attended(aggregator, 2)
     assert [lost.records for lost in second.lost] == [5]
     second.say(ack=pb.Ack(seq=second.messages[1][1].snapshot.seq))
     await until(lambda: not agent.state()["losses"])
     assert agent.state()["faults"], "an ack frees the delivery copy, never the latch"
     second.end()
-    third = await attended(ward, 3)
+    third = await attended(aggregator, 3)
     assert third.lost == []
     assert XID_79 in third.faults
 
 
 async def test_a_resync_brings_a_snapshot_within_the_stream(
-    ward: FakeAggregator, make: Make
+    aggregator: FakeAggregator, make: Make
 ) -> None:
-    agent = make(aggregator=ward.address).start()
-    stream = await attended(ward)
+    agent = make(aggregator=aggregator.address).start()
+    stream = await attended(aggregator)
     agent.xid(79)
     await until(lambda: XID_79 in stream.faults)
     stream.faults.clear()
     stream.say(resync=pb.Resync(reason="the digests differ"))
     await until(lambda: XID_79 in stream.faults)
     assert stream.kinds().count("snapshot") == 2
-    assert len(ward.streams) == 1
+    assert len(aggregator.streams) == 1
 
 
-async def test_a_burst_of_5000_lines_is_a_few_messages(ward: FakeAggregator, make: Make) -> None:
-    agent = make(aggregator=ward.address).start()
-    stream = await attended(ward)
+async def test_a_burst_of_5000_lines_is_a_few_messages(
+    aggregator: FakeAggregator, make: Make
+) -> None:
+    agent = make(aggregator=aggregator.address).start()
+    stream = await attended(aggregator)
     before = len(stream.messages)
 
     def burst() -> None:
@@ -194,25 +199,27 @@ async def test_a_burst_of_5000_lines_is_a_few_messages(ward: FakeAggregator, mak
 
 
 async def test_a_redirect_is_followed_and_given_up_when_nobody_is_there(
-    ward: FakeAggregator, make: Make
+    aggregator: FakeAggregator, make: Make
 ) -> None:
     owner = await FakeAggregator().start()
     away = owner.address
-    ward.on_hello = lambda stream: stream.say(redirect=pb.Redirect(address=away, reason="owner"))
-    agent = make(aggregator=ward.address).start()
+    aggregator.on_hello = lambda stream: stream.say(
+        redirect=pb.Redirect(address=away, reason="owner")
+    )
+    agent = make(aggregator=aggregator.address).start()
     try:
         stream = await attended(owner)
         agent.xid(79)
         await until(lambda: XID_79 in stream.faults)
     finally:
         await owner.stop()
-    ward.on_hello = lambda _: None
-    await until(lambda: ward.latest.faults.get(XID_79) is not None, within=20)
-    assert ward.latest.hello.instance == stream.hello.instance
+    aggregator.on_hello = lambda _: None
+    await until(lambda: aggregator.latest.faults.get(XID_79) is not None, within=20)
+    assert aggregator.latest.hello.instance == stream.hello.instance
 
 
 async def test_a_circle_of_redirects_is_no_storm_and_is_told_with_its_way(
-    ward: FakeAggregator, make: Make
+    aggregator: FakeAggregator, make: Make
 ) -> None:
     other = await FakeAggregator().start()
 
@@ -220,56 +227,60 @@ async def test_a_circle_of_redirects_is_no_storm_and_is_told_with_its_way(
         stream.say(redirect=pb.Redirect(address=other.address))
 
     def to_first(stream: Attended) -> None:
-        stream.say(redirect=pb.Redirect(address=ward.address))
+        stream.say(redirect=pb.Redirect(address=aggregator.address))
 
-    ward.on_hello, other.on_hello = to_other, to_first
-    agent = await make(aggregator=ward.address).start().up()
+    aggregator.on_hello, other.on_hello = to_other, to_first
+    agent = await make(aggregator=aggregator.address).start().up()
     try:
-        way = f"sent in a circle: {ward.address} -> {other.address} -> {ward.address} -> "
+        way = (
+            f"sent in a circle: {aggregator.address} -> {other.address} -> {aggregator.address} -> "
+        )
         await until(lambda: way in agent.log(), what=agent.log)
         told = json.loads((await agent.ask("/v1/explain"))[1])
         assert told["uplink"]["state"] == "connecting"
         assert f": {way}" in table(told)
-        before, began = len(ward.streams) + len(other.streams), time.monotonic()
+        before, began = len(aggregator.streams) + len(other.streams), time.monotonic()
         # It goes on trying, so its pauses can be seen.
-        await until(lambda: len(ward.streams) + len(other.streams) >= before + 4, within=60)
+        await until(lambda: len(aggregator.streams) + len(other.streams) >= before + 4, within=60)
         assert time.monotonic() - began > 4 / 20, "20 a second would be a storm"
     finally:
         await other.stop()
 
 
 async def test_a_redirect_into_plaintext_elsewhere_is_refused(
-    ward: FakeAggregator, make: Make
+    aggregator: FakeAggregator, make: Make
 ) -> None:
     away = pb.Redirect(address="10.9.8.7:9")
-    ward.on_hello = lambda stream: stream.say(redirect=away)
-    agent = make(aggregator=ward.address).start()
+    aggregator.on_hello = lambda stream: stream.say(redirect=away)
+    agent = make(aggregator=aggregator.address).start()
     await until(lambda: "10.9.8.7:9 would be spoken to in plaintext" in agent.log(), within=20)
-    ward.on_hello = lambda _: None
-    await until(lambda: ward.latest.kinds()[1:2] == ["snapshot"] and not ward.latest.ended)
+    aggregator.on_hello = lambda _: None
+    await until(
+        lambda: aggregator.latest.kinds()[1:2] == ["snapshot"] and not aggregator.latest.ended
+    )
 
 
 async def test_who_is_refused_comes_back_with_growing_pauses(
-    ward: FakeAggregator, make: Make
+    aggregator: FakeAggregator, make: Make
 ) -> None:
-    ward.refuse = grpc.StatusCode.UNAUTHENTICATED
-    agent = await make(aggregator=ward.address).start().up()
+    aggregator.refuse = grpc.StatusCode.UNAUTHENTICATED
+    agent = await make(aggregator=aggregator.address).start().up()
     await until(lambda: "UNAUTHENTICATED: you are not known here" in agent.log())
-    refused = ward.refused
-    await until(lambda: ward.refused >= refused + 2, within=30)
+    refused = aggregator.refused
+    await until(lambda: aggregator.refused >= refused + 2, within=30)
     assert agent.log().count("UNAUTHENTICATED") == 1  # said once, not at each attempt
-    ward.refuse = None
-    await until(lambda: ward.streams, within=20)
+    aggregator.refuse = None
+    await until(lambda: aggregator.streams, within=20)
 
 
 # -- what is asked of it --------------------------------------------------------------------------
 
 
 async def test_cleared_faults_are_told_and_stay_cleared_after_kill_9(
-    ward: FakeAggregator, make: Make
+    aggregator: FakeAggregator, make: Make
 ) -> None:
-    agent = make(aggregator=ward.address, replayable=True).start()
-    stream = await attended(ward)
+    agent = make(aggregator=aggregator.address, replayable=True).start()
+    stream = await attended(aggregator)
     agent.xid(79)
     agent.xid(48)
     await until(lambda: len(stream.faults) == 2)
@@ -279,7 +290,7 @@ async def test_cleared_faults_are_told_and_stay_cleared_after_kill_9(
     assert stream.cleared[0] == pb.Cleared(code="xid:79", component=GPU, how="operator")
     agent.kill()
     agent.start()
-    again = await attended(ward, 2)
+    again = await attended(aggregator, 2)
     assert set(again.faults) == {("xid:48", GPU)}
 
 
@@ -301,9 +312,11 @@ async def test_an_aggregator_without_the_agents_service_is_named_with_what_to_in
         await server.stop(grace=0)
 
 
-async def test_commands_that_make_no_sense_are_refused(ward: FakeAggregator, make: Make) -> None:
-    make(aggregator=ward.address).start()
-    stream = await attended(ward)
+async def test_commands_that_make_no_sense_are_refused(
+    aggregator: FakeAggregator, make: Make
+) -> None:
+    make(aggregator=aggregator.address).start()
+    stream = await attended(aggregator)
     stream.say(clear_faults=pb.ClearFaults(command_id="1"))
     stream.say(run_checks=pb.RunChecks(command_id="2", checks=["no-such"]))
     stream.say(quiesce=pb.Quiesce(command_id="3", for_ms=10**12))
@@ -314,9 +327,9 @@ async def test_commands_that_make_no_sense_are_refused(ward: FakeAggregator, mak
     assert "no-such" in answers["2"].message
 
 
-async def test_quiesce_is_told_in_the_next_snapshot(ward: FakeAggregator, make: Make) -> None:
-    make(aggregator=ward.address).start()
-    stream = await attended(ward)
+async def test_quiesce_is_told_in_the_next_snapshot(aggregator: FakeAggregator, make: Make) -> None:
+    make(aggregator=aggregator.address).start()
+    stream = await attended(aggregator)
     stream.say(quiesce=pb.Quiesce(command_id="q", for_ms=60_000))
     await until(lambda: stream.results)
     assert stream.results[0].ok
@@ -327,10 +340,10 @@ async def test_quiesce_is_told_in_the_next_snapshot(ward: FakeAggregator, make: 
 
 
 async def test_sigterm_sends_what_is_pending_and_half_closes(
-    ward: FakeAggregator, make: Make
+    aggregator: FakeAggregator, make: Make
 ) -> None:
-    agent = make(aggregator=ward.address).start()
-    stream = await attended(ward)
+    agent = make(aggregator=aggregator.address).start()
+    stream = await attended(aggregator)
     agent.xid(79)
     assert await agent.terminate() == 0
     await until(lambda: stream.ended)

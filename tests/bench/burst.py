@@ -83,36 +83,40 @@ def _pour(kmsg: int) -> None:
         time.sleep(EVERY_S)
 
 
-def _told(ward: FakeAggregator, has: Callable[[Attended], bool]) -> Callable[[], bool]:
-    return lambda: bool(ward.streams) and has(ward.latest)
+def _told(aggregator: FakeAggregator, has: Callable[[Attended], bool]) -> Callable[[], bool]:
+    return lambda: bool(aggregator.streams) and has(aggregator.latest)
 
 
 async def measure(folder: Path, programs: Path) -> dict[str, float | int | str]:
     """``burst_cpu_s``, ``burst_messages``, ``burst_next_fault_ms`` and how long the burst was."""
     gpus = FakeGpus(folder / "gpus", [gpu(index) for index in range(8)])
     link_the_rest(gpus.sys)
-    ward = FakeAggregator()
-    ward.welcome = pb.Welcome(aggregator="fake", heartbeat_interval_ms=HEARTBEAT_MS)
-    await ward.start()
-    agent, kmsg = _start(folder, programs, gpus, ward.address)
+    aggregator = FakeAggregator()
+    aggregator.welcome = pb.Welcome(aggregator="fake", heartbeat_interval_ms=HEARTBEAT_MS)
+    await aggregator.start()
+    agent, kmsg = _start(folder, programs, gpus, aggregator.address)
     try:
-        settled = _told(ward, lambda told: ("gpu-recovery", uuid_of(7)) in told.components)
+        settled = _told(aggregator, lambda told: ("gpu-recovery", uuid_of(7)) in told.components)
         await until(settled, within=60, what="the first look at all GPUs")
-        messages, spent = len(ward.latest.messages), cost(agent.pid).cpu_s
+        messages, spent = len(aggregator.latest.messages), cost(agent.pid).cpu_s
         begun = time.monotonic()
         await asyncio.to_thread(_pour, kmsg)
         written = time.monotonic()
         text = f"NVRM: Xid (PCI:{pci_of(7)}): {NEXT}, GPU has fallen off the bus."
         os.write(kmsg, raw(LINES + 1, text, at=time.clock_gettime(time.CLOCK_BOOTTIME)))
         key = (f"xid:{NEXT}", uuid_of(7))
-        await until(_told(ward, lambda told: key in told.faults), within=60, what="the next fault")
-        seen = _when(ward.latest, key)
         await until(
-            _told(ward, lambda told: _lines(told) == LINES), within=30, what="every line's count"
+            _told(aggregator, lambda told: key in told.faults), within=60, what="the next fault"
+        )
+        seen = _when(aggregator.latest, key)
+        await until(
+            _told(aggregator, lambda told: _lines(told) == LINES),
+            within=30,
+            what="every line's count",
         )
         return {
             "burst_cpu_s": round(cost(agent.pid).cpu_s - spent, 2),
-            "burst_messages": len(ward.latest.messages) - messages,
+            "burst_messages": len(aggregator.latest.messages) - messages,
             "burst_next_fault_ms": round(1000 * (seen - written), 1),
             "burst_lines": LINES,
             "burst_seconds": round(written - begun, 1),
@@ -121,7 +125,7 @@ async def measure(folder: Path, programs: Path) -> dict[str, float | int | str]:
         agent.terminate()
         await asyncio.to_thread(agent.wait, 20)
         os.close(kmsg)
-        await ward.stop()
+        await aggregator.stop()
 
 
 def _lines(told: Attended) -> int:
