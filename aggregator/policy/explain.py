@@ -7,6 +7,7 @@ from aggregator.health.model import ClearedBy, Component, Fault, Hello, Snapshot
 from aggregator.health.node import NodeHealth
 from aggregator.policy.catalogue import UNKNOWN
 from aggregator.policy.rules import ACTIONS, Policy, Rule, matches
+from aggregator.policy.windows import ONE_OCCURRENCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +103,14 @@ def _level(check: str, component: str, reason: str, status: Status = Status.FAIL
 
 def _latched(policy: Policy, asked: Question, obliged: Rule | None = None) -> Fault:
     apart = obliged.apart if obliged is not None else _JOBS_APART
+    jobs = [-apart * ago for ago in range(asked.jobs)]
+    more = [-ONE_OCCURRENCE * ago for ago in range(1, asked.count - asked.jobs + 1)]
     fault = replace(
         _FAULT,
         code=asked.code,
         component=asked.component,
         count=max(asked.count, asked.jobs),
-        occurrences=tuple(-apart * ago for ago in range(asked.jobs)[::-1]),
+        occurrences=tuple(sorted({*jobs, *more})),
         details=asked.details or {},
     )
     return replace(fault, cleared_by=policy.catalogue.clears(fault, _traits(asked)))
@@ -131,7 +134,7 @@ def _wants(rule: Rule, asked: Question) -> str:
     given = asked.details or {}
     wants = []
     if not asked.check and rule.min_count > asked.count:
-        wants.append(f"seen {rule.min_count} times")
+        wants.append(f"seen {rule.min_count} times within {in_words(rule.within)}")
     if not asked.check and rule.min_jobs > asked.jobs:
         wants.append(
             f"seen on it alone over {rule.min_jobs} jobs within {in_words(rule.within)} "

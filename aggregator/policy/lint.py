@@ -287,6 +287,7 @@ def _covers(wide: Rule, narrow: Rule) -> bool:
     """Whether every condition of ``wide``, except its time, holds wherever ``narrow`` matches."""
     return (
         wide.min_count <= max(narrow.min_count, narrow.min_jobs)
+        and (wide.min_count == 1 or wide.within >= narrow.within)
         and wide.confirmed_by in ("", narrow.confirmed_by)
         and wide.status in ("degraded", narrow.status)
         and _no_narrower(wide.with_faults, narrow.with_faults)

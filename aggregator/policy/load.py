@@ -53,7 +53,7 @@ KEYS = {
 }
 #: Least and most of the keys that count.
 _COUNTS = {
-    "minCount": (1, 1_000_000),
+    "minCount": (1, MOST_JOBS),
     "minJobs": (2, MOST_JOBS),
     "flaps": (LEAST_FLAPS, MOST_FLAPS),
 }

@@ -20,6 +20,7 @@ from aggregator.policy.windows import (
     flapping,
     jobs,
     latest_occurrence,
+    repeated,
     timeline,
     was_seen,
 )
@@ -54,9 +55,11 @@ class Rule:
     ``with_faults`` and ``without_faults`` are codes or classes of other faults of the component:
     one of these must have come, or none may have come, within `TOGETHER` of this evidence.
 
-    ``min_jobs`` asks that the fault came so often ``within`` seconds, ``apart`` seconds or more
-    from the time before, and on no other component then. ``flaps`` asks that the component changed
-    so often from healthy to failed ``within`` seconds, with any present status.
+    ``min_count`` asks that the fault occurred so often ``within`` seconds; lines that come close
+    together are one occurrence. ``min_jobs`` asks that the fault came so often ``within`` seconds,
+    ``apart`` seconds or more from the time before, and on no other component then. ``flaps`` asks
+    that the component changed so often from healthy to failed ``within`` seconds, with any present
+    status.
     """
 
     name: str
@@ -289,6 +292,11 @@ def _latched(
         if not found.suits(rule, fault.code, fault.component, first, last):
             return None
         due = first + rule.hold  # each time, others may come a moment later
+    if rule.min_count > 1:
+        again = repeated(fault, least=rule.min_count, within=rule.within)
+        if again is None:
+            return None
+        due = max(due, again)
     if rule.min_jobs:
         everywhere = found.timeline(fault.code)
         confirmed = jobs(
@@ -313,7 +321,7 @@ def _latched(
 def _meets_fault(
     rule: Rule, fault: Fault, its_class: str, catalogue: Catalogue, found: _Found
 ) -> bool:
-    if fault.historical or fault.count < rule.min_count:
+    if fault.historical:
         return False
     if not _meets_name(rule, fault.component):
         return False

@@ -19,7 +19,8 @@ LONGEST = 86_400.0
 LEAST_FLAPS = 2
 #: The most flaps that a rule may ask for: each takes up to three of the ring's 64 transitions.
 MOST_FLAPS = 20
-#: The most jobs that a rule may ask for: each takes up to two of the ring's 32 occurrences.
+#: The most jobs or occurrences that a rule may ask for: each takes up to two of the ring's 32
+#: entries.
 MOST_JOBS = 15
 #: The agent merges the occurrences of half a minute; jobs must lie further apart than that.
 LEAST_APART = 60.0
@@ -153,6 +154,19 @@ def jobs(
         if not _is_elsewhere(everywhere, fault.component, first - apart, last + apart)
     ]
     for first, latest in zip(alone, alone[least - 1 :], strict=False):
+        if latest - first < within:
+            return latest
+    return None
+
+
+def repeated(fault: Fault, *, least: int, within: float) -> float | None:
+    """When the fault had occurred ``least`` times ``within`` seconds (monotonic), or None.
+
+    An occurrence is all its lines without a pause of `ONE_OCCURRENCE`: one timeout may be logged
+    for several channels, and one storm is many lines.
+    """
+    starts = [first for first, _ in _runs(_occurrences(fault), ONE_OCCURRENCE)]
+    for first, latest in zip(starts, starts[least - 1 :], strict=False):
         if latest - first < within:
             return latest
     return None

@@ -48,7 +48,12 @@ def latched(code: str, of: str = "GPU-1", **changes: object) -> Fault:
 
 faults = st.builds(
     lambda code, of, count, seq, historical: latched(
-        code, of, count=count, source_seq=seq, historical=historical
+        code,
+        of,
+        count=count,
+        occurrences=tuple(990.0 - 60.0 * ago for ago in range(count))[::-1],
+        source_seq=seq,
+        historical=historical,
     ),
     st.sampled_from(sorted(CODES)),
     st.sampled_from(COMPONENTS),
@@ -477,9 +482,41 @@ def test_a_repeat_makes_what_was_watched_act_and_it_is_one_incident() -> None:
     health.snapshot(snapshot(latched("xid:109", count=1)))
     ward.judge(health, 1000.0)
     assert (len(ward.acting), len(ward.observed)) == (0, 1)
-    health.delta(Delta(faults=(latched("xid:109", count=2),)))
+    channels = latched("xid:109", count=2, last_at=990.001, occurrences=(990.0, 990.001))
+    health.delta(Delta(faults=(channels,)))
     ward.judge(health, 1010.0)
+    assert (len(ward.acting), len(ward.observed)) == (0, 1), "two channels of one timeout"
+    again = latched("xid:109", count=3, last_at=1060.0, occurrences=(990.0, 990.001, 1060.0))
+    health.delta(Delta(faults=(again,)))
+    ward.judge(health, 1061.0)
     assert (len(ward.acting), len(ward.observed)) == (1, 0)
+
+
+@pytest.mark.parametrize("code", ["xid:63", "xid:94", "xid:171", "xid:172"])
+def test_a_contained_error_that_comes_again_and_again_is_acted_on(code: str) -> None:
+    def contained(*times: float) -> Fault:
+        cleared_by = ClearedBy.GPU_RESET
+        return fault(
+            code,
+            count=len(times),
+            cleared_by=cleared_by,
+            first_at=times[0],
+            last_at=times[-1],
+            occurrences=times,
+        )
+
+    hour, storm = 3600.0, tuple(float(second) for second in range(0, 900, 29))
+    for times, acts in (
+        ((0.0, hour, 2 * hour), False),
+        (storm, False),
+        ((0.0, hour, 2 * hour, 3 * hour), True),
+        ((0.0, 9 * hour, 18 * hour, 27 * hour), False),
+    ):
+        health, ward = NodeHealth(hello("n1")), Ward()
+        health.snapshot(snapshot(contained(*times)))
+        ward.judge(health, 30 * hour)
+        assert bool(ward.acting) == acts, times
+        assert all(incident.action == "cordon" for incident in ward.acting)
 
 
 def test_a_failure_that_has_not_lasted_asks_to_be_looked_at_when_it_has() -> None:

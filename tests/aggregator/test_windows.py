@@ -16,6 +16,7 @@ from aggregator.policy.evaluate import Evaluation, evaluate
 from aggregator.policy.incident import Incident
 from aggregator.policy.rules import Policy, matches
 from aggregator.policy.windows import Flapping, failing, flapping, jobs, timeline
+from aggregator.policy.windows import repeated as occurred
 from aggregator.quarantine.decide.intent import changed_intent, incidents_of, wanted_of
 from nodeagent.evidence.latch import Latch
 from nodeagent.evidence.state import State, dump, restore
@@ -273,6 +274,39 @@ def test_jobs_are_told_apart_by_the_time_between_them() -> None:
     assert repeated(seen(0, 10, 700, 710, 1400)) == 1400
     assert repeated(seen(0, 12 * H, 24 * H)) is None
     assert repeated(seen(0, 12 * H, 24 * H, 24 * H + 700)) == 24 * H + 700
+
+
+@given(st.lists(st.floats(0.0, 3600.0), min_size=1, max_size=60))
+@settings(max_examples=60)
+def test_lines_of_one_occurrence_count_once_though_the_agent_keeps_only_some(
+    times: list[float],
+) -> None:
+    """The agent's ring keeps the first and the last line of each half minute of a burst."""
+    ordered = sorted(times)
+    pauses = sum(later - earlier >= 60.0 for earlier, later in pairwise(ordered))
+    latch = Latch(boot_id="boot-1", epoch="e")
+    for number, at in enumerate(ordered):
+        sighting = FaultSighting(
+            code="xid:109",
+            check="xid",
+            component="GPU-1",
+            message="",
+            source="kmsg",
+            source_seq=number,
+            at=at,
+            cleared_by=NodeClearedBy.GPU_RESET,
+            historical=False,
+            details={},
+        )
+        latch.apply([sighting], at)
+    [entry] = latch.faults.values()
+    told = seen(*entry.occurrences)
+    occurrences = max(
+        count for count in range(1, 62) if occurred(told, least=count, within=24 * H) is not None
+    )
+    if len(entry.occurrences) < 32:
+        assert occurrences == pauses + 1
+    assert occurrences <= pauses + 1
 
 
 def test_a_job_that_goes_on_for_a_day_is_one_job() -> None:

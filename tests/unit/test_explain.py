@@ -46,9 +46,9 @@ def test_the_strongest_action_decides_and_of_equals_the_first(
 @pytest.mark.parametrize(
     ("keys", "question", "wants"),
     [
-        ({"min_count": 2}, XID, "seen 2 times"),
+        ({"min_count": 2}, XID, "seen 2 times within 1d"),
         ({"min_count": 2}, replace(XID, count=2), None),
-        ({"min_count": 3}, replace(XID, count=2), "seen 3 times"),
+        ({"min_count": 3}, replace(XID, count=2), "seen 3 times within 1d"),
         ({"min_count": 3}, replace(XID, jobs=3), None),  # each of three jobs has seen it once
         ({"min_count": 3}, replace(XID, count=3, jobs=2), None),
         (
@@ -88,7 +88,7 @@ def test_the_strongest_action_decides_and_of_equals_the_first(
         (
             {"confirmed_by": "gpu-rows", "min_count": 2},
             XID,
-            "seen 2 times, and check gpu-rows has failed too",
+            "seen 2 times within 1d, and check gpu-rows has failed too",
         ),
     ],
 )
