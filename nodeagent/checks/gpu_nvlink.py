@@ -2,7 +2,9 @@
 
 Reasons: ``link-down`` (failed: a link that was up is not), ``fewer-links`` (degraded: other GPUs of
 the node have more), ``recovery`` (degraded: a link had to be brought up again within the hour),
-``errors`` (degraded: more than ``errors_per_hour`` on one link). A fault of a link may be the other
+``errors`` (degraded: more than ``errors_per_hour`` on one link), ``bit-errors`` (degraded: a higher
+effective bit error rate than 1e-``bit_error_exponent``, which NVLink 5 tells), ``c2c-down``
+(degraded: some links to the CPU are active, and others are not). A fault of a link may be the other
 end's. A GPU with MIG has no NVLinks: the driver turns them off with it.
 """
 
@@ -29,8 +31,9 @@ _MOST_NAMED = 8
 class GpuNvlink:
     """A link that was up when the agent first looked, or since, is to stay so."""
 
-    def __init__(self, sources: Sources, errors_per_hour: int) -> None:
+    def __init__(self, sources: Sources, errors_per_hour: int, bit_error_exponent: int) -> None:
         self._sources = sources
+        self._bit_errors = 10.0**-bit_error_exponent
         self._errors_per_hour = errors_per_hour
         self._per_gpu = PerGpu(SPEC.name, sources, brief=True)
         #: By UUID: the links that have been up, and the rises of their counters.
@@ -61,7 +64,7 @@ class GpuNvlink:
         counted = {} if gpu.links.errors is None else rises.add(at, _flat(gpu.links))
         errors = None if gpu.links.errors is None else rounded(sum(counted.values()))
         self._sources.measurements.put("nvlink-errors", gpu.uuid, errors, at=at, model=gpu.name)
-        return judge(gpu, up, been_up, usual, counted, self._errors_per_hour)
+        return judge(gpu, up, been_up, usual, counted, self._errors_per_hour, self._bit_errors)
 
 
 def judge(
@@ -71,11 +74,12 @@ def judge(
     usual: int,
     rises: Mapping[str, int],
     errors_per_hour: int,
+    bit_errors: float = 1e-12,
 ) -> Verdict:
     """The verdict on one GPU with links. Pure.
 
     ``usual`` is how many most GPUs of the node have up; ``rises`` the errors counted within the
-    hour, by "KIND LINK".
+    hour, by "KIND LINK"; ``bit_errors`` the highest effective bit error rate that is well.
     """
     text = f"{len(up)} NVLinks are up"
     if been_up - up:
@@ -86,6 +90,15 @@ def judge(
     many = {name: n for name, n in rises.items() if n > errors_per_hour}
     if many:
         return Status.DEGRADED, "errors", f"{text}; within an hour: {_counts(many)}"
+    rates = gpu.links.bit_error_rates if gpu.links is not None else {}
+    noisy = {link: rate for link, rate in rates.items() if rate > bit_errors}
+    if noisy:
+        worst = max(noisy, key=lambda link: noisy[link])
+        text += f"; the bit error rate of {len(noisy)} is too high, {noisy[worst]:.0e} on {worst}"
+        return Status.DEGRADED, "bit-errors", text
+    if any(gpu.c2c) and not all(gpu.c2c):
+        down = {link for link, is_active in enumerate(gpu.c2c) if not is_active}
+        return Status.DEGRADED, "c2c-down", f"{text}; C2C link {_names(down)} is not active"
     if up and len(up) < usual:
         return Status.DEGRADED, "fewer-links", f"{text}, and {usual} of most GPUs of this node"
     if gpu.links is not None and gpu.links.errors is None:
@@ -124,7 +137,7 @@ def _names(links: set[int]) -> str:
 
 
 def _build(sources: Sources, options: Mapping[str, Any]) -> GpuNvlink:
-    return GpuNvlink(sources, options["errors_per_hour"])
+    return GpuNvlink(sources, options["errors_per_hour"], options["bit_error_exponent"])
 
 
 SPEC = CheckSpec(
@@ -145,6 +158,12 @@ SPEC = CheckSpec(
             kind=Kind.INTEGER,
             default=100,
             help="Replays, CRC and other errors of one link within an hour that are still well.",
+        ),
+        Option(
+            name="bit_error_exponent",
+            kind=Kind.INTEGER,
+            default=12,
+            help="An effective bit error rate of one link above 1e-12 (for 12) is degraded.",
         ),
     ),
 )

@@ -1,7 +1,7 @@
 """NVML's answers at one look: facts about the driver and about each GPU, no verdicts."""
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +45,10 @@ CALLS = {
     "fabric": "nvmlDeviceGetGpuFabricInfoV",
     "inforom": "nvmlDeviceValidateInforom",
     "mig": "nvmlDeviceGetMigMode",
+    "temperature": "nvmlDeviceGetTemperature",
+    "margin": "nvmlDeviceGetMarginTemperature",
+    "limits": "nvmlDeviceGetTemperatureThreshold",
+    "c2c": "nvmlDeviceGetFieldValues",
     "events": "nvmlDeviceRegisterEvents",
     "wait": "nvmlEventSetWait_v2",
 }
@@ -130,10 +134,12 @@ class NvLinks:
 
     ``errors`` has the error counters of the active ones, by kind ("replay", "crc", "recovery", ...)
     and link number; a kind that the GPU does not count is absent. With None they could not be read.
+    ``bit_error_rates``: effective ones by link number, where the driver tells them (NVLink 5).
     """
 
     states: tuple[bool, ...]
     errors: Mapping[str, Mapping[int, int]] | None
+    bit_error_rates: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +167,21 @@ class MigMode:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuLimits:
+    """Limits that the driver enforces; None where it does not tell one.
+
+    ``slowdown`` and ``memory`` are temperatures in Celsius: where the clocks are lowered, and the
+    highest that the memory may have. ``power`` in watts. ``persistence``: the driver stays loaded
+    without a client.
+    """
+
+    slowdown: int | None = None
+    memory: int | None = None
+    power: int | None = None
+    persistence: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """One GPU by its NVML index.
 
@@ -169,7 +190,9 @@ class Gpu:
     ``clocks`` are the bits of nvmlClocksEventReasons, ``sm_clock`` is in MHz, ``load`` the
     percentage of the last moments in which a kernel ran, ``replays`` a counter of the PCIe link,
     ``inforom`` the code of its latest validation. The values from ``reserve`` on change seldom:
-    they may be five minutes old, the validation a day.
+    they may be five minutes old, the validation a day. ``temperature`` and ``memory_temperature``
+    are in Celsius, ``margin`` is in degrees below the nearest slowdown (from Hopper on), ``power``
+    in watts, all of this moment; ``c2c`` tells of each link to the CPU whether it is active.
     """
 
     index: int
@@ -190,6 +213,12 @@ class Gpu:
     fabric: Fabric | None = None
     inforom: int | None = None
     mig: MigMode | None = None
+    temperature: int | None = None
+    memory_temperature: int | None = None
+    margin: int | None = None
+    power: int | None = None
+    limits: GpuLimits = GpuLimits()
+    c2c: tuple[bool, ...] = ()
     errors: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -247,9 +276,33 @@ def gpu_from_wire(message: Mapping[str, Any]) -> Gpu:
         links=None if links is None else _links_from_wire(links),
         fabric=None if fabric is None else Fabric(**fabric),
         inforom=get("inforom"),
+        temperature=get("temperature"),
+        memory_temperature=get("memory_temperature"),
+        margin=get("margin"),
+        power=_watts(get("power")),
+        limits=_limits_from_wire(get("limits")),
+        c2c=tuple(map(bool, get("c2c") or ())),
         mig=None if mig is None else MigMode(enabled=mig[0] == 1, pending=mig[1] == 1),
         errors=message["errors"],
     )
+
+
+def _limits_from_wire(limits: Sequence[int | None] | None) -> GpuLimits:
+    if limits is None:
+        return GpuLimits()
+    slowdown, memory, power, persistence = limits
+    return GpuLimits(
+        slowdown, memory, _watts(power), None if persistence is None else persistence == 1
+    )
+
+
+def _watts(milliwatts: int | None) -> int | None:
+    return None if milliwatts is None else round(milliwatts / 1000)
+
+
+def _bit_error_rate(packed: int) -> float:
+    """Mantissa and exponent of ten (nvml.h, NVML_NVLINK_ERROR_COUNTER_BER_GET)."""
+    return float((packed >> 8 & 0xF) * 10.0 ** -(packed & 0xFF))
 
 
 def _links_from_wire(links: Mapping[str, Any]) -> NvLinks:
@@ -265,5 +318,10 @@ def _links_from_wire(links: Mapping[str, Any]) -> NvLinks:
                 if count is not None
             }
             for kind, counts in (errors or {}).items()
+        },
+        bit_error_rates={
+            link: _bit_error_rate(packed)
+            for link, packed in zip(links["up"], links.get("ber") or (), strict=False)
+            if packed is not None
         },
     )

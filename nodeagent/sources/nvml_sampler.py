@@ -27,9 +27,15 @@ _CORRECTED, _UNCORRECTED = 0, 1
 _SINGLE_BIT, _DOUBLE_BIT = 0, 1
 _WEEK = 7 * 86_400.0
 
-#: Field ids of nvml.h: NVML_FI_DEV_GET_GPU_RECOVERY_ACTION and NVML_FI_DEV_PCIE_REPLAY_COUNTER.
-_RECOVERY_ACTION = 230
-_PCIE_REPLAYS = 94
+#: Field ids of nvml.h, read at every sample in one call: NVML_FI_DEV_GET_GPU_RECOVERY_ACTION,
+#: NVML_FI_DEV_PCIE_REPLAY_COUNTER, NVML_FI_DEV_MEMORY_TEMP, NVML_FI_DEV_POWER_INSTANT (mW).
+_QUICK_FIELDS = (230, 94, 82, 186)
+#: NVML_FI_DEV_C2C_LINK_COUNT, and NVML_FI_DEV_C2C_LINK_GET_STATUS with the link as its scope.
+_C2C_COUNT, _C2C_STATUS = 170, 171
+_MOST_C2C = 64
+
+_GPU_SENSOR = 0  # NVML_TEMPERATURE_GPU
+_SLOWDOWN, _MEMORY_MAX = 1, 2  # NVML_TEMPERATURE_THRESHOLD_*
 
 _SM_CLOCK = 1  # nvmlClockType_t, NVML_CLOCK_SM
 
@@ -51,6 +57,7 @@ _LINK_FIELDS = {
     "recovery-failed": 214,
     "link-recovery": 215,
 }
+_EFFECTIVE_BER = 220  # NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_BER, from NVLink 5 on
 #: The same before there were fields for it: counters of nvmlDeviceGetNvLinkErrorCounter.
 _LINK_COUNTERS = {"replay": 0, "recovery": 1, "crc": 2, "crc-data": 3}
 
@@ -91,6 +98,8 @@ class Sampler:
         self._listening: dict[int, tuple[str, str, int]] = {}
         #: The code of each InfoROM's validation by UUID, and when that was.
         self._inforoms: dict[str, tuple[float, int]] = {}
+        #: Handles of GPUs that tell no margin to their slowdown: those before Hopper.
+        self._without_margin: set[int] = set()
 
     def start(self) -> str:
         """Initialise NVML for the life of this process and give the driver's version."""
@@ -181,7 +190,8 @@ class Sampler:
     # ---- at every sample ------------------------------------------------------------------------
 
     def _quick(self, handle: Any, call: _Call, errors: dict[str, int]) -> dict[str, Any]:
-        action, replays = call("recovery", self._fields, handle) or (None, None)
+        values = call("recovery", self._fields, handle) or (None,) * len(_QUICK_FIELDS)
+        action, replays, memory, power = values
         for name, value in (("recovery", action), ("replays", replays)):
             if isinstance(value, self._nvml.NVMLError):
                 errors.setdefault(name, value.value)
@@ -193,11 +203,17 @@ class Sampler:
             "clocks": call("clocks", self._clocks, handle),
             "sm_clock": call("sm-clock", self._nvml.nvmlDeviceGetClockInfo, handle, _SM_CLOCK),
             "load": call("load", self._load, handle),
+            "temperature": call(
+                "temperature", self._nvml.nvmlDeviceGetTemperature, handle, _GPU_SENSOR
+            ),
+            "memory_temperature": memory if isinstance(memory, int) else None,
+            "margin": call("margin", self._margin, handle),
+            "power": power if isinstance(power, int) else None,
         }
 
     def _fields(self, handle: Any) -> list[Any]:
         """The values of the fields read at every sample; an NVMLError where there is none."""
-        fields = self._nvml.nvmlDeviceGetFieldValues(handle, [_RECOVERY_ACTION, _PCIE_REPLAYS])
+        fields = self._nvml.nvmlDeviceGetFieldValues(handle, list(_QUICK_FIELDS))
         return [self._value(field) for field in fields]
 
     def _value(self, field: Any) -> Any:
@@ -231,6 +247,27 @@ class Sampler:
         """The percentage of the last moments in which a kernel ran; MIG has no such value."""
         return int(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
 
+    def _margin(self, handle: Any) -> int | None:
+        """Degrees below the temperature of the nearest slowdown; None where NVML does not tell."""
+        device = _address(handle)
+        if device in self._without_margin:
+            return None
+        margin = self._optional(self._nvml.nvmlDeviceGetMarginTemperature, handle)
+        if margin is None:
+            self._without_margin.add(device)
+        return margin
+
+    def _optional(self, function: Callable[..., Any], *arguments: Any) -> int | None:
+        """A number that some GPUs do not tell; None from these. Raises where the GPU is lost."""
+        try:
+            return int(function(*arguments))
+        except self._nvml.NVMLError as error:
+            if error.value in (_GPU_IS_LOST, _RESET_REQUIRED):
+                raise
+        except self._nvml.NVMLLibraryMismatchError:
+            pass  # a library without this function
+        return None
+
     # ---- seldom ---------------------------------------------------------------------------------
 
     def _seldom(
@@ -250,6 +287,8 @@ class Sampler:
             "links": self._links(handle, call),
             # After the links: MIG that is turned on between the two calls explains them.
             "mig": call("mig", self._mig, handle),
+            "c2c": call("c2c", self._c2c, handle),
+            "limits": call("limits", self._limits, handle),
             "fabric": call("fabric", self._fabric, handle),
             "inforom": self._inforom(uuid, handle, call, at),
         }
@@ -283,8 +322,9 @@ class Sampler:
         if states is None:
             return None
         up = [link for link, active in enumerate(states) if active]
-        errors = call("linkerr", self._link_errors, handle, up) if up else None
-        return {"states": states, "up": up, "errors": errors}
+        found = call("linkerr", self._link_errors, handle, up) if up else None
+        errors, rates = found or (None, None)
+        return {"states": states, "up": up, "errors": errors, "ber": rates}
 
     def _link_states(self, handle: Any) -> list[int]:
         states: list[int] = []
@@ -297,9 +337,15 @@ class Sampler:
                 raise
         return states
 
-    def _link_errors(self, handle: Any, links: list[int]) -> dict[str, list[int | None]]:
-        """By kind the counters of ``links`` in their order; kinds that no link counts are out."""
-        asked = [(field, link) for field in _LINK_FIELDS.values() for link in links]
+    def _link_errors(
+        self, handle: Any, links: list[int]
+    ) -> tuple[dict[str, list[int | None]], list[int | None]]:
+        """By kind the counters of ``links`` in their order; kinds that no link counts are out.
+
+        Then their bit error rates, as the driver packs them.
+        """
+        fields = (*_LINK_FIELDS.values(), _EFFECTIVE_BER)
+        asked = [(field, link) for field in fields for link in links]
         values = iter(self._nvml.nvmlDeviceGetFieldValues(handle, asked))
         found: dict[str, list[int | None]] = {}
         for kind in _LINK_FIELDS:
@@ -307,17 +353,39 @@ class Sampler:
             known = [count if isinstance(count, int) else None for count in counts]
             if any(count is not None for count in known):
                 found[kind] = known
+        packed = [self._value(next(values)) for _ in links]
+        rates = [rate if isinstance(rate, int) else None for rate in packed]
         if found:
-            return found
+            return found, rates
         counter = self._nvml.nvmlDeviceGetNvLinkErrorCounter
         return {
             kind: [int(counter(handle, link, number)) for link in links]
             for kind, number in _LINK_COUNTERS.items()
-        }
+        }, rates
 
     def _mig(self, handle: Any) -> list[int]:
         """MIG's present and pending mode: 1 is enabled."""
         return [int(mode) for mode in self._nvml.nvmlDeviceGetMigMode(handle)]
+
+    def _c2c(self, handle: Any) -> list[int]:
+        """Whether each link between the GPU and its CPU is active; empty without such links."""
+        (counted,) = self._nvml.nvmlDeviceGetFieldValues(handle, [_C2C_COUNT])
+        count = self._value(counted)
+        if not isinstance(count, int) or not 0 < count <= _MOST_C2C:
+            return []
+        asked = [(_C2C_STATUS, link) for link in range(count)]
+        states = map(self._value, self._nvml.nvmlDeviceGetFieldValues(handle, asked))
+        return [int(state == 1) for state in states if isinstance(state, int)]
+
+    def _limits(self, handle: Any) -> list[int | None]:
+        """Slowdown and highest memory temperature (Celsius), power limit (mW), persistence mode."""
+        nvml = self._nvml
+        return [
+            self._optional(nvml.nvmlDeviceGetTemperatureThreshold, handle, _SLOWDOWN),
+            self._optional(nvml.nvmlDeviceGetTemperatureThreshold, handle, _MEMORY_MAX),
+            self._optional(nvml.nvmlDeviceGetEnforcedPowerLimit, handle),
+            self._optional(nvml.nvmlDeviceGetPersistenceMode, handle),
+        ]
 
     def _fabric(self, handle: Any) -> dict[str, Any]:
         try:

@@ -187,3 +187,37 @@ async def test_a_link_goes_down_where_mig_is_not_enabled(
         bench.gpus.write([gpu(0), gpu(1, mig=mig, links=(1,) * 17 + (0,))])
         bench.later(301)
         assert (await look(check)).status(uuid_of(1)) == ("FAILED", "link-down")
+
+
+# -- bit errors, and the links to the CPU ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("packed", "status"),
+    [
+        (0x0F_FF, ("OK", "")),  # 15e-255: none at all
+        (0x01_0F, ("OK", "")),  # 1e-15
+        (0x01_0C, ("OK", "")),  # 1e-12
+        (0x02_0C, ("DEGRADED", "bit-errors")),
+        (0x05_09, ("DEGRADED", "bit-errors")),
+    ],
+)
+async def test_a_link_with_many_bit_errors_is_degraded(
+    tmp_path: Path, packed: int, status: tuple[str, str]
+) -> None:
+    noisy = gpu(1, link_fields=(208, 220), link_errors={(220, 3): packed})
+    async with Bench(tmp_path, [gpu(0, link_fields=(208, 220)), noisy]) as bench:
+        seen = await look(bench.build(gpu_nvlink.SPEC))
+    assert seen.status(uuid_of(1)) == status
+    assert status[1] == "" or "on 3" in seen.by_component[uuid_of(1)].message
+    assert seen.is_well(uuid_of(0))
+
+
+async def test_a_link_to_the_cpu_that_is_not_active_beside_others_is_degraded(
+    tmp_path: Path,
+) -> None:
+    gpus = [gpu(0, c2c=(1,) * 10), gpu(1, c2c=(1,) * 9 + (0,)), gpu(2, c2c=(0,) * 10), gpu(3)]
+    async with Bench(tmp_path, gpus) as bench:
+        seen = await look(bench.build(gpu_nvlink.SPEC))
+    assert seen.status(uuid_of(1)) == ("DEGRADED", "c2c-down")
+    assert all(seen.is_well(uuid_of(index)) for index in (0, 2, 3))

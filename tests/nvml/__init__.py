@@ -41,7 +41,9 @@ class FakeGpu:
     that differ from 0. ``link_fields``: the field ids of error counters that exist;
     ``link_counters``: the older counters, by (counter, link). ``fabric``: state, status, health
     mask, health summary, clique, and the newest version of the structure that the driver knows.
-    ``mig``: the present and the pending mode.
+    ``mig``: the present and the pending mode. ``temperature``, ``memory`` and ``thresholds``
+    (shutdown, slowdown, memory) in Celsius, ``margin`` below the slowdown as Hopper tells it,
+    ``power``: draw and limit in mW. ``c2c``: 1 for each link to the CPU that is active.
     """
 
     uuid: str
@@ -64,6 +66,13 @@ class FakeGpu:
     link_counters: Mapping[tuple[int, int], int] = field(default_factory=dict)
     fabric: tuple[int, int, int, int, int, int] | None = (3, 0, 0, 1, 7, 3)
     mig: tuple[int, int] | None = (0, 0)
+    temperature: int | None = 41
+    memory: int | None = 46
+    margin: int | None = None
+    thresholds: tuple[int, int, int] | None = (92, 89, 95)
+    power: tuple[int, int] = (114_000, 700_000)
+    persistence: int | None = 1
+    c2c: Sequence[int] = ()
 
     def values(self, index: int) -> list[str]:
         """The lines of the scenario that say all this."""
@@ -74,6 +83,13 @@ class FakeGpu:
             ("clocks", self.clocks),
             ("load", self.load),
             ("field:94", self.replays),
+            ("temperature", self.temperature),
+            ("field:82", self.memory),
+            ("margin", self.margin),
+            ("field:186", self.power[0]),
+            ("power-limit", self.power[1]),
+            ("persistence", self.persistence),
+            ("field:170", len(self.c2c) or None),
         ):
             if value is not None:
                 found.append((name, value, [0]))
@@ -85,6 +101,8 @@ class FakeGpu:
             ("reserve", self.reserve),
             ("fabric", self.fabric),
             ("mig", self.mig),
+            ("threshold", self.thresholds),
+            ("field:171", self.c2c),
         ):
             found += [(name, value, [scope]) for scope, value in enumerate(values or ())]
         if self.pages is not None:

@@ -341,6 +341,29 @@ int nvmlDeviceGetUtilizationRates(device_t device, unsigned out[2]) {
   return narrow_number("nvmlDeviceGetUtilizationRates", "load", device, 0, &out[0]);
 }
 
+int nvmlDeviceGetTemperature(device_t device, unsigned sensor, unsigned *out) {
+  return narrow_number("nvmlDeviceGetTemperature", "temperature", device, sensor, out);
+}
+
+int nvmlDeviceGetTemperatureThreshold(device_t device, unsigned threshold, unsigned *out) {
+  return narrow_number("nvmlDeviceGetTemperatureThreshold", "threshold", device, threshold, out);
+}
+
+typedef struct { unsigned version; int margin; } margin_t;
+
+int nvmlDeviceGetMarginTemperature(device_t device, margin_t *out) {
+  return narrow_number("nvmlDeviceGetMarginTemperature", "margin", device, 0,
+                       (unsigned *)&out->margin);
+}
+
+int nvmlDeviceGetEnforcedPowerLimit(device_t device, unsigned *out) {
+  return narrow_number("nvmlDeviceGetEnforcedPowerLimit", "power-limit", device, 0, out);
+}
+
+int nvmlDeviceGetPersistenceMode(device_t device, unsigned *out) {
+  return narrow_number("nvmlDeviceGetPersistenceMode", "persistence", device, 0, out);
+}
+
 int nvmlDeviceGetMigMode(device_t device, unsigned *current, unsigned *pending) {
   int code = narrow_number("nvmlDeviceGetMigMode", "mig", device, 0, current);
   return code ? code : narrow_number("nvmlDeviceGetMigMode", "mig", device, 1, pending);

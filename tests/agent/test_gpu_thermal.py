@@ -1,0 +1,99 @@
+"""Heat: how far each GPU and its memory are from the temperatures that slow it down."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.checks import gpu_thermal
+from nodeagent.checks.base import Off
+from nodeagent.model import Status
+from nodeagent.sources.gpu_sample import Gpu, GpuLimits
+from tests.nvml import gpu, uuid_of
+from tests.nvml.look import Bench, look
+
+
+@pytest.mark.parametrize(
+    ("values", "status"),
+    [
+        ({}, ("OK", "")),
+        ({"temperature": 86}, ("OK", "")),
+        ({"temperature": 87}, ("DEGRADED", "hot")),
+        ({"temperature": 95}, ("DEGRADED", "hot")),
+        ({"temperature": 95, "margin": 3}, ("OK", "")),  # the driver's own margin counts
+        ({"temperature": 60, "margin": 2}, ("DEGRADED", "hot")),
+        ({"temperature": 95, "thresholds": None}, ("OK", "")),
+        ({"memory": 92}, ("OK", "")),
+        ({"memory": 93}, ("DEGRADED", "memory-hot")),
+        ({"memory": None}, ("OK", "")),
+    ],
+)
+async def test_a_gpu_is_degraded_near_its_slowdown(
+    tmp_path: Path, values: dict[str, int | None], status: tuple[str, str]
+) -> None:
+    async with Bench(tmp_path, [gpu(0), gpu(1, **values)]) as bench:
+        seen = await look(bench.build(gpu_thermal.SPEC))
+    assert seen.status(uuid_of(1)) == status
+    assert seen.is_well(uuid_of(0))
+
+
+async def test_the_figures_are_shown(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(0, temperature=62, memory=71, power=(431_400, 700_000))]) as it:
+        seen = await look(it.build(gpu_thermal.SPEC))
+    assert seen.by_component[uuid_of(0)].message == (
+        "62 degrees Celsius, 27 below its slowdown; its memory 71, 24 below its limit; 431 W of 700"
+    )
+
+
+async def test_a_gpu_without_a_margin_is_asked_for_it_once(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(0), gpu(1, margin=30)]) as bench:
+        check = bench.build(gpu_thermal.SPEC)
+        for _ in range(4):
+            await look(check)
+            bench.later()
+        assert bench.gpus.calls("nvmlDeviceGetMarginTemperature") == 1 + 4
+        assert bench.gpus.calls("nvmlDeviceGetTemperatureThreshold") == 2 * 2, "every 5 minutes"
+
+
+async def test_gpus_that_tell_no_temperature_turn_the_check_off(tmp_path: Path) -> None:
+    async with Bench(tmp_path, [gpu(0, temperature=None)]) as bench:
+        check = bench.build(gpu_thermal.SPEC)
+        assert await check.run_check() == Off("not supported by these GPUs")
+
+
+async def test_the_temperature_of_a_gpu_at_work_is_measured_for_the_fleet(tmp_path: Path) -> None:
+    working = gpu(1, temperature=71, clocks=0x4, load=99, sm_clock=1755)
+    async with Bench(tmp_path, [gpu(0, temperature=35), working]) as bench:
+        await look(bench.build(gpu_thermal.SPEC))
+        measured = bench.sources.measurements.current(bench.clock.boottime())
+    found = {(one.measure, one.component): one.value for one in measured}
+    assert found == {("gpu-temperature", uuid_of(1)): 71}
+
+
+@given(
+    st.integers(0, 120),
+    st.none() | st.integers(-20, 100),
+    st.none() | st.integers(50, 110),
+    st.none() | st.integers(0, 120),
+    st.none() | st.integers(50, 110),
+)
+def test_a_hotter_gpu_is_never_better(
+    temperature: int,
+    margin: int | None,
+    slowdown: int | None,
+    memory: int | None,
+    limit: int | None,
+) -> None:
+    limits = GpuLimits(slowdown=slowdown, memory=limit)
+    one = Gpu(0, temperature=temperature, margin=margin, memory_temperature=memory, limits=limits)
+    hotter = Gpu(
+        0,
+        temperature=temperature + 5,
+        margin=None if margin is None else margin - 5,
+        memory_temperature=None if memory is None else memory + 5,
+        limits=limits,
+    )
+    before = gpu_thermal.judge(one, margin=2)
+    after = gpu_thermal.judge(hotter, margin=2)
+    assert before[0] is not Status.DEGRADED or after[0] is Status.DEGRADED
