@@ -23,6 +23,7 @@ def test_findings_that_are_wrong_or_missing_fail_the_gates() -> None:
         "quarantine_p99_s": 0,
         "mass_event_quarantines": 0,
         "rack_event_quarantines": 0,
+        "rack_event_alerts": 1.0,
     }
     good = slow_figures([SlowOutcome(5, 40, 2, [30, 30, 40, 90])])
     assert (good["slow_precision"], good["slow_recall"]) == (0.9524, 0.8)
