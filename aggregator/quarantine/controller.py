@@ -327,7 +327,7 @@ class Controller:
             self._cluster_events.close()
             self.coordinator.close()
             for case in self._registry.cases():
-                for task in (case.work.task, case.trail):
+                for task in (case.work.task, case.quarantine_view.trail):
                     if task is not None:
                         task.cancel()
                 if case.decision.timer is not None:
@@ -355,7 +355,7 @@ class Controller:
                     case.cluster.wishes, wall
                 ):
                     self._evaluator.evaluate_node(case)  # an exemption has ended
-                waits = case.release_held or case.node_summary.missing or _is_absent(case)
+                waits = case.release_held or case.quarantine_view.missing or _is_absent(case)
                 if _in_suspense(case) or waits or _is_schedulable(case):
                     self._attend_again(case)
                 self._queue.resume(case)
@@ -481,7 +481,7 @@ class Controller:
 
 def _is_schedulable(case: NodeState) -> bool:
     """Whether its node, which should be cordoned, was not when it was last read."""
-    return case.uncordoned is not Uncordoned.NO
+    return case.quarantine_view.uncordoned is not Uncordoned.NO
 
 
 def _is_absent(case: NodeState) -> bool:

@@ -148,7 +148,7 @@ def for_quarantine(
         return "No step is needed: it is being undone."
     if node_summary.work.last_error:
         return "The last step failed and is tried again. If it stays, look at the error."
-    held = node_summary.release_held or status.release_held
+    held = node_summary.quarantine_view.release_held or status.release_held
     if held:
         unpin = f"sickbay unpin {node}{how} to let it go by itself, or " * held.startswith("pinned")
         return (

@@ -203,7 +203,8 @@ class FleetViewBuilder:
         self._incidents.extend(told.incidents)
         if node_summary is not None and quarantine is not None:
             work = replace(node_summary.work, last_error=told.last_error)
-            known = replace(node_summary, work=work, release_held=told.release_held)
+            view = replace(node_summary.quarantine_view, release_held=told.release_held)
+            known = replace(node_summary, work=work, quarantine_view=view)
             shown = node_view.quarantine(known, quarantine, self._fleet.how)
             self._quarantines.append(msgspec.structs.replace(shown, agent=told.agent))
         if told.hold is not None and (quarantine is None or told.hold.limit == "stop"):

@@ -81,8 +81,8 @@ def why(node_summary: NodeSummary, standing: QuarantineSummary) -> str:
     """The reason for the node's standing, in one line. Empty for a healthy node."""
     if node_summary.quarantine is not None:
         return _why_quarantined(node_summary, node_summary.quarantine)
-    if node_summary.unclaimed:
-        return node_summary.unclaimed
+    if node_summary.quarantine_view.unclaimed:
+        return node_summary.quarantine_view.unclaimed
     if node_summary.cluster.marked:
         return fleet.MARKED_ALONE
     if node_summary.decision.hold is not None:
@@ -280,7 +280,7 @@ def quarantine(node_summary: NodeSummary, found: port.Quarantine, how: str) -> m
             for blocker in status.blockers
         ],
         released_because=status.released_because,
-        release_held=node_summary.release_held or status.release_held,
+        release_held=node_summary.quarantine_view.release_held or status.release_held,
         override=status.override,
         node_absent_since=date(status.node_absent_since),
         uncordoned=status.uncordoned,
@@ -298,7 +298,7 @@ def quarantine(node_summary: NodeSummary, found: port.Quarantine, how: str) -> m
 def unmarked(node_summary: NodeSummary, found: port.Quarantine) -> str:
     """Which of our marks the node lacks, and how often they were set again; empty: it has all."""
     marks = found.status.marks
-    missing = node_summary.missing or (marks.missing if marks is not None else ())
+    missing = node_summary.quarantine_view.missing or (marks.missing if marks is not None else ())
     if not missing:
         return ""
     times = marks.restored if marks is not None else 0

@@ -167,7 +167,7 @@ def tell(node_summary: NodeSummary, moment: ViewMoment, mode: str, how: str) -> 
         else [],
         hold=node_view.hold(node_summary, mode, how),
         last_error=node_summary.work.last_error,
-        release_held=node_summary.release_held,
+        release_held=node_summary.quarantine_view.release_held,
     )
 
 
@@ -178,9 +178,9 @@ def _notable(node_summary: NodeSummary) -> bool:
         or node_summary.decision.exempt
         or node_summary.agent.conflict
         or node_summary.work.last_error
-        or node_summary.release_held
+        or node_summary.quarantine_view.release_held
         or node_summary.cluster.foreign
-        or node_summary.unclaimed
+        or node_summary.quarantine_view.unclaimed
         or node_summary.cluster.marked
         or node_summary.cluster.maintained
         or (node_summary.agent.health is not None and node_summary.agent.health.faults)

@@ -127,7 +127,7 @@ async def test_mode_observe_shows_the_marks_and_writes_nothing() -> None:
     replica = Replica(world, clock=clock, settings=replace(SETTINGS, mode=Action.OBSERVE))
     await until(lambda: "n1" in replica.fleet.node_summaries)
     node_summary = replica.fleet.node_summaries["n1"]
-    await until(lambda: node_summary.unclaimed)
+    await until(lambda: node_summary.quarantine_view.unclaimed)
     assert node_summary.standing() is QuarantineSummary.QUARANTINED
     replica.agent("n1", WELL)
     clock.time += 10_000
@@ -139,7 +139,7 @@ async def test_mode_observe_shows_the_marks_and_writes_nothing() -> None:
     kept = {key: text for key, text in node.annotations.items() if key != APPLIED}
     world.set_node(replace(node, annotations=kept))
     await replica.controller._cluster_events.refresh_nodes()
-    await until(lambda: not node_summary.unclaimed)
+    await until(lambda: not node_summary.quarantine_view.unclaimed)
     await replica.stop()
 
 

@@ -21,6 +21,7 @@ from aggregator.quarantine.decide.intent import OURS
 from aggregator.quarantine.reconcile.agent_events import AgentEventHandler, _may_be_back
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.registry import NodeRegistry
+from tests.support.node_states import set_fields
 from tests.support.replica import POLICY, FakeLine, fault, hello, snapshot
 from tests.support.virtual_time import VirtualTimeLoop, play
 
@@ -157,7 +158,7 @@ def test_the_node_is_read_where_its_agent_proves_another_uid(
 ) -> None:
     async def test(bench: Bench) -> None:
         bench.case.cluster.meta = NodeMeta("n1", listed) if listed else None
-        bench.case.node_summary.quarantine = stands
+        bench.case.own_quarantine_view().quarantine = stands
         assert ("add_for_read" in bench.connect(uid)) == reads
 
     on_bench(test)
@@ -178,7 +179,7 @@ def test_an_agent_tells_of_a_node_that_may_be_back(
     stands: Quarantine | None, uid: str, *, gone: bool, back: bool
 ) -> None:
     case: Any = NodeRegistry(FleetState(), "").case("n1")
-    case.node_summary.quarantine, case.cluster.node_gone = stands, gone
+    set_fields(case, quarantine=stands, node_gone=gone)
     assert _may_be_back(case, uid) == back
 
 
@@ -241,7 +242,7 @@ def test_signs_are_kept_until_the_node_was_read() -> None:
 def test_a_fault_of_a_node_that_may_be_back_has_it_read() -> None:
     async def test(bench: Bench) -> None:
         bench.connect()
-        bench.case.node_summary.quarantine, bench.case.cluster.node_gone = quarantine(), True
+        set_fields(bench.case, quarantine=quarantine(), node_gone=True)
         bench.hear(snapshot())
         assert not bench.case.work.suspect
         bench.hear(snapshot(fault()))

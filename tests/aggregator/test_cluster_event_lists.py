@@ -93,7 +93,7 @@ def test_a_name_that_the_cluster_lacks_is_forgotten_when_nothing_stands_on_it(
         assert is_no_more(ghost)
         for name, value in (
             ("orphan", "uid"),
-            ("unclaimed", True),
+            ("to_adopt", True),
             ("waiters", (asyncio.get_running_loop().create_future(),)),
         ):
             before = getattr(part_with(ghost, name), name)
@@ -103,9 +103,9 @@ def test_a_name_that_the_cluster_lacks_is_forgotten_when_nothing_stands_on_it(
         ghost.agent.attached = True
         assert not is_no_more(ghost)
         ghost.agent.attached = False
-        ghost.node_summary.quarantine = quarantine()
+        ghost.node_summary.own_quarantine_view().quarantine = quarantine()
         assert not is_no_more(ghost)
-        ghost.node_summary.quarantine = None
+        ghost.node_summary.own_quarantine_view().quarantine = None
         ghost.work.task = asyncio.ensure_future(asyncio.sleep(5))
         assert not is_no_more(ghost), "something is being done"
         await ghost.work.task
@@ -153,7 +153,7 @@ def test_a_marked_node_that_the_list_lacks_is_looked_for(
 ) -> None:
     async def test(bench: Bench) -> None:
         case = bench.case(node)
-        case.node_summary.quarantine, case.cluster.node_gone = found, gone
+        set_fields(case, quarantine=found, node_gone=gone)
         assert bench.cluster_events._is_unlisted(case) == unlisted
 
     on_a_bench(monkeypatch, test)
@@ -168,7 +168,7 @@ def test_an_entry_whose_node_and_object_are_gone_is_attended_to(
 ) -> None:
     async def test(bench: Bench) -> None:
         case = bench.case(node)
-        case.work.suspect, case.node_summary.quarantine = False, found
+        set_fields(case, suspect=False, quarantine=found)
         bench.cluster_events._entry_stands(case)
         assert case.work.suspect == read
         assert bench.kicked == ([node] if read else [])
@@ -198,16 +198,16 @@ def others_cordoned_it(case: NodeState) -> None:
 
 def others_cordoned_it_and_it_is_waited_for(case: NodeState) -> None:
     others_cordoned_it(case)
-    case.node_summary.quarantine = quarantine(phase=Phase.ADMITTED)
+    case.own_quarantine_view().quarantine = quarantine(phase=Phase.ADMITTED)
     case.cluster.maintained = "kured"
 
 
 def its_quarantine_is_of_another_node(case: NodeState) -> None:
-    case.node_summary.quarantine = quarantine(node_uid="another")
+    case.own_quarantine_view().quarantine = quarantine(node_uid="another")
 
 
 def its_quarantine_is_of_no_node_yet(case: NodeState) -> None:
-    case.node_summary.quarantine = quarantine(phase=Phase.ADMITTED)
+    case.own_quarantine_view().quarantine = quarantine(phase=Phase.ADMITTED)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_marks_in_the_list_are_unclaimed_where_no_quarantine_stands(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def is_unclaimed(case: NodeState) -> bool:
-        return case.unclaimed
+        return case.quarantine_view.to_adopt
 
     def is_marked(case: NodeState) -> bool:
         return case.cluster.marked
@@ -255,16 +255,16 @@ def test_marks_in_the_list_are_unclaimed_where_no_quarantine_stands(
         assert is_unclaimed(case)
         assert is_marked(case)
         assert bench.kicked == ["n1"]
-        case.unclaimed, case.orphan = False, "uid"
+        set_fields(case, to_adopt=False, orphan="uid")
         bench.listed(**{APPLIED: "x"})
         assert not is_unclaimed(case), "its marks are being undone"
-        case.orphan, case.node_summary.unclaimed = "", "shown"
+        set_fields(case, orphan="", unclaimed="shown")
         bench.listed(**{APPLIED: "x"})
         assert not is_unclaimed(case), "nothing is made of them in mode observe"
         bench.listed()
-        assert case.node_summary.unclaimed == ""
+        assert case.quarantine_view.unclaimed == ""
         assert not is_marked(case)
-        case.node_summary.quarantine = quarantine(node_uid="uid-n1", phase=Phase.ADMITTED)
+        case.own_quarantine_view().quarantine = quarantine(node_uid="uid-n1", phase=Phase.ADMITTED)
         bench.listed(**{APPLIED: "x"})
         assert not is_unclaimed(case)
 
@@ -323,8 +323,8 @@ def test_after_the_news_are_whole_again_only_marked_nodes_that_are_schedulable_a
             (Phase.ADMITTED, False, False),
             (Phase.RELEASING, False, False),
         ):
-            case.node_summary.quarantine = quarantine(phase=phase, node_uid="uid-n1")
-            case.work.suspect, case.cluster.signs, case.definition_going = False, signs, True
+            case.own_quarantine_view().quarantine = quarantine(phase=phase, node_uid="uid-n1")
+            set_fields(case, suspect=False, signs=signs, definition_going=True)
             bench.cluster_events._queue.view = False
             names = frozenset({"n1"} if unschedulable else ())
             # What the list alone says of it is another test's.
@@ -332,11 +332,11 @@ def test_after_the_news_are_whole_again_only_marked_nodes_that_are_schedulable_a
             await bench.cluster_events._view_restored(names)
             assert case.work.suspect == suspect, phase
             assert case.cluster.signs == (signs if suspect else ())
-            assert not case.definition_going
+            assert not case.quarantine_view.definition_going
             assert bench.cluster_events._queue.view
-        case.vanished = "uid"
+        case.own_quarantine_view().vanished = "uid"
         await bench.cluster_events._view_restored(frozenset())
-        assert (case.vanished, case.unclaimed) == ("", True)
+        assert (case.quarantine_view.vanished, case.quarantine_view.to_adopt) == ("", True)
 
     on_a_bench(monkeypatch, test)
 
@@ -346,9 +346,9 @@ def test_which_cases_are_schedulable_or_absent() -> None:
     assert not _is_schedulable(case)
     assert not _is_absent(case)
     for whose in Uncordoned:
-        case.uncordoned = whose
+        case.own_quarantine_view().uncordoned = whose
         assert _is_schedulable(case) == (whose is not Uncordoned.NO)
-    case.node_summary.quarantine = quarantine(node_absent_since=0.0)
+    case.own_quarantine_view().quarantine = quarantine(node_absent_since=0.0)
     assert not _is_absent(case)
-    case.node_summary.quarantine = quarantine(node_absent_since=0.5)
+    case.own_quarantine_view().quarantine = quarantine(node_absent_since=0.5)
     assert _is_absent(case)

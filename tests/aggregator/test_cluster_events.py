@@ -35,6 +35,7 @@ from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.quarantine_index import QuarantineIndex
 from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.runtime.interning import EMPTY
+from tests.support.node_states import set_fields
 from tests.support.replica import POLICY, Notes
 from tests.support.virtual_time import VirtualTimeLoop, play
 
@@ -111,7 +112,7 @@ class Bench:
 
     def case(self, quarantine: Quarantine | None = None) -> Any:
         found: Any = self.registry.case("n1")
-        found.node_summary.quarantine = quarantine
+        found.node_summary.own_quarantine_view().quarantine = quarantine
         return found
 
 
@@ -165,7 +166,7 @@ def test_the_end_of_a_quarantine_that_is_not_the_known_one_changes_nothing() -> 
         assert case.node_summary.quarantine is not None
         bench.case(None)
         assert await bench.hear(QuarantineGone("n1", "q")) == []
-        assert case.ended == ""
+        assert case.quarantine_view.ended == ""
 
     on_bench(test)
 
@@ -175,16 +176,27 @@ def test_a_quarantine_that_somebody_took_away_leaves_an_orphan() -> None:
         case = bench.case()
         await bench.hear(QuarantineSeen(made(node_absent_since=1.0)))
         case.decision.incidents, case.decision.wanted = {"i": 1}, object()
-        case.node_summary.release_held, case.release_look = "x", 9.0
-        case.definition_going = True
+        set_fields(case, release_held="x", release_look=9.0)
+        case.own_quarantine_view().definition_going = True
         assert await bench.hear(QuarantineGone("n1", "q")) == ["add n1"]
         assert list(bench.standing.quarantines()) == []
         assert bench.registry.absent == set()
         assert [case.node_summary.quarantine] == [None]
-        assert (case.orphan, case.ended, case.vanished) == ("q", "q", "")
-        assert (case.unclaimed, case.work.suspect, case.definition_going) == (False, False, False)
+        assert (
+            case.quarantine_view.orphan,
+            case.quarantine_view.ended,
+            case.quarantine_view.vanished,
+        ) == ("q", "q", "")
+        assert (
+            case.quarantine_view.to_adopt,
+            case.work.suspect,
+            case.quarantine_view.definition_going,
+        ) == (False, False, False)
         assert (case.decision.incidents, case.decision.wanted) == (EMPTY, None)
-        assert (case.node_summary.release_held, case.release_look) == ("", 0.0)
+        assert (
+            case.quarantine_view.release_held,
+            case.quarantine_view.release_look,
+        ) == ("", 0.0)
 
     on_bench(test)
 
@@ -193,10 +205,10 @@ def test_the_end_of_our_own_release_leaves_none_and_an_agents_evidence_stays() -
     async def test(bench: Bench) -> None:
         case = bench.case(made())
         health: Any = SimpleNamespace(has_snapshot=True)
-        case.agent.health, case.ended = health, "q"
+        set_fields(case, health=health, ended="q")
         case.decision.incidents = incidents = {"i": 1}
         await bench.hear(QuarantineGone("n1", "q"))
-        assert case.orphan == ""
+        assert case.quarantine_view.orphan == ""
         assert case.decision.incidents is incidents
 
     on_bench(test)
@@ -205,13 +217,21 @@ def test_the_end_of_our_own_release_leaves_none_and_an_agents_evidence_stays() -
 def test_one_that_a_read_missed_first_is_told_of_by_the_watch() -> None:
     async def test(bench: Bench) -> None:
         case = bench.case(None)
-        case.vanished = "q"
+        case.own_quarantine_view().vanished = "q"
         assert await bench.hear(QuarantineGone("n1", "q")) == ["add n1"]
-        assert (case.orphan, case.vanished, case.ended) == ("q", "", "q")
-        case.vanished, case.orphan = "r", ""
+        assert (
+            case.quarantine_view.orphan,
+            case.quarantine_view.vanished,
+            case.quarantine_view.ended,
+        ) == ("q", "", "q")
+        set_fields(case, vanished="r", orphan="")
         await bench.hear(QuarantineGone("n1", "r", with_definition=True))
-        assert (case.orphan, case.unclaimed, case.definition_going) == ("", True, True)
-        assert [case.remains] == [None]
+        assert (
+            case.quarantine_view.orphan,
+            case.quarantine_view.to_adopt,
+            case.quarantine_view.definition_going,
+        ) == ("", True, True)
+        assert [case.quarantine_view.remains] == [None]
 
     on_bench(test)
 
@@ -221,8 +241,12 @@ def test_one_that_goes_with_its_definition_is_made_again() -> None:
         known = made()
         case = bench.case(known)
         await bench.hear(QuarantineGone("n1", "q", with_definition=True))
-        assert (case.orphan, case.unclaimed, case.remains) == ("", True, known.spec)
-        assert case.definition_going
+        assert (
+            case.quarantine_view.orphan,
+            case.quarantine_view.to_adopt,
+            case.quarantine_view.remains,
+        ) == ("", True, known.spec)
+        assert case.quarantine_view.definition_going
 
     on_bench(test)
 
@@ -232,7 +256,11 @@ def test_the_end_of_another_installations_makes_us_read_the_node(*, with_definit
     async def test(bench: Bench) -> None:
         case = bench.case(made(foreign="elsewhere"))
         await bench.hear(QuarantineGone("n1", "q", with_definition=with_definition))
-        assert (case.work.suspect, case.orphan, case.unclaimed) == (True, "", False)
+        assert (case.work.suspect, case.quarantine_view.orphan, case.quarantine_view.to_adopt) == (
+            True,
+            "",
+            False,
+        )
 
     on_bench(test)
 

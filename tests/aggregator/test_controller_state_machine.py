@@ -1011,7 +1011,10 @@ class Ward(RuleBasedStateMachine):
             assert one.status.node_uid == node.uid, one
             if node.unschedulable:
                 told = one.status.marks.missing if one.status.marks is not None else ()
-                assert case.lacks(node, one) == told == case.node_summary.missing, (one, node)
+                assert case.lacks(node, one) == told == case.quarantine_view.missing, (
+                    one,
+                    node,
+                )
 
     def _explained(self) -> None:
         """A wanted action is done, or people are told why not; a recent change (an exemption that

@@ -175,7 +175,7 @@ async def rounds(bench: Drain, node_at: float | None = None) -> Any:
 def test_a_node_is_empty_when_two_reads_apart_say_so() -> None:
     async def test(bench: Drain) -> None:
         await bench.marked(Phase.DRAINING)
-        bench.case.node_summary.quarantine = bench.now()
+        bench.case.own_quarantine_view().quarantine = bench.now()
         began = bench.loop.time()
         read = await rounds(bench)
         assert read.plan.remaining == 0
@@ -190,7 +190,7 @@ def test_a_node_is_empty_when_two_reads_apart_say_so() -> None:
 def test_a_pod_that_comes_between_the_two_reads_is_asked_to_go_first() -> None:
     async def test(bench: Drain) -> None:
         await bench.marked(Phase.DRAINING)
-        bench.case.node_summary.quarantine = bench.now()
+        bench.case.own_quarantine_view().quarantine = bench.now()
         began = bench.loop.time()
         bench.loop.call_later(2, lambda: bench.world.add_pod("n1", "a"))
         bench.loop.call_later(6, bench.world.pods.clear)
@@ -207,10 +207,10 @@ def test_rounds_end_with_their_drain() -> None:
         bench.standing = False
         assert await rounds(bench) is None
         assert bench.cluster.asked["pods_on"] == 0
-        bench.standing, bench.case.node_summary.quarantine = True, None
+        bench.standing, bench.case.own_quarantine_view().quarantine = True, None
         assert await rounds(bench) is None
         assert bench.cluster.asked["pods_on"] == 1
-        bench.case.node_summary.quarantine = bench.now()
+        bench.case.own_quarantine_view().quarantine = bench.now()
         bench.world.add_pod("n1", "a")
         bench.loop.call_later(3, lambda: setattr(bench, "standing", False))
         assert await rounds(bench) is None
@@ -222,7 +222,7 @@ def test_rounds_end_with_their_drain() -> None:
 def test_pods_are_read_ever_less_often_while_nothing_moves_and_soon_after_one_has_gone() -> None:
     async def test(bench: Drain) -> None:
         await bench.marked(Phase.DRAINING)
-        bench.case.node_summary.quarantine = bench.now()
+        bench.case.own_quarantine_view().quarantine = bench.now()
         bench.world.add_pod("n1", "a")
         bench.made._running = 1
         bench.moved = [True, False, False, False, True]
@@ -237,7 +237,7 @@ def test_pods_are_read_ever_less_often_while_nothing_moves_and_soon_after_one_ha
 def test_a_pod_that_is_deleted_by_now_is_looked_at_sooner_than_one_that_only_came() -> None:
     async def test(bench: Drain) -> None:
         await bench.marked(Phase.DRAINING)
-        bench.case.node_summary.quarantine = bench.now()
+        bench.case.own_quarantine_view().quarantine = bench.now()
         pod = bench.world.add_pod("n1", "a")
         bench.made._running = 1
         bench.loop.call_later(1.5, lambda: setattr(bench, "standing", False))
@@ -263,7 +263,7 @@ def test_a_pod_that_is_deleted_by_now_is_looked_at_sooner_than_one_that_only_cam
 def test_no_eviction_follows_an_old_read_of_the_node(age: float, due: float, reads: int) -> None:
     async def test(bench: Drain) -> None:
         await bench.marked(Phase.DRAINING)
-        bench.case.node_summary.quarantine = bench.now()
+        bench.case.own_quarantine_view().quarantine = bench.now()
         bench.world.add_pod("n1", "a")
         bench.due = due
         bench.loop.call_later(0.05, lambda: setattr(bench, "standing", False))
@@ -308,7 +308,7 @@ def test_progress_that_was_held_back_is_written_during_the_rest(
 ) -> None:
     async def test(bench: Drain) -> None:
         await bench.marked(Phase.DRAINING)
-        bench.case.node_summary.quarantine = bench.now()
+        bench.case.own_quarantine_view().quarantine = bench.now()
         bench.world.add_pod("n1", "a")
         began = bench.loop.time()
         pods = await bench.cluster.pods_on("n1")
@@ -354,7 +354,7 @@ def test_a_longer_wait_has_a_most_that_grows_with_the_drains() -> None:
 def test_a_late_drain_is_reported_once_with_three_of_its_blockers() -> None:
     async def test(bench: Drain) -> None:
         await bench.marked(Phase.DRAINING)
-        bench.case.node_summary.quarantine = bench.now()
+        bench.case.own_quarantine_view().quarantine = bench.now()
         four = tuple(Blocker(f"jobs/{one}", "its budget allows none", 1.0) for one in "abcd")
         bench.evictions.blockers = lambda _: four
         plan = DrainPlan(kept=dict.fromkeys(("jobs/a", "jobs/b", "jobs/c", "jobs/d"), "x"))
@@ -362,7 +362,7 @@ def test_a_late_drain_is_reported_once_with_three_of_its_blockers() -> None:
             await asyncio.sleep(100)
             read = drainer._Read(plan, DrainMoment(now, 0.0, 600.0), now)
             await bench.made._progress(bench.case, read, bench.evictions)
-            bench.case.node_summary.quarantine = bench.now()
+            bench.case.own_quarantine_view().quarantine = bench.now()
         (late,) = bench.notes.transitions
         assert late.summary.count("its budget allows none") == 3
         assert "jobs/c" in late.summary
@@ -378,7 +378,7 @@ def test_that_a_node_is_gone_is_written_where_a_drain_is_under_way(phase: Phase 
         bench.case.cluster.node_gone = True
         if phase is not None:
             await bench.marked(phase)
-            bench.case.node_summary.quarantine = bench.now()
+            bench.case.own_quarantine_view().quarantine = bench.now()
         await bench.made.explain(bench.case)
         messages = [one.status.message for one in bench.world.quarantines.values()]
         gone = "the node is gone: no pods are left to drain"
@@ -390,7 +390,7 @@ def test_that_a_node_is_gone_is_written_where_a_drain_is_under_way(phase: Phase 
 def test_an_end_shows_what_stays_behind() -> None:
     async def test(bench: Drain) -> None:
         await bench.marked(Phase.DRAINING)
-        bench.case.node_summary.quarantine = bench.now()
+        bench.case.own_quarantine_view().quarantine = bench.now()
         bench.made._memories["n1"] = bench.memory
         moment = DrainMoment(1.0, 1.0, 2.0)
         read = drainer._Read(DrainPlan(stuck={"jobs/a": "x"}), moment, 77.0)
@@ -402,7 +402,7 @@ def test_an_end_shows_what_stays_behind() -> None:
         assert status.drained_at == pytest.approx(6000.0, abs=10)
         assert "drained: no pods are left" in bench.notes.transitions[-1].summary
         assert bench.made._memories == {}
-        bench.case.node_summary.quarantine = None
+        bench.case.own_quarantine_view().quarantine = None
         await bench.made._finish(bench.case, read, bench.evictions)
         assert len(bench.kinds()) == 1
 

@@ -21,8 +21,8 @@ from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.coordination.alerts import DIFFERING_FOR, MISSING_FOR, CoordinationAlerts
 from aggregator.quarantine.decide.uncertainty import NO_UNCERTAINTY, Uncertainty
 from aggregator.quarantine.drain.hooks import HookAnswer, HookResult, HookRules, HookRunner
-from aggregator.quarantine.state.fleet import NodeSummary
 from aggregator.quarantine.state.node import NodeState
+from tests.support.node_states import summary_of
 from tests.support.replica import Notes, Turned
 from tests.support.virtual_time import VirtualTimeLoop, play
 
@@ -70,7 +70,7 @@ class Recorder:
         self, case: NodeState, known: Quarantine, status: QuarantineStatus
     ) -> None:
         self.written.append(status)
-        case.node_summary.quarantine = replace(known, status=status)
+        case.own_quarantine_view().quarantine = replace(known, status=status)
 
 
 SPEC = QuarantineSpec(Action.DRAIN, "gpu", "xid:79", "us", "inc-1")
@@ -83,7 +83,7 @@ class Bench:
         self.acts, self.loop = Recorder(), loop
         known = QuarantineStatus(**status)  # type: ignore[arg-type]  # a test's words
         self.quarantine = Quarantine("n1", "uid-q", "1", SPEC, known)
-        self.case = NodeState(NodeSummary("n1", quarantine=self.quarantine), loop.time)
+        self.case = NodeState(summary_of("n1", quarantine=self.quarantine), loop.time)
         self.hook_runner = HookRunner(
             acts=cast(NodeActions, self.acts),
             clocks=Clocks(loop.time, loop.time),
@@ -193,7 +193,7 @@ def test_without_a_hook_nothing_waits() -> None:
     async def test(loop: VirtualTimeLoop) -> None:
         bench = Bench(loop, HookRules())
         assert await bench.before_evictions()
-        bench.case.node_summary.quarantine = None
+        bench.case.own_quarantine_view().quarantine = None
         assert not await bench.before_evictions()
         assert bench.acts.written == []
 

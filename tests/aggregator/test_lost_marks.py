@@ -79,7 +79,7 @@ async def drained(world: World, loop: VirtualTimeLoop, **how: object) -> Replica
     replica.agent("n1", ILL)
     await until(lambda: phase_of(world, "n1") is Phase.DRAINED)
     case = replica.controller._registry.case("n1")
-    await until(lambda: is_whole(world) and case.trail is None)
+    await until(lambda: is_whole(world) and case.quarantine_view.trail is None)
     return replica
 
 
@@ -101,7 +101,7 @@ def test_a_mark_removed_by_hand_is_told_within_a_second_and_set_again_after_the_
         await until(lambda: missing(world) == names)
         assert loop.time() - began < 1.0
         node_summary = replica.fleet.node_summaries["n1"]
-        assert set(node_summary.missing) == names
+        assert set(node_summary.quarantine_view.missing) == names
         assert replica.notes.kinds("n1").count("quarantine.marks_missing") == 1
         await until(lambda: loop.time() - began > RULES.restore_after - 1)
         assert not is_whole(world)
@@ -114,7 +114,7 @@ def test_a_mark_removed_by_hand_is_told_within_a_second_and_set_again_after_the_
         assert now.status.did == first.status.did
         assert now.status.marks is not None
         assert now.status.marks.restored == 1
-        assert not node_summary.missing
+        assert not node_summary.quarantine_view.missing
         assert replica.notes.kinds("n1").count("quarantine.marks_restored") == 1
         assert world.evicted == []
         replica.agent("n1", WELL)
@@ -241,7 +241,7 @@ def test_the_next_replica_learns_of_it_and_keeps_the_grace_and_the_count() -> No
         replica = Replica(world, clock=LoopClock(loop))
         await until(lambda: not replica.fleet.view_lost)
         assert missing(world) == {"taint"}
-        assert replica.fleet.node_summaries["n1"].missing == ("taint",)
+        assert replica.fleet.node_summaries["n1"].quarantine_view.missing == ("taint",)
         await until(lambda: is_whole(world))
         assert RULES.restore_after <= loop.time() - noticed < RULES.restore_after + 10
         await until(lambda: not missing(world))

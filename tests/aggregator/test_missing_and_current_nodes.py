@@ -55,7 +55,7 @@ class Missing:
     def case(self, name: str, *, gone: bool = True, stands: bool = True) -> Any:
         found: Any = NodeState(NodeSummary(name), lambda: 1.0)
         found.cluster.node_gone = gone
-        found.node_summary.quarantine = object() if stands else None
+        found.node_summary.own_quarantine_view().quarantine = object() if stands else None
         return found
 
 

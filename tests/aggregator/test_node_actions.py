@@ -134,7 +134,7 @@ class Bench:
     def stands(self, quarantine: Quarantine) -> Quarantine:
         """The cluster has it, and the case knows it."""
         found = self.world.put_quarantine(quarantine)
-        self.case.node_summary.quarantine = found
+        self.case.own_quarantine_view().quarantine = found
         return found
 
     def now(self) -> Quarantine:
@@ -232,7 +232,7 @@ def test_a_stop_that_is_over_holds_a_quarantine_no_more() -> None:
             (True, "maintenance", "", False),
             (False, "stop", "", False),
         ):
-            node_summary.quarantine = made() if stands else None
+            node_summary.own_quarantine_view().quarantine = made() if stands else None
             node_summary.decision.hold, bench.switch.reason = NodeHold(limit, "1", "y", 1.0), reason
             bench.acts.unhold_resumed(bench.case)
             assert (node_summary.decision.hold is None) == ends
@@ -271,7 +271,7 @@ def test_another_installations_quarantine_holds_only_what_we_want_too() -> None:
             (False, wanted(), False),
         ):
             case.decision.hold, case.decision.wanted = NodeHold("x", "1", "y", 1.0), state
-            case.node_summary.quarantine = made(foreign="elsewhere") if foreign else None
+            case.own_quarantine_view().quarantine = made(foreign="elsewhere") if foreign else None
             bench.acts.hold_foreign(case)
             assert (case.decision.hold is not None) == holds
         assert len(bench.kinds()) == 1
@@ -313,7 +313,7 @@ def test_what_is_admitted_is_made_and_marked_and_what_is_held_is_not() -> None:
         assert bench.now().status.phase is Phase.CORDONED
         assert bench.now().spec.record_generation == 4
         assert bench.now().spec.intent_action is Action.DRAIN
-        assert case.restored == bench.now().uid
+        assert case.quarantine_view.restored == bench.now().uid
         assert bench.withdrawn == []
         assert case.cluster.marked
 
@@ -390,7 +390,7 @@ def test_what_a_read_finds_after_the_admission_decides(
         assert "n1" not in bench.world.quarantines
         gives_back = step == "propose" if withdraws is None else withdraws
         assert bench.withdrawn == ([entry] if gives_back else [])
-        assert bench.case.unclaimed == (withdraws is False)
+        assert bench.case.quarantine_view.to_adopt == (withdraws is False)
 
     on_bench(test)
 
@@ -432,12 +432,15 @@ def test_a_node_is_marked_only_while_that_is_still_to_be_done(
         elif change:
             bench.annotated(change)
         bench.stands(replace(stands, has_finalizer=False))
-        bench.case.node_replaced, bench.case.node_summary.missing = True, ("taint",)
+        set_fields(bench.case, node_replaced=True, missing=("taint",))
         await bench.acts.cordon(bench.case)
         assert bench.world.nodes["n1"].unschedulable == marks
         assert bench.now().has_finalizer == marks
         if marks:
-            assert (bench.case.node_replaced, bench.case.node_summary.missing) == (False, ())
+            assert (
+                bench.case.quarantine_view.node_replaced,
+                bench.case.quarantine_view.missing,
+            ) == (False, ())
             assert bench.now().status.admitted_at == bench.now().status.cordoned_at > 0
             assert bench.now().status.node_uid == "uid-n1"
             assert bench.now().status.did is not None
@@ -494,7 +497,7 @@ def test_on_another_node_nothing_of_the_one_before_is_told() -> None:
         known = bench.stands(
             made(Phase.DRAINED, cordoned_at=5.0, drained_at=6.0, pods_remaining=7, **kept)
         )
-        bench.case.node_replaced = True
+        bench.case.own_quarantine_view().node_replaced = True
         await bench.acts.restart(bench.case, known)
         status = bench.now().status
         assert status.phase is Phase.ADMITTED
@@ -502,7 +505,7 @@ def test_on_another_node_nothing_of_the_one_before_is_told() -> None:
         assert (status.cordoned_at, status.drained_at, status.pods_remaining) == (0.0, 0.0, None)
         assert isinstance(status.marks, MarksStatus)
         assert status.marks.since > 5000.0
-        assert not bench.case.node_replaced
+        assert not bench.case.quarantine_view.node_replaced
         assert len(bench.kinds()) == 1
 
     on_bench(test)
@@ -645,7 +648,7 @@ def test_a_node_that_is_left_schedulable_is_told_of_unless_that_was_told(
     async def test(bench: Bench) -> None:
         await asyncio.sleep(20)
         known = bench.stands(made(Phase.CORDONED, **status))
-        bench.case.uncordoned = Uncordoned.UNKNOWN
+        bench.case.own_quarantine_view().uncordoned = Uncordoned.UNKNOWN
         await bench.acts.show_cordon(bench.case, known, text)
         assert bench.now().status.uncordoned == text
         assert len(bench.kinds()) == int(told)
@@ -696,13 +699,13 @@ def test_a_hint_stays_where_the_node_cant_be_read() -> None:
 def test_an_object_that_a_read_does_not_find_has_vanished_unless_its_end_is_known() -> None:
     async def test(bench: Bench) -> None:
         assert await bench.acts.reread(bench.case) is None
-        assert bench.case.vanished == ""
+        assert bench.case.quarantine_view.vanished == ""
         for ended, vanished in (("", "q"), ("q", "")):
-            bench.case.node_summary.quarantine, bench.case.ended = made(), ended
-            bench.case.vanished = ""
+            set_fields(bench.case, quarantine=made(), ended=ended)
+            bench.case.own_quarantine_view().vanished = ""
             assert await bench.acts.reread(bench.case) is None
             assert bench.case.node_summary.quarantine is None
-            assert bench.case.vanished == vanished
+            assert bench.case.quarantine_view.vanished == vanished
 
     on_bench(test)
 
@@ -714,7 +717,7 @@ def test_an_event_names_the_incident_of_the_object_or_else_of_what_is_wanted() -
         bench.case.decision.wanted = wanted()
         bench.acts.emit_event(bench.case, kind, "x", {"a": "b"})
         theirs = made()
-        bench.case.node_summary.quarantine = replace(
+        bench.case.own_quarantine_view().quarantine = replace(
             theirs, spec=replace(theirs.spec, incident="j")
         )
         bench.acts.emit_event(bench.case, kind, "x")
@@ -767,13 +770,13 @@ def test_a_newer_announcement_waits_for_the_older() -> None:
 
         bench.acts._cluster = SimpleNamespace(announce=announce)
         await bench.acts.settle_announcement(bench.case)
-        bench.case.condition_seen = True
+        bench.case.own_quarantine_view().condition_seen = True
         bench.acts.announce(bench.case, "u", quarantined=True, message="first")
-        assert not bench.case.condition_seen
+        assert not bench.case.quarantine_view.condition_seen
         bench.acts.announce(bench.case, "u", quarantined=True, message="second")
         await bench.acts.settle_announcement(bench.case)
         assert said == ["first", "second"]
-        assert bench.case.trail.done()
+        assert bench.case.quarantine_view.trail.done()
         await bench.acts.settle_announcement(bench.case)
 
     on_bench(test)

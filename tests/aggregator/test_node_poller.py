@@ -40,6 +40,7 @@ from aggregator.quarantine.state.decision import NodeHold
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.registry import NodeRegistry
+from tests.support.node_states import set_fields
 from tests.support.replica import component, hello, snapshot
 from tests.support.virtual_time import VirtualTimeLoop, play
 
@@ -156,21 +157,21 @@ def test_how_often_a_node_is_looked_at_goes_by_what_it_is_in() -> None:
     bench = Bench()
     case = bench.case()
     assert not bench.poller._is_due(case), "nothing is known of it"
-    case.node_summary.quarantine = quarantine(Phase.DRAINING)
+    case.own_quarantine_view().quarantine = quarantine(Phase.DRAINING)
     bench.is_due(case, after=0, every=DRAINING_EVERY)
-    case.node_summary.quarantine = quarantine(Phase.DRAINED)
+    case.own_quarantine_view().quarantine = quarantine(Phase.DRAINED)
     bench.is_due(case, after=0, every=DRAINED_EVERY)
-    case.uncordoned = Uncordoned.UNKNOWN
+    case.own_quarantine_view().uncordoned = Uncordoned.UNKNOWN
     bench.is_due(case, after=0, every=DRAINING_EVERY)
-    case.uncordoned = Uncordoned.NO
+    case.own_quarantine_view().uncordoned = Uncordoned.NO
     for phase in (Phase.CORDONED, Phase.ADMITTED, Phase.RELEASING):
-        case.node_summary.quarantine = quarantine(phase)
+        case.own_quarantine_view().quarantine = quarantine(phase)
         case.work.looked_at = FOREVER
         assert not bench.poller._is_due(case)
-    case.node_summary.quarantine = quarantine(Phase.DRAINING, foreign="elsewhere")
+    case.own_quarantine_view().quarantine = quarantine(Phase.DRAINING, foreign="elsewhere")
     assert not bench.poller._is_due(case)
     bench.ours = False
-    case.node_summary.quarantine = quarantine(Phase.DRAINING)
+    case.own_quarantine_view().quarantine = quarantine(Phase.DRAINING)
     assert not bench.poller._is_due(case)
 
 
@@ -182,7 +183,7 @@ def test_the_kubelet_of_a_silent_agent_is_looked_at_once_a_minute() -> None:
 def test_a_node_that_waits_is_read_when_its_wait_is_over() -> None:
     bench = Bench()
     case = bench.case()
-    case.node_summary.quarantine, case.cluster.maintained = quarantine(Phase.CORDONED), "kured"
+    set_fields(case, quarantine=quarantine(Phase.CORDONED), maintained="kured")
     assert bench.due() == []
     bench.time += WAITING_FIRST - 0.1
     assert bench.due() == []
@@ -200,15 +201,12 @@ def test_what_is_drained_comes_first_then_what_waits_then_the_longest_unseen() -
     for number, name in enumerate(("old", "older", "waits", "drains", "drains-2")):
         bench.case(name).work.looked_at = 100.0 - number
     for name in ("old", "older"):
-        bench.case(name).node_summary.quarantine = quarantine(Phase.DRAINED)
+        bench.case(name).node_summary.own_quarantine_view().quarantine = quarantine(Phase.DRAINED)
     waits = bench.case("waits")
-    waits.node_summary.quarantine, waits.cluster.maintained = (
-        quarantine(Phase.CORDONED),
-        "kured",
-    )
+    set_fields(waits, quarantine=quarantine(Phase.CORDONED), maintained="kured")
     bench.due()
     for name in ("drains", "drains-2"):
-        bench.case(name).node_summary.quarantine = quarantine(Phase.DRAINING)
+        bench.case(name).node_summary.own_quarantine_view().quarantine = quarantine(Phase.DRAINING)
     bench.time += 1000
     assert bench.due() == ["drains-2", "drains", "waits", "older", "old"]
 
@@ -217,21 +215,21 @@ def test_a_round_has_so_many_nodes_at_most() -> None:
     bench = Bench()
     for number in range(40):
         case = bench.case(f"n{number}")
-        case.node_summary.quarantine, case.work.looked_at = quarantine(Phase.DRAINING), 0.0
+        set_fields(case, quarantine=quarantine(Phase.DRAINING), looked_at=0.0)
     assert len(bench.due()) == 25
 
 
 def test_the_pods_of_a_drained_node_are_not_read_at_once_after_a_restart() -> None:
     bench = Bench()
     case = bench.case()
-    case.node_summary.quarantine = quarantine(Phase.DRAINED)
+    case.own_quarantine_view().quarantine = quarantine(Phase.DRAINED)
     assert bench.due() == []
     assert case.work.looked_at == 1000.0 - DRAINED_EVERY * 0.3
     case.work.looked_at = 1.0
     assert bench.due() == ["n1"]
     assert case.work.looked_at == 1.0
     other = bench.case("n2")
-    other.node_summary.quarantine = quarantine(Phase.DRAINING)
+    other.node_summary.own_quarantine_view().quarantine = quarantine(Phase.DRAINING)
     assert bench.due() == ["n2", "n1"]
     assert other.work.looked_at == FOREVER
 
@@ -241,12 +239,14 @@ def test_nodes_are_read_a_few_a_second_and_only_while_each_is_still_due() -> Non
         bench = Bench(loop=loop)
         for name in ("n1", "n2", "n3"):
             bench.nodes[name] = bare()
-            bench.case(name).node_summary.quarantine = quarantine(Phase.DRAINING)
+            bench.case(name).node_summary.own_quarantine_view().quarantine = quarantine(
+                Phase.DRAINING
+            )
         begun = loop.time()
         rounds = asyncio.ensure_future(bench.poller.run())
         await asyncio.sleep(0.01)
         assert len(bench.reads) == 1
-        bench.case("n2").node_summary.quarantine = None
+        bench.case("n2").node_summary.own_quarantine_view().quarantine = None
         await asyncio.sleep(1 / A_SECOND)
         assert [name for name, _ in bench.reads] == ["n1", "n3"]
         await asyncio.sleep(DRAINING_EVERY - 1)
@@ -268,7 +268,7 @@ def test_the_wait_of_a_node_doubles_with_each_read_that_finds_nothing_new() -> N
         case = bench.case()
         bench.nodes["n1"] = bare(labels=UPGRADE)
         case.take_node(bench.nodes["n1"])
-        case.node_summary.quarantine = quarantine(Phase.CORDONED)
+        case.own_quarantine_view().quarantine = quarantine(Phase.CORDONED)
         bench.due()
         wait = bench.poller._waits["n1"]
         assert wait.next_at == 1000.0 + WAITING_FIRST
@@ -282,10 +282,7 @@ def test_the_wait_of_a_node_doubles_with_each_read_that_finds_nothing_new() -> N
         assert bench.reads == [("n1", True)] * 4
         for number in range(100):
             other = bench.case(f"m{number}")
-            other.node_summary.quarantine, other.cluster.maintained = (
-                quarantine(Phase.CORDONED),
-                "x",
-            )
+            set_fields(other, quarantine=quarantine(Phase.CORDONED), maintained="x")
         bench.due()
         await bench.poll(case)
         assert wait.next_at - bench.time == 101.0, "one read a second for all that wait"
@@ -319,13 +316,13 @@ def test_a_drained_nodes_pods_are_read_and_the_node_only_where_it_is_schedulable
     async def test() -> None:
         bench = Bench()
         case = bench.case()
-        case.node_summary.quarantine, case.work.looked_at = quarantine(Phase.DRAINED), 1.0
+        set_fields(case, quarantine=quarantine(Phase.DRAINED), looked_at=1.0)
         await bench.poll(case)
         assert case.work.recheck_pods
         assert bench.seen_to == ["n1"]
         assert bench.reads == []
         assert case.work.looked_at == 1000.0 - DRAINED_EVERY * 0.3
-        case.uncordoned = Uncordoned.UNKNOWN
+        case.own_quarantine_view().uncordoned = Uncordoned.UNKNOWN
         await bench.poll(case)
         assert bench.reads == [("n1", False)]
 
@@ -336,8 +333,8 @@ def test_what_cant_be_read_or_is_gone_changes_nothing() -> None:
     async def test() -> None:
         bench = Bench()
         case = bench.case()
-        case.node_summary.quarantine = quarantine(Phase.DRAINING)
-        case.uncordoned = Uncordoned.UNKNOWN
+        case.own_quarantine_view().quarantine = quarantine(Phase.DRAINING)
+        case.own_quarantine_view().uncordoned = Uncordoned.UNKNOWN
         bench.fails = True
         await bench.poll(case)
         assert not case.work.suspect
@@ -357,15 +354,15 @@ def test_a_node_that_was_left_schedulable_is_read_when_it_is_cordoned_or_has_los
         bench = Bench()
         case = bench.case()
         left = bare(unschedulable=False)
-        case.node_summary.quarantine = quarantine(Phase.CORDONED)
+        case.own_quarantine_view().quarantine = quarantine(Phase.CORDONED)
         for uncordoned, node, lacks, suspect in (
             (Uncordoned.UNKNOWN, left, True, False),
             (Uncordoned.UNKNOWN, bare(), True, True),
             (Uncordoned.UNKNOWN, left, False, True),
             (Uncordoned.NO, bare(), False, False),
         ):
-            case.uncordoned, bench.nodes["n1"] = uncordoned, node
-            case.node_summary.missing = (
+            case.own_quarantine_view().uncordoned, bench.nodes["n1"] = uncordoned, node
+            case.own_quarantine_view().missing = (
                 case.lacks(node, case.node_summary.quarantine) if lacks else ()
             )
             await bench.poll(case)
@@ -379,7 +376,7 @@ def test_what_people_and_others_do_to_a_node_that_is_drained_is_heard() -> None:
     async def test() -> None:
         bench = Bench()
         case = bench.case()
-        case.node_summary.quarantine = quarantine(Phase.DRAINING)
+        case.own_quarantine_view().quarantine = quarantine(Phase.DRAINING)
         await bench.poll(case)
         assert (case.work.suspect, bench.judged, bench.seen_to) == (False, [], [])
         bench.nodes["n1"] = bare(annotations={PIN: "x"})
@@ -430,9 +427,9 @@ def test_only_a_silent_node_that_is_not_in_quarantine_was_failing_in_silence() -
     assert failing_in_silence(case) == ""
     case.agent.silent, case.agent.conflict = True, "two agents"
     assert failing_in_silence(case) == ""
-    case.agent.conflict, case.node_summary.quarantine = "", quarantine(Phase.CORDONED)
+    set_fields(case, conflict="", quarantine=quarantine(Phase.CORDONED))
     assert failing_in_silence(case) == ""
-    case.node_summary.quarantine = None
+    case.own_quarantine_view().quarantine = None
     item = Evidence("xid:79", "GPU-1", "boot-1", "gpu", "drain", "", None, 1.0)
     drained = Incident("i", "n1", "boot-1", "gpu", "drain", "a bad GPU", 1.0, (item,), 60.0)
     case.decision.incidents = {"i": drained}

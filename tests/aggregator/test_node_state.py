@@ -32,7 +32,8 @@ from aggregator.quarantine.decide.uncordon import (
 )
 from aggregator.quarantine.state.decision import NodeHold
 from aggregator.quarantine.state.fleet import QuarantineSummary
-from aggregator.quarantine.state.node import MARKED, NodeState, _joined
+from aggregator.quarantine.state.node import NodeState, _joined
+from aggregator.quarantine.state.quarantine_view import MARKED
 from tests.support.node_states import set_fields, summary_of
 from tests.support.replica import POLICY, component, fault, hello, snapshot
 
@@ -183,38 +184,50 @@ def test_one_that_had_ended_is_there_again_unless_it_is_about_to_go(
     seen: Quarantine, *, taken: bool
 ) -> None:
     case = state()
-    case.ended = "q"
+    case.own_quarantine_view().ended = "q"
     case.take_quarantine(seen, POLICY, NOW)
     assert case.node_summary.quarantine is None, "news of it come late"
     case.take_read(seen, POLICY, NOW, before=None)
     assert (case.node_summary.quarantine is not None) == taken
-    assert (case.ended == "") == taken
+    assert (case.quarantine_view.ended == "") == taken
 
 
 def test_another_object_brings_nothing_of_the_one_before_it() -> None:
     told = MarksStatus(missing=("taint",), since=1.0)
     case = state(release_held="its GPU is missing", missing=("label",))
-    case.node_summary.quarantine = quarantine()
-    case.release_look = 9.0
-    case.orphan = case.vanished = case.node_summary.unclaimed = "x"
-    case.unclaimed, case.remains = True, quarantine().spec
+    case.own_quarantine_view().quarantine = quarantine()
+    case.own_quarantine_view().release_look = 9.0
+    set_fields(case, orphan="x", vanished="x", unclaimed="x")
+    set_fields(case, to_adopt=True, remains=quarantine().spec)
     case.take_quarantine(quarantine(version="6", marks=told), POLICY, NOW)
-    assert (case.node_summary.release_held, case.release_look) == ("its GPU is missing", 9.0)
-    assert case.node_summary.missing == ("label",), "the node's last read is newer than its object"
-    assert (case.orphan, case.vanished, case.node_summary.unclaimed) == ("", "", "")
-    assert (case.unclaimed, case.remains) == (False, None)
+    assert (case.quarantine_view.release_held, case.quarantine_view.release_look) == (
+        "its GPU is missing",
+        9.0,
+    )
+    assert case.quarantine_view.missing == ("label",), (
+        "the node's last read is newer than its object"
+    )
+    assert (
+        case.quarantine_view.orphan,
+        case.quarantine_view.vanished,
+        case.quarantine_view.unclaimed,
+    ) == ("", "", "")
+    assert (case.quarantine_view.to_adopt, case.quarantine_view.remains) == (False, None)
     case.take_quarantine(quarantine(uid="q2", marks=told), POLICY, NOW)
-    assert (case.node_summary.release_held, case.release_look) == ("", 0.0)
-    assert case.node_summary.missing == ("taint",)
-    case.node_summary.missing, case.work.ours = (), False
+    assert (case.quarantine_view.release_held, case.quarantine_view.release_look) == (
+        "",
+        0.0,
+    )
+    assert case.quarantine_view.missing == ("taint",)
+    set_fields(case, missing=(), ours=False)
     case.take_quarantine(quarantine(uid="q2", version="6", marks=told), POLICY, NOW)
-    assert case.node_summary.missing == ("taint",), "its owner reads the node, and we don't"
+    assert case.quarantine_view.missing == ("taint",), "its owner reads the node, and we don't"
 
 
 def test_what_the_object_says_is_news_unless_we_know_that_version_or_a_later_one() -> None:
     case = state()
     assert case.is_news(quarantine())
-    case.node_summary.quarantine = quarantine(version="5")
+    case.own_quarantine_view().quarantine = quarantine(version="5")
     assert not case.is_news(quarantine(version="5"))
     assert not case.is_news(quarantine(version="4"))
     assert case.is_news(quarantine(version="6"))
@@ -223,7 +236,7 @@ def test_what_the_object_says_is_news_unless_we_know_that_version_or_a_later_one
 
 def test_what_was_written_is_known_unless_it_has_ended() -> None:
     case = state()
-    case.ended = "q"
+    case.own_quarantine_view().ended = "q"
     case.wrote(quarantine())
     assert case.node_summary.quarantine is None
     case.wrote(quarantine(uid="q2"))
@@ -232,12 +245,17 @@ def test_what_was_written_is_known_unless_it_has_ended() -> None:
 
 def test_what_goes_with_its_definition_is_made_again_unless_it_was_being_released() -> None:
     case, released = state(), state()
-    case.lost_with_definition(quarantine())
-    assert (case.orphan, case.unclaimed, case.remains) == ("", True, quarantine().spec)
-    released.lost_with_definition(quarantine(Phase.RELEASING))
-    assert (released.orphan, released.unclaimed, released.remains) == ("q", False, None)
-    assert case.definition_going
-    assert released.definition_going
+    case.own_quarantine_view().lose_definition(quarantine())
+    assert (
+        case.quarantine_view.orphan,
+        case.quarantine_view.to_adopt,
+        case.quarantine_view.remains,
+    ) == ("", True, quarantine().spec)
+    released.own_quarantine_view().lose_definition(quarantine(Phase.RELEASING))
+    view = released.quarantine_view
+    assert (view.orphan, view.to_adopt, view.remains) == ("q", False, None)
+    assert case.quarantine_view.definition_going
+    assert view.definition_going
 
 
 # -- its node -------------------------------------------------------------------------------------
@@ -262,9 +280,9 @@ def test_a_picture_says_nothing_new_where_all_that_it_shows_is_known() -> None:
     assert not case.bears_out(node())
     case.agent.claimed = "u1"
     assert case.bears_out(node())
-    case.node_summary.quarantine = quarantine()
+    case.own_quarantine_view().quarantine = quarantine()
     assert not case.bears_out(node())
-    case.node_summary.quarantine = None
+    case.own_quarantine_view().quarantine = None
     case.cluster.maintained = "its GPU driver is being upgraded"
     assert not case.bears_out(node()), "they have ended"
     case.take_node(node(labels=MAINTAINED))
@@ -285,7 +303,7 @@ def test_a_read_that_finds_no_node_leaves_nothing_of_what_stood_on_it() -> None:
     )
     assert case.cluster.wishes_known
     assert case.cluster.wishes != NONE
-    case.node_replaced, case.uncordoned, case.reborn = True, Uncordoned.PERSON, "boot-2"
+    set_fields(case, node_replaced=True, uncordoned=Uncordoned.PERSON, reborn="boot-2")
     case.cluster.foreign, case.cluster.maintained, case.cluster.unread = "x", "x", True
     case.take_node(None)
     assert (case.cluster.node_gone, case.cluster.node_found, case.agent.misnamed) == (
@@ -293,7 +311,11 @@ def test_a_read_that_finds_no_node_leaves_nothing_of_what_stood_on_it() -> None:
         False,
         False,
     )
-    assert (case.node_replaced, case.uncordoned, case.reborn) == (False, Uncordoned.NO, "")
+    assert (
+        case.quarantine_view.node_replaced,
+        case.quarantine_view.uncordoned,
+        case.quarantine_view.reborn,
+    ) == (False, Uncordoned.NO, "")
     assert (case.cluster.foreign, case.cluster.maintained) == ("", "")
     assert (case.cluster.wishes, case.cluster.wishes_known) == (NONE, False)
     assert not case.cluster.unread
@@ -305,29 +327,31 @@ def test_a_read_that_finds_no_node_leaves_nothing_of_what_stood_on_it() -> None:
 def test_only_of_a_node_that_was_marked_it_is_told_what_it_lacks(phase: Phase) -> None:
     case = state(quarantine=quarantine(phase))
     case.take_node(node())
-    assert (case.node_summary.missing == ALL_MARKS[:4]) == (phase in MARKED)
-    assert (case.uncordoned is not Uncordoned.NO) == (phase in MARKED)
+    assert (case.quarantine_view.missing == ALL_MARKS[:4]) == (phase in MARKED)
+    assert (case.quarantine_view.uncordoned is not Uncordoned.NO) == (phase in MARKED)
     case.take_node(node(uid="u2"))
-    assert case.node_replaced == (phase in MARKED)
-    assert case.uncordoned is Uncordoned.NO
+    assert case.quarantine_view.node_replaced == (phase in MARKED)
+    assert case.quarantine_view.uncordoned is Uncordoned.NO
 
 
 def test_the_condition_trails_and_all_else_that_a_node_lacks_does_not() -> None:
     case, without = state(), marked_node(condition="False")
     assert case.lacks(marked_node(condition="True"), quarantine()) == ()
-    assert case.condition_seen
-    case.condition_seen = False
+    assert case.quarantine_view.condition_seen
+    case.own_quarantine_view().condition_seen = False
     assert case.lacks(without, quarantine()) == ("condition",)
-    assert not case.condition_seen
+    assert not case.quarantine_view.condition_seen
     case.work.ours = True
     assert case.lacks(without, quarantine()) == ("condition",)
     case.work.ours = False
     assert case.lacks(without, quarantine()) == (), "its owner may be writing it"
     assert case.lacks(replace(without, labels={}), quarantine()) == ("label",)
     assert case.lacks(replace(without, uid="u2"), quarantine()) == ALL_MARKS
-    case.condition_seen = True
+    case.own_quarantine_view().condition_seen = True
     case.lacks(without, quarantine())
-    assert not case.condition_seen, "it was removed while it trailed: the round after reads again"
+    assert not case.quarantine_view.condition_seen, (
+        "it was removed while it trailed: the round after reads again"
+    )
 
 
 def test_the_condition_trails_for_two_rounds_after_it_was_written() -> None:
@@ -339,25 +363,27 @@ def test_the_condition_trails_for_two_rounds_after_it_was_written() -> None:
         async def write() -> None:
             await gate.wait()
 
-        case.trail, case.trail_aged = asyncio.create_task(write()), True
+        set_fields(case, trail=asyncio.create_task(write()), trail_aged=True)
         assert not case.age_trail()
-        assert not case.trail_aged
+        assert not case.quarantine_view.trail_aged
         gate.set()
-        await case.trail
+        await case.quarantine_view.trail
         assert not case.age_trail()
-        assert case.trail is not None
+        assert case.quarantine_view.trail is not None
         assert case.age_trail(), "a marked node was not seen with it"
-        assert case.trail is None
-        assert not case.trail_aged
+        assert case.quarantine_view.trail is None
+        assert not case.quarantine_view.trail_aged
         for seen, phase in ((True, Phase.CORDONED), (False, Phase.ADMITTED)):
-            case.condition_seen, case.node_summary.quarantine = seen, quarantine(phase)
-            case.trail, case.trail_aged = asyncio.create_task(write()), True
-            await case.trail
+            set_fields(case, condition_seen=seen, quarantine=quarantine(phase))
+            trail = asyncio.create_task(write())
+            set_fields(case, trail=trail, trail_aged=True)
+            await trail
             assert not case.age_trail()
-            assert case.trail is None
-        case.node_summary.quarantine, case.condition_seen = None, False
-        case.trail, case.trail_aged = asyncio.create_task(write()), True
-        await case.trail
+            assert case.quarantine_view.trail is None
+        set_fields(case, quarantine=None, condition_seen=False)
+        trail = asyncio.create_task(write())
+        set_fields(case, trail=trail, trail_aged=True)
+        await trail
         assert not case.age_trail()
 
     asyncio.run(test())
@@ -372,27 +398,14 @@ def test_a_node_of_another_replica_keeps_what_the_cluster_tells_and_nothing_its_
     told = MarksStatus(missing=("taint",), since=1.0)
     case = fresh(fault())
     node_summary = case.node_summary
-    node_summary.quarantine, node_summary.missing = quarantine(marks=told), ("label",)
+    set_fields(node_summary, quarantine=quarantine(marks=told), missing=("label",))
     node_summary.cluster.overruled, case.cluster.over = frozenset({WORD}), frozenset({OTHER_WORD})
-    node_summary.agent.refused, node_summary.agent.conflict, node_summary.work.last_error = (
-        "r",
-        "c",
-        "e",
-    )
-    node_summary.decision.would, node_summary.decision.spared, node_summary.release_held = (
-        "w",
-        "s",
-        "h",
-    )
+    set_fields(node_summary, refused="r", conflict="c", last_error="e")
+    set_fields(node_summary, would="w", spared="s", release_held="h")
     node_summary.agent.last_heard, node_summary.decision.hold = 3.0, HELD
-    case.agent.claimed, case.agent.misnamed, case.agent.silent, case.agent.silent_failing = (
-        "u2",
-        True,
-        True,
-        "x",
-    )
-    case.cluster.signs, case.orphan, case.unclaimed, case.vanished = (SIGN,), "o", True, "v"
-    case.restored = "q"
+    set_fields(case, claimed="u2", misnamed=True, silent=True, silent_failing="x")
+    set_fields(case, signs=(SIGN,), orphan="o", to_adopt=True, vanished="v")
+    case.own_quarantine_view().restored = "q"
     cancelled: list[str] = []
 
     class Timer:
@@ -424,19 +437,24 @@ def test_a_node_of_another_replica_keeps_what_the_cluster_tells_and_nothing_its_
     assert (
         node_summary.decision.would,
         node_summary.decision.spared,
-        node_summary.release_held,
+        node_summary.quarantine_view.release_held,
     ) == ("", "", "")
-    assert (node_summary.work.last_error, case.cluster.signs, case.orphan, case.vanished) == (
+    assert (
+        node_summary.work.last_error,
+        case.cluster.signs,
+        case.quarantine_view.orphan,
+        case.quarantine_view.vanished,
+    ) == (
         "",
         (),
         "",
         "",
     )
-    assert not case.unclaimed
+    assert not case.quarantine_view.to_adopt
     assert node_summary.cluster.overruled == {WORD, OTHER_WORD}
     assert case.cluster.over == frozenset()
-    assert node_summary.missing == ("taint",), "as its object says"
-    assert case.restored == "q", "its object's evidence is back"
+    assert node_summary.quarantine_view.missing == ("taint",), "as its object says"
+    assert case.quarantine_view.restored == "q", "its object's evidence is back"
     assert (cancelled, case.decision.timer) == (["timer"], None)
     assert node_summary.quarantine is not None
 
@@ -531,7 +549,7 @@ def situation(case: NodeState, **changes: Any) -> Any:
 def test_evictions_wait_while_an_uncordon_is_not_settled() -> None:
     def waits(uncordoned: Uncordoned, wall: float = 1000.0, **status: Any) -> bool:
         case = state(quarantine=quarantine(**status))
-        case.uncordoned = uncordoned
+        case.own_quarantine_view().uncordoned = uncordoned
         found: bool = situation(case, wall=wall).evictions_wait
         return found
 
@@ -555,22 +573,22 @@ def test_a_node_is_cordoned_again_when_its_wait_is_over() -> None:
 
 def test_an_uncordon_is_a_release_by_the_rules_and_only_of_a_quarantine() -> None:
     case = state()
-    case.uncordoned = Uncordoned.UNKNOWN
+    case.own_quarantine_view().uncordoned = Uncordoned.UNKNOWN
     assert not case.is_released_by_uncordon(RELEASE)
     assert situation(case).schedulable
-    case.node_summary.quarantine = quarantine()
+    case.own_quarantine_view().quarantine = quarantine()
     assert case.is_released_by_uncordon(RELEASE)
     assert not case.is_released_by_uncordon(ASK)
-    case.uncordoned = Uncordoned.NO
+    case.own_quarantine_view().uncordoned = Uncordoned.NO
     assert not situation(case).schedulable
 
 
 def test_what_holds_a_release_counts_only_while_a_quarantine_stands() -> None:
     case = state(release_held="ours")
     assert case.release_held == ""
-    case.node_summary.quarantine = quarantine(release_held="its own")
+    case.own_quarantine_view().quarantine = quarantine(release_held="its own")
     assert case.release_held == "ours"
-    case.node_summary.release_held = ""
+    case.own_quarantine_view().release_held = ""
     assert case.release_held == "its own"
     assert situation(case).release_held
 
@@ -579,13 +597,13 @@ def test_missing_marks_are_to_be_told_where_the_object_says_otherwise() -> None:
     case = state(missing=("label",))
     assert not situation(case).marks_untold
     for phase in Phase:
-        case.node_summary.quarantine = quarantine(phase)
+        case.own_quarantine_view().quarantine = quarantine(phase)
         assert situation(case).marks_untold == (phase in MARKED)
-    case.node_summary.quarantine = quarantine()
+    case.own_quarantine_view().quarantine = quarantine()
     case.cluster.node_gone = True
     assert not situation(case).marks_untold
     case.cluster.node_gone = False
-    case.node_summary.quarantine = quarantine(marks=MarksStatus(("label",), since=1.0))
+    case.own_quarantine_view().quarantine = quarantine(marks=MarksStatus(("label",), since=1.0))
     assert not situation(case).marks_untold
 
 
@@ -594,14 +612,14 @@ def test_missing_marks_are_set_again_when_their_grace_is_over() -> None:
     case = state(missing=("label",))
     assert not situation(case).restore_due
     for phase in Phase:
-        case.node_summary.quarantine = quarantine(phase, marks=told)
+        case.own_quarantine_view().quarantine = quarantine(phase, marks=told)
         assert situation(case, wall=960.0).restore_due == (phase in MARKED)
-    case.node_summary.quarantine = quarantine(marks=told)
+    case.own_quarantine_view().quarantine = quarantine(marks=told)
     assert not situation(case, wall=959.0).restore_due
     assert not situation(case, marks=RestoreRules(restore_times=0)).restore_due
-    case.node_summary.missing = ()
+    case.own_quarantine_view().missing = ()
     assert not situation(case).restore_due
-    case.node_summary.missing, case.node_summary.quarantine = ("label",), quarantine()
+    set_fields(case, missing=("label",), quarantine=quarantine())
     assert not situation(case).restore_due
 
 
@@ -611,9 +629,9 @@ def test_what_people_ask_caps_the_mode_unless_a_person_made_the_quarantine() -> 
     assert situation(case).mode is Action.OBSERVE
     assert situation(case).exempt
     assert situation(case).forced is None
-    case.node_summary.quarantine = quarantine()
+    case.own_quarantine_view().quarantine = quarantine()
     assert situation(case).mode is Action.OBSERVE
-    case.node_summary.quarantine = quarantine(requester="alice")
+    case.own_quarantine_view().quarantine = quarantine(requester="alice")
     assert situation(case).mode is Action.DRAIN
     assert situation(case, mode=Action.CORDON).mode is Action.CORDON
     case = state()
@@ -644,7 +662,7 @@ def test_a_situation_says_what_is_known_of_the_node() -> None:
     assert not situation(speaking).recovered
     assert not situation(speaking).absent_too_long
     for later, look in ((NOW + 1, True), (NOW, False)):
-        silent.release_look = later
+        set_fields(silent, release_look=later)
         assert situation(silent).look_later == look
 
 

@@ -138,7 +138,10 @@ def test_while_replicas_run_two_policies_none_releases_by_itself(world: World) -
         )
         replica.agent(node, Delta(cleared=(Cleared("xid:48", "GPU-1", "gpu-reset"),)))
         await soon(
-            lambda: "b runs policy another" in replica.fleet.node_summaries[node].release_held
+            lambda: (
+                "b runs policy another"
+                in replica.fleet.node_summaries[node].quarantine_view.release_held
+            )
         )
         await later(3600)
         assert phase_of(world, node) is Phase.DRAINED

@@ -163,7 +163,7 @@ def test_there_is_work_for_each_single_reason(play_bench: Play) -> None:
             ("orphan", "uid"),
             ("over", frozenset({WORD})),
             ("waiters", (bench.loop.create_future(),)),
-            ("unclaimed", True),
+            ("to_adopt", True),
         ):
             before = getattr(part_with(bench.case, name), name)
             set_fields(bench.case, **{name: value})
@@ -243,7 +243,7 @@ def test_another_installations_quarantine_is_left_alone_before_anything_else(
 
 def test_a_hint_is_looked_into_first(play_bench: Play) -> None:
     async def test(bench: Bench) -> None:
-        bench.case.work.suspect, bench.case.orphan = True, "uid"
+        set_fields(bench.case, suspect=True, orphan="uid")
         assert await bench.next() == (False, ["look_at_node", "explain"])
 
     play_bench(test)
@@ -264,12 +264,12 @@ def test_whether_the_definition_goes_is_asked_of_an_object_that_is_deleted(
     async def test(bench: Bench) -> None:
         bench.answers["definition_is_going"] = True
         await bench.next(quarantine=quarantine())
-        assert not bench.case.definition_going
+        assert not bench.case.quarantine_view.definition_going
         assert await bench.next(quarantine=quarantine(deleting=True)) == (
             True,
             ["definition_is_going"],
         )
-        assert bench.case.definition_going
+        assert bench.case.quarantine_view.definition_going
         assert bench.decided_on[-1].definition_going
 
     play_bench(test)
@@ -280,11 +280,11 @@ def test_whether_the_definition_goes_is_asked_of_an_object_that_is_deleted(
     [
         ({"vanished": "q"}, False, (True, [])),
         ({"vanished": "q", "orphan": "q"}, False, (True, [])),
-        ({"orphan": "q", "unclaimed": True}, False, (False, ["sweep"])),
+        ({"orphan": "q", "to_adopt": True}, False, (False, ["sweep"])),
         ({"orphan": "q"}, True, (True, [])),
-        ({"unclaimed": True, "over": frozenset({WORD})}, False, (False, ["adopt"])),
-        ({"unclaimed": True}, True, (True, [])),
-        ({"unclaimed": True, "definition_going": True}, False, (True, [])),
+        ({"to_adopt": True, "over": frozenset({WORD})}, False, (False, ["adopt"])),
+        ({"to_adopt": True}, True, (True, [])),
+        ({"to_adopt": True, "definition_going": True}, False, (True, [])),
         ({"over": frozenset({WORD})}, False, (False, ["clear_overrides"])),
         ({"over": frozenset({WORD})}, True, (False, ["clear_overrides"])),
     ],
@@ -590,7 +590,7 @@ def test_what_was_heard_is_acknowledged_when_it_is_durable(
     async def test(bench: Bench) -> None:
         monkeypatch.setattr(worker, "unsaved", lambda _, wanted: wanted is not None)
         bench.answers["wanted_now"] = wanted
-        bench.case.node_summary.quarantine = found
+        bench.case.own_quarantine_view().quarantine = found
         gone, waits = bench.loop.create_future(), bench.loop.create_future()
         gone.cancel()
         bench.case.work.waiters = (gone, waits)
@@ -628,7 +628,9 @@ def test_a_node_is_absent_too_long_by_what_its_object_says(play_bench: Play) -> 
         now, most = bench.loop.time(), SETTINGS.limits.absent_node_after
         assert not bench.made._situation(bench.case).absent_too_long
         for since, too_long in ((0.0, False), (now - most, True), (now - most + 1, False)):
-            bench.case.node_summary.quarantine = quarantine(status={"node_absent_since": since})
+            bench.case.own_quarantine_view().quarantine = quarantine(
+                status={"node_absent_since": since}
+            )
             assert bench.made._situation(bench.case).absent_too_long == too_long
 
     play_bench(test)

@@ -45,6 +45,7 @@ from aggregator.quarantine.state.fleet import UNCLAIMED
 from aggregator.runtime.interning import EMPTY
 from tests.aggregator.test_node_actions import Bench, made
 from tests.support.memory_cluster import MemoryCluster
+from tests.support.node_states import set_fields
 from tests.support.replica import POLICY
 from tests.support.virtual_time import VirtualTimeLoop, play
 
@@ -211,8 +212,8 @@ def test_an_objection_holds_a_release_is_told_once_and_checked_again_later() -> 
             await bench.back.release(bench.case, bench.now(), OVER)
             assert bench.now().status.phase is Phase.CORDONED
             assert "replica b" in bench.now().status.release_held
-            assert bench.case.node_summary.release_held == bench.now().status.release_held
-            assert bench.case.release_look == began + LOOK_AGAIN
+            assert bench.case.quarantine_view.release_held == bench.now().status.release_held
+            assert bench.case.quarantine_view.release_look == began + LOOK_AGAIN
             await asyncio.sleep(7)
         assert bench.kinds() == ["quarantine.release_held"]
         assert "is not released: replicas differ" in bench.notes.transitions[0].summary
@@ -221,7 +222,10 @@ def test_an_objection_holds_a_release_is_told_once_and_checked_again_later() -> 
         assert bench.now().version == version, "the same objection is not written again"
         assert known.version != version
         await bench.back.unhold(bench.case, bench.now())
-        assert (bench.case.node_summary.release_held, bench.case.release_look) == ("", 0.0)
+        assert (
+            bench.case.quarantine_view.release_held,
+            bench.case.quarantine_view.release_look,
+        ) == ("", 0.0)
         assert bench.now().status.release_held == ""
         version = bench.now().version
         await bench.back.unhold(bench.case, bench.now())
@@ -263,7 +267,7 @@ def test_a_node_that_a_person_uncordons_during_the_read_is_decided_on_again() ->
     async def test(bench: Back) -> None:
         bench.recover()
         known = await bench.marked()
-        bench.meanwhile = lambda: setattr(bench.case, "uncordoned", Uncordoned.PERSON)
+        bench.meanwhile = lambda: set_fields(bench.case, uncordoned=Uncordoned.PERSON)
         await bench.back.release(bench.case, known, OVER)
         assert bench.now().status.phase is Phase.CORDONED
         bench.meanwhile = lambda: None
@@ -298,8 +302,8 @@ def test_an_undo_takes_the_marks_the_entry_and_the_object_in_this_order() -> Non
         node = bench.world.nodes["n1"]
         notes = {**node.annotations, UNCORDONED_BY: "x"}
         bench.annotated(notes)
-        case.uncordoned, case.node_replaced = Uncordoned.UNKNOWN, True
-        case.node_summary.release_held, case.release_look = "x", 9.0
+        set_fields(case, uncordoned=Uncordoned.UNKNOWN, node_replaced=True)
+        set_fields(case, release_held="x", release_look=9.0)
         await bench.back.undo(case)
         node = bench.world.nodes["n1"]
         assert not is_marked(node)
@@ -310,9 +314,15 @@ def test_an_undo_takes_the_marks_the_entry_and_the_object_in_this_order() -> Non
         assert bench.forgotten == [ENTRY]
         assert [one.uid for one in bench.finished] == ["q"]
         assert "n1" not in bench.world.quarantines
-        assert (case.ended, case.node_summary.quarantine) == ("q", None)
-        assert (case.node_summary.release_held, case.release_look) == ("", 0.0)
-        assert (case.uncordoned, case.node_replaced) == (Uncordoned.NO, False)
+        assert (case.quarantine_view.ended, case.node_summary.quarantine) == ("q", None)
+        assert (
+            case.quarantine_view.release_held,
+            case.quarantine_view.release_look,
+        ) == ("", 0.0)
+        assert (case.quarantine_view.uncordoned, case.quarantine_view.node_replaced) == (
+            Uncordoned.NO,
+            False,
+        )
         assert bench.kinds() == ["quarantine.released"]
         assert bench.notes.transitions[0].summary == "n1: released: well again"
         assert known.uid == "q"
@@ -376,10 +386,10 @@ def test_a_cordon_after_a_person_has_uncordoned_is_theirs(because: str, *, stays
 def test_an_object_that_is_gone_gives_its_entry_back_unless_its_end_is_to_be_told() -> None:
     async def test(bench: Back) -> None:
         bench.entries["n1"] = ENTRY
-        bench.case.vanished = "q"
+        bench.case.own_quarantine_view().vanished = "q"
         await bench.back.undo(bench.case)
         assert bench.forgotten == []
-        bench.case.vanished = ""
+        bench.case.own_quarantine_view().vanished = ""
         await bench.back.undo(bench.case)
         assert bench.forgotten == [ENTRY]
         assert bench.world.nodes["n1"].annotations == {}
@@ -431,7 +441,7 @@ def test_a_node_that_is_marked_or_lacks_an_override_is_undone_again_while_the_re
         ):
             assert not release._is_undone(bench.case, other, found)
         overruled = made(Phase.RELEASING, message=release._WAITS, overruled=True)
-        bench.case.node_summary.quarantine = replace(overruled, spec=of_evidence())
+        bench.case.own_quarantine_view().quarantine = replace(overruled, spec=of_evidence())
         assert not release._is_undone(bench.case, done, overruled)
         assert release._is_undone(bench.case, done, waits)
         words = {**done.annotations, OVERRULED: write_overruled(bench.case.overrule())}
@@ -452,8 +462,8 @@ def test_a_release_is_told_once_however_often_its_object_is_dropped() -> None:
         bench.back._cluster = bench.acts._cluster = cluster
         with pytest.raises(Unreachable):
             await bench.back.undo(bench.case)
-        assert bench.case.ended == "q"
-        bench.case.node_summary.quarantine = known
+        assert bench.case.quarantine_view.ended == "q"
+        bench.case.own_quarantine_view().quarantine = known
         fails.clear()
         fails.append(False)
         await bench.back.undo(bench.case)
@@ -468,11 +478,11 @@ def test_a_node_made_anew_keeps_nothing_of_the_earlier_one(boot: str, *, misname
     async def test(bench: Back) -> None:
         known = await bench.marked(Phase.RELEASING)
         bench.recover()
-        bench.case.decision.incidents, bench.case.reborn = {"i": 1}, boot
+        set_fields(bench.case, incidents={"i": 1}, reborn=boot)
         bench.case.agent.misnamed = not misnamed
         await bench.back._drop(bench.case, known)
         assert bench.case.decision.incidents is EMPTY
-        assert bench.case.reborn == ""
+        assert bench.case.quarantine_view.reborn == ""
         assert bench.case.agent.misnamed == misnamed
 
     on_back(test)
@@ -507,8 +517,8 @@ def test_a_finalizer_goes_with_the_definition_and_the_marks_remember_what_is_in_
         assert is_marked(node)
         assert "xid:79" not in node.annotations[APPLIED]
         assert "n1" not in bench.world.quarantines
-        assert bench.case.definition_going
-        assert bench.case.unclaimed
+        assert bench.case.quarantine_view.definition_going
+        assert bench.case.quarantine_view.to_adopt
 
     on_back(test)
 
@@ -529,7 +539,7 @@ def test_an_uninstall_waits_for_no_node_and_a_conflict_is_tried_again(
         except Conflict:
             assert not goes
         assert ("n1" not in bench.world.quarantines) == goes
-        assert bench.case.definition_going == goes
+        assert bench.case.quarantine_view.definition_going == goes
 
     on_back(test)
 
@@ -567,7 +577,7 @@ def test_lost_marks_are_shown_since_when_they_are_and_told_for_each_that_is_new(
     async def test(bench: Back) -> None:
         case = bench.case
         await bench.marked()
-        case.node_summary.missing = ("label",)
+        case.own_quarantine_view().missing = ("label",)
         await bench.restorer.report(case, bench.now())
         status = bench.now().status
         assert isinstance(status.marks, MarksStatus)
@@ -578,15 +588,15 @@ def test_lost_marks_are_shown_since_when_they_are_and_told_for_each_that_is_new(
         assert bench.kinds() == ["quarantine.marks_missing"]
         assert bench.notes.transitions[0].details == {"missing": "label"}
         await asyncio.sleep(20)
-        case.node_summary.missing = ("taint", "label")
+        case.own_quarantine_view().missing = ("taint", "label")
         await bench.restorer.report(case, bench.now())
         assert bench.now().status.marks == MarksStatus(missing=("taint", "label"), since=since)
         assert len(bench.kinds()) == 2
         assert bench.notes.transitions[1].details == {"missing": "taint, label"}
-        case.node_summary.missing = ("taint",)
+        case.own_quarantine_view().missing = ("taint",)
         await bench.restorer.report(case, bench.now())
         assert len(bench.kinds()) == 2, "one is there again, and another is still missing"
-        case.node_summary.missing = ()
+        case.own_quarantine_view().missing = ()
         await bench.restorer.report(case, bench.now())
         status = bench.now().status
         assert [status.marks] == [None]
@@ -604,7 +614,7 @@ def test_a_drains_message_is_not_replaced_by_that_of_lost_marks() -> None:
         await bench.marked(
             Phase.DRAINED, message="drained", marks=MarksStatus(restored=2, restored_at=4900.0)
         )
-        bench.case.node_summary.missing = ("label",)
+        bench.case.own_quarantine_view().missing = ("label",)
         await bench.restorer.report(bench.case, bench.now())
         status = bench.now().status
         assert status.message == "drained"
@@ -672,7 +682,7 @@ def test_marks_of_a_quarantine_by_hand_are_set_again_also_beside_others_work() -
     async def test(bench: Back) -> None:
         await bench.marked()
         node, case = bench.world.nodes["n1"], bench.case
-        case.node_summary.missing = ("label",)
+        case.own_quarantine_view().missing = ("label",)
         ours, theirs = bench.now(), replace(bench.now(), spec=of_evidence("alice"))
         assert bench.restorer._may(case, node, ours)
         for stands in (
@@ -686,7 +696,7 @@ def test_marks_of_a_quarantine_by_hand_are_set_again_also_beside_others_work() -
         case.cluster.maintained = "kured"
         assert not bench.restorer._may(case, node, ours)
         assert bench.restorer._may(case, node, theirs)
-        case.cluster.maintained, case.node_summary.missing = "", ()
+        set_fields(case, maintained="", missing=())
         assert not bench.restorer._may(case, node, theirs)
 
     on_back(test)
@@ -699,7 +709,7 @@ async def strayed(bench: Back) -> None:
     """The node carries marks, and their Quarantine is gone."""
     await bench.marked(spec=of_evidence())
     del bench.world.quarantines["n1"]
-    bench.case.node_summary.quarantine, bench.case.unclaimed = None, True
+    set_fields(bench.case, quarantine=None, to_adopt=True)
 
 
 def test_stray_marks_get_their_quarantine_again_and_stay() -> None:
@@ -723,7 +733,7 @@ def test_stray_marks_get_their_quarantine_again_and_stay() -> None:
         assert entered.at == pytest.approx(6000.0, abs=10)
         assert bench.kinds() == ["quarantine.adopted"]
         assert "is made again (cordon): marked for xid:79" in bench.notes.transitions[0].summary
-        assert not bench.case.unclaimed
+        assert not bench.case.quarantine_view.to_adopt
         assert bench.case.node_summary.quarantine == found
         await bench.acts.settle_announcement(bench.case)
         assert bench.cluster.asked["announce"] == 1
@@ -740,20 +750,20 @@ def test_marks_are_not_adopted_in_mode_observe_without_leave_or_where_another_ma
         bench.may = False
         with pytest.raises(Conflict):
             await bench.adopter.adopt(bench.case)
-        assert bench.case.unclaimed, "it is tried again"
+        assert bench.case.quarantine_view.to_adopt, "it is tried again"
         bench.may, bench.adopter._mode = True, Action.OBSERVE
         await bench.adopter.adopt(bench.case)
-        assert bench.case.node_summary.unclaimed == UNCLAIMED
-        assert not bench.case.unclaimed
-        bench.case.remains = QuarantineSpec(Action.DRAIN, "gpu", "x", "alice")
+        assert bench.case.quarantine_view.unclaimed == UNCLAIMED
+        assert not bench.case.quarantine_view.to_adopt
+        bench.case.own_quarantine_view().remains = QuarantineSpec(Action.DRAIN, "gpu", "x", "alice")
         node = bench.world.nodes["n1"]
         bench.annotated({})
         await bench.adopter.adopt(bench.case)
-        assert bench.case.node_summary.unclaimed == "", "the node is not marked"
-        bench.case.remains = None
-        bench.case.node_summary.unclaimed = UNCLAIMED
+        assert bench.case.quarantine_view.unclaimed == "", "the node is not marked"
+        bench.case.own_quarantine_view().remains = None
+        bench.case.own_quarantine_view().unclaimed = UNCLAIMED
         await bench.adopter.adopt(bench.case)
-        assert bench.case.node_summary.unclaimed == ""
+        assert bench.case.quarantine_view.unclaimed == ""
         bench.adopter._mode = Action.DRAIN
         foreign = node.annotations[APPLIED].replace("{", '{"installation": "elsewhere", ', 1)
         bench.annotated({APPLIED: foreign})
@@ -769,10 +779,10 @@ def test_what_went_with_its_definition_comes_back_as_it_was() -> None:
         node, case = bench.world.nodes["n1"], bench.case
         ours, theirs = of_evidence(), of_evidence("alice")
         assert bench.adopter._spec(case, node) is None
-        case.remains = ours
+        case.own_quarantine_view().remains = ours
         assert bench.adopter._spec(case, node) is None, "its marks are gone: so is its cause"
         assert bench.adopter._spec(case, replace(node, annotations={APPLIED: "{}"})) is ours
-        case.remains = theirs
+        case.own_quarantine_view().remains = theirs
         assert bench.adopter._spec(case, node) is theirs
         assert bench.adopter._spec(case, None) is theirs
         await bench.adopter.adopt(case)
@@ -824,7 +834,7 @@ def test_an_entry_without_an_object_goes_and_one_whose_node_is_marked_is_adopted
         node = bench.world.nodes["n1"]
         bench.annotated({APPLIED: "{}"})
         await bench.adopter.forget_node(case, "x")
-        assert (case.unclaimed, bench.forgotten) == (True, [])
+        assert (case.quarantine_view.to_adopt, bench.forgotten) == (True, [])
         bench.world.set_node(node)
         case.decision.hold = NodeHold("x", "1", "y", 1.0)
         await bench.adopter.forget_node(case, "x")
@@ -845,7 +855,11 @@ def test_an_entry_without_an_object_goes_and_one_whose_node_is_marked_is_adopted
 def test_the_marks_of_a_quarantine_that_a_person_deleted_are_undone_and_remembered() -> None:
     async def test(bench: Back) -> None:
         await strayed(bench)
-        bench.entries["n1"], bench.case.orphan, bench.case.unclaimed = ENTRY, "q", False
+        (
+            bench.entries["n1"],
+            bench.case.own_quarantine_view().orphan,
+            bench.case.own_quarantine_view().to_adopt,
+        ) = ENTRY, "q", False
         notes = {**bench.world.nodes["n1"].annotations, FORCE: "cordon x"}
         bench.annotated(notes)
         await bench.adopter.sweep(bench.case)
@@ -855,11 +869,11 @@ def test_the_marks_of_a_quarantine_that_a_person_deleted_are_undone_and_remember
         assert "xid:79" in node.annotations[OVERRULED]
         assert FORCE in node.annotations, "it was marked for evidence"
         assert bench.forgotten == [ENTRY]
-        assert bench.case.orphan == ""
+        assert bench.case.quarantine_view.orphan == ""
         assert len(bench.kinds()) == 1
         assert bench.notes.transitions[0].kind is EventKind.OVERRULED
         assert bench.cluster.asked["announce"] == 1
-        bench.case.orphan = "q"
+        bench.case.own_quarantine_view().orphan = "q"
         await bench.adopter.sweep(bench.case)
         assert len(bench.kinds()) == 1, "there was nothing to undo"
         assert bench.forgotten == [ENTRY, ENTRY]
@@ -871,7 +885,7 @@ def test_a_deleted_force_takes_its_request_back() -> None:
     async def test(bench: Back) -> None:
         await bench.marked(requester=FORCED)
         del bench.world.quarantines["n1"]
-        bench.case.node_summary.quarantine, bench.case.orphan = None, "q"
+        set_fields(bench.case, quarantine=None, orphan="q")
         notes = {**bench.world.nodes["n1"].annotations, FORCE: "cordon x"}
         bench.annotated(notes)
         await bench.adopter.sweep(bench.case)
@@ -883,17 +897,20 @@ def test_a_deleted_force_takes_its_request_back() -> None:
 def test_the_marks_of_another_quarantine_are_not_swept_with_a_deleted_one() -> None:
     async def test(bench: Back) -> None:
         await strayed(bench)
-        bench.case.orphan, bench.case.unclaimed = "r", False
+        set_fields(bench.case, orphan="r", to_adopt=False)
         await bench.adopter.sweep(bench.case)
         assert is_marked(bench.world.nodes["n1"])
-        assert (bench.case.orphan, bench.case.unclaimed) == ("", True)
+        assert (bench.case.quarantine_view.orphan, bench.case.quarantine_view.to_adopt) == (
+            "",
+            True,
+        )
         assert bench.forgotten == []
         assert bench.kinds() == []
         bench.stands(made())
-        bench.case.orphan = "q"
+        bench.case.own_quarantine_view().orphan = "q"
         with pytest.raises(Conflict):
             await bench.adopter.sweep(bench.case)
         assert is_marked(bench.world.nodes["n1"])
-        assert bench.case.orphan == "q"
+        assert bench.case.quarantine_view.orphan == "q"
 
     on_back(test)

@@ -347,7 +347,7 @@ def test_a_quarantine_waits_for_others_work_on_its_node_until_it_is_drained(
 ) -> None:
     case = NodeState(summary_of("n1", quarantine=found, maintained=maintained), lambda: 1.0)
     assert waits_for_its_node(case) == waits
-    case.node_summary.release_held = "its GPU is missing"
+    case.own_quarantine_view().release_held = "its GPU is missing"
     assert not waits_for_its_node(case)
 
 

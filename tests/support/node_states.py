@@ -19,8 +19,9 @@ def set_fields(owner: NodeState | NodeSummary, **fields: object) -> None:
 
 
 def part_with(owner: NodeState | NodeSummary, name: str) -> object:
-    """The part of the node's state that has this field."""
+    """The part of the node's state that has this field, to be read or changed."""
     summary = owner.node_summary if isinstance(owner, NodeState) else owner
+    summary.own_quarantine_view()  # the shared one can't be changed
     parts = [getattr(summary, one.name) for one in dataclasses.fields(summary)]
     for part in (owner, summary, *parts):
         if any(one.name == name for one in _fields(part)):

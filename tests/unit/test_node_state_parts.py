@@ -5,12 +5,16 @@ import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
 from aggregator.quarantine.state.agent_view import AgentView
 from aggregator.quarantine.state.cluster_view import ClusterView
 from aggregator.quarantine.state.decision import Decision
+from aggregator.quarantine.state.fleet import NodeSummary
+from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.quarantine_view import NO_QUARANTINE, QuarantineView
 from aggregator.quarantine.state.work import Work
 
 ROOT = Path(__file__).parents[2]
@@ -60,6 +64,18 @@ PARTS = (
         },
     ),
     (
+        QuarantineView,
+        "own_quarantine_view()",
+        {
+            "actions/adoption.py",
+            "actions/cordon.py",
+            "actions/release.py",
+            "reconcile/cluster_events.py",
+            "reconcile/worker.py",
+            "state/node.py",
+        },
+    ),
+    (
         Work,
         "work",
         {
@@ -99,7 +115,7 @@ def _home(part: type) -> str:
 
 
 def _changing(part: type) -> set[str]:
-    """The methods that assign a field."""
+    """The methods that assign a field; properties are no methods that a caller changes it with."""
     module = ast.parse((ROOT / _home(part)).read_text())
     return {
         method.name
@@ -107,6 +123,7 @@ def _changing(part: type) -> set[str]:
         if isinstance(found, ast.ClassDef)
         for method in found.body
         if isinstance(method, ast.FunctionDef) and any(_assigned(method))
+        if "property" not in {ast.unparse(one) for one in method.decorator_list}
     }
 
 
@@ -173,3 +190,32 @@ def test_an_assignment_elsewhere_is_found(text: str) -> None:
 def test_a_call_elsewhere_is_found() -> None:
     module = ("aggregator/quarantine/drain/drainer.py", ast.parse("case.agent.note_silence()"))
     assert len(outside_calls(AgentView, "agent", PARTS[0][2], iter([module]))) == 1
+
+
+def test_the_view_that_nodes_share_is_never_changed() -> None:
+    """Each call of a method that changes a view is on a node's own; and the shared one refuses."""
+    changing = _changing(QuarantineView)
+    shared = [
+        f"{name}:{found.lineno}: {ast.unparse(found)}"
+        for name, module in _modules()
+        for found in ast.walk(module)
+        if isinstance(found, ast.Attribute) and found.attr in changing
+        if ast.unparse(found.value).rpartition(".")[2] == "quarantine_view"
+    ]
+    assert shared == []
+    for field in dataclasses.fields(QuarantineView):
+        with pytest.raises(AttributeError, match=field.name):
+            setattr(NO_QUARANTINE, field.name, field.default)
+    assert dataclasses.asdict(NO_QUARANTINE) == dataclasses.asdict(QuarantineView())
+    first, second = NodeSummary("n1"), NodeSummary("n2")
+    assert first.quarantine_view is second.quarantine_view
+    first.own_quarantine_view().forget_orphan()
+    assert first.quarantine_view is first.own_quarantine_view() is not second.quarantine_view
+
+
+def test_a_nodes_state_has_no_field_outside_its_parts() -> None:
+    """A new field belongs to a part: here it could be assigned by any module."""
+    parts = {part for part, _, _ in PARTS}
+    summary = get_type_hints(NodeSummary)
+    assert {name for name, hint in summary.items() if hint not in parts} == {"node"}
+    assert {field.name for field in dataclasses.fields(NodeState)} == {"node_summary", "now"}

@@ -92,7 +92,7 @@ def owned(fleet: FleetState, seat: Seat) -> FleetState:
                 agent=AgentView(),
                 decision=replace(node_summary.decision, incidents={}, hold=None, would=""),
                 work=replace(node_summary.work, last_error=""),
-                release_held="",
+                quarantine_view=replace(node_summary.own_quarantine_view(), release_held=""),
             )
         )
     return mine

@@ -53,6 +53,7 @@ from aggregator.web.replica_poller import ReplicaPoller
 from aggregator.web.server import Web
 from aggregator.web.snapshot_cache import SnapshotCache
 from aggregator.web.stats_interface import Stats
+from tests.support.node_states import set_fields
 
 BOOT = "8b1c7f0e-6a0d-4a53-9a39-0f4f4a0c2f11"
 GPU = "GPU-5d0a9c1e-7f43-4b6e-9a20-1f2e3d4c5b6a"
@@ -245,11 +246,10 @@ def quarantine_of(
         pods_remaining=pods,
         blockers=blockers,
     )
-    node_summary.quarantine = Quarantine(
-        node_summary.node, f"q-{node_summary.node}", "7", spec, status, at
-    )
+    found = Quarantine(node_summary.node, f"q-{node_summary.node}", "7", spec, status, at)
+    node_summary.own_quarantine_view().quarantine = found
     node_summary.work.in_record = True
-    return node_summary.quarantine
+    return found
 
 
 def record_common_cause(fleet: FleetState, now: float) -> None:
@@ -371,11 +371,7 @@ def big_fleet(hands: Hands, count: int = 7500) -> FleetState:
         elif number % 83 == 11 or 3000 < number < 3036:
             node_summary.agent.attached, node_summary.agent.last_heard = False, now - 600.0
         elif number % 211 == 17:
-            (
-                node_summary.agent.health,
-                node_summary.agent.attached,
-                node_summary.agent.last_heard,
-            ) = None, False, None
+            set_fields(node_summary, health=None, attached=False, last_heard=None)
     return fleet
 
 

@@ -196,7 +196,7 @@ async def test_a_dead_replicas_nodes_are_last_known_and_never_well_and_it_comes_
             assert bool(story["quarantine"]) == (name == quarantined)
             assert "This is only last known" in await asked.text(f"/nodes/{name}")
         # A quarantine that ends meanwhile is seen to.
-        asked.fleet.node_summaries[quarantined].quarantine = None
+        asked.fleet.node_summaries[quarantined].own_quarantine_view().quarantine = None
         await told_until(asked, "/api/v1/fleet", lambda told: told["counts"]["quarantined"] == 0)
         async with serving(
             dying.fleet, running_clocks(), address=page, shards=Seat("b", running.town)

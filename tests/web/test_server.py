@@ -15,6 +15,7 @@ from aggregator.health.model import Component, Snapshot, Status
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.web.event_broker import EventBroker
 from aggregator.web.server import WebListenError
+from tests.support.node_states import set_fields
 from tests.web.schema import problems
 from tests.web.support import (
     NIGHT,
@@ -234,14 +235,8 @@ async def test_what_nodes_and_people_write_is_shown_and_never_run() -> None:
     node_summary.agent.health.snapshot(Snapshot((bad,), (fault(hands.now, HOSTILE, HOSTILE),)))
     node_summary.agent.health.traits = {HOSTILE: HOSTILE}
     incident_of(node_summary, hands.now, code=HOSTILE, message=HOSTILE, summary=HOSTILE)
-    node_summary.work.last_error = node_summary.agent.conflict = node_summary.cluster.foreign = (
-        node_summary.decision.would
-    ) = HOSTILE
-    node_summary.decision.requests, node_summary.decision.spared, node_summary.release_held = (
-        (HOSTILE,),
-        HOSTILE,
-        HOSTILE,
-    )
+    set_fields(node_summary, last_error=HOSTILE, conflict=HOSTILE, foreign=HOSTILE, would=HOSTILE)
+    set_fields(node_summary, requests=(HOSTILE,), spared=HOSTILE, release_held=HOSTILE)
     well(fleet, HOSTILE.replace("/", ""), hands.now)
     past = [Transition(NIGHT, EventKind.INCIDENT_OPENED, "node-1", HOSTILE, details={"x": HOSTILE})]
     async with serving(fleet, hands.clocks(), history=ListHistory(past)) as served:

@@ -20,6 +20,7 @@ from aggregator.web import advice, node_view, replica_messages, timefmt
 from aggregator.web.fleet_view import FleetViewFindings, natural, survey
 from aggregator.web.node_view import ViewMoment
 from aggregator.web.summary import glance, headline
+from tests.support.node_states import set_fields
 from tests.web.support import (
     NIGHT,
     Hands,
@@ -145,8 +146,10 @@ def test_a_quarantine_says_until_when_it_drains_and_what_the_sites_own_step_has_
 def test_who_else_is_at_work_on_a_node_is_why_it_stands_as_it_does() -> None:
     fleet = small_fleet(HANDS)
     node_summary = fleet.node_summary("node-8")
-    node_summary.cluster.maintained = node_summary.cluster.foreign = (
-        "its GPU driver is being upgraded"
+    set_fields(
+        node_summary,
+        maintained="its GPU driver is being upgraded",
+        foreign="its GPU driver is being upgraded",
     )
     assert node_view.why(node_summary, node_summary.standing()) == (
         "another tool or person is at work on it: its GPU driver is being upgraded"
@@ -162,7 +165,7 @@ def test_what_a_person_made_says_how_a_person_ends_it() -> None:
 def test_an_invalid_object_comes_first_and_says_how_to_mend_it() -> None:
     fleet = small_fleet(HANDS)
     quarantine_of(well(fleet, "node-8", HANDS.now), HANDS.wall, phase=Phase.INVALID, pods=None)
-    fleet.node_summaries["node-2"].quarantine = None
+    fleet.node_summaries["node-2"].own_quarantine_view().quarantine = None
     first = look(fleet).quarantines[0]
     assert first.node == "node-8"
     assert "kubectl delete quarantine node-8" in first.advice
@@ -206,7 +209,9 @@ def test_a_drain_that_waits_for_a_hook_says_so_and_what_to_do_once_it_is_late() 
             "it is under way. While the stop switch is set it waits",
         ),
     ):
-        node_summary.quarantine = replace(drain, status=replace(drain.status, pre_evict=hook))
+        node_summary.own_quarantine_view().quarantine = replace(
+            drain, status=replace(drain.status, pre_evict=hook)
+        )
         assert said in look(fleet).quarantines[0].advice
 
 
@@ -237,7 +242,9 @@ def test_a_reason_as_long_as_a_log_is_cut_and_says_so() -> None:
     fleet = FleetState()
     node_summary = well(fleet, "node-1", HANDS.now)
     fleet.stop = long = "a pasted log " * 10_000
-    node_summary.quarantine = quarantine_of(node_summary, NIGHT, reason=long, requester=long)
+    node_summary.own_quarantine_view().quarantine = quarantine_of(
+        node_summary, NIGHT, reason=long, requester=long
+    )
     (row,) = look(fleet).quarantines
     told = node_view.node(node_summary, NOW, "drain", how="")
     happened = node_view.event(Transition(NIGHT, EventKind.CORDONED, "node-1", long))
@@ -255,17 +262,13 @@ def test_a_reason_as_long_as_a_log_is_cut_and_says_so() -> None:
 def test_an_exempt_node_is_shown_and_what_would_be_done_is_held_by_it() -> None:
     fleet = FleetState()
     node_summary = well(fleet, "node-1", HANDS.now)
-    node_summary.decision.exempt, node_summary.decision.requests = (
-        True,
-        ("exempt until 2026-12-01T00:00:00Z: test",),
-    )
+    set_fields(node_summary, exempt=True, requests=("exempt until 2026-12-01T00:00:00Z: test",))
     found = look(fleet)
     assert found.exempt == 1
     assert found.wished[0].why == "exempt until 2026-12-01T00:00:00Z: test"
     assert not found.holds  # the node is healthy: no limit holds it back
-    node_summary.decision.would, node_summary.decision.spared = (
-        "drain: xid:79",
-        "exempt until 2026-12-01T00:00:00Z: test",
+    set_fields(
+        node_summary, would="drain: xid:79", spared="exempt until 2026-12-01T00:00:00Z: test"
     )
     (hold,) = look(fleet).holds
     assert (hold.limit, hold.value) == ("exempt", node_summary.decision.spared)
@@ -288,12 +291,11 @@ def test_where_commands_need_an_option_each_one_shown_has_it() -> None:
     plain, local = small_fleet(HANDS), small_fleet(HANDS)
     for fleet in (plain, local):
         incident_of(fleet.node_summaries["node-3"], HANDS.now)
-        fleet.node_summaries["node-7"].release_held = "pinned by a person (RMA)"
+        fleet.node_summaries[
+            "node-7"
+        ].own_quarantine_view().release_held = "pinned by a person (RMA)"
         spared = well(fleet, "node-8", HANDS.now)
-        spared.decision.would, spared.decision.spared = (
-            "drain: xid:79",
-            "exempt until 2026-12-01T00:00:00Z: test",
-        )
+        set_fields(spared, would="drain: xid:79", spared="exempt until 2026-12-01T00:00:00Z: test")
         well(fleet, "node-9", HANDS.now).decision.would = "drain: xid:79"
         for number, limit in enumerate(advice.HOLDS):
             held = well(fleet, f"held-{number}", HANDS.now)
@@ -322,13 +324,13 @@ def test_a_release_that_is_held_says_why_and_what_to_do_and_comes_first() -> Non
     fleet = small_fleet(HANDS)
     node_summary = fleet.node_summaries["node-7"]
     assert look(fleet).quarantines[0].node == "node-2"
-    node_summary.release_held = "pinned by a person (RMA)"
+    node_summary.own_quarantine_view().release_held = "pinned by a person (RMA)"
     found = look(fleet).quarantines
     (held,) = [one for one in found if one.node == "node-7"]
     assert held.release_held == "pinned by a person (RMA)"
     assert "sickbay unpin node-7" in held.advice
     assert "sickbay release node-7" in held.advice
-    node_summary.release_held = "allocatable nvidia.com/gpu is 7 of 8"
+    node_summary.own_quarantine_view().release_held = "allocatable nvidia.com/gpu is 7 of 8"
     (held,) = [one for one in look(fleet).quarantines if one.node == "node-7"]
     assert "unpin" not in held.advice
 
@@ -433,7 +435,7 @@ def test_a_node_in_quarantine_that_is_left_schedulable_says_so_in_its_line() -> 
         node_summary.quarantine.status,
         uncordoned=describe_left(node_summary.quarantine, "it is a test"),
     )
-    node_summary.quarantine = replace(node_summary.quarantine, status=status)
+    node_summary.own_quarantine_view().quarantine = replace(node_summary.quarantine, status=status)
     (row,) = (one for one in look(fleet).quarantines if one.node == node_summary.node)
     assert "the node is schedulable" in node_view.why(node_summary, QuarantineSummary.QUARANTINED)
     assert row.uncordoned.startswith("schedulable: it was uncordoned, and it is a test")

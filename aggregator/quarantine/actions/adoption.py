@@ -82,11 +82,11 @@ class MarkAdopter:
         Neither a limit nor the stop switch holds this: no new action begins by it. Mode observe
         makes no Quarantine, and shows the marks.
         """
-        case.unclaimed = False  # before: a hint that comes while we look is a new one
+        case.own_quarantine_view().begin_adoption()
         try:
             await self._adopt(case)
         except ClusterError:
-            case.unclaimed = True
+            case.own_quarantine_view().request_adoption()
             raise
 
     async def _adopt(self, case: NodeState) -> None:
@@ -96,10 +96,11 @@ class MarkAdopter:
         case.take_node(node)
         spec = self._spec(case, node)
         if spec is None:
-            case.node_summary.unclaimed, case.remains = "", None
+            case.own_quarantine_view().drop_remains()
             return
         if self._mode is Action.OBSERVE:
-            case.node_summary.unclaimed = UNCLAIMED if node is not None and is_marked(node) else ""
+            is_left = node is not None and is_marked(node)
+            case.own_quarantine_view().set_unclaimed(UNCLAIMED if is_left else "")
             return
         if not self._may_act(case.node):  # paused since it was read: another replica goes on
             raise Conflict("this replica's place among the others is not certain any more")
@@ -123,7 +124,7 @@ class MarkAdopter:
 
     def _spec(self, case: NodeState, node: Node | None) -> QuarantineSpec | None:
         """The intent to restore, or None where no marks are to be adopted."""
-        remains = case.remains
+        remains = case.quarantine_view.remains
         marked = node is not None and is_marked(node)
         if remains is not None and (marked or remains.requester != OURS):
             return remains
@@ -179,7 +180,7 @@ class MarkAdopter:
         entry = await self._record_writer.entry(case.node)
         node = await self._cluster.read_node(case.node)
         if node is not None and is_marked(node):
-            case.unclaimed = True
+            case.own_quarantine_view().request_adoption()
             return
         await self._record_writer.forget_entry(entry)
         case.decision.set_hold(None)
@@ -191,14 +192,14 @@ class MarkAdopter:
     async def sweep(self, case: NodeState) -> None:
         """Undo the marks of a quarantine that a person deleted past its finalizer."""
         entry, trouble = await self._release_actions.entry(case.node)
-        if await self._unmark(case, case.orphan):
+        if await self._unmark(case, case.quarantine_view.orphan):
             text = "its quarantine was taken away by a person: released"
             self._acts.emit_event(case, EventKind.OVERRULED, text)
-        if case.unclaimed:
-            case.orphan = ""  # the marks are another's
+        if case.quarantine_view.to_adopt:
+            case.own_quarantine_view().forget_orphan()  # the marks are another's
             return
         await self._release_actions.forget_entry(entry, trouble)
-        case.orphan = ""
+        case.own_quarantine_view().forget_orphan()
 
     async def _unmark(self, case: NodeState, uid: str) -> bool:
         """Undo the marks of this quarantine, which stands no more. Whether there were any."""
@@ -209,7 +210,7 @@ class MarkAdopter:
         if node is None or not is_marked(node):
             return False
         if marked_by(node) not in ("", uid):
-            case.unclaimed = True
+            case.own_quarantine_view().request_adoption()
             return False
         stood = stood_for(node)
         words = case.overrule(stood)

@@ -60,7 +60,8 @@ from aggregator.quarantine.decide.uncordon import (
     recordon_due,
 )
 from aggregator.quarantine.state.decision import NodeHold
-from aggregator.quarantine.state.node import MARKED, NodeState
+from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.quarantine_view import MARKED
 from aggregator.runtime.backoff import Backoff
 
 log = logging.getLogger("sickbay.quarantine")
@@ -205,7 +206,7 @@ class NodeActions:
             await self._record_writer.withdraw(entry)  # we decided on an older read: decide again
             return True
         if is_marked(node):
-            case.unclaimed = True  # its marks have evidence too
+            case.own_quarantine_view().request_adoption()  # its marks have evidence too
             return True
         if self._leave_alone(case, wanted):
             await self._record_writer.withdraw(entry)  # not ours, and not counted
@@ -227,7 +228,7 @@ class NodeActions:
         if case.agent.misnamed or case.cluster.overruled != words or self._spared(case, wanted):
             return  # we decided on an older read: decide again
         if is_marked(node):
-            case.unclaimed = True  # its marks have evidence too
+            case.own_quarantine_view().request_adoption()  # its marks have evidence too
             return
         if self._leave_alone(case, wanted):
             await self._record_writer.withdraw(entry)
@@ -255,7 +256,7 @@ class NodeActions:
             installation=self._cluster.installation,
         )
         quarantine = await self._cluster.create_quarantine(case.node, spec, guard=self.guard(case))
-        case.restored = quarantine.uid  # its evidence is in memory: it was made from there
+        case.own_quarantine_view().note_restored(quarantine.uid)
         case.wrote(quarantine)
         await self._mark(case, quarantine, node)
 
@@ -301,7 +302,7 @@ class NodeActions:
             marks=MarksStatus(ALL_MARKS, since=self._clocks.wall()),
         )
         await self.write_status(case, quarantine, status)
-        case.node_replaced = False
+        case.own_quarantine_view().note_restart()
         self.emit_event(case, EventKind.MARKS_MISSING, message)
 
     async def _mark(self, case: NodeState, quarantine: Quarantine, node: Node) -> None:
@@ -318,7 +319,7 @@ class NodeActions:
             did=read_did(patched),
             marks=None,
         )
-        case.node_replaced, case.node_summary.missing = False, ()
+        case.own_quarantine_view().note_marks()
         case.cluster.note_marks()
         self.emit_event(
             case, EventKind.CORDONED, f"cordoned: {quarantine.spec.reason or 'by hand'}"
@@ -335,7 +336,7 @@ class NodeActions:
         node = await self._cluster.read_node(case.node)
         quarantine = await self.reread(case)
         case.take_node(node)
-        whose, wall = case.uncordoned, self._clocks.earliest()
+        whose, wall = case.quarantine_view.uncordoned, self._clocks.earliest()
         if quarantine is None or node is None or whose is Uncordoned.NO:
             return  # the next step sees it
         if quarantine.deleting or quarantine.status.phase not in MARKED:
@@ -430,7 +431,9 @@ class NodeActions:
         wall = self._clocks.wall()
         await self.write_status(case, quarantine, replace(quarantine.status, uncordoned=text))
         if text.startswith(STILL_SCHEDULABLE) and recordon_due(quarantine.status, wall) <= wall:
-            self.emit_event(case, EventKind.UNCORDONED, text, {"whose": case.uncordoned.value})
+            self.emit_event(
+                case, EventKind.UNCORDONED, text, {"whose": case.quarantine_view.uncordoned.value}
+            )
 
     async def show_absence(self, case: NodeState, quarantine: Quarantine) -> None:
         """Write to the status that its Node is gone, and since when, or that it is back."""
@@ -471,9 +474,8 @@ class NodeActions:
         before = case.node_summary.quarantine
         quarantine = await self._cluster.read_quarantine(case.node)
         if quarantine is None:
-            known, case.node_summary.quarantine = case.node_summary.quarantine, None
-            if known is not None and known.uid != case.ended:
-                case.vanished = known.uid  # the watch tells whether a person took it away
+            if case.node_summary.quarantine is not None:
+                case.own_quarantine_view().miss()
         else:
             case.take_read(quarantine, self._policy, self._clocks.now(), before=before)
         return quarantine
@@ -608,19 +610,19 @@ class NodeActions:
 
     def announce(self, case: NodeState, node_uid: str, *, quarantined: bool, message: str) -> None:
         """Runs in the background: no act waits for it. A newer one waits for the older."""
-        earlier = case.trail
+        earlier = case.quarantine_view.trail
 
         async def trail() -> None:
             if earlier is not None and not earlier.done():
                 await asyncio.wait([earlier])
             await self.log_action(case, node_uid, quarantined=quarantined, message=message)
 
-        case.trail = asyncio.create_task(trail(), name=f"announce {case.node}")
-        case.condition_seen = False
+        task = asyncio.create_task(trail(), name=f"announce {case.node}")
+        case.own_quarantine_view().start_trail(task)
 
     async def settle_announcement(self, case: NodeState) -> None:
-        if case.trail is not None and not case.trail.done():
-            await asyncio.wait([case.trail])
+        if case.quarantine_view.trail is not None and not case.quarantine_view.trail.done():
+            await asyncio.wait([case.quarantine_view.trail])
 
     async def log_action(
         self, case: NodeState, node_uid: str, *, quarantined: bool, message: str

@@ -15,7 +15,8 @@ from aggregator.quarantine.decide.lost_marks import (
     describe_missing,
 )
 from aggregator.quarantine.decide.node_marks import cordon_change, read_did
-from aggregator.quarantine.state.node import MARKED, NodeState
+from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.quarantine_view import MARKED
 
 _NONE = MarksStatus()
 
@@ -33,7 +34,10 @@ class MarkRestorer:
 
     async def report(self, case: NodeState, quarantine: Quarantine) -> None:
         """Write to the status which marks are missing, or that all are there again."""
-        before, missing = quarantine.status.marks or _NONE, case.node_summary.missing
+        before, missing = (
+            quarantine.status.marks or _NONE,
+            case.quarantine_view.missing,
+        )
         since = (before.since or self._clocks.latest()) if missing else 0.0
         marks = replace(before, missing=missing, since=since)
         text = describe_lost(marks, self._rules) if missing else ""
@@ -58,7 +62,7 @@ class MarkRestorer:
         case.take_node(node)
         if node is None or standing is None or not self._may(case, node, standing):
             return  # the next step sees it
-        missing = case.node_summary.missing
+        missing = case.quarantine_view.missing
         if missing != (CONDITION,):
             change = cordon_change(node, standing)
             node = await self._cluster.patch_node(node, change, guard=self._acts.guard(case))
@@ -79,7 +83,7 @@ class MarkRestorer:
             return False
         if node.uid != quarantine.status.node_uid or not node.unschedulable:
             return False
-        if not case.node_summary.missing:
+        if not case.quarantine_view.missing:
             return False
         if quarantine.spec.requester != OURS:
             return True

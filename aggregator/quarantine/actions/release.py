@@ -30,8 +30,9 @@ from aggregator.quarantine.decide.operator_requests import FORCE, FORCED
 from aggregator.quarantine.decide.overrides import Override
 from aggregator.quarantine.decide.planner import NODE_ABSENT, UNCORDONED, NextStep
 from aggregator.quarantine.decide.release_checks import memory_change, release_hold, remember
-from aggregator.quarantine.decide.uncordon import UNCORDONED_BY, Uncordoned, UncordonRules
-from aggregator.quarantine.state.node import MARKED, NodeState
+from aggregator.quarantine.decide.uncordon import UNCORDONED_BY, UncordonRules
+from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.quarantine_view import MARKED
 from aggregator.runtime.interning import EMPTY
 
 log = logging.getLogger("sickbay.quarantine")
@@ -89,7 +90,7 @@ class ReleaseActions:
         if not step.overruled and looks:
             recovered = _has_recovered(case)
             found = await self._against_release(case, quarantine)
-            if recovered and not case.reborn and not _has_recovered(case):
+            if recovered and not case.quarantine_view.reborn and not _has_recovered(case):
                 return  # it became unhealthy, or silent, during the read: decide again
             if found:
                 await self._hold_release(case, quarantine, found)
@@ -119,7 +120,7 @@ class ReleaseActions:
         return release_hold(
             quarantine,
             node=node,
-            health=case.agent.health if not case.reborn else None,
+            health=case.agent.health if not case.quarantine_view.reborn else None,
             policy=self._policy,
             requests=case.cluster.wishes,
             differing=self._differing(),
@@ -129,17 +130,17 @@ class ReleaseActions:
         if case.release_held != why:
             text = f"its cause is over, and it is not released: {why}"
             self._acts.emit_event(case, EventKind.RELEASE_HELD, text)
-        case.node_summary.release_held = why
+        case.own_quarantine_view().hold_release(why)
         looked_at = self._clocks.now()
         if quarantine.status.release_held != why:
             await self._acts.write_status(
                 case, quarantine, replace(quarantine.status, release_held=why)
             )
-        case.release_look = looked_at + LOOK_AGAIN
+        case.own_quarantine_view().delay_release_check(looked_at + LOOK_AGAIN)
 
     async def unhold(self, case: NodeState, quarantine: Quarantine) -> None:
         """The node is unhealthy again: the objections to its release no longer apply."""
-        case.node_summary.release_held, case.release_look = "", 0.0
+        case.own_quarantine_view().unhold_release()
         if quarantine.status.release_held:
             await self._acts.write_status(
                 case, quarantine, replace(quarantine.status, release_held="")
@@ -176,7 +177,9 @@ class ReleaseActions:
         node = await self._cluster.read_node(case.node)
         quarantine = await self._acts.reread(case)
         if quarantine is None:
-            if not case.vanished:  # else the watch tells who took it away: handled first
+            if (
+                not case.quarantine_view.vanished
+            ):  # else the watch tells who took it away: handled first
                 await self.forget_entry(entry, trouble)
             return
         if quarantine.status.phase is not Phase.RELEASING:
@@ -191,7 +194,9 @@ class ReleaseActions:
                 await self._acts.write_status(case, quarantine, status)
             raise
         await self._after_release(case, quarantine)
-        if case.ended != quarantine.uid:  # once, however often the object must be dropped
+        if (
+            case.quarantine_view.ended != quarantine.uid
+        ):  # once, however often the object must be dropped
             self._acts.emit_event(case, EventKind.RELEASED, f"released: {_because(quarantine)}")
         await self._drop(case, quarantine)
 
@@ -247,7 +252,7 @@ class ReleaseActions:
         except ClusterError as error:  # an uninstall does not wait for it
             log.warning("its marks are old", extra={"node": case.node, "error": str(error)})
         await self._drop(case, quarantine)
-        case.lost_with_definition(quarantine)
+        case.own_quarantine_view().lose_definition(quarantine)
 
     async def _update_memory(self, case: NodeState, quarantine: Quarantine) -> None:
         node = await self._cluster.read_node(case.node)
@@ -258,16 +263,13 @@ class ReleaseActions:
             await self._cluster.patch_node(node, change)
 
     async def _drop(self, case: NodeState, quarantine: Quarantine) -> None:
-        case.ended = quarantine.uid  # before: its watch event may come sooner than the answer
+        case.own_quarantine_view().note_end(quarantine.uid)
         await self._cluster.drop_quarantine(quarantine)
-        case.node_summary.quarantine = None
-        case.node_summary.release_held, case.release_look = "", 0.0
-        case.uncordoned, case.node_replaced = Uncordoned.NO, False
-        if case.reborn:
+        reborn = case.own_quarantine_view().drop()
+        if reborn:
             # They belong to the earlier Node: the evaluation finds those of this one.
             case.decision.take_incidents(EMPTY)
-            case.agent.compare_boot(case.reborn)
-            case.reborn = ""
+            case.agent.compare_boot(reborn)
 
     async def undo_node(self, case: NodeState, node: Node, undo: "Undo") -> Node:
         """Undo our marks; the node also remembers its overrides, without those that are over."""

@@ -26,7 +26,8 @@ from aggregator.quarantine.decide.returned_pods import find_returned, is_return
 from aggregator.quarantine.drain.evictor import MOST_BLOCKERS, EvictionLanes, Evictor
 from aggregator.quarantine.drain.hooks import HookRunner
 from aggregator.quarantine.state.drain_memory import DrainMemory, blocked_backoff
-from aggregator.quarantine.state.node import MARKED, NodeState
+from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.quarantine_view import MARKED
 from aggregator.quarantine.state.race import while_it_stands
 from aggregator.rfc3339 import span
 

@@ -37,8 +37,9 @@ from aggregator.quarantine.reconcile.evaluate import NodeEvaluator
 from aggregator.quarantine.reconcile.poller import waits_for_its_node
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
 from aggregator.quarantine.state.fleet import FleetState
-from aggregator.quarantine.state.node import MARKED, NodeState, marks_told
+from aggregator.quarantine.state.node import NodeState
 from aggregator.quarantine.state.quarantine_index import QuarantineIndex
+from aggregator.quarantine.state.quarantine_view import MARKED, marks_told
 from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.replicas.membership.view import Ownership
 
@@ -55,7 +56,7 @@ _BETWEEN_LOOKS = 2.0
 def _has_lost(case: NodeState, meta: NodeMeta) -> bool:
     """Whether the list shows that marks are gone which are not known to be."""
     quarantine = case.node_summary.quarantine
-    if quarantine is None or quarantine.status.phase not in MARKED or case.node_summary.missing:
+    if quarantine is None or quarantine.status.phase not in MARKED or case.quarantine_view.missing:
         return False
     return LABEL not in meta.labels or APPLIED not in meta.annotations
 
@@ -167,7 +168,7 @@ class ClusterEventHandler:
         quarantine = case.node_summary.quarantine if case is not None else None
         if case is None or quarantine is None or quarantine.status.phase not in MARKED:
             return
-        if case.lacks(node, quarantine) == case.node_summary.missing == marks_told(quarantine):
+        if case.lacks(node, quarantine) == case.quarantine_view.missing == marks_told(quarantine):
             return
         now = self._clocks.now()
         if now - case.work.looked_at < _BETWEEN_LOOKS:
@@ -267,22 +268,13 @@ class ClusterEventHandler:
     def _quarantine_gone(self, case: NodeState, uid: str, *, with_definition: bool) -> None:
         self._registry.note_absence(case.node, absent=False)
         known = case.node_summary.quarantine
-        if (known is None or known.uid != uid) and case.vanished != uid:
+        if (known is None or known.uid != uid) and case.quarantine_view.vanished != uid:
             return
-        case.node_summary.quarantine, case.vanished = None, ""
         if not case.agent.was_heard:  # its incidents came from that object alone
             case.decision.forget_evidence()
-        case.node_summary.release_held, case.release_look = "", 0.0
-        case.definition_going = with_definition
         if known is not None and known.foreign:
             case.work.request_read()  # a person may have ended it: the node remembers the override
-        elif with_definition and known is not None:
-            case.lost_with_definition(known)
-        elif with_definition:
-            case.unclaimed = True
-        elif not with_definition and uid != case.ended:
-            case.orphan = uid  # of another replica's node too: it may become ours
-        case.ended = uid
+        case.own_quarantine_view().end(uid, with_definition=with_definition)
         self._queue.add(case)
         if case.work.task is not None and case.agent.last_heard is None:
             # A node known from that object alone is forgotten with it, not at the next list.
@@ -310,9 +302,10 @@ class ClusterEventHandler:
                 await asyncio.sleep(0)
             if self._registry.known(case.node) is not case:
                 continue  # forgotten in between
-            case.definition_going = False
-            if case.vanished:  # the watch will not report it again
-                case.vanished, case.unclaimed = "", True
+            if case.quarantine_view.definition_going:
+                case.own_quarantine_view().set_definition_going(going=False)
+            if case.quarantine_view.vanished:
+                case.own_quarantine_view().adopt_vanished()
             quarantine = case.node_summary.quarantine
             if (
                 quarantine is not None
@@ -379,7 +372,12 @@ class ClusterEventHandler:
             return False
         if case.work.task is not None and not case.work.task.done():
             return False
-        if self._queue.in_record(case) or case.orphan or case.work.waiters or case.unclaimed:
+        if (
+            self._queue.in_record(case)
+            or case.quarantine_view.orphan
+            or case.work.waiters
+            or case.quarantine_view.to_adopt
+        ):
             return False
         if node_summary.agent.last_heard is None:
             return True
@@ -397,9 +395,10 @@ class ClusterEventHandler:
         if quarantine is None:
             theirs = marked_for(meta.annotations) not in ("", self._cluster.installation)
             if APPLIED not in meta.annotations or theirs:
-                case.node_summary.unclaimed = ""
-            elif not case.orphan and not case.node_summary.unclaimed:
-                case.unclaimed = True
+                if case.quarantine_view.unclaimed:
+                    case.own_quarantine_view().set_unclaimed("")
+            elif not case.quarantine_view.orphan and not case.quarantine_view.unclaimed:
+                case.own_quarantine_view().request_adoption()
         elif quarantine.status.node_uid not in ("", meta.uid) or _has_lost(case, meta):
             case.work.request_read()
         if case.agent.claimed not in ("", meta.uid):
@@ -417,5 +416,5 @@ class ClusterEventHandler:
         foreign = case.cluster.foreign and not waits_for_its_node(case)  # `NodePoller` reads those
         if remembered != case.cluster.overruled | case.cluster.over or foreign:
             case.work.request_read()
-        if case.work.suspect or case.orphan or case.unclaimed:
+        if case.work.suspect or case.quarantine_view.orphan or case.quarantine_view.to_adopt:
             self._queue.add(case)

@@ -11,7 +11,8 @@ from aggregator.policy.rules import Policy
 from aggregator.quarantine.actions.cordon import NodeActions
 from aggregator.quarantine.correlation.common_cause import CommonCauseTracker
 from aggregator.quarantine.reconcile.work_queue import WorkQueue
-from aggregator.quarantine.state.node import MARKED, NodeState
+from aggregator.quarantine.state.node import NodeState
+from aggregator.quarantine.state.quarantine_view import MARKED
 
 
 class NodeEvaluator:

@@ -187,7 +187,7 @@ class NodePoller:
         quarantine = case.node_summary.quarantine
         if quarantine is None or not _is_left_schedulable(case):
             return
-        if node.unschedulable or case.lacks(node, quarantine) != case.node_summary.missing:
+        if node.unschedulable or case.lacks(node, quarantine) != case.quarantine_view.missing:
             case.work.request_read()
             self._queue.add(case)
 
@@ -221,7 +221,10 @@ def _is_draining(case: NodeState) -> bool:
 
 def _is_left_schedulable(case: NodeState) -> bool:
     """Whether the node of a quarantine was read, and is schedulable."""
-    return case.node_summary.quarantine is not None and case.uncordoned is not Uncordoned.NO
+    return (
+        case.node_summary.quarantine is not None
+        and case.quarantine_view.uncordoned is not Uncordoned.NO
+    )
 
 
 def _is_drained(case: NodeState) -> bool:

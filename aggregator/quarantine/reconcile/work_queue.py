@@ -59,7 +59,7 @@ class WorkQueue:
 
     def resume(self, case: NodeState) -> None:
         """Reconcile the node where a step has waited until we may act."""
-        if case.work.again.is_set() and self.has_work(case):
+        if case.work.is_queued and self.has_work(case):
             self.add(case)
 
     def evaluate(self, case: NodeState) -> None:
@@ -79,7 +79,12 @@ class WorkQueue:
             or case.decision.hold is not None
             or case.cluster.wishes.force is not None
             or case.work.suspect
-            or bool(case.orphan or case.cluster.over or case.work.waiters or case.unclaimed)
+            or bool(
+                case.quarantine_view.orphan
+                or case.cluster.over
+                or case.work.waiters
+                or case.quarantine_view.to_adopt
+            )
             or self.in_record(case)
         )
 

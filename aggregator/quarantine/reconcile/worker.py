@@ -96,7 +96,7 @@ class Reconciler:
 
     async def reconcile(self, case: NodeState) -> None:
         failures, said = 0, ""
-        while self._queue.may_act(case) and case.work.again.is_set():
+        while self._queue.may_act(case) and case.work.is_queued:
             case.work.again.clear()
             try:
                 done = await self._one_step(case)
@@ -195,13 +195,18 @@ class Reconciler:
             await self._drain.recheck(case)
         quarantine = case.node_summary.quarantine
         if quarantine is not None and quarantine.deleting:
-            case.definition_going = await self._cluster.definition_is_going()
-        if quarantine is None and case.vanished:
+            going = await self._cluster.definition_is_going()
+            case.own_quarantine_view().set_definition_going(going=going)
+        if quarantine is None and case.quarantine_view.vanished:
             return True  # the watch tells who took it away
-        if quarantine is None and case.orphan:
+        if quarantine is None and case.quarantine_view.orphan:
             await self._adopter.sweep(case)
             return False
-        if quarantine is None and case.unclaimed and not case.definition_going:
+        if (
+            quarantine is None
+            and case.quarantine_view.to_adopt
+            and not case.quarantine_view.definition_going
+        ):
             await self._adopter.adopt(case)
             return False
         if case.cluster.over and (

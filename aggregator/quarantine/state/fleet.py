@@ -15,6 +15,7 @@ from aggregator.quarantine.decide.cause_search import CommonCause
 from aggregator.quarantine.state.agent_view import AgentView
 from aggregator.quarantine.state.cluster_view import ClusterView
 from aggregator.quarantine.state.decision import Decision
+from aggregator.quarantine.state.quarantine_view import NO_QUARANTINE, QuarantineView
 from aggregator.quarantine.state.work import Work
 
 #: Why a node without a Quarantine is nevertheless in quarantine.
@@ -49,14 +50,21 @@ class NodeSummary:
     cluster: ClusterView = field(default_factory=ClusterView)
     decision: Decision = field(default_factory=Decision)
     work: Work = field(default_factory=Work)
-    quarantine: Quarantine | None = None
-    unclaimed: str = ""  # our marks are on it without an object, and we make no new one; else empty
-    missing: tuple[str, ...] = ()  # our marks that it lacks although its quarantine stands
-    release_held: str = ""  # its cause is over, and this holds its release
+    quarantine_view: QuarantineView = field(default_factory=lambda: NO_QUARANTINE)
+
+    @property
+    def quarantine(self) -> Quarantine | None:
+        return self.quarantine_view.quarantine
+
+    def own_quarantine_view(self) -> QuarantineView:
+        """The node's own view, to be changed: made when it has none yet."""
+        if self.quarantine_view is NO_QUARANTINE:
+            self.quarantine_view = QuarantineView()
+        return self.quarantine_view
 
     def standing(self) -> QuarantineSummary:
         health = self.agent.health
-        if self.quarantine is not None or self.cluster.marked or self.unclaimed:
+        if self.quarantine is not None or self.cluster.marked or self.quarantine_view.unclaimed:
             return QuarantineSummary.QUARANTINED
         if self.decision.hold is not None or self.decision.would:
             return QuarantineSummary.HELD

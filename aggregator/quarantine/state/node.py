@@ -1,11 +1,10 @@
 """One node as the controller works on it: its summary, and the controller's own state."""
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from aggregator.cluster.node_names import is_marked
-from aggregator.cluster.port import Action, Node, Phase, Quarantine, QuarantineSpec, is_older
+from aggregator.cluster.port import Action, Node, Quarantine, is_older
 from aggregator.policy.evaluate import evaluate
 from aggregator.policy.incident import Evidence, Incident
 from aggregator.policy.rules import Policy
@@ -13,14 +12,11 @@ from aggregator.policy.silent_agent import silent_match
 from aggregator.quarantine.decide.intent import (
     OURS,
     DesiredState,
-    ended_by_birth,
     incidents_of,
     wanted_of,
 )
 from aggregator.quarantine.decide.lost_marks import (
-    CONDITION,
     RestoreRules,
-    missing_marks,
     restore_at,
 )
 from aggregator.quarantine.decide.maintenance import maintained_by
@@ -37,16 +33,18 @@ from aggregator.quarantine.decide.uncordon import (
     has_given_up,
     is_release,
     recordon_due,
-    whose_uncordon,
 )
 from aggregator.quarantine.state.agent_view import AgentView
 from aggregator.quarantine.state.cluster_view import ClusterView
 from aggregator.quarantine.state.decision import Decision
 from aggregator.quarantine.state.fleet import NodeSummary
+from aggregator.quarantine.state.quarantine_view import (
+    MARKED,
+    NO_QUARANTINE,
+    QuarantineView,
+    marks_told,
+)
 from aggregator.quarantine.state.work import Work
-
-#: From here on the node carries our marks.
-MARKED = (Phase.CORDONED, Phase.DRAINING, Phase.DRAINED)
 
 
 @dataclass(slots=True)
@@ -54,34 +52,10 @@ class NodeState:
     """The controller's side of a node.
 
     ``now``: monotonic seconds, for ages that are shown.
-    ``restored``: the uid of the quarantine whose evidence was taken back into memory.
-    ``ended``: the uid of the last quarantine that is gone; its events and answers may come late.
-    ``orphan``: the uid of a quarantine that a person deleted without its undo.
-    ``vanished``: the uid of one that a read no longer found; a watch event tells its fate.
-    ``unclaimed``: our marks, or an entry made by hand, may have lost their object: to be adopted.
-    ``remains``: the intent of one that went with its definition.
-    ``reborn``: the boot of the Node that came in place of the quarantined one; else empty.
-    ``release_look``: when to check the objections to its release again (monotonic).
-    ``trail`` writes the node's condition; ``trail_aged``: it had ended by the last round;
-    ``condition_seen``: the last read of the node since then has it.
     """
 
     node_summary: NodeSummary
     now: Callable[[], float]
-    restored: str = ""
-    ended: str = ""
-    uncordoned: Uncordoned = Uncordoned.NO
-    node_replaced: bool = False
-    reborn: str = ""
-    definition_going: bool = False
-    orphan: str = ""
-    vanished: str = ""
-    unclaimed: bool = False
-    remains: QuarantineSpec | None = None
-    release_look: float = 0.0
-    trail: asyncio.Task[None] | None = None
-    trail_aged: bool = False
-    condition_seen: bool = False
 
     @property
     def node(self) -> str:
@@ -104,6 +78,14 @@ class NodeState:
         return self.node_summary.work
 
     @property
+    def quarantine_view(self) -> QuarantineView:
+        return self.node_summary.quarantine_view
+
+    def own_quarantine_view(self) -> QuarantineView:
+        """The node's own view, to be changed."""
+        return self.node_summary.own_quarantine_view()
+
+    @property
     def acting(self) -> bool:
         """Whether an open incident asks for more than observation."""
         return any(incident.action != "observe" for incident in self.decision.incidents.values())
@@ -120,8 +102,8 @@ class NodeState:
         if known is not None and known is not before and _is_past(quarantine, known):
             return
         let_go = quarantine.deleting and not quarantine.has_finalizer
-        if quarantine.uid == self.ended and known is None and not let_go:
-            self.ended = ""  # it had ended, and a restored etcd has it again
+        if quarantine.uid == self.quarantine_view.ended and known is None and not let_go:
+            self.own_quarantine_view().return_ended()
         self.take_quarantine(quarantine, policy, now)
 
     def take_quarantine(self, quarantine: Quarantine, policy: Policy, now: float) -> None:
@@ -131,19 +113,10 @@ class NodeState:
         since: a replica that owned the node before us, say. Until the agent has reported here,
         there is no other evidence than the object's.
         """
-        if quarantine.uid == self.ended:
+        if quarantine.uid == self.quarantine_view.ended:
             return
-        known = self.node_summary.quarantine
-        if known is not None and known.uid != quarantine.uid:
-            self.node_summary.release_held, self.release_look = "", 0.0  # that was the other's
-        if known is None or known.uid != quarantine.uid or self.work.ours is False:
-            self.node_summary.missing = marks_told(quarantine)
-        self.node_summary.quarantine = quarantine
-        self.orphan = self.vanished = self.node_summary.unclaimed = ""
-        self.unclaimed, self.remains = False, None
-        if self.restored == quarantine.uid and known is not None and known.spec == quarantine.spec:
+        if not self.own_quarantine_view().take(quarantine, elsewhere=self.work.ours is False):
             return
-        self.restored = quarantine.uid
         if quarantine.foreign:
             return  # its evidence is another installation's
         before, found = self.decision.incidents, incidents_of(quarantine, policy, now)
@@ -159,17 +132,6 @@ class NodeState:
             }
         self.decision.take_incidents(joined)
 
-    def lost_with_definition(self, quarantine: Quarantine) -> None:
-        """Its definition was deleted, which is no release: it is made again when possible.
-
-        A release that was decided is still carried out.
-        """
-        if quarantine.status.phase is Phase.RELEASING:
-            self.orphan = quarantine.uid
-        else:
-            self.unclaimed, self.remains = True, quarantine.spec
-        self.definition_going = True
-
     def is_news(self, quarantine: Quarantine) -> bool:
         """Whether it is newer than the known one: our own writes come back as watch events."""
         known = self.node_summary.quarantine
@@ -179,8 +141,8 @@ class NodeState:
 
     def wrote(self, quarantine: Quarantine) -> None:
         """The object as we have just written it; the event that it is gone may have come before."""
-        if quarantine.uid != self.ended:
-            self.node_summary.quarantine = quarantine
+        if quarantine.uid != self.quarantine_view.ended:
+            self.own_quarantine_view().write(quarantine)
 
     def bears_out(self, node: Node | None) -> bool:
         """Whether a read that may be old shows only what is known of the node already.
@@ -205,44 +167,19 @@ class NodeState:
         quarantine = self.node_summary.quarantine
         self.cluster.take_node(node, quarantine, self.now())
         self.agent.compare_uid(node.uid if node is not None else None)
-        self.node_replaced, self.uncordoned, self.reborn = False, Uncordoned.NO, ""
-        if node is None or quarantine is None:
-            return
-        another = quarantine.status.node_uid not in ("", node.uid)
-        if another and ended_by_birth(quarantine.spec, node.boot_id):
-            self.reborn = node.boot_id
-        if quarantine.status.phase in MARKED:
-            self.node_summary.missing = self.lacks(node, quarantine)
-            self.node_replaced = node.uid != quarantine.status.node_uid
-            if not self.node_replaced:
-                self.uncordoned = whose_uncordon(node, quarantine)
+        if self.quarantine_view is not NO_QUARANTINE:
+            self.own_quarantine_view().take_node(node, elsewhere=self.work.ours is False)
 
     def lacks(self, node: Node, quarantine: Quarantine) -> tuple[str, ...]:
-        """Which of our marks the node lacks. The condition trails: while it is being written, a
-        little longer (this read may be older), and while another replica may be writing it, the
-        node need not have it.
-        """
-        missing = missing_marks(node, quarantine)
-        trails = self.work.ours is False or self.trail is not None
-        self.condition_seen = CONDITION not in missing
-        if trails and CONDITION in missing and node.uid == quarantine.status.node_uid:
-            return tuple(name for name in missing if name != CONDITION)
-        return missing
+        """Which of our marks the node lacks, as this read shows it."""
+        view = self.own_quarantine_view()
+        return view.lacks(node, quarantine, elsewhere=self.work.ours is False)
 
     def age_trail(self) -> bool:
-        """Asked in each round: the condition trails until the second after it was written. Returns
-        whether a marked node was not seen with it until then, so that a read has to tell.
-        """
-        if self.trail is None or not self.trail.done():
-            self.trail_aged = False
-        elif not self.trail_aged:
-            self.trail_aged = True
-        else:
-            self.trail, self.trail_aged = None, False
-            found = self.node_summary.quarantine
-            marked = found is not None and found.status.phase in MARKED
-            return marked and not self.condition_seen
-        return False
+        """Asked in each round: whether a read has to tell if the node has its condition."""
+        if self.quarantine_view.trail is None:
+            return False
+        return self.own_quarantine_view().age_trail()
 
     def drop_ownership(self, policy: Policy, now: float) -> None:
         """Discard evidence by the agent of another Node of this name, as it is not this node's.
@@ -251,10 +188,13 @@ class NodeState:
         """
         self.agent.discard()
         self.decision.forget_evidence()
-        quarantine, self.restored = self.node_summary.quarantine, ""
+        if self.quarantine_view is NO_QUARANTINE:
+            return
+        self.own_quarantine_view().forget_evidence()
+        quarantine = self.node_summary.quarantine
         if quarantine is not None:
             self.take_quarantine(quarantine, policy, now)
-            self.node_summary.missing = marks_told(quarantine)
+            self.own_quarantine_view().take_marks(quarantine)
 
     def hand_over(self, policy: Policy, now: float) -> None:
         """The node is another replica's now: its agent's evidence here is discarded.
@@ -266,8 +206,8 @@ class NodeState:
         self.agent.forget_reports()
         self.decision.hand_over()
         self.work.set_error("")
-        self.node_summary.release_held = ""
-        self.orphan, self.unclaimed, self.vanished = "", False, ""
+        if self.quarantine_view is not NO_QUARANTINE:
+            self.own_quarantine_view().hand_over()
 
     def hear_wishes(self, wall: float) -> tuple[str, ...]:
         """Update the operators' requests that are shown. Returns the new ones."""
@@ -282,7 +222,9 @@ class NodeState:
     def is_released_by_uncordon(self, rules: UncordonRules) -> bool:
         """Whether the node, as last read, was uncordoned by a person who ends its quarantine."""
         quarantine = self.node_summary.quarantine
-        return quarantine is not None and is_release(self.uncordoned, quarantine, rules)
+        return quarantine is not None and is_release(
+            self.quarantine_view.uncordoned, quarantine, rules
+        )
 
     def _recordon_at(self, wall: float) -> float:
         """When the node may be cordoned again: wall clock seconds, ``wall`` or earlier for now."""
@@ -294,7 +236,9 @@ class NodeState:
         quarantine = self.node_summary.quarantine
         if quarantine is None:
             return False
-        pending = self.uncordoned is not Uncordoned.NO and not has_given_up(quarantine.status)
+        pending = self.quarantine_view.uncordoned is not Uncordoned.NO and not has_given_up(
+            quarantine.status
+        )
         return pending or wall < quarantine.status.evictions_held_until
 
     @property
@@ -303,7 +247,7 @@ class NodeState:
         quarantine = self.node_summary.quarantine
         if quarantine is None:
             return ""
-        return self.node_summary.release_held or quarantine.status.release_held
+        return self.node_summary.quarantine_view.release_held or quarantine.status.release_held
 
     def rejudge(
         self, policy: Policy, mode: Action, now: float, *, silent_action: str = "observe"
@@ -357,11 +301,15 @@ class NodeState:
         quarantine = self.node_summary.quarantine
         if quarantine is None or quarantine.status.phase not in MARKED or self.cluster.node_gone:
             return False
-        return self.node_summary.missing != marks_told(quarantine)
+        return self.quarantine_view.missing != marks_told(quarantine)
 
     def _restore_due(self, rules: RestoreRules, wall: float) -> bool:
         quarantine = self.node_summary.quarantine
-        if not self.node_summary.missing or quarantine is None or quarantine.status.marks is None:
+        if (
+            not self.quarantine_view.missing
+            or quarantine is None
+            or quarantine.status.marks is None
+        ):
             return False
         at = restore_at(quarantine.status.marks, rules)
         return quarantine.status.phase in MARKED and at is not None and at <= wall
@@ -395,34 +343,29 @@ class NodeState:
             fresh=self.agent.is_fresh,
             recovered=self.agent.is_fresh and not self.acting,
             uncordoned=self.is_released_by_uncordon(uncordon),
-            schedulable=self.uncordoned is not Uncordoned.NO,
+            schedulable=self.quarantine_view.uncordoned is not Uncordoned.NO,
             recordon=self._recordon_at(wall) <= wall,
             recordon_at=self._recordon_at(wall),
             evictions_wait=self._evictions_wait(wall),
-            node_replaced=self.node_replaced,
-            reborn=bool(self.reborn),
+            node_replaced=self.quarantine_view.node_replaced,
+            reborn=bool(self.quarantine_view.reborn),
             node_gone=self.cluster.node_gone,
             node_found=self.cluster.node_found,
             absent_too_long=absent_too_long,
             maintained=bool(self.cluster.maintained),
             stopped=stopped,
             conflict=bool(self.agent.conflict),
-            definition_going=self.definition_going,
+            definition_going=self.quarantine_view.definition_going,
             marks_untold=self._marks_untold(),
             restore_due=self._restore_due(marks, wall),
             release_held=bool(self.release_held),
-            look_later=now < self.release_look,
+            look_later=now < self.quarantine_view.release_look,
             forced=self.cluster.wishes.forced(wall),
             unforced=self.cluster.node_gone
             or (self.cluster.wishes_known and not self.cluster.wishes.force_asked),
             exempt=self.cluster.wishes.exempt(wall),
-            unclaimed=bool(self.node_summary.unclaimed),
+            unclaimed=bool(self.node_summary.quarantine_view.unclaimed),
         )
-
-
-def marks_told(quarantine: Quarantine) -> tuple[str, ...]:
-    """The marks that the node lacks, as the object lists them."""
-    return quarantine.status.marks.missing if quarantine.status.marks is not None else ()
 
 
 def _is_past(one: Quarantine, other: Quarantine) -> bool:

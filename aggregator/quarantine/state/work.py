@@ -1,7 +1,7 @@
 """What this replica does, and has still to do, about a node."""
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from aggregator.quarantine.state.lazy_event import LazyEvent
 
@@ -10,7 +10,7 @@ from aggregator.quarantine.state.lazy_event import LazyEvent
 class Work:
     """Changed by the queue, its worker, and those who ask for a read of the node.
 
-    ``task`` reconciles the node; ``again``: it is to be reconciled once more.
+    ``task`` reconciles the node; ``again_event`` is set while it is to be reconciled once more.
     ``waiters``: messages that are acknowledged when their evidence is durable.
     ``suspect``: an event hints that the node may be schedulable again, or gone; a read decides.
     ``recheck_pods``: it was drained, and its pods are to be read again.
@@ -23,7 +23,7 @@ class Work:
     """
 
     task: asyncio.Task[None] | None = None
-    again: LazyEvent = field(default_factory=LazyEvent)
+    again_event: LazyEvent | None = None
     waiters: tuple[asyncio.Future[None], ...] = ()
     suspect: bool = False
     recheck_pods: bool = False
@@ -33,6 +33,18 @@ class Work:
     counted: bool = False
     in_record: bool = False
     last_error: str = ""
+
+    @property
+    def again(self) -> LazyEvent:
+        """Set: the node is to be reconciled once more. Most nodes never are, and have none."""
+        if self.again_event is None:
+            self.again_event = LazyEvent()
+        return self.again_event
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether the node is to be reconciled once more."""
+        return self.again_event is not None and self.again_event.is_set()
 
     def start(self, task: asyncio.Task[None]) -> None:
         self.task = task

@@ -1,0 +1,263 @@
+"""A node's quarantine as this replica knows it: the object, its marks on the node, its traces."""
+
+import asyncio
+from dataclasses import dataclass, fields
+from typing import Final
+
+from aggregator.cluster.port import Node, Phase, Quarantine, QuarantineSpec
+from aggregator.quarantine.decide.intent import ended_by_birth
+from aggregator.quarantine.decide.lost_marks import CONDITION, missing_marks
+from aggregator.quarantine.decide.uncordon import Uncordoned, whose_uncordon
+
+#: From here on the node carries our marks.
+MARKED = (Phase.CORDONED, Phase.DRAINING, Phase.DRAINED)
+
+
+@dataclass(slots=True)
+class QuarantineView:
+    """Changed by events, reads and our own writes of the object, and by reads of its Node.
+
+    Nodes that never had a quarantine share `NO_QUARANTINE`.
+
+    ``restored``: the uid of the quarantine whose evidence was taken back into memory.
+    ``ended``: the uid of the last quarantine that is gone; its events and answers may come late.
+    ``orphan``: the uid of a quarantine that a person deleted without its undo.
+    ``vanished``: the uid of one that a read no longer found; a watch event tells its fate.
+    ``to_adopt``: our marks, or an entry made by hand, may have lost their object: to be adopted.
+    ``unclaimed``: our marks are on it without an object, and we make no new one; else empty.
+    ``remains``: the intent of one that went with its definition.
+    ``uncordoned``: who made the marked node schedulable, if it is.
+    ``node_replaced``: the Node is another one than the one that was marked.
+    ``reborn``: the boot of the Node that came in place of the quarantined one; else empty.
+    ``missing``: our marks that it lacks although its quarantine stands.
+    ``release_held``: its cause is over, and this holds its release; ``release_look``: when to check
+    that again (monotonic).
+    ``trail`` writes the node's condition; ``trail_aged``: it had ended by the last round;
+    ``condition_seen``: the last read of the node since then has it.
+    """
+
+    quarantine: Quarantine | None = None
+    restored: str = ""
+    ended: str = ""
+    orphan: str = ""
+    vanished: str = ""
+    to_adopt: bool = False
+    unclaimed: str = ""
+    remains: QuarantineSpec | None = None
+    definition_going: bool = False
+    uncordoned: Uncordoned = Uncordoned.NO
+    node_replaced: bool = False
+    reborn: str = ""
+    missing: tuple[str, ...] = ()
+    release_held: str = ""
+    release_look: float = 0.0
+    trail: asyncio.Task[None] | None = None
+    trail_aged: bool = False
+    condition_seen: bool = False
+
+    # -- the object -------------------------------------------------------------------------------
+
+    def take(self, quarantine: Quarantine, *, elsewhere: bool) -> bool:
+        """The object as it is now. Returns whether its evidence is not in memory yet.
+
+        ``elsewhere``: another replica acts on the node, and so knows its marks better.
+        """
+        known = self.quarantine
+        is_other = known is None or known.uid != quarantine.uid
+        if known is not None and is_other:
+            self.unhold_release()  # that was the other's
+        if is_other or elsewhere:
+            self.missing = marks_told(quarantine)
+        self.quarantine = quarantine
+        self.orphan = self.vanished = self.unclaimed = ""
+        self.to_adopt, self.remains = False, None
+        if self.restored == quarantine.uid and known is not None and known.spec == quarantine.spec:
+            return False
+        self.restored = quarantine.uid
+        return True
+
+    def write(self, quarantine: Quarantine) -> None:
+        """The object as we have just written it."""
+        self.quarantine = quarantine
+
+    def note_restored(self, uid: str) -> None:
+        """The evidence of this object is in memory: it was made from there."""
+        self.restored = uid
+
+    def forget_evidence(self) -> None:
+        """Its evidence is taken back into memory when the object is taken next."""
+        self.restored = ""
+
+    def miss(self) -> None:
+        """A read found no object: the watch tells whether a person deleted it."""
+        known, self.quarantine = self.quarantine, None
+        if known is not None and known.uid != self.ended:
+            self.vanished = known.uid
+
+    def end(self, uid: str, *, with_definition: bool) -> None:
+        """A watch event: the object is gone, by itself or with its definition."""
+        known, self.quarantine, self.vanished = self.quarantine, None, ""
+        self.unhold_release()
+        self.definition_going = with_definition
+        is_foreign = known is not None and known.foreign
+        if with_definition and known is not None and not is_foreign:
+            self.lose_definition(known)
+        elif with_definition and not is_foreign:
+            self.to_adopt = True
+        elif not is_foreign and uid != self.ended:
+            self.orphan = uid  # of another replica's node too: it may become ours
+        self.ended = uid
+
+    def lose_definition(self, quarantine: Quarantine) -> None:
+        """Its definition was deleted, which is no release: it is made again when possible.
+
+        A release that was decided is still carried out.
+        """
+        if quarantine.status.phase is Phase.RELEASING:
+            self.orphan = quarantine.uid
+        else:
+            self.to_adopt, self.remains = True, quarantine.spec
+        self.definition_going = True
+
+    def set_definition_going(self, *, going: bool) -> None:
+        self.definition_going = going
+
+    def note_end(self, uid: str) -> None:
+        """The object is being dropped: its watch event may come sooner than the answer."""
+        self.ended = uid
+
+    def return_ended(self) -> None:
+        """It had ended, and a restored etcd has it again."""
+        self.ended = ""
+
+    def drop(self) -> str:
+        """The object was dropped. Returns the boot of a Node that came in place of its own."""
+        reborn, self.reborn = self.reborn, ""
+        self.quarantine = None
+        self.unhold_release()
+        self.uncordoned, self.node_replaced = Uncordoned.NO, False
+        return reborn
+
+    # -- marks without an object ------------------------------------------------------------------
+
+    def request_adoption(self) -> None:
+        self.to_adopt = True
+
+    def begin_adoption(self) -> None:
+        """A hint that comes while it is adopted is a new one."""
+        self.to_adopt = False
+
+    def adopt_vanished(self) -> None:
+        """The watch began anew, and will not report the fate of the vanished object."""
+        self.vanished, self.to_adopt = "", True
+
+    def set_unclaimed(self, reason: str) -> None:
+        self.unclaimed = reason
+
+    def drop_remains(self) -> None:
+        """There is nothing to adopt."""
+        self.unclaimed, self.remains = "", None
+
+    def forget_orphan(self) -> None:
+        self.orphan = ""
+
+    # -- its node ---------------------------------------------------------------------------------
+
+    def take_node(self, node: Node | None, *, elsewhere: bool) -> None:
+        """The Node as just read: changes by people are found from it."""
+        self.node_replaced, self.uncordoned, self.reborn = False, Uncordoned.NO, ""
+        quarantine = self.quarantine
+        if node is None or quarantine is None:
+            return
+        another = quarantine.status.node_uid not in ("", node.uid)
+        if another and ended_by_birth(quarantine.spec, node.boot_id):
+            self.reborn = node.boot_id
+        if quarantine.status.phase in MARKED:
+            self.missing = self.lacks(node, quarantine, elsewhere=elsewhere)
+            self.node_replaced = node.uid != quarantine.status.node_uid
+            if not self.node_replaced:
+                self.uncordoned = whose_uncordon(node, quarantine)
+
+    def lacks(self, node: Node, quarantine: Quarantine, *, elsewhere: bool) -> tuple[str, ...]:
+        """Which of our marks the node lacks. The condition trails: while it is being written, a
+        little longer (this read may be older), and while another replica may be writing it, the
+        node need not have it.
+        """
+        missing = missing_marks(node, quarantine)
+        trails = elsewhere or self.trail is not None
+        self.condition_seen = CONDITION not in missing
+        if trails and CONDITION in missing and node.uid == quarantine.status.node_uid:
+            return tuple(name for name in missing if name != CONDITION)
+        return missing
+
+    def take_marks(self, quarantine: Quarantine) -> None:
+        """The marks that the node lacks, as the object lists them."""
+        self.missing = marks_told(quarantine)
+
+    def note_restart(self) -> None:
+        """The quarantine begins again on the Node that came in place of the marked one."""
+        self.node_replaced = False
+
+    def note_marks(self) -> None:
+        """Our marks were just written."""
+        self.node_replaced, self.missing = False, ()
+
+    def start_trail(self, trail: asyncio.Task[None]) -> None:
+        self.trail, self.condition_seen = trail, False
+
+    def age_trail(self) -> bool:
+        """Asked in each round: the condition trails until the second after it was written. Returns
+        whether a marked node was not seen with it until then, so that a read has to tell.
+        """
+        if self.trail is None or not self.trail.done():
+            self.trail_aged = False
+        elif not self.trail_aged:
+            self.trail_aged = True
+        else:
+            self.trail, self.trail_aged = None, False
+            found = self.quarantine
+            marked = found is not None and found.status.phase in MARKED
+            return marked and not self.condition_seen
+        return False
+
+    # -- its release ------------------------------------------------------------------------------
+
+    def hold_release(self, why: str) -> None:
+        self.release_held = why
+
+    def delay_release_check(self, until: float) -> None:
+        """The objections to its release are checked again then (monotonic seconds)."""
+        self.release_look = until
+
+    def unhold_release(self) -> None:
+        self.release_held, self.release_look = "", 0.0
+
+    def hand_over(self) -> None:
+        """Another replica releases and adopts now."""
+        self.release_held = self.orphan = self.vanished = ""
+        self.to_adopt = False
+
+
+class _NoQuarantine(QuarantineView):
+    """A node changes the view that `NodeSummary.own_quarantine_view` makes for it."""
+
+    __slots__ = ()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{name}: many nodes share this view, so it can't be changed")
+
+
+def _shared() -> QuarantineView:
+    made = object.__new__(_NoQuarantine)
+    for one in fields(QuarantineView):
+        object.__setattr__(made, one.name, one.default)
+    return made
+
+
+#: The view of each node that never had a quarantine: it would take 184 bytes each.
+NO_QUARANTINE: Final = _shared()
+
+
+def marks_told(quarantine: Quarantine) -> tuple[str, ...]:
+    """The marks that the node lacks, as the object lists them."""
+    return quarantine.status.marks.missing if quarantine.status.marks is not None else ()
