@@ -85,6 +85,7 @@ def test_a_hostile_delta_costs_some_ordinary_ones_for_each_of_its_entries(kind: 
     virtual_time.run(main())
 
 
+@pytest.mark.timeout(400)  # it computes for 14 s
 def test_one_agent_that_says_all_it_can_does_not_fill_the_memory() -> None:
     async def main() -> None:
         _, replica = await _fleet()

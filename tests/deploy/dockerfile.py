@@ -1,6 +1,7 @@
 """Enough of a Dockerfile to hold it to the tree, and to run its build stage without an engine."""
 
 import fnmatch
+import os
 import re
 import shutil
 import subprocess
@@ -92,7 +93,14 @@ def _copy_from_clone(tree: Path, what: str, where: Path) -> None:
 
 
 def _run(command: str, folder: Path) -> None:
+    # An image has its bytecode beside its modules, and not where `make test` keeps it.
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPYCACHEPREFIX"}
     done = subprocess.run(
-        ["sh", "-euc", command], cwd=folder, capture_output=True, text=True, check=False
+        ["sh", "-euc", command],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
