@@ -1,7 +1,8 @@
 """Whether this node's kubelet reports itself healthy, on its own loopback; not the API's view.
 
 Reasons: ``unhealthy`` (it answers, and not with 200: failed), ``refused``, ``timeout``, ``garbled``
-and the like (it answered before, or ``expected`` is set, and now does not: failed),
+and the like (it answered before, or ``expected`` is set, and now does not; or the socket that it
+left for device plugins refuses connections too: failed),
 ``never-answered`` (there are files of a kubelet, and no answer; its health port may be off:
 unknown). Without a kubelet's files the check is off. The node is the component.
 """
@@ -12,19 +13,31 @@ from typing import Any
 from nodeagent.checks.base import CheckSpec, Kind, Off, Option, Report
 from nodeagent.model import Observation, Status
 from nodeagent.sources import Sources
+from nodeagent.sources.grpc_socket import greet
 from nodeagent.sources.host import HostRoots
 from nodeagent.sources.http import HttpError, Response, Url, parse_url, request
 
 NAME = "kubelet"
 _DEADLINE = 5.0
+_SOCKET_DEADLINE = 2.0
 _WORDS = 200  # of an unhealthy answer
+#: The kubelet removes and makes it at its start, so that one which stopped leaves the file.
+_SOCKET = "/var/lib/kubelet/device-plugins/kubelet.sock"
 
 
-def judge(answer: Response | HttpError, seconds: float, *, used: bool) -> Observation:
-    """Pure. ``seconds``: until the answer. ``used``: it answered before, or is expected."""
+def judge(
+    answer: Response | HttpError, seconds: float, *, used: bool, socket: str = ""
+) -> Observation:
+    """Pure. ``seconds``: until the answer. ``used``: it answered before, or is expected.
+
+    ``socket``: why its socket for device plugins takes no connection, empty where it does.
+    """
     if isinstance(answer, HttpError):
         if used:
             return Observation(NAME, "", Status.FAILED, answer.reason, str(answer))
+        if socket == "refused":
+            message = f"{answer}; no process listens at {_SOCKET} either"
+            return Observation(NAME, "", Status.FAILED, answer.reason, message)
         message = f"there are files of a kubelet, but {answer}"
         return Observation(NAME, "", Status.UNKNOWN, "never-answered", message)
     if answer.status == 200:
@@ -52,7 +65,10 @@ class KubeletCheck:
         if not self._used and not self._machine.host("/var/lib/kubelet").is_dir():
             return Off("no kubelet")
         seconds = self._machine.clock.boottime() - begun
-        return [judge(answer, seconds, used=self._used)]
+        socket = ""
+        if isinstance(answer, HttpError) and not self._used:
+            socket, _ = await greet(self._machine.host(_SOCKET), _SOCKET_DEADLINE)
+        return [judge(answer, seconds, used=self._used, socket=socket)]
 
 
 def build(sources: Sources, options: Mapping[str, Any]) -> KubeletCheck:
@@ -67,10 +83,11 @@ def _url(text: str) -> str:
 SPEC = CheckSpec(
     name=NAME,
     sees="a kubelet that is down, hangs or calls itself unhealthy",
-    source="its health endpoint on the loopback, http://127.0.0.1:10248/healthz",
+    source="its health endpoint on the loopback, http://127.0.0.1:10248/healthz; without an answer "
+    "its socket for device plugins",
     cost="1 ms of CPU every 60 s",
     blind_to="whether the API server hears of it (the Node's Ready condition tells); after a "
-    "restart of the agent, without expected: a kubelet that was down before",
+    "restart of the agent, without expected: a kubelet that was down before and left no socket",
     interval=60.0,
     deadline=10.0,
     build=build,

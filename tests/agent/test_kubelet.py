@@ -1,6 +1,7 @@
 """The kubelet's health endpoint: a loopback server that is healthy, unhealthy, slow and gone."""
 
 import asyncio
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -100,3 +101,32 @@ async def test_something_else_on_the_port_is_failed_where_a_kubelet_is_expected(
 def test_bad_urls_are_refused_when_configured(url: str) -> None:
     with pytest.raises(ValueError):
         options(kubelet.SPEC, url=url)
+
+
+async def test_a_kubelet_that_was_down_before_the_agent_started_left_its_socket(
+    tmp_path: Path,
+) -> None:
+    check = check_of(tmp_path, "http://127.0.0.1:1")
+    assert verdicts(await check.run_check()) == {"": (Status.UNKNOWN, "never-answered")}
+    path = tmp_path / kubelet._SOCKET.lstrip("/")
+    path.parent.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    found = observations(await check.run_check())[""]
+    assert (found.status, found.reason) == (Status.FAILED, "refused")
+    assert kubelet._SOCKET in found.message
+
+
+async def test_a_kubelet_whose_health_port_is_off_is_unknown(tmp_path: Path) -> None:
+    path = tmp_path / kubelet._SOCKET.lstrip("/")
+    path.parent.mkdir(parents=True)
+    settings = bytes.fromhex("000000040000000000")  # an empty SETTINGS frame: HTTP/2's greeting
+
+    async def greets(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(settings)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_unix_server(greets, path):
+        check = check_of(tmp_path, "http://127.0.0.1:1")
+        assert verdicts(await check.run_check()) == {"": (Status.UNKNOWN, "never-answered")}
