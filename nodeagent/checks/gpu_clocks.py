@@ -4,8 +4,8 @@ Reasons, all degraded: ``hw-thermal`` (too hot), ``power-brake`` (the power supp
 ``hw-slowdown`` (either of them, or a power draw that is too fast for the regulator). A GPU that is
 idle, or at its power limit, is as it should be.
 
-A GPU that works without a pause has its clock and its temperature measured, for comparison with
-those of other nodes: the clock at the power cap, where the load decides about it, apart.
+A GPU that works without a pause has its clock measured, for comparison with those of other nodes:
+at the power cap, where the load decides about it, apart from the others.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ _AS_SET = 0x1 | 0x2 | 0x10 | 0x100
 _POWER_CAP = 0x4
 #: Per cent of the time with a kernel at work, from which the clock is that of a load.
 _LOADED = 90
-_MEASURES = ("gpu-clock", "gpu-clock-capped", "gpu-temperature")
+_CLOCKS = ("gpu-clock", "gpu-clock-capped")
 
 
 def judge(gpu: Gpu) -> Verdict:
@@ -47,16 +47,13 @@ def judge(gpu: Gpu) -> Verdict:
     return Status.OK, "", said
 
 
-def measure(gpu: Gpu) -> dict[str, int]:
-    """The values of a GPU at work by measure: MHz, Celsius. Empty without a load."""
-    found: dict[str, int] = {}
-    if gpu.load is None or gpu.load < _LOADED:
-        return found
-    if gpu.temperature is not None:
-        found["gpu-temperature"] = gpu.temperature
-    if gpu.sm_clock is not None and gpu.clocks is not None and not gpu.clocks & _AS_SET:
-        found["gpu-clock-capped" if gpu.clocks & _POWER_CAP else "gpu-clock"] = gpu.sm_clock
-    return found
+def measure(gpu: Gpu) -> tuple[str, int] | None:
+    """The measure and its value in MHz; None for a GPU without a load that can be compared."""
+    if gpu.sm_clock is None or gpu.load is None or gpu.clocks is None:
+        return None
+    if gpu.load < _LOADED or gpu.clocks & _AS_SET:
+        return None
+    return _CLOCKS[bool(gpu.clocks & _POWER_CAP)], gpu.sm_clock
 
 
 class GpuClocks:
@@ -76,8 +73,9 @@ class GpuClocks:
 def _measure_all(sample: GpuSample, measurements: Measurements) -> None:
     for gpu in sample.gpus:
         measured = measure(gpu)
-        for name in _MEASURES:
-            measurements.put(name, gpu.uuid, measured.get(name), at=sample.at, model=gpu.name)
+        for name in _CLOCKS:
+            value = measured[1] if measured is not None and measured[0] == name else None
+            measurements.put(name, gpu.uuid, value, at=sample.at, model=gpu.name)
     names = {gpu.name for gpu in sample.gpus if gpu.name}
     if names:
         measurements.machine = f"{len(sample.gpus)} {', '.join(sorted(names))}"
