@@ -99,7 +99,11 @@ def _at_rest(folder: Path, programs: Path, others: Path, seconds: float) -> dict
     agent = _agent(folder, programs, relay.port, authority)
     try:
         log = folder / "agent.log"
-        wait_until(lambda: '"streaming"' in log.read_text(), what="the stream", timeout_s=30)
+        wait_until(
+            lambda: '"stream to the aggregator opened"' in log.read_text(),
+            what="the stream",
+            timeout_s=30,
+        )
         time.sleep(SETTLE_S)
         before = relay.bytes
         samples, cpu_s = _watch(agent.pid, seconds)

@@ -198,7 +198,10 @@ def test_a_token_of_another_service_account_that_names_the_node_is_refused(
     agent.start()
     agent.xid(79)
     stack.until(
-        lambda: "streaming" not in agent.log() and "tenant" in stack.aggregator.log(),
+        lambda: (
+            "stream to the aggregator opened" not in agent.log()
+            and "tenant" in stack.aggregator.log()
+        ),
         "the refusal, said by name",
     )
     assert stack.quarantine(node) is None
