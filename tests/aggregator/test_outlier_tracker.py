@@ -15,6 +15,8 @@ from aggregator.ingest import codec
 from aggregator.policy.lint import parse_checks
 from aggregator.policy.outliers.fleet import FleetMeasurements
 from aggregator.policy.outliers.measures import CHECK, MEASURES
+from nodeagent.simulate import machine
+from nodeagent.uplink.measurements import MeasurementEncoder
 from sickbay.v1 import limits
 from sickbay.v1 import sickbay_pb2 as pb
 from tests.support.ingest import site
@@ -263,6 +265,25 @@ def test_no_message_breaks_the_codec_or_the_fold(data: bytes, known: int) -> Non
     fleet.add_series("n", "", found.series)
     fleet.update("n", found.values, found.absent)
     fleet.judge("n", 0.0)
+
+
+def test_the_aggregator_takes_what_agents_send_and_finds_no_outlier_in_a_simulated_fleet() -> None:
+    fleet = FleetMeasurements()
+    names = [f"node-{number:02}" for number in range(12)]
+    encoders = {name: MeasurementEncoder() for name in names}
+    uuids = {name: [machine.gpu_uuid(name, gpu, 1) for gpu in range(8)] for name in names}
+    for minute in range(150):
+        for name in names:
+            sent = encoders[name].message(machine.measured(name, uuids[name], minute))
+            assert sent is not None
+            told = codec.measurements(sent.measurements, fleet.size(name))
+            fleet.add_series(name, "", told.series)
+            fleet.update(name, told.values, told.absent)
+            assert not fleet.judge(name, 60.0 * minute)
+    spreads = {spread.key[1:]: spread for spread in fleet.spreads()}
+    clocks = spreads["gpu-clock", "NVIDIA H100 80GB HBM3", ""]
+    assert (clocks.total, clocks.nodes, clocks.median) == (96, 12, 1980)
+    assert len(spreads) == 3 + len(machine.CHECKS)
 
 
 async def test_a_wrong_message_ends_the_measurements_and_not_the_stream() -> None:
