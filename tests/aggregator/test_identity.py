@@ -12,6 +12,7 @@ import pytest
 from aggregator.ingest.identity import (
     Caller,
     CertificateAuthenticator,
+    Identity,
     IdentityError,
     Refusal,
     TrustingAuthenticator,
@@ -358,3 +359,9 @@ def test_the_text_of_a_caller_shows_no_credentials() -> None:
     caller = Caller("peer", {"authorization": "Bearer s3cret"}, {"x509_pem_cert": [b"s3cret"]})
     assert "s3cret" not in repr(caller)
     assert "x509_pem_cert" not in repr(caller)
+
+
+async def test_a_certificate_is_not_renewed_by_a_token() -> None:
+    with pytest.raises(IdentityError, match="certificates prove who node 'node-1' is") as refused:
+        await CertificateAuthenticator().renew(Identity("node-1"), "a token")
+    assert refused.value.refusal is Refusal.BAD_TOKEN

@@ -87,6 +87,15 @@ def test_one_that_comes_while_it_looks_is_seen() -> None:
     assert run(comes()) == "another"
 
 
+def test_of_several_leases_the_first_by_name_is_the_one_that_is_reported() -> None:
+    board = MemoryBoard()
+    for name in ("sickbay-aggregator-2", ONE.name, "sickbay-aggregator-1"):
+        board.write(Member(name, epoch=name), "", leaving=False)
+    watched: list[str] = []
+    run(find_live_replica(Link(board, deadline=TIMES.deadline), watched.append))
+    assert watched == [ONE.name]
+
+
 def test_a_board_that_is_away_is_no_answer() -> None:
     async def away(_: str) -> None:
         raise LeaseStoreError("the API server is away")
