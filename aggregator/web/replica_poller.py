@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from aggregator.clock import Clocks
 from aggregator.events import Transition
-from aggregator.replicas.membership.view import Member, Ownership
+from aggregator.replicas.membership.view import Member, Ownership, is_responding
 from aggregator.web import models, replica_messages
 from aggregator.web.event_broker import EventBroker
 from aggregator.web.node_view import ViewMoment
@@ -28,9 +28,6 @@ DEADLINE = 1.5
 EAGER, IDLE = 1.0, 30.0
 #: A page view counts as somebody looking for so long (seconds).
 _ATTENTION = 5.0
-#: After an answer this old (seconds), with a failed request since, its content is only last known:
-#: two late answers of a busy replica are no change.
-GRACE = 4.0
 #: A page view waits for answers that are older than this (seconds).
 _STALE = 3.0
 #: A replica that has left is listed for so long (seconds), and its last report kept, and that on a
@@ -80,7 +77,8 @@ class Peer:
         word, now = self._word, self._clocks.now()
         if word.telling is None:
             return word.failed or "has not been asked yet"
-        late = now - word.telling.seen_at > GRACE
+        # It is asked every 30 s while no person looks: an old answer alone is no failure.
+        late = not is_responding(word.telling.seen_at, now)
         return word.failed if word.failed and late else ""
 
     def telling(self) -> ReplicaReport:

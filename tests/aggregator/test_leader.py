@@ -15,7 +15,6 @@ from aggregator.quarantine.coordination import coordinator, leader
 from aggregator.quarantine.coordination.coordinator import TRIANGULATES_AFTER, Coordinator
 from aggregator.quarantine.coordination.follower import BEAT, LeaderSessionClosed
 from aggregator.quarantine.coordination.leader import (
-    STALE,
     NotLeader,
     ProtocolViolation,
     SessionClosed,
@@ -36,7 +35,7 @@ from aggregator.quarantine.state.decision import NodeHold
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.quarantine.state.remote import DirtyNodes, RemoteNodes
-from aggregator.replicas.membership.view import Member, MembershipView
+from aggregator.replicas.membership.view import RESPONDS_WITHIN, Member, MembershipView
 from tests.support.replica import Notes
 from tests.support.virtual_time import VirtualTimeLoop, play
 
@@ -192,8 +191,8 @@ def test_a_replica_has_reported_once_complete_and_while_it_is_heard() -> None:
         assert bench.leader.missing() != ""
         b.receive(ReportBatch(complete=True))
         assert bench.leader.missing() == ""
-        assert STALE == 4.0
-        await asyncio.sleep(STALE)
+        assert RESPONDS_WITHIN == 4.0
+        await asyncio.sleep(RESPONDS_WITHIN)
         assert bench.leader.missing() == ""
         await asyncio.sleep(0.1)
         b.receive(KeepAlive())

@@ -9,11 +9,11 @@ import pytest
 
 from aggregator.clock import Clocks
 from aggregator.quarantine.state.fleet import FleetState
-from aggregator.replicas.membership.view import Member
+from aggregator.replicas.membership.view import RESPONDS_WITHIN, Member
 from aggregator.web.event_broker import EventBroker
 from aggregator.web.replica_client import NoAnswer, ReplicaClient
 from aggregator.web.replica_messages import NodeReports, PageAnswer, Part
-from aggregator.web.replica_poller import DEADLINE, EAGER, GRACE, IDLE, ReplicaPoller
+from aggregator.web.replica_poller import DEADLINE, EAGER, IDLE, ReplicaPoller
 from aggregator.web.snapshot_cache import SnapshotCache
 from tests.support.virtual_time import run
 from tests.web.replicas import Seat, Town
@@ -149,7 +149,7 @@ def test_two_answers_that_fail_are_no_news_and_a_third_is(mood: str) -> None:
         while not one.trouble("b"):
             await one.looked_for(0.2)
         late = one.clock() - seen
-        assert GRACE < late < GRACE + EAGER + DEADLINE + 0.5
+        assert RESPONDS_WITHIN < late < RESPONDS_WITHIN + EAGER + DEADLINE + 0.5
         assert one.peers.tellings()["b"].nodes["b-1"].agent == "unknown"
         one.others.mood["b"] = "well"
         await one.looked_for(4)

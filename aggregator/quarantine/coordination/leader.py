@@ -33,10 +33,8 @@ from aggregator.quarantine.decide.uncertainty import Uncertainty
 from aggregator.quarantine.state.fleet import FleetState
 from aggregator.quarantine.state.registry import NodeRegistry
 from aggregator.quarantine.state.remote import RemoteNodes
-from aggregator.replicas.membership.view import Ownership
+from aggregator.replicas.membership.view import Ownership, is_responding
 
-#: A replica whose last message is older (seconds) may know more than it has reported.
-STALE = 4.0
 #: Bounds on one replica's nodes and open questions; a peer above them is no replica of ours.
 MOST_NODES = 50_000
 MOST_ASKED = 10_000
@@ -126,7 +124,7 @@ class Leader:
         seat = self._seats.get(name)
         if seat is None or seat.epoch != epoch or not seat.complete:
             return False
-        return now - seat.heard_at <= STALE
+        return is_responding(seat.heard_at, now)
 
     def members_changed(self) -> None:
         """A replica that has left reports no more; its reports stand until new owners report."""

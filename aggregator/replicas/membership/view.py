@@ -119,6 +119,18 @@ def rendezvous_score(name: str, node: str) -> bytes:
     return hashlib.blake2b(f"{name}\0{node}".encode(), digest_size=8).digest()
 
 
+#: A replica whose last message is older (seconds) does not respond: it may know more than it told.
+RESPONDS_WITHIN = 4.0
+
+
+def is_responding(last_message_at: float, now: float) -> bool:
+    """Whether another replica responds, by its last message on either channel (monotonic seconds).
+
+    A replica that does not respond still owns its nodes until its Lease expires.
+    """
+    return now - last_message_at <= RESPONDS_WITHIN
+
+
 class Ownership(Protocol):
     """The queries of other packages: is this node mine, may I act. Implemented by `LeaseManager`
     and `SingleReplica`.
