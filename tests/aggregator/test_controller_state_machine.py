@@ -61,7 +61,7 @@ FOREIGN = Taint("example.com/theirs", "1", "NoSchedule")
 #: The same with our key: one beside ours, and one whose place ours takes.
 OF_OUR_KEY = (Taint(TAINT, "hold", "NoExecute"), Taint(TAINT, "hold", "NoSchedule"))
 #: The faults that another boot ends: all of these are over then.
-CODES = ("xid:79", "xid:48", "xid:74")
+CODES = ("xid:79", "xid:46", "xid:74")
 LEVELS = (("disk-space", "bytes"), ("disk-readonly", "read-only"))
 WELL_AFTER = 900.0
 #: A pod that comes back to its node is evicted so often at most within so long (seconds), and so

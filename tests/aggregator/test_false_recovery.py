@@ -20,7 +20,7 @@ from tests.aggregator.test_windows import Aggregator
 from tests.support.replica import hello
 
 ENDS = {
-    "xid:48": ClearedBy.GPU_RESET,
+    "xid:46": ClearedBy.GPU_RESET,
     "xid:79": ClearedBy.REBOOT,
     "xid:54": ClearedBy.OPERATOR,
 }
@@ -60,7 +60,7 @@ class Machine:
                 self.latch.apply([self._link("UNKNOWN")], now)
             case ("reset", gpu):
                 self.truth -= {
-                    (code, of) for code, of in self.truth if (code, of) == ("xid:48", gpu)
+                    (code, of) for code, of in self.truth if (code, of) == ("xid:46", gpu)
                 }
                 self.latch.apply([Clearing(gpu, "gpu-reset")], now)
             case ("operator", code, gpu):

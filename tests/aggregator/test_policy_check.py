@@ -160,7 +160,7 @@ def test_what_no_policy_may_ask_for_is_refused_with_its_line(text: str, said: st
         ),
         ("name: a, kind: gpu, faults: ['xid:900'], action: observe", "is in no catalogue"),
         (
-            "name: a, kind: gpu, faults: ['xid:48'], action: cordon",
+            "name: a, kind: gpu, faults: ['xid:46'], action: cordon",
             "'gpu-fatal' meets all that it meets, and asks for more; to lower its action, change",
         ),
         ("name: a, kind: gpu, classes: [fatal-gpu], minCount: 3, action: drain", "stands before"),

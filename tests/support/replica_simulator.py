@@ -56,7 +56,7 @@ DEADLINE = 10.0
 BOARD_DEADLINE = 3.0
 #: Agents: how long until one sees that its replica is gone without a word, and its longest pause.
 NOTICES, LONGEST = 75.0, 15.0
-CODE, GPU = "xid:48", "GPU-1"
+CODE, GPU = "xid:46", "GPU-1"
 #: As shipped, except that a node counts as well sooner, because idle hours cost time, however often
 #: it fails.
 POLICY = shipped_policy("rules: [{name: gpu-fatal, healthyFor: 20s, repeatWithin: 0s}]")

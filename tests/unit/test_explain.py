@@ -176,7 +176,7 @@ def test_jobs_of_a_rule_with_long_pauses_between_them_fit_into_its_time() -> Non
         (
             XID,
             "xid:48 (GPU ECC DBE)",
-            "fatal-gpu: The GPU can't be used until it is reset.",
+            "memory-fatal: An uncorrected memory error, or a failed repair of one.",
             "a reset of the GPU, or a boot",
         ),
         (

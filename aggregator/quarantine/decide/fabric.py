@@ -26,7 +26,7 @@ _UNNAMED = "pci:"
 _NVLINK = frozenset({"nvlink", "nvlink-fatal", "nvlink5", "switch-fatal", "switch-non-fatal"})
 #: Classes of lines that NVIDIA says to ignore: no evidence of anything.
 _IGNORED = frozenset({"nvlink-ignore", "nvlink5-ignore"})
-_MEMORY = frozenset({"contained", "memory-errors"})
+_MEMORY = frozenset({"contained", "memory-errors", "memory-fatal"})
 #: A verdict that comes so close to a memory error of its GPU is about that (seconds). The checks
 #: that read verdicts run every minute.
 _CLOSE = 90.0

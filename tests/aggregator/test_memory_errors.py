@@ -1,0 +1,99 @@
+"""Xid 48 by what came with it: NVIDIA's workflow, in any order of the lines."""
+
+from itertools import permutations
+
+import pytest
+
+from aggregator.health.model import ClearedBy, Delta, Fault
+from aggregator.health.node import NodeHealth
+from aggregator.policy.evaluate import Evaluation, evaluate
+from aggregator.policy.incident import Incident
+from tests.support.replica import POLICY, fault, hello, snapshot
+
+NOW = 5_000.0
+
+
+def xid(number: int, at: float, *earlier: float, gpu: str = "GPU-1") -> Fault:
+    return fault(
+        f"xid:{number}",
+        gpu,
+        first_at=(*earlier, at)[0],
+        last_at=at,
+        count=1 + len(earlier),
+        occurrences=(*earlier, at),
+        cleared_by=ClearedBy.GPU_RESET,
+    )
+
+
+class Node:
+    def __init__(self) -> None:
+        self.health = NodeHealth(hello("n1"))
+        self.health.snapshot(snapshot())
+        self.incidents: dict[str, Incident] = {}
+
+    def judge(self, now: float, *faults: Fault) -> Evaluation:
+        self.health.delta(Delta(faults=faults))
+        found = evaluate(POLICY, self.health, self.incidents, now)
+        self.incidents = dict(found.incidents)
+        return found
+
+    @property
+    def actions(self) -> dict[str, str]:
+        return {item.code: item.action for one in self.incidents.values() for item in one.evidence}
+
+
+def test_alone_it_drains_after_the_others_had_time_to_come() -> None:
+    node = Node()
+    assert node.judge(NOW, xid(48, NOW)).look_again == NOW + 2.0
+    assert node.actions == {}
+    node.judge(NOW + 2.0)
+    assert node.actions == {"xid:48": "drain"}
+
+
+@pytest.mark.parametrize(
+    ("others", "actions"),
+    [
+        ((63,), {"xid:48": "cordon", "xid:63": "observe"}),
+        ((64,), {"xid:48": "cordon", "xid:64": "cordon"}),
+        ((63, 64), {"xid:48": "cordon", "xid:63": "observe", "xid:64": "cordon"}),
+        ((94,), {"xid:48": "observe", "xid:94": "observe"}),
+        ((63, 94), {"xid:48": "cordon", "xid:63": "observe", "xid:94": "observe"}),
+        ((31,), {"xid:48": "drain", "xid:31": "observe"}),
+        ((95,), {"xid:48": "drain", "xid:95": "drain"}),
+    ],
+)
+def test_what_came_with_it_decides_in_any_order(
+    others: tuple[int, ...], actions: dict[str, str]
+) -> None:
+    for order in permutations((48, *others)):
+        node = Node()
+        for number, code in enumerate(order):
+            node.judge(NOW + number / 1000, xid(code, NOW + number / 1000))
+        node.judge(NOW + 10.0)
+        assert node.actions == actions, order
+
+
+def test_what_came_long_before_or_on_another_gpu_does_not_count() -> None:
+    node = Node()
+    node.judge(NOW, xid(63, NOW - 3600.0), xid(94, NOW, gpu="GPU-2"), xid(48, NOW))
+    node.judge(NOW + 3.0)
+    assert node.actions["xid:48"] == "drain"
+
+
+def test_each_time_is_judged_by_what_came_then() -> None:
+    node = Node()
+    node.judge(NOW, xid(48, NOW), xid(94, NOW))
+    node.judge(NOW + 3.0)
+    assert node.actions["xid:48"] == "observe"
+    later = NOW + 7200.0
+    node.judge(later, xid(48, later, NOW))
+    assert node.actions["xid:48"] == "observe", "the line that contains it may come in a moment"
+    node.judge(later + 2.0)
+    assert node.actions["xid:48"] == "drain"
+
+
+def test_a_failed_repair_without_it_drains() -> None:
+    node = Node()
+    node.judge(NOW, xid(64, NOW))
+    node.judge(NOW + 2.0)
+    assert node.actions == {"xid:64": "drain"}
