@@ -14,7 +14,7 @@ from typing import Any
 
 from aggregator.ingest.identity import TrustingAuthenticator
 from tests.agent.agent_process import AgentProcess
-from tests.support.in_process_aggregator import Bedside, bedside
+from tests.support.in_process_aggregator import InProcessAggregator, bedside
 from tests.support.waiting import until
 
 HERE, THERE = "10.77.0.1", "10.77.0.2"
@@ -31,20 +31,20 @@ class Cable:
     def __init__(self, pid: int) -> None:
         self._inside = f"nsenter --net --target {pid}"
         run("ip link set lo up")
-        run(f"ip link add ward type veth peer name nic netns {pid}")
-        run(f"ip addr add {HERE}/24 dev ward")
-        run("ip link set ward up")
+        run(f"ip link add bench type veth peer name nic netns {pid}")
+        run(f"ip addr add {HERE}/24 dev bench")
+        run("ip link set bench up")
         run(f"{self._inside} ip addr add {THERE}/24 dev nic")
         run(f"{self._inside} ip link set nic up")
 
     def swallow(self) -> None:
         """Both sides send to a station that is not there."""
         nobody = "lladdr 02:00:00:00:00:99 nud permanent"
-        run(f"ip neigh replace {THERE} {nobody} dev ward")
+        run(f"ip neigh replace {THERE} {nobody} dev bench")
         run(f"{self._inside} ip neigh replace {HERE} {nobody} dev nic")
 
     def mend(self) -> None:
-        run(f"ip neigh del {THERE} dev ward")
+        run(f"ip neigh del {THERE} dev bench")
         run(f"{self._inside} ip neigh del {HERE} dev nic")
 
 
@@ -52,9 +52,9 @@ async def uplink(agent: AgentProcess) -> Any:
     return json.loads((await agent.ask("/v1/results"))[1])["agent"]["uplink"]
 
 
-async def play(ward: Bedside, agent: AgentProcess) -> dict[str, Any]:
+async def play(bench: InProcessAggregator, agent: AgentProcess) -> dict[str, Any]:
     agent.prefix = ("unshare", "--net")
-    agent.aggregator, agent.uplink = ward.address, "insecure_plaintext = true\n"
+    agent.aggregator, agent.uplink = bench.address, "insecure_plaintext = true\n"
     await agent.start().up()
     assert agent.process is not None
     cable = Cable(agent.process.pid)
@@ -63,7 +63,7 @@ async def play(ward: Bedside, agent: AgentProcess) -> dict[str, Any]:
         """The API's answer about the node, once this holds."""
         async with asyncio.timeout(60):
             while True:
-                node = await ward.node("node-a")
+                node = await bench.node("node-a")
                 if node is not None and node[what] == value:
                     return node
                 await asyncio.sleep(0.05)
@@ -82,9 +82,9 @@ async def play(ward: Bedside, agent: AgentProcess) -> dict[str, Any]:
         await asyncio.sleep(0.05)
     told["noticed_at"] = time.monotonic() - began
     told["error"] = (await uplink(agent))["error"]
-    told["quarantined_meanwhile"] = list(ward.world.quarantines)
+    told["quarantined_meanwhile"] = list(bench.world.quarantines)
     cable.mend()
-    await until(lambda: ward.world.quarantines, what="the fault of meanwhile")
+    await until(lambda: bench.world.quarantines, what="the fault of meanwhile")
     told["back_after"] = time.monotonic() - began - told["noticed_at"]
     back = await seen("agent", "attached")
     told["faults"] = [fault["code"] for fault in back["faults"]]
@@ -100,9 +100,9 @@ async def main(folder: Path) -> None:
             heartbeat=1.0,
             host="0.0.0.0",
             authenticator=TrustingAuthenticator(anywhere=True),
-        ) as ward:
-            ward.address = f"{HERE}:{ward.site.server.port}"
-            print(json.dumps(await play(ward, agent)))
+        ) as bench:
+            bench.address = f"{HERE}:{bench.site.server.port}"
+            print(json.dumps(await play(bench, agent)))
     finally:
         agent.close()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from aggregator.cluster.port import Phase
 from aggregator.replicas.membership.view import MembershipView
 from tests.support.coordination import PlayedShards, member
-from tests.support.in_process_aggregator import Bedside, bedside
+from tests.support.in_process_aggregator import InProcessAggregator, bedside
 from tests.support.memory_cluster import World, phase_of
 from tests.support.simulator import Simulator
 from tests.support.waiting import until
@@ -16,9 +16,9 @@ from tests.support.waiting import until
 NODES = 24
 
 
-def membership_view(name: str, live: Sequence[tuple[str, Bedside]]) -> MembershipView:
+def membership_view(name: str, live: Sequence[tuple[str, InProcessAggregator]]) -> MembershipView:
     """The replicas that are there, each reached where it listens."""
-    members = {one: replace(member(one), address=ward.address) for one, ward in live}
+    members = {one: replace(member(one), address=bench.address) for one, bench in live}
     return MembershipView(name, members, settled=True)
 
 

@@ -118,7 +118,7 @@ class PlayedAgent:
 class Watched(MemoryCluster):
     """Calls that are looked at as they happen; ``look`` gets the name and the state before."""
 
-    def __init__(self, world: World, machine: "Ward") -> None:
+    def __init__(self, world: World, machine: "ControllerMachine") -> None:
         super().__init__(world, fails=machine.fails, loses=machine.loses)
         self._machine = machine
 
@@ -148,7 +148,7 @@ class Watched(MemoryCluster):
         return result
 
 
-class Ward(RuleBasedStateMachine):
+class ControllerMachine(RuleBasedStateMachine):
     """Four nodes of which two may be in quarantine at once."""
 
     mode = Action.DRAIN
@@ -1035,13 +1035,13 @@ class Ward(RuleBasedStateMachine):
         }
 
 
-class Observing(Ward):
+class Observing(ControllerMachine):
     """The same state machine, in a mode that allows no action."""
 
     mode = Action.OBSERVE
 
 
-class Asking(Ward):
+class Asking(ControllerMachine):
     """The same state machine, where an uncordon by a tool or an unknown client releases no node."""
 
     on_uncordon = OnUncordon.ASK
@@ -1053,9 +1053,9 @@ _HOW = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-Ward.TestCase.settings = _HOW
+ControllerMachine.TestCase.settings = _HOW
 Observing.TestCase.settings = settings(_HOW, max_examples=30)
 Asking.TestCase.settings = settings(_HOW, max_examples=100)
-TestWard = Ward.TestCase
+TestControllerMachine = ControllerMachine.TestCase
 TestAsking = Asking.TestCase
 TestObserving = Observing.TestCase

@@ -49,7 +49,7 @@ WELL = snapshot()
 
 
 @dataclass
-class Ward:
+class Bench:
     """Three replicas over so many nodes; each agent is attached where its node belongs."""
 
     loop: virtual_time.VirtualTimeLoop
@@ -64,7 +64,7 @@ class Ward:
     at: dict[str, str] = field(default_factory=dict)
     started: float = 0.0
 
-    async def begin(self, nodes: int) -> "Ward":
+    async def begin(self, nodes: int) -> "Bench":
         self.links = Links(late=lateness(random.Random(5), self.late))
         for number in range(nodes):
             self.world.add_node(f"n{number}", labels={RACK: f"r{number // 16}"})
@@ -192,8 +192,8 @@ class Ward:
         return len(parse_record(self.world.record.text).admissions)
 
 
-def on_a_ward(
-    test: Callable[[Ward], Awaitable[None]],
+def on_bench(
+    test: Callable[[Bench], Awaitable[None]],
     *,
     nodes: int = 60,
     settings: Settings = SHIPPED,
@@ -202,396 +202,396 @@ def on_a_ward(
     async def main() -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, virtual_time.VirtualTimeLoop)
-        ward = await Ward(loop, settings, late=late).begin(nodes)
-        await test(ward)
-        ward.links.close()
-        for replica in ward.replicas.values():
+        bench = await Bench(loop, settings, late=late).begin(nodes)
+        await test(bench)
+        bench.links.close()
+        for replica in bench.replicas.values():
             await replica.stop()
 
     virtual_time.run(main())
 
 
 def test_faults_on_all_shards_are_quarantined_by_their_own() -> None:
-    async def test(ward: Ward) -> None:
-        assert {ward.at[f"n{number}"] for number in range(12)} == {"r0", "r1", "r2"}
-        ward.break_(range(12))
-        await until(lambda: len(ward.sick) == 12)
-        assert ward.admissions() == 12
+    async def test(bench: Bench) -> None:
+        assert {bench.at[f"n{number}"] for number in range(12)} == {"r0", "r1", "r2"}
+        bench.break_(range(12))
+        await until(lambda: len(bench.sick) == 12)
+        assert bench.admissions() == 12
 
-    on_a_ward(test, settings=WIDE)
+    on_bench(test, settings=WIDE)
 
 
 def test_a_burst_over_three_shards_is_one_common_cause_told_once_and_shown_everywhere() -> None:
-    async def test(ward: Ward) -> None:
-        ward.break_(range(12))
+    async def test(bench: Bench) -> None:
+        bench.break_(range(12))
         await asyncio.sleep(30)
-        assert len(ward.sick) <= 5  # the first few of a burst, as with one replica
-        assert len(ward.told(EventKind.COMMON_CAUSE)) == 1
-        assert {tuple(one.fleet.causes) for one in ward.replicas.values()} == {
-            tuple(ward.leader.fleet.causes)
+        assert len(bench.sick) <= 5  # the first few of a burst, as with one replica
+        assert len(bench.told(EventKind.COMMON_CAUSE)) == 1
+        assert {tuple(one.fleet.causes) for one in bench.replicas.values()} == {
+            tuple(bench.leader.fleet.causes)
         }
-        assert len(ward.leader.fleet.causes) == 1
-        assert len(ward.sick) + len(ward.holds()) == 12
+        assert len(bench.leader.fleet.causes) == 1
+        assert len(bench.sick) + len(bench.holds()) == 12
 
-    on_a_ward(test)
+    on_bench(test)
 
 
 def test_proposals_over_all_shards_never_pass_a_limit() -> None:
-    async def test(ward: Ward) -> None:
-        ward.break_(range(40))
+    async def test(bench: Bench) -> None:
+        bench.break_(range(40))
         for _ in range(40):
-            assert len(parse_record(ward.world.record.text).entries) <= 7
+            assert len(parse_record(bench.world.record.text).entries) <= 7
             await asyncio.sleep(1)
-        assert len(ward.sick) == 7
-        assert set(ward.holds().values()) == {"limits.concurrent"}
+        assert len(bench.sick) == 7
+        assert set(bench.holds().values()) == {"limits.concurrent"}
 
     limits = replace(OPEN, concurrent=7)
-    on_a_ward(test, settings=replace(WIDE, limits=limits), late=0.2)
+    on_bench(test, settings=replace(WIDE, limits=limits), late=0.2)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_no_weather_between_replicas_passes_a_limit_or_loses_a_fault(seed: int) -> None:
     """Streams break and heal, leaders die and come back, messages are late."""
 
-    async def test(ward: Ward) -> None:
+    async def test(bench: Bench) -> None:
         rng = random.Random(seed)
         for turn in range(12):
-            ward.break_([turn])
-            one, other = rng.sample(sorted(ward.members), 2)
-            ward.links.cut(one, other)
+            bench.break_([turn])
+            one, other = rng.sample(sorted(bench.members), 2)
+            bench.links.cut(one, other)
             await asyncio.sleep(rng.uniform(0, 8))
             if rng.random() < 0.5:
-                ward.links.mend()
+                bench.links.mend()
             if turn == 6:
-                await ward.kill(rng.choice(sorted(ward.members)))
+                await bench.kill(rng.choice(sorted(bench.members)))
                 await asyncio.sleep(rng.uniform(0, 12))
-                ward.reform()
-                ward.settle()
-            assert len(parse_record(ward.world.record.text).entries) <= 9
-        ward.links.mend()
-        await until(lambda: len(ward.sick) == 9, ward.holds)
-        await until(lambda: len(ward.sick) + len(ward.holds()) == 12)
+                bench.reform()
+                bench.settle()
+            assert len(parse_record(bench.world.record.text).entries) <= 9
+        bench.links.mend()
+        await until(lambda: len(bench.sick) == 9, bench.holds)
+        await until(lambda: len(bench.sick) + len(bench.holds()) == 12)
 
     limits = replace(OPEN, concurrent=9)
-    on_a_ward(test, settings=replace(WIDE, limits=limits), late=0.3)
+    on_bench(test, settings=replace(WIDE, limits=limits), late=0.3)
 
 
 def test_a_leader_that_dies_with_questions_in_flight_costs_no_fault_and_no_place_twice() -> None:
-    async def test(ward: Ward) -> None:
-        ward.break_(range(30))
+    async def test(bench: Bench) -> None:
+        bench.break_(range(30))
         await asyncio.sleep(0.35)  # some are admitted, some asked, some answers on their way
-        await ward.kill("r0")
+        await bench.kill("r0")
         await asyncio.sleep(3)
-        ward.reform()
-        ward.settle()
-        await until(lambda: len(ward.sick) == 30, ward.holds)
-        assert ward.admissions() == 30
+        bench.reform()
+        bench.settle()
+        await until(lambda: len(bench.sick) == 30, bench.holds)
+        assert bench.admissions() == 30
 
-    on_a_ward(test, settings=WIDE, late=0.3)
+    on_bench(test, settings=WIDE, late=0.3)
 
 
 def test_while_a_replica_has_not_told_of_its_nodes_only_a_few_explicit_faults_pass() -> None:
-    async def test(ward: Ward) -> None:
-        ward.links.cut("r0", "r2")
-        heard = [n for n in range(60) if ward.at[f"n{n}"] != "r2"]
-        ward.level(heard[:1], "nic-link", "eth0", "no-carrier")
+    async def test(bench: Bench) -> None:
+        bench.links.cut("r0", "r2")
+        heard = [n for n in range(60) if bench.at[f"n{n}"] != "r2"]
+        bench.level(heard[:1], "nic-link", "eth0", "no-carrier")
         await asyncio.sleep(300)
-        assert ward.sick == set()
-        assert set(ward.holds().values()) == {"shards"}
+        assert bench.sick == set()
+        assert set(bench.holds().values()) == {"shards"}
         reason = (
-            ward.replicas[ward.at[f"n{heard[0]}"]]
+            bench.replicas[bench.at[f"n{heard[0]}"]]
             .fleet.node_summaries[f"n{heard[0]}"]
             .decision.hold
         )
         assert reason is not None
         assert "r2 has not told of all nodes" in reason.reason
-        shown = {name: one.fleet.incomplete for name, one in ward.replicas.items()}
+        shown = {name: one.fleet.incomplete for name, one in bench.replicas.items()}
         assert shown == {
             "r0": "r2 has not told of all nodes",
             "r1": "r2 has not told of all nodes",
             "r2": "r0, which leads, is not reached",
         }
-        ward.break_(heard[10:20])
+        bench.break_(heard[10:20])
         await asyncio.sleep(60)
-        assert len(ward.sick) == 3
-        ward.links.mend()
-        await until(lambda: len(ward.sick) == 11, ward.holds)
-        assert not any(one.fleet.incomplete for one in ward.replicas.values())
-        await until(lambda: ward.told(EventKind.REPLICAS_TOGETHER))
-        [told] = ward.told(EventKind.REPLICAS_APART)
+        assert len(bench.sick) == 3
+        bench.links.mend()
+        await until(lambda: len(bench.sick) == 11, bench.holds)
+        assert not any(one.fleet.incomplete for one in bench.replicas.values())
+        await until(lambda: bench.told(EventKind.REPLICAS_TOGETHER))
+        [told] = bench.told(EventKind.REPLICAS_APART)
         assert told == (
             "for 1m the replicas have not told each other everything, so little is admitted: "
             "r2 has not told of all nodes"
         )
 
-    on_a_ward(test, settings=WIDE)
+    on_bench(test, settings=WIDE)
 
 
 def test_who_cannot_ask_the_leader_holds_and_asks_again_as_soon_as_it_can() -> None:
-    async def test(ward: Ward) -> None:
-        ward.links.cut("r0", "r2")
-        theirs = [n for n in range(60) if ward.at[f"n{n}"] == "r2"]
-        ward.break_(theirs[:2])
+    async def test(bench: Bench) -> None:
+        bench.links.cut("r0", "r2")
+        theirs = [n for n in range(60) if bench.at[f"n{n}"] == "r2"]
+        bench.break_(theirs[:2])
         await asyncio.sleep(20)
-        hold = ward.replicas["r2"].fleet.node_summaries[f"n{theirs[0]}"].decision.hold
+        hold = bench.replicas["r2"].fleet.node_summaries[f"n{theirs[0]}"].decision.hold
         assert hold is not None
         assert (hold.limit, hold.reason) == (
             "shards",
             "r0, which leads, is not reached; asked again in a moment",
         )
-        ward.links.mend()
-        healed = ward.loop.time()
-        await until(lambda: len(ward.sick) == 2)
-        assert ward.loop.time() - healed < 2
+        bench.links.mend()
+        healed = bench.loop.time()
+        await until(lambda: len(bench.sick) == 2)
+        assert bench.loop.time() - healed < 2
 
-    on_a_ward(test, settings=WIDE)
+    on_bench(test, settings=WIDE)
 
 
 def test_while_replicas_run_two_policies_nothing_new_is_admitted() -> None:
-    async def test(ward: Ward) -> None:
-        ward.reform(r2=replace(ward.members["r2"], policy_hash="another"))
+    async def test(bench: Bench) -> None:
+        bench.reform(r2=replace(bench.members["r2"], policy_hash="another"))
         await asyncio.sleep(5)
-        ward.break_(range(6))
+        bench.break_(range(6))
         await asyncio.sleep(60)
-        assert ward.sick == set()
-        assert set(ward.holds().values()) == {"shards"}
-        assert ward.told(EventKind.REPLICAS_APART) == []  # a rollout takes longer than that
-        ward.reform(r2=member("r2"))
-        await until(lambda: len(ward.sick) == 6)
-        ward.reform(r2=replace(member("r2"), version="1.1"))
+        assert bench.sick == set()
+        assert set(bench.holds().values()) == {"shards"}
+        assert bench.told(EventKind.REPLICAS_APART) == []  # a rollout takes longer than that
+        bench.reform(r2=member("r2"))
+        await until(lambda: len(bench.sick) == 6)
+        bench.reform(r2=replace(member("r2"), version="1.1"))
         await asyncio.sleep(1900)
-        [told] = ward.told(EventKind.REPLICAS_APART)
+        [told] = bench.told(EventKind.REPLICAS_APART)
         assert "r2 runs version 1.1" in told
 
-    on_a_ward(test, settings=WIDE)
+    on_bench(test, settings=WIDE)
 
 
 def test_a_common_cause_outlives_the_leader_that_found_it_and_is_told_once() -> None:
-    async def test(ward: Ward) -> None:
-        ward.break_(range(16))
-        await until(lambda: all(one.fleet.causes for one in ward.replicas.values()))
-        told = ward.told(EventKind.COMMON_CAUSE)
-        stood = len(ward.sick)
-        await ward.kill("r0")
+    async def test(bench: Bench) -> None:
+        bench.break_(range(16))
+        await until(lambda: all(one.fleet.causes for one in bench.replicas.values()))
+        told = bench.told(EventKind.COMMON_CAUSE)
+        stood = len(bench.sick)
+        await bench.kill("r0")
         await asyncio.sleep(12)
-        ward.reform()
+        bench.reform()
         for _ in range(30):  # its agents are on their way
             await asyncio.sleep(1)
-            assert ward.leader.fleet.causes
-        ward.settle()
+            assert bench.leader.fleet.causes
+        bench.settle()
         await asyncio.sleep(120)
-        assert all(one.fleet.causes for one in ward.replicas.values())
-        assert len(ward.sick) == stood
+        assert all(one.fleet.causes for one in bench.replicas.values())
+        assert len(bench.sick) == stood
         assert len(told) == 1
-        assert ward.told(EventKind.COMMON_CAUSE) == []  # r0 told, and is gone; no second report
-        assert ward.told(EventKind.COMMON_CAUSE_OVER) == []
+        assert bench.told(EventKind.COMMON_CAUSE) == []  # r0 told, and is gone; no second report
+        assert bench.told(EventKind.COMMON_CAUSE_OVER) == []
 
-    on_a_ward(test)
+    on_bench(test)
 
 
 def test_what_a_replica_that_left_has_said_stands_until_its_nodes_speak_elsewhere() -> None:
-    async def test(ward: Ward) -> None:
-        theirs = [n for n in range(60) if ward.at[f"n{n}"] == "r2"]
-        size = ward.leader.controller._registry.size
+    async def test(bench: Bench) -> None:
+        theirs = [n for n in range(60) if bench.at[f"n{n}"] == "r2"]
+        size = bench.leader.controller._registry.size
         assert size().reported == 60
-        await ward.kill("r2")
-        ward.reform()
+        await bench.kill("r2")
+        bench.reform()
         await asyncio.sleep(30)
         assert size().reported == 60
         await asyncio.sleep(31)
         assert size().reported == 60 - len(theirs)  # they have not been reported for too long
-        ward.settle()
+        bench.settle()
         await until(lambda: size().reported == 60)
 
-    on_a_ward(test)
+    on_bench(test)
 
 
 def test_a_rack_whose_nodes_are_spread_over_all_replicas_is_still_one_rack() -> None:
-    async def test(ward: Ward) -> None:
-        ward.level(range(16, 26), "nic-link", "eth0", "no-carrier")
+    async def test(bench: Bench) -> None:
+        bench.level(range(16, 26), "nic-link", "eth0", "no-carrier")
         await asyncio.sleep(120)
-        assert ward.sick == set()
-        [cause] = ward.leader.fleet.causes.values()
+        assert bench.sick == set()
+        [cause] = bench.leader.fleet.causes.values()
         assert cause.nodes == 10
-        for replica in ward.followers:
+        for replica in bench.followers:
             [shown] = replica.fleet.causes.values()
             assert (shown.id, shown.reason) == (cause.id, cause.reason)
-        ward.level(range(16, 26), "nic-link", "eth0", "")
+        bench.level(range(16, 26), "nic-link", "eth0", "")
         await asyncio.sleep(200)
-        assert not any(one.fleet.causes for one in ward.replicas.values())
+        assert not any(one.fleet.causes for one in bench.replicas.values())
         assert (
-            len(ward.told(EventKind.COMMON_CAUSE))
-            == len(ward.told(EventKind.COMMON_CAUSE_OVER))
+            len(bench.told(EventKind.COMMON_CAUSE))
+            == len(bench.told(EventKind.COMMON_CAUSE_OVER))
             == 1
         )
 
-    on_a_ward(test)
+    on_bench(test)
 
 
 def test_agents_that_fall_silent_on_all_shards_are_one_cause() -> None:
-    async def test(ward: Ward) -> None:
+    async def test(bench: Bench) -> None:
         for number in range(20):
             node = f"n{number}"
-            ward.replicas[ward.at[node]].controller.on_disconnect(node, ward.lines[node], "gone")
+            bench.replicas[bench.at[node]].controller.on_disconnect(node, bench.lines[node], "gone")
         await until(
-            lambda: ward.told(EventKind.COMMON_CAUSE), within=SHIPPED.silence.silent_after + 30
+            lambda: bench.told(EventKind.COMMON_CAUSE), within=SHIPPED.silence.silent_after + 30
         )
-        [told] = ward.told(EventKind.COMMON_CAUSE)
+        [told] = bench.told(EventKind.COMMON_CAUSE)
         assert "of 60 agents are silent" in told
-        await until(lambda: all(one.fleet.causes for one in ward.replicas.values()))
+        await until(lambda: all(one.fleet.causes for one in bench.replicas.values()))
 
-    on_a_ward(test)
+    on_bench(test)
 
 
 class Web:
     """The network of the fleet's nodes, and each node's view of it."""
 
-    def __init__(self, ward: Ward, size: int) -> None:
-        self.ward = ward
+    def __init__(self, bench: Bench, size: int) -> None:
+        self.bench = bench
         self.net = Network(size, random.Random(1))
 
     def place(self) -> None:
         for number in range(self.net.size):
             node = f"n{number}"
-            controller = self.ward.replicas[self.ward.at[node]].controller
+            controller = self.bench.replicas[self.bench.at[node]].controller
             controller.placed(node, address(number))
             controller.assigned(node, self.net.assigned(number))
         self.look()
 
     def look(self) -> None:
-        now = self.ward.loop.time()
+        now = self.bench.loop.time()
         for number in range(self.net.size):
             seen = [
                 Component(check, what, Status.OK if fine else Status.FAILED, "", "", now)
                 for check, what, fine in self.net._seen_by(number)
             ]
-            self.ward.say(f"n{number}", *seen)
+            self.bench.say(f"n{number}", *seen)
 
 
-def finding_of(ward: Ward, node: str) -> Component | None:
-    health = ward.replicas[ward.at[node]].fleet.node_summaries[node].agent.health
+def finding_of(bench: Bench, node: str) -> Component | None:
+    health = bench.replicas[bench.at[node]].fleet.node_summaries[node].agent.health
     return health.inferred if health is not None else None
 
 
 def test_whom_the_network_is_blamed_on_reaches_its_owner_and_no_other() -> None:
-    async def test(ward: Ward) -> None:
-        web = Web(ward, 60)
+    async def test(bench: Bench) -> None:
+        web = Web(bench, 60)
         web.place()
         await asyncio.sleep(5)
-        victim = next(n for n in range(60) if ward.at[f"n{n}"] == "r2")
+        victim = next(n for n in range(60) if bench.at[f"n{n}"] == "r2")
         web.net.mute.add(victim)  # its own probes fail, and others' to it do
         web.net.down.add(victim)
         web.look()
         await asyncio.sleep(5)
-        found = finding_of(ward, f"n{victim}")
+        found = finding_of(bench, f"n{victim}")
         assert found is not None
         assert found.status is Status.FAILED
-        await until(lambda: ward.sick == {f"n{victim}"}, within=300)
-        others = {finding.status for n in range(60) if (finding := finding_of(ward, f"n{n}"))}
+        await until(lambda: bench.sick == {f"n{victim}"}, within=300)
+        others = {finding.status for n in range(60) if (finding := finding_of(bench, f"n{n}"))}
         assert others == {Status.OK, Status.FAILED}
 
-    on_a_ward(test, settings=replace(WIDE, common=CommonLimits(domain_labels=(RACK,))))
+    on_bench(test, settings=replace(WIDE, common=CommonLimits(domain_labels=(RACK,))))
 
 
 def test_a_target_that_all_miss_is_blamed_by_the_leader_and_shown_by_all() -> None:
-    async def test(ward: Ward) -> None:
-        web = Web(ward, 60)
+    async def test(bench: Bench) -> None:
+        web = Web(bench, 60)
         web.place()
         await asyncio.sleep(5)
         web.net.missed.add(TARGET)
         web.look()
         await asyncio.sleep(10)
-        shown = [sorted(one.fleet.network) for one in ward.replicas.values()]
+        shown = [sorted(one.fleet.network) for one in bench.replicas.values()]
         assert shown == [[f"target reach {TARGET}"]] * 3
-        assert len(ward.told(EventKind.NETWORK_BLAMED)) == 1
-        assert ward.sick == set()
+        assert len(bench.told(EventKind.NETWORK_BLAMED)) == 1
+        assert bench.sick == set()
 
-    on_a_ward(test)
+    on_bench(test)
 
 
 def test_a_new_leader_blames_nobody_for_the_network_while_agents_are_on_their_way() -> None:
-    async def test(ward: Ward) -> None:
-        web = Web(ward, 60)
+    async def test(bench: Bench) -> None:
+        web = Web(bench, 60)
         web.place()
         await asyncio.sleep(5)
-        victim = next(n for n in range(60) if ward.at[f"n{n}"] == "r2")
-        await ward.kill("r0")
+        victim = next(n for n in range(60) if bench.at[f"n{n}"] == "r2")
+        await bench.kill("r0")
         await asyncio.sleep(12)
-        ward.reform()
-        ward.settle()
+        bench.reform()
+        bench.settle()
         web.net.down.add(victim)
         web.place()
         await asyncio.sleep(40)
-        found = finding_of(ward, f"n{victim}")
+        found = finding_of(bench, f"n{victim}")
         assert found is not None
         assert found.status is Status.OK  # as r0 last said
-        await until(lambda: ward.sick == {f"n{victim}"}, within=300)
+        await until(lambda: bench.sick == {f"n{victim}"}, within=300)
 
-    on_a_ward(test, settings=replace(WIDE, common=CommonLimits(domain_labels=(RACK,))))
+    on_bench(test, settings=replace(WIDE, common=CommonLimits(domain_labels=(RACK,))))
 
 
 LABELLED = replace(WIDE, common=CommonLimits(domain_labels=(RACK,)))
 
 
 def test_agents_of_several_replicas_that_lie_of_nodes_they_were_not_assigned_blame_nobody() -> None:
-    async def test(ward: Ward) -> None:
-        web = Web(ward, 60)
+    async def test(bench: Bench) -> None:
+        web = Web(bench, 60)
         web.place()
         victim = 7
         observers = set(web.net.observers(victim))
         liars = [n for n in range(60) if n not in observers and n != victim][:12]
-        assert {ward.at[f"n{liar}"] for liar in liars} == {"r0", "r1", "r2"}
+        assert {bench.at[f"n{liar}"] for liar in liars} == {"r0", "r1", "r2"}
         for observer in observers:  # echoes to it are filtered, and they say so
-            ward.level_unknown(observer, "peers", address(victim))
+            bench.level_unknown(observer, "peers", address(victim))
         for liar in liars:
-            ward.level([liar], "peers", address(victim), "unreachable")
+            bench.level([liar], "peers", address(victim), "unreachable")
         await asyncio.sleep(300)
-        assert ward.sick == set()
+        assert bench.sick == set()
         for observer in observers:  # assigned observers are believed, wherever they are
-            ward.level([observer], "peers", address(victim), "unreachable")
-        await until(lambda: ward.sick == {f"n{victim}"}, within=300)
+            bench.level([observer], "peers", address(victim), "unreachable")
+        await until(lambda: bench.sick == {f"n{victim}"}, within=300)
 
-    on_a_ward(test, settings=LABELLED)
+    on_bench(test, settings=LABELLED)
 
 
 def test_a_lost_node_is_found_long_after_nodes_have_moved_away_from_the_leader() -> None:
     """The leader drops the addresses of agents that left it; their new owner reports them."""
 
-    async def test(ward: Ward) -> None:
-        web = Web(ward, 60)
+    async def test(bench: Bench) -> None:
+        web = Web(bench, 60)
         web.place()
         await asyncio.sleep(5)
-        before = dict(ward.at)
-        ward.members["r3"] = member("r3")
-        ward.start("r3")
-        await until(lambda: not ward.replicas["r3"].fleet.view_lost)
-        ward.reform()
-        ward.settle()
-        await ward.conferred()
+        before = dict(bench.at)
+        bench.members["r3"] = member("r3")
+        bench.start("r3")
+        await until(lambda: not bench.replicas["r3"].fleet.view_lost)
+        bench.reform()
+        bench.settle()
+        await bench.conferred()
         web.place()
         await asyncio.sleep(5)
-        moved = [n for n in range(60) if before[f"n{n}"] == "r0" and ward.at[f"n{n}"] == "r3"]
+        moved = [n for n in range(60) if before[f"n{n}"] == "r0" and bench.at[f"n{n}"] == "r3"]
         assert moved
         for number in moved:
-            ward.replicas["r0"].controller.placed(f"n{number}", "")
-            ward.replicas["r0"].controller.assigned(f"n{number}", ())
+            bench.replicas["r0"].controller.placed(f"n{number}", "")
+            bench.replicas["r0"].controller.assigned(f"n{number}", ())
         victim = moved[0]
         for observer in web.net.observers(victim):
-            ward.level([observer], "peers", address(victim), "unreachable")
-        await until(lambda: ward.sick == {f"n{victim}"}, within=300)
+            bench.level([observer], "peers", address(victim), "unreachable")
+        await until(lambda: bench.sick == {f"n{victim}"}, within=300)
 
-    on_a_ward(test, settings=LABELLED)
+    on_bench(test, settings=LABELLED)
 
 
 def test_the_leader_remembers_no_name_that_another_replica_has_forgotten() -> None:
     """One that the cluster never had: its agent has a certificate, say."""
 
-    async def test(ward: Ward) -> None:
-        membership_view = ward.membership_view("r0")
+    async def test(bench: Bench) -> None:
+        membership_view = bench.membership_view("r0")
         names = (f"stranger-{number}" for number in range(100))
-        stranger = next(one for one in names if membership_view.owner(one) == ward.members["r2"])
-        ward.move(stranger, "r2")
-        owner = ward.replicas["r2"].controller
+        stranger = next(one for one in names if membership_view.owner(one) == bench.members["r2"])
+        bench.move(stranger, "r2")
+        owner = bench.replicas["r2"].controller
         owner.placed(stranger, "10.9.0.1")
         owner.assigned(stranger, ("10.9.0.2",))
         owner.on_evidence(
@@ -600,32 +600,32 @@ def test_the_leader_remembers_no_name_that_another_replica_has_forgotten() -> No
                 component("peers", "10.9.0.2", Status.FAILED, "unreachable", since=1.0),
                 component("reach", "gateway", Status.FAILED, "unreachable", since=1.0),
             ),
-            ward.loop.time(),
+            bench.loop.time(),
         )
-        roots = (ward.leader.controller, ward.leader.fleet)
+        roots = (bench.leader.controller, bench.leader.fleet)
         await until(lambda: places_of(stranger, *roots))
-        owner.on_disconnect(stranger, ward.lines[stranger], "gone")
+        owner.on_disconnect(stranger, bench.lines[stranger], "gone")
         await asyncio.sleep(FORGOTTEN_AFTER + 2 * REFRESH + LEAVING)
-        for replica in ward.replicas.values():
+        for replica in bench.replicas.values():
             replica.notes.transitions.clear()  # the events that the test remembers
-        assert stranger not in ward.replicas["r2"].fleet.node_summaries
+        assert stranger not in bench.replicas["r2"].fleet.node_summaries
         assert places_of(stranger, *roots, owner) == []
 
-    on_a_ward(test, nodes=6)
+    on_bench(test, nodes=6)
 
 
 def test_a_new_owner_is_told_what_was_found_of_its_node_before() -> None:
-    async def test(ward: Ward) -> None:
-        web = Web(ward, 60)
+    async def test(bench: Bench) -> None:
+        web = Web(bench, 60)
         web.place()
         await asyncio.sleep(5)
-        await ward.kill("r2")
-        ward.reform()
-        ward.settle()
+        await bench.kill("r2")
+        bench.reform()
+        bench.settle()
         await asyncio.sleep(5)
-        assert all(finding_of(ward, f"n{number}") is not None for number in range(60))
+        assert all(finding_of(bench, f"n{number}") is not None for number in range(60))
 
-    on_a_ward(test)
+    on_bench(test)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -639,22 +639,22 @@ def test_three_replicas_find_the_causes_that_one_finds(seed: int) -> None:
         async def main() -> None:
             loop = asyncio.get_running_loop()
             assert isinstance(loop, virtual_time.VirtualTimeLoop)
-            ward = await Ward(loop, SHIPPED, count=count).begin(120)
+            bench = await Bench(loop, SHIPPED, count=count).begin(120)
             rng = random.Random(seed)
             for _ in range(6):
                 rack = rng.randrange(7) * 16
                 some = rng.sample(range(rack, rack + 16), rng.randrange(1, 12))
                 if rng.random() < 0.5:
-                    ward.level(some, "nic-link", "eth0", "no-carrier")
+                    bench.level(some, "nic-link", "eth0", "no-carrier")
                 else:
-                    ward.break_(rng.sample(range(120), rng.randrange(1, 10)), "xid:79")
+                    bench.break_(rng.sample(range(120), rng.randrange(1, 10)), "xid:79")
                 await asyncio.sleep(rng.uniform(10, 90))
             await asyncio.sleep(30)
-            causes = ward.leader.fleet.causes
+            causes = bench.leader.fleet.causes
             found.update({ident: (one.nodes, one.total) for ident, one in causes.items()})
-            ill.update(ward.sick | ward.holds().keys())
-            ward.links.close()
-            for replica in ward.replicas.values():
+            ill.update(bench.sick | bench.holds().keys())
+            bench.links.close()
+            for replica in bench.replicas.values():
                 await replica.stop()
 
         virtual_time.run(main())
@@ -666,48 +666,48 @@ def test_three_replicas_find_the_causes_that_one_finds(seed: int) -> None:
 
 
 def test_a_node_of_which_everything_fails_takes_the_stream_of_no_other() -> None:
-    async def test(ward: Ward) -> None:
-        node = next(f"n{n}" for n in range(60) if ward.at[f"n{n}"] == "r2")
+    async def test(bench: Bench) -> None:
+        node = next(f"n{n}" for n in range(60) if bench.at[f"n{n}"] == "r2")
         parts = [
             component("disk-mounts", f"/data/{'x' * 3_900}/{n}", Status.FAILED, "hung", since=1.0)
             for n in range(1_500)
         ]
         peers = [component("peers", f"10.1.{n // 256}.{n % 256}", Status.OK) for n in range(400)]
-        ward.say(node, *parts, *peers)
-        ward.say(node, *(fault("xid:79", f"GPU-{n}") for n in range(1_000)))
-        await until(lambda: ward.sick == {node}, ward.holds)
+        bench.say(node, *parts, *peers)
+        bench.say(node, *(fault("xid:79", f"GPU-{n}") for n in range(1_000)))
+        await until(lambda: bench.sick == {node}, bench.holds)
         await asyncio.sleep(5)
-        assert not ward.leader.controller.coordinator.doubt().missing
+        assert not bench.leader.controller.coordinator.doubt().missing
 
-    on_a_ward(test, settings=WIDE)
+    on_bench(test, settings=WIDE)
 
 
 def test_who_leads_again_goes_by_what_is_so_now_and_not_by_what_it_found_then() -> None:
-    async def test(ward: Ward) -> None:
-        web = Web(ward, 60)
+    async def test(bench: Bench) -> None:
+        web = Web(bench, 60)
         web.place()
-        victim = next(n for n in range(60) if ward.at[f"n{n}"] == "r2")
+        victim = next(n for n in range(60) if bench.at[f"n{n}"] == "r2")
         web.net.down.add(victim)
         web.look()
         await asyncio.sleep(5)
 
         def status() -> Status | None:
-            found = finding_of(ward, f"n{victim}")
+            found = finding_of(bench, f"n{victim}")
             return found.status if found is not None else None
 
         assert status() is Status.FAILED
-        ward.reform(r0=replace(member("r0"), since=9.0))  # r1 leads now
-        assert ward.leader is ward.replicas["r1"]
-        await ward.conferred()
-        assert len(ward.replicas["r0"].controller.coordinator._remote_nodes) == 0
+        bench.reform(r0=replace(member("r0"), since=9.0))  # r1 leads now
+        assert bench.leader is bench.replicas["r1"]
+        await bench.conferred()
+        assert len(bench.replicas["r0"].controller.coordinator._remote_nodes) == 0
         web.net.down.clear()
         web.look()
         await until(lambda: status() is Status.OK, within=90)
-        ward.reform(r0=member("r0"))
-        await ward.conferred()
+        bench.reform(r0=member("r0"))
+        await bench.conferred()
         await asyncio.sleep(90)
         assert status() is Status.OK
-        assert ward.leader.controller._registry.size().reported == 60
-        assert ward.sick == set()
+        assert bench.leader.controller._registry.size().reported == 60
+        assert bench.sick == set()
 
-    on_a_ward(test, settings=replace(WIDE, common=CommonLimits(domain_labels=(RACK,))))
+    on_bench(test, settings=replace(WIDE, common=CommonLimits(domain_labels=(RACK,))))

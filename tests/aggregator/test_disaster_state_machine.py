@@ -30,7 +30,7 @@ SOON = 40.0
 _MARKED = (Phase.CORDONED, Phase.DRAINING, Phase.DRAINED)
 
 
-class Disasters(machine.Ward):
+class Disasters(machine.ControllerMachine):
     """Each forbidden state is looked for where each disaster is over."""
 
     more_limits: ClassVar[Mapping[str, Any]] = {"absent_node_after": ABSENT}

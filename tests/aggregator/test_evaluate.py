@@ -199,25 +199,25 @@ def test_memory_of_signs_and_losses_is_bounded() -> None:
 
 def test_a_component_that_came_back_is_not_gone() -> None:
     """Gone, then there again in the snapshot of a new stream, but not looked at yet."""
-    health, ward = NodeHealth(hello("n1")), Ward()
+    health, bench = NodeHealth(hello("n1")), Bench()
     failed = component("nic-link", "eth0", Status.FAILED, "down", since=0.0)
     health.snapshot(snapshot(failed))
-    ward.judge(health, 100.0)
+    bench.judge(health, 100.0)
     health.delta(Delta(gone=(("nic-link", "eth0"),)))
     health.greet(hello("n1"))
     health.snapshot(snapshot(failed))
-    ward.judge(health, 200.0)
+    bench.judge(health, 200.0)
     health.snapshot(snapshot(component("nic-link", "eth0", Status.UNKNOWN, "hung")))
     for now in (300.0, 1000.0, 5000.0):
-        ward.judge(health, now)
-    assert [incident.recovering_since for incident in ward.incidents.values()] == [None]
+        bench.judge(health, now)
+    assert [incident.recovering_since for incident in bench.incidents.values()] == [None]
 
 
 # -- judging ---------------------------------------------------------------------------------------
 
 
 @dataclass
-class Ward:
+class Bench:
     """The controller's state between two evaluations."""
 
     incidents: Mapping[str, Incident] = field(default_factory=dict)
@@ -268,7 +268,7 @@ steps = st.lists(
 def test_whatever_happens_the_invariants_of_judging_hold(
     many: list[tuple[Snapshot | Delta | str | None, float, bool]],
 ) -> None:
-    health, ward, now = NodeHealth(hello("n1")), Ward(), 1000.0
+    health, bench, now = NodeHealth(hello("n1")), Bench(), 1000.0
     health.snapshot(Snapshot((), ()))
     recovering: dict[str, float] = {}
     for step, passed, speaks in many:
@@ -283,8 +283,8 @@ def test_whatever_happens_the_invariants_of_judging_hold(
             tell(health, step)
         else:
             speaking = speaks
-        before = dict(ward.incidents)
-        judgement = ward.judge(health, now, speaking=speaking)
+        before = dict(bench.incidents)
+        judgement = bench.judge(health, now, speaking=speaking)
         after = judgement.incidents
 
         for ident, incident in after.items():
@@ -342,12 +342,12 @@ def test_every_replica_computes_the_same_incidents(
     for order in (1, -1):
         health = NodeHealth(hello("n1"))
         health.snapshot(Snapshot(tuple(others), tuple(some)))
-        ward = Ward()
-        ward.judge(health, 5_000.0)
+        bench = Bench()
+        bench.judge(health, 5_000.0)
         found.append(
             {
                 ident: (one.kind, one.action, {item.key for item in one.evidence})
-                for ident, one in ward.incidents.items()
+                for ident, one in bench.incidents.items()
             }
         )
         some, others = some[::order], others[::order]
@@ -358,10 +358,10 @@ def test_every_replica_computes_the_same_incidents(
 def test_what_acts_is_failed_or_latched_known_and_of_this_boot(
     some: list[Fault], others: list[Component]
 ) -> None:
-    health, ward = NodeHealth(hello("n1")), Ward()
+    health, bench = NodeHealth(hello("n1")), Bench()
     health.snapshot(Snapshot(tuple(others), tuple(some)))
-    ward.judge(health, 5_000.0)
-    for incident in ward.acting:
+    bench.judge(health, 5_000.0)
+    for incident in bench.acting:
         for item in incident.evidence:
             if item.action == "observe":
                 continue
@@ -377,119 +377,119 @@ def test_what_acts_is_failed_or_latched_known_and_of_this_boot(
 
 
 def test_a_fault_that_vanished_in_its_own_boot_is_lost_and_holds_the_incident() -> None:
-    health, ward = NodeHealth(hello("n1")), Ward()
+    health, bench = NodeHealth(hello("n1")), Bench()
     health.snapshot(snapshot(latched("xid:79")))
-    ward.judge(health, 1000.0)
+    bench.judge(health, 1000.0)
     health.snapshot(snapshot())
     for now in (1001.0, 100_000.0):
-        ward.judge(health, now)
-    (incident,) = ward.acting
+        bench.judge(health, now)
+    (incident,) = bench.acting
     assert incident.in_force[0].lost
     assert incident.recovering_since is None
 
 
 def test_a_fault_that_was_never_judged_and_is_lost_opens_nothing() -> None:
-    health, ward = NodeHealth(hello("n1")), Ward()
+    health, bench = NodeHealth(hello("n1")), Bench()
     health.snapshot(snapshot(latched("xid:79")))
     health.snapshot(snapshot())
-    ward.judge(health, 1000.0)
-    assert ward.incidents == {}
+    bench.judge(health, 1000.0)
+    assert bench.incidents == {}
 
 
 @pytest.mark.parametrize(("code", "over"), [("xid:79", True), ("xid:48", True), ("xid:54", False)])
 def test_another_boot_ends_what_a_boot_ends(code: str, over: bool) -> None:  # noqa: FBT001
-    health, ward = NodeHealth(hello("n1")), Ward()
+    health, bench = NodeHealth(hello("n1")), Bench()
     health.snapshot(snapshot(latched(code)))
-    ward.judge(health, 1000.0)
+    bench.judge(health, 1000.0)
     health.greet(hello("n1", "boot-2"))
-    ward.judge(health, 1010.0, speaking=False)
+    bench.judge(health, 1010.0, speaking=False)
     health.snapshot(snapshot())
-    ward.judge(health, 1020.0)
-    ward.judge(health, 1619.0)
-    assert len(ward.acting) == 1
-    assert bool(ward.acting[0].in_force) != over
-    ward.judge(health, 1621.0)
-    assert (ward.acting == []) == over
+    bench.judge(health, 1020.0)
+    bench.judge(health, 1619.0)
+    assert len(bench.acting) == 1
+    assert bool(bench.acting[0].in_force) != over
+    bench.judge(health, 1621.0)
+    assert (bench.acting == []) == over
 
 
 def test_recovery_begins_again_when_it_fails_again_or_falls_silent() -> None:
-    health, ward = NodeHealth(hello("n1")), Ward()
+    health, bench = NodeHealth(hello("n1")), Bench()
     down = component("nic-link", "eth0", Status.FAILED, "down", since=900.0)
     up = component("nic-link", "eth0", Status.OK)
     health.snapshot(snapshot(down))
-    ward.judge(health, 1000.0)
-    (opened,) = ward.acting
+    bench.judge(health, 1000.0)
+    (opened,) = bench.acting
     health.delta(Delta((up,)))
-    ward.judge(health, 1100.0)  # healthyFor is 5m: well again at 1400
+    bench.judge(health, 1100.0)  # healthyFor is 5m: well again at 1400
     health.delta(Delta((replace(down, since=1390.0),)))
-    ward.judge(health, 1395.0)
-    assert len(ward.acting) == 1  # its own `for` hasn't passed, and still it is not well
+    bench.judge(health, 1395.0)
+    assert len(bench.acting) == 1  # its own `for` hasn't passed, and still it is not well
     health.delta(Delta((up,)))
-    ward.judge(health, 1405.0)
-    ward.judge(health, 1500.0, speaking=False)
-    ward.judge(health, 1799.0)
-    (incident,) = ward.acting
+    bench.judge(health, 1405.0)
+    bench.judge(health, 1500.0, speaking=False)
+    bench.judge(health, 1799.0)
+    (incident,) = bench.acting
     assert incident.since == opened.since
-    ward.judge(health, 2098.0)
-    assert len(ward.acting) == 1
-    assert [one.id for one in ward.judge(health, 2101.0).closed] == [opened.id]
+    bench.judge(health, 2098.0)
+    assert len(bench.acting) == 1
+    assert [one.id for one in bench.judge(health, 2101.0).closed] == [opened.id]
 
 
 def test_reasons_that_alternate_are_one_incident_whose_start_stands() -> None:
-    health, ward = NodeHealth(hello("n1")), Ward()
+    health, bench = NodeHealth(hello("n1")), Bench()
     now = 1000.0
     first = component("disk-space", "/data", Status.FAILED, "bytes", since=900.0)
     health.snapshot(snapshot(first))
-    ward.judge(health, now)
-    (opened,) = ward.acting
+    bench.judge(health, now)
+    (opened,) = bench.acting
     for turn in range(100):  # each lasts for less than the rule's 30 s
         now += 20.0
         reason = ("inodes", "bytes")[turn % 2]
         health.delta(
             Delta((component("disk-space", "/data", Status.FAILED, reason, since=now - 1),))
         )
-        ward.judge(health, now)
-        (incident,) = ward.acting
+        bench.judge(health, now)
+        (incident,) = bench.acting
         assert incident.since == opened.since
         assert incident.in_force, "it has failed all the time"
 
 
 def test_a_reason_that_no_rule_names_does_not_make_a_failed_disk_well() -> None:
-    health, ward = NodeHealth(hello("n1")), Ward()
+    health, bench = NodeHealth(hello("n1")), Bench()
     health.snapshot(
         snapshot(component("disk-write", "/data", Status.FAILED, "io-error", since=900.0))
     )
-    ward.judge(health, 1000.0)
+    bench.judge(health, 1000.0)
     health.delta(Delta((component("disk-write", "/data", Status.FAILED, "timeout", since=1001.0),)))
     for now in (1001.0, 5_000.0, 50_000.0):
-        ward.judge(health, now)
-    assert [bool(one.in_force) for one in ward.acting] == [True]
+        bench.judge(health, now)
+    assert [bool(one.in_force) for one in bench.acting] == [True]
 
 
 def test_what_is_only_watched_does_not_keep_a_repaired_gpu_in_quarantine() -> None:
-    health, ward = NodeHealth(hello("n1")), Ward()
+    health, bench = NodeHealth(hello("n1")), Bench()
     health.snapshot(snapshot(latched("xid:48"), latched("xid:31")))
-    ward.judge(health, 1000.0)
-    assert (len(ward.acting), len(ward.observed)) == (1, 1)
+    bench.judge(health, 1000.0)
+    assert (len(bench.acting), len(bench.observed)) == (1, 1)
     health.delta(Delta(cleared=(Cleared("xid:48", "GPU-1", "gpu-reset"),)))
-    ward.judge(health, 1100.0)
-    assert len(ward.judge(health, 1701.0).closed) == 1
-    assert (len(ward.acting), len(ward.observed)) == (0, 1)
+    bench.judge(health, 1100.0)
+    assert len(bench.judge(health, 1701.0).closed) == 1
+    assert (len(bench.acting), len(bench.observed)) == (0, 1)
 
 
 def test_a_repeat_makes_what_was_watched_act_and_it_is_one_incident() -> None:
-    health, ward = NodeHealth(hello("n1")), Ward()
+    health, bench = NodeHealth(hello("n1")), Bench()
     health.snapshot(snapshot(latched("xid:109", count=1)))
-    ward.judge(health, 1000.0)
-    assert (len(ward.acting), len(ward.observed)) == (0, 1)
+    bench.judge(health, 1000.0)
+    assert (len(bench.acting), len(bench.observed)) == (0, 1)
     channels = latched("xid:109", count=2, last_at=990.001, occurrences=(990.0, 990.001))
     health.delta(Delta(faults=(channels,)))
-    ward.judge(health, 1010.0)
-    assert (len(ward.acting), len(ward.observed)) == (0, 1), "two channels of one timeout"
+    bench.judge(health, 1010.0)
+    assert (len(bench.acting), len(bench.observed)) == (0, 1), "two channels of one timeout"
     again = latched("xid:109", count=3, last_at=1060.0, occurrences=(990.0, 990.001, 1060.0))
     health.delta(Delta(faults=(again,)))
-    ward.judge(health, 1061.0)
-    assert (len(ward.acting), len(ward.observed)) == (1, 0)
+    bench.judge(health, 1061.0)
+    assert (len(bench.acting), len(bench.observed)) == (1, 0)
 
 
 @pytest.mark.parametrize("code", ["xid:63", "xid:94", "xid:171", "xid:172"])
@@ -512,26 +512,26 @@ def test_a_contained_error_that_comes_again_and_again_is_acted_on(code: str) -> 
         ((0.0, hour, 2 * hour, 3 * hour), True),
         ((0.0, 9 * hour, 18 * hour, 27 * hour), False),
     ):
-        health, ward = NodeHealth(hello("n1")), Ward()
+        health, bench = NodeHealth(hello("n1")), Bench()
         health.snapshot(snapshot(contained(*times)))
-        ward.judge(health, 30 * hour)
-        assert bool(ward.acting) == acts, times
-        assert all(incident.action == "cordon" for incident in ward.acting)
+        bench.judge(health, 30 * hour)
+        assert bool(bench.acting) == acts, times
+        assert all(incident.action == "cordon" for incident in bench.acting)
 
 
 def test_a_failure_that_has_not_lasted_asks_to_be_looked_at_when_it_has() -> None:
-    health, ward = NodeHealth(hello("n1")), Ward()
+    health, bench = NodeHealth(hello("n1")), Bench()
     health.snapshot(
         snapshot(component("disk-space", "/data", Status.FAILED, "bytes", since=1000.0))
     )
-    assert ward.judge(health, 1001.0).look_again == 1030.0
-    assert ward.incidents == {}
-    ward.judge(health, 1030.0)
-    assert [one.action for one in ward.acting] == ["cordon"]
+    assert bench.judge(health, 1001.0).look_again == 1030.0
+    assert bench.incidents == {}
+    bench.judge(health, 1030.0)
+    assert [one.action for one in bench.acting] == ["cordon"]
 
 
 def test_the_next_look_is_the_earliest_of_all_that_time_may_change() -> None:
-    health, ward = NodeHealth(hello("n1")), Ward()
+    health, bench = NodeHealth(hello("n1")), Bench()
     health.snapshot(
         snapshot(
             *(
@@ -540,23 +540,23 @@ def test_the_next_look_is_the_earliest_of_all_that_time_may_change() -> None:
             )
         )
     )
-    assert ward.judge(health, 1010.0).look_again == 1033.0
+    assert bench.judge(health, 1010.0).look_again == 1033.0
     # Evidence that is due is looked at no more for that; the next of the others is.
-    assert ward.judge(health, 1033.0).look_again == 1035.0
-    assert ward.judge(health, 1035.5).look_again == 1038.0
-    assert ward.judge(health, 1038.0).look_again is None
+    assert bench.judge(health, 1033.0).look_again == 1035.0
+    assert bench.judge(health, 1035.5).look_again == 1038.0
+    assert bench.judge(health, 1038.0).look_again is None
 
 
 def test_the_strongest_evidence_leads_and_names_the_rest() -> None:
-    health, ward = NodeHealth(hello("n1")), Ward()
+    health, bench = NodeHealth(hello("n1")), Bench()
     health.snapshot(snapshot(latched("xid:54"), latched("xid:79", "GPU-2")))
-    ward.judge(health, 1000.0)
-    (incident,) = ward.acting
+    bench.judge(health, 1000.0)
+    (incident,) = bench.acting
     assert incident.action == "drain"
     assert incident.summary == ("xid:79 (GPU has fallen off the bus) on GPU-2, and 1 more")
     health.delta(Delta(cleared=(Cleared("xid:79", "GPU-2", "operator"),)))
-    ward.judge(health, 1001.0)
-    (incident,) = ward.acting
+    bench.judge(health, 1001.0)
+    (incident,) = bench.acting
     assert incident.action == "cordon"
 
 

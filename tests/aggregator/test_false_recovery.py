@@ -113,7 +113,7 @@ class Machine:
 
 
 def attach(aggregator: Aggregator, boot_id: str, epoch: str, told: Snapshot, now: float) -> None:
-    aggregator.ward.health.greet(replace(hello("n1", boot_id), spool_epoch=epoch))
+    aggregator.bench.health.greet(replace(hello("n1", boot_id), spool_epoch=epoch))
     aggregator.tell(told, now)
 
 
@@ -195,7 +195,7 @@ def test_what_is_still_wrong_stays_in_force_whoever_forgets_it(
 
 
 def in_force(aggregator: Aggregator) -> set[tuple[str, str]]:
-    return {item.key for one in aggregator.ward.acting for item in one.in_force}
+    return {item.key for one in aggregator.bench.acting for item in one.in_force}
 
 
 @settings(max_examples=60, deadline=None)
@@ -219,7 +219,7 @@ def test_what_is_mended_is_over_in_the_end(many: list[tuple[tuple[str, ...], flo
     spoken(aggregator, machine, now)
     aggregator.at(now + 1)
     aggregator.at(now + 3600)
-    assert aggregator.ward.acting == []
+    assert aggregator.bench.acting == []
     assert aggregator.quarantine is None
 
 

@@ -25,7 +25,7 @@ from aggregator.ingest.duplicate_agents import CALM
 from aggregator.ingest.jwks import JwksCache
 from aggregator.ingest.tokens import TokenAuthenticator
 from tests.agent.agent_process import AgentProcess
-from tests.support.in_process_aggregator import Bedside, bedside
+from tests.support.in_process_aggregator import InProcessAggregator, bedside
 from tests.support.ingest import Agent, Clock
 from tests.support.pki import TokenIssuer
 from tests.support.waiting import until
@@ -41,8 +41,8 @@ def make(tmp_path: Path) -> Iterator[Make]:
     """Makes agents of node-a, each in a folder of its own; all end with the test."""
     made: list[AgentProcess] = []
 
-    def make(name: str, ward: Bedside) -> AgentProcess:
-        made.append(AgentProcess(tmp_path / name, aggregator=ward.address))
+    def make(name: str, bench: InProcessAggregator) -> AgentProcess:
+        made.append(AgentProcess(tmp_path / name, aggregator=bench.address))
         return made[-1]
 
     yield make
@@ -50,12 +50,12 @@ def make(tmp_path: Path) -> Iterator[Make]:
         agent.close()
 
 
-async def shown(ward: Bedside, node: str, is_so: Callable[[Any], object]) -> Any:
+async def shown(bench: InProcessAggregator, node: str, is_so: Callable[[Any], object]) -> Any:
     """The API's answer about the node, once this holds."""
     said: Any = None
     async with asyncio.timeout(60):
         while True:
-            said = await ward.node(node)
+            said = await bench.node(node)
             if said is not None and is_so(said):
                 return said
             await asyncio.sleep(0.02)
@@ -79,32 +79,32 @@ async def trouble(agent: AgentProcess, text: str) -> str:
 
 
 async def test_two_agents_of_one_node_are_shown_nothing_new_is_done_and_it_ends(make: Make) -> None:
-    async with bedside("node-a") as ward:
-        ours, other = make("ours", ward), make("other", ward)
+    async with bedside("node-a") as bench:
+        ours, other = make("ours", bench), make("other", bench)
         ours.start()
-        await shown(ward, "node-a", lambda node: node["agent"] == "attached")
+        await shown(bench, "node-a", lambda node: node["agent"] == "attached")
         other.start()
-        said = await shown(ward, "node-a", lambda node: node["conflict"])
+        said = await shown(bench, "node-a", lambda node: node["conflict"])
         assert said["conflict"].startswith("two live agents claim this node: ")
-        glance = await ward.page.json("/api/v1/fleet")
+        glance = await bench.page.json("/api/v1/fleet")
         assert (glance["counts"]["ok"], glance["counts"]["warning"]) == (0, 1)
         assert "are well" not in glance["headline"].replace("0 of 1 nodes are well", "")
         ours.xid(79)
-        said = await shown(ward, "node-a", lambda node: node["incidents"])
+        said = await shown(bench, "node-a", lambda node: node["incidents"])
         assert said["incidents"][0]["doing"] == "no action: two agents claim the node"
         assert said["why"] == said["conflict"]
-        assert "two live agents claim" in await ward.page.text("/nodes/node-a")
+        assert "two live agents claim" in await bench.page.text("/nodes/node-a")
         await other.up()
         await trouble(other, "a newer stream of node 'node-a' has taken over")
 
         assert await other.terminate() == 0
-        ward.clock.ahead += CALM / 2
-        await shown(ward, "node-a", lambda node: node["agent"] == "attached" and node["faults"])
-        assert ward.world.quarantines == {}
-        ward.clock.ahead += CALM / 2 + 1
-        said = await shown(ward, "node-a", lambda node: node["quarantine"])
+        bench.clock.ahead += CALM / 2
+        await shown(bench, "node-a", lambda node: node["agent"] == "attached" and node["faults"])
+        assert bench.world.quarantines == {}
+        bench.clock.ahead += CALM / 2 + 1
+        said = await shown(bench, "node-a", lambda node: node["quarantine"])
         assert said["conflict"] == ""
-        assert ward.world.nodes["node-a"].unschedulable
+        assert bench.world.nodes["node-a"].unschedulable
 
 
 # -- a clock that is a day off --------------------------------------------------------------------
@@ -128,7 +128,9 @@ def off_by(library: Path, seconds: int) -> tuple[str, ...]:
 
 
 @asynccontextmanager
-async def token_ward(issuer: TokenIssuer, folder: Path, *nodes: str) -> AsyncIterator[Bedside]:
+async def token_aggregator(
+    issuer: TokenIssuer, folder: Path, *nodes: str
+) -> AsyncIterator[InProcessAggregator]:
     """An aggregator that judges tokens of ``issuer`` by its own clock."""
 
     async def fetch() -> tuple[str, str]:
@@ -144,8 +146,8 @@ async def token_ward(issuer: TokenIssuer, folder: Path, *nodes: str) -> AsyncIte
             now=clock.wall,
         )
 
-    async with bedside(*nodes, make_authenticator=tokens) as ward:
-        yield ward
+    async with bedside(*nodes, make_authenticator=tokens) as bench:
+        yield bench
 
 
 async def test_an_agent_whose_clock_is_a_day_off_tells_the_same_as_any_other(
@@ -154,10 +156,10 @@ async def test_an_agent_whose_clock_is_a_day_off_tells_the_same_as_any_other(
     """Evidence has ages and no times. Whether a token is valid is the aggregator's to say."""
     issuer = TokenIssuer()
     offsets = {"right": 0, "ahead": DAY, "behind": -DAY}
-    async with token_ward(issuer, tmp_path, *offsets) as ward:
+    async with token_aggregator(issuer, tmp_path, *offsets) as bench:
         agents = {}
         for name, offset in offsets.items():
-            agent = agents[name] = make(name, ward)
+            agent = agents[name] = make(name, bench)
             agent.node = name
             token = tmp_path / f"token-{name}"
             token.write_text(issuer.token(name, expires_in=3600))
@@ -165,11 +167,11 @@ async def test_an_agent_whose_clock_is_a_day_off_tells_the_same_as_any_other(
             agent.prefix = off_by(wrong_clock, offset)
             agent.start()
         for name in agents:
-            await shown(ward, name, lambda node: node["agent"] == "attached")
+            await shown(bench, name, lambda node: node["agent"] == "attached")
         for agent in agents.values():
             agent.xid(79)
         began = time.monotonic()
-        said = [await shown(ward, name, lambda node: node["quarantine"]) for name in agents]
+        said = [await shown(bench, name, lambda node: node["quarantine"]) for name in agents]
         took = time.monotonic() - began
         for node in said:
             [fault] = node["faults"]
@@ -185,9 +187,9 @@ async def test_an_agent_whose_clock_is_a_day_off_tells_the_same_as_any_other(
         # A token that has expired: an agent that takes it for valid is told so, and reports it.
         stale = tmp_path / "token-behind"
         stale.write_text(issuer.token("behind", expires_in=-3600))
-        ward.site.server.table.close_all("so that it comes back")
+        bench.site.server.table.close_all("so that it comes back")
         assert "UNAUTHENTICATED: the token expired 36" in await trouble(agents["behind"], "expired")
-        said_of = await shown(ward, "behind", lambda node: node["agent"] != "attached")
+        said_of = await shown(bench, "behind", lambda node: node["agent"] != "attached")
         assert said_of["quarantine"] is not None, "what was known stays in force"
 
 
@@ -200,16 +202,16 @@ async def test_a_clock_that_takes_a_certificate_for_one_of_tomorrow_is_named(
 ) -> None:
     """TLS is the one place where a node's own wall clock counts."""
     (tmp_path / "pki").mkdir()
-    async with bedside("node-a", folder=tmp_path / "pki") as ward:
-        agent = make("behind", ward)
-        assert ward.site.authority is not None
-        agent.uplink = f'ca_file = "{ward.site.authority.certificate}"\n'
+    async with bedside("node-a", folder=tmp_path / "pki") as bench:
+        agent = make("behind", bench)
+        assert bench.site.authority is not None
+        agent.uplink = f'ca_file = "{bench.site.authority.certificate}"\n'
         agent.prefix = off_by(wrong_clock, -DAY)
         await agent.start().up()
         error = await trouble(agent, "UNAVAILABLE")
         assert "certificate is not yet valid" in error
         assert "clock" in error
-        said = await ward.node("node-a")
+        said = await bench.node("node-a")
         assert (said["standing"], said["agent"]) == ("unknown", "never")
 
 
@@ -231,21 +233,21 @@ async def acknowledged(agent: Agent, first: int, count: int) -> float:
 async def test_an_agent_that_floods_is_held_back_and_no_other_is_the_slower_for_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with bedside("node-a", "node-b") as ward, ward.site.agent("node-b") as other:
+    async with bedside("node-a", "node-b") as bench, bench.site.agent("node-b") as other:
         await other.attend()
         quiet = await acknowledged(other, 2, 60)
-        line = [sys.executable, "-m", "tests.aggregator.flooding_agent", ward.address, "node-a"]
+        line = [sys.executable, "-m", "tests.aggregator.flooding_agent", bench.address, "node-a"]
         process = await asyncio.create_subprocess_exec(*line, cwd=ROOT)
         try:
-            await until(lambda: ward.site.stats.throttled > 2, what="the flood")
-            before, began = ward.site.stats.messages["delta"], time.monotonic()
+            await until(lambda: bench.site.stats.throttled > 2, what="the flood")
+            before, began = bench.site.stats.messages["delta"], time.monotonic()
             flooded = await acknowledged(other, 62, 60)
-            taken = ward.site.stats.messages["delta"] - before - 60
+            taken = bench.site.stats.messages["delta"] - before - 60
             seconds = time.monotonic() - began
             # The page answers as before: both are read, and the flooding agent's evidence is
             # folded.
-            stands = {name: await ward.node(name) for name in ("node-a", "node-b")}
-            said = await ward.page.text("/metrics")
+            stands = {name: await bench.node(name) for name in ("node-a", "node-b")}
+            said = await bench.page.text("/metrics")
         finally:
             process.kill()
             await process.wait()
@@ -258,7 +260,7 @@ async def test_an_agent_that_floods_is_held_back_and_no_other_is_the_slower_for_
         assert [one["agent"] for one in stands.values()] == ["attached", "attached"]
         checks = [one["check"] for one in stands["node-a"]["components"]]
         assert checks.count("disk-space") == 50
-        assert ward.world.quarantines == {}
+        assert bench.world.quarantines == {}
         held_back = [one for one in caplog.records if "sends more than it may" in one.message]
         assert {vars(one)["node"] for one in held_back} == {"node-a"}
         assert len(held_back) <= seconds / 10 + 2, "the log is not flooded too"

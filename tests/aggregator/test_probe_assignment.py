@@ -135,7 +135,7 @@ def test_what_happened_before_does_not_matter(steps: list[tuple[str, str]]) -> N
 # -- the streams -------------------------------------------------------------------------------
 
 
-class Ward:
+class Bench:
     """A table of streams without a server below it, and a clock that the test moves."""
 
     def __init__(self) -> None:
@@ -178,81 +178,81 @@ class Ward:
 
 
 @pytest.fixture
-def ward() -> Iterator[Ward]:
-    found = Ward()
+def bench() -> Iterator[Bench]:
+    found = Bench()
     yield found
     for task in found.tasks:
         task.cancel()
 
 
-async def test_agents_are_told_of_their_peers_and_again_when_they_change(ward: Ward) -> None:
-    first = await ward.attach("n1", "10.0.0.1")
-    second = await ward.attach("n2", "10.0.0.2")
+async def test_agents_are_told_of_their_peers_and_again_when_they_change(bench: Bench) -> None:
+    first = await bench.attach("n1", "10.0.0.1")
+    second = await bench.attach("n2", "10.0.0.2")
     assert (first.peers(), second.peers()) == ([[]], [["10.0.0.1"]])
-    ward.table.tick()
+    bench.table.tick()
     assert first.peers() == [[]], "not at once: at a failover all come within a minute"
-    ward.now += PEERS_EVERY
-    ward.table.tick()
+    bench.now += PEERS_EVERY
+    bench.table.tick()
     await until(lambda: len(first.peers()) == 2)
     assert first.peers() == [[], ["10.0.0.2"]]
-    assert ward.intake.assignments == {"n1": ("10.0.0.2",), "n2": ("10.0.0.1",)}
-    ward.now += PEERS_EVERY
-    ward.table.tick()
+    assert bench.intake.assignments == {"n1": ("10.0.0.2",), "n2": ("10.0.0.1",)}
+    bench.now += PEERS_EVERY
+    bench.table.tick()
     await asyncio.sleep(0)
     assert (len(first.peers()), len(second.peers())) == (2, 1), "what is known is not told again"
-    ward.table.close_all("the test is over")
+    bench.table.close_all("the test is over")
 
 
 async def test_agents_are_promised_answers_once_there_are_others_and_told_no_more(
-    ward: Ward,
+    bench: Bench,
 ) -> None:
     def promises(call: Call) -> list[tuple[int, str]]:
         told = [message.welcome for message in call.sent]
         return [(welcome.answer_within_ms, welcome.address) for welcome in told]
 
-    first = await ward.attach("n1", "10.0.0.1")
-    ward.among_others = "replica-0:1"
-    second = await ward.attach("n2", "10.0.0.1")
-    ward.now += PEERS_EVERY
-    ward.table.tick()
+    first = await bench.attach("n1", "10.0.0.1")
+    bench.among_others = "replica-0:1"
+    second = await bench.attach("n2", "10.0.0.1")
+    bench.now += PEERS_EVERY
+    bench.table.tick()
     await until(lambda: len(first.sent) == 2)
     nothing, promise = (0, ""), (12_000, "replica-0:1")
     assert (promises(first), promises(second)) == ([nothing, promise], [promise])
-    ward.among_others = ""  # one of two is restarted
-    ward.now += PEERS_EVERY
-    ward.table.tick()
+    bench.among_others = ""  # one of two is restarted
+    bench.now += PEERS_EVERY
+    bench.table.tick()
     await asyncio.sleep(0)
     assert (len(first.sent), len(second.sent)) == (2, 1)
-    ward.table.close_all("the test is over")
+    bench.table.close_all("the test is over")
 
 
-async def test_a_node_whose_stream_has_ended_is_looked_for_a_while(ward: Ward) -> None:
-    await ward.attach("n1", "10.0.0.1")
-    second = await ward.attach("n2", "10.0.0.2")
-    assert ward.intake.places == {"n1": "10.0.0.1", "n2": "10.0.0.2"}
-    ward.tasks[0].cancel()
-    await until(lambda: ("detached", "n1") in {event[:2] for event in ward.intake.events})
-    ward.now += LINGER - 1
-    ward.table.tick()
+async def test_a_node_whose_stream_has_ended_is_looked_for_a_while(bench: Bench) -> None:
+    await bench.attach("n1", "10.0.0.1")
+    second = await bench.attach("n2", "10.0.0.2")
+    assert bench.intake.places == {"n1": "10.0.0.1", "n2": "10.0.0.2"}
+    bench.tasks[0].cancel()
+    await until(lambda: ("detached", "n1") in {event[:2] for event in bench.intake.events})
+    bench.now += LINGER - 1
+    bench.table.tick()
     await asyncio.sleep(0)
     assert second.peers() == [["10.0.0.1"]], "who does not answer now is asked on"
-    assert ward.intake.places["n1"] == "10.0.0.1"
-    ward.now += 1 + PEERS_EVERY
-    ward.table.tick()
+    assert bench.intake.places["n1"] == "10.0.0.1"
+    bench.now += 1 + PEERS_EVERY
+    bench.table.tick()
     await until(lambda: second.peers() == [["10.0.0.1"], []])
-    assert ward.intake.places["n1"] == ""
-    assert ward.intake.assignments == {"n1": (), "n2": ()}
-    ward.table.close_all("the test is over")
+    assert bench.intake.places["n1"] == ""
+    assert bench.intake.assignments == {"n1": (), "n2": ()}
+    bench.table.close_all("the test is over")
 
 
 async def test_who_takes_the_address_of_a_node_that_has_left_is_looked_for_there(
-    ward: Ward,
+    bench: Bench,
 ) -> None:
-    await ward.attach("n1", "10.0.0.1")
-    ward.tasks[0].cancel()
-    await until(lambda: ("detached", "n1") in {event[:2] for event in ward.intake.events})
-    await ward.attach("n1-replaced", "10.0.0.1")
-    assert ward.intake.places == {"n1": "", "n1-replaced": "10.0.0.1"}
-    second = await ward.attach("n2", "10.0.0.2")
+    await bench.attach("n1", "10.0.0.1")
+    bench.tasks[0].cancel()
+    await until(lambda: ("detached", "n1") in {event[:2] for event in bench.intake.events})
+    await bench.attach("n1-replaced", "10.0.0.1")
+    assert bench.intake.places == {"n1": "", "n1-replaced": "10.0.0.1"}
+    second = await bench.attach("n2", "10.0.0.2")
     assert second.peers() == [["10.0.0.1"]]
-    ward.table.close_all("the test is over")
+    bench.table.close_all("the test is over")

@@ -308,7 +308,7 @@ async def test_bytes_that_are_no_message_are_refused(plain: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    "method", ["/sickbay.v1.Ward/Attend", "/sickbay.v1.AgentGateway/Attend", "/a/" + "b" * 900]
+    "method", ["/sickbay.v1.Bench/Attend", "/sickbay.v1.AgentGateway/Attend", "/a/" + "b" * 900]
 )
 async def test_a_caller_of_an_unknown_method_is_told_what_to_install(
     plain: Site, method: str

@@ -68,7 +68,7 @@ def seen(*times: float, of: str = "GPU-1") -> Fault:
 
 
 @dataclass
-class Ward:
+class Bench:
     """An aggregator's memory of one node."""
 
     policy: Policy = SITE
@@ -123,67 +123,67 @@ def test_flapping_is_changes_from_well_to_failed(
 
 
 def test_a_component_that_flaps_counts_as_failing_until_it_has_been_steady() -> None:
-    ward = Ward()
-    ward.tell(snapshot(link(*flaps(1000, 1100))), 1200.0)
-    assert ward.acting == []
-    ward.tell(Delta((link(*flaps(1000, 1100, 1200)),)), 1300.0)
-    (incident,) = ward.acting
+    bench = Bench()
+    bench.tell(snapshot(link(*flaps(1000, 1100))), 1200.0)
+    assert bench.acting == []
+    bench.tell(Delta((link(*flaps(1000, 1100, 1200)),)), 1300.0)
+    (incident,) = bench.acting
     assert [item.code for item in incident.in_force] == ["nic-link:flaps"]
     assert (incident.action, incident.since) == ("cordon", 1200.0)
-    look_again = ward.at(1301.0).look_again
+    look_again = bench.at(1301.0).look_again
     assert look_again == 1000.0 + H
-    ward.at(look_again - 1)
-    assert ward.acting[0].in_force
-    ward.at(look_again)
-    assert ward.acting[0].in_force == ()  # steady: now it must stay well for its time
-    ward.at(look_again + 299)
-    assert ward.acting
-    assert [one.id for one in ward.at(look_again + 301).closed] == [incident.id]
+    bench.at(look_again - 1)
+    assert bench.acting[0].in_force
+    bench.at(look_again)
+    assert bench.acting[0].in_force == ()  # steady: now it must stay well for its time
+    bench.at(look_again + 299)
+    assert bench.acting
+    assert [one.id for one in bench.at(look_again + 301).closed] == [incident.id]
 
 
 @pytest.mark.parametrize("flapless", [True, False])
 def test_flapping_that_no_rule_counts_is_over_once_the_link_is_up(*, flapless: bool) -> None:
-    ward = Ward()
-    ward.tell(snapshot(link(*flaps(1000, 1100, 1200))), 1300.0)
-    assert [item.code for item in ward.acting[0].in_force] == ["nic-link:flaps"]
+    bench = Bench()
+    bench.tell(snapshot(link(*flaps(1000, 1100, 1200))), 1300.0)
+    assert [item.code for item in bench.acting[0].in_force] == ["nic-link:flaps"]
     rules = [one for one in SITE.rules if one.name != "link-flapping"]
     if flapless:
         (was,) = (one for one in SITE.rules if one.name == "link-flapping")
         rules.append(replace(was, flaps=0))
-    ward.policy = replace(SITE, rules=tuple(rules))
+    bench.policy = replace(SITE, rules=tuple(rules))
     down = flaps(1000, 1100, 1200, 1305)[:-1]
-    ward.tell(Delta((link(*down),)), 1306.0)
-    assert "nic-link:flaps" in {item.code for item in ward.acting[0].in_force}
-    ward.tell(Delta((link(*down, (1310.0, OK)),)), 1310.0)
-    (incident,) = ward.incidents.values()
+    bench.tell(Delta((link(*down),)), 1306.0)
+    assert "nic-link:flaps" in {item.code for item in bench.acting[0].in_force}
+    bench.tell(Delta((link(*down, (1310.0, OK)),)), 1310.0)
+    (incident,) = bench.incidents.values()
     assert incident.in_force == ()
     assert incident.recovering_since == 1310.0
 
 
 def test_a_flapping_link_that_is_down_at_the_end_is_not_well() -> None:
-    ward = Ward()
+    bench = Bench()
     down = (*flaps(1000, 1100, 1200)[:-1],)
-    ward.tell(snapshot(link(*down)), 1210.0)
+    bench.tell(snapshot(link(*down)), 1210.0)
     for now in (1000 + H, 1000 + 2 * H, 1000 + 20 * H):
-        ward.at(now)
-    (incident,) = ward.acting
+        bench.at(now)
+    (incident,) = bench.acting
     assert {item.code for item in incident.in_force} == {"nic-link:flaps", "nic-link:link-down"}
 
 
 def test_a_failure_that_no_message_showed_begins_the_recovery_anew() -> None:
-    ward = Ward()
-    ward.tell(snapshot(link((0.0, OK), (900.0, FAILED))), 1000.0)
-    (opened,) = ward.acting
-    ward.tell(Delta((link((0.0, OK), (900.0, FAILED), (1010.0, OK)),)), 1010.0)
+    bench = Bench()
+    bench.tell(snapshot(link((0.0, OK), (900.0, FAILED))), 1000.0)
+    (opened,) = bench.acting
+    bench.tell(Delta((link((0.0, OK), (900.0, FAILED), (1010.0, OK)),)), 1010.0)
     # It went and came back between two messages; the ring shows it.
     told = ((0.0, OK), (900.0, FAILED), (1010.0, OK), (1250.0, FAILED), (1255.0, OK))
-    ward.tell(Delta((link(*told),)), 1256.0)
-    ward.at(1400.0)  # five minutes after the first recovery
-    assert [one.id for one in ward.acting] == [opened.id]
-    ward.at(1554.0)
-    assert ward.acting
-    ward.at(1556.0)
-    assert ward.acting == []
+    bench.tell(Delta((link(*told),)), 1256.0)
+    bench.at(1400.0)  # five minutes after the first recovery
+    assert [one.id for one in bench.acting] == [opened.id]
+    bench.at(1554.0)
+    assert bench.acting
+    bench.at(1556.0)
+    assert bench.acting == []
 
 
 @in_virtual_time
@@ -348,13 +348,13 @@ def test_what_comes_to_several_gpus_at_once_is_the_jobs() -> None:
 
 
 def test_an_application_xid_over_several_jobs_acts_where_a_site_says_so() -> None:
-    ward = Ward()
-    ward.tell(snapshot(seen(100, 110, 120, 800)), 900.0)
-    assert ward.acting == []
-    ward.tell(Delta(faults=(seen(100, 110, 120, 800, 1500),)), 1500.0)
-    (incident,) = ward.acting
+    bench = Bench()
+    bench.tell(snapshot(seen(100, 110, 120, 800)), 900.0)
+    assert bench.acting == []
+    bench.tell(Delta(faults=(seen(100, 110, 120, 800, 1500),)), 1500.0)
+    (incident,) = bench.acting
     assert (incident.action, incident.since) == ("cordon", 1500.0)
-    shipped = Ward(shipped_policy())
+    shipped = Bench(shipped_policy())
     shipped.tell(snapshot(seen(100, 800, 1500)), 1600.0)
     assert shipped.acting == []
     assert [item.rule for one in shipped.incidents.values() for item in one.evidence] == [
@@ -363,14 +363,14 @@ def test_an_application_xid_over_several_jobs_acts_where_a_site_says_so() -> Non
 
 
 def test_the_job_of_eight_gpus_acts_on_none_of_them() -> None:
-    ward = Ward()
+    bench = Bench()
     all_gpus = [seen(100 + n, 900 + n, 1700 + n, 2500 + n, of=f"GPU-{n}") for n in range(8)]
-    ward.tell(snapshot(*all_gpus), 3000.0)
-    assert ward.acting == []
+    bench.tell(snapshot(*all_gpus), 3000.0)
+    assert bench.acting == []
 
 
 def test_an_incident_begins_when_its_evidence_had_lasted_and_not_when_we_looked() -> None:
-    late = Ward()
+    late = Bench()
     late.tell(snapshot(link((0.0, OK), (1000.0, FAILED)), seen(400)), 9000.0)
     assert {one.action: one.since for one in late.incidents.values()} == {
         "cordon": 1030.0,
@@ -480,32 +480,32 @@ class Aggregator:
     """Evaluates, and keeps the cluster's object: the quarantine's intent."""
 
     def __init__(self) -> None:
-        self.ward = Ward(health=NodeHealth(_hello()))
+        self.bench = Bench(health=NodeHealth(_hello()))
         self.quarantine: Quarantine | None = None
 
     def tell(self, told: Snapshot | Delta, now: float) -> None:
-        self.ward.tell(told, now)
+        self.bench.tell(told, now)
         self._keep()
 
     def at(self, now: float) -> None:
-        self.ward.at(now)
+        self.bench.at(now)
         self._keep()
 
     def greet(self, told: Snapshot, now: float) -> None:
         """The agent attaches anew."""
-        self.ward.health.greet(_hello())
+        self.bench.health.greet(_hello())
         self.tell(told, now)
 
     def restart(
         self, told: Snapshot, now: float, *, boot: str = "boot-1", epoch: str = "e"
     ) -> None:
-        self.ward = Ward(health=NodeHealth(replace(hello("n1", boot), spool_epoch=epoch)))
+        self.bench = Bench(health=NodeHealth(replace(hello("n1", boot), spool_epoch=epoch)))
         if self.quarantine is not None:
-            self.ward.incidents = incidents_of(self.quarantine, SITE, now)
+            self.bench.incidents = incidents_of(self.quarantine, SITE, now)
         self.tell(told, now)
 
     def _keep(self) -> None:
-        wanted = wanted_of(self.ward.incidents, frozenset(), Action.DRAIN, SITE.hash)
+        wanted = wanted_of(self.bench.incidents, frozenset(), Action.DRAIN, SITE.hash)
         if wanted is None:
             self.quarantine = None
         elif self.quarantine is None:
@@ -521,7 +521,7 @@ class Aggregator:
         """The evidence in force, with its incident."""
         return {
             (ident, one.kind, item.code, item.component, item.action, item.lost)
-            for ident, one in self.ward.incidents.items()
+            for ident, one in self.bench.incidents.items()
             for item in one.in_force
         }
 
@@ -531,7 +531,7 @@ class Aggregator:
         return {(item.code, item.component) for item in spec if not item.cleared_by}
 
     def starts(self) -> dict[str, float]:
-        return {ident: one.since for ident, one in self.ward.incidents.items() if one.in_force}
+        return {ident: one.since for ident, one in self.bench.incidents.items() if one.in_force}
 
 
 def _hello() -> Hello:
@@ -603,10 +603,10 @@ def test_restarts_of_aggregator_and_agent_change_no_judgement(
         assert steady.judged() <= shaken.judged()
         more = {(str(code), str(of)) for _, _, code, of, _, _ in shaken.judged() - steady.judged()}
         assert more <= shaken.remembered()
-        assert {one.id for one in steady.ward.acting} <= {one.id for one in shaken.ward.acting}
+        assert {one.id for one in steady.bench.acting} <= {one.id for one in shaken.bench.acting}
         for ident, start in shaken.starts().items():
             assert start <= now
-            assert ident in steady.ward.incidents or more
+            assert ident in steady.bench.incidents or more
 
 
 def test_a_restart_does_not_move_the_start_of_what_is_still_failing() -> None:
@@ -636,7 +636,7 @@ def test_a_component_that_is_gone_for_good_is_so_after_a_restart_too() -> None:
         aggregator.tell(node.delta(at), at)
         node.acknowledged()
     aggregator.restart(node.snapshot(1310.0), 1310.0)
-    (incident,) = aggregator.ward.acting
+    (incident,) = aggregator.bench.acting
     assert incident.in_force == ()
     aggregator.at(1310.0 + incident.healthy_for + 1)
-    assert aggregator.ward.acting == []
+    assert aggregator.bench.acting == []

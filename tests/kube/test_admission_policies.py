@@ -15,7 +15,7 @@ from aggregator.quarantine.decide.uncordon import OnUncordon, UncordonRules
 from tests.controlplane.api import JSON, MERGE_PATCH, STRATEGIC_PATCH, ApiClient
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
-from tests.kube.test_release_scenarios import Ward, warden
+from tests.kube.test_release_scenarios import Bench, running_bench
 from tests.support.kube_cluster import DEPLOY, kube_cluster
 from tests.support.replica import SETTINGS, fault, snapshot
 from tests.support.stack import start_job
@@ -89,10 +89,10 @@ def patch(client: ApiClient, path: str, body: Any, kind: str = MERGE_PATCH) -> t
 
 
 @pytest.fixture
-async def ward(aggregator: Path, cluster_space: Space, policies: None) -> AsyncIterator[Ward]:
+async def bench(aggregator: Path, cluster_space: Space, policies: None) -> AsyncIterator[Bench]:
     """The aggregator, as its own account, under its own policy, which it must not notice."""
     async with kube_cluster(aggregator, namespace="sickbay") as kube:
-        async with warden(kube, cluster_space) as made:
+        async with running_bench(kube, cluster_space) as made:
             yield made
         refused = [key for key in kube.counters.answers if key[2] in {401, 403, 422}]
         assert refused == []
@@ -102,7 +102,7 @@ async def ward(aggregator: Path, cluster_space: Space, policies: None) -> AsyncI
 
 
 async def test_the_aggregator_does_all_that_it_has_to_under_its_policy(
-    ward: Ward, cluster_space: Space
+    bench: Bench, cluster_space: Space
 ) -> None:
     """Cordon, drain, condition, a change of intent, a release; and marks set earlier by others."""
     plane, space = cluster_space.plane, cluster_space.namespace
@@ -116,8 +116,8 @@ async def test_the_aggregator_does_all_that_it_has_to_under_its_policy(
     }
     plane.call("PATCH", f"/api/v1/nodes/{marked}", before, MERGE_PATCH)
     for node in (plain, marked):
-        ward.attach(node, snapshot(fault(boot_id=ward.boot(node))))
-        await ward.phase(node, "Drained")
+        bench.attach(node, snapshot(fault(boot_id=bench.boot(node))))
+        await bench.phase(node, "Drained")
     assert (
         plane.node(plain)["metadata"]["labels"][
             "node.kubernetes.io/exclude-from-external-load-balancers"
@@ -130,11 +130,11 @@ async def test_the_aggregator_does_all_that_it_has_to_under_its_policy(
         return next((one["status"] for one in found if one["type"] == "SickbayQuarantined"), "")
 
     await until(lambda: condition(plain) == "True")
-    ward.says(plain, faults=(fault("xid:48", "GPU-2", boot_id=ward.boot(plain)),))
-    await until(lambda: "xid:48" in str((ward.quarantine(plain) or {}).get("spec")))
+    bench.says(plain, faults=(fault("xid:48", "GPU-2", boot_id=bench.boot(plain)),))
+    await until(lambda: "xid:48" in str((bench.quarantine(plain) or {}).get("spec")))
     for node in (plain, marked):
-        ward.delete(node)
-        await until(lambda: ward.quarantine(node) is None)  # noqa: B023
+        bench.delete(node)
+        await until(lambda: bench.quarantine(node) is None)  # noqa: B023
     await until(lambda: condition(plain) == "False")
     after = plane.node(marked)
     assert [
@@ -143,8 +143,8 @@ async def test_the_aggregator_does_all_that_it_has_to_under_its_policy(
         if one["key"] in (theirs["key"], other["key"])
     ] == [tuple(one[key] for key in ("key", "value", "effect")) for one in (other, theirs)]
     assert after["metadata"]["labels"]["sickbay.dev/quarantined"] == "mine"
-    assert not ward.unschedulable(plain)
-    assert ward.unschedulable(marked)
+    assert not bench.unschedulable(plain)
+    assert bench.unschedulable(marked)
 
 
 async def test_the_aggregator_cordons_again_under_its_policy(
@@ -154,12 +154,12 @@ async def test_the_aggregator_cordons_again_under_its_policy(
     settings = replace(SETTINGS, uncordon=UncordonRules(OnUncordon.ASK))
     async with (
         kube_cluster(aggregator, namespace="sickbay") as kube,
-        warden(kube, cluster_space, settings=settings) as ward,
+        running_bench(kube, cluster_space, settings=settings) as bench,
     ):
-        ward.attach(node, snapshot(fault(boot_id=ward.boot(node))))
-        await ward.phase(node, "Drained")
-        ward.patch(node, {"spec": {"unschedulable": None}})
-        await until(lambda: ward.unschedulable(node) and ward.status(node, "uncordoned"))
+        bench.attach(node, snapshot(fault(boot_id=bench.boot(node))))
+        await bench.phase(node, "Drained")
+        bench.patch(node, {"spec": {"unschedulable": None}})
+        await until(lambda: bench.unschedulable(node) and bench.status(node, "uncordoned"))
 
 
 TAINT = {"key": "sickbay.dev/quarantine", "value": "gpu", "effect": "NoSchedule"}
@@ -226,12 +226,12 @@ async def test_without_its_policy_rbac_allows_what_the_policy_denies(
 
 
 async def test_a_kubelet_can_neither_lift_its_quarantine_nor_exempt_itself(
-    ward: Ward, cluster_space: Space, authors: None
+    bench: Bench, cluster_space: Space, authors: None
 ) -> None:
     [node] = cluster_space.create_nodes(1)
-    ward.attach(node, snapshot(fault(boot_id=ward.boot(node))))
-    await ward.phase(node, "Drained")
-    kubelet, path = kubelet_of(ward.plane, node), f"/api/v1/nodes/{node}"
+    bench.attach(node, snapshot(fault(boot_id=bench.boot(node))))
+    await bench.phase(node, "Drained")
+    kubelet, path = kubelet_of(bench.plane, node), f"/api/v1/nodes/{node}"
     exemption = {EXEMPT: "until 2099-01-01T00:00:00Z mine"}
     for where in (path, f"{path}/status"):
         for body in (
@@ -248,7 +248,7 @@ async def test_a_kubelet_can_neither_lift_its_quarantine_nor_exempt_itself(
         status, message = patch(kubelet, path, {"spec": {"unschedulable": uncordon}})
         assert status == 422, message
         assert "a kubelet may not uncordon a node in quarantine" in message
-    assert ward.unschedulable(node)
+    assert bench.unschedulable(node)
     # The routine requests of kubelets pass.
     heartbeat = {"status": {"conditions": [{"type": "Ready", "status": "True", "reason": "K"}]}}
     assert patch(kubelet, f"{path}/status", heartbeat, STRATEGIC_PATCH)[0] == 200
@@ -284,35 +284,35 @@ async def test_without_the_policy_a_kubelets_uncordon_releases_nothing_and_its_e
     """A cluster older than 1.30, or one where they were not applied."""
     [node] = cluster_space.create_nodes(1)
     settings = replace(SETTINGS, uncordon=UncordonRules())
-    async with warden(kube, cluster_space, settings=settings) as ward:
-        ward.attach(node, snapshot(fault(boot_id=ward.boot(node))))
-        await ward.phase(node, "Drained")
-        kubelet, path = kubelet_of(ward.plane, node), f"/api/v1/nodes/{node}"
+    async with running_bench(kube, cluster_space, settings=settings) as bench:
+        bench.attach(node, snapshot(fault(boot_id=bench.boot(node))))
+        await bench.phase(node, "Drained")
+        kubelet, path = kubelet_of(bench.plane, node), f"/api/v1/nodes/{node}"
         assert patch(kubelet, path, {"spec": {"unschedulable": False}})[0] == 200
-        await until(lambda: ward.unschedulable(node) and ward.status(node, "uncordoned"))
+        await until(lambda: bench.unschedulable(node) and bench.status(node, "uncordoned"))
         exemption = {EXEMPT: "until 2099-01-01T00:00:00Z mine"}
         assert patch(kubelet, path, {"metadata": {"annotations": exemption}})[0] == 200
-        await ward.list_nodes_anew()
-        await until(lambda: "mine" in str(ward.fleet.node_summaries[node].decision.requests))
-        assert "node.requested" in ward.notes.kinds(node)
+        await bench.list_nodes_anew()
+        await until(lambda: "mine" in str(bench.fleet.node_summaries[node].decision.requests))
+        assert "node.requested" in bench.notes.kinds(node)
         # Exempting it does not lift its quarantine.
-        assert ward.quarantine(node) is not None
+        assert bench.quarantine(node) is not None
 
 
 # -- Quarantines ---------------------------------------------------------------------------------
 
 
 async def test_a_person_may_not_edit_what_the_aggregator_would_write_again(
-    ward: Ward, cluster_space: Space
+    bench: Bench, cluster_space: Space
 ) -> None:
     [node] = cluster_space.create_nodes(1)
-    ward.attach(node, snapshot(fault(boot_id=ward.boot(node))))
-    await ward.phase(node, "Drained")
+    bench.attach(node, snapshot(fault(boot_id=bench.boot(node))))
+    await bench.phase(node, "Drained")
     path = f"/apis/sickbay.dev/v1alpha1/quarantines/{node}"
-    found = ward.quarantine(node)
+    found = bench.quarantine(node)
     assert found is not None
     [item] = found["spec"]["evidence"]
-    client = ward.plane.client
+    client = bench.plane.client
     edits: list[tuple[Any, str]] = [
         ({"spec": {"evidence": [{**item, "cleared": "operator"}]}}, "sickbay release NODE"),
         ({"spec": {"evidence": None}}, "sickbay-agent cleared"),
@@ -330,7 +330,7 @@ async def test_a_person_may_not_edit_what_the_aggregator_would_write_again(
         {"metadata": {"labels": {"a": "b"}, "annotations": {"ticket": "7"}}},
     ):
         assert patch(client, path, body)[0] == 200, body
-    await until(lambda: "a person set cordon" in ward.status(node, "override"))
+    await until(lambda: "a person set cordon" in bench.status(node, "override"))
 
 
 # -- who uncordoned -------------------------------------------------------------------------------
@@ -361,23 +361,23 @@ async def test_with_the_policy_that_names_authors_a_persons_uncordon_releases_an
     plane.call("POST", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", role)
     tool = plane.client_with_token(plane.token_for(space, "kured", audience=None))
     path, uncordon = f"/api/v1/nodes/{node}", {"spec": {"unschedulable": None}}
-    async with warden(kube, cluster_space, settings=settings) as ward:
-        ward.attach(node, snapshot(fault(boot_id=ward.boot(node))))
-        await ward.phase(node, "Drained")
+    async with running_bench(kube, cluster_space, settings=settings) as bench:
+        bench.attach(node, snapshot(fault(boot_id=bench.boot(node))))
+        await bench.phase(node, "Drained")
 
         def is_named() -> bool:
             """The policy is in force a moment after it was applied."""
             patch(tool, path, uncordon)
-            return "kured" in ward.status(node, "uncordoned")
+            return "kured" in bench.status(node, "uncordoned")
 
         await until(is_named)
-        assert ward.quarantine(node) is not None
+        assert bench.quarantine(node) is not None
         forged = {"metadata": {"annotations": {"sickbay.dev/uncordoned-by": "mary"}}}
         status, message = patch(tool, path, forged)
         assert status == 422, message
-        await until(lambda: ward.unschedulable(node), within=120)
+        await until(lambda: bench.unschedulable(node), within=120)
         mary = plane.client_for("mary", ["system:masters"])
         assert patch(mary, path, uncordon)[0] == 200
-        await ward.free(node)
-        assert not ward.unschedulable(node)
+        await bench.free(node)
+        assert not bench.unschedulable(node)
     plane.request("DELETE", f"/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/kured-{space}")

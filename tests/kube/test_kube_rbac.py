@@ -217,7 +217,7 @@ def test_nonsense_is_refused_at_the_door(
     assert says in done.stderr
 
 
-def test_the_list_reads_like_a_ward_list(
+def test_kubectl_get_quarantines_answers_what_people_ask(
     control_plane: ControlPlane, quarantine_definition: None, cluster_space: Space
 ) -> None:
     name = f"{cluster_space.node_prefix}-7"

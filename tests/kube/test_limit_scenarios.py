@@ -65,7 +65,7 @@ class Own(KubeCluster):
         return [meta for meta in await super().list_nodes() if meta.name.startswith(self._prefix)]
 
 
-class Ward:
+class Bench:
     """One life of an aggregator, and the agents that speak to it."""
 
     def __init__(self, cluster: KubeCluster, settings: Settings, clock: Turned) -> None:
@@ -121,19 +121,19 @@ class Ward:
 @asynccontextmanager
 async def life(
     space: Space, settings: Settings, clock: Turned, told: dict[str, Snapshot]
-) -> AsyncIterator[Ward]:
+) -> AsyncIterator[Bench]:
     """One process: its own client, and agents that come with these snapshots."""
     cluster = Own(space)
     await cluster.start()
-    ward = Ward(cluster, settings, clock)
-    task = asyncio.create_task(ward.controller.run())
+    bench = Bench(cluster, settings, clock)
+    task = asyncio.create_task(bench.controller.run())
     try:
         await until(
-            lambda: not ward.fleet.view_lost and len(ward.fleet.node_summaries) >= len(told)
+            lambda: not bench.fleet.view_lost and len(bench.fleet.node_summaries) >= len(told)
         )
         for node, evidence in told.items():
-            ward.attach(node, evidence)
-        yield ward
+            bench.attach(node, evidence)
+        yield bench
     finally:
         task.cancel()
         await asyncio.wait({task})
@@ -158,20 +158,20 @@ async def test_ten_nodes_three_bad_and_a_pool_of_three_one_bad(
         SHIPPED.limits, concurrent_percent=20, pool_label=POOL, new_per_window_percent=100
     )
     settings = replace(SHIPPED, limits=limits)
-    async with life(cluster_space, settings, Turned(), well) as ward:
-        ward.break_([small[0], small[1]])  # 20 % of the pool: one of three
-        await until(lambda: len(ward.sick()) == 1 and len(ward.holds()) == 1)
-        assert set(ward.holds().values()) == {"limits.pool_percent"}
-        ward.break_([large[0], large[1]])  # 20 % of ten: one more
-        await until(lambda: len(ward.sick()) == 2 and len(ward.holds()) == 2)
-        assert set(ward.holds().values()) <= {"limits.pool_percent", "limits.concurrent_percent"}
+    async with life(cluster_space, settings, Turned(), well) as bench:
+        bench.break_([small[0], small[1]])  # 20 % of the pool: one of three
+        await until(lambda: len(bench.sick()) == 1 and len(bench.holds()) == 1)
+        assert set(bench.holds().values()) == {"limits.pool_percent"}
+        bench.break_([large[0], large[1]])  # 20 % of ten: one more
+        await until(lambda: len(bench.sick()) == 2 and len(bench.holds()) == 2)
+        assert set(bench.holds().values()) <= {"limits.pool_percent", "limits.concurrent_percent"}
         assert len((await stored(cluster_space)).entries) == 2
-        [first] = ward.sick() & set(small)
-        ward.mend(first)
-        ward.clock.time += 700
-        ward.controller.on_evidence(first, Delta(), ward.clock())
-        await until(lambda: first not in ward.sick())
-        await until(lambda: len(ward.sick()) == 2)  # the next one takes its place
+        [first] = bench.sick() & set(small)
+        bench.mend(first)
+        bench.clock.time += 700
+        bench.controller.on_evidence(first, Delta(), bench.clock())
+        await until(lambda: first not in bench.sick())
+        await until(lambda: len(bench.sick()) == 2)  # the next one takes its place
         assert len((await stored(cluster_space)).entries) == 2
 
 
@@ -186,33 +186,33 @@ async def test_storm_partial_recovery_new_fault_in_the_cooldown_over_two_lives(
     )
     settings = replace(SHIPPED, limits=limits, common=CommonLimits(common_cause_percent=60))
     well = dict.fromkeys(nodes, snapshot())
-    async with life(cluster_space, settings, clock, well) as ward:
-        ward.break_(nodes[:4])
-        await until(lambda: len(ward.sick()) == 2 and len(ward.holds()) == 2)
-        taken, waits = sorted(ward.sick()), sorted(ward.holds())
+    async with life(cluster_space, settings, clock, well) as bench:
+        bench.break_(nodes[:4])
+        await until(lambda: len(bench.sick()) == 2 and len(bench.holds()) == 2)
+        taken, waits = sorted(bench.sick()), sorted(bench.holds())
         assert FLEET in (await stored(cluster_space)).cooldowns
-        ward.mend(waits[0])  # partial recovery
-        ward.break_([nodes[8]])  # a new fault in the cooldown
-        await until(lambda: set(ward.holds()) == {waits[1], nodes[8]})
+        bench.mend(waits[0])  # partial recovery
+        bench.break_([nodes[8]])  # a new fault in the cooldown
+        await until(lambda: set(bench.holds()) == {waits[1], nodes[8]})
     ill = {name: snapshot(fault("xid:79", f"GPU-{name}")) for name in (*taken, waits[1], nodes[8])}
     clock.time += 700  # past the window, and not past the cooldown
-    async with life(cluster_space, settings, clock, well | ill) as ward:
-        await until(lambda: set(ward.holds()) == {waits[1], nodes[8]})
-        assert set(ward.holds().values()) == {"limits.cooldown"}
-        assert ward.sick() == set(taken)
+    async with life(cluster_space, settings, clock, well | ill) as bench:
+        await until(lambda: set(bench.holds()) == {waits[1], nodes[8]})
+        assert set(bench.holds().values()) == {"limits.cooldown"}
+        assert bench.sick() == set(taken)
         clock.time += 250
-        await until(lambda: ward.sick() == {*taken, waits[1], nodes[8]})
+        await until(lambda: bench.sick() == {*taken, waits[1], nodes[8]})
         # One check fails on many nodes at once: no node is quarantined.
         failed = component("disk-readonly", "/data", Status.FAILED, "read-only", since=clock())
         for name in nodes:
-            ward.controller.on_evidence(name, Delta((failed,)), clock())
+            bench.controller.on_evidence(name, Delta((failed,)), clock())
         clock.time += 60
         for name in nodes:
-            ward.controller.on_evidence(name, Delta(), clock())
-        free = set(nodes) - ward.sick()
-        await until(lambda: set(ward.holds()) >= free)
-        assert set(ward.holds().values()) == {"limits.common_cause_percent"}
-        assert len(ward.sick()) == 4
+            bench.controller.on_evidence(name, Delta(), clock())
+        free = set(nodes) - bench.sick()
+        await until(lambda: set(bench.holds()) >= free)
+        assert set(bench.holds().values()) == {"limits.common_cause_percent"}
+        assert len(bench.sick()) == 4
         assert "check:disk-readonly" in (await stored(cluster_space)).cooldowns
 
 
@@ -229,25 +229,25 @@ async def test_what_accuses_nobody_touches_no_node_and_38905_lines_of_four_gpus_
     )
     settings = replace(SHIPPED, limits=limits, silence=SilenceRules(30))
     mark = plane.audit_mark()
-    async with life(cluster_space, settings, clock, dict.fromkeys(nodes, snapshot())) as ward:
+    async with life(cluster_space, settings, clock, dict.fromkeys(nodes, snapshot())) as bench:
         for node, code in zip(nodes, ("xid:13", "xid:31", "xid:43", "xid:45"), strict=False):
             lone = fault(code, f"GPU-{node}", cleared_by=ClearedBy.EXPIRY)
-            ward.controller.on_evidence(node, Delta(faults=(lone,)), clock())
+            bench.controller.on_evidence(node, Delta(faults=(lone,)), clock())
         for node in nodes:
             missed = component("reach", "tcp://10.0.0.1:2049", Status.FAILED, "timeout")
-            ward.controller.on_evidence(node, Delta((missed,)), clock())
+            bench.controller.on_evidence(node, Delta((missed,)), clock())
         for node in nodes[:4]:
-            ward.detach(node)
+            bench.detach(node)
         clock.time += 100
-        await until(lambda: sum("agent.silent" in ward.notes.kinds(node) for node in nodes) == 4)
+        await until(lambda: sum("agent.silent" in bench.notes.kinds(node) for node in nodes) == 4)
         ill = nodes[10:]
         for node, lines in zip(ill, (9726, 9726, 9726, 9727), strict=True):
             said = fault("xid:95", f"GPU-{node}", count=lines, cleared_by=ClearedBy.GPU_RESET)
-            ward.controller.on_evidence(node, Delta(faults=(said,)), clock())
-        await until(lambda: ward.sick() == set(ill) == ward.marked())
-        told = [note for note in ward.notes.transitions if note.kind is EventKind.INCIDENT_OPENED]
+            bench.controller.on_evidence(node, Delta(faults=(said,)), clock())
+        await until(lambda: bench.sick() == set(ill) == bench.marked())
+        told = [note for note in bench.notes.transitions if note.kind is EventKind.INCIDENT_OPENED]
         assert sorted(note.node for note in told if "xid:95" in note.summary) == ill
-        assert ward.holds() == {}
+        assert bench.holds() == {}
     patched = {
         entry["objectRef"]["name"]
         for entry in plane.audit_entries(mark)
@@ -268,18 +268,18 @@ async def test_one_target_down_for_all_7500_accuses_nobody_and_one_sick_node_is_
     nodes, clock = whole.create_nodes(7_500), Turned()
     mark = plane.audit_mark()
     settings = replace(SHIPPED, limits=Limits())
-    async with life(whole, settings, clock, dict.fromkeys(nodes, snapshot())) as ward:
+    async with life(whole, settings, clock, dict.fromkeys(nodes, snapshot())) as bench:
         missed = component("reach", "tcp://10.0.0.1:2049", Status.FAILED, "timeout")
         for node in nodes:
-            ward.controller.on_evidence(node, Delta((missed,)), clock())
+            bench.controller.on_evidence(node, Delta((missed,)), clock())
         clock.time += 600
-        await until(lambda: len(ward.fleet.causes) == 1)
-        [cause] = ward.fleet.causes.values()
+        await until(lambda: len(bench.fleet.causes) == 1)
+        [cause] = bench.fleet.causes.values()
         assert (cause.scope, cause.nodes, cause.total) == ("target", 7_500, 7_500)
-        assert (ward.sick(), ward.holds()) == (set(), {})
-        ward.break_(nodes[:1])
-        await until(lambda: ward.marked() == set(nodes[:1]))
-        told = [one.kind for one in ward.notes.transitions]
+        assert (bench.sick(), bench.holds()) == (set(), {})
+        bench.break_(nodes[:1])
+        await until(lambda: bench.marked() == set(nodes[:1]))
+        told = [one.kind for one in bench.notes.transitions]
         assert told.count(EventKind.COMMON_CAUSE) == 1
     written = {
         entry["objectRef"].get("name", "")

@@ -16,7 +16,7 @@ from aggregator.cluster.kubernetes.cluster import KubeCluster
 from aggregator.quarantine.decide.lost_marks import RestoreRules
 from tests.controlplane.commands import KUBELET_LABEL
 from tests.controlplane.pytest_plugin import Space
-from tests.kube.test_release_scenarios import DISK, LONG, WELL, Ward, warden
+from tests.kube.test_release_scenarios import DISK, LONG, WELL, Bench, running_bench
 from tests.support.replica import SETTINGS, snapshot
 from tests.support.stack import pods_of
 from tests.support.waiting import until
@@ -29,12 +29,12 @@ DID = "sickbay.dev/did"
 
 
 @pytest.fixture
-async def ward(kube: KubeCluster, cluster_space: Space) -> AsyncIterator[Ward]:
-    async with warden(kube, cluster_space) as made:
+async def ward(kube: KubeCluster, cluster_space: Space) -> AsyncIterator[Bench]:
+    async with running_bench(kube, cluster_space) as made:
         yield made
 
 
-def taints(ward: Ward, node: str) -> list[dict[str, Any]]:
+def taints(ward: Bench, node: str) -> list[dict[str, Any]]:
     found = ward.plane.node(node)["spec"].get("taints", [])
     return [one for one in found if one["key"] == TAINT]
 
@@ -51,7 +51,7 @@ def recreated(body: dict[str, Any]) -> dict[str, Any]:
 
 
 async def test_a_node_deleted_and_recreated_in_the_same_boot_is_marked_within_a_second(
-    ward: Ward, cluster_space: Space
+    ward: Bench, cluster_space: Space
 ) -> None:
     plane = cluster_space.plane
     # This Node has no kubelet: only the aggregator writes to it.
@@ -83,7 +83,7 @@ async def test_pods_that_came_to_a_recreated_node_before_its_taint_are_evicted(
     plane = cluster_space.plane
     [node] = cluster_space.create_nodes(1)
     settings = replace(SETTINGS, drain=replace(SETTINGS.drain, evict_unmanaged=True))
-    async with warden(kube, cluster_space, settings=settings) as ward:
+    async with running_bench(kube, cluster_space, settings=settings) as ward:
         ward.attach(node, snapshot(DISK))
         await ward.phase(node, "Drained")
         body = recreated(plane.node(node))
@@ -99,7 +99,7 @@ async def test_pods_that_came_to_a_recreated_node_before_its_taint_are_evicted(
 
 @pytest.mark.parametrize("effect", ["NoExecute", "PreferNoSchedule", "NoSchedule"])
 async def test_a_taint_and_a_label_of_before_are_restored_by_the_release(
-    effect: str, ward: Ward, cluster_space: Space
+    effect: str, ward: Bench, cluster_space: Space
 ) -> None:
     [node] = cluster_space.create_nodes(1)
     theirs = {"key": TAINT, "value": "hold", "effect": effect}
@@ -120,7 +120,7 @@ async def test_a_taint_and_a_label_of_before_are_restored_by_the_release(
 
 
 async def test_a_release_undoes_exactly_ours_when_our_annotation_was_removed(
-    ward: Ward, cluster_space: Space
+    ward: Bench, cluster_space: Space
 ) -> None:
     ours, theirs = cluster_space.create_nodes(2)
     ward.patch(theirs, {"spec": {"unschedulable": True}})
@@ -140,36 +140,36 @@ async def test_a_release_undoes_exactly_ours_when_our_annotation_was_removed(
 # -- removed or changed by people -----------------------------------------------------------
 
 
-def missing(ward: Ward, node: str) -> set[str]:
+def missing(ward: Bench, node: str) -> set[str]:
     marks = ((ward.quarantine(node) or {}).get("status") or {}).get("marks") or {}
     return set(marks.get("missing", []))
 
 
-def condition(ward: Ward, node: str) -> str:
+def condition(ward: Bench, node: str) -> str:
     found = ward.plane.node(node)["status"]["conditions"]
     return "".join(one["status"] for one in found if one["type"] == "SickbayQuarantined")
 
 
-def remove_taint(ward: Ward, node: str) -> None:
+def remove_taint(ward: Bench, node: str) -> None:
     others = [t for t in ward.plane.node(node)["spec"]["taints"] if t["key"] != TAINT]
     ward.patch(node, {"spec": {"taints": others}})
 
 
-def change_taint(ward: Ward, node: str) -> None:
+def change_taint(ward: Bench, node: str) -> None:
     found = ward.plane.node(node)["spec"]["taints"]
     changed = [t | {"effect": "PreferNoSchedule"} if t["key"] == TAINT else t for t in found]
     ward.patch(node, {"spec": {"taints": changed}})
 
 
-def remove_label(ward: Ward, node: str) -> None:
+def remove_label(ward: Bench, node: str) -> None:
     ward.patch(node, {"metadata": {"labels": {LABEL: None}}})
 
 
-def remove_did(ward: Ward, node: str) -> None:
+def remove_did(ward: Bench, node: str) -> None:
     ward.patch(node, {"metadata": {"annotations": {DID: None}}})
 
 
-def overwrite_condition(ward: Ward, node: str) -> None:
+def overwrite_condition(ward: Bench, node: str) -> None:
     body = {"status": {"conditions": [{"type": "SickbayQuarantined", "status": "False"}]}}
     path = f"/api/v1/nodes/{node}/status"
     ward.plane.call("PATCH", path, body, "application/strategic-merge-patch+json")
@@ -186,11 +186,11 @@ def overwrite_condition(ward: Ward, node: str) -> None:
     ],
 )
 async def test_a_mark_removed_by_hand_is_told_within_seconds_and_restored_after_the_grace(
-    change: Callable[[Ward, str], None], name: str, kube: KubeCluster, cluster_space: Space
+    change: Callable[[Bench, str], None], name: str, kube: KubeCluster, cluster_space: Space
 ) -> None:
     [node] = cluster_space.create_nodes(1)
     settings = replace(SETTINGS, marks=RestoreRules(restore_after=4.0))
-    async with warden(kube, cluster_space, settings=settings) as ward:
+    async with running_bench(kube, cluster_space, settings=settings) as ward:
         ward.attach(node, snapshot(DISK))
         await ward.phase(node, "Drained")
         case = ward.controller._registry.case(node)
@@ -220,7 +220,7 @@ async def test_an_aggregator_that_starts_finds_the_taint_that_was_removed_while_
     kube: KubeCluster, cluster_space: Space
 ) -> None:
     nodes = cluster_space.create_nodes(3)
-    async with warden(kube, cluster_space, keep=True) as ward:
+    async with running_bench(kube, cluster_space, keep=True) as ward:
         for node in nodes:
             ward.attach(node, snapshot(DISK))
             await ward.phase(node, "Drained")
@@ -228,7 +228,7 @@ async def test_an_aggregator_that_starts_finds_the_taint_that_was_removed_while_
         first = ward
     remove_taint(first, nodes[0])
     settings = replace(SETTINGS, marks=RestoreRules(restore_times=0))
-    async with warden(kube, cluster_space, settings=settings) as ward:
+    async with running_bench(kube, cluster_space, settings=settings) as ward:
         await until(lambda: missing(ward, nodes[0]) == {"taint"})
         assert [missing(ward, node) for node in nodes[1:]] == [set(), set()]
         await ward.list_nodes_anew()

@@ -13,7 +13,7 @@ from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.state.fleet import QuarantineSummary
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
-from tests.kube.test_release_scenarios import LONG, Ward
+from tests.kube.test_release_scenarios import LONG, Bench
 from tests.support.kube_cluster import DEPLOY, kube_cluster
 from tests.support.replica import fault, snapshot
 from tests.support.stack import remove_quarantines
@@ -35,24 +35,24 @@ def plane(control_plane_programs: Mapping[str, Path]) -> Iterator[ControlPlane]:
 
 
 @asynccontextmanager
-async def installed(plane: ControlPlane, prefix: str) -> AsyncIterator[Ward]:
+async def installed(plane: ControlPlane, prefix: str) -> AsyncIterator[Bench]:
     """The definition, the namespace, and a controller for the block; all else stays."""
     plane.apply(DEPLOY / "crd.yaml")
     plane.apply(f"{{apiVersion: v1, kind: Namespace, metadata: {{name: {NAMESPACE}}}}}")
     async with (
         kube_cluster(plane.kubeconfig, namespace=NAMESPACE) as kube,
-        running(kube, plane, prefix) as ward,
+        running(kube, plane, prefix) as bench,
     ):
-        yield ward
+        yield bench
 
 
 @asynccontextmanager
-async def running(kube: KubeCluster, plane: ControlPlane, prefix: str) -> AsyncIterator[Ward]:
-    ward = Ward(kube, Space(plane, NAMESPACE, prefix))
-    task = asyncio.create_task(ward.controller.run())
+async def running(kube: KubeCluster, plane: ControlPlane, prefix: str) -> AsyncIterator[Bench]:
+    bench = Bench(kube, Space(plane, NAMESPACE, prefix))
+    task = asyncio.create_task(bench.controller.run())
     try:
-        await until(lambda: not ward.fleet.view_lost)
-        yield ward
+        await until(lambda: not bench.fleet.view_lost)
+        yield bench
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -63,9 +63,9 @@ def entries(plane: ControlPlane) -> set[str]:
     return set(parse_record(plane.call("GET", path)["data"]["record"]).entries)
 
 
-def is_held(ward: Ward, node: str) -> bool:
+def is_held(bench: Bench, node: str) -> bool:
     """Whether it has our taint and is unschedulable."""
-    spec = ward.plane.node(node)["spec"]
+    spec = bench.plane.node(node)["spec"]
     ours = [one for one in spec.get("taints", []) if one["key"] == "sickbay.dev/quarantine"]
     return bool(ours and spec.get("unschedulable"))
 
@@ -81,14 +81,14 @@ def by_hand(plane: ControlPlane, node: str) -> None:
     plane.call("POST", QUARANTINES, body)
 
 
-async def drained(ward: Ward, nodes: Sequence[str]) -> None:
+async def drained(bench: Bench, nodes: Sequence[str]) -> None:
     for node in nodes:
-        await ward.phase(node, "Drained")
+        await bench.phase(node, "Drained")
 
 
-def ill(ward: Ward, nodes: Sequence[str]) -> None:
+def ill(bench: Bench, nodes: Sequence[str]) -> None:
     for node in nodes:
-        ward.attach(node, snapshot(fault(boot_id=ward.boot(node))))
+        bench.attach(node, snapshot(fault(boot_id=bench.boot(node))))
 
 
 @pytest.mark.timeout(300)
@@ -98,28 +98,28 @@ async def test_marked_nodes_are_shown_in_quarantine_while_the_definition_is_gone
     """No page says that no node is marked, and after their release none says that they are."""
     well, *sick = plane.create_nodes(4, "bereft")
 
-    def shown(ward: Ward) -> set[str]:
-        node_summaries = ward.fleet.node_summaries.values()
+    def shown(bench: Bench) -> set[str]:
+        node_summaries = bench.fleet.node_summaries.values()
         return {
             one.node for one in node_summaries if one.standing() is QuarantineSummary.QUARANTINED
         }
 
     try:
-        async with installed(plane, "bereft") as ward:
-            ill(ward, sick)
-            await drained(ward, sick)
-            assert shown(ward) == set(sick)
-            assert ward.fleet.node_summaries[well].cluster.read_at is not None
+        async with installed(plane, "bereft") as bench:
+            ill(bench, sick)
+            await drained(bench, sick)
+            assert shown(bench) == set(sick)
+            assert bench.fleet.node_summaries[well].cluster.read_at is not None
             plane.call("DELETE", DEFINITION)
-            await until(lambda: ward.fleet.view_lost)
-            await until(lambda: all(ward.fleet.node_summaries[n].quarantine is None for n in sick))
-            assert shown(ward) == set(sick)
-        async with installed(plane, "bereft") as ward:
+            await until(lambda: bench.fleet.view_lost)
+            await until(lambda: all(bench.fleet.node_summaries[n].quarantine is None for n in sick))
+            assert shown(bench) == set(sick)
+        async with installed(plane, "bereft") as bench:
             for node in sick:
-                await ward.phase(node, "Cordoned")
+                await bench.phase(node, "Cordoned")
                 plane.call("DELETE", f"{QUARANTINES}/{node}")
             # After the release, a read of the marks replaces the earlier list's answer.
-            await until(lambda: not shown(ward), lambda: shown(ward))
+            await until(lambda: not shown(bench), lambda: shown(bench))
     finally:
         plane.apply(DEPLOY / "crd.yaml")
         remove_quarantines(plane, "bereft")
@@ -129,34 +129,34 @@ async def test_marked_nodes_are_shown_in_quarantine_while_the_definition_is_gone
 async def test_a_reinstall_keeps_all_twelve_nodes_in_quarantine(plane: ControlPlane) -> None:
     nodes = plane.create_nodes(12, "reinstalled")
     try:
-        async with installed(plane, "reinstalled") as ward:
-            ill(ward, nodes)
-            await drained(ward, nodes)
+        async with installed(plane, "reinstalled") as bench:
+            ill(bench, nodes)
+            await drained(bench, nodes)
             plane.call("DELETE", DEFINITION)
             await until(lambda: plane.request("GET", DEFINITION).status == 404)
-            assert all(is_held(ward, node) for node in nodes)
+            assert all(is_held(bench, node) for node in nodes)
         plane.delete_namespace(NAMESPACE)
         path = f"/api/v1/namespaces/{NAMESPACE}"
         await until(lambda: plane.request("GET", path).status == 404)
-        async with installed(plane, "reinstalled") as ward:
+        async with installed(plane, "reinstalled") as bench:
             await until(lambda: entries(plane) == set(nodes))
             for node in nodes:
-                await ward.phase(node, "Cordoned")
-            ill(ward, nodes)
-            await drained(ward, nodes)
-            ward.clock.time += LONG
-            ill(ward, nodes)
-            await ward.list_nodes_anew()
-            await ward.settles()
-            assert [node for node in nodes if is_held(ward, node)] == nodes
+                await bench.phase(node, "Cordoned")
+            ill(bench, nodes)
+            await drained(bench, nodes)
+            bench.clock.time += LONG
+            ill(bench, nodes)
+            await bench.list_nodes_anew()
+            await bench.settles()
+            assert [node for node in nodes if is_held(bench, node)] == nodes
             assert not [
                 node
                 for node in nodes
                 if "sickbay.dev/overruled" in plane.node(node)["metadata"]["annotations"]
             ]
             # A person's request releases one of them, as always.
-            ward.delete(nodes[0])
-            await ward.free(nodes[0])
+            bench.delete(nodes[0])
+            await bench.free(nodes[0])
     finally:
         remove_quarantines(plane, "reinstalled")
 
@@ -168,15 +168,15 @@ async def test_a_replaced_definition_brings_back_ours_and_those_made_by_hand(
     """`kubectl replace --force -f crd.yaml`, with the record kept."""
     nodes = ours, hand = plane.create_nodes(2, "replaced")
     try:
-        async with installed(plane, "replaced") as ward:
+        async with installed(plane, "replaced") as bench:
             by_hand(plane, hand)
-            ill(ward, [ours])
-            await drained(ward, nodes)
+            ill(bench, [ours])
+            await drained(bench, nodes)
             uids = [plane.call("GET", f"{QUARANTINES}/{node}")["metadata"]["uid"] for node in nodes]
             plane.call("DELETE", DEFINITION)
             await until(lambda: plane.request("GET", DEFINITION).status == 404)
             plane.apply(DEPLOY / "crd.yaml")
-            await drained(ward, nodes)
+            await drained(bench, nodes)
             found = [plane.call("GET", f"{QUARANTINES}/{node}") for node in nodes]
             assert not set(uids) & {one["metadata"]["uid"] for one in found}
             assert found[0]["spec"]["requester"] == "sickbay"
@@ -187,7 +187,7 @@ async def test_a_replaced_definition_brings_back_ours_and_those_made_by_hand(
                 "reason": "fan 3",
                 "requester": "hall-2",
             }
-            assert all(is_held(ward, node) for node in nodes)
+            assert all(is_held(bench, node) for node in nodes)
             assert entries(plane) >= set(nodes)
     finally:
         remove_quarantines(plane, "replaced")

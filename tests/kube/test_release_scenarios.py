@@ -51,7 +51,7 @@ DISK = component("disk-readonly", "/data", Status.FAILED, "read-only")
 WELL = replace(DISK, status=Status.OK, reason="")
 
 
-class Ward:
+class Bench:
     """The controller over a cluster, and the agents that speak to it."""
 
     def __init__(
@@ -137,20 +137,20 @@ class Ward:
 
 
 @asynccontextmanager
-async def warden(
+async def running_bench(
     kube: KubeCluster,
     space: Space,
     policy: Policy = POLICY,
     settings: Settings = SETTINGS,
     *,
     keep: bool = False,
-) -> AsyncIterator[Ward]:
+) -> AsyncIterator[Bench]:
     """``keep``: the quarantines stand when it has ended."""
-    ward = Ward(kube, space, policy, settings)
-    running = asyncio.create_task(ward.controller.run())
+    bench = Bench(kube, space, policy, settings)
+    running = asyncio.create_task(bench.controller.run())
     try:
-        await until(lambda: not ward.fleet.view_lost)
-        yield ward
+        await until(lambda: not bench.fleet.view_lost)
+        yield bench
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -159,8 +159,8 @@ async def warden(
 
 
 @pytest.fixture
-async def ward(kube: KubeCluster, cluster_space: Space) -> AsyncIterator[Ward]:
-    async with warden(kube, cluster_space) as made:
+async def bench(kube: KubeCluster, cluster_space: Space) -> AsyncIterator[Bench]:
+    async with running_bench(kube, cluster_space) as made:
         yield made
 
 
@@ -168,38 +168,38 @@ async def ward(kube: KubeCluster, cluster_space: Space) -> AsyncIterator[Ward]:
 
 
 async def test_fatal_for_longer_than_its_duration_acts_and_for_shorter_does_nothing(
-    ward: Ward, cluster_space: Space
+    bench: Bench, cluster_space: Space
 ) -> None:
     short, long = cluster_space.create_nodes(2)
-    missing = component("gpu-inventory", "GPU-1", Status.FAILED, "missing", since=ward.clock())
+    missing = component("gpu-inventory", "GPU-1", Status.FAILED, "missing", since=bench.clock())
     for node in (short, long):
-        ward.attach(node, snapshot(missing))
-    ward.clock.time += 55  # of a minute
-    ward.says(short, replace(missing, status=Status.OK, since=ward.clock()))
-    ward.says(long)
-    await ward.settles()
-    assert ward.quarantine(long) is None
-    ward.later(10, long)
-    ward.later(3600, short)
-    await ward.phase(long, "Drained")
-    assert ward.quarantine(short) is None
+        bench.attach(node, snapshot(missing))
+    bench.clock.time += 55  # of a minute
+    bench.says(short, replace(missing, status=Status.OK, since=bench.clock()))
+    bench.says(long)
+    await bench.settles()
+    assert bench.quarantine(long) is None
+    bench.later(10, long)
+    bench.later(3600, short)
+    await bench.phase(long, "Drained")
+    assert bench.quarantine(short) is None
 
 
 async def test_two_reasons_that_alternate_are_one_quarantine_with_both(
-    ward: Ward, cluster_space: Space
+    bench: Bench, cluster_space: Space
 ) -> None:
     [node] = cluster_space.create_nodes(1)
     other = component("disk-write", "/data", Status.FAILED, "io-error")
-    ward.attach(node, snapshot(DISK))
-    await ward.phase(node, "Drained")
-    first = ward.quarantine(node)
+    bench.attach(node, snapshot(DISK))
+    await bench.phase(node, "Drained")
+    first = bench.quarantine(node)
     for _ in range(3):
-        ward.says(node, WELL, other)
-        ward.later(300, node)
-        ward.says(node, DISK, replace(other, status=Status.OK))
-        ward.later(300, node)
-    await until(lambda: "disk-write" in json.dumps(ward.quarantine(node)))
-    now = ward.quarantine(node)
+        bench.says(node, WELL, other)
+        bench.later(300, node)
+        bench.says(node, DISK, replace(other, status=Status.OK))
+        bench.later(300, node)
+    await until(lambda: "disk-write" in json.dumps(bench.quarantine(node)))
+    now = bench.quarantine(node)
     assert first is not None
     assert now is not None
     assert now["metadata"]["uid"] == first["metadata"]["uid"]
@@ -207,21 +207,21 @@ async def test_two_reasons_that_alternate_are_one_quarantine_with_both(
 
 
 async def test_recovery_is_held_for_its_time_and_a_flap_inside_it_begins_it_anew(
-    ward: Ward, cluster_space: Space
+    bench: Bench, cluster_space: Space
 ) -> None:
     [node] = cluster_space.create_nodes(1)
-    ward.attach(node, snapshot(DISK))
-    await ward.phase(node, "Drained")
-    ward.says(node, WELL)
-    ward.later(500, node)
-    ward.says(node, replace(DISK, since=ward.clock()))
-    ward.later(11, node)
-    ward.says(node, replace(WELL, since=ward.clock()))
-    ward.later(500, node)
-    await ward.settles()
-    assert ward.status(node, "phase") == "Drained"
-    ward.later(101, node)
-    await ward.free(node)
+    bench.attach(node, snapshot(DISK))
+    await bench.phase(node, "Drained")
+    bench.says(node, WELL)
+    bench.later(500, node)
+    bench.says(node, replace(DISK, since=bench.clock()))
+    bench.later(11, node)
+    bench.says(node, replace(WELL, since=bench.clock()))
+    bench.later(500, node)
+    await bench.settles()
+    assert bench.status(node, "phase") == "Drained"
+    bench.later(101, node)
+    await bench.free(node)
 
 
 async def test_a_fault_that_is_gone_before_its_drain_began_evicts_nobody(
@@ -249,14 +249,14 @@ async def test_a_fault_that_is_gone_before_its_drain_began_evicts_nobody(
     slow = Slow()
     await slow.start()
     try:
-        async with warden(slow, cluster_space) as ward:
-            ward.attach(node, snapshot(DISK))
+        async with running_bench(slow, cluster_space) as bench:
+            bench.attach(node, snapshot(DISK))
             await asyncio.wait_for(slow.arrived.wait(), 60)
-            ward.says(node, WELL)
+            bench.says(node, WELL)
             slow.go.set()
-            await ward.phase(node, "Cordoned")
-            ward.later(LONG, node)
-            await ward.free(node)
+            await bench.phase(node, "Cordoned")
+            bench.later(LONG, node)
+            await bench.free(node)
             assert len(pods_of(cluster_space.plane, cluster_space.namespace, node)) == 2
     finally:
         await slow.close()
@@ -266,56 +266,56 @@ async def test_a_fault_that_is_gone_before_its_drain_began_evicts_nobody(
 
 
 async def test_a_cordon_of_a_person_outlives_a_fault_and_its_recovery(
-    ward: Ward, cluster_space: Space
+    bench: Bench, cluster_space: Space
 ) -> None:
     [node] = cluster_space.create_nodes(1)
-    ward.patch(node, {"spec": {"unschedulable": True}})
-    ward.attach(node, snapshot(DISK))
-    await ward.phase(node, "Drained")
-    ward.says(node, WELL)
-    ward.later(LONG, node)
-    await ward.free(node)
-    assert ward.unschedulable(node)
+    bench.patch(node, {"spec": {"unschedulable": True}})
+    bench.attach(node, snapshot(DISK))
+    await bench.phase(node, "Drained")
+    bench.says(node, WELL)
+    bench.later(LONG, node)
+    await bench.free(node)
+    assert bench.unschedulable(node)
 
 
 async def test_a_gpu_goes_back_only_when_the_node_has_all_of_them_to_give(
-    ward: Ward, cluster_space: Space
+    bench: Bench, cluster_space: Space
 ) -> None:
     [node] = cluster_space.create_nodes(1)
     path = f"/api/v1/nodes/{node}/status"
     gpus = {"status": {"allocatable": {"nvidia.com/gpu": "7"}}}
-    ward.plane.call("PATCH", path, gpus, MERGE_PATCH)
-    ward.attach(node, snapshot(fault(boot_id=ward.boot(node))))
-    await ward.phase(node, "Drained")
-    ward.says(node, cleared=(Cleared("xid:79", "GPU-1", "operator"),))
-    ward.later(LONG, node)
-    await until(lambda: "nvidia.com/gpu is 7 of 8" in ward.status(node, "releaseHeld"))
-    assert ward.unschedulable(node)
+    bench.plane.call("PATCH", path, gpus, MERGE_PATCH)
+    bench.attach(node, snapshot(fault(boot_id=bench.boot(node))))
+    await bench.phase(node, "Drained")
+    bench.says(node, cleared=(Cleared("xid:79", "GPU-1", "operator"),))
+    bench.later(LONG, node)
+    await until(lambda: "nvidia.com/gpu is 7 of 8" in bench.status(node, "releaseHeld"))
+    assert bench.unschedulable(node)
     gpus["status"]["allocatable"]["nvidia.com/gpu"] = "8"
-    ward.plane.call("PATCH", path, gpus, MERGE_PATCH)
-    ward.later(60, node)
-    await ward.free(node)
-    assert not ward.unschedulable(node)
-    notes = ward.plane.node(node)["metadata"]["annotations"]
+    bench.plane.call("PATCH", path, gpus, MERGE_PATCH)
+    bench.later(60, node)
+    await bench.free(node)
+    assert not bench.unschedulable(node)
+    notes = bench.plane.node(node)["metadata"]["annotations"]
     assert "xid:79" in notes["sickbay.dev/release-history"]
 
 
 async def test_a_reboot_counts_when_the_kubelet_tells_of_it_too(
-    ward: Ward, cluster_space: Space
+    bench: Bench, cluster_space: Space
 ) -> None:
     [node] = cluster_space.create_nodes(1)
-    boot = ward.boot(node)
-    ward.attach(node, snapshot(fault(boot_id=boot)))
-    await ward.phase(node, "Drained")
+    boot = bench.boot(node)
+    bench.attach(node, snapshot(fault(boot_id=boot)))
+    await bench.phase(node, "Drained")
     late = Hello(node, "an-earlier-boot", "epoch", "0.1.0", 1, "agent")
-    ward.controller.on_connect(late, FakeLine())
-    ward.controller.on_evidence(node, snapshot(), ward.clock())
-    ward.later(LONG, node)
-    await until(lambda: "still in the boot of xid:79" in ward.status(node, "releaseHeld"))
-    ward.plane.reboot_node(node)
-    ward.attach(node, snapshot())
-    ward.later(LONG, node)
-    await ward.free(node)
+    bench.controller.on_connect(late, FakeLine())
+    bench.controller.on_evidence(node, snapshot(), bench.clock())
+    bench.later(LONG, node)
+    await until(lambda: "still in the boot of xid:79" in bench.status(node, "releaseHeld"))
+    bench.plane.reboot_node(node)
+    bench.attach(node, snapshot())
+    bench.later(LONG, node)
+    await bench.free(node)
 
 
 async def test_a_rule_for_a_person_alone_is_released_by_kubectl_and_by_nothing_else(
@@ -323,36 +323,36 @@ async def test_a_rule_for_a_person_alone_is_released_by_kubectl_and_by_nothing_e
 ) -> None:
     [node] = cluster_space.create_nodes(1)
     policy = shipped_policy("rules: [{name: disk-read-only, release: manual}]")
-    async with warden(kube, cluster_space, policy) as ward:
-        ward.attach(node, snapshot(DISK))
-        await ward.phase(node, "Drained")
-        ward.says(node, WELL)
-        ward.later(LONG, node)
-        await until(lambda: "a person alone" in ward.status(node, "releaseHeld"))
-        ward.later(100 * LONG, node)
-        await ward.settles()
-        assert ward.unschedulable(node)
-        ward.delete(node)
-        await ward.free(node)
+    async with running_bench(kube, cluster_space, policy) as bench:
+        bench.attach(node, snapshot(DISK))
+        await bench.phase(node, "Drained")
+        bench.says(node, WELL)
+        bench.later(LONG, node)
+        await until(lambda: "a person alone" in bench.status(node, "releaseHeld"))
+        bench.later(100 * LONG, node)
+        await bench.settles()
+        assert bench.unschedulable(node)
+        bench.delete(node)
+        await bench.free(node)
 
 
 async def test_an_uncordon_in_the_middle_of_a_drain_ends_it(
-    ward: Ward, cluster_space: Space
+    bench: Bench, cluster_space: Space
 ) -> None:
     [node] = cluster_space.create_nodes(1)
     space = cluster_space
     start_job(space.plane, space.namespace, "train", node)
     protect(space.plane, space.namespace, "train", 2)
-    ward.attach(node, snapshot(DISK))
-    await ward.phase(node, "Draining")
-    ward.patch(node, {"spec": {"unschedulable": None}})
-    await ward.free(node)
+    bench.attach(node, snapshot(DISK))
+    await bench.phase(node, "Draining")
+    bench.patch(node, {"spec": {"unschedulable": None}})
+    await bench.free(node)
     space.plane.request(
         "DELETE", f"/apis/policy/v1/namespaces/{space.namespace}/poddisruptionbudgets/train"
     )
-    ward.later(60, node)
-    await ward.settles()
-    assert ward.quarantine(node) is None  # the same evidence acts no more
+    bench.later(60, node)
+    await bench.settles()
+    assert bench.quarantine(node) is None  # the same evidence acts no more
     assert len(pods_of(space.plane, space.namespace, node)) == 2
 
 
@@ -383,47 +383,47 @@ async def test_an_exemption_between_our_read_and_our_write_is_heard(
     )
     await overtaken.start()
     try:
-        async with warden(overtaken, cluster_space) as ward:
-            ward.attach(node, snapshot(DISK))
+        async with running_bench(overtaken, cluster_space) as bench:
+            bench.attach(node, snapshot(DISK))
             await until(lambda: set_at)
             await until(
                 lambda: (
-                    node in ward.fleet.node_summaries
-                    and ward.fleet.node_summaries[node].decision.exempt
+                    node in bench.fleet.node_summaries
+                    and bench.fleet.node_summaries[node].decision.exempt
                 )
             )
-            await ward.free(node)
-            assert not ward.unschedulable(node)
-            assert "do not touch" in ward.fleet.node_summaries[node].decision.requests[0]
-            assert "quarantine.cordoned" not in ward.notes.kinds(node)
+            await bench.free(node)
+            assert not bench.unschedulable(node)
+            assert "do not touch" in bench.fleet.node_summaries[node].decision.requests[0]
+            assert "quarantine.cordoned" not in bench.notes.kinds(node)
     finally:
         await overtaken.close()
 
 
 async def test_a_force_quarantines_and_a_pin_keeps_in_until_they_are_taken_back(
-    ward: Ward, cluster_space: Space
+    bench: Bench, cluster_space: Space
 ) -> None:
     forced, pinned = cluster_space.create_nodes(2)
-    ward.patch(forced, {"metadata": {"annotations": {FORCE: "cordon fan 3 is dead"}}})
-    ward.patch(pinned, {"metadata": {"annotations": {PIN: "RMA 12345"}}})
-    ward.attach(pinned, snapshot(DISK))
-    await ward.list_nodes_anew()
-    await ward.phase(forced, "Cordoned")
-    await ward.phase(pinned, "Drained")
-    ward.says(pinned, WELL)
-    ward.later(LONG, pinned)
-    await until(lambda: "RMA 12345" in ward.status(pinned, "releaseHeld"))
-    ward.patch(forced, {"metadata": {"annotations": {FORCE: None}}})
-    ward.patch(pinned, {"metadata": {"annotations": {PIN: None}}})
-    await ward.list_nodes_anew()
-    ward.later(60, pinned)
-    await ward.free(forced)
-    await ward.free(pinned)
-    assert not ward.unschedulable(forced)
+    bench.patch(forced, {"metadata": {"annotations": {FORCE: "cordon fan 3 is dead"}}})
+    bench.patch(pinned, {"metadata": {"annotations": {PIN: "RMA 12345"}}})
+    bench.attach(pinned, snapshot(DISK))
+    await bench.list_nodes_anew()
+    await bench.phase(forced, "Cordoned")
+    await bench.phase(pinned, "Drained")
+    bench.says(pinned, WELL)
+    bench.later(LONG, pinned)
+    await until(lambda: "RMA 12345" in bench.status(pinned, "releaseHeld"))
+    bench.patch(forced, {"metadata": {"annotations": {FORCE: None}}})
+    bench.patch(pinned, {"metadata": {"annotations": {PIN: None}}})
+    await bench.list_nodes_anew()
+    bench.later(60, pinned)
+    await bench.free(forced)
+    await bench.free(pinned)
+    assert not bench.unschedulable(forced)
 
 
 async def test_a_quarantine_made_by_hand_that_makes_no_sense_is_refused_or_says_so(
-    ward: Ward, cluster_space: Space
+    bench: Bench, cluster_space: Space
 ) -> None:
     def make(name: str, **spec: Any) -> int:
         body = {
@@ -432,7 +432,7 @@ async def test_a_quarantine_made_by_hand_that_makes_no_sense_is_refused_or_says_
             "metadata": {"name": name},
             "spec": {"reason": "smoke", **spec},
         }
-        return ward.plane.request("POST", "/apis/sickbay.dev/v1alpha1/quarantines", body).status
+        return bench.plane.request("POST", "/apis/sickbay.dev/v1alpha1/quarantines", body).status
 
     [node] = cluster_space.create_nodes(1)
     for nonsense in (
@@ -448,17 +448,17 @@ async def test_a_quarantine_made_by_hand_that_makes_no_sense_is_refused_or_says_
     typo = f"{node}-typo"
     assert make(typo, action="drain") == 201
     assert make(node, requester="sickbay", incident="made-up") == 201  # the schema lets it through
-    await ward.phase(typo, "Invalid")
-    assert "no node of this name" in ward.status(typo, "message")
-    await ward.phase(node, "Invalid")
-    assert "aggregator's own name" in ward.status(node, "message")
-    record = ward.plane.request("GET", cluster_space.path("configmaps", "sickbay-record")).body
+    await bench.phase(typo, "Invalid")
+    assert "no node of this name" in bench.status(typo, "message")
+    await bench.phase(node, "Invalid")
+    assert "aggregator's own name" in bench.status(node, "message")
+    record = bench.plane.request("GET", cluster_space.path("configmaps", "sickbay-record")).body
     assert node not in json.dumps(record)
-    assert not ward.unschedulable(node)
+    assert not bench.unschedulable(node)
 
     def change(name: str, **spec: str) -> int:
         where = f"/apis/sickbay.dev/v1alpha1/quarantines/{name}"
-        return ward.plane.request("PATCH", where, {"spec": spec}, MERGE_PATCH).status
+        return bench.plane.request("PATCH", where, {"spec": spec}, MERGE_PATCH).status
 
     # A quarantine of no requester, or of a person, never becomes the aggregator's, because the
     # aggregator would then end it by itself.
@@ -466,9 +466,9 @@ async def test_a_quarantine_made_by_hand_that_makes_no_sense_is_refused_or_says_
     assert change(typo, requester="hall-2") == 200
     assert change(typo, requester="sickbay", incident="made-up") == 422
     assert change(node, reason="smoke again") == 200
-    ward.delete(typo)
-    ward.delete(node)
-    await until(lambda: ward.quarantine(typo) is ward.quarantine(node) is None)
+    bench.delete(typo)
+    bench.delete(node)
+    await until(lambda: bench.quarantine(typo) is bench.quarantine(node) is None)
 
 
 # -- silence ---------
@@ -481,20 +481,20 @@ async def test_one_silent_agent_under_a_ready_kubelet_is_counted_and_a_failing_o
     failing = component("nic-health", "eth0", Status.FAILED, "slow")
     cluster_space.plane.lose_kubelet(away)
     settings = replace(SETTINGS, silence=SilenceRules(silent_failing="cordon"))
-    async with warden(kube, cluster_space, settings=settings) as ward:
+    async with running_bench(kube, cluster_space, settings=settings) as bench:
         for node in (well, slow, away):
-            ward.attach(node, snapshot(failing if node != well else WELL))
-            ward.controller.on_disconnect(node, ward.lines[node], "gone")
-        ward.clock.time += 61
-        await ward.phase(slow, "Cordoned")
-        assert "its kubelet is ready" in (ward.quarantine(slow) or {})["spec"]["reason"]
+            bench.attach(node, snapshot(failing if node != well else WELL))
+            bench.controller.on_disconnect(node, bench.lines[node], "gone")
+        bench.clock.time += 61
+        await bench.phase(slow, "Cordoned")
+        assert "its kubelet is ready" in (bench.quarantine(slow) or {})["spec"]["reason"]
         for node in (well, away):
-            assert "agent.silent" in ward.notes.kinds(node)
-            assert "agent.silent_failing" not in ward.notes.kinds(node)
-            assert ward.quarantine(node) is None
-        ward.attach(slow, snapshot(replace(failing, status=Status.OK)))
-        ward.later(LONG, slow)
-        await ward.free(slow)
+            assert "agent.silent" in bench.notes.kinds(node)
+            assert "agent.silent_failing" not in bench.notes.kinds(node)
+            assert bench.quarantine(node) is None
+        bench.attach(slow, snapshot(replace(failing, status=Status.OK)))
+        bench.later(LONG, slow)
+        await bench.free(slow)
 
 
 async def test_the_client_reads_devices_readiness_and_boot(

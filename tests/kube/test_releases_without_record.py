@@ -11,7 +11,7 @@ from aggregator.quarantine.decide.admission_record import parse_record
 from tests.controlplane.api import MERGE_PATCH
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.pytest_plugin import Space
-from tests.kube.test_release_scenarios import Ward
+from tests.kube.test_release_scenarios import Bench
 from tests.support.kube_cluster import DEPLOY, kube_cluster
 from tests.support.replica import fault, snapshot
 from tests.support.stack import remove_quarantines
@@ -21,13 +21,13 @@ pytestmark = pytest.mark.cluster
 
 
 @asynccontextmanager
-async def running(kube: KubeCluster, space: Space) -> AsyncIterator[Ward]:
+async def running(kube: KubeCluster, space: Space) -> AsyncIterator[Bench]:
     """A controller for the block; its objects stay for the next."""
-    ward = Ward(kube, space)
-    task = asyncio.create_task(ward.controller.run())
+    bench = Bench(kube, space)
+    task = asyncio.create_task(bench.controller.run())
     try:
-        await until(lambda: not ward.fleet.view_lost)
-        yield ward
+        await until(lambda: not bench.fleet.view_lost)
+        yield bench
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -49,39 +49,39 @@ async def test_delete_and_uncordon_release_at_once_while_the_record_is_unreadabl
 ) -> None:
     deleted, uncordoned = nodes = cluster_space.create_nodes(2)
 
-    async def release(ward: Ward) -> None:
+    async def release(bench: Bench) -> None:
         set_record(cluster_space, "{ this is not JSON")
-        await until(lambda: ward.controller.record_problem)
-        ward.delete(deleted)
-        ward.patch(uncordoned, {"spec": {"unschedulable": False}})
+        await until(lambda: bench.controller.record_problem)
+        bench.delete(deleted)
+        bench.patch(uncordoned, {"spec": {"unschedulable": False}})
         for node in nodes:
-            await until(lambda node=node: not _is_held(ward, node))  # type: ignore[misc]
+            await until(lambda node=node: not _is_held(bench, node))  # type: ignore[misc]
             await until(
-                lambda node=node: "admission record" in ward.status(node, "message")  # type: ignore[misc]
+                lambda node=node: "admission record" in bench.status(node, "message")  # type: ignore[misc]
             )
-            assert ward.status(node, "phase") == "Releasing"
+            assert bench.status(node, "phase") == "Releasing"
         set_record(cluster_space, "")
         for node in nodes:
-            await ward.free(node)
+            await bench.free(node)
         await until(lambda: not entries(cluster_space))
 
     try:
-        async with running(kube, cluster_space) as ward:
+        async with running(kube, cluster_space) as bench:
             for node in nodes:
-                ward.attach(node, snapshot(fault(boot_id=ward.boot(node))))
-                await ward.phase(node, "Drained")
+                bench.attach(node, snapshot(fault(boot_id=bench.boot(node))))
+                await bench.phase(node, "Drained")
             if not restarted:
-                await release(ward)
+                await release(bench)
             set_record(cluster_space, "{ this is not JSON")
         if restarted:
-            async with running(kube, cluster_space) as ward:
-                await release(ward)
+            async with running(kube, cluster_space) as bench:
+                await release(bench)
     finally:
         remove_quarantines(cluster_space.plane, cluster_space.node_prefix)
 
 
-def _is_held(ward: Ward, node: str) -> bool:
-    found = ward.plane.node(node)
+def _is_held(bench: Bench, node: str) -> bool:
+    found = bench.plane.node(node)
     ours = [one for one in found["spec"].get("taints", []) if one["key"].startswith("sickbay.dev")]
     return bool(found["spec"].get("unschedulable") or ours)
 
@@ -103,31 +103,31 @@ async def test_a_right_to_the_record_that_is_taken_away_holds_up_no_release(
     [node] = cluster_space.create_nodes(1)
     try:
         async with kube_cluster(account) as kube:
-            async with running(kube, cluster_space) as ward:
-                ward.attach(node, snapshot(fault(boot_id=ward.boot(node))))
-                await ward.phase(node, "Drained")
+            async with running(kube, cluster_space) as bench:
+                bench.attach(node, snapshot(fault(boot_id=bench.boot(node))))
+                await bench.phase(node, "Drained")
                 if not view_begins_without:
-                    await _release_without_rights(ward, control_plane, node)
+                    await _release_without_rights(bench, control_plane, node)
             if view_begins_without:
                 control_plane.call("DELETE", BINDING)
-                async with running(kube, cluster_space) as ward:
-                    await _release_without_rights(ward, control_plane, node)
+                async with running(kube, cluster_space) as bench:
+                    await _release_without_rights(bench, control_plane, node)
     finally:
         control_plane.apply(DEPLOY / "aggregator-rbac.yaml")
         remove_quarantines(control_plane, cluster_space.node_prefix)
 
 
-async def _release_without_rights(ward: Ward, plane: ControlPlane, node: str) -> None:
+async def _release_without_rights(bench: Bench, plane: ControlPlane, node: str) -> None:
     plane.request("DELETE", BINDING)
     record = "/api/v1/namespaces/sickbay/configmaps/sickbay-record"
     account = plane.client_with_token(
         plane.token_for("sickbay", "sickbay-aggregator", audience=None)
     )
     await until(lambda: account.request("GET", record).status == 403)
-    ward.delete(node)
-    await until(lambda: not _is_held(ward, node))
-    await until(lambda: "admission record" in ward.status(node, "message"))
-    assert not ward.fleet.view_lost
-    assert ward.status(node, "phase") == "Releasing"
+    bench.delete(node)
+    await until(lambda: not _is_held(bench, node))
+    await until(lambda: "admission record" in bench.status(node, "message"))
+    assert not bench.fleet.view_lost
+    assert bench.status(node, "phase") == "Releasing"
     plane.apply(DEPLOY / "aggregator-rbac.yaml")
-    await ward.free(node)
+    await bench.free(node)

@@ -13,7 +13,7 @@ from aggregator.quarantine.controller import Controller
 from aggregator.quarantine.decide.admission_record import parse_record
 from aggregator.quarantine.state.node import NodeState
 from tests.controlplane.pytest_plugin import Space
-from tests.kube.test_release_scenarios import warden
+from tests.kube.test_release_scenarios import running_bench
 from tests.support.kube_cluster import kube_cluster
 from tests.support.replica import OPEN, SETTINGS, fault, snapshot
 from tests.support.stack import pods_of, start_job
@@ -55,8 +55,8 @@ async def test_anothers_quarantine_is_left_alone_and_its_node_is_held(
     drains = replace(SETTINGS, limits=at_once)
     async with (
         kube_cluster(plane.kubeconfig, namespace=staging) as other,
-        warden(other, cluster_space, settings=cordons) as first,
-        warden(kube, cluster_space, settings=drains) as second,
+        running_bench(other, cluster_space, settings=cordons) as first,
+        running_bench(kube, cluster_space, settings=drains) as second,
     ):
         ill = {node: snapshot(fault(boot_id=first.boot(node))) for node in (theirs, ours)}
         first.attach(theirs, ill[theirs])

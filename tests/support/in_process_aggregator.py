@@ -35,7 +35,7 @@ class _Of(Turned):
 
 
 @dataclass
-class Bedside:
+class InProcessAggregator:
     """All parts of it that a test wants to hold; ``address`` is where agents connect."""
 
     world: World
@@ -62,7 +62,7 @@ async def bedside(
     world: World | None = None,
     shards: Ownership | None = None,
     **listener: Any,
-) -> AsyncIterator[Bedside]:
+) -> AsyncIterator[InProcessAggregator]:
     """It runs for the block; ``nodes`` are added to its cluster, booted as this machine is.
 
     ``listener`` are arguments of `tests.support.ingest.site`.
@@ -83,6 +83,8 @@ async def bedside(
             ) as running,
             serving(replica.fleet, Clocks(clock.now, clock.wall), ingest=running.stats) as page,
         ):
-            yield Bedside(world, running, replica, page, f"{host}:{running.server.port}")
+            yield InProcessAggregator(
+                world, running, replica, page, f"{host}:{running.server.port}"
+            )
     finally:
         await replica.stop()

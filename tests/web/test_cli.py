@@ -196,9 +196,9 @@ async def test_one_nodes_story(served: Served) -> None:
 
 
 async def test_quarantines_incidents_and_history(served: Served) -> None:
-    wards = await sickbay("quarantines", "--url", served.url)
-    assert "blocked by training/llm-worker-17" in wards.out
-    assert "hall-2" in wards.out
+    listed = await sickbay("quarantines", "--url", served.url)
+    assert "blocked by training/llm-worker-17" in listed.out
+    assert "hall-2" in listed.out
     wrong = await sickbay("incidents", "--url", served.url)
     assert "held by limits.concurrent" in wrong.out
     past = await sickbay("history", "--node", "node-2", "--limit", "3", "--url", served.url)
@@ -765,7 +765,7 @@ async def test_an_empty_fleet_is_no_error() -> None:
             assert (done.code, done.out.splitlines()[0]) == (0, says)
 
 
-async def test_marked_nodes_without_a_known_quarantine_are_no_empty_ward_list() -> None:
+async def test_marked_nodes_without_a_known_quarantine_are_no_empty_list() -> None:
     fleet = FleetState()
     well(fleet, "node-4", Hands().now)
     fleet.node_summaries["node-4"].cluster.marked = True
