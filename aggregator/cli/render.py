@@ -305,7 +305,7 @@ def node(one: Answer, screen: Screen) -> Iterator[str]:
             ("others at work", one["foreign"]),
             ("node read", _read(one, screen)),
             ("last error", one["last_error"]),
-            ("asked by people", "; ".join(one["wishes"])),
+            ("asked by people", "; ".join(one["requests"])),
             ("overruled", ", ".join(f"{o['code']} {o['component']}" for o in one["overruled"])),
         ]
     )

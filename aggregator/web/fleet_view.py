@@ -85,7 +85,7 @@ class FleetViewFindings:
     quarantines: tuple[models.Quarantine, ...] = ()
     holds: tuple[models.Hold, ...] = ()
     silent: tuple[models.NodeRow, ...] = ()
-    wished: tuple[models.NodeRow, ...] = ()
+    requested: tuple[models.NodeRow, ...] = ()
     exempt: int = 0
     never_heard: int = 0
     attached: int = 0
@@ -141,7 +141,7 @@ class FleetViewBuilder:
         self._pools: Counter[str] = Counter()
         self._taken: Counter[str] = Counter()
         self._pool_label = _setting(fleet.limits, "pool_label")
-        self._wished: list[models.NodeRow] = []
+        self._requested: list[models.NodeRow] = []
         self._never = self._attached = self._conflicts = self._exempt = 0
         self._nodes = self._last_known = 0
         self._remote_nodes: dict[str, ReplicaReport] = {}
@@ -155,7 +155,7 @@ class FleetViewBuilder:
         self._conflicts += bool(node_summary.agent.conflict)
         self._exempt += node_summary.decision.exempt
         if node_summary.decision.requests:
-            self._wished.append(node_view.node_row(node_summary, moment, standing))
+            self._requested.append(node_view.node_row(node_summary, moment, standing))
         if not node_summary.agent.speaks:
             if node_view.agent(node_summary) == "never":
                 self._never += 1
@@ -193,10 +193,10 @@ class FleetViewBuilder:
         self._conflicts += told.conflict
         self._exempt += told.exempt
         self._never += told.agent == "never"
-        if told.wishes or told.agent == "silent":
+        if told.requests or told.agent == "silent":
             row = row_told(told, telling, node_summary, self._moment)
-            if told.wishes:
-                self._wished.append(row)
+            if told.requests:
+                self._requested.append(row)
             if told.agent == "silent":
                 at = told.last_heard.timestamp() if told.last_heard else self._moment.wall
                 self._silent.append((at - self._moment.wall + self._moment.now, row))
@@ -241,7 +241,7 @@ class FleetViewBuilder:
             quarantines=tuple(sorted(self._quarantines, key=_urgency)),
             holds=tuple(sorted(self._holds, key=lambda one: natural(one.node))),
             silent=tuple(row for _, row in sorted(self._silent, key=lambda pair: pair[0])),
-            wished=tuple(sorted(self._wished, key=lambda one: natural(one.node))),
+            requested=tuple(sorted(self._requested, key=lambda one: natural(one.node))),
             exempt=self._exempt,
             never_heard=self._never,
             attached=self._attached,
@@ -330,7 +330,7 @@ def row_told(
         last_heard=telling.last_heard(told, moment),
         why=why,
         exempt=told.exempt,
-        wishes=told.wishes,
+        requests=told.requests,
         replica=telling.replica,
         last_known=telling.at if telling.trouble else None,
     )

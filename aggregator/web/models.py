@@ -160,7 +160,7 @@ class CommonCause(Shape, frozen=True, kw_only=True):
 class NodeRow(Shape, frozen=True, kw_only=True):
     """One node in a list. ``agent`` is attached, silent or never; ``why`` is one line.
 
-    ``wishes``: people's requests in its annotations, and ``exempt`` whether it is left alone.
+    ``requests``: people's requests in its annotations, and ``exempt`` whether it is left alone.
     ``replica`` is the reporting one, empty where there is only one. That replica does not answer
     now if ``last_known`` is not null: all of this was so then, and ``agent`` may be unknown.
     """
@@ -171,7 +171,7 @@ class NodeRow(Shape, frozen=True, kw_only=True):
     last_heard: Time | None
     why: str
     exempt: bool
-    wishes: list[str]
+    requests: list[str]
     replica: str = ""
     last_known: Time | None = None
 
@@ -323,7 +323,7 @@ class Node(Shape, frozen=True, kw_only=True):
     hold: Hold | None
     would: str
     exempt: bool
-    wishes: list[str]
+    requests: list[str]
     overruled: list[Overruled]
     components: list[Component]
     faults: list[Fault]

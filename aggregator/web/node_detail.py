@@ -120,7 +120,7 @@ class NodeDetails:
             else None,
             hold=told.hold if quarantine is None or stopped else None,
             exempt=told.exempt,
-            wishes=told.wishes,
+            requests=told.requests,
             last_error=told.last_error,
             replica=telling.replica,
             last_known=at,

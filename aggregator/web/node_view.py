@@ -173,7 +173,7 @@ def node_row(
         last_heard=moment.when_or_never(node_summary.agent.last_heard),
         why=why(node_summary, standing),
         exempt=node_summary.decision.exempt,
-        wishes=list(node_summary.decision.requests),
+        requests=list(node_summary.decision.requests),
     )
 
 
@@ -481,7 +481,7 @@ def node(
         hold=hold(node_summary, mode, how),
         would=node_summary.decision.would,
         exempt=node_summary.decision.exempt,
-        wishes=list(node_summary.decision.requests),
+        requests=list(node_summary.decision.requests),
         overruled=[
             models.Overruled(code=one.code, component=one.component, cleared_by=one.cleared_by)
             for one in sorted(node_summary.cluster.overruled)

@@ -83,7 +83,7 @@ class Pages:
             marked_only=found.marked_only(),
             holds=found.holds[:rows],
             silent=found.silent[:rows],
-            wished=found.wished,
+            requested=found.requested,
             lemons=lemons[:rows],
             lemons_in_all=len(lemons),
             lately=lately,

@@ -50,7 +50,7 @@ class NodeReports(msgspec.Struct, frozen=True, omit_defaults=True):
     last_heard: models.Time | None = None
     why: str = ""
     exempt: bool = False
-    wishes: list[str] = []
+    requests: list[str] = []
     conflict: bool = False
     incidents: list[models.Incident] = []
     hold: models.Hold | None = None
@@ -160,7 +160,7 @@ def tell(node_summary: NodeSummary, moment: ViewMoment, mode: str, how: str) -> 
         else moment.when_or_never(node_summary.agent.last_heard),
         why=node_view.why(node_summary, standing),
         exempt=node_summary.decision.exempt,
-        wishes=list(node_summary.decision.requests),
+        requests=list(node_summary.decision.requests),
         conflict=bool(node_summary.agent.conflict),
         incidents=node_view.incidents(node_summary, moment, how)
         if node_summary.decision.incidents

@@ -212,7 +212,7 @@ def test_an_exempt_node_is_left_alone_shown_and_judged_again_when_it_ends() -> N
         found = survey(replica.fleet, ViewMoment(replica.clock(), replica.clock()))
         assert found.exempt == 1
         assert [one.limit for one in found.holds] == ["exempt"]
-        assert "firmware test" in found.wished[0].wishes[0]
+        assert "firmware test" in found.requested[0].requests[0]
         assert replica.notes.kinds("n1").count("node.requested") == 1
         await soon(lambda: phase_of(world, "n1") is Phase.DRAINED)
         assert "ended at" in replica.fleet.node_summaries["n1"].decision.requests[0]

@@ -29,13 +29,13 @@ DID = "sickbay.dev/did"
 
 
 @pytest.fixture
-async def ward(kube: KubeCluster, cluster_space: Space) -> AsyncIterator[Bench]:
+async def bench(kube: KubeCluster, cluster_space: Space) -> AsyncIterator[Bench]:
     async with running_bench(kube, cluster_space) as made:
         yield made
 
 
-def taints(ward: Bench, node: str) -> list[dict[str, Any]]:
-    found = ward.plane.node(node)["spec"].get("taints", [])
+def taints(bench: Bench, node: str) -> list[dict[str, Any]]:
+    found = bench.plane.node(node)["spec"].get("taints", [])
     return [one for one in found if one["key"] == TAINT]
 
 
@@ -51,30 +51,30 @@ def recreated(body: dict[str, Any]) -> dict[str, Any]:
 
 
 async def test_a_node_deleted_and_recreated_in_the_same_boot_is_marked_within_a_second(
-    ward: Bench, cluster_space: Space
+    bench: Bench, cluster_space: Space
 ) -> None:
     plane = cluster_space.plane
     # This Node has no kubelet: only the aggregator writes to it.
     [node] = cluster_space.create_nodes(1, labels={KUBELET_LABEL: "away"})
-    ward.attach(node, snapshot(DISK))
-    await ward.phase(node, "Drained")
+    bench.attach(node, snapshot(DISK))
+    await bench.phase(node, "Drained")
     body = recreated(plane.node(node))
     for away in (0.0, 3.0):
-        before = ward.status(node, "nodeUID")
+        before = bench.status(node, "nodeUID")
         plane.delete_nodes([node])
         await asyncio.sleep(away)
         made = plane.call("POST", "/api/v1/nodes", body)
         returned = time.monotonic()
-        await until(lambda: taints(ward, node))
+        await until(lambda: taints(bench, node))
         assert time.monotonic() - returned < 1.0
-        assert ward.unschedulable(node)
-        await until(lambda uid=made["metadata"]["uid"]: ward.status(node, "nodeUID") == uid)  # type: ignore[misc]
-        assert ward.status(node, "nodeUID") != before
-        await ward.phase(node, "Drained")
-    ward.says(node, WELL)
-    ward.later(LONG, node)
-    await ward.free(node)
-    assert not ward.unschedulable(node)
+        assert bench.unschedulable(node)
+        await until(lambda uid=made["metadata"]["uid"]: bench.status(node, "nodeUID") == uid)  # type: ignore[misc]
+        assert bench.status(node, "nodeUID") != before
+        await bench.phase(node, "Drained")
+    bench.says(node, WELL)
+    bench.later(LONG, node)
+    await bench.free(node)
+    assert not bench.unschedulable(node)
 
 
 async def test_pods_that_came_to_a_recreated_node_before_its_taint_are_evicted(
@@ -83,96 +83,96 @@ async def test_pods_that_came_to_a_recreated_node_before_its_taint_are_evicted(
     plane = cluster_space.plane
     [node] = cluster_space.create_nodes(1)
     settings = replace(SETTINGS, drain=replace(SETTINGS.drain, evict_unmanaged=True))
-    async with running_bench(kube, cluster_space, settings=settings) as ward:
-        ward.attach(node, snapshot(DISK))
-        await ward.phase(node, "Drained")
+    async with running_bench(kube, cluster_space, settings=settings) as bench:
+        bench.attach(node, snapshot(DISK))
+        await bench.phase(node, "Drained")
         body = recreated(plane.node(node))
         plane.delete_nodes([node])
         plane.call("POST", "/api/v1/nodes", body)
         # Its pod names the node, as if it had been scheduled between the two.
         plane.create_pod(cluster_space.namespace, "came-at-once", node=node)
-        await until(lambda: taints(ward, node))
-        await until(lambda: ward.notes.kinds(node).count("quarantine.drained") == 2)
-        assert ward.notes.kinds(node).count("pod.evicted") == 1
+        await until(lambda: taints(bench, node))
+        await until(lambda: bench.notes.kinds(node).count("quarantine.drained") == 2)
+        assert bench.notes.kinds(node).count("pod.evicted") == 1
         assert pods_of(plane, cluster_space.namespace, node) == []
 
 
 @pytest.mark.parametrize("effect", ["NoExecute", "PreferNoSchedule", "NoSchedule"])
 async def test_a_taint_and_a_label_of_before_are_restored_by_the_release(
-    effect: str, ward: Bench, cluster_space: Space
+    effect: str, bench: Bench, cluster_space: Space
 ) -> None:
     [node] = cluster_space.create_nodes(1)
     theirs = {"key": TAINT, "value": "hold", "effect": effect}
-    ward.patch(node, {"spec": {"taints": [theirs]}, "metadata": {"labels": {LABEL: "hold"}}})
+    bench.patch(node, {"spec": {"taints": [theirs]}, "metadata": {"labels": {LABEL: "hold"}}})
     if effect == "NoExecute":  # the admission plugin or we ourselves may date it
-        theirs = taints(ward, node)[0]
-    ward.attach(node, snapshot(DISK))
-    await ward.phase(node, "Drained")
+        theirs = taints(bench, node)[0]
+    bench.attach(node, snapshot(DISK))
+    await bench.phase(node, "Drained")
     ours = {"key": TAINT, "value": "disk", "effect": "NoSchedule"}
-    assert ours in taints(ward, node)
-    assert (theirs in taints(ward, node)) == (effect != "NoSchedule")
-    ward.says(node, WELL)
-    ward.later(LONG, node)
-    await until(lambda: ward.quarantine(node) is None)
-    assert taints(ward, node) == [theirs]
-    assert ward.plane.node(node)["metadata"]["labels"][LABEL] == "hold"
-    assert not ward.unschedulable(node)
+    assert ours in taints(bench, node)
+    assert (theirs in taints(bench, node)) == (effect != "NoSchedule")
+    bench.says(node, WELL)
+    bench.later(LONG, node)
+    await until(lambda: bench.quarantine(node) is None)
+    assert taints(bench, node) == [theirs]
+    assert bench.plane.node(node)["metadata"]["labels"][LABEL] == "hold"
+    assert not bench.unschedulable(node)
 
 
 async def test_a_release_undoes_exactly_ours_when_our_annotation_was_removed(
-    ward: Bench, cluster_space: Space
+    bench: Bench, cluster_space: Space
 ) -> None:
     ours, theirs = cluster_space.create_nodes(2)
-    ward.patch(theirs, {"spec": {"unschedulable": True}})
+    bench.patch(theirs, {"spec": {"unschedulable": True}})
     for node in (ours, theirs):
-        ward.attach(node, snapshot(DISK))
-        await ward.phase(node, "Drained")
-        ward.patch(node, {"metadata": {"annotations": {DID: None}}})
-        ward.says(node, WELL)
-        ward.later(LONG, node)
+        bench.attach(node, snapshot(DISK))
+        await bench.phase(node, "Drained")
+        bench.patch(node, {"metadata": {"annotations": {DID: None}}})
+        bench.says(node, WELL)
+        bench.later(LONG, node)
     for node in (ours, theirs):
-        await ward.free(node)
-        assert LABEL not in ward.plane.node(node)["metadata"]["labels"]
-    assert not ward.unschedulable(ours)
-    assert ward.unschedulable(theirs)
+        await bench.free(node)
+        assert LABEL not in bench.plane.node(node)["metadata"]["labels"]
+    assert not bench.unschedulable(ours)
+    assert bench.unschedulable(theirs)
 
 
 # -- removed or changed by people -----------------------------------------------------------
 
 
-def missing(ward: Bench, node: str) -> set[str]:
-    marks = ((ward.quarantine(node) or {}).get("status") or {}).get("marks") or {}
+def missing(bench: Bench, node: str) -> set[str]:
+    marks = ((bench.quarantine(node) or {}).get("status") or {}).get("marks") or {}
     return set(marks.get("missing", []))
 
 
-def condition(ward: Bench, node: str) -> str:
-    found = ward.plane.node(node)["status"]["conditions"]
+def condition(bench: Bench, node: str) -> str:
+    found = bench.plane.node(node)["status"]["conditions"]
     return "".join(one["status"] for one in found if one["type"] == "SickbayQuarantined")
 
 
-def remove_taint(ward: Bench, node: str) -> None:
-    others = [t for t in ward.plane.node(node)["spec"]["taints"] if t["key"] != TAINT]
-    ward.patch(node, {"spec": {"taints": others}})
+def remove_taint(bench: Bench, node: str) -> None:
+    others = [t for t in bench.plane.node(node)["spec"]["taints"] if t["key"] != TAINT]
+    bench.patch(node, {"spec": {"taints": others}})
 
 
-def change_taint(ward: Bench, node: str) -> None:
-    found = ward.plane.node(node)["spec"]["taints"]
+def change_taint(bench: Bench, node: str) -> None:
+    found = bench.plane.node(node)["spec"]["taints"]
     changed = [t | {"effect": "PreferNoSchedule"} if t["key"] == TAINT else t for t in found]
-    ward.patch(node, {"spec": {"taints": changed}})
+    bench.patch(node, {"spec": {"taints": changed}})
 
 
-def remove_label(ward: Bench, node: str) -> None:
-    ward.patch(node, {"metadata": {"labels": {LABEL: None}}})
+def remove_label(bench: Bench, node: str) -> None:
+    bench.patch(node, {"metadata": {"labels": {LABEL: None}}})
 
 
-def remove_did(ward: Bench, node: str) -> None:
-    ward.patch(node, {"metadata": {"annotations": {DID: None}}})
+def remove_did(bench: Bench, node: str) -> None:
+    bench.patch(node, {"metadata": {"annotations": {DID: None}}})
 
 
-def overwrite_condition(ward: Bench, node: str) -> None:
+def overwrite_condition(bench: Bench, node: str) -> None:
     body = {"status": {"conditions": [{"type": "SickbayQuarantined", "status": "False"}]}}
     path = f"/api/v1/nodes/{node}/status"
-    ward.plane.call("PATCH", path, body, "application/strategic-merge-patch+json")
+    bench.plane.call("PATCH", path, body, "application/strategic-merge-patch+json")
 
 
 @pytest.mark.parametrize(
@@ -190,48 +190,48 @@ async def test_a_mark_removed_by_hand_is_told_within_seconds_and_restored_after_
 ) -> None:
     [node] = cluster_space.create_nodes(1)
     settings = replace(SETTINGS, marks=RestoreRules(restore_after=4.0))
-    async with running_bench(kube, cluster_space, settings=settings) as ward:
-        ward.attach(node, snapshot(DISK))
-        await ward.phase(node, "Drained")
-        case = ward.controller._registry.case(node)
-        await until(lambda: condition(ward, node) == "True" and case.quarantine_view.trail is None)
-        change(ward, node)
+    async with running_bench(kube, cluster_space, settings=settings) as bench:
+        bench.attach(node, snapshot(DISK))
+        await bench.phase(node, "Drained")
+        case = bench.controller._registry.case(node)
+        await until(lambda: condition(bench, node) == "True" and case.quarantine_view.trail is None)
+        change(bench, node)
         removed = time.monotonic()
-        await until(lambda: missing(ward, node) == {name})
+        await until(lambda: missing(bench, node) == {name})
         assert time.monotonic() - removed < 3.0
-        assert ward.fleet.node_summaries[node].quarantine_view.missing == (name,)
-        await until(lambda: not missing(ward, node))
-        assert {"key": TAINT, "value": "disk", "effect": "NoSchedule"} in taints(ward, node)
-        await until(lambda: condition(ward, node) == "True")
-        meta = ward.plane.node(node)["metadata"]
+        assert bench.fleet.node_summaries[node].quarantine_view.missing == (name,)
+        await until(lambda: not missing(bench, node))
+        assert {"key": TAINT, "value": "disk", "effect": "NoSchedule"} in taints(bench, node)
+        await until(lambda: condition(bench, node) == "True")
+        meta = bench.plane.node(node)["metadata"]
         assert meta["labels"][LABEL] == "disk"
         assert '"unschedulable": true' in meta["annotations"][DID]
-        assert ward.status(node, "phase") == "Drained"
-        assert ward.notes.kinds(node).count("quarantine.marks_missing") == 1
-        await until(lambda: ward.notes.kinds(node).count("quarantine.marks_restored") == 1)
-        ward.says(node, WELL)
-        ward.later(LONG, node)
-        await until(lambda: ward.quarantine(node) is None)
-        assert not ward.unschedulable(node)
-        assert not [one for one in taints(ward, node) if one["effect"] == "NoSchedule"]
+        assert bench.status(node, "phase") == "Drained"
+        assert bench.notes.kinds(node).count("quarantine.marks_missing") == 1
+        await until(lambda: bench.notes.kinds(node).count("quarantine.marks_restored") == 1)
+        bench.says(node, WELL)
+        bench.later(LONG, node)
+        await until(lambda: bench.quarantine(node) is None)
+        assert not bench.unschedulable(node)
+        assert not [one for one in taints(bench, node) if one["effect"] == "NoSchedule"]
 
 
 async def test_an_aggregator_that_starts_finds_the_taint_that_was_removed_while_it_was_away(
     kube: KubeCluster, cluster_space: Space
 ) -> None:
     nodes = cluster_space.create_nodes(3)
-    async with running_bench(kube, cluster_space, keep=True) as ward:
+    async with running_bench(kube, cluster_space, keep=True) as bench:
         for node in nodes:
-            ward.attach(node, snapshot(DISK))
-            await ward.phase(node, "Drained")
-        await until(lambda: all(condition(ward, node) == "True" for node in nodes))
-        first = ward
+            bench.attach(node, snapshot(DISK))
+            await bench.phase(node, "Drained")
+        await until(lambda: all(condition(bench, node) == "True" for node in nodes))
+        first = bench
     remove_taint(first, nodes[0])
     settings = replace(SETTINGS, marks=RestoreRules(restore_times=0))
-    async with running_bench(kube, cluster_space, settings=settings) as ward:
-        await until(lambda: missing(ward, nodes[0]) == {"taint"})
-        assert [missing(ward, node) for node in nodes[1:]] == [set(), set()]
-        await ward.list_nodes_anew()
-        ward.attach(nodes[0], snapshot(DISK))
-        assert missing(ward, nodes[0]) == {"taint"}
-        assert taints(ward, nodes[0]) == []
+    async with running_bench(kube, cluster_space, settings=settings) as bench:
+        await until(lambda: missing(bench, nodes[0]) == {"taint"})
+        assert [missing(bench, node) for node in nodes[1:]] == [set(), set()]
+        await bench.list_nodes_anew()
+        bench.attach(nodes[0], snapshot(DISK))
+        assert missing(bench, nodes[0]) == {"taint"}
+        assert taints(bench, nodes[0]) == []

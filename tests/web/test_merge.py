@@ -114,10 +114,12 @@ def companies(draw: st.DrawFn) -> tuple[FleetState, Town, dict[str, ReplicaRepor
             ill = well(FleetState(), node, HANDS.now)
             incident_of(ill, HANDS.now)
             incidents = replica_messages.tell(ill, NOW, "drain", "").incidents * draw(st.booleans())
-            wishes = ["left alone"] * draw(st.booleans())
+            requests = ["left alone"] * draw(st.booleans())
             ill.decision.would = "drain it" * draw(st.booleans())
             hold = replica_messages.tell(ill, NOW, "drain", "").hold
-            made = NodeReports(node, standing, agent, wishes=wishes, incidents=incidents, hold=hold)
+            made = NodeReports(
+                node, standing, agent, requests=requests, incidents=incidents, hold=hold
+            )
             nodes.append(made)
         trouble = draw(st.sampled_from(["", "", "does not answer: nothing", "has left"]))
         dropped = [NodeReports(node) for node in draw(st.sets(st.sampled_from(NAMES)))]
@@ -137,7 +139,7 @@ def test_no_node_is_shown_twice_and_none_is_lost(
     assert len(found.names) == len(set(found.names))
     assert set(found.names) == set(found.standings) == expected
     assert sum(found.counts.values()) == len(expected)
-    for rows in (found.silent, found.wished, found.quarantines, found.holds):
+    for rows in (found.silent, found.requested, found.quarantines, found.holds):
         assert max(Counter(one.node for one in rows).values(), default=1) == 1
     assert not {one.node for one in found.quarantines} & {one.node for one in found.holds}
     ids = Counter(one.id for one in found.incidents)

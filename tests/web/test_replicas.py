@@ -51,7 +51,7 @@ async def test_each_replica_shows_the_same_whole_fleet() -> None:
             for one in page:
                 assert one["replica"] == running.owner(one["node"])
                 assert one["last_known"] is None
-                for same in ("standing", "agent", "why", "exempt", "wishes"):
+                for same in ("standing", "agent", "why", "exempt", "requests"):
                     assert one[same] == rows[one["node"]][same]
                 assert (one["last_heard"] is None) == (rows[one["node"]]["last_heard"] is None)
             found = await served.json("/api/v1/incidents")

@@ -265,7 +265,7 @@ def test_an_exempt_node_is_shown_and_what_would_be_done_is_held_by_it() -> None:
     set_fields(node_summary, exempt=True, requests=("exempt until 2026-12-01T00:00:00Z: test",))
     found = look(fleet)
     assert found.exempt == 1
-    assert found.wished[0].why == "exempt until 2026-12-01T00:00:00Z: test"
+    assert found.requested[0].why == "exempt until 2026-12-01T00:00:00Z: test"
     assert not found.holds  # the node is healthy: no limit holds it back
     set_fields(
         node_summary, would="drain: xid:79", spared="exempt until 2026-12-01T00:00:00Z: test"
