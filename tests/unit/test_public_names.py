@@ -116,6 +116,7 @@ def keys() -> Iterator[str]:
 def foreign() -> Iterator[str]:
     yield from (*maintenance._TAINTS, *drain_plan._UNWILLING, objects._MIRROR)
     yield from (maintenance._EXCLUDED, maintenance._UPGRADE, maintenance._DO_NOT_DISRUPT)
+    yield maintenance._MIG
 
 
 def cluster_objects() -> Iterator[str]:
