@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aggregator.health.model import ClearedBy, Fault
+from aggregator.policy.nvlink4 import Nvlink4, parse_nvlink4
 from aggregator.policy.nvlink5 import Nvlink5, Row, parse_nvlink5
 
 UNKNOWN = "unknown"
@@ -53,6 +54,7 @@ class Catalogue:
     codes: Mapping[str, str]
     published: Mapping[str, Published]
     nvlink5: Nvlink5
+    nvlink4: Nvlink4
 
     def classify(self, code: str) -> str:
         """The class of a code; "unknown" for one that is not listed, which never acts.
@@ -74,7 +76,9 @@ class Catalogue:
     def class_of(self, fault: Fault, traits: Mapping[str, str]) -> str:
         """The fault's class, where its line decides too. ``traits`` are the node's ("driver")."""
         row = self.decode(fault, traits)
-        return self.classify(fault.code) if row is None else row.fault_class
+        if row is not None:
+            return row.fault_class
+        return self.nvlink4.class_of(fault.code, fault.details) or self.classify(fault.code)
 
     def decode(self, fault: Fault, traits: Mapping[str, str]) -> Row | None:
         """The row of NVLink 5's table that the fault's registers match, or None."""
@@ -103,8 +107,9 @@ def parse_catalogue(data: Mapping[str, Any]) -> Catalogue:
             if code in codes:
                 raise ValueError(f"{code} is in two classes: {codes[code]} and {name}")
             codes[code] = name
+    nvlink4 = parse_nvlink4(data["nvlink4"])
     published = {f"xid:{number}": _published(text) for number, text in data["xids"].items()}
-    return Catalogue(classes, codes, published, parse_nvlink5(data["nvlink5"]))
+    return Catalogue(classes, codes, published, parse_nvlink5(data["nvlink5"]), nvlink4)
 
 
 def _published(text: str) -> Published:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from aggregator.health.model import ClearedBy, Component, Fault, Hello, Snapshot, Status
 from aggregator.health.node import NodeHealth
+from aggregator.policy import nvlink4
 from aggregator.policy.catalogue import UNKNOWN
 from aggregator.policy.rules import ACTIONS, Policy, Rule, matches
 from aggregator.policy.windows import ONE_OCCURRENCE
@@ -194,6 +195,9 @@ def _published(policy: Policy, asked: Question) -> str:
 
 
 def _row(policy: Policy, asked: Question) -> str:
+    if asked.code == nvlink4.CODE:
+        bits = policy.catalogue.nvlink4.decode(asked.code, asked.details or {})
+        return "; ".join(f"register {one.register}: {one.means}" for one in bits)
     if policy.catalogue.classify(asked.code) != "nvlink5":
         return ""
     row = policy.catalogue.decode(_latched(policy, asked), _traits(asked))

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from nodeagent.model import ClearedBy, FaultSighting, Observation, Status
 from sickbay.v1 import limits
@@ -135,7 +136,7 @@ class FaultEntry:
         self.last_seq = seen.source_seq
         if not self._is_milder(seen):
             self.message = seen.message
-            self.details = dict(seen.details)
+            self.details = {**seen.details, **self._registers(seen)}
         if len(self.occurrences) > 1 and seen.at - self.occurrences[-2] < BURST:
             self.occurrences[-1] = seen.at
         else:
@@ -145,6 +146,21 @@ class FaultEntry:
         if harder:
             self.cleared_by = seen.cleared_by
         return harder
+
+    def _registers(self, seen: FaultSighting) -> dict[str, str]:
+        """The registers of Xid 74 with each bit that was set in any of its lines.
+
+        Some bits are to be ignored, and such a line must not hide an earlier one. NVLink 5 lines
+        have a severity, which decides between them.
+        """
+        lines = self.details.get("registers"), seen.details.get("registers")
+        if "severity" in seen.details or not all(lines):
+            return {}
+        pairs = zip_longest(*(str(line).split() for line in lines), fillvalue="0x0")
+        try:
+            return {"registers": " ".join(f"{int(a, 16) | int(b, 16):#x}" for a, b in pairs)}
+        except ValueError:  # a state file of another version
+            return {}
 
     def _is_milder(self, seen: FaultSighting) -> bool:
         """Whether it is less severe than the latched fault: one NVLink 5 code has many meanings."""

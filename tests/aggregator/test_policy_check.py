@@ -178,8 +178,9 @@ def test_what_no_policy_may_ask_for_is_refused_with_its_line(text: str, said: st
         ),
         (
             (
-                "name: a, kind: gpu, classes: [contained, nominal, nvlink5, nvlink5-ignore, "
-                "nvlink5-follow, off-bus, disputed-gpu, switch-non-fatal], action: cordon"
+                "name: a, kind: gpu, classes: [contained, nominal, nvlink-ignore, nvlink5, "
+                "nvlink5-ignore, nvlink5-follow, off-bus, disputed-gpu, "
+                "switch-non-fatal], action: cordon"
             ),
             "2 rules[0]: shadows the shipped rule 'contained'",
         ),

@@ -315,7 +315,7 @@ async def test_two_replicas_with_a_part_of_the_rack_each_see_one_event() -> None
             summary = two.replicas[owner].fleet.node_summaries[name]
             await soon(
                 lambda summary=summary: (  # type: ignore[misc]
-                    summary.hold is not None and summary.hold.limit == "fabric"
+                    summary.decision.hold is not None and summary.decision.hold.limit == "fabric"
                 )
             )
         assert world.quarantines == {}

@@ -66,6 +66,7 @@ xids:
   3: A_THIRD; -; IGNORE; -
   4: A_FOURTH; a100 unused; IGNORE; CONTACT_SUPPORT
 nvlink5: []
+nvlink4: []
 """
     return {**yaml.safe_load(text), **changes}
 
