@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from aggregator.alerts.alert import DEFAULT_KINDS, alert_of
 from aggregator.cluster.port import Phase
 from aggregator.events import EventKind
-from aggregator.health.model import ClearedBy, Component, Delta, Fault, Snapshot, Status
+from aggregator.health.model import Cleared, ClearedBy, Component, Delta, Fault, Snapshot, Status
 from aggregator.quarantine.decide.admission import Limits
 from aggregator.quarantine.decide.cause_search import CommonLimits
 from aggregator.quarantine.settings import Settings
@@ -210,6 +210,38 @@ def test_the_fabric_holds_no_fault_of_the_gpu_itself() -> None:
         racks.show(5, _xid(63, "GPU-1", now), verdict("GPU-1", now))
         await asyncio.sleep(5)
         assert racks.quarantined == {"n2", "n5"}
+
+    play(test)
+
+
+def test_a_cordon_that_stands_becomes_no_drain_in_a_rack_event() -> None:
+    async def test(racks: Racks) -> None:
+        racks.show(0, _xid(74, "GPU-3", racks.loop.time()))
+        await until(lambda: phase_of(racks.world, "n0") is Phase.CORDONED)
+        await asyncio.sleep(3600)
+        await _tray_fails(racks)
+        await asyncio.sleep(600)
+        assert phase_of(racks.world, "n0") is Phase.CORDONED
+        assert racks.quarantined == {"n0"}
+
+    play(test)
+
+
+def test_a_reset_gpu_is_not_drained_for_a_verdict_that_was_read_before_the_reset() -> None:
+    """The errors are over at once, the check that reads the verdict runs each minute."""
+
+    async def test(racks: Racks) -> None:
+        await _tray_fails(racks)
+        for number in range(RACK):
+            racks.show(number, recovery("GPU-0", racks.loop.time()))
+        await asyncio.sleep(60)
+        for number in range(RACK):
+            codes = [(code, gpu) for code in ("xid:149", "xid:154") for gpu in ("GPU-0", "GPU-1")]
+            over = tuple(Cleared(code, gpu, "gpu-reset") for code, gpu in codes)
+            told = Delta(cleared=over)
+            racks.replica.controller.on_evidence(f"n{number}", told, racks.loop.time())
+            await asyncio.sleep(5)
+        assert racks.quarantined == set()
 
     play(test)
 
