@@ -10,10 +10,12 @@ from nodeagent.model import ClearedBy
 #: RESTART_BM, RESTART_VM: the whole node starts anew.
 _REBOOT = frozenset({79, 151})
 
-#: RESET_GPU; 74 (NVLink before Blackwell), whose workflow ends in a reset; and 173, by which a
-#: Grace superchip has lost the link between CPU and GPU.
+#: RESET_GPU; 74 (NVLink before Blackwell), whose workflow ends in a reset; 63, 94, 171 and 172,
+#: whose bad memory is taken out of use by the reset; and 173, by which a Grace superchip has lost
+#: the link between CPU and GPU.
 _GPU_RESET = frozenset(
-    {46, 48, 62, 64, 74, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158, 173},
+    {46, 48, 62, 63, 64, 74, 94, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158}
+    | {171, 172, 173},
 )
 
 #: CONTACT_SUPPORT, CHECK_MECHANICALS, UPDATE_SWFW, CHECK_UVM: a person has to look.

@@ -76,3 +76,14 @@ def test_what_ends_an_xid_is_the_catalogues_word_on_the_node_too() -> None:
 )
 def test_the_action_for_codes_that_the_published_catalogue_lacks(code: str, action: str) -> None:
     assert {rule.action for rule in rules_for(code)} == {action}
+
+
+def test_the_agent_ends_an_xid_by_the_sign_that_the_catalogue_asks_for() -> None:
+    by_line = {xid_codes.RECOVERY_ACTION, *xid_codes.NVLINK5}  # the line's own words decide
+    wrong = {
+        number: found
+        for number in set(range(1, 200)) - by_line
+        if (found := POLICY.catalogue.classify(f"xid:{number}")) != UNKNOWN
+        and POLICY.catalogue.classes[found].clears.name != xid_codes.cleared_by(number).name
+    }
+    assert wrong == {}
