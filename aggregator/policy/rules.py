@@ -20,6 +20,7 @@ from aggregator.policy.windows import (
     flapping,
     jobs,
     latest_occurrence,
+    may_have_been_seen,
     repeated,
     timeline,
     was_seen,
@@ -184,14 +185,24 @@ class _Found:
             self._of_component = {}
             for fault, its_class in self.faults:
                 self._of_component.setdefault(fault.component, []).append((fault, its_class))
-        near = [
-            (fault.code, its_class)
+        after, before = first - TOGETHER, last + TOGETHER
+        others = [
+            (fault, its_class)
             for fault, its_class in self._of_component.get(component, ())
-            if fault.code != code and was_seen(fault, first - TOGETHER, last + TOGETHER)
+            if fault.code != code
         ]
-        if _is_named(near, rule.without_faults):
+        # A full ring must not make a fault look alone, which calls for the stronger action.
+        possible = [
+            (fault.code, its_class)
+            for fault, its_class in others
+            if may_have_been_seen(fault, after, before)
+        ]
+        if _is_named(possible, rule.without_faults):
             return False
-        return not rule.with_faults or _is_named(near, rule.with_faults)
+        certain = [
+            (fault.code, its_class) for fault, its_class in others if was_seen(fault, after, before)
+        ]
+        return not rule.with_faults or _is_named(certain, rule.with_faults)
 
     def timeline(self, code: str) -> Timeline:
         """The occurrences of one code on all components."""

@@ -182,6 +182,14 @@ def was_seen(fault: Fault, after: float, before: float) -> bool:
     return any(after <= at <= before for at in (*_occurrences(fault), fault.last_at))
 
 
+def may_have_been_seen(fault: Fault, after: float, before: float) -> bool:
+    """The same, with the occurrences that the ring no longer holds: each may have come at any time
+    between the first and the oldest that is left.
+    """
+    forgotten = fault.first_at <= before and after < _occurrences(fault)[0]
+    return forgotten or was_seen(fault, after, before)
+
+
 def _is_elsewhere(everywhere: Timeline, component: str, after: float, before: float) -> bool:
     """Whether another component had it between these times.
 
