@@ -244,9 +244,13 @@ def _fold(
             continue  # it rests on far more already than a person reads
         if known is None and (match.lost or (match.rule.action != "observe") != acting):
             continue
-        weaker = known is not None and _strength(known.action) > _strength(match.rule.action)
-        if known is not None and known.over and weaker:
-            continue  # degraded now: its rule is about failures, and the weaker one is not
+        if known is not None and known.over and acting and match.rule.action == "observe":
+            continue  # an observed match must not keep an incident that acts in force
+        weaker = (
+            known is not None
+            and not known.over
+            and _strength(known.action) > _strength(match.rule.action)
+        )
         held[key] = Evidence(
             code=match.code,
             component=match.component,

@@ -1,10 +1,11 @@
 """Xid 48 by what came with it: NVIDIA's workflow, in any order of the lines."""
 
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
 
-from aggregator.health.model import ClearedBy, Delta, Fault
+from aggregator.health.model import Cleared, ClearedBy, Delta, Fault
 from aggregator.health.node import NodeHealth
 from aggregator.policy.evaluate import Evaluation, evaluate
 from aggregator.policy.incident import Incident
@@ -97,3 +98,37 @@ def test_a_failed_repair_without_it_drains() -> None:
     node.judge(NOW, xid(64, NOW))
     node.judge(NOW + 2.0)
     assert node.actions == {"xid:64": "drain"}
+
+
+def test_occurrences_that_the_ring_has_lost_make_no_action_stronger() -> None:
+    node = Node()
+    node.judge(NOW, xid(48, NOW), xid(94, NOW))
+    node.judge(NOW + 3.0)
+    later = NOW + 90_000.0
+    full = replace(xid(94, later), first_at=NOW, count=40)
+    node.judge(later + 3.0, full)
+    assert node.actions["xid:48"] == "observe"
+
+
+def test_occurrences_that_the_ring_has_lost_suit_no_rule_that_needs_them() -> None:
+    node = Node()
+    later = NOW + 90_000.0
+    node.judge(later, xid(48, NOW + 5000.0), replace(xid(94, later), first_at=NOW, count=40))
+    node.judge(later + 3.0)
+    assert "xid:48" not in node.actions, "neither alone nor contained is certain"
+
+
+def test_an_error_that_returns_milder_after_a_reset_is_in_force_at_once() -> None:
+    node = Node()
+    node.judge(NOW, xid(48, NOW))
+    node.judge(NOW + 2.0)
+    node.health.delta(Delta(cleared=(Cleared("", "GPU-1", "gpu-reset"),)))
+    node.judge(NOW + 100.0)
+    later = NOW + 200.0
+    node.judge(later, xid(48, later), xid(63, later))
+    (item,) = (
+        item for one in node.incidents.values() for item in one.evidence if item.code == "xid:48"
+    )
+    assert (item.action, item.over) == ("cordon", "")
+    closed = [one for at in (300.0, 900.0, 2_000.0) for one in node.judge(NOW + at).closed]
+    assert [one for one in closed if one.action != "observe"] == []
