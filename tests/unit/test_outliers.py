@@ -333,6 +333,28 @@ def test_a_new_stream_without_the_part_ends_no_finding() -> None:
     assert not fleet.fleet.findings("node-3")
 
 
+@pytest.mark.parametrize("new_stream", [False, True])
+def test_a_finding_ends_when_its_part_is_measured_as_another_model(*, new_stream: bool) -> None:
+    fleet = Minutes(measure="ib-errors")
+    fleet.run(60, lambda name, port: 900 if (name, port) == ("node-3", 5) else 0)
+    assert fleet.found
+    port = MeasuredSeries("ib-errors", "GPU-5", "a slower rate")
+    if new_stream:
+        fleet.fleet.begin("node-3")
+    number = fleet.fleet.size("node-3")
+    fleet.fleet.add_series("node-3", "pool-0", [port])
+    assert not fleet.fleet.restore("node-3", {("ib-errors", "GPU-5")}, fleet.now)
+    fleet.fleet.update("node-3", (), [] if new_stream else [5])
+    assert not fleet.fleet.judge("node-3", fleet.now + MINUTE)  # no value is no sign
+    assert fleet.fleet.findings("node-3")
+    fleet.fleet.update("node-3", [(number, 0)])
+    [change] = fleet.fleet.judge("node-3", fleet.now + 2 * MINUTE)
+    assert (change.series.model, change.outlier) == ("NVIDIA H200", None)
+    assert not fleet.fleet.findings("node-3")
+    assert all(not spread.deviating for spread in fleet.fleet.spreads())
+    assert fleet.fleet._charts == 0
+
+
 def test_a_quarantine_restores_its_finding_until_the_part_is_as_the_others() -> None:
     fleet = Minutes()
     fleet.run(5, lambda _name, _gpu: 1980)

@@ -256,7 +256,7 @@ class FleetMeasurements:
         if known is None or now - known.judged_at < EVERY:
             return []
         known.judged_at = now
-        changes = []
+        changes = self._end_superseded(known)
         for at, (spread, value) in _compared(known).items():
             if not spread.is_population:
                 continue
@@ -278,6 +278,31 @@ class FleetMeasurements:
                 self._drop_chart(track)
                 del known.tracks[at]
         return changes
+
+    def _end_superseded(self, known: _Node) -> list[Change]:
+        """End the tracks of parts that have a value as another model now, and none as this one."""
+        if not known.tracks and not known.kept:
+            return []
+        present = {
+            (known.models[at][0], known.components[at])
+            for at, value in enumerate(known.values)
+            if value != _ABSENT
+        }
+        changes = []
+        for at in [at for at in known.tracks if known.values[at] == _ABSENT]:
+            series = _series(known, at)
+            if (series.measure, series.component) in present:
+                track = known.tracks.pop(at)
+                _deviates(track, known.spreads[at], deviates=False)
+                changes += self._end(series, track)
+        for series in [one for one in known.kept if (one.measure, one.component) in present]:
+            changes += self._end(series, known.kept.pop(series))
+        return changes
+
+    def _end(self, series: MeasuredSeries, track: _Track) -> list[Change]:
+        """A track that was removed: it has no chart any more, and its finding is over."""
+        self._drop_chart(track)
+        return [Change(series, None)] if track.is_finding else []
 
     def _draw(self, track: _Track, now: float, value: int, spread: Spread) -> None:
         if track.points is None:
@@ -324,11 +349,13 @@ class FleetMeasurements:
         known = self._nodes.get(node)
         if known is None:
             return []
+        found = {(one.series.measure, one.series.component) for one in self.findings(node)}
+        missing = set(series) - found
         changes = []
         for at in range(len(known.spreads)):
             one = _series(known, at)
             spread = known.spreads[at]
-            if spread is None or (one.measure, one.component) not in series:
+            if spread is None or (one.measure, one.component) not in missing:
                 continue
             track = known.tracks.setdefault(at, _Track(now))
             if not track.is_finding:
@@ -345,12 +372,9 @@ class FleetMeasurements:
         for at in [at for at in known.tracks if known.components[at] == component]:
             track = known.tracks.pop(at)
             _deviates(track, known.spreads[at], deviates=False)
-            changes += [Change(_series(known, at), None)] if track.is_finding else []
-            self._drop_chart(track)
+            changes += self._end(_series(known, at), track)
         for series in [one for one in known.kept if one.component == component]:
-            track = known.kept.pop(series)
-            changes += [Change(series, None)] if track.is_finding else []
-            self._drop_chart(track)
+            changes += self._end(series, known.kept.pop(series))
         return changes
 
     def spreads(self) -> Iterator[Spread]:
