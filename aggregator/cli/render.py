@@ -305,7 +305,8 @@ def node(one: Answer, screen: Screen) -> Iterator[str]:
             ("others at work", one["foreign"]),
             ("node read", _read(one, screen)),
             ("last error", one["last_error"]),
-            ("asked by people", "; ".join(one["requests"])),
+            # An aggregator of the version before calls them "wishes".
+            ("asked by people", "; ".join(one.get("requests") or one.get("wishes") or [])),
             ("overruled", ", ".join(f"{o['code']} {o['component']}" for o in one["overruled"])),
         ]
     )

@@ -193,9 +193,10 @@ class FleetViewBuilder:
         self._conflicts += told.conflict
         self._exempt += told.exempt
         self._never += told.agent == "never"
-        if told.requests or told.agent == "silent":
+        requests = told.requests or told.wishes
+        if requests or told.agent == "silent":
             row = row_told(told, telling, node_summary, self._moment)
-            if told.requests:
+            if requests:
                 self._requested.append(row)
             if told.agent == "silent":
                 at = told.last_heard.timestamp() if told.last_heard else self._moment.wall
@@ -330,7 +331,7 @@ def row_told(
         last_heard=telling.last_heard(told, moment),
         why=why,
         exempt=told.exempt,
-        requests=told.requests,
+        requests=told.requests or told.wishes,
         replica=telling.replica,
         last_known=telling.at if telling.trouble else None,
     )

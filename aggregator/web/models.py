@@ -301,6 +301,8 @@ class Replica(Shape, frozen=True, kw_only=True):
 class Node(Shape, frozen=True, kw_only=True):
     """One node's details. ``replica`` and ``last_known`` as in a list of nodes.
 
+    ``wishes`` is the name of ``requests`` in the version before, and goes with the next one.
+
     ``read_at``: when the cluster's Node was last read or listed; its marks, its cordon and people's
     requests are as of then. Null: not yet.
     """
@@ -323,7 +325,8 @@ class Node(Shape, frozen=True, kw_only=True):
     hold: Hold | None
     would: str
     exempt: bool
-    requests: list[str]
+    requests: list[str] = []
+    wishes: list[str] = []
     overruled: list[Overruled]
     components: list[Component]
     faults: list[Fault]

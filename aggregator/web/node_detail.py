@@ -66,7 +66,10 @@ class NodeDetails:
             return self._last_known(told, telling, node_summary, str(error))
         if found is None:
             return self._last_known(told, telling, node_summary, "knows of no such node yet")
-        found = msgspec.structs.replace(found, replica=telling.replica)
+        requests = found.requests or found.wishes  # a replica of the version before sends `wishes`
+        found = msgspec.structs.replace(
+            found, replica=telling.replica, requests=requests, wishes=requests
+        )
         self._keep(found)
         return found
 
@@ -120,7 +123,8 @@ class NodeDetails:
             else None,
             hold=told.hold if quarantine is None or stopped else None,
             exempt=told.exempt,
-            requests=told.requests,
+            requests=told.requests or told.wishes,
+            wishes=told.requests or told.wishes,
             last_error=told.last_error,
             replica=telling.replica,
             last_known=at,

@@ -482,6 +482,7 @@ def node(
         would=node_summary.decision.would,
         exempt=node_summary.decision.exempt,
         requests=list(node_summary.decision.requests),
+        wishes=list(node_summary.decision.requests),
         overruled=[
             models.Overruled(code=one.code, component=one.component, cleared_by=one.cleared_by)
             for one in sorted(node_summary.cluster.overruled)

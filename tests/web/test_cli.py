@@ -17,8 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from aggregator.cli import render
 from aggregator.cli.client import Client
 from aggregator.cli.errors import CommandFailed
 from aggregator.cli.main import _how, _parser
@@ -30,6 +32,8 @@ from aggregator.events import EventKind, Transition
 from aggregator.quarantine.decide.operator_requests import OperatorRequests, read_operator_requests
 from aggregator.quarantine.state.decision import NodeHold
 from aggregator.quarantine.state.fleet import FleetState
+from aggregator.web import node_view
+from aggregator.web.node_view import ViewMoment
 from tests.support.pki import Authority
 from tests.support.waiting import until
 from tests.web.support import (
@@ -193,6 +197,17 @@ async def test_one_nodes_story(served: Served) -> None:
         "quarantine.cordoned",
     ):
         assert said in done.out
+
+
+def test_a_node_of_an_older_aggregator_is_shown_with_its_requests() -> None:
+    hands = Hands()
+    node_summary = small_fleet(hands).node_summaries["node-2"]
+    moment = ViewMoment(hands.now, hands.wall)
+    told = json.loads(msgspec.json.encode(node_view.node(node_summary, moment, "drain", how="")))
+    del told["requests"]
+    told["wishes"] = ["exempt: test"]
+    shown = "\n".join(render.node(told, render.Screen(moment.when(hands.now))))
+    assert re.search(r"^asked by people: +exempt: test", shown, re.MULTILINE), shown
 
 
 async def test_quarantines_incidents_and_history(served: Served) -> None:

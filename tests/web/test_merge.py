@@ -19,6 +19,7 @@ from aggregator.web.merge import MergedScope, Owners
 from aggregator.web.node_view import ViewMoment
 from aggregator.web.replica_messages import NodeReports, PageAnswer, Part, ReplicaReport, Unreadable
 from aggregator.web.summary import headline
+from tests.support.node_states import set_fields
 from tests.web.replicas import Seat, Town, owned
 from tests.web.support import (
     NIGHT,
@@ -278,7 +279,7 @@ def test_a_part_travels_whole_and_a_well_node_takes_few_bytes() -> None:
 
 #: By shape, the fields that came after the first version whose replicas coordinate.
 LATER = {
-    models.Node: {"read_at"},
+    models.Node: {"read_at", "requests", "wishes"},
     models.Quarantine: {
         "override",
         "node_absent_since",
@@ -308,6 +309,24 @@ def test_an_older_replicas_story_is_read_although_it_lacks_what_came_later() -> 
     assert back.quarantine.node_absent_since is back.quarantine.unmarked_since is None
     assert back.read_at is None
     assert back.quarantine.phase == story.quarantine.phase  # type: ignore[union-attr]
+
+
+def test_replicas_of_this_version_and_the_one_before_read_each_others_requests() -> None:
+    asked = ["exempt until 2026-12-01T00:00:00Z: test"]
+    node_summary = well(FleetState(), "node-1", HANDS.now)
+    set_fields(node_summary, requests=tuple(asked))
+    story = node_view.node(node_summary, NOW, "drain", how=FleetState().how)
+    told = msgspec.msgpack.decode(replica_messages.encode(replica_messages.Story(story)))
+    assert told["node"]["wishes"] == asked, "the version before needs this name"
+    del told["node"]["requests"]
+    back = replica_messages.decode(msgspec.msgpack.encode(told), replica_messages.Story).node
+    assert back is not None
+    assert (back.requests, back.wishes) == ([], asked)
+    report = replica_messages.tell(node_summary, NOW, "drain", FleetState().how)
+    assert report.wishes == asked
+    older = msgspec.structs.replace(report, requests=[])
+    row = fleet_view.row_told(older, telling_of("b", [older]), None, NOW)
+    assert row.requests == asked
 
 
 def test_a_newer_replicas_story_is_read_although_it_says_more() -> None:
