@@ -219,3 +219,13 @@ def test_a_nodes_state_has_no_field_outside_its_parts() -> None:
     summary = get_type_hints(NodeSummary)
     assert {name for name, hint in summary.items() if hint not in parts} == {"node"}
     assert {field.name for field in dataclasses.fields(NodeState)} == {"node_summary", "now"}
+
+
+def test_a_deferred_report_is_forgotten_with_the_evidence() -> None:
+    decision = Decision()
+    decision.defer_report("i-1")
+    decision.defer_report("i-2")
+    assert decision.take_deferred("i-1")
+    assert not decision.take_deferred("i-1")
+    decision.forget_evidence()
+    assert decision.unreported == frozenset()

@@ -37,9 +37,6 @@ class NodeEvaluator:
         self._cause_tracker = cause_tracker
         self._queue = queue
         self._silent_action = silent_action
-        #: New incidents whose report waits until it is known whether their fabric is the cause, by
-        #: node and id.
-        self._unreported: set[tuple[str, str]] = set()
 
     def evaluate_node(self, case: NodeState) -> None:
         """Fold the node's state into its incidents; evaluate again when time requires it."""
@@ -68,26 +65,23 @@ class NodeEvaluator:
     ) -> None:
         for ident, incident in case.decision.incidents.items():
             known = before.get(ident)
-            if known is None or (case.node, ident) in self._unreported:
+            if known is None or ident in case.decision.unreported:
                 self._report_opened(case, incident)
             elif known.summary != incident.summary or known.action != incident.action:
                 self._note_incident(case, EventKind.INCIDENT_CHANGED, incident, incident.summary)
         for incident in closed:
-            if (case.node, incident.id) in self._unreported:
-                self._unreported.discard((case.node, incident.id))
+            if case.decision.take_deferred(incident.id):
                 self._note_incident(case, EventKind.INCIDENT_OPENED, incident, incident.summary)
             text = f"{incident.summary}: well again"
             self._note_incident(case, EventKind.INCIDENT_CLOSED, incident, text)
 
     def _report_opened(self, case: NodeState, incident: Incident) -> None:
         """Report it now, or once it is known whether the node's fabric is its cause."""
-        key = (case.node, incident.id)
         waits = self._cause_tracker.fabric_hold_ends(case) is not None
         if waits and incident.action != "observe":
-            self._unreported.add(key)
+            case.decision.defer_report(incident.id)
             return
-        if key in self._unreported:
-            self._unreported.discard(key)
+        if case.decision.take_deferred(incident.id):
             self._cause_tracker.find_causes()
         self._note_incident(case, EventKind.INCIDENT_OPENED, incident, incident.summary)
 

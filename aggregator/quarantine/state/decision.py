@@ -29,6 +29,8 @@ class Decision:
     ``would``: the action that the mode, or an operator's request, prevents; ``spared``: the
     request that does.
     ``requests``: operators' requests, in sentences; ``exempt``: people want it left alone now.
+    ``unreported``: ids of open incidents whose report waits until it is known whether the node's
+    fabric is the cause; the set is replaced, never changed.
     ``timer`` evaluates the node again when time alone may change the result.
     """
 
@@ -39,6 +41,7 @@ class Decision:
     spared: str = ""
     requests: tuple[str, ...] = ()
     exempt: bool = False
+    unreported: frozenset[str] = frozenset()
     timer: asyncio.TimerHandle | None = None
 
     def judge(self, incidents: Mapping[str, Incident], wanted: DesiredState | None) -> None:
@@ -51,11 +54,22 @@ class Decision:
 
     def forget_evidence(self) -> None:
         """There is no evidence any more; the next evaluation begins from none."""
-        self.incidents, self.wanted = EMPTY, None
+        self.incidents, self.wanted, self.unreported = EMPTY, None, frozenset()
 
     def set_hold(self, hold: NodeHold | None) -> None:
         """The answer to a proposal; None: no limit holds it, or there is none any more."""
         self.hold = hold
+
+    def defer_report(self, incident: str) -> None:
+        """The incident is to be reported later."""
+        self.unreported |= {incident}
+
+    def take_deferred(self, incident: str) -> bool:
+        """Whether the incident's report was deferred; it is no longer."""
+        deferred = incident in self.unreported
+        if deferred:
+            self.unreported -= {incident}
+        return deferred
 
     def set_prevented(self, would: str, spared: str) -> None:
         self.would, self.spared = would, spared
