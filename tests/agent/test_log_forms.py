@@ -133,6 +133,30 @@ def test_the_line_of_the_kernel_is_decoded(tmp_path: Path, line: str) -> None:
         assert [fault["code"] for fault in decode_file(log)] == ["xid:79"]
 
 
+OFF_BUS = (
+    "NVRM: The NVIDIA GPU 0000:b3:00.0 (PCI ID: 10de:20b5)#012NVRM: installed in this system has"
+    "#012NVRM: fallen off the bus and is not responding to commands."
+)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "Feb 14 05:03:41 gpu-1 kernel: ",
+        "2026-02-14T05:03:41.123456+00:00 gpu-1 kernel: [   81.042000] ",
+        "<3>Feb 14 05:03:41 gpu-1 kernel: ",
+        "<3>1 2026-02-14T05:03:41Z gpu-1 kernel - - - ",
+    ],
+)
+def test_a_newline_that_rsyslog_escaped_is_one_of_the_record(tmp_path: Path, head: str) -> None:
+    """rsyslog's escapeControlCharactersOnReceive writes "#" and three octal digits."""
+    log = tmp_path / "log"
+    log.write_text(f"{head}{OFF_BUS}\n{head}tmpfs: Unknown parameter 'x#012{XID}'\n")
+    assert [(fault["line"], fault["code"]) for fault in decode_file(log)] == [(1, "gpu-off-bus")]
+    log.write_text(f"[   81.042000] {OFF_BUS}\n")
+    assert list(decode_file(log)) == []
+
+
 def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text(f"\ufeff[   81.042000] {XID}\r\n", encoding="utf-8")

@@ -123,7 +123,7 @@ def parse_line(line: bytes, form: Form = _PLAIN) -> Line:
     framed = _RFC5424.match(line)
     if framed is not None:
         ours = _facility(framed[1]) == 0 and framed[2] == b"kernel" and framed[3] == b"-"
-        return _kernel_text(line[framed.end() :]) if ours else Line(Writer.OTHER, line)
+        return _syslog_text(line[framed.end() :]) if ours else Line(Writer.OTHER, line)
     return _parse_unframed(line, form)
 
 
@@ -164,7 +164,7 @@ def _parse_unframed(line: bytes, form: Form) -> Line:
     iso = _DMESG_ISO.match(rest)
     named = _KERNEL.match(rest, iso.end()) if iso else None
     if named is not None:  # a syslog file with a comma
-        return _kernel_text(rest[named.end() :])
+        return _syslog_text(rest[named.end() :])
     if iso is not None or _STAMP.match(rest):
         return _stamped(rest, form) if priority is None else _kernel_text(rest)
     served = _CONSOLE_SERVER.match(rest)
@@ -173,11 +173,19 @@ def _parse_unframed(line: bytes, form: Form) -> Line:
     dated = _DATE.match(rest)
     if dated is not None:
         named = _KERNEL.match(rest, dated.end())
-        return _kernel_text(rest[named.end() :]) if named else Line(Writer.OTHER, line)
+        return _syslog_text(rest[named.end() :]) if named else Line(Writer.OTHER, line)
     if rest.startswith(b"kernel: "):
         claimed = _kernel_text(rest.removeprefix(b"kernel: "))
         return Line(Writer.CLAIMED, claimed.text, claimed.at)
     return Line(unstated, rest)
+
+
+def _syslog_text(text: bytes) -> Line:
+    """As ``_kernel_text``; rsyslog writes the newline of a record as "#012" (its octal code).
+
+    The newline becomes the kernel's own escape, so the record stays one.
+    """
+    return _kernel_text(text.replace(b"#012", rb"\x0a"))
 
 
 def _kernel_text(text: bytes) -> Line:
